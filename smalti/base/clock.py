@@ -1,0 +1,19 @@
+"""Time, in one place so that tests can stand in for it."""
+
+import time
+from datetime import UTC, datetime
+
+
+def now_s() -> float:
+    """Seconds on a clock that never goes back; only differences mean anything."""
+    return time.perf_counter()
+
+
+def wall_s() -> float:
+    """Seconds since 1970, UTC."""
+    return time.time()
+
+
+def utc_text() -> str:
+    """The present as ``2026-01-31T12:00:00.000Z``, sortable as text."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"

@@ -1,0 +1,84 @@
+"""The exception tree and the exit codes; the only place that maps one to the other.
+
+    SmaltiError                 exit 1   our bug, if nothing more special
+    ├── UserError               exit 2   the request cannot be done as given: says what was given, allowed, to type
+    │   └── DataError           exit 2   a file or folder that was named is missing, corrupt or does not fit
+    ├── Refusal                 exit 3   ran, and the answer is no (a gate not met, a check failed)
+    ├── TryElsewhere            exit 75  nothing is wrong with the request: run the same command again
+    └── Interrupted             exit 130 stopped by Ctrl-C after saving
+"""
+
+import difflib
+from collections.abc import Iterable
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the process tells its parent; launchers decide on a restart by it."""
+
+    DONE = 0
+    BUG = 1
+    USAGE = 2
+    NO = 3
+    RETRY = 75
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class SmaltiError(Exception):
+    """Base of all errors that Smalti raises on purpose."""
+
+    exit_code: ExitCode = ExitCode.BUG
+
+    def __init__(self, message: str, *, allowed: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.allowed = allowed
+        self.hint = hint
+
+    def __str__(self) -> str:
+        lines = [self.message]
+        if self.allowed:
+            lines.append(f"allowed: {self.allowed}")
+        if self.hint:
+            lines.append(f"hint: {self.hint}")
+        return "\n".join(lines)
+
+
+class UserError(SmaltiError):
+    """The request cannot be carried out as given. Name the value, what is allowed, and what to type."""
+
+    exit_code = ExitCode.USAGE
+
+
+class DataError(UserError):
+    """A named file or folder is missing, corrupt, or does not fit the rest."""
+
+
+class Refusal(SmaltiError):
+    """The work ran and its answer is no."""
+
+    exit_code = ExitCode.NO
+
+
+class TryElsewhere(SmaltiError):
+    """A fault outside the request (dead rank, preemption, full disk): the same command may be run again."""
+
+    exit_code = ExitCode.RETRY
+
+
+class Interrupted(SmaltiError):
+    """Stopped by Ctrl-C after saving."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
+def nearest(given: str, allowed: Iterable[str]) -> str | None:
+    """The entry of ``allowed`` that ``given`` was probably meant to be, or None."""
+    matches = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.5)
+    return matches[0] if matches else None
+
+
+def missing_extra(package: str, extra: str, what: str) -> UserError:
+    """The error for an optional dependency that is not installed."""
+    return UserError(f"{what} needs the package '{package}', which is not installed", hint=f"pip install 'smalti[{extra}]'")

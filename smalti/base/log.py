@@ -1,0 +1,27 @@
+"""One logger, to stderr and to a rank's own file; stdout is kept for data that a command answers with."""
+
+import logging
+import sys
+
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def get(area: str) -> logging.Logger:
+    """The logger of an area: ``get("train")``."""
+    return logging.getLogger(f"smalti.{area}")
+
+
+def setup(level: str = "INFO", *, file: str | None = None, rank: int = 0) -> None:
+    """Send log lines to stderr (rank 0 only) and, where given, to ``file`` (every rank). Safe to call again."""
+    root = logging.getLogger("smalti")
+    root.handlers.clear()
+    root.setLevel(level)
+    root.propagate = False
+    handlers: list[logging.Handler] = []
+    if rank == 0:
+        handlers.append(logging.StreamHandler(sys.stderr))
+    if file is not None:
+        handlers.append(logging.FileHandler(file, encoding="utf-8"))
+    for handler in handlers or [logging.NullHandler()]:
+        handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S"))
+        root.addHandler(handler)

@@ -1,0 +1,87 @@
+"""The base of all config models and the kinds of field.
+
+Every config is a frozen pydantic model that refuses unknown keys. A field is *identity* (another value is another run)
+unless it is declared with ``placement(...)`` (where and how fast the same run is carried out).
+"""
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+
+class Config(BaseModel):
+    """Frozen, strict about keys, documented by the docstring below each field."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, protected_namespaces=()
+    )
+
+
+def placement(default: Any = ..., **kwargs: Any) -> Any:
+    """A field that may change between the attempts of one run without making it another run."""
+    return Field(default, json_schema_extra={"kind": "placement"}, **kwargs)
+
+
+def is_placement(model: type[BaseModel], name: str) -> bool:
+    """Whether ``name`` of ``model`` was declared with ``placement``."""
+    extra = model.model_fields[name].json_schema_extra
+    return isinstance(extra, dict) and extra.get("kind") == "placement"
+
+
+_DURATION = re.compile(r"(?P<amount>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)(?P<unit>step|tok|run|min|h|s)")
+
+
+def split_duration(text: str) -> tuple[float, str]:
+    """'2e9tok' -> (2e9, 'tok'); units: step, tok, run (a fraction of the run), s, min, h."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"'{text}' is not a duration; write a number and a unit: 100step, 2e9tok, 0.8run")
+    return float(match["amount"]), match["unit"]
+
+
+def _duration(units: tuple[str, ...]) -> AfterValidator:
+    def check(text: str) -> str:
+        amount, unit = split_duration(text)
+        if unit not in units:
+            raise ValueError(f"'{text}' has the unit '{unit}'; allowed here: {', '.join(units)}")
+        if unit == "run" and amount > 1:
+            raise ValueError(f"'{text}' is more than the whole run; fractions go from 0run to 1run")
+        if unit in ("step", "tok") and amount != int(amount):
+            raise ValueError(f"'{text}' must be a whole number of {unit}")
+        return text.strip()
+
+    return AfterValidator(check)
+
+
+def _number_from_text(value: Any) -> Any:
+    """YAML 1.1 reads ``1e-3`` as text; a typed number field takes it as the number it is."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _whole_number(value: Any) -> Any:
+    value = _number_from_text(value)
+    if isinstance(value, float) and value == int(value):
+        return int(value)
+    return value
+
+
+Duration = Annotated[str, _duration(("step", "tok", "run"))]
+"""A length of training: ``100step``, ``2e9tok``, ``0.8run``."""
+
+Length = Annotated[str, _duration(("step", "tok"))]
+"""The length of a whole run: ``600step``, ``2e9tok``."""
+
+Cadence = Annotated[str, _duration(("step", "tok", "run", "s", "min", "h"))]
+"""How often something happens; may be wall-clock time (``30min``), so it is a placement field only."""
+
+Real = Annotated[float, BeforeValidator(_number_from_text)]
+"""A float that also takes ``1e-3`` as YAML 1.1 hands it over."""
+
+Whole = Annotated[int, BeforeValidator(_whole_number)]
+"""An integer that also takes ``2e9``."""
