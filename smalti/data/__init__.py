@@ -1,0 +1,1 @@
+"""Raw documents -> deterministic token stream; knows no model and no torch."""

@@ -1,0 +1,1 @@
+"""Measures a model; never trains one."""

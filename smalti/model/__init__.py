@@ -1,0 +1,1 @@
+"""Plain torch modules, dense and mixture-of-experts; knows no mesh."""

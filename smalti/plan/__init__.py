@@ -1,0 +1,1 @@
+"""Pure arithmetic on configs: parameters, FLOPs, memory, time."""

@@ -1,0 +1,1 @@
+"""Answers requests from an exported model."""

@@ -1,0 +1,1 @@
+"""Metric names, run folder, events, sinks, report."""
