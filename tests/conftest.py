@@ -1,0 +1,71 @@
+"""What every test may use: the fixtures ``proof`` and ``record``, and hypothesis made deterministic.
+
+A *proof* is a test over many cases (property, brute force, fault injection). ``make test`` runs a seeded sample of at
+most 15 s of each; ``make prove`` sets SMALTI_PROVE=1, runs them at full count and writes bench/results/NAME.json.
+A test that takes the ``proof`` fixture gets the mark ``proof`` by itself; a @given test is marked by hand.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from record import record as write_record
+
+PROVE = os.environ.get("SMALTI_PROVE") == "1"
+PROVE_NAME = os.environ.get("SMALTI_PROVE_NAME") or "proofs"
+
+_quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile(
+    "test", derandomize=True, deadline=None, max_examples=50, database=None, suppress_health_check=_quiet
+)
+settings.register_profile(
+    "prove", derandomize=False, deadline=None, max_examples=2000, print_blob=True, suppress_health_check=_quiet
+)
+settings.load_profile("prove" if PROVE else "test")
+
+_outcomes: dict[str, dict[str, Any]] = {}
+
+
+@pytest.fixture(scope="session")
+def proof() -> Callable[..., int]:
+    """``proof(short=50, full=5000)`` is the number of cases to run: ``full`` under SMALTI_PROVE=1, else ``short``."""
+
+    def cases(short: int = 50, full: int = 5000) -> int:
+        return full if PROVE else short
+
+    return cases
+
+
+@pytest.fixture(scope="session")
+def record() -> Callable[[str, dict[str, Any]], None]:
+    """``record(name, figures)`` writes bench/results/<name>.json under SMALTI_PROVE=1, and nothing otherwise."""
+
+    def write(name: str, figures: dict[str, Any]) -> None:
+        if PROVE:
+            write_record(name, figures)
+
+    return write
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test that takes the ``proof`` fixture as a proof."""
+    for item in items:
+        if "proof" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.proof)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Keep outcome and time of every proof, for the result file."""
+    report = yield
+    if PROVE and report.when == "call" and item.get_closest_marker("proof"):
+        _outcomes[item.nodeid] = {"outcome": report.outcome, "wall_s": round(report.duration, 3)}
+    return report
+
+
+def pytest_sessionfinish() -> None:
+    """Write which proofs ran, with outcome and time."""
+    if PROVE and _outcomes:
+        write_record(PROVE_NAME, {"proofs": _outcomes})
