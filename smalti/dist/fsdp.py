@@ -1,0 +1,107 @@
+"""Fully sharded data parallelism (FSDP2) laid on a plain module from outside, for any number of ranks, one included.
+
+One path for every world size means one set of numerics: the same casts, the same gradient sum. Gradients are summed,
+never averaged; the step alone divides, by the global weight.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+# Below this many bytes of gathered weights a block stays gathered between forward and backward: one all-gather less.
+_KEEP_GATHERED_BYTES = 1 << 30
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def blocks_of(model: nn.Module) -> Iterator[nn.Module]:
+    """The units that are sharded one by one: the elements of every ModuleList directly below ``model``."""
+    for child in model.children():
+        if isinstance(child, nn.ModuleList):
+            yield from child
+
+
+def shard(model: nn.Module, mesh: DeviceMesh, *, compute: str, reduce: str) -> nn.Module:
+    """Shard ``model`` over ``mesh`` in place: each block, then the root with what is left. Returns ``model``.
+
+    compute, reduce: ``fp32`` or ``bf16``; the sharded weights keep their own dtype (the master).
+    """
+    policy = MixedPrecisionPolicy(param_dtype=DTYPES[compute], reduce_dtype=DTYPES[reduce])
+    gathered_bytes = sum(p.numel() for p in model.parameters()) * DTYPES[compute].itemsize
+    reshard = gathered_bytes > _KEEP_GATHERED_BYTES
+    for block in blocks_of(model):
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # Sum, do not average. gloo has no PREMUL_SUM, so the sum is asked for as such.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    return model
+
+
+def materialize(model: nn.Module, device: torch.device, value: Callable[[str, torch.Size], Tensor]) -> None:
+    """Give a sharded module on the meta device its storage, and each parameter the value that ``value`` draws for it.
+
+    ``value(name, global shape)`` returns the full tensor; each rank keeps its own part, so the result does not depend
+    on the number of ranks. One full parameter at a time is alive.
+    """
+    model.to_empty(device=device)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            assign(parameter, value(name, parameter.shape))
+
+
+def assign(parameter: Tensor, full: Tensor) -> None:
+    """Copy the full tensor into a parameter that may be a shard of it."""
+    if isinstance(parameter, DTensor):
+        part = distribute_tensor(
+            full.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
+        )
+        parameter.to_local().copy_(part.to_local())
+    else:
+        parameter.copy_(full)
+
+
+def broadcast(model: nn.Module) -> None:
+    """Give every rank rank 0's weights and buffers: for a module that was built outside, before it is sharded."""
+    if dist.get_world_size() > 1:
+        for tensor in [*model.parameters(), *model.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor, sharing its storage."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def square_norm(gradients: list[Tensor]) -> Tensor:
+    """This rank's share of the squared L2 norm over all gradients: shape (), fp64; the sum over all ranks is the whole.
+
+    A part that several ranks hold is divided by their number, so meshes may differ from tensor to tensor.
+    """
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    total = torch.zeros((), dtype=torch.float64, device=gradients[0].device if gradients else None)
+    for copies, group in _by_copies(gradients, world_size).items():
+        norms = torch._foreach_norm([local(gradient) for gradient in group])
+        total = total + torch.stack(norms).double().square().sum() / copies
+    return total
+
+
+def _by_copies(gradients: list[Tensor], world_size: int) -> dict[int, list[Tensor]]:
+    groups: dict[int, list[Tensor]] = {}
+    for gradient in gradients:
+        copies = world_size
+        if isinstance(gradient, DTensor):
+            sizes = zip(gradient.device_mesh.shape, gradient.placements, strict=True)
+            parts = 1
+            for size, where in sizes:
+                parts *= 1 if isinstance(where, Replicate) else size
+            copies = world_size // parts
+        groups.setdefault(copies, []).append(gradient)
+    return groups

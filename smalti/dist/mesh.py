@@ -1,0 +1,87 @@
+"""The process group and the device mesh of one attempt.
+
+A world that somebody else started (our agent, torchrun, srun) is joined; alone, a world of one is made without any
+socket. Every rendezvous key is prefixed by the attempt, so a restarted attempt never reads the addresses of a dead one
+(gloo does, with torchrun's own shared store: docs/log.md).
+"""
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from smalti.base.env import World
+from smalti.base.errors import TryElsewhere, UserError
+
+
+def pick_device(choice: str, world: World) -> torch.device:
+    """The device of this rank; ``auto`` takes CUDA where there is one."""
+    has_cuda = torch.cuda.is_available()
+    if choice == "cuda" and not has_cuda:
+        raise UserError(
+            "train.parallel.device=cuda, but torch sees no CUDA device",
+            allowed="auto, cpu",
+            hint="train.parallel.device=auto",
+        )
+    if choice == "cpu" or not has_cuda:
+        return torch.device("cpu")
+    device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def join(world: World, device: torch.device, timeout_s: float) -> None:
+    """Initialise torch.distributed for this rank; a no-op where it is initialised already.
+
+    A collective that waits longer than ``timeout_s`` raises. With CUDA the group holds NCCL for device tensors and gloo
+    for CPU tensors (votes, checkpoint plans).
+    """
+    if dist.is_initialized():
+        return
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    timeout = timedelta(seconds=timeout_s)
+    if world.world_size == 1:
+        store: dist.Store = dist.HashStore()
+    else:
+        try:
+            store = dist.TCPStore(
+                world.master_addr, world.master_port, world.world_size, world.rank == 0, timeout=timeout
+            )
+        except (RuntimeError, ValueError) as error:
+            raise TryElsewhere(
+                f"rank {world.rank} could not meet the others at {world.master_addr}:{world.master_port}: {error}",
+                hint="run the same command again; check that MASTER_ADDR and MASTER_PORT can be reached",
+            ) from error
+    prefixed = dist.PrefixStore(f"smalti/attempt-{world.attempt}", store)
+    dist.init_process_group(
+        backend, store=prefixed, rank=world.rank, world_size=world.world_size, timeout=timeout
+    )
+
+
+def leave() -> None:
+    """Take the process group down, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def check_fits(world_size: int, replicate: int) -> None:
+    """A UserError unless ``world_size`` ranks can be laid out with ``replicate`` copies of the weights."""
+    if world_size % replicate:
+        divisors = [str(n) for n in range(1, world_size + 1) if world_size % n == 0]
+        raise UserError(
+            f"train.parallel.replicate={replicate} does not divide the {world_size} ranks",
+            allowed=f"a divisor of {world_size}: {', '.join(divisors)}",
+            hint=f"train.parallel.replicate={max(int(n) for n in divisors if int(n) <= replicate)}",
+        )
+
+
+def build(device: torch.device, replicate: int = 1) -> DeviceMesh:
+    """The mesh over all ranks: one axis ``shard``, or ``replicate`` x ``shard`` (HSDP)."""
+    world_size = dist.get_world_size()
+    check_fits(world_size, replicate)
+    if replicate == 1:
+        return init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
+    return init_device_mesh(
+        device.type, (replicate, world_size // replicate), mesh_dim_names=("replicate", "shard")
+    )

@@ -1,0 +1,81 @@
+"""One optimizer update. The whole arithmetic of a step is on this page.
+
+A loss is ``(model, microbatch) -> (sum, weight, metrics)``: sums over what the microbatch holds, never means. The step
+adds them over microbatches and ranks and is the only place that divides, by the global weight; so the update depends
+on the global batch alone, not on how it was cut. Nothing here waits for the device.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from smalti.dist.fsdp import local, square_norm
+
+Metrics = dict[str, Tensor]
+Loss = Callable[[nn.Module, Any], tuple[Tensor, Tensor, Metrics]]
+
+
+@dataclass
+class TrainState:
+    """What a step changes. ``step`` counts finished updates; ``lr`` maps the index of an update to its rate."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    lr: Callable[[int], float]
+    clip_norm: float
+    step: int = 0
+
+
+class StepResult(NamedTuple):
+    """Figures of one step, still on the device: reading one waits for it."""
+
+    loss: Tensor
+    """Global mean loss (total / weight), fp64, shape ()."""
+    weight: Tensor
+    """Global weight: for language modelling the tokens that were predicted."""
+    grad_norm: Tensor
+    """L2 norm of the global mean gradient, before clipping."""
+    metrics: Metrics
+    """The loss's own sums / weight, under the loss's names."""
+
+
+def train_step(state: TrainState, microbatches: Sequence[Any], loss: Loss) -> StepResult:
+    """Forward and backward over ``microbatches`` (the same number on each rank), then one update of ``state``.
+
+    A gradient that is not finite spoils the weights; the loop reads ``grad_norm`` before it saves and ends the run.
+    """
+    # ---- forward and backward: gradients add up as sums -------------------------------------------------------------
+    state.optimizer.zero_grad(set_to_none=True)
+    sums: list[Metrics] = []
+    for microbatch in microbatches:
+        total, weight, metrics = loss(state.model, microbatch)
+        total.backward()
+        sums.append({"total": total, "weight": weight, **metrics})
+
+    # ---- one reduction over all ranks: loss, weight, squared gradient norm, metrics ---------------------------------
+    gradients = [p.grad for p in state.model.parameters() if p.grad is not None]
+    names = list(sums[0])
+    parts = [torch.stack([s[name].detach().double() for s in sums]).sum(0) for name in names]
+    packed = torch.cat([square_norm(gradients).reshape(1), *(part.reshape(-1) for part in parts)])
+    dist.all_reduce(packed)
+    square, *flat = packed.split([1, *(part.numel() for part in parts)])
+    found = {name: value.view(part.shape) for name, value, part in zip(names, flat, parts, strict=True)}
+    weight = found.pop("weight").clamp(min=1e-30)
+
+    # ---- divide by the global weight and clip, in one pass over the gradients ---------------------------------------
+    grad_norm = square.sqrt().squeeze() / weight
+    scale = (state.clip_norm / (grad_norm + 1e-6)).clamp(max=1.0) / weight
+    shards = [local(gradient) for gradient in gradients]
+    torch._foreach_mul_(shards, scale.to(shards[0].dtype))
+
+    # ---- update -----------------------------------------------------------------------------------------------------
+    for group in state.optimizer.param_groups:
+        group["lr"] = state.lr(state.step)
+    state.optimizer.step()
+    state.step += 1
+    total = found.pop("total")
+    return StepResult(total / weight, weight, grad_norm, {name: value / weight for name, value in found.items()})
