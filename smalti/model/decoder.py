@@ -1,0 +1,122 @@
+"""The decoder-only transformer: embedding, blocks, norm, output head.
+
+Promises: a plain ``nn.Module`` that knows no mesh and touches each parameter only inside the forward of the module
+that owns it (the output head inside the decoder's), so it can be sharded from outside block by block; no buffers, so it
+can be built on the meta device. Auxiliary sums are sums, never means: the caller divides. Computes no loss by itself.
+
+Shapes: B batch, T time, D hidden, V vocabulary, L layers, E experts, S keys.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from smalti.config.model import ModelConfig
+from smalti.model.blocks.attention import Attention, KVCache, attention_mask
+from smalti.model.blocks.embed import build_embed, build_lm_head
+from smalti.model.blocks.mlp import MLP
+from smalti.model.blocks.moe import MoE, RouterStats
+from smalti.model.blocks.norm import build_norm
+from smalti.model.blocks.rope import rope_table
+
+Head = Callable[[Tensor, Tensor], Tensor]
+"""(hidden_BTD after the last norm, lm_head_weight_VD) -> whatever ``DecoderOutput.value`` shall be."""
+
+
+class DecoderOutput(NamedTuple):
+    """A tuple, because FSDP looks for tensors in tuples, not in dataclasses."""
+
+    value: Tensor
+    """Logits [B, T, V], or what ``head`` returned."""
+    router: RouterStats | None
+    """Sums over layers; None for a dense model."""
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.attention_norm = build_norm(config.norm, config.hidden_size, config.norm_eps)
+        self.attention = Attention(config, layer)
+        self.mlp_norm = build_norm(config.norm, config.hidden_size, config.norm_eps)
+        self.mlp: MLP | MoE = MLP(config) if config.moe is None else MoE(config)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        rope: tuple[Tensor, Tensor],
+        mask_BTS: Tensor | None = None,
+        mask_BT: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> tuple[Tensor, RouterStats | None]:
+        """[B, T, D] -> [B, T, D] and this layer's router sums (None when dense)."""
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), rope, mask_BTS, cache)
+        if isinstance(self.mlp, MoE):
+            change_BTD, stats = self.mlp(self.mlp_norm(x_BTD), mask_BT)
+            return x_BTD + change_BTD, stats
+        return x_BTD + self.mlp(self.mlp_norm(x_BTD)), None
+
+
+class Decoder(nn.Module):
+    """The model of a ``ModelConfig``. Parameters: ``embed. blocks.N. norm. lm_head.`` (no lm_head when tied).
+
+    Weights are torch's defaults until ``smalti.model.init.init_weights`` or a state dict sets them.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = build_embed(config)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.norm = build_norm(config.norm, config.hidden_size, config.norm_eps)
+        self.lm_head = build_lm_head(config)
+
+    def forward(
+        self,
+        input_ids_BT: Tensor,
+        positions_BT: Tensor | None = None,
+        documents_BT: Tensor | None = None,
+        *,
+        cache: KVCache | None = None,
+        mask_BT: Tensor | None = None,
+        head: Head | None = None,
+    ) -> DecoderOutput:
+        """Token ids to logits [B, T, V], or to ``head(hidden_BTD, lm_head_weight_VD)`` run inside this forward.
+
+        positions_BT: default 0..T-1, after the tokens in ``cache``. documents_BT: attention stays inside equal numbers;
+        absent, a row is one document. mask_BT: True for tokens that count in the router sums (nothing else); absent,
+        all. cache: read and extended by T tokens; not together with documents.
+        """
+        _, time = input_ids_BT.shape
+        past = 0
+        if cache is not None:
+            assert documents_BT is None, "a cached row is one document"
+            cache.check_room(time)
+            past = cache.length
+        if positions_BT is None:
+            positions_BT = torch.arange(past, past + time, device=input_ids_BT.device)[None]
+        mask_BTS = attention_mask(time, past, documents_BT, input_ids_BT.device)
+        x_BTD = self.embed(input_ids_BT)
+        rope = rope_table(positions_BT, self.config.width_per_head, self.config.rope_theta, x_BTD.dtype)
+        per_layer: list[RouterStats] = []
+        for block in self.blocks:
+            x_BTD, stats = block(x_BTD, rope, mask_BTS, mask_BT, cache)
+            if stats is not None:
+                per_layer.append(stats)
+        if cache is not None:
+            cache.advance(time)
+        hidden_BTD = self.norm(x_BTD)
+        weight_VD = self.embed.weight if self.lm_head is None else self.lm_head.weight
+        value = F.linear(hidden_BTD, weight_VD) if head is None else head(hidden_BTD, weight_VD)
+        return DecoderOutput(value, _over_layers(per_layer))
+
+
+def _over_layers(per_layer: list[RouterStats]) -> RouterStats | None:
+    if not per_layer:
+        return None
+    balance_L, z_L, load_L = zip(*per_layer, strict=True)
+    return RouterStats(torch.stack(balance_L).sum(), torch.stack(z_L).sum(), torch.stack(load_L))
