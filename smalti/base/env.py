@@ -3,6 +3,8 @@
 import os
 from dataclasses import dataclass
 
+from smalti.base.errors import UserError
+
 
 @dataclass(frozen=True)
 class World:
@@ -31,16 +33,17 @@ def world() -> World:
     """Read the place of this process from torchrun's variables."""
     if not inside_world():
         return World()
-    get = os.environ.get
-    size = int(os.environ["WORLD_SIZE"])
+    rank, size = _whole("RANK", 0), _whole("WORLD_SIZE", 1)
+    if not 0 <= rank < size:
+        raise UserError(f"RANK={rank} is not a rank of WORLD_SIZE={size}", allowed=f"0 to {size - 1}")
     return World(
-        rank=int(os.environ["RANK"]),
-        local_rank=int(get("LOCAL_RANK", os.environ["RANK"])),
+        rank=rank,
+        local_rank=_whole("LOCAL_RANK", rank),
         world_size=size,
-        local_world_size=int(get("LOCAL_WORLD_SIZE", str(size))),
-        attempt=int(get("SMALTI_ATTEMPT", get("TORCHELASTIC_RESTART_COUNT", "0"))),
-        master_addr=get("MASTER_ADDR", "127.0.0.1"),
-        master_port=int(get("MASTER_PORT", "0")),
+        local_world_size=_whole("LOCAL_WORLD_SIZE", size),
+        attempt=_whole("SMALTI_ATTEMPT", _whole("TORCHELASTIC_RESTART_COUNT", 0)),
+        master_addr=os.environ.get("MASTER_ADDR", "127.0.0.1"),
+        master_port=_whole("MASTER_PORT", 0),
     )
 
 
@@ -54,6 +57,11 @@ def plain_output() -> bool:
     return bool(os.environ.get("CI")) or os.environ.get("TERM") == "dumb"
 
 
+def no_color() -> bool:
+    """True when output must carry no colour (``NO_COLOR`` set to anything but nothing; https://no-color.org)."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
 def log_level() -> str:
     """Level for the log lines on stderr (``SMALTI_LOG_LEVEL``, default INFO)."""
     return os.environ.get("SMALTI_LOG_LEVEL", "INFO").upper()
@@ -62,3 +70,13 @@ def log_level() -> str:
 def user_folder() -> str:
     """Where user-wide files may lie (``SMALTI_HOME``, default ``~/.smalti``)."""
     return os.environ.get("SMALTI_HOME", os.path.join(os.path.expanduser("~"), ".smalti"))
+
+
+def _whole(name: str, default: int) -> int:
+    text = os.environ.get(name)
+    if text is None:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"the environment variable {name}='{text}' is not a whole number") from None

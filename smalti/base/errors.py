@@ -1,11 +1,11 @@
 """The exception tree and the exit codes; the only place that maps one to the other.
 
-    SmaltiError                 exit 1   our bug, if nothing more special
-    ├── UserError               exit 2   the request cannot be done as given: says what was given, allowed, to type
-    │   └── DataError           exit 2   a file or folder that was named is missing, corrupt or does not fit
-    ├── Refusal                 exit 3   ran, and the answer is no (a gate not met, a check failed)
-    ├── TryElsewhere            exit 75  nothing is wrong with the request: run the same command again
-    └── Interrupted             exit 130 stopped by Ctrl-C after saving
+SmaltiError                 exit 1   our bug, if nothing more special
+├── UserError               exit 2   the request cannot be done as given: says what was given, allowed, to type
+│   └── DataError           exit 2   a file or folder that was named is missing, corrupt or does not fit
+├── Refusal                 exit 3   ran, and the answer is no (a gate not met, a check failed)
+├── TryElsewhere            exit 75  nothing is wrong with the request: run the same command again
+└── Interrupted             exit 130 stopped by Ctrl-C after saving
 """
 
 import difflib
@@ -81,4 +81,6 @@ def nearest(given: str, allowed: Iterable[str]) -> str | None:
 
 def missing_extra(package: str, extra: str, what: str) -> UserError:
     """The error for an optional dependency that is not installed."""
-    return UserError(f"{what} needs the package '{package}', which is not installed", hint=f"pip install 'smalti[{extra}]'")
+    return UserError(
+        f"{what} needs the package '{package}', which is not installed", hint=f"pip install 'smalti[{extra}]'"
+    )

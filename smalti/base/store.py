@@ -1,18 +1,20 @@
 """Storage through one port (fsspec): a path is local or a URL (``s3://...``).
 
 Promises: a local write appears whole or not at all (temporary file, fsync, rename); a missing file is a DataError that
-names it; a listing that failed raises instead of being empty. Does not promise rename on object stores: a single PUT
-is atomic there.
+names it; a listing that failed raises instead of being empty. Does not promise rename on object stores: a file is
+written to a local temporary first and then put in one piece, so that an error on the way leaves nothing there.
 """
 
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from smalti.base.errors import DataError
 
@@ -43,19 +45,24 @@ def size_bytes(url: str | Path) -> int:
 
 def read_bytes(url: str | Path) -> bytes:
     """The whole file."""
-    filesystem, path = _existing(url)
+    filesystem, path = _existing_file(url)
     return bytes(filesystem.cat_file(path))
 
 
 def read_range(url: str | Path, start: int, length: int) -> bytes:
-    """``length`` bytes from ``start`` (fewer only at the end of the file)."""
+    """``length`` bytes from ``start`` (fewer only at the end of the file); both at least 0."""
+    assert start >= 0, start
+    assert length >= 0, length
     filesystem, path = _existing(url)
     return bytes(filesystem.cat_file(path, start=start, end=start + length))
 
 
 def read_text(url: str | Path) -> str:
     """The whole file as UTF-8."""
-    return read_bytes(url).decode("utf-8")
+    try:
+        return read_bytes(url).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{url} is not UTF-8 text: {error}") from error
 
 
 def read_json(url: str | Path) -> Any:
@@ -67,9 +74,13 @@ def read_json(url: str | Path) -> Any:
 
 
 def list_folder(url: str | Path) -> list[str]:
-    """Sorted base names in a folder; a folder that does not exist is an error, not an empty list."""
+    """Sorted base names in a folder; one that does not exist, or a file, is a DataError and not an empty list."""
     filesystem, path = _existing(url)
-    return sorted(os.path.basename(name.rstrip("/")) for name in filesystem.ls(path, detail=False))
+    if not filesystem.isdir(path):
+        raise DataError(f"{url} is a file, not a folder")
+    # Object stores may list the marker of the folder itself.
+    names = (name.rstrip("/") for name in filesystem.ls(path, detail=False))
+    return sorted(os.path.basename(name) for name in names if name != path.rstrip("/"))
 
 
 def make_folder(url: str | Path) -> str:
@@ -99,7 +110,7 @@ def write_json(url: str | Path, value: Any) -> None:
 def open_write(url: str | Path) -> Iterator[IO[bytes]]:
     """A binary file that takes its final name only when the block ends without an error."""
     if not is_local(url):
-        with fsspec.open(str(url), "wb") as file:
+        with _put_at_the_end(str(url)) as file:
             yield file
         return
     final = Path(url)
@@ -116,8 +127,33 @@ def open_write(url: str | Path) -> Iterator[IO[bytes]]:
         raise
 
 
+@contextmanager
+def _put_at_the_end(url: str) -> Iterator[IO[bytes]]:
+    """A local temporary file that is put under ``url`` when the block ends without an error.
+
+    fsspec's own file objects commit what they hold when they are closed, also on the way out of an exception.
+    """
+    filesystem, path = fsspec.core.url_to_fs(url)
+    if isinstance(filesystem, LocalFileSystem):
+        with open_write(path) as file:
+            yield file
+        return
+    with tempfile.TemporaryDirectory(prefix="smalti-") as folder:
+        temporary = os.path.join(folder, "object")
+        with open(temporary, "wb") as file:
+            yield file
+        filesystem.put_file(temporary, path)
+
+
 def _existing(url: str | Path) -> tuple[Any, str]:
     filesystem, path = fsspec.core.url_to_fs(str(url))
     if not filesystem.exists(path):
         raise DataError(f"{url} does not exist")
+    return filesystem, path
+
+
+def _existing_file(url: str | Path) -> tuple[Any, str]:
+    filesystem, path = _existing(url)
+    if filesystem.isdir(path):
+        raise DataError(f"{url} is a folder, not a file")
     return filesystem, path

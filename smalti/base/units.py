@@ -1,29 +1,45 @@
 """Numbers for people: counts, bytes, seconds. Files and metrics hold plain numbers; only printing rounds."""
 
+import math
+
+_COUNT_SUFFIXES = ("", "k", "M", "B", "T", "P")
+_BYTE_SUFFIXES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
 
 def format_count(value: float) -> str:
-    """1234567 -> '1.23M'. Decimal steps of a thousand."""
-    for limit, suffix in ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
-            return f"{value / limit:.3g}{suffix}"
-    return f"{value:.3g}" if value != int(value) else str(int(value))
+    """1234567 -> '1.23M', 999999 -> '1M'. Decimal steps of a thousand, three digits."""
+    if not math.isfinite(value):
+        return str(value)
+    amount, step = float(value), 0
+    # Compared after rounding to three digits, so that 999,999 is 1M and not 1e+03k.
+    while abs(_three_digits(amount)) >= 1000 and step < len(_COUNT_SUFFIXES) - 1:
+        amount, step = amount / 1000, step + 1
+    rounded = _three_digits(amount)
+    text = f"{rounded:.0f}" if abs(rounded) >= 1000 else f"{rounded:.3g}"
+    return text + _COUNT_SUFFIXES[step]
 
 
 def format_bytes(value: float) -> str:
     """1536 -> '1.5 KiB'. Binary steps."""
-    amount = float(value)
-    for suffix in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(amount) < 1024 or suffix == "TiB":
-            return f"{amount:.0f} {suffix}" if suffix == "B" else f"{amount:.1f} {suffix}"
-        amount /= 1024
-    raise AssertionError("unreachable")
+    if not math.isfinite(value):
+        return f"{value} B"
+    amount, step = float(value), 0
+    while abs(round(amount, 1)) >= 1024 and step < len(_BYTE_SUFFIXES) - 1:
+        amount, step = amount / 1024, step + 1
+    return f"{amount:.0f} B" if step == 0 else f"{amount:.1f} {_BYTE_SUFFIXES[step]}"
 
 
 def format_seconds(value: float) -> str:
     """75 -> '1m15s', 0.0123 -> '12.3ms'."""
-    if value < 1:
+    if not math.isfinite(value):
+        return str(value)
+    if value < 0:
+        return "-" + format_seconds(-value)
+    if value == 0:
+        return "0s"
+    if _three_digits(value * 1e3) < 1000:
         return f"{value * 1e3:.3g}ms"
-    if value < 60:
+    if round(value, 1) < 60:
         return f"{value:.1f}s"
     minutes, seconds = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
@@ -36,3 +52,7 @@ def format_seconds(value: float) -> str:
 def format_frac(value: float) -> str:
     """0.1234 -> '12.3%'. Percent exist only in print."""
     return f"{value * 100:.1f}%"
+
+
+def _three_digits(value: float) -> float:
+    return float(f"{value:.3g}")

@@ -1,1 +1,1 @@
-"""Pure arithmetic on configs: parameters, FLOPs, memory, time."""
+"""Pure arithmetic on configs: parameters, FLOPs, memory, time. Knows no torch and measures nothing itself."""

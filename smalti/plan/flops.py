@@ -1,0 +1,45 @@
+"""Floating-point operations of one training token: the one formula that plan predicts with and train reports MFU by.
+
+Public MFU figures differ by formula before they differ by speed: some count the embedding, some halve attention because
+the causal mask makes half of it unnecessary. A Llama-3-8B token at 8,192 is 57.9 GFLOP by the formula here and 51.5 by
+the halved one. So compare tokens per second first, and MFU only under one ``FORMULA``.
+"""
+
+from smalti.config.model import ModelConfig
+from smalti.plan.params import count
+
+FORMULA = "6N+12LHQS"
+"""Name of the formula behind every MFU of Smalti; printed wherever an MFU is printed in full."""
+
+FORMULA_TEXT = (
+    "6 x matmul parameters a token meets (output head counted, embedding lookup not, active experts only) "
+    "+ 12 x layers x heads x head_dim x seq_len (attention, not halved for causality)"
+)
+"""``FORMULA`` in words."""
+
+CAUSAL_FORMULA = "6N+6LHQS"
+"""The variant that halves attention, for comparison with stacks that report it."""
+
+
+def train_flops_per_token(config: ModelConfig, seq_len: int) -> int:
+    """FLOPs of forward and backward for one token under ``FORMULA``; a multiply-add is two.
+
+    6 N: 2 forward, 4 backward (Kaplan et al. 2020, appendix; Chowdhery et al. 2022, PaLM, appendix B). Attention: two
+    matmuls of ``heads x head_dim x seq_len`` forward, twice that backward, 2 FLOPs each: 12. Recomputation
+    (activation checkpointing) is work, not progress, and is not counted. A document mask is not subtracted either.
+    """
+    return 6 * count(config).matmul_active + _attention(config, seq_len)
+
+
+def train_flops_per_token_causal(config: ModelConfig, seq_len: int) -> int:
+    """The same under ``CAUSAL_FORMULA``: attention halved."""
+    return 6 * count(config).matmul_active + _attention(config, seq_len) // 2
+
+
+def mfu(tokens_per_s: float, flops_per_token: float, peak_flops_per_s: float) -> float:
+    """Model FLOPs utilisation as a fraction; ``peak_flops_per_s`` is that of all devices together."""
+    return tokens_per_s * flops_per_token / peak_flops_per_s
+
+
+def _attention(config: ModelConfig, seq_len: int) -> int:
+    return 12 * config.num_hidden_layers * config.num_attention_heads * config.width_per_head * seq_len

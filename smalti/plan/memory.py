@@ -1,0 +1,109 @@
+"""Bytes on one rank while training, by formula, to first depth.
+
+Promises: weights, gradients and moments exactly as FSDP2 shards them (up to padding); activations and logits by the
+tensors that autograd keeps in an eager step, which is an upper estimate under torch.compile. Not counted: the
+allocator's fragmentation, the CUDA context and NCCL's buffers (together 2-6 GB on a GPU), the peak of a temporary.
+"""
+
+from dataclasses import asdict, dataclass
+
+from smalti.config.model import ModelConfig
+from smalti.config.run import RunConfig
+from smalti.plan.params import count
+
+MICROBATCH_LIMIT_TOKENS = 16_384
+"""What ``microbatch_tokens: auto`` never goes above."""
+
+_BYTES = {"fp32": 4, "bf16": 2}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one rank."""
+
+    params_bytes: int
+    """Master weights, sharded."""
+    grads_bytes: int
+    """Gradients in the master format, sharded."""
+    moments_bytes: int
+    """The two moments of AdamW, sharded."""
+    gathered_bytes: int
+    """Weights in the compute format that are whole at one time: embedding and head, and two blocks."""
+    activations_bytes: int
+    """What one microbatch keeps for the backward pass."""
+    logits_bytes: int
+    """Logits of one chunk: compute format, fp32 and the fp32 gradient."""
+    microbatch_tokens: int
+    """The microbatch that the last two are for."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of all parts."""
+        parts = (self.params_bytes, self.grads_bytes, self.moments_bytes, self.gathered_bytes)
+        return sum(parts) + self.activations_bytes + self.logits_bytes
+
+    def to_json(self) -> dict[str, int]:
+        """A JSON object with the parts and their sum."""
+        return {**asdict(self), "total_bytes": self.total_bytes}
+
+
+def memory_per_rank(config: RunConfig, *, ranks: int | None = None) -> Memory:
+    """Predict the bytes on one rank of ``ranks`` (absent: as in the config)."""
+    train, parallel = config.train, config.train.parallel
+    world = ranks or parallel.ranks
+    shards = max(1, world // parallel.replicate)
+    params = count(config.model)
+    compute = _BYTES[train.precision.compute]
+    block = (params.total - params.embedding - params.head) / config.model.num_hidden_layers
+    whole = params.embedding + params.head + 2 * block
+    microbatch = microbatch_tokens(config, ranks=world)
+    chunk = min(train.loss.chunk_tokens, microbatch)
+    return Memory(
+        params_bytes=_split(params.total * _BYTES[train.precision.master], shards),
+        grads_bytes=_split(params.total * _BYTES[train.precision.master], shards),
+        moments_bytes=_split(params.total * 2 * _BYTES[train.precision.moments], shards),
+        gathered_bytes=int(whole * compute) if shards > 1 or compute != 4 else 0,
+        activations_bytes=activation_bytes(
+            config.model,
+            microbatch,
+            compute_bytes=compute,
+            checkpointing=parallel.activation_checkpointing == "full",
+        ),
+        logits_bytes=chunk * config.model.vocab_size * (compute + 4 + 4),
+        microbatch_tokens=microbatch,
+    )
+
+
+def microbatch_tokens(config: RunConfig, *, ranks: int | None = None) -> int:
+    """Tokens in one forward pass on one rank; ``auto`` is the rank's share, at most 16,384, in whole sequences."""
+    train, seq_len = config.train, config.data.seq_len
+    if isinstance(train.microbatch_tokens, int):
+        return train.microbatch_tokens
+    share = _split(train.global_batch_tokens // seq_len, ranks or train.parallel.ranks)
+    return min(share, max(1, MICROBATCH_LIMIT_TOKENS // seq_len)) * seq_len
+
+
+def activation_bytes(model: ModelConfig, tokens: int, *, compute_bytes: int, checkpointing: bool) -> int:
+    """Bytes that the blocks keep for the backward pass of ``tokens`` tokens.
+
+    For each token and layer, in the compute format: the inputs and outputs of both norms (4 hidden); rotated query,
+    key, value and the attention output ((2 heads + 2 kv_heads) x head_dim); in the MLP gate, activated gate, up and
+    product (4 intermediate; 2 when not gated) for each expert that it is sent to, with the copies of its row before
+    and after (2 hidden each). In fp32 the attention's log-sum-exp and the router's probabilities. After Korthikanti et
+    al. 2022 (arXiv 2205.05198), without dropout and stored attention scores. ``checkpointing`` keeps one hidden row
+    for each layer, and one layer in full.
+    """
+    hidden, heads, width = model.hidden_size, model.num_attention_heads, model.width_per_head
+    chosen = model.moe.num_experts_per_tok if model.moe else 1
+    mlp = chosen * model.intermediate_size * (4 if model.gated else 2) + (2 * chosen * hidden if model.moe else 0)
+    attention = 2 * (heads + model.kv_heads) * width
+    qk_norm = (heads + model.kv_heads) * width if model.qk_norm else 0
+    in_fp32 = heads + (2 * model.moe.num_experts if model.moe else 0)
+    layer = (4 * hidden + attention + qk_norm + mlp) * compute_bytes + in_fp32 * 4
+    if checkpointing:
+        return tokens * (model.num_hidden_layers * hidden * compute_bytes + layer)
+    return tokens * model.num_hidden_layers * layer
+
+
+def _split(amount: int, shares: int) -> int:
+    return -(-amount // shares)
