@@ -1,0 +1,296 @@
+"""Sharded checkpoints: each rank writes its own part, any number of ranks reads them back.
+
+    step-00001000/{shards/, train_state.json, manifest.json, COMPLETE}      latest (a hint: the name of the newest)
+
+Promises: a checkpoint without ``COMPLETE`` does not exist; ``manifest.json`` holds the SHA-256 of every file and is
+checked before anything is read; the newest checkpoint that verifies is found, and those passed over are reported; a
+save that fails leaves what was there before. Only tensors go through torch.distributed.checkpoint, all else is JSON.
+Its ``.metadata`` is a pickle, so it is opened only after its digest matches and by an unpickler that admits DCP's own
+classes alone. Does not promise anything about a folder that somebody else can write to: a manifest can be forged.
+"""
+
+import io
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from smalti.base import store
+from smalti.base.errors import DataError, TryElsewhere
+from smalti.base.hashing import sha256_file
+
+FORMAT = 1
+Reject = Callable[[str, str], None]
+"""Called with (checkpoint, reason) for each checkpoint that is passed over."""
+
+
+def folder_name(step: int) -> str:
+    """The name of the checkpoint after ``step`` updates."""
+    return f"step-{step:08d}"
+
+
+def step_of(path: str | Path) -> int:
+    """The step of a checkpoint by its folder's name."""
+    return int(Path(path).name.removeprefix("step-"))
+
+
+# ---- saving ---------------------------------------------------------------------------------------------------------
+
+
+def save(folder: str | Path, step: int, tensors: dict[str, Tensor], train_state: dict[str, Any], *, keep: int) -> str:
+    """Write checkpoint ``step`` below ``folder`` from all ranks, then delete all but the newest ``keep``.
+
+    tensors: name -> this rank's part (DTensor) or a tensor that all ranks hold. Raises TryElsewhere on every rank where
+    any of them could not write; the checkpoints that were there before are untouched then.
+    """
+    final = Path(folder) / folder_name(step)
+    temporary = final.with_name(f".{final.name}.tmp")
+    failure = _worst(_attempt(lambda: _make_empty(temporary)) if _first() else None)
+    if failure is None:
+        failure = _worst(_attempt(lambda: _write_shards(temporary, tensors)))
+    if failure is None:
+        entries: list[dict[str, Any]] = _gather(_own_entries(temporary))
+        failure = _worst(_attempt(lambda: _publish(temporary, final, train_state, entries)) if _first() else None)
+    if failure is not None:
+        if _first():
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise TryElsewhere(
+            f"checkpoint {final.name} could not be saved: {failure}",
+            hint=f"free space or mend the disk under {folder}, then run the same command: it resumes from the "
+            "checkpoint before",
+        )
+    if _first():
+        _prune(Path(folder), keep)
+    return str(final)
+
+
+def _make_empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def _write_shards(temporary: Path, tensors: dict[str, Tensor]) -> None:
+    writer = dcp.FileSystemWriter(temporary / "shards", thread_count=1)
+    dcp.save(dict(tensors), storage_writer=writer)
+
+
+def _own_entries(temporary: Path) -> list[dict[str, Any]]:
+    """Manifest entries of the files that this rank wrote; rank 0 adds DCP's metadata."""
+    own = sorted((temporary / "shards").glob(f"__{_rank()}_*"))
+    if _first():
+        own.append(temporary / "shards" / ".metadata")
+    return [_entry(temporary, path) for path in own]
+
+
+def _entry(root: Path, path: Path) -> dict[str, Any]:
+    return {"name": str(path.relative_to(root)), "bytes": path.stat().st_size, "sha256": sha256_file(path)}
+
+
+def _publish(temporary: Path, final: Path, train_state: dict[str, Any], entries: list[dict[str, Any]]) -> None:
+    store.write_json(temporary / "train_state.json", train_state)
+    entries = [*entries, _entry(temporary, temporary / "train_state.json")]
+    store.write_json(temporary / "manifest.json", {"format": FORMAT, "files": entries})
+    store.write_text(temporary / "COMPLETE", sha256_file(temporary / "manifest.json") + "\n")
+    if final.exists():
+        shutil.rmtree(final)
+    os.replace(temporary, final)
+    store.write_text(final.parent / "latest", final.name + "\n")
+
+
+def _prune(folder: Path, keep: int) -> None:
+    for old in _complete(folder)[keep:]:
+        (folder / old / "COMPLETE").unlink()
+        shutil.rmtree(folder / old)
+
+
+# ---- finding --------------------------------------------------------------------------------------------------------
+
+
+def _complete(folder: str | Path) -> list[str]:
+    """Names of complete checkpoints, newest first."""
+    if not Path(folder).is_dir():
+        return []
+    names = [name for name in os.listdir(folder) if name.startswith("step-")]
+    return sorted((name for name in names if (Path(folder) / name / "COMPLETE").exists()), reverse=True)
+
+
+def newest(folder: str | Path, reject: Reject | None = None) -> str | None:
+    """The newest checkpoint below ``folder`` whose every file matches its digest, or None where there is none.
+
+    Call it on one process (its cost is reading the checkpoint once); older ones are looked at only where newer fail.
+    """
+    for name in _complete(folder):
+        path = str(Path(folder) / name)
+        reason = fault(path)
+        if reason is None:
+            return path
+        if reject is not None:
+            reject(path, reason)
+    return None
+
+
+def fault(path: str | Path) -> str | None:
+    """Why the checkpoint at ``path`` cannot be used, or None where every file matches its digest."""
+    root = Path(path)
+    try:
+        if not (root / "COMPLETE").exists():
+            return "it has no COMPLETE mark"
+        if store.read_text(root / "COMPLETE").strip() != sha256_file(root / "manifest.json"):
+            return "manifest.json does not match its digest in COMPLETE"
+        manifest = store.read_json(root / "manifest.json")
+        if manifest["format"] != FORMAT:
+            return f"its format is {manifest['format']}; this version reads {FORMAT}"
+        for entry in manifest["files"]:
+            file = root / entry["name"]
+            if not file.exists():
+                return f"{entry['name']} is missing"
+            if file.stat().st_size != entry["bytes"]:
+                return f"{entry['name']} has {file.stat().st_size} bytes; {entry['bytes']} were written"
+            if sha256_file(file) != entry["sha256"]:
+                return f"{entry['name']} does not match its digest"
+    except (OSError, KeyError, TypeError, DataError) as error:
+        return str(error)
+    return None
+
+
+# ---- loading --------------------------------------------------------------------------------------------------------
+
+
+def read_state(path: str | Path) -> dict[str, Any]:
+    """The JSON state that was saved with the tensors."""
+    state: dict[str, Any] = store.read_json(Path(path) / "train_state.json")
+    return state
+
+
+def load(path: str | Path, tensors: dict[str, Tensor]) -> None:
+    """Fill ``tensors`` in place from all ranks; their layout may differ from the one that was saved."""
+    reader = _Reader(Path(path) / "shards")
+    saved = reader.read_metadata().state_dict_metadata
+    _check_names(path, saved, tensors)
+    dcp.load(dict(tensors), storage_reader=reader)
+
+
+def read_tensors(path: str | Path, prefix: str = "model.") -> dict[str, Tensor]:
+    """Full, plain CPU tensors of one process whose names start with ``prefix`` (which is cut off)."""
+    problem = fault(path)
+    if problem is not None:
+        raise DataError(f"checkpoint {path} cannot be used: {problem}", hint="name another step, or train again")
+    reader = _Reader(Path(path) / "shards")
+    wanted = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in reader.read_metadata().state_dict_metadata.items()
+        if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
+    }
+    dcp.load(dict(wanted), storage_reader=reader, no_dist=True)
+    return {name.removeprefix(prefix): tensor for name, tensor in wanted.items()}
+
+
+def read_model(path: str | Path) -> dict[str, Tensor]:
+    """The model's weights as plain tensors, by the names of its ``state_dict``."""
+    return read_tensors(path, "model.")
+
+
+def _check_names(path: str | Path, saved: dict[str, Any], wanted: dict[str, Tensor]) -> None:
+    for name, tensor in wanted.items():
+        if name not in saved:
+            raise DataError(f"checkpoint {path} has no tensor '{name}'", hint="it belongs to another model or version")
+        if tuple(saved[name].size) != tuple(tensor.shape):
+            raise DataError(
+                f"tensor '{name}' of checkpoint {path} has shape {tuple(saved[name].size)}; "
+                f"the model needs {tuple(tensor.shape)}"
+            )
+
+
+class _Unpickler(pickle.Unpickler):
+    """Admits the classes of DCP's metadata and nothing else."""
+
+    _ADMITTED = frozenset(
+        {
+            ("pathlib", "PosixPath"),
+            ("pathlib", "WindowsPath"),
+            ("pathlib._local", "PosixPath"),
+            ("pathlib._local", "WindowsPath"),
+            ("torch", "Size"),
+            ("torch.serialization", "_get_layout"),
+            ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+            *(
+                ("torch.distributed.checkpoint.metadata", name)
+                for name in (
+                    "BytesStorageMetadata",
+                    "ChunkStorageMetadata",
+                    "Metadata",
+                    "MetadataIndex",
+                    "StorageMeta",
+                    "TensorProperties",
+                    "TensorStorageMetadata",
+                    "_MEM_FORMAT_ENCODING",
+                )
+            ),
+        }
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_dtype or (module, name) in self._ADMITTED:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"checkpoint metadata asks for {module}.{name}, which is not admitted")
+
+
+class _Reader(dcp.FileSystemReader):
+    """DCP's reader with the guarded unpickler, confined to its folder."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        data = store.read_bytes(Path(self.path) / ".metadata")
+        try:
+            metadata = _Unpickler(io.BytesIO(data)).load()
+        except Exception as error:
+            raise DataError(f"{self.path}/.metadata cannot be read: {error}") from error
+        for info in metadata.storage_data.values():
+            if os.path.basename(info.relative_path) != info.relative_path:
+                raise DataError(f"{self.path}/.metadata points outside its folder: {info.relative_path}")
+        metadata.storage_meta.load_id = self.load_id
+        return metadata  # type: ignore[no-any-return]
+
+
+# ---- agreement of the ranks -----------------------------------------------------------------------------------------
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _first() -> bool:
+    return _rank() == 0
+
+
+def _attempt(action: Callable[[], None]) -> str | None:
+    try:
+        action()
+    except CheckpointException as error:
+        return "; ".join(sorted({str(cause[0]) for cause in error.failures.values()}))
+    except (OSError, RuntimeError) as error:
+        return str(error)
+    return None
+
+
+def _gather(own: list[Any]) -> list[Any]:
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return own
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, own)
+    return [item for part in parts for item in part]
+
+
+def _worst(failure: str | None) -> str | None:
+    """The first failure of any rank, known to all."""
+    found = [text for text in _gather([failure]) if text is not None]
+    return found[0] if found else None
