@@ -1,4 +1,4 @@
-"""The config of ``smalti train``: one run."""
+"""One run: what every training has in common, and the whole config of ``smalti train``."""
 
 import re
 from typing import Self
@@ -12,8 +12,8 @@ from smalti.config.track import TrackConfig
 from smalti.config.train import TrainConfig
 
 
-class RunConfig(Config):
-    """Everything that a run is. Together with the data it fixes every number of the run."""
+class JobConfig(Config):
+    """What every kind of training needs, whatever its model and data are."""
 
     name: str
     """Name of the run, and of its folder."""
@@ -23,10 +23,6 @@ class RunConfig(Config):
     """The run folder; absent: ``runs/<name>``."""
     init_from: str | None = None
     """A checkpoint or Hugging Face folder whose weights (only) the run starts from."""
-    model: ModelConfig
-    """The model."""
-    data: DataConfig
-    """The tokens."""
     train: TrainConfig
     """The training."""
     track: TrackConfig = TrackConfig()
@@ -43,6 +39,15 @@ class RunConfig(Config):
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
             raise ValueError(f"'{name}' cannot be a folder name; use letters, digits, '.', '_' and '-'")
         return name
+
+
+class RunConfig(JobConfig):
+    """The config of ``smalti train``. Together with the data it fixes every number of the run."""
+
+    model: ModelConfig
+    """The model."""
+    data: DataConfig
+    """The tokens."""
 
     @model_validator(mode="after")
     def _batch_of_whole_sequences(self) -> Self:

@@ -54,9 +54,7 @@ def join(world: World, device: torch.device, timeout_s: float) -> None:
                 hint="run the same command again; check that MASTER_ADDR and MASTER_PORT can be reached",
             ) from error
     prefixed = dist.PrefixStore(f"smalti/attempt-{world.attempt}", store)
-    dist.init_process_group(
-        backend, store=prefixed, rank=world.rank, world_size=world.world_size, timeout=timeout
-    )
+    dist.init_process_group(backend, store=prefixed, rank=world.rank, world_size=world.world_size, timeout=timeout)
 
 
 def leave() -> None:
@@ -82,6 +80,4 @@ def build(device: torch.device, replicate: int = 1) -> DeviceMesh:
     check_fits(world_size, replicate)
     if replicate == 1:
         return init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
-    return init_device_mesh(
-        device.type, (replicate, world_size // replicate), mesh_dim_names=("replicate", "shard")
-    )
+    return init_device_mesh(device.type, (replicate, world_size // replicate), mesh_dim_names=("replicate", "shard"))

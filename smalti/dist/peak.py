@@ -10,7 +10,6 @@ import torch
 from smalti.dist.fsdp import DTYPES
 
 
-
 def matmul_flops_per_s(device: torch.device, precision: str, *, seconds: float = 0.6) -> float:
     """Best rate (FLOP/s) of square matmuls, 2048 wide on CPU and 8192 on CUDA, over about ``seconds``."""
     size = 8192 if device.type == "cuda" else 2048
