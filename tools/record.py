@@ -19,7 +19,7 @@ RESULTS = ROOT / "bench" / "results"
 
 
 def record(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> Path:
-    """Merge ``figures`` into ``folder/name.json``; returns its path. ``name`` may hold letters, digits, '-', '_', '.'."""
+    """Merge ``figures`` into ``folder/name.json`` and return its path; a name is letters, digits, '-', '_' and '.'."""
     if not name or not all(letter.isalnum() or letter in "-_." for letter in name):
         raise ValueError(f"'{name}' cannot be the name of a result; use letters, digits, '-', '_' and '.'")
     path = folder / f"{name}.json"

@@ -1,0 +1,85 @@
+# Smalti's tasks. Everything is installed into .venv; a new machine needs Python >= 3.11, pip and make.
+#
+#   PYTHON    the interpreter that .venv is made with            make install PYTHON=python3.12
+#   PIP_ARGS  more arguments for pip, such as another index      make install PIP_ARGS='--index-url ...'
+#   JOBS      parallel test processes                            make test JOBS=8
+#   NAME      which proofs or benchmarks                         make prove NAME=order    (or: make prove order)
+#   ARGS      handed to the command                              make demo ARGS='--minutes 1'
+
+PYTHON ?= python3
+PIP_ARGS ?=
+JOBS ?= 2
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+KEY := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
+STAMP := $(VENV)/.installed-$(KEY)
+TORCH := $(shell grep '^torch==' constraints.txt)
+FAST := not slow and not gpu and not browser
+
+# `make prove order` and `make bench order`: the second word is the name.
+ifneq (,$(filter prove bench,$(firstword $(MAKECMDGOALS))))
+WORD := $(word 2,$(MAKECMDGOALS))
+ifneq (,$(WORD))
+NAME ?= $(WORD)
+.PHONY: $(WORD)
+$(WORD):
+	@:
+endif
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test prove check style types contracts bench gpu docs lock clean
+
+help:  ## show this list
+	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' Makefile | awk -F '\t' '{ printf "make %-10s %s\n", $$1, $$2 }'
+
+install: $(STAMP)  ## install Smalti and its tools into .venv, as locked in constraints.txt
+
+$(STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Smalti needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; hint: make install PYTHON=python3.12")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	  { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install $(PIP_ARGS) pip; }
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt '$(TORCH)' -e '.[dev]'
+	@rm -f $(VENV)/.installed-* && touch $@
+
+demo: $(STAMP)  ## the whole job on an embedded corpus: documents, tokens, training, evals, export, chat
+	$(BIN)/smalti demo $(ARGS)
+
+test: $(STAMP)  ## every test that needs no GPU, with a seeded sample of every proof
+	$(BIN)/python -m pytest -m "not gpu" -n $(JOBS) --dist worksteal $(ARGS)
+
+prove: $(STAMP)  ## proofs at full count; NAME chooses; writes bench/results/NAME.json
+	SMALTI_PROVE=1 SMALTI_PROVE_NAME=$(NAME) $(BIN)/python -m pytest -m "proof and not gpu" $(if $(NAME),-k $(NAME)) $(ARGS)
+
+check: $(STAMP) style types contracts  ## style, types, import contracts, sizes, docs, fast tests
+	$(BIN)/python -m pytest -q -m "$(FAST)" -n $(JOBS) --dist worksteal $(ARGS)
+
+style: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python tools/sizes.py
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+contracts: $(STAMP)
+	$(BIN)/lint-imports
+	$(BIN)/python tools/docs.py --check
+
+bench: $(STAMP)  ## paired ratios; NAME chooses one script of bench/
+	@set -e; for script in $(if $(NAME),bench/$(NAME).py,$(sort $(wildcard bench/*.py))); do \
+	  echo "== $$script"; PYTHONPATH=tools $(BIN)/python $$script $(ARGS); done
+
+gpu:  ## tests and benchmarks on a GPU, with the PYTHON given (no .venv needed)
+	PYTHON=$(PYTHON) bash tools/gpu.sh $(ARGS)
+
+docs: $(STAMP)  ## write docs/reference from the code, and check every link
+	$(BIN)/python tools/docs.py
+
+lock:  ## resolve the newest versions in a fresh environment and write constraints.txt
+	PYTHON=$(PYTHON) TORCH='$(TORCH)' bash tools/lock.sh $(PIP_ARGS)
+
+clean:  ## remove .venv, caches and build outputs; runs/ stays
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find smalti tests tools bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,109 @@
+"""The import contracts hold, and a planted breach of each is caught and named."""
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+
+LAYERS = "rooms are layered"
+NO_TORCH = "no torch below data and model, directly or not"
+DATA_NUMPY = "data hands out numpy: no torch, directly or not"
+NO_DIRECT_TORCH = "no direct torch in cli and fleet (probes run as child processes)"
+STARTS_COMMANDS = "fleet reaches training only by starting the smalti command"
+NO_TRANSFORMERS = "the package does not import transformers"
+
+BREACHES = [
+    ("smalti/model/planted.py", "import smalti.train", LAYERS),
+    ("smalti/train/planted.py", "import smalti.evals", LAYERS),
+    ("smalti/train/planted.py", "import smalti.serve", LAYERS),
+    ("smalti/serve/planted.py", "import smalti.train", LAYERS),
+    ("smalti/model/planted.py", "import smalti.dist", LAYERS),
+    ("smalti/data/planted.py", "import smalti.model", LAYERS),
+    ("smalti/plan/planted.py", "import smalti.track", LAYERS),
+    ("smalti/base/planted.py", "import smalti.config", LAYERS),
+    ("smalti/fleet/planted.py", "import smalti.cli", LAYERS),
+    ("smalti/attic/__init__.py", "", LAYERS),
+    ("smalti/data/planted.py", "import torch", DATA_NUMPY),
+    ("smalti/plan/planted.py", "import torch", NO_TORCH),
+    ("smalti/track/planted.py", "def late():\n    import torch", NO_TORCH),
+    ("smalti/fleet/planted.py", "import torch", NO_DIRECT_TORCH),
+    ("smalti/cli/planted.py", "from torch import nn", NO_DIRECT_TORCH),
+    ("smalti/fleet/planted.py", "import smalti.train", STARTS_COMMANDS),
+    ("smalti/fleet/planted.py", "import smalti.model", STARTS_COMMANDS),
+    ("smalti/model/planted.py", "import transformers", NO_TRANSFORMERS),
+]
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("house")
+    shutil.copytree(ROOT / "smalti", folder / "smalti", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    code = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    return subprocess.run(
+        [sys.executable, "-c", code, "--no-cache"], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+def broken(output: str) -> set[str]:
+    return {line.removesuffix(" BROKEN") for line in output.splitlines() if line.endswith(" BROKEN")}
+
+
+def test_contracts_hold(pristine):
+    done = lint(pristine)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(("file", "text", "contract"), BREACHES)
+def test_planted_breach_is_named(pristine, file, text, contract):
+    path = pristine / file
+    new_folder = not path.parent.exists()
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text + "\n")
+    try:
+        done = lint(pristine)
+    finally:
+        path.unlink()
+        if new_folder:
+            shutil.rmtree(path.parent)
+    assert done.returncode == 1, done.stdout
+    assert contract in broken(done.stdout), done.stdout
+    assert "planted" in done.stdout or "attic" in done.stdout
+
+
+def test_a_probe_may_import_torch(pristine):
+    folder = pristine / "smalti" / "fleet" / "probes"
+    path = folder / "planted.py"
+    added = [] if folder.exists() else [folder / "__init__.py"]
+    folder.mkdir(exist_ok=True)
+    for new in added:
+        new.write_text("")
+    path.write_text("import torch\n")
+    try:
+        done = lint(pristine)
+    finally:
+        path.unlink()
+        if added:
+            shutil.rmtree(folder)
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_torch_free_room_stands_in_a_contract():
+    held = {room for contract in CONTRACTS for room in contract.get("source_modules", [])}
+    for room in ("base", "config", "plan", "track", "data", "cli", "console", "fleet"):
+        if (ROOT / "smalti" / room).is_dir():
+            assert f"smalti.{room}" in held
+    starters = next(contract for contract in CONTRACTS if contract["name"] == STARTS_COMMANDS)
+    for room in ("tune",):
+        if (ROOT / "smalti" / room).is_dir():
+            assert f"smalti.{room}" in starters["forbidden_modules"]

@@ -1,0 +1,144 @@
+"""The reference pages that are written from the code: command line, config fields, metric names.
+
+Promises that a page holds what the code says and nothing typed by hand; the text is the docstring below each field, the
+help of each command, and the table of track/names.py.
+"""
+
+import types
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from smalti.config import schema
+from smalti.config.data import CurateConfig, TokenizeConfig
+from smalti.config.run import RunConfig
+
+_HEAD = "<!-- Written by `make docs` from the code; edit there. -->\n\n"
+
+_ROOTS: dict[str, type[BaseModel]] = {
+    "smalti train": RunConfig,
+    "smalti data curate": CurateConfig,
+    "smalti data tokenize": TokenizeConfig,
+}
+
+_KINDS = {"Duration": "duration", "Length": "length", "Cadence": "cadence", "Real": "number", "Whole": "whole number"}
+_WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}
+
+
+def pages() -> dict[str, str]:
+    """File name under docs/reference -> its text."""
+    return {"config.md": config_page()}
+
+
+def config_page() -> str:
+    """Every field of every config: key, type, default, meaning, identity or placement."""
+    out = [
+        _HEAD,
+        "# Config reference\n\n",
+        "One table for each kind of config file. A field marked *placement* may change between the attempts of one run; "
+        "every other field is *identity*: another value is another run. Durations are text with a unit: `100step`, "
+        "`2e9tok`, `0.8run`; a cadence also takes `30s`, `30min`, `2h`.\n",
+    ]
+    for command, model in _ROOTS.items():
+        out.append(f"\n## `{command}`\n\n{_first_line(model)}\n\n")
+        out.append("| key | type | default | meaning |\n|---|---|---|---|\n")
+        out.extend(_rows(model, ""))
+    return "".join(out)
+
+
+def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        key = prefix + name
+        meaning = " ".join((field.description or "").split())
+        if schema.is_placement(model, name):
+            meaning += " *Placement.*"
+        inner, suffix = _inner_model(field.annotation)
+        kind = _kind(field) if inner is None else _section(field.annotation)
+        yield f"| `{key}` | {kind} | {_default(field)} | {_escape(meaning)} |\n"
+        if inner is not None:
+            yield from _rows(inner, key + suffix + ".")
+
+
+def _section(annotation: Any) -> str:
+    origin = typing.get_origin(annotation)
+    return "list of sections" if origin is tuple else "map of sections" if origin is dict else "section"
+
+
+def _inner_model(annotation: Any) -> tuple[type[BaseModel] | None, str]:
+    """The config model inside an annotation, and what stands after the key to reach into it."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation, ""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    suffix = {tuple: "[]", dict: ".<name>"}.get(origin, "")  # type: ignore[arg-type]
+    for argument in arguments:
+        inner, below = _inner_model(argument)
+        if inner is not None:
+            return inner, suffix + below
+    return None, ""
+
+
+def _kind(field: FieldInfo) -> str:
+    """The type in words, with its bounds."""
+    for name, word in _KINDS.items():
+        marker = typing.get_args(getattr(schema, name))[1]
+        if any(entry is marker for entry in field.metadata):
+            return word + _bounds(field)
+    return _words(field.annotation) + _bounds(field)
+
+
+def _words(annotation: Any) -> str:
+    if annotation in _WORDS:
+        return _WORDS[annotation]
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        for name, word in _KINDS.items():
+            if annotation == getattr(schema, name):
+                return word
+        return _words(arguments[0])
+    if origin is Literal:
+        return " \\| ".join(f"`{value}`" for value in arguments)
+    if origin is types.UnionType or origin is typing.Union:
+        return " or ".join(_words(argument) for argument in arguments if argument is not type(None))
+    if origin is tuple:
+        inner = [argument for argument in arguments if argument is not Ellipsis]
+        return f"list of {_words(inner[0])}" if Ellipsis in arguments else f"{len(inner)} x {_words(inner[0])}"
+    if origin is dict:
+        return f"map of {_words(arguments[1])}"
+    return str(getattr(annotation, "__name__", annotation))
+
+
+def _bounds(field: FieldInfo) -> str:
+    signs: dict[str, str] = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    bounds = [
+        f"{sign} {getattr(entry, name):g}"
+        for entry in field.metadata
+        for name, sign in signs.items()
+        if getattr(entry, name, None) is not None
+    ]
+    return f" ({', '.join(bounds)})" if bounds else ""
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value is None:
+        return "absent"
+    if isinstance(value, BaseModel):
+        return "as below"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, list | tuple | dict):
+        return f"`{list(value) if not isinstance(value, dict) else value}`"
+    return f"`{value}`"
+
+
+def _first_line(model: Callable[..., Any]) -> str:
+    return (model.__doc__ or "").strip().splitlines()[0]
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|")
