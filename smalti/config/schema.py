@@ -4,17 +4,23 @@ Every config is a frozen pydantic model that refuses unknown keys. A field is *i
 unless it is declared with ``placement(...)`` (where and how fast the same run is carried out).
 """
 
+import math
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 
 class Config(BaseModel):
-    """Frozen, strict about keys, documented by the docstring below each field."""
+    """Frozen, strict about keys, documented by the docstring below each field; a number where text is due is text."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, protected_namespaces=()
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_default=True,
+        protected_namespaces=(),
+        coerce_numbers_to_str=True,
     )
 
 
@@ -55,7 +61,9 @@ def _duration(units: tuple[str, ...]) -> AfterValidator:
 
 
 def _number_from_text(value: Any) -> Any:
-    """YAML 1.1 reads ``1e-3`` as text; a typed number field takes it as the number it is."""
+    """Text that spells a number (``1e-3`` as YAML 1.1 hands it over) is that number; true and false are none."""
+    if isinstance(value, bool):
+        raise ValueError(f"{str(value).lower()} is not a number")
     if isinstance(value, str):
         try:
             return float(value)
@@ -65,23 +73,34 @@ def _number_from_text(value: Any) -> Any:
 
 
 def _whole_number(value: Any) -> Any:
-    value = _number_from_text(value)
-    if isinstance(value, float) and value == int(value):
+    value = int(value) if isinstance(value, str) and re.fullmatch(r"[-+]?\d+", value) else _number_from_text(value)
+    if isinstance(value, float) and math.isfinite(value) and value == int(value):
         return int(value)
     return value
 
 
-Duration = Annotated[str, _duration(("step", "tok", "run"))]
+def _duration_schema(*examples: str) -> WithJsonSchema:
+    """How a duration looks to an editor; the examples are also what an error message shows."""
+    units = "|".join(sorted({split_duration(example)[1] for example in examples}))
+    pattern = rf"^\d+(\.\d+)?([eE][+-]?\d+)?({units})$"
+    return WithJsonSchema({"type": "string", "pattern": pattern, "examples": list(examples)})
+
+
+Duration = Annotated[str, _duration(("step", "tok", "run")), _duration_schema("100step", "2e9tok", "0.8run")]
 """A length of training: ``100step``, ``2e9tok``, ``0.8run``."""
 
-Length = Annotated[str, _duration(("step", "tok"))]
+Length = Annotated[str, _duration(("step", "tok")), _duration_schema("600step", "2e9tok")]
 """The length of a whole run: ``600step``, ``2e9tok``."""
 
-Cadence = Annotated[str, _duration(("step", "tok", "run", "s", "min", "h"))]
+Cadence = Annotated[
+    str,
+    _duration(("step", "tok", "run", "s", "min", "h")),
+    _duration_schema("100step", "2e9tok", "0.1run", "30s", "30min", "2h"),
+]
 """How often something happens; may be wall-clock time (``30min``), so it is a placement field only."""
 
-Real = Annotated[float, BeforeValidator(_number_from_text)]
-"""A float that also takes ``1e-3`` as YAML 1.1 hands it over."""
+Real = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number_from_text)]
+"""A finite float that also takes ``1e-3`` as YAML 1.1 hands it over."""
 
 Whole = Annotated[int, BeforeValidator(_whole_number)]
 """An integer that also takes ``2e9``."""

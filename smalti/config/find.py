@@ -1,0 +1,87 @@
+"""Recipes (run specs) and presets (model sizes) by name, from the package, a folder, or a path.
+
+Promises: works from an installed wheel (``importlib.resources``); a name that is not there is a UserError with the
+nearest one. A path always wins over a name only when it is a file, or a run folder with a ``config.yaml``.
+"""
+
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from smalti.base.errors import DataError, UserError, nearest
+
+_SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A text with the label that errors and origins show for it."""
+
+    text: str
+    label: str
+    path: str
+    """Where it lies; for a run folder the ``config.yaml`` in it."""
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes in the package, sorted."""
+    return sorted(_entries(_room("recipes")))
+
+
+def preset_names() -> list[str]:
+    """Names of the model presets in the package, sorted."""
+    return sorted(_entries(_room("presets")))
+
+
+def find_recipe(name_or_path: str, *, beside: str | None = None) -> Found:
+    """The recipe of that name or path; ``beside`` is the file whose folder a relative path starts from."""
+    path = Path(name_or_path)
+    candidates = [Path(beside).parent / path, path] if beside and not path.is_absolute() else [path]
+    for candidate in candidates:
+        inside = candidate / "config.yaml"
+        if candidate.is_file() or inside.is_file():
+            found = candidate if candidate.is_file() else inside
+            return Found(_read(found), str(found), str(found))
+    recipes = _entries(_room("recipes"))
+    name = name_or_path.removesuffix(".yaml")
+    if name in recipes:
+        return Found(_read(recipes[name]), f"{name}.yaml", str(recipes[name]))
+    close = nearest(name, recipes)
+    raise UserError(
+        f"there is no recipe file or recipe named '{name_or_path}'",
+        allowed=f"a path to a .yaml file, or one of: {', '.join(sorted(recipes)) or '(the package holds no recipe)'}",
+        hint=f"did you mean '{close}'?" if close else "check the path; 'smalti config show' lists the recipes by name",
+    )
+
+
+def find_preset(name: str, *, where: str) -> Found:
+    """The model preset of that name; ``where`` says who asked, for the error."""
+    presets = _entries(_room("presets"))
+    if name in presets:
+        return Found(_read(presets[name]), f"preset {name}", str(presets[name]))
+    close = nearest(name, presets)
+    raise UserError(
+        f"{where}: model.preset = '{name}' is not a preset",
+        allowed=", ".join(sorted(presets)),
+        hint=f"did you mean 'preset: {close}'?" if close else "leave 'preset' out and write the fields of model",
+    )
+
+
+def _room(name: str) -> Traversable:
+    return files("smalti.config").joinpath(name)
+
+
+def _entries(folder: Traversable) -> dict[str, Traversable]:
+    if not folder.is_dir():
+        return {}
+    return {entry.name.rsplit(".", 1)[0]: entry for entry in folder.iterdir() if entry.name.endswith(_SUFFIXES)}
+
+
+def _read(path: Path | Traversable) -> str:
+    try:
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: {error}", hint="is this really a YAML recipe?") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error

@@ -1,0 +1,74 @@
+"""Which values make a run that run: everything but the fields declared with ``placement``.
+
+Two configs of equal identity train the same model from the same data in the same order; where and how fast may differ.
+``auto`` stays ``auto`` here: what it became on some machine is an event, not a part of the config.
+"""
+
+from typing import Any
+
+from smalti.base.hashing import digest_json
+from smalti.config.schema import Config, is_placement
+from smalti.config.yaml_lines import Path, dotted, inline
+
+_ABSENT = "absent"
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """The identity fields as nested plain values; sections without any are left out."""
+    values = {
+        name: _plain(getattr(config, name))
+        for name in type(config).model_fields
+        if not is_placement(type(config), name) and not _only_placement(getattr(config, name))
+    }
+    return values
+
+
+def identity_digest(config: Config) -> str:
+    """SHA-256 of the identity in canonical form."""
+    return digest_json(identity(config))
+
+
+def difference(before: Config, after: Config) -> list[str]:
+    """What differs in identity, a line each: ``train.optimizer.lr: 0.003 -> 0.004``. Empty: the same run."""
+    return _lines(identity(before), identity(after))
+
+
+def placement_difference(before: Config, after: Config) -> list[str]:
+    """What differs in placement only, a line each."""
+    changed = set(_lines(before.model_dump(mode="json"), after.model_dump(mode="json")))
+    return sorted(changed - set(difference(before, after)))
+
+
+def _lines(before: Any, after: Any, path: Path = ()) -> list[str]:
+    if before == after:
+        return []
+    if isinstance(before, dict) and isinstance(after, dict) and before and after:
+        keys = [*before, *(key for key in after if key not in before)]
+        pairs: list[tuple[Any, Any, str | int]] = [(before.get(k, _ABSENT), after.get(k, _ABSENT), k) for k in keys]
+    elif _sections(before) and _sections(after) and len(before) == len(after):
+        pairs = [(old, new, index) for index, (old, new) in enumerate(zip(before, after, strict=True))]
+    else:
+        return [f"{dotted(path)}: {_text(before)} -> {_text(after)}"]
+    return [line for old, new, part in pairs for line in _lines(old, new, (*path, part))]
+
+
+def _sections(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
+
+
+def _text(value: Any) -> str:
+    return _ABSENT if value is _ABSENT else inline(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Config):
+        return identity(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+def _only_placement(value: Any) -> bool:
+    return isinstance(value, Config) and not identity(value)

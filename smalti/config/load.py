@@ -1,0 +1,208 @@
+"""YAML + ``a.b=value`` -> a frozen config that knows where each value came from.
+
+Order of precedence: command line, recipe, its one ``base:``, model preset, default. Mappings are merged key by key,
+lists and plain values replace. Nothing is interpolated; nothing is read from the environment.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from smalti.base.errors import UserError
+from smalti.config.find import find_preset, find_recipe, preset_names
+from smalti.config.model import ModelConfig
+from smalti.config.problems import as_user_error
+from smalti.config.schema import Config
+from smalti.config.show import dump, flatten, json_schema, show
+from smalti.config.yaml_lines import Path, Tree, dotted, inline, parse
+
+__all__ = ["Loaded", "dump", "flatten", "from_dict", "json_schema", "load", "show"]
+
+COMMAND_LINE = "command line"
+DEFAULT = "default"
+
+C = TypeVar("C", bound=Config)
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[C]):
+    """A validated config and its story."""
+
+    config: C
+    origins: dict[str, str]
+    """Dotted key -> ``recipe.yaml:LINE``, ``preset NAME:LINE``, ``command line`` or ``default``."""
+    path: str
+    """The file that was loaded."""
+
+
+def load(model: type[C], name_or_path: str, overrides: Sequence[str] = ()) -> Loaded[C]:
+    """Load a recipe (file, run folder, or name in the package) as ``model``; every problem is one UserError."""
+    found = find_recipe(name_or_path)
+    tree = _mapping(parse(found.text, found.label))
+    tree = _with_base(tree, found.path)
+    for override in overrides:
+        _apply_override(tree, override)
+    for section in _preset_sections(model):
+        tree = _with_preset(tree, section)
+    return Loaded(*_validate(model, tree, found.label), found.path)
+
+
+def from_dict(model: type[C], value: Mapping[str, Any], label: str = "config") -> Loaded[C]:
+    """Validate plain values (as Python callers and readers of stored configs have them), with the same errors."""
+    tree = Tree(dict(value), {})
+    for section in _preset_sections(model):
+        tree = _with_preset(tree, section)
+    return Loaded(*_validate(model, tree, label), label)
+
+
+def _validate(model: type[C], tree: Tree, label: str) -> tuple[C, dict[str, str]]:
+    try:
+        config = model.model_validate(tree.value)
+    except ValidationError as error:
+        raise as_user_error(error, model, tree.value, tree.origins, label) from error
+    written = {dotted(path): origin for path, origin in tree.origins.items()}
+    return config, {key: written.get(key, DEFAULT) for key in flatten(config.model_dump(mode="json"))}
+
+
+def _mapping(tree: Tree) -> Tree:
+    if tree.value is None:
+        return Tree({}, {})
+    if not isinstance(tree.value, dict):
+        raise UserError(f"{tree.origins[()]}: the file holds {inline(tree.value)[:80]}", allowed="'key: value' lines")
+    return tree
+
+
+def _with_base(tree: Tree, path: str) -> Tree:
+    name = tree.value.pop("base", None)
+    where = tree.origins.pop(("base",), path)
+    if name is None:
+        return tree
+    if not isinstance(name, str):
+        raise UserError(f"{where}: base = {inline(name)} is not allowed", allowed="one path or recipe name")
+    try:
+        found = find_recipe(name, beside=path)
+    except UserError as error:
+        raise UserError(f"{where}: base: {error.message}", allowed=error.allowed, hint=error.hint) from error
+    base = _mapping(parse(found.text, found.label))
+    if "base" in base.value:
+        raise UserError(
+            f"{base.origins[('base',)]}: a base may not have a base itself (it is the base of {where})",
+            allowed="one level",
+            hint=f"copy what you need from '{base.value['base']}' into {found.label}",
+        )
+    _merge(base, (), tree.value, tree.origins)
+    return base
+
+
+def _merge(into: Tree, path: Path, value: Any, origins: Mapping[Path, str]) -> None:
+    """Lay ``value`` (with its absolute ``origins``) over ``into`` at ``path``."""
+    current = _get(into.value, path)
+    if isinstance(value, dict) and isinstance(current, dict):
+        for key, child in value.items():
+            _merge(into, (*path, key), child, origins)
+        return
+    for old in [one for one in into.origins if one[: len(path)] == path]:
+        del into.origins[old]
+    _set(into, path, value)
+    into.origins.update({one: origin for one, origin in origins.items() if one[: len(path)] == path})
+
+
+def _apply_override(tree: Tree, override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*", key):
+        raise UserError(
+            f"{COMMAND_LINE}: '{override}' is not an override",
+            allowed="key.of.section=value, as in train.optimizer.lr=3e-4",
+            hint=f"write '{override.lstrip('-').replace(' ', '=', 1)}'" if override.startswith("--") else None,
+        )
+    value = parse(text, f"{COMMAND_LINE}: {override}", lines=False).value
+    path: list[str | int] = []
+    for part in key.split("."):
+        here = _get(tree.value, tuple(path))
+        path.append(int(part) if isinstance(here, list) and part.isdigit() else part)
+        if isinstance(here, list) and (isinstance(path[-1], str) or path[-1] >= len(here)):
+            raise UserError(
+                f"{COMMAND_LINE}: {override}: '{part}' is not an item of {dotted(tuple(path[:-1]))}",
+                allowed=f"0 to {len(here) - 1}",
+            )
+    paths = [tuple(path), *(tuple(path) + below for below in _paths(value))]
+    _merge(tree, tuple(path), value, dict.fromkeys(paths, COMMAND_LINE))
+
+
+def _preset_sections(model: type[BaseModel], path: Path = ()) -> list[Path]:
+    """Where in ``model`` a ModelConfig lies, and so ``preset:`` may stand."""
+    if model is ModelConfig:
+        return [path]
+    sections: list[Path] = []
+    for name, field in model.model_fields.items():
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                sections += _preset_sections(kind, (*path, name))
+    return sections
+
+
+def _with_preset(tree: Tree, section: Path) -> Tree:
+    value = _get(tree.value, section)
+    if not isinstance(value, dict) or "preset" not in value:
+        return tree
+    where = tree.origins.get((*section, "preset"), dotted(section) or "config")
+    name = value["preset"]
+    if not isinstance(name, str):
+        raise UserError(
+            f"{where}: {dotted((*section, 'preset'))} = {inline(name)} is not allowed",
+            allowed=", ".join(preset_names()),
+        )
+    found = find_preset(name, where=where)
+    preset = _mapping(parse(found.text, found.label))
+    origins = {(*section, *path): origin for path, origin in preset.origins.items() if path}
+    result = Tree({}, {})
+    _set(result, section, preset.value)
+    result.origins.update(origins)
+    rest = {key: child for key, child in value.items() if key != "preset"}
+    _merge(result, section, rest, tree.origins)
+    if section:
+        _set(tree, section, _get(result.value, section))
+    else:
+        tree.value = result.value
+    tree.origins.update(result.origins)
+    tree.origins.pop((*section, "preset"), None)
+    return tree
+
+
+def _get(value: Any, path: Path) -> Any:
+    for part in path:
+        if isinstance(value, dict):
+            value = value.get(part)
+        elif isinstance(value, list) and isinstance(part, int):
+            value = value[part]
+        else:
+            return None
+    return value
+
+
+def _set(tree: Tree, path: Path, value: Any) -> None:
+    if not path:
+        tree.value = value
+        return
+    here: Any = tree.value
+    for depth, part in enumerate(path[:-1]):
+        below = _get(here, (part,))
+        if not isinstance(below, (dict, list)):
+            below = {}
+            here[part] = below
+            tree.origins.setdefault(path[: depth + 1], COMMAND_LINE)
+        here = below
+    here[path[-1]] = value
+
+
+def _paths(value: Any) -> list[Path]:
+    if isinstance(value, dict):
+        items: list[tuple[str | int, Any]] = list(value.items())
+    elif isinstance(value, list):
+        items = list(enumerate(value))
+    else:
+        return []
+    return [path for key, child in items for path in [(key,), *((key, *below) for below in _paths(child))]]

@@ -1,0 +1,229 @@
+"""What pydantic found wrong, in the house's words: file and line, key, value, what is allowed, the nearest right key.
+
+All descriptions of what is allowed come from the JSON Schema of the model, so they cannot drift from it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from smalti.base.errors import UserError, nearest
+from smalti.config.yaml_lines import Path, dotted, inline
+
+_OTHER_NAMES = {
+    "learning_rate": "train.optimizer.lr",
+    "batch_size": "train.global_batch_tokens",
+    "global_batch_size": "train.global_batch_tokens",
+    "max_steps": "train.duration",
+    "max_duration": "train.duration",
+    "steps": "train.duration",
+    "n_layers": "model.num_hidden_layers",
+    "n_layer": "model.num_hidden_layers",
+    "n_heads": "model.num_attention_heads",
+    "n_head": "model.num_attention_heads",
+    "d_model": "model.hidden_size",
+    "n_embd": "model.hidden_size",
+    "max_seq_len": "data.seq_len",
+    "sequence_length": "data.seq_len",
+    "block_size": "data.seq_len",
+    "grad_clip": "train.optimizer.clip_norm",
+    "world_size": "train.parallel.ranks",
+    "nproc_per_node": "train.parallel.ranks",
+}
+"""Names of other trainers -> ours; used for hints only."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong, as three lines."""
+
+    message: str
+    allowed: str | None
+    hint: str | None
+
+
+class Schema:
+    """Paths looked up in the JSON Schema of a config model."""
+
+    def __init__(self, model: type[BaseModel]) -> None:
+        self._root = model.model_json_schema()
+        self._definitions: Mapping[str, Any] = self._root.get("$defs", {})
+
+    def follow(self, path: Path) -> tuple[Path, dict[str, Any]]:
+        """The longest head of ``path`` that the schema knows, and its node (pydantic appends union members)."""
+        node, known = self._resolve(self._root), []
+        for part in path:
+            step = self._step(node, part)
+            if step is None:
+                break
+            node = step
+            known.append(part)
+        return tuple(known), node
+
+    def keys(self, node: Mapping[str, Any]) -> list[str]:
+        """The keys of a section; empty for a leaf or a free mapping."""
+        for member in self._members(node):
+            if "properties" in member:
+                return list(member["properties"])
+        return []
+
+    def choices(self, node: Mapping[str, Any]) -> list[str]:
+        """The named values that may stand here."""
+        found = (value for member in self._members(node) for value in [*member.get("enum", []), member.get("const")])
+        return [value for value in found if isinstance(value, str)]
+
+    def all_paths(self) -> Iterator[str]:
+        """Every dotted key of every section (sections inside lists excepted)."""
+        yield from self._walk(self._root, ())
+
+    def describe(self, node: Mapping[str, Any]) -> str:
+        """What a value here may be, in words."""
+        members = [self._describe_one(member) for member in self._members(node)]
+        return ", or ".join(dict.fromkeys(members))
+
+    def _walk(self, node: Mapping[str, Any], path: Path) -> Iterator[str]:
+        for member in self._members(node):
+            for key, child in member.get("properties", {}).items():
+                yield dotted((*path, key))
+                yield from self._walk(child, (*path, key))
+
+    def _resolve(self, node: Mapping[str, Any]) -> dict[str, Any]:
+        while "$ref" in node:
+            node = {
+                **self._definitions[node["$ref"].rsplit("/", 1)[1]],
+                **{k: v for k, v in node.items() if k != "$ref"},
+            }
+        return dict(node)
+
+    def _members(self, node: Mapping[str, Any]) -> list[dict[str, Any]]:
+        resolved = self._resolve(node)
+        return [self._resolve(member) for member in resolved["anyOf"]] if "anyOf" in resolved else [resolved]
+
+    def _step(self, node: Mapping[str, Any], part: str | int) -> dict[str, Any] | None:
+        for member in self._members(node):
+            if isinstance(part, int):
+                fixed = member.get("prefixItems", [])
+                child = fixed[part] if part < len(fixed) else member.get("items")
+            else:
+                child = member.get("properties", {}).get(part, member.get("additionalProperties"))
+            if isinstance(child, Mapping):
+                return self._resolve(child)
+        return None
+
+    def _describe_one(self, node: Mapping[str, Any]) -> str:
+        if "enum" in node or "const" in node:
+            return ", ".join(inline(value) for value in node.get("enum", [node.get("const")]))
+        kind = node.get("type")
+        if kind == "string":
+            examples = node.get("examples")
+            return f"a length such as {', '.join(examples)}" if examples else "text"
+        if kind in ("integer", "number"):
+            return ("a whole number" if kind == "integer" else "a number") + _bounds(node)
+        if kind == "array":
+            if "prefixItems" in node:
+                return f"a list of {len(node['prefixItems'])}: " + "; ".join(map(self.describe, node["prefixItems"]))
+            return f"a list, each item {self.describe(node.get('items', {}))}"
+        if kind == "object" and "properties" in node:
+            return f"a section with the keys {', '.join(node['properties'])}"
+        if kind == "object":
+            return f"a mapping of names, each to {self.describe(node.get('additionalProperties', {}))}"
+        return {"boolean": "true or false", "null": "null"}.get(str(kind), "any value")
+
+
+def _bounds(node: Mapping[str, Any]) -> str:
+    words = (
+        ("minimum", "at least"),
+        ("exclusiveMinimum", "above"),
+        ("maximum", "at most"),
+        ("exclusiveMaximum", "below"),
+    )
+    parts = [f"{word} {inline(node[key])}" for key, word in words if key in node]
+    return " " + " and ".join(parts) if parts else ""
+
+
+def as_user_error(
+    error: ValidationError, model: type[BaseModel], value: Any, origins: Mapping[Path, str], label: str
+) -> UserError:
+    """All problems of one validation as one UserError, in the order of the file."""
+    schema = Schema(model)
+    grouped: dict[Path, list[Any]] = {}
+    for item in error.errors(include_url=False):
+        path, _ = schema.follow(item["loc"])
+        if item["type"] == "extra_forbidden":
+            path = item["loc"]
+        grouped.setdefault(path, []).append(item)
+    problems = [_problem(schema, path, items[0], value, origins, label) for path, items in grouped.items()]
+    if len(problems) == 1:
+        return UserError(problems[0].message, allowed=problems[0].allowed, hint=problems[0].hint)
+    lines = [f"{label}: {len(problems)} problems"]
+    for problem in problems:
+        lines.append(f"- {problem.message}")
+        lines += [f"  allowed: {problem.allowed}"] if problem.allowed else []
+        lines += [f"  hint: {problem.hint}"] if problem.hint else []
+    return UserError("\n".join(lines))
+
+
+def _problem(schema: Schema, path: Path, item: Any, value: Any, origins: Mapping[Path, str], label: str) -> Problem:
+    where, key = _origin(path, origins, label), dotted(path)
+    _, node = schema.follow(path)
+    if item["type"] == "extra_forbidden":
+        parent, parent_node = schema.follow(path[:-1])
+        keys = schema.keys(parent_node)
+        section = dotted(parent) or "the top level"
+        return Problem(
+            f"{where}: unknown key {key} = {inline(_at(value, path))}",
+            f"the keys of {section}: {', '.join(keys)}",
+            _right_key(schema, path, keys),
+        )
+    if item["type"] == "missing":
+        kind = schema.describe(node)
+        how = f"write '{path[-1]}:' in that section, or give {key}=VALUE"
+        if isinstance(path[-1], int):
+            how = f"write the whole list of {dotted(path[:-1])}"
+        return Problem(f"{where}: {key} is missing", kind, how)
+    if item["type"] == "value_error" and item.get("ctx"):
+        text = str(item["ctx"]["error"])
+        if schema.keys(node):
+            return Problem(f"{where}: {key + ': ' if key else ''}{text}", None, None)
+        return Problem(f"{where}: {key} = {inline(_at(value, path))}: {text}", schema.describe(node), None)
+    given = _at(value, path)
+    return Problem(
+        f"{where}: {key} = {inline(given)} is not allowed", schema.describe(node), _right_value(schema, node, given)
+    )
+
+
+def _right_value(schema: Schema, node: Mapping[str, Any], given: Any) -> str | None:
+    """A hint towards a named value close to the one that was given."""
+    close = nearest(str(given), schema.choices(node))
+    return f"did you mean '{close}'?" if close else None
+
+
+def _right_key(schema: Schema, path: Path, siblings: list[str]) -> str | None:
+    name, paths = str(path[-1]), list(schema.all_paths())
+    foreign = _OTHER_NAMES.get(name)
+    if foreign in paths:
+        return f"did you mean {foreign}?"
+    close = nearest(name, siblings)
+    if close:
+        return f"did you mean {dotted((*path[:-1], close))}?"
+    by_last = {one.rsplit(".", 1)[-1]: one for one in reversed(paths)}
+    close = nearest(name, by_last)
+    return f"did you mean {by_last[close]}?" if close else "delete it; 'smalti config schema' lists every key"
+
+
+def _origin(path: Path, origins: Mapping[Path, str], label: str) -> str:
+    for end in range(len(path), 0, -1):
+        if path[:end] in origins:
+            return origins[path[:end]]
+    return label
+
+
+def _at(value: Any, path: Path) -> Any:
+    for part in path:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value

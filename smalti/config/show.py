@@ -1,0 +1,74 @@
+"""A config as text: YAML that loads back equal, YAML with the origin of each value, JSON Schema for editors."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from smalti.config.find import preset_names
+from smalti.config.model import ModelConfig
+from smalti.config.schema import Config
+from smalti.config.yaml_lines import Path, dotted, inline, to_yaml
+
+if TYPE_CHECKING:
+    from smalti.config.load import Loaded
+
+
+def dump(config: Config) -> str:
+    """The resolved config as YAML; loading it gives an equal config."""
+    return to_yaml(config.model_dump(mode="json"))
+
+
+def show(loaded: "Loaded[Any]") -> str:
+    """The resolved config as YAML with the origin of each value in a comment."""
+    lines: list[tuple[str, str]] = []
+    _show(loaded.config.model_dump(mode="json"), (), loaded.origins, lines)
+    width = min(max((len(text) for text, _ in lines), default=0), 70)
+    return "\n".join(f"{text:<{width}}  # {origin}" if origin else text for text, origin in lines) + "\n"
+
+
+def json_schema(model: type[Config]) -> dict[str, Any]:
+    """JSON Schema of the YAML, for editors. Nothing is ``required`` in it: a base or a preset may supply any key."""
+    schema = model.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    for section in [schema, *schema.get("$defs", {}).values()]:
+        section.pop("required", None)
+    schema["properties"] = {
+        "base": {"type": "string", "description": "A recipe (path or name) whose keys this file overrides."},
+        **schema["properties"],
+    }
+    holder = schema if model is ModelConfig else schema.get("$defs", {}).get("ModelConfig")
+    if holder is not None:
+        preset = {"enum": preset_names(), "description": "A named model size whose fields the others override."}
+        holder["properties"] = {"preset": preset, **holder["properties"]}
+    return schema
+
+
+def flatten(value: Any, path: Path = ()) -> dict[str, Any]:
+    """Nested plain values -> dotted key -> leaf. A list of plain values and an empty container are leaves."""
+    children: list[tuple[str | int, Any]] = []
+    if isinstance(value, Mapping):
+        children = list(value.items())
+    elif isinstance(value, (list, tuple)) and any(isinstance(item, Mapping) for item in value):
+        children = list(enumerate(value))
+    if not children:
+        return {dotted(path): value}
+    return {key: leaf for part, child in children for key, leaf in flatten(child, (*path, part)).items()}
+
+
+def _show(value: Any, path: Path, origins: Mapping[str, str], lines: list[tuple[str, str]]) -> None:
+    indent = "  " * len(path)
+    for key, child in value.items() if isinstance(value, dict) else ():
+        here = (*path, key)
+        name = inline(key)
+        if isinstance(child, dict) and child:
+            lines.append((f"{indent}{name}:", ""))
+            _show(child, here, origins, lines)
+        elif isinstance(child, list) and any(isinstance(item, dict) for item in child):
+            lines.append((f"{indent}{name}:", ""))
+            for index, item in enumerate(child):
+                start = len(lines)
+                _show(item, (*here, index), origins, lines)
+                text, origin = lines[start]
+                bare = len(indent) + 2
+                lines[start] = (f"{text[:bare]}- {text[bare + 2 :]}", origin)
+        else:
+            lines.append((f"{indent}{name}: {inline(child)}", origins.get(dotted(here), "")))
