@@ -109,6 +109,11 @@ class ModelConfig(Config):
                     (not self.gated, "gated (true only)"),
                     (self.clip_qkv is not None, "clip_qkv (absent only)"),
                     (self.qk_norm, "qk_norm (false only)"),
+                    (
+                        self.hidden_size % self.num_attention_heads != 0,
+                        f"hidden_size={self.hidden_size} with num_attention_heads={self.num_attention_heads} "
+                        "(multiples only, also with head_dim)",
+                    ),
                 )
                 if bad
             ]

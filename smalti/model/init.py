@@ -1,10 +1,10 @@
 """Initial weights: a pure function of (config, seed, parameter name, expert index), never of ranks, order or history.
 
-Promises: the same arguments give the same values whatever was drawn before, under any mesh and any number of threads, as
+Promises: the same arguments give the same values whatever was drawn before, under any mesh and any number of threads:
 any rank may draw a parameter (or one expert) by itself. Does not promise equal bits on another kind of CPU or torch.
 
-Normal values with the standard deviation ``initializer_range``; matrices that write to the residual stream get it divided
-by sqrt(2 * layers) (GPT-2, Radford et al. 2019, section 2.3); norm weights are 1.
+Normal values with the standard deviation ``initializer_range``; matrices that write to the residual stream get it
+divided by sqrt(2 * layers) (GPT-2, Radford et al. 2019, section 2.3); norm weights are 1.
 """
 
 from collections.abc import Sequence
@@ -39,11 +39,8 @@ def draw_expert(
 def initial_std(name: str, config: ModelConfig) -> float:
     """Standard deviation of the initial values of a matrix."""
     writes_to_residual = "o_proj" in name or "down_proj" in name
-    return (
-        config.initializer_range / (2 * config.num_hidden_layers) ** 0.5
-        if writes_to_residual
-        else config.initializer_range
-    )
+    depth = (2 * config.num_hidden_layers) ** 0.5 if writes_to_residual else 1.0
+    return config.initializer_range / depth
 
 
 def initial_value(config: ModelConfig, name: str, shape: Sequence[int], seed: int) -> Tensor:
