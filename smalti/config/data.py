@@ -1,5 +1,6 @@
 """The ``data:`` section of a run, and the configs of ``smalti data curate`` and ``smalti data tokenize``."""
 
+import re
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -56,8 +57,20 @@ class DataConfig(Config):
         return self
 
 
-Preset = Literal["none", "prose-light", "code-light", "gopher-2021", "gopher-repetition-2021", "c4-2019",
-                 "fineweb-code-0.01", "fineweb-paper-0.1"]
+Preset = Literal[
+    "none",
+    "prose-light",
+    "code-light",
+    "gopher-2021",
+    "gopher-repetition-2021",
+    "c4-2019",
+    "fineweb-code-0.01",
+    "fineweb-paper-0.1",
+]
+"""The names of the rule presets; what they hold stands in ``smalti/data/curate/rules``."""
+
+SplitPattern = Literal["gpt2", "cl100k", "o200k"]
+"""How text is cut into words before bytes are merged; the expressions stand in ``smalti/data/tokenizer/patterns.py``."""
 
 
 class CurateSourceConfig(Config):
@@ -70,9 +83,18 @@ class CurateSourceConfig(Config):
     id_field: str | None = None
     """The field that names the document; absent: file and row."""
     include: tuple[str, ...] = ()
-    """Glob patterns of file names to take from a folder; empty takes every kind that is known."""
-    rules: tuple[Preset, ...] = ("prose-light",)
-    """Quality rules, as named presets; all of them must pass."""
+    """Glob patterns (``*.md``, ``docs/*``) of paths to take from a folder; empty takes every kind that is known."""
+    rules: tuple[Preset, ...] = Field(("prose-light",), min_length=1)
+    """Quality rules, as named presets that run in this order; all of them must pass. ``[none]`` keeps everything."""
+
+    @model_validator(mode="after")
+    def _rules_make_sense(self) -> Self:
+        if "none" in self.rules and len(self.rules) > 1:
+            raise ValueError(f"rules={list(self.rules)}: 'none' stands alone")
+        twice = sorted({name for name in self.rules if self.rules.count(name) > 1})
+        if twice:
+            raise ValueError(f"rules name '{twice[0]}' twice")
+        return self
 
 
 class CurateConfig(Config):
@@ -81,17 +103,30 @@ class CurateConfig(Config):
     sources: dict[str, CurateSourceConfig] = Field(min_length=1)
     """Name -> where the documents come from."""
     output: str
-    """Folder that receives documents, drops and the report."""
+    """Local folder that receives ``documents/``, ``drops/``, ``report.json`` and ``report.md``; replaced by a rerun."""
     heldout_frac: Real = Field(0.05, ge=0, lt=0.5)
     """Share of groups (files) set aside before anything is learned."""
     group_field: str | None = None
-    """The field by which held-out documents are chosen (all documents of a group fall on one side); absent: the id."""
+    """The field by which held-out documents are chosen (all documents of a group fall on one side, over all sources);
+    absent: the id. Files of text have no fields: their group is their path."""
     seed: Whole = 17
     """Chooses the held-out groups."""
     normalize: bool = True
-    """Unicode NFC, line ends, control characters, trailing blanks."""
+    """Unicode NFC, line ends, control characters, trailing blanks, blank lines at both ends."""
     dedup: Literal["exact", "none"] = "exact"
-    """``exact``: of equal normalised texts the one with the smallest id stays, over all sources."""
+    """``exact``: of equal texts one stays, over all sources: a held-out one before a training one, then the first by
+    name of source, file and row. A training document that equals a held-out one is always dropped this way."""
+    unreadable: Literal["stop", "drop"] = "stop"
+    """A record that cannot be read (broken JSON, bad UTF-8, no text): stop and name it, or drop it and record why."""
+
+    @model_validator(mode="after")
+    def _sources_name_folders(self) -> Self:
+        for name in self.sources:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) or name == "tokenizer":
+                raise ValueError(
+                    f"source '{name}' cannot name a folder; use letters, digits, '.', '_' and '-' (not 'tokenizer')"
+                )
+        return self
 
 
 class TokenizeConfig(Config):
@@ -100,10 +135,26 @@ class TokenizeConfig(Config):
     documents: str
     """The output folder of ``smalti data curate``."""
     output: str
-    """Folder that receives ``tokenizer/`` and one folder of token files for each source and split."""
+    """Local folder that receives ``tokenizer/`` and one folder of token files for each source and split."""
     tokenizer: str = "train"
-    """``train`` a byte-level BPE on the training split, or the path of a ``tokenizer.json`` or a tiktoken rank file."""
+    """``train`` a byte-level BPE on the training split, or the path of a ``tokenizer.json`` (or its folder), or of a
+    tiktoken rank file."""
     vocab_size: Whole = Field(4096, ge=260)
     """Size of a vocabulary that is trained here, special tokens included."""
     train_bytes: Whole = Field(50_000_000, ge=1)
     """At most this much text is read to train the tokenizer, spread over the sources."""
+    pattern: SplitPattern | None = None
+    """How text is cut into words. Absent: ``cl100k`` for training; for a rank file, the one that belongs to its size."""
+    eod_token: str | None = None
+    """The token that ends a document, of a tokenizer that is loaded; absent: the one it declares."""
+
+    @model_validator(mode="after")
+    def _options_have_an_effect(self) -> Self:
+        if self.tokenizer == "train":
+            if self.eod_token is not None:
+                raise ValueError("eod_token has no effect on a tokenizer that is trained here ('<|endoftext|>')")
+            return self
+        for name in ("vocab_size", "train_bytes"):
+            if name in self.model_fields_set:
+                raise ValueError(f"{name} has no effect on a tokenizer that is loaded ('{self.tokenizer}')")
+        return self

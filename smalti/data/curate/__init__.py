@@ -1,0 +1,1 @@
+"""Raw documents -> clean, unique documents, with every drop recorded. Daft is used in ``engine`` and nowhere else."""

@@ -1,0 +1,96 @@
+"""What rules measure on a text. Each value is computed once and only when a rule asks for it."""
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from functools import cached_property
+
+_TOKEN = re.compile(r"\w+(?:['’\-]\w+)*|[^\w\s]")  # noqa: RUF001  (the typographic apostrophe is meant)
+_SENTENCE_END = re.compile(r"[.!?]+[\"')\]]*(?=\s|$)")
+_PARAGRAPHS = re.compile(r"\n{2,}")
+
+
+class Text:
+    """A text and its measures. A *word* of ``words`` is what stands between blanks; ``tokens`` cuts punctuation off."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """All lines, blank ones too; at least one."""
+        return self.text.split("\n")
+
+    @cached_property
+    def full_lines(self) -> list[str]:
+        """Lines with something on them."""
+        return [line for line in self.lines if line.strip()]
+
+    @cached_property
+    def paragraphs(self) -> list[str]:
+        """What stands between blank lines."""
+        return [part for part in _PARAGRAPHS.split(self.text.strip()) if part]
+
+    @cached_property
+    def words(self) -> list[str]:
+        """Cut at white space."""
+        return self.text.split()
+
+    @cached_property
+    def tokens(self) -> list[str]:
+        """Words and single symbols, each on its own: ``don't stop!`` -> ``don't``, ``stop``, ``!``."""
+        return _TOKEN.findall(self.text)
+
+    @cached_property
+    def real_words(self) -> list[str]:
+        """``tokens`` that are not symbols."""
+        return [token for token in self.tokens if token[0].isalnum() or token[0] == "_"]
+
+
+def frac(part: float, whole: float) -> float:
+    """``part / whole``, and 0 where there is nothing to take a share of."""
+    return part / whole if whole else 0.0
+
+
+def count_sentences(line: str) -> int:
+    """Sentences in a line that is not empty, by their end marks; at least 1."""
+    return max(1, len(_SENTENCE_END.findall(line)))
+
+
+def repeats(items: Sequence[str]) -> tuple[int, int]:
+    """How many items occurred before, and their characters together."""
+    seen: set[str] = set()
+    count = characters = 0
+    for item in items:
+        if item in seen:
+            count += 1
+            characters += len(item)
+        seen.add(item)
+    return count, characters
+
+
+def top_ngram_characters(words: Sequence[str], n: int) -> int:
+    """Characters of the most frequent n-gram (of equals the longest) times its count; 0 if there is no n-gram."""
+    counts: Counter[tuple[str, ...]] = Counter(zip(*(words[i:] for i in range(n)), strict=False))
+    count, characters = max(((count, _characters(gram)) for gram, count in counts.items()), default=(0, 0))
+    return count * characters
+
+
+def repeated_ngram_characters(words: Sequence[str], n: int) -> int:
+    """Characters inside n-grams that occurred before, none counted twice (Gopher, table A1: 'without overlap')."""
+    seen: set[Hashable] = set()
+    characters = start = 0
+    while start <= len(words) - n:
+        gram = tuple(words[start : start + n])
+        if gram in seen:
+            characters += _characters(gram)
+            start += n
+        else:
+            seen.add(gram)
+            start += 1
+    return characters
+
+
+def _characters(gram: Sequence[str]) -> int:
+    return sum(map(len, gram)) + len(gram) - 1
+
