@@ -38,9 +38,9 @@ def config_page() -> str:
     out = [
         _HEAD,
         "# Config reference\n\n",
-        "One table for each kind of config file. A field marked *placement* may change between the attempts of one run; "
-        "every other field is *identity*: another value is another run. Durations are text with a unit: `100step`, "
-        "`2e9tok`, `0.8run`; a cadence also takes `30s`, `30min`, `2h`.\n",
+        "One table for each kind of config file. A field marked *placement* may change between the attempts of one "
+        "run; every other field is *identity*: another value is another run. Durations are text with a unit: "
+        "`100step`, `2e9tok`, `0.8run`; a cadence also takes `30s`, `30min`, `2h`.\n",
     ]
     for command, model in _ROOTS.items():
         out.append(f"\n## `{command}`\n\n{_first_line(model)}\n\n")
@@ -72,7 +72,7 @@ def _inner_model(annotation: Any) -> tuple[type[BaseModel] | None, str]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation, ""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    suffix = {tuple: "[]", dict: ".<name>"}.get(origin, "")  # type: ignore[arg-type]
+    suffix = {tuple: "[]", dict: ".<name>"}.get(origin, "")
     for argument in arguments:
         inner, below = _inner_model(argument)
         if inner is not None:
