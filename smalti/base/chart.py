@@ -1,0 +1,392 @@
+"""The one picture module: charts as SVG text, without a dependency and without a script.
+
+Promises: equal input gives equal text; every label is escaped; colours come from CSS variables in ``CSS``, which the
+page holds once (``standalone`` puts it into a single picture), with a light and a dark set; hovering shows the values
+of the nearest point as a title; points that are not finite break a line and never the chart. No interaction beyond
+that, no animation.
+"""
+
+import itertools
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+CSS = """
+:root{color-scheme:light dark;--chart-ink:#22272e;--chart-soft:#68727d;--chart-grid:#e4e7eb;--chart-paper:#fff;
+--c0:#2f6db5;--c1:#d1731f;--c2:#25896b;--c3:#a8478b;--c4:#8a7414;--c5:#6459c4;--c6:#c0433b;--c7:#5b6876}
+@media(prefers-color-scheme:dark){:root{--chart-ink:#e3e7ec;--chart-soft:#98a2ad;--chart-grid:#2c333b;
+--chart-paper:#161a1f;--c0:#6ea8e6;--c1:#eb9f52;--c2:#57bd9b;--c3:#dc83bf;--c4:#c9b54c;--c5:#a69cf0;--c6:#ee837b;
+--c7:#9dadbc}}
+.chart{display:block;width:100%;height:auto;font:11px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;
+font-variant-numeric:tabular-nums}
+.chart text{fill:var(--chart-soft)}.chart .t{fill:var(--chart-ink);font-size:13px;font-weight:600}
+.chart .v{fill:var(--chart-ink)}.chart .g{stroke:var(--chart-grid);stroke-width:1}
+.chart .a{stroke:var(--chart-soft);stroke-width:1}
+.chart .l{fill:none;stroke-width:1.75;stroke-linejoin:round;stroke-linecap:round}
+.chart .faint{opacity:.28;stroke-width:1}
+.chart .m{stroke:var(--chart-soft);stroke-dasharray:3 3}.chart .h rect{fill:transparent}
+.chart .h line,.chart .h circle{opacity:0}.chart .h:hover line,.chart .h:hover circle{opacity:1}
+""" + "".join(f".chart .s{i}{{stroke:var(--c{i})}}.chart .f{i}{{fill:var(--c{i})}}\n" for i in range(8))
+"""Style of all charts; a page includes it once."""
+
+_COLOURS = 8
+_HOVERS = 120
+_LEFT, _RIGHT, _BOTTOM = 56, 14, 38
+
+
+@dataclass(frozen=True)
+class Series:
+    """A named line; ``x`` ascending, as long as ``y``. Values that are not finite are gaps."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    faint: bool = False
+    """Drawn thin in the colour of the series before it, without legend and hover: raw values behind a smoothed line."""
+
+
+@dataclass(frozen=True)
+class Marker:
+    """A vertical dashed line with a hover title."""
+
+    x: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A named value, with what is known about it."""
+
+    label: str
+    value: float
+    interval: tuple[float, float] | None = None
+    """Drawn as a whisker."""
+    reference: float | None = None
+    """Drawn as a tick: chance, or another program's result."""
+    text: str | None = None
+    """Printed behind the bar; absent: the value."""
+
+
+def line_chart(
+    series: Sequence[Series],
+    *,
+    title: str,
+    x_label: str = "",
+    log_y: bool = False,
+    from_zero: bool = False,
+    markers: Sequence[Marker] = (),
+    format_y: Callable[[float], str] | None = None,
+    width: int = 720,
+    height: int = 280,
+) -> str:
+    """Lines over a common x axis. ``log_y`` drops values at or below 0; without a finite point it says so."""
+    ok: Callable[[float], bool] = (lambda value: value > 0) if log_y else (lambda value: True)
+    clean = [[(x, y) if _finite(x, y) and ok(y) else None for x, y in zip(s.x, s.y, strict=True)] for s in series]
+    points = [point for line in clean for point in line if point is not None]
+    frame = _Frame(title, width, height, [s.name for s in series if not s.faint])
+    if not points:
+        return frame.empty()
+    y_values = [y for _, y in points] + ([0.0] if from_zero and not log_y else [])
+    x_scale = _Scale([x for x, _ in points], frame.left, frame.right)
+    y_scale = _Scale(y_values, frame.bottom, frame.top, log=log_y, loose=True)
+    write_y = format_y or _short
+    body = [frame.axes(x_scale, y_scale, x_label, write_y)]
+    colour = -1
+    coloured: list[tuple[int, str, list[tuple[float, float]]]] = []
+    for one, line in zip(series, clean, strict=True):
+        colour = max(colour, 0) if one.faint else colour + 1
+        body.append(_polyline(line, x_scale, y_scale, colour, one.faint, frame.right - frame.left))
+        if not one.faint:
+            coloured.append((colour, one.name, [point for point in line if point is not None]))
+    for marker in markers:
+        if x_scale.low <= marker.x <= x_scale.high:
+            at = _n(x_scale(marker.x))
+            body.append(
+                f'<g><title>{escape(marker.label)}</title><line class="m" x1="{at}" x2="{at}" '
+                f'y1="{frame.top}" y2="{frame.bottom}"/></g>'
+            )
+    body.append(_hovers(coloured, x_scale, y_scale, frame, x_label, write_y))
+    return frame.wrap("".join(body))
+
+
+def stacked_area(
+    x: Sequence[float],
+    layers: Mapping[str, Sequence[float]],
+    *,
+    title: str,
+    x_label: str = "",
+    width: int = 720,
+    height: int = 220,
+) -> str:
+    """Shares of a whole over x: at each x the layers are scaled to sum to 1; an x where they sum to 0 is dropped."""
+    rows = [(at, [max(0.0, values[i]) for values in layers.values()]) for i, at in enumerate(x)]
+    rows = [(at, row) for at, row in rows if _finite(at, *row) and sum(row) > 0]
+    frame = _Frame(title, width, height, list(layers))
+    if not rows:
+        return frame.empty()
+    x_scale = _Scale([at for at, _ in rows], frame.left, frame.right)
+    y_scale = _Scale([0.0, 1.0], frame.bottom, frame.top)
+    rows = rows[:: max(1, len(rows) // 400)] + rows[-1:]
+    bounds = [(at, [sum(row[:k]) / sum(row) for k in range(len(row) + 1)]) for at, row in rows]
+    body = []
+    for k, name in enumerate(layers):
+        upper = [f"{_n(x_scale(at))},{_n(y_scale(edges[k + 1]))}" for at, edges in bounds]
+        lower = [f"{_n(x_scale(at))},{_n(y_scale(edges[k]))}" for at, edges in reversed(bounds)]
+        body.append(
+            f'<polygon class="f{k % _COLOURS}" opacity=".85" points="{" ".join(upper + lower)}">'
+            f"<title>{escape(name)}</title></polygon>"
+        )
+    shares = [(k, name, [(at, edges[k + 1] - edges[k]) for at, edges in bounds]) for k, name in enumerate(layers)]
+    axes = frame.axes(x_scale, y_scale, x_label, _percent)
+    hovers = _hovers(shares, x_scale, y_scale, frame, x_label, _percent, dots=False)
+    return frame.wrap("".join(body) + axes + hovers)
+
+
+def bar_chart(bars: Sequence[Bar], *, title: str, low: float = 0.0, high: float | None = None, width: int = 720) -> str:
+    """Horizontal bars from ``low``; whiskers and reference ticks where given."""
+    row, head = 24, 34
+    known = [bar for bar in bars if math.isfinite(bar.value)]
+    if not known:
+        return _Frame(title, width, 90, []).empty()
+    label_width = min(220, 16 + round(6.4 * max(len(bar.label) for bar in known)))
+    ends = [x for bar in known for x in (bar.value, *(bar.interval or ()), bar.reference or bar.value)]
+    scale = _Scale([low, high if high is not None else max([*ends, low + 1e-9])], label_width, width - 92)
+    parts = [f'<text class="t" x="0" y="14">{escape(title)}</text>']
+    for index, bar in enumerate(known):
+        top = head + index * row
+        end, middle = scale(bar.value), top + row / 2
+        text = escape(bar.text if bar.text is not None else _short(bar.value))
+        parts.append(
+            f"<g><title>{escape(bar.label)}: {text}</title>"
+            f'<text x="{label_width - 8}" y="{_n(middle + 4)}" text-anchor="end">{escape(bar.label)}</text>'
+            f'<rect class="f0" opacity=".85" rx="2" x="{label_width}" y="{top + 4}" '
+            f'width="{_n(max(0.0, end - label_width))}" height="{row - 8}"/>'
+        )
+        if bar.interval is not None:
+            left, right = _n(scale(bar.interval[0])), _n(scale(bar.interval[1]))
+            parts.append(
+                f'<path class="a" fill="none" d="M{left} {_n(middle)}H{right}M{left} {top + 8}v8M{right} {top + 8}v8"/>'
+            )
+            end = max(end, scale(bar.interval[1]))
+        if bar.reference is not None:
+            at = _n(scale(bar.reference))
+            parts.append(f'<line class="s1" stroke-width="2" x1="{at}" x2="{at}" y1="{top + 2}" y2="{top + row - 2}"/>')
+        parts.append(f'<text class="v" x="{_n(end + 6)}" y="{_n(middle + 4)}">{text}</text></g>')
+    return _svg(title, width, head + row * len(known) + 6, "".join(parts))
+
+
+def standalone(svg: str) -> str:
+    """The chart as a file of its own, with its style inside."""
+    head, _, rest = svg.partition(">")
+    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{escape(CSS, quote=False)}</style>{rest}'
+
+
+def ticks(low: float, high: float, *, count: int = 5) -> list[float]:
+    """Round numbers (1, 2, 2.5 or 5 times a power of ten) inside [low, high], about ``count`` of them."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / max(1, count)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = power * min((m for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999), default=10)
+    first = math.ceil(low / step - 1e-9)
+    found = [first * step + i * step for i in range(int((high - first * step) / step + 1e-9) + 1)]
+    return [0.0 if abs(value) < step * 1e-9 else value for value in found]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Round numbers inside [low, high] for a logarithmic axis: decades, or finer where there are few of them."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    for steps in ((1,), (1, 3), (1, 2, 5)):
+        stride = max(1, (last - first) // 6) if steps == (1,) else 1
+        found = [m * 10.0**e for e in range(first, last + 1, stride) for m in steps]
+        found = [value for value in found if low * 0.999 <= value <= high * 1.001]
+        if len(found) >= 4:
+            return found
+    return ticks(low, high)
+
+
+class _Scale:
+    """From values to pixels."""
+
+    def __init__(
+        self, values: Sequence[float], begin: float, end: float, *, log: bool = False, loose: bool = False
+    ) -> None:
+        self.low, self.high, self.log = min(values), max(values), log
+        if self.low == self.high:
+            pad = abs(self.low) * 0.1 or 1.0
+            self.low, self.high = (self.low / 1.1, self.high * 1.1) if log else (self.low - pad, self.high + pad)
+        elif loose:
+            step = 1.0 if log else 0.04 * (self.high - self.low)
+            self.low, self.high = (
+                (self.low / 1.03, self.high * 1.03)
+                if log
+                else (self.low if self.low == 0 else self.low - step, self.high + step)
+            )
+        self._begin, self._end = begin, end
+
+    def __call__(self, value: float) -> float:
+        if self.log:
+            frac = math.log(value / self.low) / math.log(self.high / self.low)
+        else:
+            frac = (value - self.low) / (self.high - self.low)
+        return self._begin + frac * (self._end - self._begin)
+
+    def ticks(self, count: int) -> list[float]:
+        return log_ticks(self.low, self.high) if self.log else ticks(self.low, self.high, count=count)
+
+
+class _Frame:
+    """Title, legend and axes around a plot."""
+
+    def __init__(self, title: str, width: int, height: int, names: Sequence[str]) -> None:
+        self.title, self.width, self.height = title, width, height
+        self._legend, rows = _legend(names, width) if len(names) > 1 else ("", 0)
+        self.left, self.right = _LEFT, width - _RIGHT
+        self.top, self.bottom = 30 + 18 * rows, height - _BOTTOM
+
+    def axes(self, x: _Scale, y: _Scale, x_label: str, format_y: Callable[[float], str]) -> str:
+        parts = []
+        for value in y.ticks(4):
+            at = _n(y(value))
+            parts.append(f'<line class="g" x1="{self.left}" x2="{self.right}" y1="{at}" y2="{at}"/>')
+            parts.append(
+                f'<text x="{self.left - 7}" y="{_n(y(value) + 4)}" text-anchor="end">{escape(format_y(value))}</text>'
+            )
+        for value in x.ticks(7):
+            parts.append(f'<text x="{_n(x(value))}" y="{self.bottom + 16}" text-anchor="middle">{_short(value)}</text>')
+        parts.append(f'<line class="a" x1="{self.left}" x2="{self.right}" y1="{self.bottom}" y2="{self.bottom}"/>')
+        if x_label:
+            middle = (self.left + self.right) // 2
+            parts.append(f'<text x="{middle}" y="{self.bottom + 32}" text-anchor="middle">{escape(x_label)}</text>')
+        return "".join(parts)
+
+    def empty(self) -> str:
+        text = f'<text x="{self.width // 2}" y="{(self.top + self.bottom) // 2}" text-anchor="middle">no data</text>'
+        return self.wrap(text)
+
+    def wrap(self, body: str) -> str:
+        head = f'<text class="t" x="0" y="14">{escape(self.title)}</text>{self._legend}'
+        return _svg(self.title, self.width, self.height, head + body)
+
+
+def _svg(title: str, width: int, height: int, body: str) -> str:
+    return f'<svg class="chart" role="img" aria-label="{escape(title)}" viewBox="0 0 {width} {height}">{body}</svg>'
+
+
+def _legend(names: Sequence[str], width: int) -> tuple[str, int]:
+    parts, at, row = [], _LEFT, 0
+    for index, name in enumerate(names):
+        wide = 26 + round(6.2 * len(name))
+        if at + wide > width and at > _LEFT:
+            at, row = _LEFT, row + 1
+        y = 30 + 18 * row
+        parts.append(f'<rect class="f{index % _COLOURS}" x="{at}" y="{y - 4}" width="12" height="4" rx="2"/>')
+        parts.append(f'<text x="{at + 17}" y="{y + 2}">{escape(name)}</text>')
+        at += wide
+    return "".join(parts), row + 1
+
+
+def _polyline(
+    line: Sequence[tuple[float, float] | None], x: _Scale, y: _Scale, colour: int, faint: bool, pixels: float
+) -> str:
+    runs: list[list[tuple[float, float]]] = [[]]
+    for point in line:
+        if point is None:
+            runs.append([])
+        else:
+            runs[-1].append((x(point[0]), y(point[1])))
+    kind = f"l s{colour % _COLOURS}" + (" faint" if faint else "")
+    parts = []
+    for run in filter(None, runs):
+        if len(run) == 1:
+            parts.append(f'<circle class="f{colour % _COLOURS}" cx="{_n(run[0][0])}" cy="{_n(run[0][1])}" r="3"/>')
+            continue
+        kept = _thin(run, int(pixels))
+        path = "L".join(f"{_n(px)} {_n(py)}" for px, py in kept)
+        parts.append(f'<path class="{kind}" d="M{path}"/>')
+    return "".join(parts)
+
+
+def _thin(run: list[tuple[float, float]], columns: int) -> list[tuple[float, float]]:
+    """At most four points for each pixel column (first, lowest, highest, last), so that no spike is lost."""
+    if len(run) <= 2 * columns:
+        return run
+    by_column: dict[int, list[tuple[float, float]]] = {}
+    for point in run:
+        by_column.setdefault(int(point[0]), []).append(point)
+    kept: list[tuple[float, float]] = []
+    for points in by_column.values():
+        extremes = [points[0], min(points, key=lambda p: p[1]), max(points, key=lambda p: p[1]), points[-1]]
+        kept += sorted(dict.fromkeys(extremes))
+    return kept
+
+
+def _hovers(
+    lines: Sequence[tuple[int, str, list[tuple[float, float]]]],
+    x: _Scale,
+    y: _Scale,
+    frame: _Frame,
+    x_label: str,
+    format_y: Callable[[float], str],
+    *,
+    dots: bool = True,
+) -> str:
+    """Invisible strips over the plot; the one under the pointer shows a guide, a dot on each line, and a title."""
+    places = sorted({point[0] for _, _, line in lines for point in line})
+    if len(places) > _HOVERS:
+        places = [places[round(i * (len(places) - 1) / (_HOVERS - 1))] for i in range(_HOVERS)]
+    edges = [frame.left, *((x(a) + x(b)) / 2 for a, b in itertools.pairwise(places)), frame.right]
+    parts = []
+    for i, place in enumerate(places):
+        texts, marks = [f"{x_label or 'x'} {_short(place)}"], []
+        for colour, name, line in lines:
+            near = _nearest(line, place)
+            if near is None or not edges[i] - 1 <= x(near[0]) <= edges[i + 1] + 1:
+                continue
+            texts.append(f"{name}: {format_y(near[1])}" if format_y is not _short else f"{name}: {near[1]:.4g}")
+            if dots:
+                marks.append(
+                    f'<circle class="f{colour % _COLOURS}" cx="{_n(x(near[0]))}" cy="{_n(y(near[1]))}" r="3.5"/>'
+                )
+        at = _n(x(place))
+        parts.append(
+            f'<g class="h"><title>{escape(chr(10).join(texts))}</title><rect x="{_n(edges[i])}" y="{frame.top}" '
+            f'width="{_n(max(0.0, edges[i + 1] - edges[i]))}" height="{frame.bottom - frame.top}"/>'
+            f'<line class="a" x1="{at}" x2="{at}" y1="{frame.top}" y2="{frame.bottom}"/>{"".join(marks)}</g>'
+        )
+    return "".join(parts)
+
+
+def _nearest(line: list[tuple[float, float]], place: float) -> tuple[float, float] | None:
+    if not line:
+        return None
+    after = bisect_left(line, (place, -math.inf))
+    return min(line[max(0, after - 1) : after + 1], key=lambda point: abs(point[0] - place))
+
+
+def _finite(*values: float) -> bool:
+    return all(math.isfinite(value) for value in values)
+
+
+def _percent(value: float) -> str:
+    return f"{value * 100:.0f}%"
+
+
+def _short(value: float) -> str:
+    """At most five characters or so, as an axis takes it: 0, 0.5, 12, 1.5k, 2M, 3e-04."""
+    size = abs(value)
+    for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
+        if size >= limit * 0.9999:
+            scale = 1e3 if suffix == "k" else limit
+            return f"{value / scale:.4g}{suffix}"
+    if 0 < size < 1e-3:
+        return f"{value:.3g}"
+    return f"{value:.4g}"
+
+
+def _n(value: float) -> str:
+    """A pixel coordinate: two decimals at most, no trailing zeros, no -0."""
+    text = f"{value:.2f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text

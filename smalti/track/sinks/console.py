@@ -1,0 +1,153 @@
+"""What a person sees of a run: one live line on a terminal, plain lines elsewhere. Writes to stderr, keeps nothing.
+
+Promises: without a terminal no carriage return and no escape sequence; every figure is understandable without colour.
+rich is imported only for the live line.
+"""
+
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Protocol, TextIO
+
+from smalti.base import clock
+from smalti.base.env import no_color, plain_output
+from smalti.base.units import format_count, format_frac, format_seconds
+
+_EVAL_PREFIX = "metrics/eval/"
+
+
+class _Live(Protocol):
+    def show(self, line: str, frac: float) -> None: ...
+    def print(self, text: str) -> None: ...
+    def close(self) -> None: ...
+
+
+def wants_live(stream: TextIO) -> bool:
+    """True when a line on ``stream`` may be rewritten: a terminal, no CI, no TERM=dumb."""
+    return bool(getattr(stream, "isatty", lambda: False)()) and not plain_output()
+
+
+class ConsoleSink:
+    """Takes the metrics of each logged step under their names and shows the few that a person watches.
+
+    ``every_s`` spaces the plain lines (the first, the last step and held-out results are always printed); the live
+    line follows every update. Safe to close twice.
+    """
+
+    def __init__(
+        self, total_steps: int, *, stream: TextIO | None = None, every_s: float = 10, live: bool | None = None
+    ) -> None:
+        self._stream = stream or sys.stderr
+        self._total_steps = total_steps
+        self._every_s = every_s
+        self._last_s: float | None = None
+        self._pending: str | None = None
+        self._live: _Live | None = None
+        if wants_live(self._stream) if live is None else live:
+            self._live = _RichLine(self._stream)
+
+    def update(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Show step ``step`` (1 is the first finished one) of the run."""
+        held_out = format_heldout(step, metrics)
+        if "loss/train/total" in metrics or held_out is None:
+            line = format_step(step, self._total_steps, metrics)
+            if self._live is not None:
+                self._live.show(line, step / max(1, self._total_steps))
+            else:
+                self._plain(line, is_last=step >= self._total_steps)
+        if held_out is not None:
+            self.message(held_out)
+
+    def message(self, text: str) -> None:
+        """Print a line that stays: a checkpoint saved, an eval, a warning."""
+        if self._live is not None:
+            self._live.print(text)
+        else:
+            self._write(text)
+
+    def close(self) -> None:
+        """End the live line; a plain line held back by ``every_s`` is printed."""
+        if self._live is not None:
+            self._live.close()
+            self._live = None
+        elif self._pending is not None:
+            self._write(self._pending)
+        self._pending = None
+
+    def _plain(self, line: str, *, is_last: bool) -> None:
+        now = clock.now_s()
+        if is_last or self._last_s is None or now - self._last_s >= self._every_s:
+            self._write(line)
+            self._last_s, self._pending = now, None
+        else:
+            self._pending = line
+
+    def _write(self, text: str) -> None:
+        stamp = datetime.now().strftime("%H:%M:%S")
+        self._stream.write("".join(f"{stamp} {line}\n" for line in text.splitlines()))
+        self._stream.flush()
+
+
+def format_step(step: int, total_steps: int, metrics: Mapping[str, Any]) -> str:
+    """'step 120/600  loss 3.214  lr 3.00e-03  16.1k tok/s  MFU 15.2%  ETA 2m10s'; absent metrics are left out."""
+    parts = [f"step {step}/{total_steps}"]
+    if (loss := _number(metrics.get("loss/train/total"))) is not None:
+        parts.append(f"loss {loss:.3f}")
+    lr = next((_number(value) for name, value in metrics.items() if name.startswith("lr-")), None)
+    if lr is not None:
+        parts.append(f"lr {lr:.2e}")
+    if (rate := _number(metrics.get("throughput/tokens_per_sec"))) is not None:
+        parts.append(f"{format_count(rate)} tok/s")
+    if (mfu := _number(metrics.get("throughput/device/mfu"))) is not None:
+        parts.append(f"MFU {format_frac(mfu)}")
+    if (hours := _number(metrics.get("time/remaining_estimate"))) is not None:
+        parts.append(f"ETA {format_seconds(hours * 3600)}")
+    return "  ".join(parts)
+
+
+def format_heldout(step: int, metrics: Mapping[str, Any]) -> str | None:
+    """'held-out at step 120  code: loss 2.101, 1.58 bits/byte  prose: ...', or None without such metrics."""
+    found: dict[str, list[str]] = {}
+    for name, value in metrics.items():
+        number = _number(value)
+        if not name.startswith(_EVAL_PREFIX) or number is None:
+            continue
+        source, _, metric = name.removeprefix(_EVAL_PREFIX).rpartition("/")
+        texts = {"LanguageCrossEntropy": f"loss {number:.3f}", "bits_per_byte": f"{number:.3f} bits/byte"}
+        found.setdefault(source, []).append(texts.get(metric, f"{metric} {number:.4g}"))
+    if not found:
+        return None
+    return "  ".join(
+        [f"held-out at step {step}", *(f"{source}: {', '.join(texts)}" for source, texts in found.items())]
+    )
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+class _RichLine:
+    """One line at the bottom of the terminal, rewritten in place."""
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(file=stream, no_color=no_color(), highlight=False, force_terminal=True)
+        self._live = Live(console=self._console, auto_refresh=False, transient=False, redirect_stdout=False)
+        self._live.start()
+
+    def show(self, line: str, frac: float) -> None:
+        from rich.text import Text
+
+        width, filled = 12, round(12 * min(1.0, max(0.0, frac)))
+        text = Text(no_wrap=True, overflow="ellipsis")
+        text.append("█" * filled, style="cyan").append("░" * (width - filled), style="dim")
+        text.append(f" {frac:4.0%}  ", style="bold").append(line)
+        self._live.update(text, refresh=True)
+
+    def print(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+    def close(self) -> None:
+        self._live.stop()
