@@ -1,0 +1,54 @@
+"""``events.jsonl``: what happened to a run, a line each: ``{"time", "attempt", "event", ...}``.
+
+The agent and rank 0 both append to it. An event that is not in the table is our bug and raises.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from smalti.base.clock import utc_text
+from smalti.base.errors import SmaltiError, nearest
+from smalti.track.append import LineFile, read_lines
+
+FILE_NAME = "events.jsonl"
+
+EVENTS: dict[str, str] = {
+    "attempt_started": "the ranks of an attempt are being started",
+    "resumed": "training goes on from a checkpoint",
+    "auto_resolved": "what a value 'auto' became on this machine",
+    "checkpoint_saved": "a complete checkpoint lies in the run folder",
+    "checkpoint_failed": "a checkpoint could not be written; the earlier ones stand",
+    "checkpoint_rejected": "a checkpoint did not verify and was passed over",
+    "eval": "held-out loss was measured in the loop",
+    "stopped": "training stopped before its end, after saving",
+    "rank_died": "a rank ended by a signal or with an error",
+    "attempt_ended": "all ranks of an attempt are gone",
+    "run_finished": "the last step is done and saved",
+}
+"""Kind -> meaning."""
+
+
+class EventLog:
+    """Appends to a run's events."""
+
+    def __init__(self, folder: str | Path, attempt: int = 0) -> None:
+        self._file = LineFile(Path(folder) / FILE_NAME)
+        self.attempt = attempt
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append an event with its fields (JSON values)."""
+        if kind not in EVENTS:
+            close = nearest(kind, EVENTS)
+            raise SmaltiError(
+                f"event '{kind}' is not in smalti/track/events.py", hint=f"did you mean '{close}'?" if close else None
+            )
+        self._file.write({"time": utc_text(), "attempt": self.attempt, "event": kind, **fields})
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_events(folder: str | Path) -> list[dict[str, Any]]:
+    """All events of a run folder, oldest first."""
+    return list(read_lines(Path(folder) / FILE_NAME))

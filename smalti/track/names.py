@@ -1,0 +1,127 @@
+"""Every metric that may be written, with its unit and meaning. Composer's names are kept verbatim.
+
+Composer says *batch* for our step and *sample* for our sequence; only these names do so. ``<...>`` stands for one part
+of a name: a source, an area of the model, a number. A name that is not in the table is our bug and raises.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+from smalti.base.errors import SmaltiError, nearest
+
+_CHARSET = re.compile(r"[A-Za-z0-9_./-]+")
+_PART = {"<i>": r"[0-9]+"}
+_ANY_PART = r"[A-Za-z0-9_.-]+"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row of the table."""
+
+    name: str
+    """The name, or a pattern with ``<parts>``."""
+    unit: str
+    """What the number counts; ``1`` for a plain ratio or share."""
+    reduction: str
+    """How many numbers become this one."""
+    meaning: str
+    """One sentence."""
+
+
+TABLE: tuple[Metric, ...] = (
+    Metric("loss/train/total", "nats/token", "mean over the tokens of the step", "What the optimizer minimises."),
+    Metric("loss/train/cross_entropy", "nats/token", "mean over the tokens of the step", "Next-token loss."),
+    Metric("loss/train/z", "nats^2/token", "mean over tokens", "Squared log-partition of the output, weighted."),
+    Metric("loss/train/balance", "1", "mean over tokens and layers", "Load-balance loss of the experts, weighted."),
+    Metric("loss/train/router_z", "nats^2/token", "mean over tokens and layers", "Router z-loss, weighted."),
+    Metric(
+        "metrics/train/LanguageCrossEntropy", "nats/token", "mean over tokens", "Next-token loss of the training batch."
+    ),
+    Metric("metrics/train/LanguagePerplexity", "1", "exp of the mean", "exp(LanguageCrossEntropy)."),
+    Metric("metrics/eval/<source>/LanguageCrossEntropy", "nats/token", "mean over tokens", "Held-out cross-entropy."),
+    Metric("metrics/eval/<source>/LanguagePerplexity", "1", "exp of the mean", "exp of the held-out cross-entropy."),
+    Metric(
+        "metrics/eval/<source>/bits_per_byte",
+        "bits/byte",
+        "bits of all tokens / UTF-8 bytes",
+        "Held-out bits per byte.",
+    ),
+    Metric("metrics/eval/<task>/Accuracy", "1", "mean over samples", "Share of right answers in the loop."),
+    Metric("icl/metrics/eval_gauntlet/<name>", "1", "mean over categories", "A Gauntlet score, less chance."),
+    Metric("lr-<Optimizer>/group<i>", "1", "last", "Learning rate of a parameter group."),
+    Metric("l2_norm/grad/global", "1", "over all parameters and ranks", "Gradient norm before clipping."),
+    Metric("l2_norm/grad/<layer>", "1", "over a layer", "Gradient norm of a layer before clipping."),
+    Metric("l2_norm/param/<layer>", "1", "over a layer", "Norm of a layer's weights."),
+    Metric("l2_norm/param/global", "1", "over all parameters and ranks", "Norm of all weights."),
+    Metric("l2_norm/moment/<layer>", "1", "over a layer", "Norm of the first moment."),
+    Metric("l2_norm/update/<layer>", "1", "over a layer", "Norm of the step taken."),
+    Metric("moe/load_imbalance", "1", "worst layer", "Tokens at the busiest expert / average."),
+    Metric("moe/load_entropy", "1", "mean over layers, of log(experts)", "How evenly tokens spread over experts."),
+    Metric("time/batch", "steps", "last", "Optimizer steps done."),
+    Metric("time/sample", "sequences", "sum", "Sequences learned."),
+    Metric("time/token", "tokens", "sum", "Tokens learned."),
+    Metric("time/epoch", "1", "last", "Times the largest source has been read."),
+    Metric("time/train", "hours", "sum over attempts", "Wall-clock time spent in training steps."),
+    Metric("time/val", "hours", "sum over attempts", "Wall-clock time spent measuring in the loop."),
+    Metric("time/total", "hours", "sum over attempts", "Training and measuring together."),
+    Metric("time/remaining_estimate", "hours", "from the recent rate", "Time to the end of the run."),
+    Metric("time/step_s", "s", "last", "Wall-clock time of the step."),
+    Metric("throughput/batches_per_sec", "steps/s", "recent steps", "Optimizer steps per second."),
+    Metric("throughput/samples_per_sec", "sequences/s", "recent steps, all ranks", "Sequences per second."),
+    Metric("throughput/tokens_per_sec", "tokens/s", "recent steps, all ranks", "Tokens per second."),
+    Metric("throughput/flops_per_sec", "FLOP/s", "recent steps, all ranks", "Model FLOPs per second (plan/flops.py)."),
+    Metric("throughput/device/batches_per_sec", "steps/s", "per rank", "Steps per second and rank."),
+    Metric("throughput/device/samples_per_sec", "sequences/s", "per rank", "Sequences per second and rank."),
+    Metric("throughput/device/tokens_per_sec", "tokens/s", "per rank", "Tokens per second and rank."),
+    Metric("throughput/device/flops_per_sec", "FLOP/s", "per rank", "Model FLOPs per second and rank."),
+    Metric("throughput/device/mfu", "1", "recent steps", "Model FLOPs / peak; absent where the peak is unknown."),
+    Metric("memory/peak_allocated_mem", "GB", "largest over ranks", "Device memory at its highest."),
+    Metric("memory/peak_reserved_mem", "GB", "largest over ranks", "Device memory taken from the driver."),
+    Metric("memory/current_active_mem", "GB", "rank 0", "Device memory in use."),
+    Metric("memory/host_rss_mem", "GB", "rank 0", "Resident memory of the process."),
+    Metric("data/wait_frac", "1", "recent steps", "Share of the time that a step waited for data."),
+    Metric("data/mix/<source>/tokens", "tokens", "sum", "Tokens of a source learned since the start of the run."),
+    Metric("ckpt/save_s", "s", "last", "Time that a checkpoint took."),
+    Metric("ckpt/bytes", "bytes", "last", "Size of a checkpoint."),
+    Metric("health/ecc_errors", "1", "sum", "Uncorrected memory errors of the devices."),
+    Metric("goodput/frac", "1", "over the run", "Share of wall-clock time whose steps were kept."),
+)
+"""All metrics. Order is the order of the reference page."""
+
+
+def metric(name: str) -> Metric:
+    """The row that ``name`` belongs to; raises SmaltiError for a name outside the table or the character set."""
+    found = _find(name)
+    if found is None:
+        if not _CHARSET.fullmatch(name):
+            raise SmaltiError(f"metric name '{name}' has characters outside A-Z a-z 0-9 _ . / -")
+        close = nearest(name, [row.name for row in TABLE])
+        raise SmaltiError(
+            f"metric name '{name}' is not in smalti/track/names.py", hint=f"did you mean '{close}'?" if close else None
+        )
+    return found
+
+
+def check(names: Iterable[str]) -> None:
+    """Raise for the first name that is not in the table."""
+    for name in names:
+        metric(name)
+
+
+@cache
+def _find(name: str) -> Metric | None:
+    if not _CHARSET.fullmatch(name):
+        return None
+    return next((row for row, pattern in _patterns() if pattern.fullmatch(name)), None)
+
+
+@cache
+def _patterns() -> tuple[tuple[Metric, re.Pattern[str]], ...]:
+    rows = []
+    for row in sorted(TABLE, key=lambda one: "<" in one.name):
+        parts = re.split(r"(<[A-Za-z]+>)", row.name)
+        text = "".join(_PART.get(p, _ANY_PART) if p.startswith("<") else re.escape(p) for p in parts)
+        rows.append((row, re.compile(text)))
+    return tuple(rows)

@@ -1,0 +1,77 @@
+"""What a run was made by and on: code, packages, machine, command. Never the environment, never a secret."""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import smalti
+from smalti.base.clock import utc_text
+
+_URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
+_SECRET_VALUE = re.compile(
+    r"(?i)((?:secret|password|passwd|credential|(?:api|access|auth)[_-]?(?:key|token))[a-z0-9_.-]*=)\S+"
+)
+
+
+def provenance(argv: Sequence[str], origins: Mapping[str, str]) -> dict[str, Any]:
+    """The record as JSON values; ``origins`` says where each value of the config came from."""
+    return {
+        "time": utc_text(),
+        "command": [redact(argument) for argument in argv],
+        "smalti": smalti.__version__,
+        "git": git_state(Path(smalti.__file__).parent),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "cpus_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "executable": sys.executable,
+        "packages": package_versions(),
+        "origins": dict(origins),
+    }
+
+
+def redact(text: str) -> str:
+    """Logins in URLs and the values of keys that sound secret become ``***``."""
+    return _SECRET_VALUE.sub(r"\1***", _URL_LOGIN.sub("***@", text))
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the installed packages that Smalti depends on, extras included."""
+    try:
+        lines = metadata.requires("smalti") or []
+    except metadata.PackageNotFoundError:
+        lines = []
+    names = {re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0].lower() for line in lines} - {"smalti"}
+    versions = {}
+    for name in sorted(names):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Commit of the checkout that ``folder`` is tracked in, and whether it has changes; None outside one."""
+    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    commit = _git(folder, "rev-parse", "HEAD")
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,205 @@
+"""The run folder: opened once for an attempt by whoever starts the ranks, joined by the ranks, read by everybody else.
+
+Promises: one folder is one identity and has one writer at a time; every attempt has a number and a log folder; files
+appear whole. Does not know checkpoints (``dist``) nor exports. Local paths only.
+"""
+
+import fcntl
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from smalti.base import store
+from smalti.base.clock import utc_text
+from smalti.base.errors import DataError, UserError
+from smalti.config.identity import difference, placement_difference
+from smalti.config.load import dump, load
+from smalti.config.run import JobConfig, RunConfig
+from smalti.track.events import EventLog, read_events
+from smalti.track.provenance import provenance
+from smalti.track.sinks.jsonl import MetricsLog, read_metrics
+
+STATES = ("starting", "running", "stopped", "interrupted", "failed", "done")
+_ATTEMPT = re.compile(r"attempt-(\d+)")
+
+J = TypeVar("J", bound=JobConfig)
+
+
+class RunFolder:
+    """One run's folder as seen by one attempt (``attempt`` is None for a reader)."""
+
+    def __init__(self, path: str | Path, attempt: int | None = None) -> None:
+        self.path = Path(path)
+        self.attempt = attempt
+        self._lock: int | None = None
+
+    @classmethod
+    def open(cls, config: JobConfig, origins: Mapping[str, str], *, argv: Sequence[str] | None = None) -> Self:
+        """Start the next attempt of the run that ``config`` describes, making its folder if there is none.
+
+        UserError where the folder belongs to another identity, or where another process is training in it.
+        """
+        if not store.is_local(config.run_folder):
+            raise UserError(
+                f"folder = {config.run_folder} is not a local path", allowed="a path; object stores hold data only"
+            )
+        run = cls(config.run_folder)
+        run.path.mkdir(parents=True, exist_ok=True)
+        run._take_lock()
+        try:
+            run._begin(config, provenance(sys.argv if argv is None else argv, origins))
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    @classmethod
+    def join(cls, path: str | Path, attempt: int) -> Self:
+        """The folder as a rank of a running attempt has it; nothing is written."""
+        return cls(path, attempt)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """The folder for a reader; UserError where there is no run."""
+        if not (Path(path) / "config.yaml").is_file():
+            raise UserError(
+                f"{path} is not a run folder: it has no config.yaml",
+                allowed="a folder that 'smalti train' has written",
+                hint=_runs_beside(Path(path)),
+            )
+        return cls(path)
+
+    def config(self, model: type[J] = RunConfig) -> J:  # type: ignore[assignment]
+        """The config of the first attempt (identity is that of all)."""
+        return load(model, str(self.path / "config.yaml")).config
+
+    def attempt_config(self, attempt: int, model: type[J] = RunConfig) -> J:  # type: ignore[assignment]
+        """The config of one attempt, with the placement that it ran under."""
+        own = self.log_folder(attempt) / "config.yaml"
+        return load(model, str(own)).config if own.exists() else self.config(model)
+
+    def status(self) -> dict[str, Any]:
+        """``{"state", "reason", "attempt", "step", "heartbeat"}``; empty before the first attempt."""
+        path = self.path / "status.json"
+        return dict(store.read_json(path)) if path.exists() else {}
+
+    def provenance(self) -> dict[str, Any]:
+        """What the run was first made by."""
+        return dict(store.read_json(self.path / "provenance.json"))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All lines of ``metrics.jsonl``."""
+        return read_metrics(self.path)
+
+    def events(self) -> list[dict[str, Any]]:
+        """All lines of ``events.jsonl``."""
+        return read_events(self.path)
+
+    def attempts(self) -> list[int]:
+        """Numbers of the attempts so far, rising."""
+        found = (_ATTEMPT.fullmatch(entry.name) for entry in (self.path / "logs").glob("attempt-*"))
+        return sorted(int(match[1]) for match in found if match)
+
+    def set_status(self, state: str, *, step: int | None = None, reason: str | None = None) -> None:
+        """Write ``status.json``; call it regularly while training (it holds the heartbeat). ``step`` None keeps it."""
+        assert state in STATES, state
+        if step is None:
+            step = self.status().get("step")
+        value = {
+            "state": state,
+            "reason": reason,
+            "attempt": self.attempt,
+            "step": step,
+            "heartbeat": utc_text(),
+            "process": os.getpid(),
+        }
+        store.write_json(self.path / "status.json", value)
+
+    def event_log(self) -> EventLog:
+        """The event log of this attempt, open for appending."""
+        assert self.attempt is not None, "a reader writes no events"
+        return EventLog(self.path, self.attempt)
+
+    def metrics_log(self, *, resumed_step: int | None) -> MetricsLog:
+        """The metrics file, cut after ``resumed_step`` (-1 for a start from the beginning)."""
+        return MetricsLog(self.path, resumed_step=resumed_step)
+
+    def log_folder(self, attempt: int | None = None) -> Path:
+        """``logs/attempt-N``."""
+        number = self.attempt if attempt is None else attempt
+        assert number is not None, "a reader names the attempt"
+        return self.path / "logs" / f"attempt-{number}"
+
+    def rank_log(self, rank: int) -> Path:
+        """``logs/attempt-N/rank-NNN.log``."""
+        return self.log_folder() / f"rank-{rank:03d}.log"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    def close(self) -> None:
+        """Let another process open the folder."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _begin(self, config: JobConfig, record: dict[str, Any]) -> None:
+        stored = self.path / "config.yaml"
+        self.attempt = max(self.attempts(), default=-1) + 1
+        if not stored.exists():
+            store.write_text(stored, dump(config))
+            store.write_json(self.path / "provenance.json", record)
+            self.log_folder().mkdir(parents=True, exist_ok=True)
+        else:
+            before = self._stored(type(config))
+            self._same_identity(before, config)
+            self.log_folder().mkdir(parents=True, exist_ok=True)
+            store.write_json(self.log_folder() / "provenance.json", record)
+            if placement_difference(before, config):
+                store.write_text(self.log_folder() / "config.yaml", dump(config))
+        self.set_status("starting")
+
+    def _stored(self, model: type[JobConfig]) -> JobConfig:
+        try:
+            return self.config(model)
+        except UserError as error:
+            raise DataError(
+                f"{self.path}/config.yaml cannot be read, so it is unknown whose folder this is: {error.message}",
+                hint="give another folder with name=NEW_NAME",
+            ) from error
+
+    def _same_identity(self, before: JobConfig, config: JobConfig) -> None:
+        lines = difference(before, config)
+        if lines:
+            shown = "".join(f"\n  {line}" for line in lines)
+            raise UserError(
+                f"{self.path} holds another run; what differs (there -> here):{shown}",
+                allowed="the same identity (ranks, device, cadences and other placement may change)",
+                hint=f"start a new run with name={config.name}-2, or take the change back to resume this one",
+            )
+
+    def _take_lock(self) -> None:
+        self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = os.pread(self._lock, 32, 0).decode(errors="replace").strip() or "unknown"
+            self.close()
+            raise UserError(
+                f"{self.path} is in use: process {owner} is training in it",
+                allowed="one 'smalti train' for each run folder",
+                hint="wait for it, stop it, or start another run with name=NEW_NAME",
+            ) from error
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+
+
+def _runs_beside(path: Path) -> str | None:
+    parent = path.parent if path.parent.is_dir() else Path("runs")
+    names = sorted(str(entry.parent) for entry in parent.glob("*/config.yaml"))
+    return f"runs there: {', '.join(names[:8])}" if names else None

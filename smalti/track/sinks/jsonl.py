@@ -1,0 +1,46 @@
+"""``metrics.jsonl``: the run's numbers, a line for each logged step: ``{"step", "time", "<metric name>": number}``.
+
+This file is the truth; other sinks are copies. Promises: names are those of ``track.names``; a resumed run holds no
+step twice. A number that is not finite is written as null.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from smalti.base.clock import utc_text
+from smalti.track import names
+from smalti.track.append import LineFile, read_lines, rewrite
+
+FILE_NAME = "metrics.jsonl"
+
+
+class MetricsLog:
+    """Appends to a run's metrics; one process (rank 0) writes."""
+
+    def __init__(self, folder: str | Path, *, resumed_step: int | None = None) -> None:
+        """``resumed_step``: training goes on after this step, so later lines (of steps that will be done again) go.
+        A run that starts from its beginning gives -1; None keeps every line."""
+        path = Path(folder) / FILE_NAME
+        self.dropped_lines = 0
+        if resumed_step is not None:
+            self.dropped_lines = rewrite(path, lambda line: line.get("step", -1) <= resumed_step)
+        self._file = LineFile(path)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Append the numbers of a step."""
+        names.check(values)
+        self._file.write({"step": step, "time": utc_text(), **values})
+
+    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+        """``write`` under the name that every sink answers to."""
+        self.write(step, metrics)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
+    """All lines of a run folder's metrics, in the order written."""
+    return list(read_lines(Path(folder) / FILE_NAME))
