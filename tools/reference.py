@@ -15,6 +15,8 @@ from pydantic.fields import FieldInfo
 from smalti.config import schema
 from smalti.config.data import CurateConfig, TokenizeConfig
 from smalti.config.run import RunConfig
+from smalti.track.events import EVENTS
+from smalti.track.names import TABLE
 
 _HEAD = "<!-- Written by `make docs` from the code; edit there. -->\n\n"
 
@@ -30,7 +32,7 @@ _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or fals
 
 def pages() -> dict[str, str]:
     """File name under docs/reference -> its text."""
-    return {"config.md": config_page()}
+    return {"config.md": config_page(), "metrics.md": metrics_page()}
 
 
 def config_page() -> str:
@@ -46,6 +48,22 @@ def config_page() -> str:
         out.append(f"\n## `{command}`\n\n{_first_line(model)}\n\n")
         out.append("| key | type | default | meaning |\n|---|---|---|---|\n")
         out.extend(_rows(model, ""))
+    return "".join(out)
+
+
+def metrics_page() -> str:
+    """Every metric name and every kind of event."""
+    out = [
+        _HEAD,
+        "# Metrics and events\n\n",
+        "A line of `metrics.jsonl` holds the step, the time, and values by these names. Composer's names are kept "
+        "verbatim: its *batch* is a step here, its *sample* a sequence. `<...>` stands for one part of a name.\n\n",
+        "| metric | unit | reduction | meaning |\n|---|---|---|---|\n",
+    ]
+    out += [f"| `{row.name}` | {row.unit} | {row.reduction} | {_escape(row.meaning)} |\n" for row in TABLE]
+    out.append("\n## Events\n\nA line of `events.jsonl` holds the time, the attempt, the event and its own fields.\n\n")
+    out.append("| event | meaning |\n|---|---|\n")
+    out += [f"| `{kind}` | {_escape(meaning)} |\n" for kind, meaning in EVENTS.items()]
     return "".join(out)
 
 
