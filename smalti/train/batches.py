@@ -6,12 +6,13 @@ rank), and ``state()``, a small JSON value that a checkpoint keeps and ``check``
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from smalti.data.stream import Stream
+if TYPE_CHECKING:
+    from smalti.data.stream import Stream
 
 IGNORE = -100
 """Target value of a token that does not count, as in ``torch.nn.functional.cross_entropy``."""
@@ -46,7 +47,7 @@ class Microbatch(NamedTuple):
 class TokenBatches:
     """The stream as tensors on a device."""
 
-    def __init__(self, stream: Stream, device: torch.device, *, mask_documents: bool) -> None:
+    def __init__(self, stream: "Stream", device: torch.device, *, mask_documents: bool) -> None:
         self._stream = stream
         self._device = device
         self._mask_documents = mask_documents

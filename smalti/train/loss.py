@@ -55,7 +55,7 @@ class LanguageLoss:
 def cross_entropy_head(
     targets_BT: Tensor, z_loss_coef: float, chunk_tokens: int
 ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """A head for ``Decoder.forward``: (hidden_BTD, weight_VD) -> (cross-entropy + z-loss, z-loss), sums, shape (), fp32.
+    """A head for ``Decoder.forward``: (hidden_BTD, weight_VD) -> (cross-entropy + z-loss, z-loss), fp32 sums.
 
     The second is for the log and carries no gradient.
     """

@@ -1,0 +1,116 @@
+"""From step results to metrics: reads the device only when a line is due, and stops the run on a number that is none."""
+
+import math
+from collections.abc import Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+from smalti.base import clock
+from smalti.base.errors import Refusal
+from smalti.plan.flops import mfu
+from smalti.train.step import StepResult
+
+_SECONDS_PER_HOUR = 3600.0
+
+
+class Sink(Protocol):
+    """Where metrics go."""
+
+    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of one step."""
+
+
+class Recorder:
+    """Keeps results on the device until ``flush``; every rank runs one, only those with sinks write.
+
+    Throughput is over the wall clock between two flushes, less what was spent outside steps (``outside``).
+    """
+
+    def __init__(
+        self,
+        sinks: list[Sink],
+        *,
+        total_steps: int,
+        first_step: int,
+        tokens_before: float,
+        flops_per_token: float | None,
+        peak_flops_per_s: float | None,
+        world_size: int,
+    ) -> None:
+        self._sinks, self._total, self._first_step = sinks, total_steps, first_step
+        self._flops_per_token, self._peak, self._world_size = flops_per_token, peak_flops_per_s, world_size
+        self.tokens = tokens_before
+        self._waiting: list[tuple[int, float, StepResult]] = []
+        self._start_s = self._window_s = clock.now_s()
+        self._wait_s = self._outside_s = 0.0
+        self._step_s: float | None = None
+
+    def add(self, step: int, lr: float, result: StepResult, *, wait_s: float) -> None:
+        """Take the result of update number ``step``; ``wait_s`` is the time spent waiting for its batch."""
+        self._waiting.append((step, lr, result))
+        self._wait_s += wait_s
+
+    def outside(self, seconds: float) -> None:
+        """Time since the last flush that was not spent on steps (saving, evaluating)."""
+        self._outside_s += seconds
+
+    def flush(self, extra: Mapping[str, float] | None = None) -> None:
+        """Write all waiting steps; raises Refusal on every rank if one of them is not finite."""
+        rows = [(step, lr, result, float(result.loss), float(result.grad_norm)) for step, lr, result in self._waiting]
+        now_s = clock.now_s()
+        window_s = max(now_s - self._window_s - self._outside_s, 1e-9)
+        if rows:
+            self._step_s = window_s / len(rows)
+        wait_frac = min(self._wait_s / window_s, 1.0)
+        self._waiting, self._window_s, self._wait_s, self._outside_s = [], now_s, 0.0, 0.0
+        for step, lr, result, loss, grad_norm in rows:
+            if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+                raise Refusal(
+                    f"the loss is {loss} and the gradient norm {grad_norm} at step {step}; nothing was saved since",
+                    hint="lower train.optimizer.lr or lengthen train.schedule.warmup, and start from the last checkpoint",
+                )
+            self.tokens += float(result.weight)
+            metrics = self._of_step(step, lr, result, loss, grad_norm)
+            metrics["data/wait_frac"] = wait_frac
+            if step == rows[-1][0]:
+                metrics.update(extra or {})
+            for sink in self._sinks:
+                sink.update(step, metrics)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Metrics that belong to ``step`` and are at hand already (held-out loss, saving)."""
+        for sink in self._sinks:
+            sink.update(step, metrics)
+
+    def _of_step(self, step: int, lr: float, result: StepResult, loss: float, grad_norm: float) -> dict[str, float]:
+        assert self._step_s is not None
+        tokens_per_s = float(result.weight) / self._step_s
+        hours = _SECONDS_PER_HOUR
+        metrics = {
+            "loss/train/total": loss,
+            "l2_norm/grad/global": grad_norm,
+            "lr-AdamW/group0": lr,
+            "time/batch": float(step),
+            "time/token": self.tokens,
+            "time/train": (clock.now_s() - self._start_s) / hours,
+            "time/remaining_estimate": (self._total - step) * self._step_s / hours,
+            "throughput/batches_per_sec": 1 / self._step_s,
+            "throughput/tokens_per_sec": tokens_per_s,
+            "throughput/device/tokens_per_sec": tokens_per_s / self._world_size,
+        }
+        metrics.update(_scalars(result.metrics))
+        if self._flops_per_token is not None:
+            metrics["throughput/flops_per_sec"] = tokens_per_s * self._flops_per_token
+            if self._peak is not None:
+                metrics["throughput/device/mfu"] = mfu(tokens_per_s, self._flops_per_token, self._peak)
+        return metrics
+
+
+def _scalars(found: Mapping[str, Tensor]) -> dict[str, float]:
+    """The loss's metrics as numbers; the load of experts (L, E) becomes the worst layer's busiest expert / mean."""
+    metrics = {name: float(value) for name, value in found.items() if value.ndim == 0}
+    if "moe/load" in found:
+        load_LE = found["moe/load"]
+        metrics["moe/load_imbalance"] = float((load_LE.amax(-1) / load_LE.mean(-1).clamp(min=1e-30)).amax())
+    return metrics

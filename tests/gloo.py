@@ -1,0 +1,54 @@
+"""Run a function on several gloo ranks of this machine, for tests.
+
+Ranks are forked (importing torch anew in each costs seconds) and meet through a file, so no port can clash. Each has one
+thread: an OpenMP pool does not survive a fork.
+"""
+
+import os
+import pickle
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 120) -> list[Any]:
+    """``[function(rank, *args) for each rank]``, each in a process of its own inside one gloo group."""
+    context = mp.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            context.Process(target=_rank, args=(rank, world_size, folder, function, args)) for rank in range(world_size)
+        ]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(timeout_s)
+        late = [process for process in ranks if process.is_alive()]
+        for process in late:
+            process.kill()
+        assert not late, f"{len(late)} of {world_size} ranks did not end within {timeout_s} s"
+        results = []
+        for rank in range(world_size):
+            with open(os.path.join(folder, f"result-{rank}"), "rb") as file:
+                kind, value = pickle.load(file)
+            assert kind == "value", f"rank {rank} failed:\n{value}"
+            results.append(value)
+        return results
+
+
+def _rank(rank: int, world_size: int, folder: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    try:
+        store = dist.FileStore(os.path.join(folder, "store"), world_size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+        result: tuple[str, Any] = ("value", function(rank, *args))
+    except BaseException:
+        result = ("error", traceback.format_exc())
+    with open(os.path.join(folder, f"result-{rank}"), "wb") as file:
+        pickle.dump(result, file)
+    os._exit(0)  # no clean-up of what the parent forked

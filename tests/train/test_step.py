@@ -1,0 +1,151 @@
+"""The step's claim: the update depends on the global batch alone, not on how it was cut."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from gloo import run_ranks
+
+from smalti.config.model import ModelConfig, MoEConfig
+from smalti.config.train import LossConfig, OptimizerConfig
+from smalti.dist import fsdp
+from smalti.dist import mesh as meshes
+from smalti.model.decoder import Decoder
+from smalti.model.init import draw
+from smalti.train.batches import IGNORE, Microbatch
+from smalti.train.loss import LanguageLoss, cross_entropy_head
+from smalti.train.optim import build_optimizer
+from smalti.train.step import TrainState, train_step
+
+DENSE = ModelConfig(
+    vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2,
+)  # fmt: skip
+MOE = ModelConfig(
+    family="dbrx", norm="layernorm", vocab_size=64, hidden_size=32, intermediate_size=16, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, clip_qkv=8.0, moe=MoEConfig(num_experts=4, num_experts_per_tok=2),
+)  # fmt: skip
+ROWS, TIME = 8, 16
+
+
+def _rows(seed: int = 0) -> Microbatch:
+    """A global batch whose rows have unequal numbers of masked targets, one row all masked."""
+    generator = np.random.default_rng(seed)
+    inputs = torch.from_numpy(generator.integers(0, 64, (ROWS, TIME)))
+    targets = torch.from_numpy(generator.integers(0, 64, (ROWS, TIME)))
+    for row in range(ROWS):
+        targets[row, : row * 2] = IGNORE
+    targets[3] = IGNORE
+    positions = torch.arange(TIME).expand(ROWS, TIME).contiguous()
+    documents = (positions >= 5).long()
+    return Microbatch(inputs, targets, positions, documents)
+
+
+def _cut(rows: Microbatch, world_size: int, rank: int, microbatches: int) -> list[Microbatch]:
+    mine = [tensor.chunk(world_size)[rank].chunk(microbatches) for tensor in rows]
+    return [Microbatch(*parts) for parts in zip(*mine, strict=True)]
+
+
+def _gradients_after_step(rank: int, config: ModelConfig, microbatches: int, replicate: int = 1) -> dict[str, Any]:
+    world_size = dist.get_world_size()
+    device = torch.device("cpu")
+    with torch.device("meta"):
+        model = Decoder(config)
+    fsdp.shard(model, meshes.build(device, replicate), compute="fp32", reduce="fp32")
+    fsdp.materialize(model, device, lambda name, shape: draw(name, shape, config, 1))
+    state = TrainState(model, build_optimizer(model, OptimizerConfig(lr=1e-3)), lambda step: 1e-3, clip_norm=0.5)
+    result = train_step(state, _cut(_rows(), world_size, rank, microbatches), LanguageLoss(config, LossConfig()))
+    full = {name: parameter.grad.full_tensor().clone() for name, parameter in model.named_parameters()}
+    after = {name: parameter.detach().full_tensor().clone() for name, parameter in model.named_parameters()}
+    return {
+        "gradients": full,
+        "parameters": after,
+        "loss": float(result.loss),
+        "weight": float(result.weight),
+        "norm": float(result.grad_norm),
+        "metrics": {name: value.tolist() for name, value in result.metrics.items()},
+    }
+
+
+def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-12))
+
+
+@pytest.mark.parametrize("config", [DENSE, MOE], ids=["dense", "moe"])
+@pytest.mark.parametrize(("world_size", "microbatches"), [(2, 2), (4, 1), (2, 1)])
+def test_any_split_gives_the_same_gradients(config: ModelConfig, world_size: int, microbatches: int) -> None:
+    whole = run_ranks(1, _gradients_after_step, config, 4)[0]
+    split = run_ranks(world_size, _gradients_after_step, config, microbatches)[0]
+    assert split["weight"] == whole["weight"] == float((_rows().targets != IGNORE).sum())
+    assert split["loss"] == pytest.approx(whole["loss"], rel=1e-6)
+    assert split["norm"] == pytest.approx(whole["norm"], rel=1e-5)
+    for name, value in whole["metrics"].items():
+        np.testing.assert_allclose(split["metrics"][name], value, rtol=1e-5, err_msg=name)
+    for name, gradient in whole["gradients"].items():
+        assert _relative(split["gradients"][name], gradient) < 2e-5, name
+
+
+@pytest.mark.slow
+def test_replicated_shards_give_the_same_gradients() -> None:
+    whole = run_ranks(1, _gradients_after_step, MOE, 1)[0]
+    hybrid = run_ranks(4, _gradients_after_step, MOE, 1, 2)[0]
+    assert hybrid["norm"] == pytest.approx(whole["norm"], rel=1e-5)
+    for name, gradient in whole["gradients"].items():
+        assert _relative(hybrid["gradients"][name], gradient) < 2e-5, name
+
+
+def _plain_reference(config: ModelConfig) -> tuple[float, dict[str, torch.Tensor]]:
+    """One process, float64, no FSDP, textbook losses: mean over all targets of the batch, gradient clipped to 0.5."""
+    model = Decoder(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(draw(name, parameter.shape, config, 1))
+    model = model.double()
+    rows = _rows()
+    logits = model(rows.inputs, rows.positions, rows.documents, mask_BT=rows.targets != IGNORE)
+    loss = torch.nn.functional.cross_entropy(logits.value.flatten(0, 1), rows.targets.flatten(), ignore_index=IGNORE)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    return float(loss), {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def test_gradient_equals_a_naive_float64_reference() -> None:
+    loss, gradients = _plain_reference(DENSE)
+    ours = run_ranks(1, _gradients_after_step, DENSE, 4)[0]
+    assert ours["loss"] == pytest.approx(loss, rel=1e-6)
+    for name, gradient in gradients.items():
+        assert _relative(ours["gradients"][name], gradient) < 1e-5, name
+
+
+@pytest.mark.parametrize("z_loss_coef", [0.0, 1e-2])
+@pytest.mark.parametrize("chunk_tokens", [1, 7, 1000])
+def test_chunked_cross_entropy_equals_naive_float64(chunk_tokens: int, z_loss_coef: float) -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(2, 11, 8, requires_grad=True)
+    weight = torch.randn(13, 8, requires_grad=True)
+    targets = torch.randint(0, 13, (2, 11))
+    targets[0, :4] = IGNORE
+    total, z_loss = cross_entropy_head(targets, z_loss_coef, chunk_tokens)(hidden, weight)
+    (3.0 * total).backward()
+
+    hidden64 = hidden.detach().double().requires_grad_()
+    weight64 = weight.detach().double().requires_grad_()
+    logits = (hidden64 @ weight64.T).flatten(0, 1)
+    counted = targets.flatten() != IGNORE
+    want_z = z_loss_coef * (logits.logsumexp(-1)[counted] ** 2).sum()
+    want = torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="sum") + want_z
+    (3.0 * want).backward()
+    assert float(total) == pytest.approx(float(want), rel=1e-5)
+    assert float(z_loss) == pytest.approx(float(want_z), rel=1e-5)
+    assert not z_loss.requires_grad
+    assert _relative(hidden.grad, hidden64.grad) < 1e-5
+    assert _relative(weight.grad, weight64.grad) < 1e-5
+
+
+def test_no_gradient_is_formed_without_grad_mode() -> None:
+    hidden, weight = torch.randn(4, 8), torch.randn(13, 8, requires_grad=True)
+    with torch.no_grad():
+        total, _ = cross_entropy_head(torch.tensor([[1, 2, 3, IGNORE]]), 0.0, 2)(hidden[None], weight)
+    assert not total.requires_grad
