@@ -1,4 +1,4 @@
-"""Family ``llama``: dense, RMSNorm, gated MLP, grouped queries. Checked with transformers 5.23 (``modeling_llama.py``)."""
+"""Family ``llama``: dense, RMSNorm, gated MLP, grouped queries. Checked: transformers 5.23 (``modeling_llama.py``)."""
 
 from typing import Any
 
