@@ -50,9 +50,13 @@ def load(model: type[C], name_or_path: str, overrides: Sequence[str] = ()) -> Lo
     return Loaded(*_validate(model, tree, found.label), found.path)
 
 
-def from_dict(model: type[C], value: Mapping[str, Any], label: str = "config") -> Loaded[C]:
+def from_dict(
+    model: type[C], value: Mapping[str, Any], label: str = "config", overrides: Sequence[str] = ()
+) -> Loaded[C]:
     """Validate plain values (as Python callers and readers of stored configs have them), with the same errors."""
     tree = Tree(dict(value), {})
+    for override in overrides:
+        _apply_override(tree, override)
     for section in _preset_sections(model):
         tree = _with_preset(tree, section)
     return Loaded(*_validate(model, tree, label), label)

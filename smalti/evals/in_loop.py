@@ -1,0 +1,122 @@
+"""Held-out loss while a run trains: likelihood of fixed token windows, split over the ranks.
+
+Promises: every rank makes the same number of forward passes (a rank that has no window left runs one that counts
+nothing), so it works under any mesh; the numbers do not depend on how many ranks there are, up to rounding. It is
+the cheap sister of ``evals.tasks.heldout``: windows of ``seq_len`` that do not overlap, cut as in training (the first
+``eval_tokens`` tokens of the held-out files), so its bits per byte is a little higher than the full measure, because
+tokens at the head of a window have little context.
+
+B: windows in one forward. T: seq_len. N: counted tokens. D: hidden size. V: vocabulary.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from smalti.base.errors import DataError
+from smalti.config.data import DataConfig
+from smalti.config.run import RunConfig
+from smalti.data import pack
+from smalti.data.tokens.reader import TokenSource
+from smalti.evals.likelihood import token_nats
+
+_BATCH_TOKENS = 8192
+
+Hook = Callable[[nn.Module, int], dict[str, float]]
+"""(model, step) -> metrics; called by every rank at the same step."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Rows of seq_len + 1 tokens of one source, all ranks' together."""
+
+    name: str
+    rows_ST1: NDArray[np.int64]
+    eod_id: int
+    tokens_per_byte: float
+
+
+def heldout_hook(config: RunConfig) -> Hook | None:
+    """The hook that measures ``data.heldout``; None where a run names no held-out source.
+
+    It returns ``metrics/eval/<source>/LanguageCrossEntropy`` (nats per token) and
+    ``metrics/eval/<source>/bits_per_byte`` (nats per token / ln 2 * tokens per UTF-8 byte of all held-out documents).
+    The token files are read here, so a missing or corrupt one is found before the first step.
+    """
+    if not config.data.heldout:
+        return None
+    sources = [_load(name, folder, config) for name, folder in config.data.heldout.items()]
+
+    def hook(model: nn.Module, step: int) -> dict[str, float]:
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                return {key: value for source in sources for key, value in _measure(model, source, config.data).items()}
+        finally:
+            model.train(was_training)
+
+    return hook
+
+
+def _load(name: str, folder: str, config: RunConfig) -> _Source:
+    tokens, seq_len = TokenSource(folder), config.data.seq_len
+    manifest = tokens.manifest
+    wanted = math.ceil(config.train.eval_tokens / seq_len)
+    n_rows = min(pack.n_sequences(manifest.n_tokens, seq_len), wanted)
+    if n_rows < 1:
+        raise DataError(
+            f"the held-out source '{name}' ({folder}) has {manifest.n_tokens} tokens, fewer than one sequence",
+            allowed=f"at least data.seq_len + 1 = {seq_len + 1}",
+            hint=f"hold more documents out, or take 'data.heldout.{name}' out of the recipe",
+        )
+    flat = tokens.read(0, n_rows * seq_len + 1)
+    rows_ST1 = np.stack([flat[row * seq_len : (row + 1) * seq_len + 1] for row in range(n_rows)])
+    return _Source(name, rows_ST1, manifest.eod_id, manifest.n_tokens / manifest.n_text_bytes)
+
+
+def _measure(model: nn.Module, source: _Source, data: DataConfig) -> dict[str, float]:
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    device = next(model.parameters()).device
+    own_ST1 = source.rows_ST1[rank::world_size]
+    per_rank = math.ceil(len(source.rows_ST1) / world_size)
+    width = max(1, _BATCH_TOKENS // data.seq_len)
+    total = torch.zeros(2, dtype=torch.float64, device=device)
+    for start in range(0, per_rank, width):
+        rows_BT1 = own_ST1[start : start + width]
+        if len(rows_BT1):
+            total += _forward(model, rows_BT1, source.eod_id, data, device)
+        else:
+            _forward(model, source.rows_ST1[:1], source.eod_id, data, device)
+    if dist.is_initialized():
+        dist.all_reduce(total)
+    nats, n_tokens = total.tolist()
+    per_token = nats / n_tokens
+    return {
+        f"metrics/eval/{source.name}/LanguageCrossEntropy": per_token,
+        f"metrics/eval/{source.name}/bits_per_byte": per_token / math.log(2) * source.tokens_per_byte,
+    }
+
+
+def _forward(
+    model: nn.Module, rows_BT1: NDArray[np.int64], eod_id: int, data: DataConfig, device: torch.device
+) -> Tensor:
+    """Nats and number of all targets of some rows, float64 [2]."""
+    inputs, targets, positions, documents = pack.split(rows_BT1, eod_id)
+    targets_N = torch.from_numpy(targets).to(device).flatten()
+
+    def head(hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
+        nats_N = token_nats(hidden_BTD.flatten(0, 1), weight_VD, targets_N)
+        return torch.stack([nats_N.double().sum(), torch.tensor(nats_N.numel(), dtype=torch.float64, device=device)])
+
+    ids_BT, positions_BT, documents_BT = (
+        torch.from_numpy(array).to(device, torch.int64) for array in (inputs, positions, documents)
+    )
+    value: Tensor = model(ids_BT, positions_BT, documents_BT if data.mask_documents else None, head=head).value
+    return value

@@ -1,0 +1,81 @@
+"""Runs a suite of tasks on one model and writes what came out. Measures only; picks no winner."""
+
+from collections.abc import Callable
+from typing import Any
+
+from smalti import __version__
+from smalti.base import clock, store
+from smalti.base.errors import UserError
+from smalti.config.eval import EvalConfig
+from smalti.evals import results
+from smalti.evals.results import TaskResult
+from smalti.evals.tasks import heldout, ranked
+from smalti.serve.engine.engine import Engine
+
+_LONGEST_DEFAULT_TOKENS = 2048
+
+
+def run(
+    engine: Engine,
+    config: EvalConfig,
+    output: str | None = None,
+    *,
+    about: dict[str, Any] | None = None,
+    announce: Callable[[str], None] = lambda name: None,
+) -> dict[str, Any]:
+    """Ask the model everything in ``config``; returns what ``results.json`` holds.
+
+    ``output``: a run folder (or any folder), into which ``evals/<suite>/<UTC time>/`` is written; None writes nothing.
+    ``about`` is kept with the results (step, folder of the model ...). ``announce`` hears of each task before it runs.
+    """
+    seq_len = context_tokens(engine, config)
+    tasks: list[TaskResult] = []
+    for name, ask in _parts(engine, config, seq_len):
+        announce(name)
+        begin_s = clock.now_s()
+        task = ask()
+        tasks.append(TaskResult(task.name, {**task.score, "wall_s": clock.now_s() - begin_s}, task.samples))
+    found: dict[str, Any] = {
+        "suite": config.suite,
+        "model": engine.name,
+        **(about or {}),
+        "time": clock.utc_text(),
+        "smalti_version": __version__,
+        "seq_len": seq_len,
+        "config": config.model_dump(mode="json"),
+        "tasks": {task.name: task.score for task in tasks},
+    }
+    if output is not None:
+        found["folder"] = results.write(store.join(output, "evals", config.suite), found, tasks)
+    return found
+
+
+def context_tokens(engine: Engine, config: EvalConfig) -> int:
+    """The longest context that tasks may use: ``config.seq_len``, or the model's own up to 2048."""
+    longest = engine.limit_tokens
+    if config.seq_len is not None and config.seq_len > longest:
+        raise UserError(f"seq_len={config.seq_len} is longer than the model's {longest}", allowed=f"2 to {longest}")
+    return config.seq_len or min(longest, _LONGEST_DEFAULT_TOKENS)
+
+
+def _parts(engine: Engine, config: EvalConfig, seq_len: int) -> list[tuple[str, Callable[[], TaskResult]]]:
+    parts: list[tuple[str, Callable[[], TaskResult]]] = []
+    for task in config.tasks:
+        if task != "heldout":
+            parts.append((task, lambda task=task: ranked.run(task, engine, config, seq_len)))  # type: ignore[misc]
+            continue
+        if not config.heldout:
+            raise UserError(
+                "the task 'heldout' has no held-out token files",
+                allowed="a run with data.heldout, or folders named here",
+                hint="smalti eval run MODEL heldout.code=data/tokens/code/heldout, or leave the task out: "
+                "'tasks=[arithmetic, brackets]'",
+            )
+        for source, folder in config.heldout.items():
+            parts.append(
+                (
+                    f"heldout/{source}",
+                    lambda source=source, folder=folder: heldout.run(source, folder, engine, config, seq_len),  # type: ignore[misc]
+                )
+            )
+    return parts

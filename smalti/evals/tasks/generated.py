@@ -1,0 +1,84 @@
+"""Two in-context tasks made from a seed: sums, and closing brackets. No data set, no contamination.
+
+Both are ranked by likelihood among a fixed number of candidates, never generated, so chance is known exactly: the
+place of the right answer among its candidates carries no information, and an uninformed choice is right once in k.
+The whole text "examples + question + candidate + newline" is tokenised at once, and the score of a candidate is the
+summed log-likelihood of the tokens after those that all candidates share; the newline ends the answer, so a longer
+one is not favoured for having a likely beginning. Item i depends on (seed, task, i) alone, so more items or fewer
+leave each item as it is.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from smalti.base.rng import derive_key
+
+_PAIRS = {"(": ")", "[": "]", "{": "}", "<": ">"}
+_DEPTH = 4
+_SUMS = 10
+_ENDINGS = 6
+
+
+@dataclass(frozen=True)
+class Item:
+    """One question: the text before the answer, the candidates, and which of them is right."""
+
+    index: int
+    prompt: str
+    candidates: tuple[str, ...]
+    gold: int
+
+
+def arithmetic(index: int, *, shots: int, seed: int) -> Item:
+    """``a+b=`` with a of two digits and b of one; the candidates are ten sums in a row.
+
+    The right sum stands at a uniform place of the ten, so neither "the least" nor "the middle" beats chance. Examples
+    never show the question itself. Every number has two digits.
+    """
+    draw = random.Random(derive_key("arithmetic", seed, index))
+    question = (draw.randint(20, 80), draw.randint(1, 9))
+    examples: list[tuple[int, int]] = []
+    while len(examples) < shots:
+        pair = (draw.randint(20, 80), draw.randint(1, 9))
+        if pair != question:
+            examples.append(pair)
+    right, gold = sum(question), draw.randrange(_SUMS)
+    lines = "".join(f"{a}+{b}={a + b}\n" for a, b in examples)
+    candidates = tuple(f"{right - gold + place}\n" for place in range(_SUMS))
+    return Item(index, f"{lines}{question[0]}+{question[1]}=", candidates, gold)
+
+
+def brackets(index: int, *, shots: int, seed: int) -> Item:
+    """Four opening brackets; the candidates are six different ways to close four, one of them right.
+
+    Wrong endings are drawn uniformly from all others. Examples show none of the six, so "not seen yet" says nothing.
+    """
+    draw = random.Random(derive_key("brackets", seed, index))
+    openings: list[str] = []
+    while len(openings) < _ENDINGS:
+        opening = _opening(draw)
+        if opening not in openings:
+            openings.append(opening)
+    gold = draw.randrange(_ENDINGS)
+    examples: list[str] = []
+    while len(examples) < shots:
+        opening = _opening(draw)
+        if opening not in openings:
+            examples.append(opening)
+    lines = "".join(f"{opening}{close(opening)}\n" for opening in examples)
+    return Item(index, lines + openings[gold], tuple(close(opening) + "\n" for opening in openings), gold)
+
+
+def close(opening: str) -> str:
+    """``([{`` -> ``}])``."""
+    return "".join(_PAIRS[character] for character in reversed(opening))
+
+
+def _opening(draw: random.Random) -> str:
+    return "".join(draw.choice("([{<") for _ in range(_DEPTH))
+
+
+def generators() -> dict[str, tuple[Callable[..., Item], float]]:
+    """Task name -> (item generator, chance)."""
+    return {"arithmetic": (arithmetic, 1 / _SUMS), "brackets": (brackets, 1 / _ENDINGS)}

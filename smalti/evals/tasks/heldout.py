@@ -1,0 +1,173 @@
+"""Held-out bits per byte: how many bits the model needs for a byte of text that it never saw.
+
+    bits per byte = nats of ALL tokens / ln 2 / UTF-8 bytes of the documents
+
+*All* tokens: every token of a document and the end-of-document token after it, so the number is that of a real
+compressor that also has to say where a document ends, and it does not depend on the tokenizer. Each document stands
+alone: its context begins with the begin token (for Smalti's models the end-of-document token) and holds no other
+document. A document longer than ``seq_len`` is read in windows of ``seq_len`` that begin every seq_len/2 tokens, and a
+token is scored in the first window that holds it: once, with seq_len/2 or more tokens before it (all of them, in the
+first window).
+
+Beside it stand ``gzip -9`` and ``xz -9`` (zlib level 9, LZMA2 preset 9, of Python) over the bytes of the same documents
+joined without anything between. They may look back over all of them, a model only inside its document.
+
+Where there is more text than ``max_bytes``, whole documents are taken in the order of key(seed, source, index) until
+the next one would not fit (the first always is), and then scored in their own order.
+"""
+
+import gzip
+import lzma
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smalti.base import store
+from smalti.base.errors import DataError
+from smalti.base.rng import derive_key
+from smalti.config.eval import EvalConfig
+from smalti.data.tokenizer.encode import Tokenizer, load_tokenizer
+from smalti.data.tokens.reader import TokenSource
+from smalti.evals.graders.intervals import bootstrap_ratio
+from smalti.evals.likelihood import Window, score
+from smalti.evals.results import TaskResult
+from smalti.serve.engine.engine import Engine
+
+
+@dataclass(frozen=True)
+class Document:
+    """A held-out document: its place in the token files, its text, its tokens without an end token."""
+
+    index: int
+    text: bytes
+    ids: NDArray[np.int64]
+
+
+def run(source: str, folder: str, engine: Engine, config: EvalConfig, seq_len: int) -> TaskResult:
+    """Bits per byte of the token files in ``folder``, with a bootstrap over documents, gzip and xz beside it."""
+    documents = load_documents(source, folder, engine.tokenizer, seed=config.seed, max_bytes=config.max_bytes)
+    windows: list[Window] = []
+    owner: list[int] = []
+    for row, document in enumerate(documents):
+        ids = np.concatenate([[engine.begin_id], document.ids, [engine.end_id]]).astype(np.int64)
+        own = sliding_windows(ids, seq_len)
+        windows += own
+        owner += [row] * len(own)
+    by_window = score(engine.model, windows, batch_tokens=config.batch_tokens)
+    nats = np.bincount(owner, weights=by_window, minlength=len(documents))
+    n_bytes = np.array([len(document.text) for document in documents], dtype=np.float64)
+    result = _result(nats, n_bytes, documents, config, key=derive_key("bootstrap", config.seed, source))
+    samples = [
+        {
+            "index": document.index,
+            "beginning": document.text[:200].decode("utf-8", "ignore"),
+            "n_bytes": len(document.text),
+            "n_tokens": len(document.ids) + 1,
+            "nats": float(value),
+        }
+        for document, value in zip(documents, nats, strict=True)
+    ]
+    return TaskResult(f"heldout/{source}", {**result, "seq_len": seq_len}, samples)
+
+
+def sliding_windows(ids: NDArray[np.int64], seq_len: int) -> list[Window]:
+    """Windows of at most ``seq_len`` inputs over one document (begin token first) that score each target once."""
+    stride = max(1, seq_len // 2)
+    windows = [Window(ids[: seq_len + 1], 1)]
+    scored_end, start = min(len(ids), seq_len + 1), 0
+    while scored_end < len(ids):
+        start += stride
+        end = min(len(ids), start + seq_len + 1)
+        windows.append(Window(ids[start:end], scored_end - start))
+        scored_end = end
+    return windows
+
+
+def load_documents(
+    source: str, folder: str, tokenizer: Tokenizer, *, seed: int, max_bytes: int | None
+) -> list[Document]:
+    """The documents of a folder of token files, as ``tokenizer`` sees them.
+
+    Token files of the same tokenizer are used as they are; those of another are decoded with theirs (which lies in
+    ``tokenizer/`` two folders up, as ``smalti data tokenize`` leaves it) and encoded again, which changes no byte.
+    """
+    tokens = TokenSource(folder)
+    manifest = tokens.manifest
+    own = tokenizer.digest == manifest.tokenizer_digest
+    decoder = tokenizer if own else load_tokenizer(_tokenizer_folder(folder))
+    if not own and decoder.digest != manifest.tokenizer_digest:
+        raise DataError(
+            f"{_tokenizer_folder(folder)} is not the tokenizer of the token files in {folder}",
+            allowed=f"the tokenizer with digest {manifest.tokenizer_digest[:12]}",
+            hint="tokenize the held-out documents again: smalti data tokenize",
+        )
+    ids = tokens.read(0, manifest.n_tokens)
+    ends = np.flatnonzero(ids == manifest.eod_id)
+    pieces = np.split(ids, ends + 1)[: len(ends)]
+    texts = [decoder.decode(piece[:-1].tolist()).encode("utf-8", "surrogatepass") for piece in pieces]
+    if sum(map(len, texts)) != manifest.n_text_bytes:
+        raise DataError(
+            f"the tokens in {folder} decode to {sum(map(len, texts))} bytes, their manifest says {manifest.n_text_bytes}",
+            hint="bits per byte needs a lossless (byte-level) tokenizer; tokenize again: smalti data tokenize",
+        )
+    documents: list[Document] = []
+    for index in choose_documents([len(text) for text in texts], source, seed=seed, max_bytes=max_bytes):
+        row = pieces[index][:-1] if own else np.array(tokenizer.encode(texts[index].decode()), dtype=np.int64)
+        documents.append(Document(index, texts[index], row))
+    if not sum(len(document.text) for document in documents):
+        raise DataError(f"the held-out folder {folder} of '{source}' holds no text")
+    return documents
+
+
+def choose_documents(sizes_bytes: list[int], source: str, *, seed: int, max_bytes: int | None) -> list[int]:
+    """Numbers of the documents to score, rising; the rule stands at the head of this file."""
+    if max_bytes is None or sum(sizes_bytes) <= max_bytes:
+        return list(range(len(sizes_bytes)))
+    order = sorted(range(len(sizes_bytes)), key=lambda index: derive_key("heldout", seed, source, index))
+    chosen: list[int] = []
+    total = 0
+    for index in order:
+        if chosen and total + sizes_bytes[index] > max_bytes:
+            break
+        chosen.append(index)
+        total += sizes_bytes[index]
+    return sorted(chosen)
+
+
+def compressed_bits_per_byte(texts: list[bytes]) -> dict[str, float]:
+    """Bits per byte of ``gzip -9`` and ``xz -9`` over the joined texts, containers included."""
+    joined = b"".join(texts)
+    return {
+        "gzip_bits_per_byte": 8 * len(gzip.compress(joined, compresslevel=9, mtime=0)) / len(joined),
+        "xz_bits_per_byte": 8 * len(lzma.compress(joined, format=lzma.FORMAT_XZ, preset=9)) / len(joined),
+    }
+
+
+def _tokenizer_folder(folder: str) -> str:
+    parent = folder.rstrip("/").rsplit("/", 2)[0] if folder.rstrip("/").count("/") >= 2 else "."
+    return store.join(parent, "tokenizer")
+
+
+def _result(
+    nats: NDArray[np.float64], n_bytes: NDArray[np.float64], documents: list[Document], config: EvalConfig, *, key: int
+) -> dict[str, Any]:
+    bits = nats / math.log(2)
+    spread = bootstrap_ratio(bits, n_bytes, seed=key, resamples=config.resamples)
+    n_tokens = sum(len(document.ids) + 1 for document in documents)
+    return {
+        "metric": "bits_per_byte",
+        "value": float(bits.sum() / n_bytes.sum()),
+        "stderr": spread[0] if spread else None,
+        "interval": list(spread[1]) if spread else None,
+        "interval_method": "bootstrap over documents, 95 %",
+        "n": len(documents),
+        "n_documents": len(documents),
+        "n_bytes": int(n_bytes.sum()),
+        "n_tokens": n_tokens,
+        "nats": float(nats.sum()),
+        "nats_per_token": float(nats.sum() / n_tokens),
+        **compressed_bits_per_byte([document.text for document in documents]),
+    }

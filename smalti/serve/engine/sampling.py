@@ -1,0 +1,98 @@
+"""The choice of the next token: greedy, temperature, top-k and top-p, in fp32.
+
+Promises: a choice depends on the row's logits, its parameters, its seed and its position, and on nothing else; so a
+sequence gets the same tokens alone, in a batch, or after a restart (given equal logits). Two sequences with the same
+prompt and seed therefore get the same answer: give each its own seed to get different ones.
+
+B: rows. V: vocabulary.
+"""
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from smalti.base.errors import UserError
+from smalti.base.rng import derive_key
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How an answer is drawn, and where it ends.
+
+    Raises UserError when a value is out of its range.
+    """
+
+    max_tokens: int = 128
+    """At most this many new tokens."""
+    temperature: float = 0.0
+    """0 takes the likeliest token; 1 draws from the model's own distribution."""
+    top_p: float = 1.0
+    """Draw among the likeliest tokens that together hold this much probability (nucleus sampling, arXiv 1904.09751)."""
+    top_k: int = 0
+    """Draw among this many likeliest tokens; 0 puts no bound."""
+    seed: int = 0
+    """Keys the draws of this sequence."""
+    stop: tuple[str, ...] = ()
+    """The answer ends before the first of these texts."""
+
+    def __post_init__(self) -> None:
+        bounds = (
+            ("max_tokens", self.max_tokens >= 1, "1 or more"),
+            ("temperature", 0 <= self.temperature < float("inf"), "0 or more"),
+            ("top_p", 0 < self.top_p <= 1, "above 0, at most 1"),
+            ("top_k", self.top_k >= 0, "0 (no bound) or more"),
+            ("stop", all(self.stop), "texts that are not empty"),
+        )
+        for name, holds, allowed in bounds:
+            if not holds:
+                raise UserError(f"{name}={getattr(self, name)} is out of range", allowed=allowed)
+
+
+def choose(logits_BV: Tensor, params: Rows[SamplingParams], positions: Rows[int]) -> list[int]:
+    """One token for each row; ``positions`` are the places of those tokens in their sequences.
+
+    The draw is the inverse of the cumulative distribution at u = key(seed, position) / 2^63, tokens sorted by falling
+    probability (equal ones by id). Raises UserError when a row holds a logit that is not a number.
+    """
+    logits_BV = logits_BV.float()
+    if bool(torch.isnan(logits_BV).any()):
+        raise UserError("the model answered with logits that are not numbers (NaN)", hint="check the exported weights")
+    greedy = [row.temperature == 0 for row in params]
+    ids_B = logits_BV.argmax(dim=-1)
+    if all(greedy):
+        return [int(token) for token in ids_B.tolist()]
+    device = logits_BV.device
+    temperature_B = torch.tensor([row.temperature or 1.0 for row in params], device=device)
+    uniform_B = torch.tensor([_uniform(row.seed, at) for row, at in zip(params, positions, strict=True)], device=device)
+    sorted_BV, order_BV = _kept_probabilities(logits_BV / temperature_B[:, None], params)
+    cumulative_BV = sorted_BV.cumsum(dim=-1)
+    threshold_B = uniform_B * cumulative_BV[:, -1]
+    rank_B = (cumulative_BV <= threshold_B[:, None]).sum(dim=-1)
+    last_B = (sorted_BV > 0).sum(dim=-1) - 1
+    drawn_B = order_BV.gather(1, torch.minimum(rank_B, last_B)[:, None])[:, 0]
+    chosen_B = torch.where(torch.tensor(greedy, device=device), ids_B, drawn_B)
+    return [int(token) for token in chosen_B.tolist()]
+
+
+def _kept_probabilities(scaled_BV: Tensor, params: Rows[SamplingParams]) -> tuple[Tensor, Tensor]:
+    """Probabilities by falling size with those outside top-k and top-p set to 0, and the token ids in that order."""
+    device, vocabulary = scaled_BV.device, scaled_BV.shape[-1]
+    sorted_BV, order_BV = scaled_BV.sort(dim=-1, descending=True, stable=True)
+    probability_BV = sorted_BV.softmax(dim=-1)
+    top_k_B = torch.tensor([row.top_k or vocabulary for row in params], device=device)
+    top_p_B = torch.tensor([row.top_p for row in params], device=device)
+    probability_BV = probability_BV * (torch.arange(vocabulary, device=device) < top_k_B[:, None])
+    before_BV = probability_BV.cumsum(dim=-1) - probability_BV
+    # The share is of what top-k left, so that both bounds together mean what each means alone. A top_p of 1 keeps all:
+    # the comparison alone would drop the tail, where the cumulative sum in fp32 already reads 1.
+    inside_BV = before_BV < top_p_B[:, None] * probability_BV.sum(dim=-1, keepdim=True)
+    inside_BV = inside_BV | (top_p_B[:, None] >= 1)
+    inside_BV[:, 0] = True
+    return probability_BV * inside_BV, order_BV
+
+
+def _uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) keyed by (seed, position); fp32 may round it to 1, which the last kept token stands for."""
+    return (derive_key("sample", seed, position) >> 10) / float(1 << 53)
