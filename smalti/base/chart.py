@@ -67,6 +67,8 @@ class Bar:
     """Drawn as a tick: chance, or another program's result."""
     text: str | None = None
     """Printed behind the bar; absent: the value."""
+    colour: int = 0
+    """Which of the eight colours."""
 
 
 def line_chart(
@@ -161,7 +163,7 @@ def bar_chart(bars: Sequence[Bar], *, title: str, low: float = 0.0, high: float 
         parts.append(
             f"<g><title>{escape(bar.label)}: {text}</title>"
             f'<text x="{label_width - 8}" y="{_n(middle + 4)}" text-anchor="end">{escape(bar.label)}</text>'
-            f'<rect class="f0" opacity=".85" rx="2" x="{label_width}" y="{top + 4}" '
+            f'<rect class="f{bar.colour % _COLOURS}" opacity=".85" rx="2" x="{label_width}" y="{top + 4}" '
             f'width="{_n(max(0.0, end - label_width))}" height="{row - 8}"/>'
         )
         if bar.interval is not None:

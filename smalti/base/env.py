@@ -80,3 +80,13 @@ def _whole(name: str, default: int) -> int:
         return int(text)
     except ValueError:
         raise UserError(f"the environment variable {name}='{text}' is not a whole number") from None
+
+
+def attempt_is_open() -> bool:
+    """True in a rank that our agent started: it has opened the run folder and counted the attempt."""
+    return "SMALTI_ATTEMPT" in os.environ
+
+
+def cpu_count() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -15,6 +15,7 @@ from smalti.base import clock, log
 from smalti.base.errors import Interrupted, TryElsewhere
 from smalti.config.run import JobConfig
 from smalti.dist import checkpoint
+from smalti.track.run import RunFolder
 from smalti.train.batches import Batches, read_ahead
 from smalti.train.cadence import Cadence
 from smalti.train.record import Recorder
@@ -29,7 +30,7 @@ Evaluate = Callable[[nn.Module, int], dict[str, float]]
 class Events(Protocol):
     """Where events go (``track.events.EventLog`` on rank 0, nowhere on the others)."""
 
-    def write(self, event: str, **fields: Any) -> None:
+    def write(self, kind: str, **fields: Any) -> None:
         """Append one event."""
 
 
@@ -58,7 +59,8 @@ class Job:
     loss: Loss
     batches: Batches
     total_steps: int
-    folder: str
+    folder: RunFolder
+    is_first: bool
     recorder: Recorder
     events: Events
     tensors: Callable[[], dict[str, Tensor]]
@@ -67,10 +69,10 @@ class Job:
     hooks: Sequence[Hook] = field(default_factory=tuple)
     prefetch_steps: int = 2
 
-    @property
-    def checkpoints(self) -> str:
-        """The folder of the run's checkpoints."""
-        return f"{self.folder}/checkpoints"
+    def status(self, state: str) -> None:
+        """Write the run's state and heartbeat (rank 0)."""
+        if self.is_first:
+            self.folder.set_status(state, step=self.state.step)
 
 
 def fit(job: Job) -> None:
@@ -81,10 +83,13 @@ def fit(job: Job) -> None:
     """
     state = job.state
     if state.step >= job.total_steps:
-        job.events.write("run_finished", step=state.step)
+        log.get("train").info("%s is finished: all %d steps are done", job.folder.path, state.step)
+        job.status("done")
         return
     save_when, evaluate_when, log_when = (_cadence(job, every) for every in _cadences(job))
+    heartbeat = Cadence("5s", total_steps=job.total_steps, global_batch_tokens=1)
     vote = Vote(3)
+    job.status("running")
     for hook in job.hooks:
         hook.on_start(job)
     with StopSignals() as signals:
@@ -105,6 +110,9 @@ def fit(job: Job) -> None:
             if save_now or stop or is_last:
                 _save(job, must_succeed=bool(stop) or is_last)
                 save_when.done()
+            if heartbeat.due(state.step):
+                job.status("running")
+                heartbeat.done()
     for hook in job.hooks:
         hook.on_stop(job)
     _leave(job, stop)
@@ -137,7 +145,7 @@ def _save(job: Job, *, must_succeed: bool) -> None:
     step = job.state.step
     kept = job.config.train.checkpoint.keep
     try:
-        path = checkpoint.save(job.checkpoints, step, job.tensors(), train_state(job), keep=kept)
+        path = checkpoint.save(job.folder.checkpoints, step, job.tensors(), train_state(job), keep=kept)
     except TryElsewhere as error:
         job.events.write("checkpoint_failed", step=step, reason=error.message)
         if must_succeed:
@@ -168,7 +176,9 @@ def _leave(job: Job, stop: Stop) -> None:
     step = job.state.step
     if stop == Stop.NONE or step == job.total_steps:
         job.events.write("run_finished", step=step)
+        job.status("done")
         return
+    job.status("interrupted" if stop == Stop.INTERRUPTED else "stopped")
     job.events.write("stopped", step=step, reason=stop.name.lower())
     text = f"stopped at step {step} of {job.total_steps} with a checkpoint saved"
     hint = "run the same command again to go on"

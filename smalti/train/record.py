@@ -1,4 +1,4 @@
-"""From step results to metrics: reads the device only when a line is due, and stops the run on a number that is none."""
+"""From step results to metrics: reads the device only when a line is due; stops the run on a number that is none."""
 
 import math
 from collections.abc import Mapping
@@ -32,13 +32,12 @@ class Recorder:
         sinks: list[Sink],
         *,
         total_steps: int,
-        first_step: int,
         tokens_before: float,
         flops_per_token: float | None,
         peak_flops_per_s: float | None,
         world_size: int,
     ) -> None:
-        self._sinks, self._total, self._first_step = sinks, total_steps, first_step
+        self._sinks, self._total = sinks, total_steps
         self._flops_per_token, self._peak, self._world_size = flops_per_token, peak_flops_per_s, world_size
         self.tokens = tokens_before
         self._waiting: list[tuple[int, float, StepResult]] = []
@@ -68,7 +67,7 @@ class Recorder:
             if not (math.isfinite(loss) and math.isfinite(grad_norm)):
                 raise Refusal(
                     f"the loss is {loss} and the gradient norm {grad_norm} at step {step}; nothing was saved since",
-                    hint="lower train.optimizer.lr or lengthen train.schedule.warmup, and start from the last checkpoint",
+                    hint="lower train.optimizer.lr or lengthen train.schedule.warmup, with init_from=CHECKPOINT",
                 )
             self.tokens += float(result.weight)
             metrics = self._of_step(step, lr, result, loss, grad_norm)

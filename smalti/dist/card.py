@@ -1,0 +1,151 @@
+"""The model card of an exported run, written from what lies in the run folder; it invents nothing.
+
+What the folder does not say (licences of the documents, evals not run) is said to be unknown.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from smalti import __version__
+from smalti.base import store
+from smalti.base.errors import DataError
+from smalti.base.units import format_count
+from smalti.config.run import RunConfig
+from smalti.data.tokens.manifest import Manifest
+from smalti.plan.flops import FORMULA, train_flops_per_token
+from smalti.plan.params import count
+from smalti.track.sinks.jsonl import read_metrics
+
+
+def model_card(run_folder: str | Path, config: RunConfig, step: int, dtype: str) -> str:
+    """Markdown with YAML front matter, as the Hugging Face Hub reads it."""
+    run = Path(run_folder)
+    parts = [
+        _front_matter(config),
+        f"# {config.name}\n\nA base language model of {format_count(count(config.model).total)} parameters, made with "
+        f"Smalti {__version__}. It continues text. It was not tuned to follow instructions or to be safe.",
+        _use(),
+        "## Model\n\n" + _table(("", ""), _shape_rows(config, dtype)),
+        "## Training\n\n" + _table(("", ""), _training_rows(config, step)),
+        "## Data\n\n" + _data(run, config),
+        "## Evaluation\n\n" + _evals(run),
+        "## Provenance\n\n" + _table(("", ""), _provenance_rows(run)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _front_matter(config: RunConfig) -> str:
+    tags = ["smalti", "base-model", "mixture-of-experts" if config.model.moe else "dense"]
+    lines = ["library_name: transformers", "pipeline_tag: text-generation", "tags:", *(f"- {tag}" for tag in tags)]
+    return "\n".join(["---", *lines, "---"])
+
+
+def _use() -> str:
+    return (
+        "## Use\n\n```\nsmalti chat FOLDER --prompt 'def main('\n```\n\n```python\n"
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        'tokenizer = AutoTokenizer.from_pretrained("FOLDER")\n'
+        'model = AutoModelForCausalLM.from_pretrained("FOLDER")\n'
+        'ids = tokenizer(tokenizer.eos_token + "def main(", return_tensors="pt").input_ids\n'
+        "print(tokenizer.decode(model.generate(ids, max_new_tokens=64)[0]))\n```\n\n"
+        "Every document began with the end-of-document token in training, so a prompt begins with it too."
+    )
+
+
+def _shape_rows(config: RunConfig, dtype: str) -> list[tuple[str, str]]:
+    model, params = config.model, count(config.model)
+    rows = [
+        ("family", model.family),
+        ("parameters", f"{params.total:,} ({params.active:,} active for each token)"),
+        ("layers, hidden size", f"{model.num_hidden_layers}, {model.hidden_size}"),
+        ("query heads, key/value heads", f"{model.num_attention_heads}, {model.kv_heads}"),
+        ("vocabulary", f"{model.vocab_size:,}"),
+        ("longest context", f"{model.max_position_embeddings:,} tokens (trained at {config.data.seq_len:,})"),
+        ("weights", dtype),
+    ]
+    if model.moe:
+        rows.insert(2, ("experts", f"{model.moe.num_experts}, {model.moe.num_experts_per_tok} for each token"))
+    return rows
+
+
+def _training_rows(config: RunConfig, step: int) -> list[tuple[str, str]]:
+    tokens = step * config.train.global_batch_tokens
+    per_token = train_flops_per_token(config.model, config.data.seq_len)
+    optimizer, precision = config.train.optimizer, config.train.precision
+    return [
+        ("steps", f"{step:,}"),
+        ("tokens trained", f"{tokens:,}"),
+        ("tokens in a step", f"{config.train.global_batch_tokens:,}"),
+        ("FLOPs", f"{tokens * per_token:.3g} ({per_token:.3g} a token, formula {FORMULA})"),
+        ("optimizer", f"{optimizer.name}, lr {optimizer.lr:g}, weight decay {optimizer.weight_decay:g}"),
+        ("precision", f"compute {precision.compute}, master weights {precision.master}"),
+        ("seed", str(config.seed)),
+    ]
+
+
+def _data(run: Path, config: RunConfig) -> str:
+    trained = {
+        name.split("/")[2]: value
+        for name, value in _last_metrics(run).items()
+        if name.startswith("data/mix/") and name.endswith("/tokens")
+    }
+    rows = []
+    for name, folder in config.data.sources.items():
+        try:
+            manifest = Manifest.load(folder)
+            held, digest = f"{manifest.n_tokens:,}", manifest.digest[:12]
+        except DataError:
+            held, digest = "(not found when exported)", ""
+        rows.append((name, f"{trained[name]:,.0f}" if name in trained else "unknown", held, digest))
+    text = _table(("source", "tokens trained", "tokens in the source", "digest"), rows)
+    return text + "\n\nLicences of the documents are not recorded here; whoever passes the model on has to state them."
+
+
+def _evals(run: Path) -> str:
+    found = sorted(run.glob("evals/*/*/results.json"), key=lambda path: path.parent.name)
+    if not found:
+        return "No evaluation has been run. `smalti eval run RUN` runs one."
+    results = store.read_json(found[-1])
+    rows = [
+        (name, score["metric"], f"{score['value']:.4g}", _interval(score), f"{score['n']:,}", _beside(score))
+        for name, score in results["tasks"].items()
+    ]
+    head = f"Suite `{results['suite']}` at {results['time']}, step {results.get('step', 'unknown')}.\n\n"
+    return head + _table(("task", "metric", "value", "95 % interval", "n", "beside it"), rows)
+
+
+def _interval(score: dict[str, Any]) -> str:
+    interval = score.get("interval")
+    return f"{interval[0]:.4g} to {interval[1]:.4g}" if interval else ""
+
+
+def _beside(score: dict[str, Any]) -> str:
+    if "gzip_bits_per_byte" in score:
+        return f"gzip -9 {score['gzip_bits_per_byte']:.4g}, xz -9 {score['xz_bits_per_byte']:.4g}"
+    return f"chance {score['chance']:.4g}: {score['verdict']}" if "chance" in score else ""
+
+
+def _provenance_rows(run: Path) -> list[tuple[str, str]]:
+    path = run / "provenance.json"
+    if not path.is_file():
+        return [("provenance.json", "not in the run folder")]
+    record = store.read_json(path)
+    git = record.get("git") or {}
+    commit = f"{git.get('commit')}{' with changes' if git.get('dirty') else ''}" if git else "not from a checkout"
+    rows = [("commit", commit), ("command", " ".join(record.get("command", [])))]
+    rows += [(key, str(record[key])) for key in ("time", "smalti", "python", "platform") if key in record]
+    torch_version = record.get("packages", {}).get("torch")
+    return [*rows, ("torch", torch_version)] if torch_version else rows
+
+
+def _last_metrics(run: Path) -> dict[str, Any]:
+    """Each metric's last value."""
+    last: dict[str, Any] = {}
+    for line in read_metrics(run):
+        last |= line
+    return last
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

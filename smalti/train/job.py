@@ -1,0 +1,295 @@
+"""The composition root: from one config to a job that ``fit`` can run. The only place that builds.
+
+Serves pretraining, tuning and ten lines of Python alike: whatever is not given (model, loss, batches) is built from the
+config's own sections.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from smalti.base import env, log
+from smalti.base.env import World
+from smalti.base.errors import DataError, UserError
+from smalti.config.durations import to_seconds, total_steps
+from smalti.config.model import ModelConfig
+from smalti.config.run import JobConfig, RunConfig
+from smalti.data.stream import Stream
+from smalti.dist import checkpoint, fsdp, mesh
+from smalti.dist.peak import matmul_flops_per_s
+from smalti.dist.recompute import recompute
+from smalti.model import huggingface
+from smalti.model.decoder import Decoder
+from smalti.model.init import draw
+from smalti.plan.flops import train_flops_per_token
+from smalti.plan.hardware import known_peak
+from smalti.track.events import EventLog
+from smalti.track.run import RunFolder
+from smalti.track.sinks.console import ConsoleSink
+from smalti.train.batches import Batches, TokenBatches
+from smalti.train.loop import Evaluate, Hook, Job, fit
+from smalti.train.loss import LanguageLoss
+from smalti.train.optim import build_optimizer, moments
+from smalti.train.record import Recorder
+from smalti.train.schedule import WarmupStableDecay
+from smalti.train.step import Loss, TrainState
+
+_AUTO_MICROBATCH_TOKENS = 16_384
+
+
+def run(config: RunConfig, origins: Mapping[str, str], *, evaluate: Evaluate | None = None) -> None:
+    """Build and fit as a rank of the world that this process is in, and leave that world."""
+    try:
+        fit(build(config, origins=origins, evaluate=evaluate))
+    finally:
+        mesh.leave()
+
+
+def build(
+    config: JobConfig,
+    *,
+    model: nn.Module | None = None,
+    loss: Loss | None = None,
+    batches: Batches | None = None,
+    evaluate: Evaluate | None = None,
+    hooks: Sequence[Hook] = (),
+    origins: Mapping[str, str] | None = None,
+) -> Job:
+    """Everything that ``fit`` needs, resumed from the newest checkpoint of the run folder where there is one.
+
+    model: any module that ``loss`` understands; absent, the config's. Its weights are taken from rank 0. loss:
+    ``(model, microbatch) -> (sum, weight, metrics)``. batches: an object with ``batch(step)``, ``state()`` and
+    ``check(state)``; ``batch`` returns this rank's microbatches, as many as on any other rank.
+    """
+    world, train = env.world(), config.train
+    _all_described(config, model, loss, batches)
+    device = mesh.pick_device(train.parallel.device, world)
+    mesh.check_fits(world.world_size, train.parallel.replicate)
+    threads = _set_threads(config, world)
+    mesh.join(world, device, to_seconds(train.parallel.timeout) or 600.0)
+    folder = _folder(config, world, origins or {})
+    events: EventLog | _Nowhere = folder.event_log() if world.is_first else _Nowhere()
+    steps = total_steps(train.duration, global_batch_tokens=train.global_batch_tokens)
+    resolved = {"ranks": world.world_size, "device": str(device), "threads": threads}
+    if isinstance(config, RunConfig):
+        resolved["microbatch_sequences"] = microbatch = _microbatch_sequences(config, world)
+        batches = batches or _token_batches(config, world, device, steps, microbatch)
+        loss = loss or LanguageLoss(config.model, train.loss)
+    assert batches is not None
+    assert loss is not None
+    model = _sharded(config, model, device)
+    schedule = WarmupStableDecay(
+        train.schedule, lr=train.optimizer.lr, total_steps=steps, global_batch_tokens=train.global_batch_tokens
+    )
+    state = TrainState(model, build_optimizer(model, train.optimizer), schedule, train.optimizer.clip_norm)
+    tokens = _resume(folder, state, batches, events)
+    peak = _peak(device, train.precision.compute, world)
+    events.write("auto_resolved", **resolved, compile=_compiles(config, device), peak_flops_per_s=peak)
+    return Job(
+        config=config,
+        state=state,
+        loss=loss,
+        batches=batches,
+        total_steps=steps,
+        folder=folder,
+        is_first=world.is_first,
+        recorder=Recorder(
+            _sinks(config, folder, state.step, steps, world),
+            total_steps=steps,
+            tokens_before=tokens,
+            flops_per_token=_flops_per_token(config),
+            peak_flops_per_s=peak,
+            world_size=world.world_size,
+        ),
+        events=events,
+        tensors=lambda: tensors_of(state),
+        evaluate=evaluate,
+        hooks=tuple(hooks),
+        prefetch_steps=config.data.prefetch_steps if isinstance(config, RunConfig) else 2,
+    )
+
+
+def _all_described(config: JobConfig, *given: object) -> None:
+    absent = [name for name, value in zip(("model", "loss", "batches"), given, strict=True) if value is None]
+    if absent and not isinstance(config, RunConfig):
+        raise UserError(
+            f"build() was given no {absent[0]}, and a {type(config).__name__} does not describe one",
+            hint=f"build(config, {absent[0]}=...), or give a RunConfig with model and data sections",
+        )
+
+
+def _flops_per_token(config: JobConfig) -> float | None:
+    return float(train_flops_per_token(config.model, config.data.seq_len)) if isinstance(config, RunConfig) else None
+
+
+# ---- model ----------------------------------------------------------------------------------------------------------
+
+
+def _sharded(config: JobConfig, given: nn.Module | None, device: torch.device) -> nn.Module:
+    """The model over the mesh, with its first weights."""
+    parallel, precision = config.train.parallel, config.train.precision
+    model = given
+    if model is None:
+        assert isinstance(config, RunConfig)
+        with torch.device("meta"):
+            model = Decoder(config.model)
+    else:
+        model.to(device)
+        fsdp.broadcast(model)
+    for block in fsdp.blocks_of(model):
+        if parallel.activation_checkpointing == "full":
+            recompute(block)
+        if _compiles(config, device):
+            block.compile()
+    axes = mesh.build(device, parallel.replicate)
+    fsdp.shard(model, axes, compute=precision.compute, reduce=precision.reduce)
+    if given is None:
+        assert isinstance(config, RunConfig)
+        _first_weights(model, config, device)
+    elif config.init_from is not None:
+        _load_weights(model, config.init_from, None)
+    return model
+
+
+def _first_weights(model: nn.Module, config: RunConfig, device: torch.device) -> None:
+    if config.init_from is not None:
+        model.to_empty(device=device)
+        _load_weights(model, config.init_from, config.model)
+        return
+    fsdp.materialize(model, device, lambda name, shape: draw(name, shape, config.model, config.seed))
+
+
+def _load_weights(model: nn.Module, source: str, wanted: ModelConfig | None) -> None:
+    """``init_from``: weights only; the schedule, the optimizer and the data start afresh."""
+    weights = read_weights(source)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name not in weights:
+                raise DataError(f"init_from={source} has no weight '{name}'", hint="the model section must match it")
+            if weights[name].shape != parameter.shape:
+                raise DataError(
+                    f"weight '{name}' of init_from={source} has shape {tuple(weights[name].shape)}; "
+                    f"the model section asks for {tuple(parameter.shape)}"
+                )
+            fsdp.assign(parameter, weights[name].to(parameter.dtype))
+
+
+def read_weights(source: str) -> dict[str, Tensor]:
+    """Full CPU weights from a run folder, a checkpoint or a Hugging Face folder."""
+    if os.path.isfile(f"{source}/config.json"):
+        return dict(huggingface.load_folder(source).state_dict())
+    if os.path.isfile(f"{source}/train_state.json"):
+        return checkpoint.read_model(source)
+    newest = checkpoint.newest(f"{source}/checkpoints")
+    if newest is None:
+        raise DataError(
+            f"init_from={source} is none of: a run folder with a checkpoint, a checkpoint, a Hugging Face folder",
+            hint="init_from=runs/NAME or init_from=runs/NAME/checkpoints/step-NNNNNNNN",
+        )
+    return checkpoint.read_model(newest)
+
+
+def tensors_of(state: TrainState) -> dict[str, Tensor]:
+    """What a checkpoint holds: weights, persistent buffers and the optimizer's moments, by name."""
+    weights = {f"model.{name}": tensor for name, tensor in state.model.state_dict().items()}
+    return {**weights, **moments(state.model, state.optimizer)}
+
+
+def _resume(folder: RunFolder, state: TrainState, batches: Batches, events: Any) -> float:
+    """Load the newest checkpoint that verifies; returns the tokens learned before, 0 for a start from the beginning."""
+
+    def reject(path: str, reason: str) -> None:
+        log.get("train").warning("%s is passed over: %s", path, reason)
+        events.write("checkpoint_rejected", path=path, reason=reason)
+
+    found = [checkpoint.newest(folder.checkpoints, reject) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(found, src=0)
+    path = found[0]
+    if path is None:
+        return 0.0
+    saved = checkpoint.read_state(path)
+    batches.check(saved["stream"])
+    checkpoint.load(path, tensors_of(state))
+    state.step = saved["step"]
+    log.get("train").info("resumed from %s", path)
+    events.write("resumed", step=state.step, path=path)
+    return float(saved["tokens"])
+
+
+# ---- placement ------------------------------------------------------------------------------------------------------
+
+
+def _folder(config: JobConfig, world: World, origins: Mapping[str, str]) -> RunFolder:
+    """Join the attempt that the agent opened; under another launcher rank 0 opens it."""
+    if env.attempt_is_open():
+        return RunFolder.join(config.run_folder, world.attempt)
+    opened = RunFolder.open(config, origins) if world.is_first else None
+    attempt = [opened.attempt if opened else None]
+    dist.broadcast_object_list(attempt, src=0)
+    return opened or RunFolder.join(config.run_folder, attempt[0] or 0)
+
+
+def _set_threads(config: JobConfig, world: World) -> int:
+    wanted = config.train.parallel.threads
+    threads = wanted if isinstance(wanted, int) else max(1, env.cpu_count() // world.local_world_size)
+    torch.set_num_threads(threads)
+    return threads
+
+
+def _compiles(config: JobConfig, device: torch.device) -> bool:
+    wanted = config.train.parallel.compile
+    return device.type == "cuda" if wanted == "auto" else bool(wanted)
+
+
+def _microbatch_sequences(config: RunConfig, world: World) -> int:
+    seq_len, wanted = config.data.seq_len, config.train.microbatch_tokens
+    share = -(-config.train.global_batch_tokens // seq_len // world.world_size)
+    tokens = min(share * seq_len, _AUTO_MICROBATCH_TOKENS) if wanted == "auto" else int(wanted)
+    return max(1, tokens // seq_len)
+
+
+def _peak(device: torch.device, precision: str, world: World) -> float | None:
+    """FLOP/s of all ranks together: published for a known GPU in bf16, measured on CPU, None for anything else."""
+    if device.type == "cuda":
+        peak = known_peak(torch.cuda.get_device_name(device))
+        return peak.bf16_flops_per_s * world.world_size if peak and precision == "bf16" else None
+    dist.barrier()
+    rate = torch.tensor(matmul_flops_per_s(device, precision), dtype=torch.float64)
+    dist.all_reduce(rate)
+    return float(rate)
+
+
+# ---- data and sinks -------------------------------------------------------------------------------------------------
+
+
+def _token_batches(config: RunConfig, world: World, device: torch.device, steps: int, microbatch: int) -> TokenBatches:
+    stream = Stream(
+        config.data,
+        seed=config.seed,
+        total_steps=steps,
+        global_batch_tokens=config.train.global_batch_tokens,
+        rank=world.rank,
+        world_size=world.world_size,
+        microbatch_sequences=microbatch,
+    )
+    return TokenBatches(stream, device, mask_documents=config.data.mask_documents)
+
+
+def _sinks(config: JobConfig, folder: RunFolder, step: int, steps: int, world: World) -> list[Any]:
+    if not world.is_first:
+        return []
+    sinks: list[Any] = [folder.metrics_log(resumed_step=step if step else -1)]
+    if config.track.console:
+        sinks.append(ConsoleSink(steps, every_s=config.track.console_every_s))
+    return sinks
+
+
+class _Nowhere:
+    """The event log of every rank but the first."""
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Drop it."""
