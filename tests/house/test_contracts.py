@@ -16,7 +16,7 @@ NO_TORCH = "no torch below data and model, directly or not"
 DATA_NUMPY = "data hands out numpy: no torch, directly or not"
 NO_DIRECT_TORCH = "no direct torch in cli and fleet (probes run as child processes)"
 STARTS_COMMANDS = "fleet reaches training only by starting the smalti command"
-NO_TRANSFORMERS = "the package does not import transformers"
+NO_TRANSFORMERS = "only the check of an export imports transformers"
 
 BREACHES = [
     ("smalti/model/planted.py", "import smalti.train", LAYERS),
@@ -56,7 +56,7 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def broken(output: str) -> set[str]:
-    return {line.removesuffix(" BROKEN") for line in output.splitlines() if line.endswith(" BROKEN")}
+    return {line.partition(" BROKEN")[0] for line in output.splitlines() if " BROKEN" in line}
 
 
 def test_contracts_hold(pristine):
