@@ -1,0 +1,115 @@
+"""The charts of the report: what happened over the steps of a run."""
+
+import itertools
+from collections.abc import Callable
+
+from smalti.base.chart import Bar, Marker, Series, bar_chart, line_chart, stacked_area
+from smalti.base.units import format_count, format_frac
+from smalti.track.report.read import RunRecord, smooth
+
+_EVAL, _LOSS, _BITS = "metrics/eval/", "/LanguageCrossEntropy", "/bits_per_byte"
+_MIX_POINTS = 80
+
+
+def loss_chart(run: RunRecord) -> str:
+    """Training loss (raw and smoothed) and held-out loss of each source, on a logarithmic axis."""
+    steps, values = run.series("loss/train/total")
+    window = max(1, len(values) // 40)
+    series = [
+        Series(
+            "train" if window == 1 else f"train (smoothed over {window} points)", steps, smooth(values, window=window)
+        )
+    ]
+    if window > 1:
+        series.append(Series("train", steps, values, faint=True))
+    series += [
+        Series(f"held-out: {source}", *run.series(f"{_EVAL}{source}{_LOSS}")) for source in run.sources(_EVAL, _LOSS)
+    ]
+    resumed = [event for event in run.events if event.get("event") == "resumed" and isinstance(event.get("step"), int)]
+    markers = [Marker(event["step"], f"resumed at step {event['step']}") for event in resumed]
+    return line_chart(
+        series, title="Loss, nats per token", x_label="step", log_y=True, markers=markers, width=1040, height=360
+    )
+
+
+def bits_chart(run: RunRecord) -> str | None:
+    """Held-out bits per byte over the run; None where it was not measured."""
+    sources = run.sources(_EVAL, _BITS)
+    if not sources:
+        return None
+    series = [Series(source, *run.series(f"{_EVAL}{source}{_BITS}")) for source in sources]
+    return line_chart(series, title="Held-out bits per byte", x_label="step", height=240, width=520)
+
+
+def mixture_chart(run: RunRecord) -> str | None:
+    """Share of each source among the tokens learned, between one point and the next; None without such metrics."""
+    prefix, suffix = "data/mix/", "/tokens"
+    sources = run.sources(prefix, suffix)
+    rows = [row for row in run.rows if all(isinstance(row.get(prefix + s + suffix), int | float) for s in sources)]
+    if not sources or not rows:
+        return None
+    stride = max(1, len(rows) // _MIX_POINTS)
+    marks = [{"step": 0} | {prefix + s + suffix: 0 for s in sources}, *rows[stride - 1 :: stride]]
+    x: list[float] = []
+    shares: dict[str, list[float]] = {source: [] for source in sources}
+    for before, after in itertools.pairwise(marks):
+        # A share belongs to a span of steps, so it is drawn flat from the beginning of the span to its end.
+        for step in (before["step"], after["step"]):
+            x.append(float(step))
+            for source in sources:
+                name = prefix + source + suffix
+                shares[source].append(float(after[name]) - float(before[name]))
+    return stacked_area(x, shares, title="Mixture: share of tokens", x_label="step", width=520, height=240)
+
+
+def small_charts(run: RunRecord) -> list[str]:
+    """Learning rate, speed, MFU, gradient norm, balance of experts: whichever was written."""
+    found: list[str | None] = [bits_chart(run), mixture_chart(run)]
+    lr = next((name for name in sorted(run.names) if name.startswith("lr-")), None)
+    if lr:
+        found.append(_one(run, lr, "Learning rate", from_zero=True))
+    found.append(_one(run, "throughput/tokens_per_sec", "Tokens per second", from_zero=True, format_y=format_count))
+    found.append(_one(run, "throughput/device/mfu", "Model FLOPs utilisation", from_zero=True, format_y=format_frac))
+    found.append(_one(run, "l2_norm/grad/global", "Gradient norm before clipping", log_y=True))
+    found.append(_one(run, "moe/load_imbalance", "Busiest expert over the average"))
+    return [chart for chart in found if chart is not None]
+
+
+def bits_bars(tasks: dict[str, dict[str, object]]) -> str | None:
+    """Bits per byte of the model, gzip -9 and xz -9 for each held-out source; None without such a task."""
+    bars: list[Bar] = []
+    for name, score in tasks.items():
+        value = _float(score.get("value"))
+        if score.get("metric") != "bits_per_byte" or value is None:
+            continue
+        source = name.rpartition("/")[2]
+        interval = score.get("interval")
+        pair = [_float(end) for end in interval] if isinstance(interval, list) else []
+        ends = (pair[0], pair[1]) if len(pair) == 2 and pair[0] is not None and pair[1] is not None else None
+        bars.append(Bar(f"{source}: this model", value, interval=ends, text=f"{value:.3f}", colour=0))
+        for program, label in (("gzip", "gzip -9"), ("xz", "xz -9")):
+            other = _float(score.get(f"{program}_bits_per_byte"))
+            if other is not None:
+                bars.append(Bar(f"{source}: {label}", other, text=f"{other:.3f}", colour=7))
+    return bar_chart(bars, title="Held-out bits per byte (shorter is better)", width=1040) if bars else None
+
+
+def _one(
+    run: RunRecord,
+    name: str,
+    title: str,
+    *,
+    from_zero: bool = False,
+    log_y: bool = False,
+    format_y: Callable[[float], str] | None = None,
+) -> str | None:
+    if name not in run.names:
+        return None
+    series = [Series(title, *run.series(name))]
+    return line_chart(
+        series, title=title, x_label="step", from_zero=from_zero, log_y=log_y, format_y=format_y, width=520, height=240
+    )
+
+
+def _float(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

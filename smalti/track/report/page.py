@@ -1,0 +1,228 @@
+"""The report's page, section by section. Pure: a record in, HTML out; every text is escaped here."""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from html import escape
+from typing import Any
+
+from smalti.base import chart
+from smalti.base.units import format_count, format_frac, format_seconds
+from smalti.track.report import curves, style
+from smalti.track.report.read import EvalRun, RunRecord, get
+
+_EVENTS = 200
+_GOOD = ("finished", "done", "complete", "completed")
+_BAD = ("failed", "died", "crashed", "error")
+
+
+def page(run: RunRecord, parameters: tuple[int, int] | None) -> str:
+    """The whole page."""
+    sections = (
+        _header(run, parameters),
+        _training(run),
+        _evals(run),
+        _samples(run),
+        _timeline(run),
+        _config(run),
+        f"<footer>Made by <code>smalti runs report {escape(run.folder)}</code> from the run folder's files.</footer>",
+    )
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1"><link rel="icon" href="data:,">'
+        f"<title>{escape(run.name)} - Smalti run</title><style>{chart.CSS}{style.CSS}</style></head>\n<body>\n"
+        + "\n".join(filter(None, sections))
+        + "\n</body></html>\n"
+    )
+
+
+def _header(run: RunRecord, parameters: tuple[int, int] | None) -> str:
+    state, kind = _state(run)
+    facts = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}{f' <small>{escape(more)}</small>' if more else ''}</dd></div>"
+        for name, value, more in _facts(run, parameters)
+    )
+    reason = run.status.get("reason")
+    note = f'<p class="note">{escape(str(reason))}</p>' if reason else ""
+    return (
+        f'<header><h1>{escape(run.name)}</h1><span class="state {kind}">{escape(state)}</span>{note}'
+        f'<dl class="facts">{facts}</dl></header>'
+    )
+
+
+def _state(run: RunRecord) -> tuple[str, str]:
+    state = str(run.status.get("state") or "")
+    if not state:
+        kinds = [event.get("event") for event in run.events]
+        state = "finished" if "run_finished" in kinds else "unfinished" if kinds else "unknown"
+    kind = "good" if state.lower() in _GOOD else "bad" if state.lower() in _BAD else ""
+    return state, kind
+
+
+def _facts(run: RunRecord, parameters: tuple[int, int] | None) -> list[tuple[str, str, str]]:
+    facts: list[tuple[str, str, str]] = []
+    if parameters is None and run.of_events("params_total") is not None:
+        total = int(run.of_events("params_total"))
+        parameters = (total, int(run.of_events("params_active") or total))
+    if parameters is not None:
+        active = f"{format_count(parameters[1])} active" if parameters[1] != parameters[0] else ""
+        facts.append(("Parameters", format_count(parameters[0]), active))
+    if run.rows:
+        facts.append(("Steps", str(run.rows[-1]["step"]), f"of {get(run.config, 'train.duration') or '?'}"))
+    if (tokens := run.last("time/token")) is not None:
+        facts.append(("Tokens learned", format_count(tokens), ""))
+    if (hours := run.last("time/train")) is not None:
+        facts.append(("Training time", format_seconds(hours * 3600), "this attempt" if _attempts(run) > 1 else ""))
+    if (loss := run.last("loss/train/total")) is not None:
+        facts.append(("Training loss", f"{loss:.3f}", "nats per token"))
+    if (rate := run.last("throughput/tokens_per_sec")) is not None:
+        facts.append(("Speed", format_count(rate), "tokens/s"))
+    if (mfu := run.last("throughput/device/mfu")) is not None:
+        peak = run.of_events("peak_flops_per_s")
+        facts.append(("MFU", format_frac(mfu), f"of {format_count(peak)}FLOP/s" if _is_number(peak) else ""))
+    if _attempts(run) > 1:
+        facts.append(("Attempts", str(_attempts(run)), ""))
+    return facts
+
+
+def _attempts(run: RunRecord) -> int:
+    return len({event["attempt"] for event in run.events if isinstance(event.get("attempt"), int)})
+
+
+def _training(run: RunRecord) -> str:
+    if not run.rows:
+        return "<h2>Training</h2><p>No step has been logged yet.</p>"
+    small = "".join(f"<figure>{one}</figure>" for one in curves.small_charts(run))
+    return f'<h2>Training</h2><figure>{curves.loss_chart(run)}</figure><div class="grid below">{small}</div>'
+
+
+def _evals(run: RunRecord) -> str:
+    if not run.evals:
+        return "<h2>Evaluation</h2><p>Not evaluated yet: <code>smalti eval run " + escape(run.folder) + "</code></p>"
+    return "<h2>Evaluation</h2>" + "".join(_suite(one) for one in run.evals)
+
+
+def _suite(found: EvalRun) -> str:
+    bars = curves.bits_bars(found.tasks)
+    rows = "".join(_task(name, score) for name, score in found.tasks.items())
+    head = (
+        '<tr><th>task</th><th>metric</th><th class="n">value</th><th class="n">95 % interval</th><th class="n">n</th>'
+        "<th>beside it</th></tr>"
+    )
+    return (
+        f'<p class="note">Suite <b>{escape(found.suite)}</b>, {escape(found.time)}, model '
+        f"{escape(str(found.results.get('model', '?')))}</p>"
+        + (f"<figure>{bars}</figure>" if bars else "")
+        + f'<div class="wide"><table><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
+    )
+
+
+def _task(name: str, score: Mapping[str, Any]) -> str:
+    interval = score.get("interval")
+    if isinstance(interval, list) and len(interval) == 2 and all(map(_is_number, interval)):
+        spread = f"{interval[0]:.3f} to {interval[1]:.3f}"
+    else:
+        spread = f"± {1.96 * score['stderr']:.3f}" if _is_number(score.get("stderr")) else "-"
+    beside = [
+        f"{label} {score[key]:.3f}"
+        for key, label in (("chance", "chance"), ("gzip_bits_per_byte", "gzip -9"), ("xz_bits_per_byte", "xz -9"))
+        if _is_number(score.get(key))
+    ]
+    if score.get("verdict"):
+        beside.append(str(score["verdict"]))
+    value = f"{score['value']:.3f}" if _is_number(score.get("value")) else "-"
+    cells = (name, str(score.get("metric", "")), value, spread, str(score.get("n", "-")), ", ".join(beside))
+    kinds = ("k", "", "n v", "n", "n", "")
+    return "<tr>" + "".join(f'<td class="{k}">{escape(c)}</td>' for k, c in zip(kinds, cells, strict=True)) + "</tr>"
+
+
+def _samples(run: RunRecord) -> str:
+    written = [_sample("Written by the model", one) for one in run.samples]
+    asked = [_sample(f"{found.suite} / {one.get('task', '')}", one) for found in run.evals for one in found.samples]
+    if not written and not asked:
+        return ""
+    return "<h2>Samples</h2>" + "".join(written + asked)
+
+
+def _sample(label: str, sample: Mapping[str, Any]) -> str:
+    prompt = str(sample.get("prompt", ""))
+    verdict = ""
+    if "candidates" in sample and isinstance(sample["candidates"], list):
+        candidates, choice = sample["candidates"], sample.get("choice")
+        completion = str(candidates[choice]) if isinstance(choice, int) and 0 <= choice < len(candidates) else ""
+        right = bool(sample.get("correct"))
+        gold = sample.get("gold")
+        wanted = (
+            f", right is {candidates[gold]!r}" if not right and isinstance(gold, int) and gold < len(candidates) else ""
+        )
+        verdict = (
+            f' <span class="{"right" if right else "wrong"}">{"right" if right else "wrong"}{escape(wanted)}</span>'
+        )
+    else:
+        completion = str(sample.get("completion", sample.get("text", "")))
+    return (
+        f'<div class="sample"><div class="soft">{escape(label)}{verdict}</div>'
+        f'<pre><span class="given">{escape(prompt)}</span><b>{escape(completion)}</b></pre></div>'
+    )
+
+
+def _timeline(run: RunRecord) -> str:
+    if not run.events:
+        return ""
+    left_out = len(run.events) - _EVENTS
+    shown = run.events if left_out <= 0 else (*run.events[: _EVENTS // 2], *run.events[-_EVENTS // 2 :])
+    first = _parse_time(run.events[0].get("time"))
+    rows = "".join(_event(event, first) for event in shown)
+    note = (
+        f'<p class="note">{left_out} events in the middle are left out; all are in events.jsonl.</p>'
+        if left_out > 0
+        else ""
+    )
+    return (
+        f'<h2>Timeline</h2>{note}<div class="wide"><table><thead><tr><th>time (UTC)</th><th class="n">since start</th>'
+        f'<th class="n">attempt</th><th>event</th><th>what</th></tr></thead><tbody>{rows}</tbody></table></div>'
+    )
+
+
+def _event(event: Mapping[str, Any], first: datetime | None) -> str:
+    time = _parse_time(event.get("time"))
+    since = format_seconds((time - first).total_seconds()) if time and first else ""
+    what = ", ".join(
+        f"{key} {_brief(value)}" for key, value in event.items() if key not in ("time", "attempt", "event")
+    )
+    stamp = str(event.get("time", ""))[:19].replace("T", " ")
+    return (
+        f'<tr><td class="k">{escape(stamp)}</td><td class="n">{since}</td>'
+        f'<td class="n">{escape(str(event.get("attempt", "")))}</td>'
+        f'<td class="k v">{escape(str(event.get("event", "?")))}</td><td class="soft">{escape(what)}</td></tr>'
+    )
+
+
+def _config(run: RunRecord) -> str:
+    parts = []
+    if run.config_text:
+        parts.append(f"<details><summary>config.yaml</summary><pre>{escape(run.config_text)}</pre></details>")
+    if run.provenance:
+        text = json.dumps(run.provenance, indent=2, ensure_ascii=False)
+        parts.append(f"<details><summary>provenance.json</summary><pre>{escape(text)}</pre></details>")
+    return "<h2>Config and provenance</h2>" + "".join(parts) if parts else ""
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def _parse_time(value: Any) -> datetime | None:
+    try:
+        return datetime.fromisoformat(str(value))
+    except ValueError:
+        return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value

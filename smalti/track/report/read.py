@@ -1,0 +1,172 @@
+"""What a run folder holds, as plain values. Forgives what a killed run leaves behind; invents nothing."""
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from smalti.base.errors import DataError
+from smalti.track.append import read_lines
+
+_SAMPLES_A_TASK = 3
+_SAMPLES = 12
+
+
+@dataclass(frozen=True)
+class EvalRun:
+    """One folder of results, with the first samples of each task."""
+
+    suite: str
+    time: str
+    results: dict[str, Any]
+    samples: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def tasks(self) -> dict[str, dict[str, Any]]:
+        """Task -> score."""
+        tasks = self.results.get("tasks")
+        return (
+            {name: score for name, score in tasks.items() if isinstance(score, dict)} if isinstance(tasks, dict) else {}
+        )
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """All that is known about a run."""
+
+    name: str
+    folder: str
+    config_text: str
+    config: dict[str, Any]
+    provenance: dict[str, Any]
+    status: dict[str, Any]
+    rows: tuple[dict[str, Any], ...]
+    """Metrics, one row a step, by step."""
+    events: tuple[dict[str, Any], ...]
+    evals: tuple[EvalRun, ...] = ()
+    """Newest of each suite."""
+    samples: tuple[dict[str, Any], ...] = ()
+    """Texts that the model wrote: ``{"prompt", "completion"}``."""
+    names: frozenset[str] = field(default_factory=frozenset)
+    """Metric names that occur."""
+
+    def series(self, name: str) -> tuple[list[float], list[float]]:
+        """Steps and values of a metric; a value that was not finite when written is NaN."""
+        found = [(row["step"], row[name]) for row in self.rows if name in row]
+        return [float(step) for step, _ in found], [_number(value) for _, value in found]
+
+    def last(self, name: str) -> float | None:
+        """The newest finite value of a metric."""
+        _, values = self.series(name)
+        return next((value for value in reversed(values) if value == value), None)
+
+    def sources(self, prefix: str, suffix: str) -> list[str]:
+        """What stands between ``prefix`` and ``suffix`` in the names that occur, sorted."""
+        found = (name for name in self.names if name.startswith(prefix) and name.endswith(suffix))
+        return sorted(name[len(prefix) : len(name) - len(suffix)] for name in found)
+
+    def of_events(self, key: str) -> Any:
+        """The newest value of a field in any event, or None."""
+        return next((event[key] for event in reversed(self.events) if event.get(key) is not None), None)
+
+
+def read_run(folder: str | Path) -> RunRecord:
+    """Read a run folder. DataError if it does not exist or holds neither a config nor metrics nor events."""
+    root = Path(folder)
+    if not root.is_dir():
+        raise DataError(f"there is no run folder '{folder}'", hint="smalti runs ls")
+    if not any((root / name).exists() for name in ("config.yaml", "metrics.jsonl", "events.jsonl")):
+        raise DataError(
+            f"'{folder}' is not a run folder", allowed="a folder with config.yaml, metrics.jsonl or events.jsonl"
+        )
+    config_text = _text(root / "config.yaml")
+    config = _yaml(config_text)
+    rows = _rows(read_lines(root / "metrics.jsonl"))
+    return RunRecord(
+        name=str(config.get("name") or root.resolve().name),
+        folder=str(folder),
+        config_text=config_text,
+        config=config,
+        provenance=_json(root / "provenance.json"),
+        status=_json(root / "status.json"),
+        rows=rows,
+        events=tuple(read_lines(root / "events.jsonl")),
+        evals=_evals(root / "evals"),
+        samples=tuple(itertools.islice(read_lines(root / "samples.jsonl"), _SAMPLES)),
+        names=frozenset(name for row in rows for name in row),
+    )
+
+
+def _rows(lines: Any) -> tuple[dict[str, Any], ...]:
+    """One row a step. A step written twice (an eval beside its step, a resumed run) is merged, the later value wins."""
+    by_step: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        step = line.get("step")
+        if isinstance(step, int) and not isinstance(step, bool):
+            by_step.setdefault(step, {}).update(line)
+    return tuple(by_step[step] for step in sorted(by_step))
+
+
+def _evals(folder: Path) -> tuple[EvalRun, ...]:
+    found: list[EvalRun] = []
+    for suite in sorted(folder.iterdir()) if folder.is_dir() else []:
+        times = sorted(path.parent for path in suite.glob("*/results.json") if not path.parent.name.startswith("."))
+        for latest in times[-1:]:
+            results = _json(latest / "results.json")
+            found.append(EvalRun(suite.name, latest.name, results, _first_samples(latest / "samples.jsonl")))
+    return tuple(found)
+
+
+def _first_samples(path: Path) -> tuple[dict[str, Any], ...]:
+    kept: dict[str, list[dict[str, Any]]] = {}
+    for sample in read_lines(path):
+        of_task = kept.setdefault(str(sample.get("task", "")), [])
+        if len(of_task) < _SAMPLES_A_TASK and "prompt" in sample:
+            of_task.append(sample)
+    return tuple(itertools.chain.from_iterable(kept.values()))
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(_text(path) or "{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _yaml(text: str) -> dict[str, Any]:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def get(tree: Mapping[str, Any], dotted: str) -> Any:
+    """``get(config, "model.hidden_size")``, None where a part is missing."""
+    value: Any = tree
+    for part in dotted.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def smooth(values: Sequence[float], *, window: int) -> list[float]:
+    """Exponential moving average over about ``window`` values, without the bias of its start; NaN passes by."""
+    keep, average, weight, smoothed = 1 - 2 / (window + 1), 0.0, 0.0, []
+    for value in values:
+        if value == value:
+            average, weight = keep * average + (1 - keep) * value, keep * weight + (1 - keep)
+        smoothed.append(average / weight if weight and value == value else float("nan"))
+    return smoothed

@@ -1,0 +1,180 @@
+"""The report: made from the run folder alone, whole and safe, also for what a killed run leaves behind."""
+
+import html.parser
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from made_run import make_run, metric_rows, write_lines
+from smalti.base.errors import DataError
+from smalti.track.report import write_report
+from smalti.track.report.read import read_run, smooth
+
+CHROMIUM = "/usr/bin/chromium"
+VOID = {"meta", "link", "line", "rect", "circle", "path", "polygon", "br"}
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "demo")
+
+
+class Checker(html.parser.HTMLParser):
+    """Every tag is closed, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+
+def test_page_holds_every_part(run_folder: Path) -> None:
+    path = write_report(run_folder)
+    assert path == str(run_folder / "report.html")
+    text = Path(path).read_text()
+    for part in (
+        "Loss, nats per token",
+        "held-out: prose",
+        "Mixture: share of tokens",
+        "Learning rate",
+        "Tokens per second",
+        "Model FLOPs utilisation",
+        "gzip -9 1.810",
+        "not distinguishable from chance",
+        "rank_died",
+        "global_batch_tokens: 8192",
+        "6.1M",
+        "2.4M active",
+        "of 830BFLOP/s",
+        "provides a simple interface",
+    ):
+        assert part in text, part
+
+
+def test_page_is_well_formed_and_escaped(run_folder: Path) -> None:
+    text = Path(write_report(run_folder)).read_text()
+    checker = Checker()
+    checker.feed(text)
+    assert checker.open == []
+    assert "script" not in checker.seen
+    assert "&lt;/pre&gt;&lt;script&gt;" in text
+    assert "Read &lt;b&gt;lines&lt;/b&gt; &amp; more" in text
+
+
+def test_page_needs_nothing_from_outside(run_folder: Path) -> None:
+    text = Path(write_report(run_folder)).read_text()
+    assert not re.search(r"(src|href)=[\"'](?!data:)|url\(|@import|https?://", text)
+
+
+def test_equal_folders_give_equal_pages(run_folder: Path) -> None:
+    first = Path(write_report(run_folder)).read_text()
+    assert Path(write_report(run_folder)).read_text() == first
+
+
+def test_counted_parameters_win_over_events(run_folder: Path) -> None:
+    text = Path(write_report(run_folder, parameters=(7_000_000, 7_000_000))).read_text()
+    assert "<dd>7M</dd>" in text
+    assert "6.1M" not in text.split("<h2>Timeline")[0]
+
+
+@pytest.mark.parametrize(
+    "missing", ["config.yaml", "metrics.jsonl", "events.jsonl", "evals", "samples.jsonl", "status.json"]
+)
+def test_any_part_may_be_missing(run_folder: Path, missing: str) -> None:
+    path = run_folder / missing
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    checker = Checker()
+    checker.feed(Path(write_report(run_folder)).read_text())
+    assert checker.open == []
+
+
+def test_run_killed_while_writing(tmp_path: Path) -> None:
+    folder = tmp_path / "killed"
+    write_lines(folder / "metrics.jsonl", metric_rows(7))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 8, "loss/tra')
+    (folder / "status.json").write_text('{"state": "runn')
+    text = Path(write_report(folder)).read_text()
+    assert "<dt>Steps</dt><dd>7 " in text
+    assert "Not evaluated yet" in text
+
+
+def test_only_a_config(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: young\n")
+    assert "No step has been logged yet" in Path(write_report(tmp_path)).read_text()
+
+
+def test_values_of_the_wrong_kind_break_nothing(run_folder: Path) -> None:
+    results = next(run_folder.glob("evals/*/*/results.json"))
+    results.write_text(json.dumps({"tasks": {"a": {"metric": "bits_per_byte", "value": None, "interval": [None, 1]}}}))
+    write_lines(run_folder / "metrics.jsonl", [{"step": 1, "loss/train/total": None}, {"step": "x"}, {"step": 2}])
+    (run_folder / "config.yaml").write_text("[: not yaml")
+    assert "no data" in Path(write_report(run_folder)).read_text()
+
+
+def test_not_a_run_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no run folder"):
+        write_report(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="is not a run folder"):
+        write_report(tmp_path)
+
+
+def test_a_step_written_twice_is_one_row(tmp_path: Path) -> None:
+    write_lines(tmp_path / "metrics.jsonl", [{"step": 1, "a": 1, "b": 1}, {"step": 2, "a": 2}, {"step": 1, "a": 9}])
+    run = read_run(tmp_path)
+    assert run.series("a") == ([1.0, 2.0], [9.0, 2.0])
+    assert run.last("b") == 1
+
+
+def test_newest_results_of_a_suite(run_folder: Path) -> None:
+    old = next(run_folder.glob("evals/demo/*"))
+    shutil.copytree(old, old.with_name("2026-02-01T00-00-00.000Z"))
+    assert [found.time for found in read_run(run_folder).evals] == [old.name]
+
+
+def test_smoothing_keeps_a_constant_and_passes_gaps() -> None:
+    smoothed = smooth([2.0, 2.0, float("nan"), 2.0], window=10)
+    assert smoothed[:2] == pytest.approx([2.0, 2.0])
+    assert smoothed[2] != smoothed[2]
+    assert smoothed[3] == pytest.approx(2.0)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_in_a_browser(run_folder: Path, scheme: str, tmp_path: Path) -> None:
+    if not Path(CHROMIUM).exists():
+        pytest.skip(f"{CHROMIUM} is not installed")
+    playwright = pytest.importorskip("playwright.sync_api")
+    path = Path(write_report(run_folder))
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme=scheme)
+        problems: list[str] = []
+        requests: list[str] = []
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(path.as_uri())
+        page.mouse.move(600, 600)
+        shot = page.screenshot(path=str(tmp_path / f"report-{scheme}.png"), full_page=True)
+        overflow = page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
+        page.set_viewport_size({"width": 390, "height": 800})
+        narrow = page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
+        browser.close()
+    assert problems == []
+    assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
+    assert len(shot) > 50_000
+    assert not overflow
+    assert not narrow
