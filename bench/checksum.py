@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Callable
 
 import xxhash
-
 from paired import paired
 from record import record
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-
 from record import record as write_record
 
 PROVE = os.environ.get("SMALTI_PROVE") == "1"

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+import reference
 
 import docs
-import reference
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,7 +30,7 @@ def test_reference_page_matches_the_code(name):
 def test_dead_link_dead_anchor_and_lonely_page_are_found(tmp_path):
     root = repository(
         tmp_path,
-        index="# Start\n[a](gone.md) [b](other.md#no-such) [c](other.md#two-words)\n[d](https://example.org) `[e](no.md)`",
+        index="[a](gone.md) [b](other.md#no-such) [c](other.md#two-words) [d](https://example.org) `[e](no.md)`",
         other="# Two words\n```\n[f](gone.md)\n```\n",
         lonely="# Lonely\n",
     )

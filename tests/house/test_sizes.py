@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-
 import sizes
 
 ROOT = Path(__file__).resolve().parents[2]
