@@ -99,8 +99,8 @@ class Decoder(nn.Module):
             past = cache.length
         if positions_BT is None:
             positions_BT = torch.arange(past, past + time, device=input_ids_BT.device)[None]
-        mask_BTS = attention_mask(time, past, documents_BT, input_ids_BT.device)
         x_BTD = self.embed(input_ids_BT)
+        mask_BTS = attention_mask(x_BTD, past, documents_BT)
         rope = rope_table(positions_BT, self.config.width_per_head, self.config.rope_theta, x_BTD.dtype)
         per_layer: list[RouterStats] = []
         for block in self.blocks:

@@ -3,7 +3,7 @@
 Promises: the angles are computed in float32 from the positions alone, once per forward, and then cast to the dtype of
 the activations (as transformers does); no buffer exists, so a model built on the meta device needs nothing restored.
 
-Shapes: B batch, T time, H heads, d width of a head, h = d / 2, 1 a dim that is broadcast.
+Shapes: B batch, T time, H heads, d width of a head, 1 a dim that is broadcast.
 """
 
 from typing import Any
@@ -14,16 +14,20 @@ from torch.autograd.function import once_differentiable
 
 
 def rope_table(positions_BT: Tensor, head_width: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, both [B, T, 1, h], of position * theta^(-2i/d) for i in 0..h-1."""
-    steps_h = torch.arange(0, head_width, 2, dtype=torch.float32, device=positions_BT.device)
-    frequencies_h = 1.0 / (theta ** (steps_h / head_width))
-    angles_BT1h = (positions_BT.to(torch.float32)[..., None] * frequencies_h)[:, :, None, :]
-    return angles_BT1h.cos().to(dtype), angles_BT1h.sin().to(dtype)
+    """Cosines and signed sines, both [B, T, 1, d], of position * theta^(-2i/d) for i in 0..d/2-1, twice over.
+
+    The sines of the first half are negative, so that a rotation is x * cosine + (x with its halves swapped) * sine.
+    """
+    steps = torch.arange(0, head_width, 2, dtype=torch.float32, device=positions_BT.device)
+    frequencies = 1.0 / (theta ** (steps / head_width))
+    angles = (positions_BT.to(torch.float32)[..., None] * frequencies)[:, :, None, :]
+    cosine, sine = angles.cos(), angles.sin()
+    return torch.cat((cosine, cosine), dim=-1).to(dtype), torch.cat((-sine, sine), dim=-1).to(dtype)
 
 
-def rotate(x_BTHd: Tensor, cos_BT1h: Tensor, sin_BT1h: Tensor) -> Tensor:
-    """Rotate the pairs (i, i + h) of each head by the angles; [B, T, H, d] -> contiguous [B, T, H, d]."""
-    rotated_BTHd: Tensor = _Rotate.apply(x_BTHd, cos_BT1h, sin_BT1h)
+def rotate(x_BTHd: Tensor, cosine_BT1d: Tensor, sine_BT1d: Tensor) -> Tensor:
+    """Rotate the pairs (i, i + d/2) of each head by the angles; [B, T, H, d] -> contiguous [B, T, H, d]."""
+    rotated_BTHd: Tensor = _Rotate.apply(x_BTHd, cosine_BT1d, sine_BT1d)
     return rotated_BTHd
 
 
@@ -31,23 +35,17 @@ class _Rotate(torch.autograd.Function):
     """The derivative of a rotation is the rotation back, so nothing but the table is kept for backward."""
 
     @staticmethod
-    def forward(ctx: Any, x_BTHd: Tensor, cos_BT1h: Tensor, sin_BT1h: Tensor) -> Tensor:
-        ctx.save_for_backward(cos_BT1h, sin_BT1h)
-        return _turn(x_BTHd, cos_BT1h, sin_BT1h, 1)
+    def forward(ctx: Any, x_BTHd: Tensor, cosine_BT1d: Tensor, sine_BT1d: Tensor) -> Tensor:
+        ctx.save_for_backward(cosine_BT1d, sine_BT1d)
+        return _turn(x_BTHd, cosine_BT1d, sine_BT1d, 1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_BTHd: Tensor) -> tuple[Tensor, None, None]:
-        cos_BT1h, sin_BT1h = ctx.saved_tensors
-        return _turn(grad_BTHd, cos_BT1h, sin_BT1h, -1), None, None
+        cosine_BT1d, sine_BT1d = ctx.saved_tensors
+        return _turn(grad_BTHd, cosine_BT1d, sine_BT1d, -1), None, None
 
 
-def _turn(x_BTHd: Tensor, cos_BT1h: Tensor, sin_BT1h: Tensor, direction: int) -> Tensor:
-    out_BTHd = torch.empty(x_BTHd.shape, dtype=x_BTHd.dtype, device=x_BTHd.device)
-    first_BTHh, second_BTHh = x_BTHd.chunk(2, dim=-1)
-    low_BTHh, high_BTHh = out_BTHd.chunk(2, dim=-1)
-    torch.mul(first_BTHh, cos_BT1h, out=low_BTHh)
-    low_BTHh.addcmul_(second_BTHh, sin_BT1h, value=-direction)
-    torch.mul(second_BTHh, cos_BT1h, out=high_BTHh)
-    high_BTHh.addcmul_(first_BTHh, sin_BT1h, value=direction)
-    return out_BTHd
+def _turn(x_BTHd: Tensor, cosine_BT1d: Tensor, sine_BT1d: Tensor, direction: int) -> Tensor:
+    first, second = x_BTHd.chunk(2, dim=-1)
+    return (x_BTHd * cosine_BT1d).addcmul_(torch.cat((second, first), dim=-1), sine_BT1d, value=direction)
