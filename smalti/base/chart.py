@@ -44,7 +44,9 @@ class Series:
     x: Sequence[float]
     y: Sequence[float]
     faint: bool = False
-    """Drawn thin in the colour of the series before it, without legend and hover: raw values behind a smoothed line."""
+    """Drawn thin, without legend and hover: raw values behind a smoothed line."""
+    colour: int | None = None
+    """Which of the eight colours; absent: the next."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,8 @@ def line_chart(
     ok: Callable[[float], bool] = (lambda value: value > 0) if log_y else (lambda value: True)
     clean = [[(x, y) if _finite(x, y) and ok(y) else None for x, y in zip(s.x, s.y, strict=True)] for s in series]
     points = [point for line in clean for point in line if point is not None]
-    frame = _Frame(title, width, height, [s.name for s in series if not s.faint])
+    colours = [index if one.colour is None else one.colour for index, one in enumerate(series)]
+    frame = _Frame(title, width, height, [(s.name, c) for s, c in zip(series, colours, strict=True) if not s.faint])
     if not points:
         return frame.empty()
     y_values = [y for _, y in points] + ([0.0] if from_zero and not log_y else [])
@@ -95,13 +98,11 @@ def line_chart(
     y_scale = _Scale(y_values, frame.bottom, frame.top, log=log_y, loose=True)
     write_y = format_y or _short
     body = [frame.axes(x_scale, y_scale, x_label, write_y)]
-    colour = -1
-    coloured: list[tuple[int, str, list[tuple[float, float]]]] = []
-    for one, line in zip(series, clean, strict=True):
-        colour = max(colour, 0) if one.faint else colour + 1
+    hovered: list[tuple[int, str, list[tuple[float, float]]]] = []
+    for one, line, colour in zip(series, clean, colours, strict=True):
         body.append(_polyline(line, x_scale, y_scale, colour, one.faint, frame.right - frame.left))
         if not one.faint:
-            coloured.append((colour, one.name, [point for point in line if point is not None]))
+            hovered.append((colour, one.name, [point for point in line if point is not None]))
     for marker in markers:
         if x_scale.low <= marker.x <= x_scale.high:
             at = _n(x_scale(marker.x))
@@ -109,7 +110,7 @@ def line_chart(
                 f'<g><title>{escape(marker.label)}</title><line class="m" x1="{at}" x2="{at}" '
                 f'y1="{frame.top}" y2="{frame.bottom}"/></g>'
             )
-    body.append(_hovers(coloured, x_scale, y_scale, frame, x_label, write_y))
+    body.append(_hovers(hovered, x_scale, y_scale, frame, x_label, write_y))
     return frame.wrap("".join(body))
 
 
@@ -119,13 +120,15 @@ def stacked_area(
     *,
     title: str,
     x_label: str = "",
+    colours: Sequence[int] | None = None,
     width: int = 720,
     height: int = 220,
 ) -> str:
     """Shares of a whole over x: at each x the layers are scaled to sum to 1; an x where they sum to 0 is dropped."""
     rows = [(at, [max(0.0, values[i]) for values in layers.values()]) for i, at in enumerate(x)]
     rows = [(at, row) for at, row in rows if _finite(at, *row) and sum(row) > 0]
-    frame = _Frame(title, width, height, list(layers))
+    chosen = list(colours) if colours is not None else list(range(len(layers)))
+    frame = _Frame(title, width, height, list(zip(layers, chosen, strict=True)))
     if not rows:
         return frame.empty()
     x_scale = _Scale([at for at, _ in rows], frame.left, frame.right)
@@ -137,10 +140,12 @@ def stacked_area(
         upper = [f"{_n(x_scale(at))},{_n(y_scale(edges[k + 1]))}" for at, edges in bounds]
         lower = [f"{_n(x_scale(at))},{_n(y_scale(edges[k]))}" for at, edges in reversed(bounds)]
         body.append(
-            f'<polygon class="f{k % _COLOURS}" opacity=".85" points="{" ".join(upper + lower)}">'
+            f'<polygon class="f{chosen[k] % _COLOURS}" opacity=".85" points="{" ".join(upper + lower)}">'
             f"<title>{escape(name)}</title></polygon>"
         )
-    shares = [(k, name, [(at, edges[k + 1] - edges[k]) for at, edges in bounds]) for k, name in enumerate(layers)]
+    shares = [
+        (chosen[k], name, [(at, edges[k + 1] - edges[k]) for at, edges in bounds]) for k, name in enumerate(layers)
+    ]
     axes = frame.axes(x_scale, y_scale, x_label, _percent)
     hovers = _hovers(shares, x_scale, y_scale, frame, x_label, _percent, dots=False)
     return frame.wrap("".join(body) + axes + hovers)
@@ -191,7 +196,7 @@ def ticks(low: float, high: float, *, count: int = 5) -> list[float]:
         return [low]
     rough = (high - low) / max(1, count)
     power = 10.0 ** math.floor(math.log10(rough))
-    step = power * min((m for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999), default=10)
+    step = power * min((1, 2, 2.5, 5, 10), key=lambda m: abs(math.log(m * power / rough)))
     first = math.ceil(low / step - 1e-9)
     found = [first * step + i * step for i in range(int((high - first * step) / step + 1e-9) + 1)]
     return [0.0 if abs(value) < step * 1e-9 else value for value in found]
@@ -200,8 +205,8 @@ def ticks(low: float, high: float, *, count: int = 5) -> list[float]:
 def log_ticks(low: float, high: float) -> list[float]:
     """Round numbers inside [low, high] for a logarithmic axis: decades, or finer where there are few of them."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    for steps in ((1,), (1, 3), (1, 2, 5)):
-        stride = max(1, (last - first) // 6) if steps == (1,) else 1
+    for steps in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)):
+        stride = max(1, (last - first) // 6) if len(steps) == 1 else 1
         found = [m * 10.0**e for e in range(first, last + 1, stride) for m in steps]
         found = [value for value in found if low * 0.999 <= value <= high * 1.001]
         if len(found) >= 4:
@@ -242,7 +247,7 @@ class _Scale:
 class _Frame:
     """Title, legend and axes around a plot."""
 
-    def __init__(self, title: str, width: int, height: int, names: Sequence[str]) -> None:
+    def __init__(self, title: str, width: int, height: int, names: Sequence[tuple[str, int]]) -> None:
         self.title, self.width, self.height = title, width, height
         self._legend, rows = _legend(names, width) if len(names) > 1 else ("", 0)
         self.left, self.right = _LEFT, width - _RIGHT
@@ -277,14 +282,14 @@ def _svg(title: str, width: int, height: int, body: str) -> str:
     return f'<svg class="chart" role="img" aria-label="{escape(title)}" viewBox="0 0 {width} {height}">{body}</svg>'
 
 
-def _legend(names: Sequence[str], width: int) -> tuple[str, int]:
+def _legend(names: Sequence[tuple[str, int]], width: int) -> tuple[str, int]:
     parts, at, row = [], _LEFT, 0
-    for index, name in enumerate(names):
+    for name, colour in names:
         wide = 26 + round(6.2 * len(name))
         if at + wide > width and at > _LEFT:
             at, row = _LEFT, row + 1
         y = 30 + 18 * row
-        parts.append(f'<rect class="f{index % _COLOURS}" x="{at}" y="{y - 4}" width="12" height="4" rx="2"/>')
+        parts.append(f'<rect class="f{colour % _COLOURS}" x="{at}" y="{y - 4}" width="12" height="4" rx="2"/>')
         parts.append(f'<text x="{at + 17}" y="{y + 2}">{escape(name)}</text>')
         at += wide
     return "".join(parts), row + 1

@@ -2,7 +2,7 @@
 
 import math
 
-_COUNT_SUFFIXES = ("", "k", "M", "B", "T", "P")
+_COUNT_SUFFIXES = ("", "k", "M", "B", "T", "P", "E", "Z", "Y")
 _BYTE_SUFFIXES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -17,6 +17,14 @@ def format_count(value: float) -> str:
     rounded = _three_digits(amount)
     text = f"{rounded:.0f}" if abs(rounded) >= 1000 else f"{rounded:.3g}"
     return text + _COUNT_SUFFIXES[step]
+
+
+def format_flops(value: float) -> str:
+    """8.3e11 -> '830 GFLOP'. Write '/s' behind it for a rate."""
+    text = format_count(value)
+    digits = text.rstrip("kMBTPEZY")
+    suffix = {"B": "G", "": ""}.get(text[len(digits) :], text[len(digits) :])
+    return f"{digits} {suffix}FLOP"
 
 
 def format_bytes(value: float) -> str:

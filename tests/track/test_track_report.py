@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-
 from made_run import make_run, metric_rows, write_lines
+
 from smalti.base.errors import DataError
 from smalti.track.report import write_report
 from smalti.track.report.read import read_run, smooth
@@ -57,7 +57,7 @@ def test_page_holds_every_part(run_folder: Path) -> None:
         "global_batch_tokens: 8192",
         "6.1M",
         "2.4M active",
-        "of 830BFLOP/s",
+        "of 830 GFLOP/s",
         "provides a simple interface",
     ):
         assert part in text, part

@@ -8,23 +8,29 @@ from smalti.base.units import format_count, format_frac
 from smalti.track.report.read import RunRecord, smooth
 
 _EVAL, _LOSS, _BITS = "metrics/eval/", "/LanguageCrossEntropy", "/bits_per_byte"
-_MIX_POINTS = 80
+_MIX, _TOKENS = "data/mix/", "/tokens"
+_MIX_POINTS = 300
+_TRAIN_COLOUR = 7
+
+
+def source_colours(run: RunRecord) -> dict[str, int]:
+    """A colour for each source, the same in all charts."""
+    found = {*run.sources(_EVAL, _LOSS), *run.sources(_EVAL, _BITS), *run.sources(_MIX, _TOKENS)}
+    return {source: index % _TRAIN_COLOUR for index, source in enumerate(sorted(found))}
 
 
 def loss_chart(run: RunRecord) -> str:
     """Training loss (raw and smoothed) and held-out loss of each source, on a logarithmic axis."""
     steps, values = run.series("loss/train/total")
     window = max(1, len(values) // 40)
-    series = [
-        Series(
-            "train" if window == 1 else f"train (smoothed over {window} points)", steps, smooth(values, window=window)
-        )
-    ]
+    name = "train" if window == 1 else f"train (mean of {window} points)"
+    series = [Series(name, steps, smooth(values, window=window), colour=_TRAIN_COLOUR)]
     if window > 1:
-        series.append(Series("train", steps, values, faint=True))
-    series += [
-        Series(f"held-out: {source}", *run.series(f"{_EVAL}{source}{_LOSS}")) for source in run.sources(_EVAL, _LOSS)
-    ]
+        series.insert(0, Series("train", steps, values, faint=True, colour=_TRAIN_COLOUR))
+    colours = source_colours(run)
+    for source in run.sources(_EVAL, _LOSS):
+        found = run.series(f"{_EVAL}{source}{_LOSS}")
+        series.append(Series(f"held-out: {source}", *found, colour=colours[source]))
     resumed = [event for event in run.events if event.get("event") == "resumed" and isinstance(event.get("step"), int)]
     markers = [Marker(event["step"], f"resumed at step {event['step']}") for event in resumed]
     return line_chart(
@@ -37,19 +43,19 @@ def bits_chart(run: RunRecord) -> str | None:
     sources = run.sources(_EVAL, _BITS)
     if not sources:
         return None
-    series = [Series(source, *run.series(f"{_EVAL}{source}{_BITS}")) for source in sources]
+    colours = source_colours(run)
+    series = [Series(one, *run.series(f"{_EVAL}{one}{_BITS}"), colour=colours[one]) for one in sources]
     return line_chart(series, title="Held-out bits per byte", x_label="step", height=240, width=520)
 
 
 def mixture_chart(run: RunRecord) -> str | None:
     """Share of each source among the tokens learned, between one point and the next; None without such metrics."""
-    prefix, suffix = "data/mix/", "/tokens"
-    sources = run.sources(prefix, suffix)
-    rows = [row for row in run.rows if all(isinstance(row.get(prefix + s + suffix), int | float) for s in sources)]
+    sources = run.sources(_MIX, _TOKENS)
+    rows = [row for row in run.rows if all(isinstance(row.get(_MIX + s + _TOKENS), int | float) for s in sources)]
     if not sources or not rows:
         return None
     stride = max(1, len(rows) // _MIX_POINTS)
-    marks = [{"step": 0} | {prefix + s + suffix: 0 for s in sources}, *rows[stride - 1 :: stride]]
+    marks = [{"step": 0} | {_MIX + s + _TOKENS: 0 for s in sources}, *rows[stride - 1 :: stride]]
     x: list[float] = []
     shares: dict[str, list[float]] = {source: [] for source in sources}
     for before, after in itertools.pairwise(marks):
@@ -57,9 +63,11 @@ def mixture_chart(run: RunRecord) -> str | None:
         for step in (before["step"], after["step"]):
             x.append(float(step))
             for source in sources:
-                name = prefix + source + suffix
+                name = _MIX + source + _TOKENS
                 shares[source].append(float(after[name]) - float(before[name]))
-    return stacked_area(x, shares, title="Mixture: share of tokens", x_label="step", width=520, height=240)
+    colours = [source_colours(run)[source] for source in sources]
+    title = "Mixture: share of tokens"
+    return stacked_area(x, shares, title=title, x_label="step", colours=colours, width=520, height=240)
 
 
 def small_charts(run: RunRecord) -> list[str]:
@@ -75,7 +83,7 @@ def small_charts(run: RunRecord) -> list[str]:
     return [chart for chart in found if chart is not None]
 
 
-def bits_bars(tasks: dict[str, dict[str, object]]) -> str | None:
+def bits_bars(tasks: dict[str, dict[str, object]], colours: dict[str, int]) -> str | None:
     """Bits per byte of the model, gzip -9 and xz -9 for each held-out source; None without such a task."""
     bars: list[Bar] = []
     for name, score in tasks.items():
@@ -86,11 +94,12 @@ def bits_bars(tasks: dict[str, dict[str, object]]) -> str | None:
         interval = score.get("interval")
         pair = [_float(end) for end in interval] if isinstance(interval, list) else []
         ends = (pair[0], pair[1]) if len(pair) == 2 and pair[0] is not None and pair[1] is not None else None
-        bars.append(Bar(f"{source}: this model", value, interval=ends, text=f"{value:.3f}", colour=0))
+        label = f"{source}: this model"
+        bars.append(Bar(label, value, interval=ends, text=f"{value:.3f}", colour=colours.get(source, 0)))
         for program, label in (("gzip", "gzip -9"), ("xz", "xz -9")):
             other = _float(score.get(f"{program}_bits_per_byte"))
             if other is not None:
-                bars.append(Bar(f"{source}: {label}", other, text=f"{other:.3f}", colour=7))
+                bars.append(Bar(f"{source}: {label}", other, text=f"{other:.3f}", colour=_TRAIN_COLOUR))
     return bar_chart(bars, title="Held-out bits per byte (shorter is better)", width=1040) if bars else None
 
 

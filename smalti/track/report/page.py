@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from smalti.base import chart
-from smalti.base.units import format_count, format_frac, format_seconds
+from smalti.base.units import format_count, format_flops, format_frac, format_seconds
 from smalti.track.report import curves, style
 from smalti.track.report.read import EvalRun, RunRecord, get
 
@@ -70,18 +70,19 @@ def _facts(run: RunRecord, parameters: tuple[int, int] | None) -> list[tuple[str
         active = f"{format_count(parameters[1])} active" if parameters[1] != parameters[0] else ""
         facts.append(("Parameters", format_count(parameters[0]), active))
     if run.rows:
-        facts.append(("Steps", str(run.rows[-1]["step"]), f"of {get(run.config, 'train.duration') or '?'}"))
+        whole = str(get(run.config, "train.duration") or "?")
+        facts.append(("Steps", str(run.rows[-1]["step"]), f"of {whole.removesuffix('step')}"))
     if (tokens := run.last("time/token")) is not None:
         facts.append(("Tokens learned", format_count(tokens), ""))
     if (hours := run.last("time/train")) is not None:
-        facts.append(("Training time", format_seconds(hours * 3600), "this attempt" if _attempts(run) > 1 else ""))
+        facts.append(("Training time", format_seconds(hours * 3600), ""))
     if (loss := run.last("loss/train/total")) is not None:
         facts.append(("Training loss", f"{loss:.3f}", "nats per token"))
-    if (rate := run.last("throughput/tokens_per_sec")) is not None:
-        facts.append(("Speed", format_count(rate), "tokens/s"))
-    if (mfu := run.last("throughput/device/mfu")) is not None:
+    if (rate := run.median("throughput/tokens_per_sec")) is not None:
+        facts.append(("Speed", format_count(rate), "tokens/s, median"))
+    if (mfu := run.median("throughput/device/mfu")) is not None:
         peak = run.of_events("peak_flops_per_s")
-        facts.append(("MFU", format_frac(mfu), f"of {format_count(peak)}FLOP/s" if _is_number(peak) else ""))
+        facts.append(("MFU", format_frac(mfu), f"of {format_flops(peak)}/s" if _is_number(peak) else "median"))
     if _attempts(run) > 1:
         facts.append(("Attempts", str(_attempts(run)), ""))
     return facts
@@ -101,11 +102,11 @@ def _training(run: RunRecord) -> str:
 def _evals(run: RunRecord) -> str:
     if not run.evals:
         return "<h2>Evaluation</h2><p>Not evaluated yet: <code>smalti eval run " + escape(run.folder) + "</code></p>"
-    return "<h2>Evaluation</h2>" + "".join(_suite(one) for one in run.evals)
+    return "<h2>Evaluation</h2>" + "".join(_suite(one, curves.source_colours(run)) for one in run.evals)
 
 
-def _suite(found: EvalRun) -> str:
-    bars = curves.bits_bars(found.tasks)
+def _suite(found: EvalRun, colours: dict[str, int]) -> str:
+    bars = curves.bits_bars(found.tasks, colours)
     rows = "".join(_task(name, score) for name, score in found.tasks.items())
     head = (
         '<tr><th>task</th><th>metric</th><th class="n">value</th><th class="n">95 % interval</th><th class="n">n</th>'

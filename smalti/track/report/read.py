@@ -64,6 +64,11 @@ class RunRecord:
         _, values = self.series(name)
         return next((value for value in reversed(values) if value == value), None)
 
+    def median(self, name: str) -> float | None:
+        """The median of a metric over the run."""
+        values = sorted(value for value in self.series(name)[1] if value == value)
+        return values[len(values) // 2] if values else None
+
     def sources(self, prefix: str, suffix: str) -> list[str]:
         """What stands between ``prefix`` and ``suffix`` in the names that occur, sorted."""
         found = (name for name in self.names if name.startswith(prefix) and name.endswith(suffix))
@@ -163,10 +168,10 @@ def get(tree: Mapping[str, Any], dotted: str) -> Any:
 
 
 def smooth(values: Sequence[float], *, window: int) -> list[float]:
-    """Exponential moving average over about ``window`` values, without the bias of its start; NaN passes by."""
-    keep, average, weight, smoothed = 1 - 2 / (window + 1), 0.0, 0.0, []
-    for value in values:
-        if value == value:
-            average, weight = keep * average + (1 - keep) * value, keep * weight + (1 - keep)
-        smoothed.append(average / weight if weight and value == value else float("nan"))
+    """Mean over ``window`` values around each (fewer at both ends, so that it never lags); NaN passes by."""
+    smoothed = []
+    for index, value in enumerate(values):
+        reach = min(window // 2, index, len(values) - 1 - index)
+        near = [one for one in values[index - reach : index + reach + 1] if one == one]
+        smoothed.append(sum(near) / len(near) if value == value else float("nan"))
     return smoothed

@@ -14,11 +14,12 @@ h2{font-size:18px;letter-spacing:-.01em;margin:44px 0 12px}h3{font-size:14px;mar
 p{margin:6px 0 12px;max-width:70ch}.soft,figcaption,.note{color:var(--soft);font-size:13px}
 .state{display:inline-block;padding:2px 10px;border-radius:99px;border:1px solid currentColor;font-size:13px;
 font-weight:600;vertical-align:6px;color:var(--busy)}.state.good{color:var(--good)}.state.bad{color:var(--bad)}
-dl.facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:1px;margin:22px 0 0;
-background:var(--line);border:1px solid var(--line);border-radius:10px;overflow:hidden}
-dl.facts div{background:var(--card);padding:12px 16px}dl.facts dt{color:var(--soft);font-size:12px}
+dl.facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(128px,1fr));gap:0;margin:22px 0 0;
+background:var(--card);border:1px solid var(--line);border-radius:10px;overflow:hidden}
+dl.facts div{padding:12px 16px;box-shadow:1px 0 0 var(--line),0 1px 0 var(--line)}
+dl.facts dt{color:var(--soft);font-size:12px}
 dl.facts dd{margin:2px 0 0;font-size:19px;font-weight:600;letter-spacing:-.01em}
-dl.facts small{font-weight:400;font-size:12px;color:var(--soft);letter-spacing:0}
+dl.facts small{display:block;font-weight:400;font-size:12px;color:var(--soft);letter-spacing:0}
 .grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(440px,100%),1fr));gap:16px}
 figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:10px;padding:16px 18px 10px}
 .below{margin-top:16px}figcaption{margin:4px 0 4px}
