@@ -4,6 +4,7 @@ Order of precedence: command line, recipe, its one ``base:``, model preset, defa
 lists and plain values replace. Nothing is interpolated; nothing is read from the environment.
 """
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from smalti.config.model import ModelConfig
 from smalti.config.problems import as_user_error
 from smalti.config.schema import Config
 from smalti.config.show import dump, flatten, json_schema, show
-from smalti.config.yaml_lines import Path, Tree, dotted, inline, parse
+from smalti.config.yaml_lines import Path, Tree, dotted, inline, parse, paths_of
 
 __all__ = ["Loaded", "dump", "flatten", "from_dict", "json_schema", "load", "show"]
 
@@ -53,8 +54,8 @@ def load(model: type[C], name_or_path: str, overrides: Sequence[str] = ()) -> Lo
 def from_dict(
     model: type[C], value: Mapping[str, Any], label: str = "config", overrides: Sequence[str] = ()
 ) -> Loaded[C]:
-    """Validate plain values (as Python callers and readers of stored configs have them), with the same errors."""
-    tree = Tree(dict(value), {})
+    """Validate plain values (of Python callers, of stored configs), with ``overrides`` and the same errors."""
+    tree = Tree(copy.deepcopy(dict(value)), dict.fromkeys(paths_of(value), label))
     for override in overrides:
         _apply_override(tree, override)
     for section in _preset_sections(model):
@@ -132,7 +133,7 @@ def _apply_override(tree: Tree, override: str) -> None:
                 f"{COMMAND_LINE}: {override}: '{part}' is not an item of {dotted(tuple(path[:-1]))}",
                 allowed=f"0 to {len(here) - 1}",
             )
-    paths = [tuple(path), *(tuple(path) + below for below in _paths(value))]
+    paths = [tuple(path), *(tuple(path) + below for below in paths_of(value))]
     _merge(tree, tuple(path), value, dict.fromkeys(paths, COMMAND_LINE))
 
 
@@ -200,13 +201,3 @@ def _set(tree: Tree, path: Path, value: Any) -> None:
             tree.origins.setdefault(path[: depth + 1], COMMAND_LINE)
         here = below
     here[path[-1]] = value
-
-
-def _paths(value: Any) -> list[Path]:
-    if isinstance(value, dict):
-        items: list[tuple[str | int, Any]] = list(value.items())
-    elif isinstance(value, list):
-        items = list(enumerate(value))
-    else:
-        return []
-    return [path for key, child in items for path in [(key,), *((key, *below) for below in _paths(child))]]

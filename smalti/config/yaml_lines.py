@@ -138,3 +138,14 @@ def inline(value: Any) -> str:
 def dotted(path: Path) -> str:
     """('data', 'stages', 0) -> 'data.stages.0'."""
     return ".".join(str(part) for part in path)
+
+
+def paths_of(value: Any) -> list[Path]:
+    """Every path below a plain value."""
+    if isinstance(value, dict):
+        items: list[tuple[str | int, Any]] = list(value.items())
+    elif isinstance(value, list):
+        items = list(enumerate(value))
+    else:
+        return []
+    return [path for key, child in items for path in [(key,), *((key, *below) for below in paths_of(child))]]

@@ -12,6 +12,7 @@ from typing import Any
 
 import smalti
 from smalti.base.clock import utc_text
+from smalti.base.env import cpu_count
 
 _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 _SECRET_VALUE = re.compile(
@@ -30,7 +31,7 @@ def provenance(argv: Sequence[str], origins: Mapping[str, str]) -> dict[str, Any
         "platform": platform.platform(),
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
-        "cpus_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus_usable": cpu_count(),
         "executable": sys.executable,
         "packages": package_versions(),
         "origins": dict(origins),

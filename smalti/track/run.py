@@ -142,6 +142,10 @@ class RunFolder:
         """Folder of the checkpoints."""
         return self.path / "checkpoints"
 
+    def require_identity(self, config: JobConfig) -> None:
+        """UserError unless ``config`` is of this folder's identity (a recipe may be edited while ranks start)."""
+        self._same_identity(self._stored(type(config)), config)
+
     def close(self) -> None:
         """Let another process open the folder."""
         if self._lock is not None:

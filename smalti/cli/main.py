@@ -1,0 +1,164 @@
+"""The ``smalti`` command: finds the verb, imports it alone, and turns every error into three lines and an exit code.
+
+The page of ``smalti --help`` is written here, so that it needs neither typer nor any room.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+VERBS = {
+    "demo": "the whole job on an embedded corpus: documents to a model that answers",
+    "plan": "parameters, FLOPs, memory and time of a run before it starts",
+    "data": "curate documents, tokenize them, look at token files",
+    "train": "train a model from a recipe; the same command again resumes",
+    "eval": "measure a model, with n and error",
+    "export": "write a run's model as a Hugging Face folder",
+    "chat": "talk to an exported model in the terminal",
+    "config": "show a recipe resolved, and the schema of all that may be written",
+}
+"""Verb -> what it is for; each lives in ``smalti/cli/<verb>.py`` as a typer ``app``."""
+
+EXIT_CODES = """exit codes:
+    0  done
+    1  a bug in Smalti
+    2  usage or config: the message says what is allowed
+    3  ran, and the answer is no
+   75  try again: preempted with a checkpoint saved, or a rank died
+  130  interrupted (Ctrl-C), after saving
+  143  terminated without saving"""
+
+_DEBUG = "SMALTI_DEBUG"
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run one command line and exit the process with its code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if "--debug" in arguments:
+        arguments.remove("--debug")
+        os.environ[_DEBUG] = "1"  # the ranks are children of this process
+    raise SystemExit(run(arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; returns the exit code."""
+    if not arguments or arguments[0] in ("--help", "-h", "help"):
+        print(help_page())
+        return 0
+    if arguments[0] in ("--version", "-V"):
+        from smalti import __version__
+
+        print(f"smalti {__version__}")
+        return 0
+    verb = arguments[0]
+    if verb not in VERBS:
+        return _unknown(verb)
+    return guarded(lambda: _call(verb, arguments[1:]), f"smalti {verb}")
+
+
+def help_page() -> str:
+    """The text of ``smalti --help``."""
+    verbs = "\n".join(f"  {name:<8} {text}" for name, text in VERBS.items())
+    return f"""usage: smalti VERB [ARGUMENTS]    (smalti VERB --help says more)
+
+Build language models from your own documents, end to end.
+
+verbs:
+{verbs}
+
+options:
+  --help      this page
+  --version   the version
+  --debug     with any verb: print the traceback of an error
+
+start here: smalti demo
+
+{EXIT_CODES}"""
+
+
+def guarded(call: Callable[[], Any], command: str) -> int:
+    """Run ``call``; its errors become lines on stderr. Returns the exit code."""
+    from smalti.base.errors import SmaltiError
+
+    try:
+        result = call()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except SmaltiError as error:
+        to_log(error)
+        _traceback_if_asked()
+        print(f"error: {error}", file=sys.stderr)
+        return int(error.exit_code)
+    except Exception as error:
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # typer's usage errors
+            print(f"error: {error.format_message()}\nhint: {command} --help", file=sys.stderr)
+            return 2
+        return _bug(error)
+    return result if isinstance(result, int) and not isinstance(result, bool) else 0
+
+
+def _call(verb: str, arguments: Sequence[str]) -> Any:
+    app = import_module(f"smalti.cli.{verb}").app
+    app.pretty_exceptions_enable = False
+    app.rich_markup_mode = None  # plain help pages: rich alone would take longer to import than they may take
+    return app(args=list(arguments), prog_name=f"smalti {verb}", standalone_mode=False)
+
+
+def _unknown(verb: str) -> int:
+    from smalti.base.errors import UserError, nearest
+
+    kind = "an option of smalti" if verb.startswith("-") else "a verb of smalti"
+    close = nearest(verb, VERBS)
+    hint = f"did you mean 'smalti {close}'?" if close else "smalti --help"
+    error = UserError(f"'{verb}' is not {kind}", allowed=", ".join(VERBS), hint=hint)
+    print(f"error: {error}", file=sys.stderr)
+    return 2
+
+
+def _bug(error: Exception) -> int:
+    """An error that nobody raised on purpose: the traceback goes to the log of the rank, else to a file."""
+    import traceback
+
+    text = "".join(traceback.format_exception(error))
+    place = to_log(error)
+    if place is None:
+        from smalti.base.env import user_folder
+
+        place = os.path.join(user_folder(), "last-error.log")
+        try:
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            with open(place, "w", encoding="utf-8") as file:
+                file.write(text)
+        except OSError:
+            place = "nowhere: no folder could be written"
+    _traceback_if_asked()
+    print(f"error: this is a bug in Smalti: {type(error).__name__}: {error}", file=sys.stderr)
+    print(f"hint: the traceback is in {place}; --debug prints it", file=sys.stderr)
+    return 1
+
+
+def to_log(error: Exception) -> str | None:
+    """Write the traceback to the log files of this process; returns the first of them, None where it has none."""
+    import logging
+
+    files = [one for one in logging.getLogger("smalti").handlers if isinstance(one, logging.FileHandler)]
+    for handler in files:
+        record = logging.LogRecord(
+            "smalti.cli", logging.ERROR, __file__, 0, str(error), None, (type(error), error, error.__traceback__)
+        )
+        handler.handle(record)
+    return files[0].baseFilename if files else None
+
+
+def _traceback_if_asked() -> None:
+    if os.environ.get(_DEBUG):
+        import traceback
+
+        traceback.print_exc()

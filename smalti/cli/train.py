@@ -1,0 +1,107 @@
+"""``smalti train``: as a person's command it starts the ranks, as a rank (RANK is set) it trains."""
+
+import re
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from smalti.config.load import Loaded
+    from smalti.config.run import RunConfig
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+_LOST_PEER = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|closed by peer|timed? ?out|gloo|nccl|process group", re.IGNORECASE
+)
+
+
+@app.command(epilog="Example: smalti train recipe.yaml train.optimizer.lr=3e-4 train.parallel.ranks=2 --dry-run")
+def train(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A .yaml file, a run folder, or a recipe's name.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[A.B=VALUE]...", help="Changes to the recipe.")
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the config with where each value came from; start nothing.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check config, data and mesh, print the plan; start nothing.")
+    ] = False,
+) -> None:
+    """Train a model. The same command again resumes from the newest checkpoint, on any number of ranks.
+
+    Ctrl-C saves and leaves (exit 130), a second one leaves at once. SIGTERM saves and leaves (exit 75). Under torchrun
+    or srun the world that they made is joined; otherwise train.parallel.ranks processes are started here.
+    """
+    from smalti.base.env import inside_world, world
+    from smalti.config.load import load, show
+    from smalti.config.run import RunConfig
+
+    loaded = load(RunConfig, recipe, overrides or [])
+    if print_config:
+        print(show(loaded), end="")
+        return
+    if inside_world() and not dry_run:
+        raise typer.Exit(_as_rank(loaded))
+    from smalti.cli import preflight
+
+    ranks = world().world_size if inside_world() else loaded.config.train.parallel.ranks
+    checked = preflight.check(loaded.config, ranks=ranks)
+    if dry_run:
+        print(preflight.plan_text(loaded.config, checked, ranks=ranks))
+        return
+    raise typer.Exit(_as_agent(loaded, ["train", recipe, *(overrides or [])]))
+
+
+def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str]) -> int:
+    """Open the run folder, run one attempt, say how it ended."""
+    from smalti.base import log
+    from smalti.base.env import log_level
+    from smalti.fleet import agent
+    from smalti.track.run import RunFolder
+
+    log.setup(log_level())
+    parallel = loaded.config.train.parallel
+    folder = RunFolder.open(loaded.config, loaded.origins, argv=["smalti", *arguments])
+    try:
+        command = [sys.executable, "-m", "smalti", *arguments]
+        outcome = agent.run(command, ranks=parallel.ranks, folder=folder, threads=parallel.threads)
+    finally:
+        folder.close()
+    agent.announce(outcome)
+    return int(outcome.code)
+
+
+def _as_rank(loaded: "Loaded[RunConfig]") -> int:
+    """Train as one rank of the world that this process was started in."""
+    from smalti.base import log
+    from smalti.base.env import attempt_is_open, log_level, world
+    from smalti.base.errors import TryElsewhere
+    from smalti.cli.main import to_log
+    from smalti.fleet.launch.local import LOST_PEER
+    from smalti.track.run import RunFolder
+
+    place, config = world(), loaded.config
+    file = None
+    if attempt_is_open():
+        folder = RunFolder.join(config.run_folder, place.attempt)
+        folder.require_identity(config)
+        file = str(folder.rank_log(place.rank))
+    log.setup(log_level(), file=file, rank=place.rank)
+    from smalti.evals.in_loop import heldout_hook
+    from smalti.train import job
+
+    try:
+        job.run(config, loaded.origins, evaluate=heldout_hook(config))
+    except RuntimeError as error:
+        if place.world_size == 1 or not _LOST_PEER.search(str(error)):
+            raise
+        if attempt_is_open():  # the agent has seen who died, and says so; this rank is only a consequence
+            to_log(error)
+            return LOST_PEER
+        raise TryElsewhere(
+            f"rank {place.rank} lost another rank: {error}", hint="run the same command again to go on"
+        ) from error
+    return 0

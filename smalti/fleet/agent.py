@@ -1,0 +1,259 @@
+"""The parent of a node's ranks: starts them, waits, and ends the attempt as soon as one of them is dead.
+
+Promises: no rank outlives the agent; a dead rank ends the attempt within ``grace_s`` and a few seconds, and is named
+(a rank killed by a signal is the cause, ranks that then lost their peer are not); SIGTERM and the first Ctrl-C are
+passed on so that the ranks save, the second Ctrl-C kills at once. Does not restart: the same command does.
+"""
+
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Self
+
+from smalti.base import clock
+from smalti.base.env import cpu_count
+from smalti.base.errors import ExitCode
+from smalti.base.log import get
+from smalti.fleet.launch.local import LOST_PEER, Rank, free_port, start
+from smalti.track.events import EventLog
+from smalti.track.run import RunFolder
+
+_POLL_S = 0.05
+_KILL_WAIT_S = 4.0
+_PORT_TRIES = 3
+_TAIL_LINES = 15
+_ANSWERS = (ExitCode.USAGE, ExitCode.NO)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended."""
+
+    code: int
+    reason: str
+    """One line: which rank, how, after which step."""
+    details: tuple[str, ...] = ()
+    """The end of the log of the rank that was the cause, unless rank 0 has printed it already."""
+    hint: str | None = None
+    told: bool = False
+    """Rank 0 has said on the terminal what was wrong."""
+
+
+def run(
+    command: Sequence[str],
+    *,
+    ranks: int,
+    folder: RunFolder,
+    threads: int | str = "auto",
+    grace_s: float = 2.5,
+    stop_s: float = 120.0,
+) -> Outcome:
+    """Run one attempt of ``command`` on ``ranks`` local ranks to its end.
+
+    ``threads``: CPU threads of each rank, "auto" for cores / ranks. ``grace_s``: how long the other ranks have to end
+    by themselves once one is dead. ``stop_s``: how long they have to save after SIGTERM or Ctrl-C.
+    """
+    assert folder.attempt is not None
+    count = max(1, cpu_count() // ranks) if threads == "auto" else int(threads)
+    events = folder.event_log()
+    started_s, step_before = clock.now_s(), _last_step(folder)
+    events.write("attempt_started", ranks=ranks, threads=count, resumes=folder.attempt > 0)
+    with _Requests() as requests:
+        for attempt_at_port in range(_PORT_TRIES):
+            started = start(
+                command,
+                ranks=ranks,
+                threads=count,
+                attempt=folder.attempt,
+                port=free_port(),
+                log_of=folder.rank_log,
+            )
+            watch = _Watch(started, requests, grace_s, stop_s)
+            try:
+                watch.to_the_end()
+            finally:
+                watch.kill_all()
+            if attempt_at_port + 1 == _PORT_TRIES or not _port_was_taken(watch, _last_step(folder) > step_before):
+                break
+            get("fleet").info("the port for the ranks was taken by another process; starting them again")
+    outcome = _judge(watch, folder)
+    _record(outcome, watch, events, folder, clock.now_s() - started_s)
+    return outcome
+
+
+class _Requests:
+    """Signals to the agent, counted."""
+
+    def __init__(self) -> None:
+        self.interrupts = 0
+        self.terminations = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._before[number] = signal.signal(number, self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self.interrupts += 1
+        else:
+            self.terminations += 1
+
+
+class _Watch:
+    """Polls the ranks until none is left."""
+
+    def __init__(self, ranks: list[Rank], requests: _Requests, grace_s: float, stop_s: float) -> None:
+        self.ranks = ranks
+        self.requests = requests
+        self.deaths: list[Rank] = []
+        """Ranks that ended otherwise than with 0, in the order they were seen."""
+        self.stopped_by: signal.Signals | None = None
+        self.out_of_time = False
+        self._grace_s, self._stop_s = grace_s, stop_s
+        self._kill_at_s: float | None = None
+
+    def to_the_end(self) -> None:
+        """Return when all ranks are gone or have been told to go for good."""
+        while any(rank.code is None for rank in self.ranks):
+            self._pass_on()
+            self._look()
+            if self.requests.interrupts > 1:
+                return
+            if self._kill_at_s is not None and clock.now_s() >= self._kill_at_s:
+                self.out_of_time = self.stopped_by is not None and not self._causes()
+                return
+            time.sleep(_POLL_S)
+        self._look()
+
+    def kill_all(self) -> None:
+        """SIGKILL for those that are left, and wait for them."""
+        for rank in self.ranks:
+            rank.kill()
+        end_s = clock.now_s() + _KILL_WAIT_S
+        while clock.now_s() < end_s and any(rank.code is None for rank in self.ranks):
+            time.sleep(_POLL_S)
+
+    def cause(self) -> Rank | None:
+        """The rank to blame: a signal before an exit code, that before 75, 75 before a lost peer, then the first one seen."""
+        blamed = self._causes()
+        return min(blamed, key=_blame) if blamed else None
+
+    def _causes(self) -> list[Rank]:
+        fine = {ExitCode.RETRY, ExitCode.INTERRUPTED, -signal.SIGTERM, -signal.SIGINT} if self.stopped_by else set()
+        return [rank for rank in self.deaths if not rank.killed_by_us and rank.code not in fine]
+
+    def _pass_on(self) -> None:
+        """Forward the first request to stop; a Ctrl-C after a SIGTERM is forwarded too."""
+        wanted = signal.SIGINT if self.requests.interrupts else signal.SIGTERM if self.requests.terminations else None
+        if wanted is None or wanted == self.stopped_by:
+            return
+        self.stopped_by = wanted
+        for rank in self.ranks:
+            rank.send(wanted)
+        self._kill_by(self._stop_s)
+
+    def _look(self) -> None:
+        for rank in self.ranks:
+            if rank.code not in (None, 0) and rank not in self.deaths:
+                self.deaths.append(rank)
+                if rank.code in (-signal.SIGTERM, -signal.SIGINT) and self.stopped_by:
+                    self._kill_by(self._grace_s)  # it was not training yet; the others wait for it in vain
+                elif rank in self._causes():
+                    # An answer (2, 3) is given by all ranks together, and rank 0 may still be writing it down.
+                    self._kill_by(self._grace_s * (2 if rank.code in _ANSWERS else 1))
+
+    def _kill_by(self, seconds: float) -> None:
+        due_s = clock.now_s() + seconds
+        self._kill_at_s = due_s if self._kill_at_s is None else min(self._kill_at_s, due_s)
+
+
+def _blame(rank: Rank) -> int:
+    assert rank.code is not None
+    if rank.code == -signal.SIGABRT:
+        return 1  # what a library does when its peer is gone
+    return 0 if rank.code < 0 else {ExitCode.RETRY: 3, LOST_PEER: 4}.get(rank.code, 2)
+
+
+def _judge(watch: _Watch, folder: RunFolder) -> Outcome:
+    cause = watch.cause()
+    step = _last_step(folder)
+    if watch.requests.interrupts > 1:
+        return Outcome(ExitCode.INTERRUPTED, f"stopped at once by the second Ctrl-C after step {step}", told=False)
+    if cause is not None:
+        return _blamed(cause, watch, step)
+    if watch.stopped_by is None:
+        return Outcome(ExitCode.DONE, f"finished after step {step}", told=True)
+    name, codes = watch.stopped_by.name, {rank.code for rank in watch.ranks}
+    if watch.out_of_time or -signal.SIGTERM in codes:
+        why = "the ranks did not end in time" if watch.out_of_time else "it came before the training began"
+        return Outcome(ExitCode.TERMINATED, f"terminated by {name} without saving, after step {step}: {why}")
+    if codes == {0}:
+        return Outcome(ExitCode.DONE, f"finished after step {step}, as {name} came", told=True)
+    code = ExitCode.INTERRUPTED if watch.stopped_by == signal.SIGINT else ExitCode.RETRY
+    return Outcome(code, f"stopped by {name} after step {step}", hint="run the same command again to go on", told=True)
+
+
+def _blamed(cause: Rank, watch: _Watch, step: int) -> Outcome:
+    assert cause.code is not None
+    who = f"rank {cause.rank} (pid {cause.pid})"
+    tail = tuple(cause.last_lines(_TAIL_LINES))
+    again = "run the same command again; it goes on from the newest checkpoint"
+    if cause.code < 0:
+        hint = again
+        if cause.code == -signal.SIGKILL:
+            hint += " (if nobody killed it, the machine may be out of memory: see 'dmesg')"
+        name = signal.Signals(-cause.code).name
+        return Outcome(ExitCode.RETRY, f"{who} was killed by {name} after step {step}", tail, hint)
+    known = cause.code in set(ExitCode)
+    code = cause.code if known else int(ExitCode.RETRY)
+    all_agree = all(rank.code == cause.code for rank in watch.ranks)
+    told = cause.rank == 0 or (all_agree and known)
+    reason = f"{who} exited with code {cause.code} after step {step}"
+    return Outcome(code, reason, () if told else tail, again if code == ExitCode.RETRY else None, told)
+
+
+def _record(outcome: Outcome, watch: _Watch, events: EventLog, folder: RunFolder, seconds: float) -> None:
+    cause, step = watch.cause(), _last_step(folder)
+    if cause is not None and cause.code is not None:
+        how = {"signal": signal.Signals(-cause.code).name} if cause.code < 0 else {"code": cause.code}
+        events.write("rank_died", rank=cause.rank, pid=cause.pid, step=step, **how)
+    codes = [rank.code for rank in watch.ranks]
+    events.write("attempt_ended", code=int(outcome.code), reason=outcome.reason, step=step, seconds=round(seconds, 3),
+                 codes=codes)  # fmt: skip
+    events.close()
+    stopped = watch.stopped_by is not None and cause is None
+    states = {ExitCode.DONE: "done", ExitCode.INTERRUPTED: "interrupted"}
+    folder.set_status(states.get(ExitCode(outcome.code), "stopped" if stopped else "failed"), step=step,
+                      reason=outcome.reason)  # fmt: skip
+
+
+def _last_step(folder: RunFolder) -> int:
+    """The last step that was logged; 0 before the first."""
+    lines = folder.metrics()
+    return int(lines[-1]["step"]) if lines else 0
+
+
+def _port_was_taken(watch: _Watch, trained: bool) -> bool:
+    if watch.cause() is None or watch.stopped_by is not None or trained:
+        return False
+    return "EADDRINUSE" in "\n".join(line for rank in watch.ranks for line in rank.last_lines(50))
+
+
+def announce(outcome: Outcome) -> None:
+    """Say on stderr how the attempt ended, unless rank 0 has."""
+    if outcome.told:
+        return
+    lines = [f"error: {outcome.reason}"]
+    if outcome.details:
+        lines += ["last lines of its log:", *(f"  {line}" for line in outcome.details)]
+    lines += [f"hint: {outcome.hint}"] if outcome.hint else []
+    sys.stderr.write("\n".join(lines) + "\n")

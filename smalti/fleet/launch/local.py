@@ -1,0 +1,129 @@
+"""Starting the ranks of one attempt on this machine, each a child in its own session with torchrun's variables."""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from smalti.base.env import child_environment
+
+LOST_PEER = 76
+"""Exit code between rank and agent only: this rank failed because another one is gone, and has said nothing."""
+
+_PR_SET_PDEATHSIG = 1
+_TAIL_BYTES = 65_536
+
+
+@dataclass
+class Rank:
+    """A rank that was started."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    log: Path
+    killed_by_us: bool = False
+
+    @property
+    def pid(self) -> int:
+        """Process id, which is also its session and process group."""
+        return self.process.pid
+
+    @property
+    def code(self) -> int | None:
+        """None while it runs, the exit code, or minus the signal that ended it."""
+        return self.process.poll()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the rank alone."""
+        if self.code is None:
+            self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL for the rank and whatever it has started."""
+        if self.code is None:
+            self.killed_by_us = True
+            try:
+                os.killpg(self.pid, signal.SIGKILL)
+            except ProcessLookupError:  # it has not reached setsid yet, or has just gone
+                self.process.kill()
+
+    def last_lines(self, count: int) -> list[str]:
+        """The end of its log file."""
+        try:
+            with open(self.log, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+                text = file.read().decode("utf-8", errors="replace")
+        except OSError:
+            return []
+        return [line for line in text.splitlines() if line.strip()][-count:]
+
+
+def start(
+    command: Sequence[str], *, ranks: int, threads: int, attempt: int, port: int, log_of: Callable[[int], Path]
+) -> list[Rank]:
+    """Start all ranks. Rank 0 keeps the terminal; the output of the others goes to their log files."""
+    started: list[Rank] = []
+    try:
+        for rank in range(ranks):
+            environment = child_environment(
+                {
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                    "WORLD_SIZE": str(ranks),
+                    "LOCAL_WORLD_SIZE": str(ranks),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                    "SMALTI_ATTEMPT": str(attempt),
+                    "OMP_NUM_THREADS": str(threads),
+                    "PYTHONUNBUFFERED": "1",
+                    "PYTHONFAULTHANDLER": "1",
+                }
+            )
+            started.append(_start_one(command, rank, environment, log_of(rank)))
+    except BaseException:
+        for one in started:
+            one.kill()
+        raise
+    return started
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on now (somebody may take it before we do)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _start_one(command: Sequence[str], rank: int, environment: dict[str, str], log: Path) -> Rank:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "ab") as file:
+        output = None if rank == 0 else file
+        process = subprocess.Popen(
+            list(command),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C in the terminal reaches the agent alone
+            preexec_fn=_die_with_parent(),
+        )
+    return Rank(rank, process, log)
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """For the child, before exec: the kernel kills it when the agent is gone, however that went. Linux only."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl, parent = ctypes.CDLL(None, use_errno=True).prctl, os.getpid()
+
+    def arm() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:  # the agent died between fork and prctl
+            os._exit(1)
+
+    return arm
