@@ -1,0 +1,62 @@
+"""The documentation's Python and YAML are run and loaded, so they cannot drift."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from smalti.config.data import CurateConfig, DataConfig, TokenizeConfig
+from smalti.config.load import from_dict
+from smalti.config.run import RunConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """(page and number, text) of every fenced block of a language."""
+    found = []
+    for page in PAGES:
+        texts = re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+        found += [(f"{page.relative_to(ROOT)}#{number}", text) for number, text in enumerate(texts)]
+    return found
+
+
+@pytest.mark.parametrize(("where", "text"), blocks("yaml"), ids=lambda value: value if "#" in value[:60] else "")
+def test_yaml_is_a_config(where, text):
+    value = yaml.safe_load(text)
+    if "name" in value:
+        from_dict(RunConfig, value, where)
+    elif "documents" in value:
+        from_dict(TokenizeConfig, value, where)
+    elif "output" in value:
+        from_dict(CurateConfig, value, where)
+    else:
+        assert set(value) == {"data"}, f"{where}: say in this test what kind of config this is"
+        from_dict(DataConfig, value["data"], where)
+
+
+@pytest.mark.parametrize(("where", "text"), blocks("python"), ids=lambda value: value if "#" in value[:60] else "")
+def test_python_is_python(where, text):
+    compile(text, where, "exec")
+
+
+def test_line_of_the_python_guide_is_fitted(tmp_path):
+    text = next(text for where, text in blocks("python") if "class Points" in text)
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "runs" / "line" / "metrics.jsonl").read_text().splitlines()
+    losses = [row["loss/train/total"] for row in map(json.loads, lines) if "loss/train/total" in row]
+    assert losses[-1] < 1e-3 < 1 < losses[0]
