@@ -55,7 +55,7 @@ class LossConfig(Config):
 
     z_loss_coef: Real = Field(0.0, ge=0)
     """Weight of the squared log-partition of the output (0 switches it off)."""
-    chunk_tokens: Whole = placement(1024, ge=1)
+    chunk_tokens: Whole = placement(512, ge=1)
     """Tokens whose logits exist at one time."""
 
 

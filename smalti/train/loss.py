@@ -95,24 +95,27 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         for start in range(0, hidden_ND.shape[0], chunk_tokens):
             rows = slice(start, start + chunk_tokens)
             hidden_CD, targets_C = hidden_ND[rows], targets_N[rows]
-            logits_CV = (hidden_CD @ weight_VD.T).float()
             counted_C = targets_C != IGNORE
             safe_C1 = targets_C.clamp(min=0)[:, None]
-            log_partition_C = torch.logsumexp(logits_CV, dim=-1)
-            picked_C = logits_CV.gather(1, safe_C1)[:, 0]
+            logits_CV = hidden_CD @ weight_VD.T
+            grad_CV = torch.softmax(logits_CV, dim=-1, dtype=torch.float32)
+            # log Z = logit - log p at the largest p, which cannot underflow; a third cheaper than logsumexp + exp.
+            largest_C1, where_C1 = grad_CV.max(dim=-1, keepdim=True)
+            log_partition_C = (logits_CV.gather(1, where_C1).float() - largest_C1.log())[:, 0]
+            picked_C = logits_CV.gather(1, safe_C1)[:, 0].float()
             z_chunk = z_loss_coef * (log_partition_C.square() * counted_C).sum()
             z_loss += z_chunk
             total += ((log_partition_C - picked_C) * counted_C).sum() + z_chunk
             if grad_hidden_ND is None or grad_weight_VD is None:
                 continue
-            # d/dlogits = softmax * (1 + 2 z logZ) - onehot, zero where the target is ignored.
-            grad_CV = logits_CV.sub_(log_partition_C[:, None]).exp_()
+            # d/dlogits = softmax * (1 + 2 z logZ) - onehot; rows whose target is ignored are cut out of both products.
             if z_loss_coef:
                 grad_CV *= (1 + 2 * z_loss_coef * log_partition_C)[:, None]
             grad_CV.scatter_add_(1, safe_C1, grad_CV.new_full((1, 1), -1.0).expand_as(safe_C1))
-            grad_CV = (grad_CV * counted_C[:, None]).to(hidden_ND.dtype)
-            grad_hidden_ND[rows] = grad_CV @ weight_VD
-            grad_weight_VD += grad_CV.T @ hidden_CD
+            grad_CV = grad_CV.to(hidden_ND.dtype)
+            counted_C1 = counted_C[:, None].to(hidden_ND.dtype)
+            torch.mul(grad_CV @ weight_VD, counted_C1, out=grad_hidden_ND[rows])
+            grad_weight_VD += grad_CV.T @ (hidden_CD * counted_C1)
         ctx.mark_non_differentiable(z_loss)
         if grad_hidden_ND is not None and grad_weight_VD is not None:
             ctx.save_for_backward(grad_hidden_ND, grad_weight_VD.to(weight_VD.dtype))
