@@ -1,0 +1,261 @@
+import hashlib
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_tokens import EOD, TOKENIZER, config, write_source
+
+from smalti.base.errors import DataError, UserError
+from smalti.data.pack import IGNORE
+from smalti.data.stream import Batch, Stream
+from smalti.data.tokens import TokenSource
+
+SEQ_LEN = 16
+SEQUENCES = 11
+STEPS = 12
+STAGES = [
+    {"until": "0.5run", "weights": {"code": 0.5, "prose": 0.5}},
+    {"weights": {"code": 0.8, "prose": 0.1, "math": 0.1}},
+]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("sources")
+    for seed, (name, n_documents) in enumerate({"code": 30, "prose": 60, "math": 5}.items()):
+        write_source(root / name, n_documents, seed=seed, file_tokens=700)
+    return root
+
+
+def _stream(root: Path, *, stages: list[dict[str, object]] = STAGES, micro: int = 4, **kwargs: object) -> Stream:
+    data = {key: kwargs.pop(key) for key in ("seq_len", "prefetch_steps", "mask_documents") if key in kwargs}
+    options = {"seed": 17, "total_steps": STEPS, "global_batch_tokens": SEQUENCES * SEQ_LEN, **kwargs}
+    return Stream(
+        config(root, stages, **{"seq_len": SEQ_LEN, "prefetch_steps": 0, **data}), microbatch_sequences=micro, **options
+    )
+
+
+def _rows(batches: list[Batch]) -> list[np.ndarray]:
+    return [np.concatenate([b.inputs, b.targets[:, -1:]], axis=1) for b in batches if not b.is_empty]
+
+
+@pytest.mark.proof
+@given(st.data())
+def test_order_is_the_same_for_any_ranks_microbatches_and_restarts(root: Path, data: st.DataObject) -> None:
+    """The run is cut at random steps; each attempt has its own ranks and microbatch; nothing is lost or repeated."""
+    expected = _stream(root).order_hash(0, STEPS)
+    digest, step, state = hashlib.sha256(), 0, _stream(root).state()
+    while step < STEPS:
+        stop = data.draw(st.integers(step + 1, STEPS), label="killed after step")
+        world = data.draw(st.integers(1, 14), label="ranks")
+        micro = data.draw(st.integers(1, 13), label="microbatch")
+        prefetch = data.draw(st.integers(0, 3), label="steps read ahead")
+        ranks = [
+            _stream(root, rank=rank, world_size=world, micro=micro, prefetch_steps=prefetch) for rank in range(world)
+        ]
+        for at in range(step, stop):
+            per_rank = [stream.batch(at) for stream in ranks]
+            assert len({len(batches) for batches in per_rank}) == 1
+            rows = [row for batches in per_rank for row in _rows(batches)]
+            digest.update(np.concatenate(rows).tobytes())
+        for stream in ranks:
+            stream.check(json.loads(json.dumps(state)))
+            stream.close()
+        step = stop
+    assert digest.hexdigest() == expected
+
+
+def test_shapes_types_and_positions(root: Path) -> None:
+    stream = _stream(root, rank=1, world_size=2, micro=4)
+    batches = stream.batch(3)
+    assert [b.inputs.shape for b in batches] == [(4, SEQ_LEN), (2, SEQ_LEN)]
+    assert [b.first_position for b in batches] == [3 * SEQUENCES + 5, 3 * SEQUENCES + 9]
+    for b in batches:
+        assert (b.inputs.dtype, b.targets.dtype) == (np.int64, np.int64)
+        assert (b.positions.dtype, b.documents.dtype, b.source.dtype) == (np.int32, np.int32, np.int16)
+        expected, _, _ = stream.order.locate(np.arange(b.first_position, b.first_position + b.source.size))
+        assert np.array_equal(b.source, expected)
+        assert np.all((b.positions == 0) | (b.inputs != EOD))
+
+
+def test_rows_are_the_tokens_of_their_source(root: Path) -> None:
+    stream = _stream(root)
+    rows, _ = stream.rows(0, SEQUENCES * STEPS)
+    source, _, sequence = stream.order.locate(np.arange(SEQUENCES * STEPS))
+    tokens = [TokenSource(root / name).read(0, TokenSource(root / name).n_tokens) for name in stream.sources]
+    for row, which, index in zip(rows, source, sequence, strict=True):
+        assert np.array_equal(row, tokens[which][index * SEQ_LEN : index * SEQ_LEN + SEQ_LEN + 1])
+
+
+def test_a_short_rank_gets_empty_microbatches(root: Path) -> None:
+    per_rank = [_stream(root, rank=rank, world_size=13, micro=1).batch(0) for rank in range(13)]
+    assert [len(batches) for batches in per_rank] == [1] * 13
+    empty = [batches[0] for batches in per_rank if batches[0].is_empty]
+    assert len(empty) == 2
+    for b in empty:
+        assert b.inputs.shape == (1, SEQ_LEN)
+        assert np.all(b.targets == IGNORE)
+        assert b.source.tolist() == [-1]
+    uneven = [_stream(root, rank=rank, world_size=2, micro=5).batch(0) for rank in range(2)]
+    assert [[0 if b.is_empty else b.source.size for b in batches] for batches in uneven] == [[5, 0], [5, 1]]
+
+
+def test_nothing_repeats_before_a_source_is_exhausted(root: Path) -> None:
+    stream = _stream(root)
+    source, epoch, sequence = stream.order.locate(np.arange(SEQUENCES * STEPS))
+    triples = list(zip(source.tolist(), epoch.tolist(), sequence.tolist(), strict=True))
+    assert len(set(triples)) == len(triples)
+    for which, size in enumerate(stream.order.sizes):
+        first_epoch = sequence[(source == which) & (epoch == 0)]
+        assert np.unique(first_epoch).size == min((source == which).sum(), size)
+
+
+def test_tokens_by_source_are_those_that_were_read(root: Path) -> None:
+    stream = _stream(root)
+    seen = dict.fromkeys(stream.sources, 0)
+    assert stream.tokens_by_source(0) == seen
+    for step in range(STEPS):
+        for b in stream.batch(step):
+            for which in b.source.tolist():
+                seen[stream.sources[which]] += SEQ_LEN
+        assert stream.tokens_by_source(step + 1) == seen
+    sizes = dict(zip(stream.sources, stream.order.sizes, strict=True))
+    assert stream.epochs_by_source(STEPS) == {name: n / SEQ_LEN / sizes[name] for name, n in seen.items()}
+
+
+def test_same_tokens_serve_any_sequence_length(root: Path) -> None:
+    for seq_len in (2, 5, 64):
+        stream = _stream(root, seq_len=seq_len, global_batch_tokens=seq_len * 4)
+        assert stream.batch(0)[0].inputs.shape == (4, seq_len)
+
+
+def test_without_document_masks(root: Path) -> None:
+    b = _stream(root, mask_documents=False).batch(0)[0]
+    assert np.array_equal(b.positions, np.tile(np.arange(SEQ_LEN), (4, 1)))
+    assert not b.documents.any()
+
+
+def test_seed_changes_the_order_and_nothing_else(root: Path) -> None:
+    one, other = _stream(root), _stream(root, seed=18)
+    assert one.order_hash(0, STEPS) != other.order_hash(0, STEPS)
+    assert one.tokens_by_source(STEPS) == other.tokens_by_source(STEPS)
+
+
+# --------------------------------------------------------------------------------------------- state
+
+
+def test_state_is_small_json_and_accepted(root: Path) -> None:
+    stream = _stream(root)
+    text = json.dumps(stream.state())
+    assert len(text) < 1000
+    stream.check(json.loads(text))
+    _stream(root, rank=2, world_size=5, micro=1).check(json.loads(text))
+
+
+def test_state_stays_small_with_many_sources_and_stages(tmp_path: Path) -> None:
+    names = [f"a-source-with-quite-a-long-name-{i:02d}" for i in range(40)]
+    for name in names:
+        write_source(tmp_path / name, 3)
+    stages = [{"until": f"{i + 1}step", "weights": dict.fromkeys(names, i + 1.0)} for i in range(11)]
+    stream = _stream(tmp_path, stages=[*stages, {"weights": {names[0]: 1}}])
+    state = stream.state()
+    assert len(json.dumps(state)) < 1000
+    stream.check(state)
+    with pytest.raises(UserError, match="token files of at least one source"):
+        stream.check({**state, "data": "0" * 64})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 18}, "seed: saved 17, now 18"),
+        ({"seq_len": 11, "global_batch_tokens": 121}, r"data\.seq_len: saved 16, now 11"),
+        ({"global_batch_tokens": 10 * SEQ_LEN}, "sequences in a global batch .*: saved 11, now 10"),
+        ({"mask_documents": False}, r"data\.mask_documents: saved True, now False"),
+        ({"stages": [STAGES[0], {"weights": {"code": 0.7, "prose": 0.2, "math": 0.1}}]}, r"data\.stages\[1\]"),
+        ({"stages": [{**STAGES[0], "until": "0.6run"}, STAGES[1]]}, r"data\.stages\[1\]"),
+        ({"stages": [STAGES[1]]}, "saved 2 stages, now 1"),
+        ({"stages": [{"weights": {"code": 1, "prose": 1}}]}, "source 'math': saved, not given now"),
+    ],
+)
+def test_another_stream_is_refused_with_the_difference(root: Path, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        _stream(root, **changes).check(_stream(root).state())
+
+
+def test_changed_source_is_named(root: Path, tmp_path: Path) -> None:
+    for seed, (name, n_documents) in enumerate({"code": 30, "prose": 60, "math": 5}.items()):
+        write_source(tmp_path / name, n_documents, seed=seed + (name == "prose") * 100, file_tokens=700)
+    with pytest.raises(UserError, match="token files of source 'prose'") as caught:
+        _stream(tmp_path).check(_stream(root).state())
+    assert "'code'" not in str(caught.value)
+
+
+def test_longer_run_with_the_same_stages_is_the_same_stream(root: Path) -> None:
+    stages = [{"until": "6step", "weights": {"code": 1}}, {"weights": {"prose": 1}}]
+    short, longer = (_stream(root, stages=stages, total_steps=n) for n in (STEPS, 2 * STEPS))
+    longer.check(short.state())
+    assert short.order_hash(0, STEPS) == longer.order_hash(0, STEPS)
+
+
+# --------------------------------------------------------------------------------------------- refusals
+
+
+def test_sources_of_two_tokenizers_are_refused(root: Path, tmp_path: Path) -> None:
+    write_source(tmp_path / "code", 20)
+    write_source(tmp_path / "prose", 20, tokenizer_digest="cd" * 32)
+    with pytest.raises(DataError, match=f"source 'prose'.*tokenizer_digest={'cd' * 32}.*{TOKENIZER}"):
+        _stream(tmp_path, stages=[{"weights": {"code": 1, "prose": 1}}])
+
+
+def test_source_shorter_than_a_sequence_is_refused(tmp_path: Path) -> None:
+    write_source(tmp_path / "code", 1)
+    n_tokens = TokenSource(tmp_path / "code").n_tokens
+    with pytest.raises(DataError, match=rf"source 'code' .* has {n_tokens} tokens, less than one sequence"):
+        _stream(tmp_path, stages=[{"weights": {"code": 1}}], seq_len=200, global_batch_tokens=400)
+
+
+def test_missing_folder_and_wrong_sizes_are_refused(root: Path) -> None:
+    with pytest.raises(DataError, match="holds no token files"):
+        _stream(root, stages=[{"weights": {"nothing": 1}}])
+    with pytest.raises(UserError, match="global_batch_tokens=17"):
+        _stream(root, global_batch_tokens=17)
+    with pytest.raises(UserError, match="microbatch_sequences=0"):
+        _stream(root, micro=0)
+    for step in (-1, STEPS):
+        with pytest.raises(UserError, match=f"step {step}"):
+            _stream(root).batch(step)
+
+
+# --------------------------------------------------------------------------------------------- reading ahead
+
+
+def test_reading_ahead_changes_nothing_and_jumps_are_allowed(root: Path) -> None:
+    plain, ahead = _stream(root), _stream(root, prefetch_steps=3)
+    for step in (0, 1, 2, 9, 10, 4, 4, 11):
+        for one, other in zip(plain.batch(step), ahead.batch(step), strict=True):
+            assert np.array_equal(one.inputs, other.inputs)
+            assert one.first_position == other.first_position
+    ahead.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("smalti-stream")]
+
+
+def test_error_while_reading_ahead_comes_with_its_step(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = _stream(root, prefetch_steps=2)
+    intact = stream._read
+
+    def failing(step: int) -> list[Batch]:
+        if step == 2:
+            raise DataError("block 7 is corrupt")
+        return intact(step)
+
+    monkeypatch.setattr(stream, "_read", failing)
+    stream.batch(0)
+    stream.batch(1)
+    with pytest.raises(DataError, match="block 7"):
+        stream.batch(2)
+    stream.close()
