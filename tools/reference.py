@@ -4,14 +4,18 @@ Promises that a page holds what the code says and nothing typed by hand; the tex
 help of each command, and the table of track/names.py.
 """
 
+import importlib
+import importlib.util
 import types
 import typing
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+import typer.main
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from smalti.cli.main import VERBS, help_page
 from smalti.config import schema
 from smalti.config.data import CurateConfig, TokenizeConfig
 from smalti.config.run import RunConfig
@@ -32,7 +36,49 @@ _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or fals
 
 def pages() -> dict[str, str]:
     """File name under docs/reference -> its text."""
-    return {"config.md": config_page(), "metrics.md": metrics_page()}
+    return {"cli.md": cli_page(), "config.md": config_page(), "metrics.md": metrics_page()}
+
+
+def cli_page() -> str:
+    """The help of every verb."""
+    out = [_HEAD, "# Command line\n\n", _code(help_page())]
+    for verb in VERBS:
+        command = command_of(verb)
+        if command is not None:
+            out.append(f"\n## `smalti {verb}`\n\n")
+            out.extend(_helps(command, context_of(command, f"smalti {verb}")))
+    return "".join(out)
+
+
+def command_of(verb: str) -> Any:
+    """The parser of a verb (typer's own copy of click's Command), or None where its module does not exist."""
+    if importlib.util.find_spec(f"smalti.cli.{verb}") is None:
+        return None
+    app = importlib.import_module(f"smalti.cli.{verb}").app
+    app.rich_markup_mode = None
+    return typer.main.get_command(app)
+
+
+def subcommands(command: Any, context: Any) -> dict[str, Any]:
+    """Name -> parser of the commands below a group; empty for a command."""
+    names = command.list_commands(context) if hasattr(command, "list_commands") else ()
+    return {name: command.get_command(context, name) for name in names}
+
+
+def context_of(command: Any, name: str, parent: Any = None) -> Any:
+    """A context for printing the command's help, 100 columns wide."""
+    return command.context_class(command, info_name=name, parent=parent, terminal_width=100, max_content_width=100)
+
+
+def _helps(command: Any, context: Any) -> Iterator[str]:
+    yield _code(command.get_help(context))
+    for name, inner in subcommands(command, context).items():
+        yield f"\n### `{context.command_path} {name}`\n\n"
+        yield from _helps(inner, context_of(inner, name, context))
+
+
+def _code(text: str) -> str:
+    return "```text\n" + "\n".join(line.rstrip() for line in text.strip().splitlines()) + "\n```\n"
 
 
 def config_page() -> str:
@@ -65,6 +111,15 @@ def metrics_page() -> str:
     out.append("| event | meaning |\n|---|---|\n")
     out += [f"| `{kind}` | {_escape(meaning)} |\n" for kind, meaning in EVENTS.items()]
     return "".join(out)
+
+
+def keys(model: type[BaseModel]) -> Iterator[str]:
+    """Every dotted key of a config that can be written as ``a.b=value``."""
+    for name, field in model.model_fields.items():
+        yield name
+        inner, suffix = _inner_model(field.annotation)
+        if inner is not None and not suffix:
+            yield from (f"{name}.{below}" for below in keys(inner))
 
 
 def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:

@@ -1,0 +1,88 @@
+"""Every ``smalti ...`` line of the README, the docs and the help pages is one that the command takes."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import reference
+
+from smalti.cli.main import VERBS
+from smalti.config.run import RunConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").glob("*.md")])
+KEYS = set(reference.keys(RunConfig))
+
+
+def shown() -> list[str]:
+    """Command lines in fenced blocks of the documentation, and the examples of all help pages."""
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+            found += re.findall(r"^(?:\$ )?(?:\.venv/bin/)?(smalti [a-z].*)$", block, re.MULTILINE)
+            found += re.findall(r"^ *Example: (smalti .*)$", block, re.MULTILINE)
+    return sorted(set(found))
+
+
+def named() -> list[str]:
+    """Commands named in running text, such as `smalti eval run`; `a|b` stands for two."""
+    found = set()
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for words in re.findall(r"`smalti ((?:[a-z|]+ ?)+)[^`]*`", text):
+            first, _, rest = words.strip().partition(" ")
+            found |= {f"{verb} {way}".strip() for verb in first.split("|") for way in rest.partition(" ")[0].split("|")}
+    return sorted(found)
+
+
+def parse(words: list[str]) -> None:
+    """Walk down to the command and parse its arguments; raises where they are not taken."""
+    assert words[0] in VERBS, f"'{words[0]}' is not a verb of smalti --help"
+    command = reference.command_of(words[0])
+    assert command is not None, f"smalti/cli/{words[0]}.py does not exist"
+    name, rest, parent = words[0], words[1:], None
+    while True:
+        is_group = hasattr(command, "list_commands")
+        if rest == ["--help"]:
+            return
+        context = command.make_context(name, rest[:1] if is_group else list(rest), parent=parent)
+        if not is_group:
+            return
+        assert rest, f"'{name}' wants one of {', '.join(command.list_commands(context))}"
+        inner = command.get_command(context, rest[0])
+        assert inner is not None, f"'{rest[0]}' is none of {', '.join(command.list_commands(context))}"
+        command, name, rest, parent = inner, rest[0], rest[1:], context
+
+
+@pytest.mark.parametrize("line", shown())
+def test_shown_command_is_taken(line):
+    line = re.split(r" (?:[|>]|&&|#) ?", line)[0]
+    words = shlex.split(line)[1:]
+    parse(words)
+    if words[0] == "train":
+        for key in re.findall(r" ([a-z][a-z_.0-9]*)=", line):
+            assert key in KEYS, f"'{key}' is not a key of a run's config"
+
+
+@pytest.mark.parametrize("words", named())
+def test_named_command_exists(words):
+    verb, *rest = words.split()
+    assert verb in VERBS, f"'{verb}' is not a verb of smalti --help"
+    command = reference.command_of(verb)
+    if rest and hasattr(command, "list_commands"):
+        assert rest[0] in reference.subcommands(command, reference.context_of(command, verb))
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_every_help_page_shows_an_example(verb):
+    command = reference.command_of(verb)
+    assert command is not None, f"smalti/cli/{verb}.py does not exist"
+    leaves = [(verb, command)]
+    while leaves:
+        name, command = leaves.pop()
+        context = reference.context_of(command, f"smalti {name}")
+        inner = reference.subcommands(command, context)
+        leaves += [(f"{name} {below}", parser) for below, parser in inner.items()]
+        if not inner:
+            assert f"Example: smalti {name}" in " ".join(command.get_help(context).split()), name
