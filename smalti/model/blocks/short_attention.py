@@ -7,8 +7,8 @@ In float32, or on long rows, the fused kernel is as good or better and keeps no 
 Promises: equals ``scaled_dot_product_attention`` up to rounding (the scores are rounded to the input's dtype before the
 softmax, as in transformers' eager attention). Keeps half of the [T, T] probabilities of every head for backward.
 
-Shapes: B batch, T time, H query heads, K key/value heads, G = H / K query heads per key head, d width of a head, t queries
-of a block, s keys that they may see, S = T.
+Shapes: B batch, T time, H query heads, K key/value heads, G = H / K query heads per key head, d width of a head, t
+queries of a block, s keys that they may see, S = T.
 """
 
 from typing import Any
