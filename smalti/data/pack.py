@@ -30,10 +30,20 @@ def split(
     """
     inputs = np.ascontiguousarray(rows_ST1[:, :-1], dtype=np.int64)
     targets = np.ascontiguousarray(rows_ST1[:, 1:], dtype=np.int64)
-    along = np.broadcast_to(np.arange(inputs.shape[1], dtype=np.int32), inputs.shape)
+    n_rows, seq_len = inputs.shape
     if not mask_documents:
-        return inputs, targets, along.copy(), np.zeros(inputs.shape, dtype=np.int32)
-    begins = inputs == eod_id
-    documents = np.cumsum(begins, axis=1, dtype=np.int32)
-    begun_at = np.maximum.accumulate(np.where(begins, along, np.int32(0)), axis=1)
-    return inputs, targets, along - begun_at, documents
+        along = np.tile(np.arange(seq_len, dtype=np.int32), (n_rows, 1))
+        return inputs, targets, along, np.zeros(inputs.shape, dtype=np.int32)
+    # documents are few beside tokens, so all but one comparison and two repeats is done by document, not by token
+    begins = (inputs == eod_id).ravel()
+    counted = begins.copy()
+    begins[::seq_len] = True
+    starts = np.flatnonzero(begins)
+    lengths = np.diff(starts, append=inputs.size)
+    numbers = np.cumsum(counted[starts])
+    rows = starts // seq_len
+    first_of_row = np.searchsorted(starts, np.arange(n_rows) * seq_len)
+    before_row = numbers[first_of_row] - counted[starts[first_of_row]]
+    documents = np.repeat((numbers - before_row[rows]).astype(np.int32), lengths)
+    positions = np.arange(inputs.size, dtype=np.int32) - np.repeat(starts.astype(np.int32), lengths)
+    return inputs, targets, positions.reshape(inputs.shape), documents.reshape(inputs.shape)
