@@ -36,17 +36,6 @@ def test_every_module_says_what_it_is():
     assert without == []
 
 
-def test_no_user_error_is_an_assert_with_a_message():
-    """An assert is for our own invariants; a message for people belongs into a UserError."""
-    guilty = [
-        f"{name_of(path)}:{node.lineno}"
-        for path in FILES
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Assert) and isinstance(node.msg, ast.Constant | ast.JoinedStr)
-    ]
-    assert guilty == []
-
-
 def test_test_files_have_unique_names():
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
