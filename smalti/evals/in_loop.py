@@ -76,6 +76,11 @@ def _load(name: str, folder: str, config: RunConfig) -> _Source:
             allowed=f"at least data.seq_len + 1 = {seq_len + 1}",
             hint=f"hold more documents out, or take 'data.heldout.{name}' out of the recipe",
         )
+    if not manifest.n_text_bytes:
+        raise DataError(
+            f"the manifest in {folder} does not say how many bytes its documents had, so there are no bits per byte",
+            hint="write the tokens again: smalti data tokenize",
+        )
     flat = tokens.read(0, n_rows * seq_len + 1)
     rows_ST1 = np.stack([flat[row * seq_len : (row + 1) * seq_len + 1] for row in range(n_rows)])
     return _Source(name, rows_ST1, manifest.eod_id, manifest.n_tokens / manifest.n_text_bytes)
@@ -108,7 +113,7 @@ def _forward(
     model: nn.Module, rows_BT1: NDArray[np.int64], eod_id: int, data: DataConfig, device: torch.device
 ) -> Tensor:
     """Nats and number of all targets of some rows, float64 [2]."""
-    inputs, targets, positions, documents = pack.split(rows_BT1, eod_id)
+    inputs, targets, positions, documents = pack.split(rows_BT1, eod_id, mask_documents=data.mask_documents)
     targets_N = torch.from_numpy(targets).to(device).flatten()
 
     def head(hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:

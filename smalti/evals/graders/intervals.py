@@ -52,7 +52,8 @@ def bootstrap_ratio(
     generator = np.random.default_rng(seed)
     ratios = np.empty(resamples)
     for index in range(resamples):
-        drawn = generator.integers(n, size=n)
+        while not denominators[drawn := generator.integers(n, size=n)].any():
+            pass  # only units without size were drawn, which have no ratio
         ratios[index] = numerators[drawn].sum() / denominators[drawn].sum()
     low, high = np.quantile(ratios, [0.025, 0.975])
     return float(ratios.std(ddof=1)), (float(low), float(high))

@@ -108,9 +108,10 @@ def load_documents(
     ends = np.flatnonzero(ids == manifest.eod_id)
     pieces = np.split(ids, ends + 1)[: len(ends)]
     texts = [decoder.decode(piece[:-1].tolist()).encode("utf-8", "surrogatepass") for piece in pieces]
-    if sum(map(len, texts)) != manifest.n_text_bytes:
+    n_bytes = sum(map(len, texts))
+    if manifest.n_text_bytes not in (0, n_bytes):
         raise DataError(
-            f"the tokens in {folder} decode to {sum(map(len, texts))} bytes, their manifest says {manifest.n_text_bytes}",
+            f"the tokens in {folder} decode to {n_bytes:,} bytes, their manifest says {manifest.n_text_bytes:,}",
             hint="bits per byte needs a lossless (byte-level) tokenizer; tokenize again: smalti data tokenize",
         )
     documents: list[Document] = []

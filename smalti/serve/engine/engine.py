@@ -22,6 +22,7 @@ from smalti.serve.engine.runner import Runner
 from smalti.serve.engine.sampling import SamplingParams, choose
 from smalti.serve.engine.sequence import Completion, Sequence
 from smalti.serve.engine.text import TextDecoder
+from smalti.serve.folders import ModelFolder
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -67,26 +68,28 @@ class Engine:
         tokenizer = load_tokenizer(folder)
         begin, ends = _special_ids(str(folder))
         place = found if device == "auto" else device
-        return cls(model.to(place), tokenizer, begin_id=begin, end_ids=ends, name=Path(folder).resolve().name)
+        return cls(model.to(place), tokenizer, begin_id=begin, end_ids=ends, name=ModelFolder(str(folder), None).name)
 
     def generate(
-        self, prompts: Rows[str], params: SamplingParams | Rows[SamplingParams] = SamplingParams()
+        self, prompts: Rows[str], params: SamplingParams | Rows[SamplingParams] | None = None
     ) -> list[Completion]:
-        """Answer each prompt; ``params`` for all, or one for each. Raises UserError for a prompt that is too long."""
+        """Answer each prompt; ``params`` for all, or one for each; absent, greedy up to 128 tokens.
+
+        Raises UserError for a prompt that leaves no room for an answer.
+        """
+        params = SamplingParams() if params is None else params
         own = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(own) != len(prompts):
-            raise UserError(
-                f"{len(own)} sampling parameters for {len(prompts)} prompts", allowed="one, or one for each"
-            )
+            raise UserError(f"{len(own)} sampling params for {len(prompts)} prompts", allowed="one, or one for each")
         sequences = [self._sequence(prompt, one) for prompt, one in zip(prompts, own, strict=True)]
         for group in _groups(sequences, self._max_rows):
             for _ in self._run(group):
                 pass
         return [sequence.completion() for sequence in sequences]
 
-    def stream(self, prompt: str, params: SamplingParams = SamplingParams()) -> Iterator[str]:
+    def stream(self, prompt: str, params: SamplingParams | None = None) -> Iterator[str]:
         """Answer one prompt in pieces of whole characters; joined they are the text that ``generate`` returns."""
-        sequence = self._sequence(prompt, params)
+        sequence = self._sequence(prompt, params or SamplingParams())
         for pieces in self._run([sequence]):
             if pieces[0]:
                 yield pieces[0]
@@ -99,7 +102,7 @@ class Engine:
                 allowed=f"at most {self.limit_tokens - 1} tokens",
                 hint="shorten the prompt",
             )
-        return Sequence(prompt, ids, params, self.end_ids, self.limit_tokens, TextDecoder(self.tokenizer))
+        return Sequence(prompt, ids, params, self.end_ids, self.limit_tokens, TextDecoder(self.tokenizer, ids))
 
     def _run(self, group: list[Sequence]) -> Iterator[list[str]]:
         """Generate a group of equal prompt lengths to its end; yields each step's piece of text of every sequence.

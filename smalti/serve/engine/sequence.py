@@ -1,8 +1,4 @@
-"""One request on its way: its tokens, its parameters, where it stands, and the text that may already be shown.
-
-Promises: the pieces of text joined are the whole answer; no piece ends inside a UTF-8 character or shows the beginning
-of a stop text that then completes. Bytes that are no UTF-8 come out as U+FFFD, each as soon as that is certain.
-"""
+"""One request on its way: its tokens, its parameters, where it stands, and the text that may already be shown."""
 
 from dataclasses import dataclass, field
 from typing import Literal

@@ -1,0 +1,140 @@
+"""``smalti eval``: measure a model, and list what can be measured."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from smalti.config.eval import EvalConfig
+    from smalti.serve.folders import ModelFolder
+
+app = typer.Typer(
+    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Measure a model, with n and error."
+)
+
+_LS = "Example: smalti eval ls --json"
+
+
+@app.command(epilog="Example: smalti eval run runs/demo --suite demo n=100 max_bytes=500000")
+def run(
+    model: Annotated[str, typer.Argument(metavar="RUN|FOLDER", help="A run, or a Hugging Face folder.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[A.B=VALUE]...", help="Changes to the suite.")
+    ] = None,
+    suite: Annotated[str, typer.Option(help="Name of the suite; 'smalti eval ls' lists them.")] = "demo",
+    output: Annotated[str | None, typer.Option(help="Write evals/SUITE/TIME/ here; absent: into the run.")] = None,
+    dtype: Annotated[str, typer.Option(help="Compute in fp32 or bf16.")] = "fp32",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Run a suite on a run's export or on a Hugging Face folder, and print a table.
+
+    For a run the results are written to RUN/evals/SUITE/TIME/; held-out folders and seq_len come from its config.
+    """
+    from smalti.evals import suite as room
+    from smalti.serve.engine.engine import Engine
+    from smalti.serve.folders import find
+
+    found = find(model)
+    config = _config(suite, found, overrides or [])
+    _refuse_stale(found)
+    engine = Engine.from_folder(found.folder, dtype=dtype)
+    about = {"folder": found.folder, "compute_dtype": dtype, "step": found.record.get("step")}
+    results = room.run(
+        engine,
+        config,
+        output or found.run_folder,
+        about=about,
+        announce=lambda name: typer.echo(f"{name} ...", err=True),
+    )
+    if as_json:
+        print(json.dumps(results, indent=2))
+    else:
+        _print(results)
+
+
+@app.command(epilog=_LS)
+def ls(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
+    """List the suites and the tasks."""
+    from smalti.config.eval import suites, task_lines
+
+    if as_json:
+        found = {name: config.model_dump(mode="json") for name, config in suites().items()}
+        print(json.dumps({"suites": found, "tasks": task_lines()}, indent=2))
+        return
+    print("suites")
+    for name, config in suites().items():
+        print(f"  {name:<12} {', '.join(config.tasks)}")
+    print("tasks")
+    for task, line in task_lines().items():
+        print(f"  {task:<12} {line}")
+
+
+def _config(suite: str, found: "ModelFolder", overrides: list[str]) -> "EvalConfig":
+    """The named suite, then what the run's own config says about its data, then the command line."""
+    from smalti.base.errors import UserError, nearest
+    from smalti.config.eval import EvalConfig, suites
+    from smalti.config.load import from_dict, load
+    from smalti.config.run import RunConfig
+
+    if suite not in suites():
+        close = nearest(suite, suites())
+        raise UserError(
+            f"there is no suite '{suite}'",
+            allowed=", ".join(suites()),
+            hint=f"did you mean --suite {close}?" if close else "smalti eval ls",
+        )
+    value = suites()[suite].model_dump(mode="json")
+    if found.run_folder is not None:
+        data = load(RunConfig, found.run_folder).config.data
+        value |= {"heldout": dict(data.heldout), "seq_len": data.seq_len}
+    return from_dict(EvalConfig, value, f"suite {suite}", overrides).config
+
+
+def _refuse_stale(found: "ModelFolder") -> None:
+    """A run is measured by its newest checkpoint or not at all."""
+    from smalti.base.errors import UserError
+    from smalti.dist import checkpoint
+
+    newest = checkpoint.newest(f"{found.run_folder}/checkpoints") if found.run_folder else None
+    step = found.record.get("step")
+    if newest is not None and checkpoint.step_of(newest) != step:
+        raise UserError(
+            f"{found.folder} is of step {step}; the newest checkpoint is of step {checkpoint.step_of(newest)}",
+            hint=f"smalti export {found.run_folder}   (to measure the old one all the same, name {found.folder})",
+        )
+
+
+def _print(results: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{results['model']}: suite {results['suite']}", title_justify="left")
+    for name, justify in (("task", "left"), ("measure", "left"), ("value", "right"), ("95 % interval", "right"),
+                          ("n", "right"), ("beside it", "left")):  # fmt: skip
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for name, score in results["tasks"].items():
+        interval = score["interval"]
+        table.add_row(
+            name,
+            score["metric"].replace("_", " "),
+            f"{score['value']:.3f}",
+            f"{interval[0]:.3f} to {interval[1]:.3f}" if interval else "(one document)",
+            f"{score['n']:,}",
+            _beside(score),
+        )
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=140)
+    console.print(table)
+    if "folder" in results:
+        console.print(f"samples: {results['folder']}/samples.jsonl", soft_wrap=True)
+
+
+def _beside(score: dict[str, Any]) -> str:
+    if score["metric"] == "bits_per_byte":
+        return (
+            f"gzip -9 {score['gzip_bits_per_byte']:.3f}, xz -9 {score['xz_bits_per_byte']:.3f} "
+            f"({score['n_bytes']:,} bytes)"
+        )
+    return f"chance {score['chance']:.3f}: {score['verdict']}"

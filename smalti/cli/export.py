@@ -1,0 +1,41 @@
+"""``smalti export``: a run's newest checkpoint as a Hugging Face folder."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+class Dtype(StrEnum):
+    """Number format of the weights."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+@app.command(epilog="Example: smalti export runs/demo --dtype bf16 --verify")
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")],
+    step: Annotated[int | None, typer.Option(help="Step of the checkpoint; the newest complete one if absent.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder to write; RUN/export if absent.")] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Number format of the weights.")] = Dtype.FP32,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare the logits with transformers' too.")] = False,
+) -> None:
+    """Write a checkpoint as a Hugging Face folder: safetensors, configs, tokenizer, model card.
+
+    The weights are read back and must give the same logits before the folder appears.
+    """
+    from smalti.base import store
+    from smalti.base.units import format_bytes
+    from smalti.dist import export as room
+
+    folder = room.export(run, step=step, output=output, dtype=dtype.value)
+    record = store.read_json(store.join(folder, room.RECORD))
+    n_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
+    print(f"{folder}: step {record['step']}, {record['dtype']}, {format_bytes(n_bytes)}; read back: same logits")
+    if verify:
+        print(f"transformers gives the same logits: relative error {room.verify(folder):.1e} (fp32)")
+    print(f"go on with: smalti chat {folder if output else run}")

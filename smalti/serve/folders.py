@@ -1,0 +1,56 @@
+"""Finds the model that somebody means: a Hugging Face folder, a run folder, or the name of a run. Loads nothing."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smalti.base import store
+from smalti.base.errors import DataError, UserError
+
+RECORD = "export.json"
+"""The file in an exported folder that says which run and step it is of."""
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A folder with a model that can be loaded, and the run that it came from, if it was named by its run."""
+
+    folder: str
+    run_folder: str | None
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What ``smalti export`` noted (run, step, dtype ...); empty for a folder from elsewhere."""
+        path = store.join(self.folder, RECORD)
+        return dict(store.read_json(path)) if store.exists(path) else {}
+
+    @property
+    def name(self) -> str:
+        """The run's name as noted by its export, else the folder's."""
+        return str(self.record.get("run") or Path(self.folder).resolve().name)
+
+
+def find(name_or_path: str, *, runs: str = "runs") -> ModelFolder:
+    """The model of ``runs/demo`` (its ``export/``), of ``demo`` (the same), or of a Hugging Face folder.
+
+    Raises UserError with the command to type where a run has no export yet, DataError where nothing is there.
+    """
+    path = Path(name_or_path)
+    named = Path(runs) / name_or_path
+    if not path.exists() and (named / "config.yaml").is_file():
+        path = named
+    if (path / "config.json").is_file():
+        return ModelFolder(str(path), None)
+    if (path / "config.yaml").is_file():
+        if not (path / "export" / "config.json").is_file():
+            raise UserError(f"the run {path} has no exported model yet", hint=f"smalti export {path}")
+        return ModelFolder(str(path / "export"), str(path))
+    if not path.exists():
+        raise DataError(
+            f"there is no folder '{name_or_path}', and no run of that name in {runs}/",
+            allowed="a run folder (with config.yaml) or a Hugging Face folder (with config.json)",
+        )
+    raise DataError(
+        f"{path} is neither a run nor a model",
+        allowed="a run folder (with config.yaml) or a Hugging Face folder (with config.json and safetensors)",
+    )

@@ -1,0 +1,111 @@
+"""Held-out loss in the loop: exact on a uniform model, equal to a direct computation, the same over ranks."""
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from tiny_models import UniformModel, dbrx_config, llama_config, tiny_model, write_byte_tokens
+
+from smalti.base.errors import DataError
+from smalti.config.run import RunConfig
+from smalti.data import pack
+from smalti.data.tokens.reader import TokenSource
+from smalti.evals.in_loop import heldout_hook
+
+TEXTS = ["def f():\n    return 1\n", "é€😀 " * 20, "x" * 40, "a longer one " * 30]
+
+
+def _config(folder: str, *, eval_tokens: int = 10_000, mask_documents: bool = True) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "name": "r",
+            "model": llama_config().model_dump(),
+            "data": {
+                "sources": {"code": folder},
+                "heldout": {"code": folder},
+                "seq_len": 16,
+                "stages": [{"weights": {"code": 1}}],
+                "mask_documents": mask_documents,
+            },
+            "train": {
+                "duration": "1step",
+                "global_batch_tokens": 32,
+                "optimizer": {"lr": 1e-3},
+                "eval_tokens": eval_tokens,
+            },
+        }
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return write_byte_tokens(tmp_path / "tokens", TEXTS)
+
+
+def test_uniform_model_by_hand(folder: str) -> None:
+    hook = heldout_hook(_config(folder))
+    assert hook is not None
+    n_bytes = sum(len(text.encode()) for text in TEXTS)
+    assert hook(UniformModel(), 3) == {
+        "metrics/eval/code/LanguageCrossEntropy": pytest.approx(math.log(257), rel=1e-6),
+        "metrics/eval/code/bits_per_byte": pytest.approx(math.log2(257) * (n_bytes + 4) / n_bytes, rel=1e-6),
+    }
+
+
+@pytest.mark.parametrize("mask_documents", [True, False])
+@pytest.mark.parametrize("eval_tokens", [1, 33, 10_000])
+def test_equals_a_direct_computation(folder: str, mask_documents: bool, eval_tokens: int) -> None:
+    config = _config(folder, eval_tokens=eval_tokens, mask_documents=mask_documents)
+    model = tiny_model(dbrx_config()).train()
+    hook = heldout_hook(config)
+    assert hook is not None
+    found = hook(model, 0)["metrics/eval/code/LanguageCrossEntropy"]
+    source = TokenSource(folder)
+    rows = min(pack.n_sequences(source.n_tokens, 16), math.ceil(eval_tokens / 16))
+    total = 0.0
+    for row in range(rows):
+        cut = source.read(row * 16, 17)[None]
+        inputs, targets, positions, documents = map(
+            torch.from_numpy, pack.split(cut, 256, mask_documents=mask_documents)
+        )
+        with torch.no_grad():
+            logits = model(inputs, positions.long(), documents.long() if mask_documents else None).value
+        total += float(torch.nn.functional.cross_entropy(logits[0].double(), targets[0], reduction="sum"))
+    assert found == pytest.approx(total / (16 * rows), rel=1e-5)
+    assert model.training
+
+
+def _rank(rank: int, world_size: int, config: RunConfig, port_file: str, answers: mp.SimpleQueue) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{port_file}", rank=rank, world_size=world_size)
+    hook = heldout_hook(config)
+    assert hook is not None
+    answers.put(hook(tiny_model(llama_config()), 0))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_any_number_of_ranks_gives_the_same(folder: str, tmp_path: Path) -> None:
+    config = _config(folder, eval_tokens=16 * 5)  # five windows: three ranks get two, two and one
+    hook = heldout_hook(config)
+    assert hook is not None
+    alone = hook(tiny_model(llama_config()), 0)
+    context = mp.get_context("spawn")
+    answers = context.SimpleQueue()
+    mp.spawn(_rank, (3, config, os.fspath(tmp_path / "meet"), answers), nprocs=3)
+    for _ in range(3):
+        assert answers.get() == pytest.approx(alone, rel=1e-6)
+
+
+def test_too_few_tokens_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="fewer than one sequence"):
+        heldout_hook(_config(write_byte_tokens(tmp_path / "t", ["short"])))
+
+
+def test_no_heldout_no_hook(folder: str) -> None:
+    config = _config(folder)
+    assert heldout_hook(config.model_copy(update={"data": config.data.model_copy(update={"heldout": {}})})) is None

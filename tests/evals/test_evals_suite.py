@@ -1,0 +1,67 @@
+"""The suite: what it writes, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_models import ByteTokenizer, UniformModel, write_byte_tokens
+
+from smalti.base.errors import UserError
+from smalti.config.eval import EvalConfig, suites, task_lines
+from smalti.evals import results, suite
+from smalti.evals.results import TaskResult
+from smalti.serve.engine.engine import Engine
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine(UniformModel(), ByteTokenizer(), name="uniform")
+
+
+def test_results_and_samples_are_written(engine: Engine, tmp_path: Path) -> None:
+    config = EvalConfig(n=5, heldout={"code": write_byte_tokens(tmp_path / "t", ["abc", "é"])}, seq_len=32, shots=1)
+    heard: list[str] = []
+    found = suite.run(engine, config, str(tmp_path / "run"), about={"step": 7}, announce=heard.append)
+    folder = Path(found["folder"])
+    assert folder.parent == tmp_path / "run/evals/demo"
+    assert sorted(path.name for path in folder.iterdir()) == ["results.json", "samples.jsonl"]
+    stored = json.loads((folder / "results.json").read_text())
+    assert stored == {key: value for key, value in found.items() if key != "folder"}
+    assert list(stored["tasks"]) == heard == ["heldout/code", "arithmetic", "brackets"]
+    assert stored["step"] == 7
+    assert stored["model"] == "uniform"
+    lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text().split("\n")[:-1]]
+    assert [line["task"] for line in lines] == ["heldout/code"] * 2 + ["arithmetic"] * 5 + ["brackets"] * 5
+
+
+def test_nothing_is_written_without_a_place(engine: Engine) -> None:
+    assert "folder" not in suite.run(engine, EvalConfig(n=2, tasks=("brackets",), shots=0))
+
+
+def test_two_runs_give_two_folders_and_equal_numbers(engine: Engine, tmp_path: Path) -> None:
+    config = EvalConfig(n=3, tasks=("brackets",), shots=1)
+    one, two = (suite.run(engine, config, str(tmp_path)) for _ in range(2))
+    assert one["folder"] != two["folder"]
+    assert {**one["tasks"]["brackets"], "wall_s": 0} == {**two["tasks"]["brackets"], "wall_s": 0}
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        results.write(tmp_path / "suite", {}, [TaskResult("a", {}, [{"bad": object()}])])
+    assert list((tmp_path / "suite").iterdir()) == []
+
+
+def test_heldout_without_data_is_refused(engine: Engine) -> None:
+    with pytest.raises(UserError, match="no held-out token files"):
+        suite.run(engine, EvalConfig())
+
+
+def test_a_context_longer_than_the_model_is_refused(engine: Engine) -> None:
+    with pytest.raises(UserError, match="seq_len=65 is longer than the model's 64"):
+        suite.run(engine, EvalConfig(tasks=("brackets",), seq_len=65))
+    assert suite.context_tokens(engine, EvalConfig()) == 64
+
+
+def test_every_task_of_every_suite_is_described() -> None:
+    assert {task for config in suites().values() for task in config.tasks} <= set(task_lines())
+    assert all(config.suite == name for name, config in suites().items())

@@ -1,0 +1,105 @@
+"""The engine: batched = alone, cached = recomputed, limits, ends, streaming."""
+
+import pytest
+import torch
+from tiny_models import ByteTokenizer, dbrx_config, llama_config, tiny_model
+
+from smalti.base.errors import UserError
+from smalti.serve.engine.engine import Engine
+from smalti.serve.engine.runner import Runner
+from smalti.serve.engine.sampling import SamplingParams
+
+PROMPTS = ["abc", "hello", "xyz", "", "a longer prompt", "12345"]
+
+
+@pytest.fixture(params=[llama_config, dbrx_config], ids=["llama", "dbrx"])
+def engine(request) -> Engine:
+    return Engine(tiny_model(request.param()), ByteTokenizer())
+
+
+def _recomputed(engine: Engine, prompt: str, n: int) -> list[int]:
+    """Greedy by a full forward for each token."""
+    ids = [256, *prompt.encode()]
+    for _ in range(n):
+        with torch.no_grad():
+            ids.append(int(engine.model(torch.tensor([ids])).value[0, -1].argmax()))
+        if ids[-1] == 256:
+            break
+    return ids[len(prompt.encode()) + 1 :]
+
+
+def test_batched_greedy_equals_alone_and_recomputed(engine: Engine) -> None:
+    params = SamplingParams(max_tokens=20)
+    together = engine.generate(PROMPTS, params)
+    for prompt, answer in zip(PROMPTS, together, strict=True):
+        assert answer.prompt == prompt
+        assert answer == engine.generate([prompt], params)[0]
+        assert list(answer.token_ids) == _recomputed(engine, prompt, 20)
+
+
+def test_sampled_answers_do_not_depend_on_the_batch(engine: Engine) -> None:
+    params = [SamplingParams(max_tokens=8 + i, temperature=1.0, top_p=0.9, seed=i) for i in range(len(PROMPTS))]
+    together = engine.generate(PROMPTS, params)
+    assert together == [engine.generate([p], [one])[0] for p, one in zip(PROMPTS, params, strict=True)]
+    assert together[::-1] == engine.generate(PROMPTS[::-1], params[::-1])
+
+
+def test_cached_logits_equal_full_recompute(engine: Engine) -> None:
+    ids = torch.randint(0, 256, (3, 12), generator=torch.Generator().manual_seed(1))
+    runner = Runner(engine.model, 3, 12)
+    steps = [runner.forward(ids[:, :5].tolist())]
+    for at in range(5, 8):
+        steps.append(runner.forward(ids[:, at : at + 1].tolist()))
+    runner.keep([2, 0])
+    kept = [runner.forward(ids[[2, 0], at : at + 1].tolist()) for at in range(8, 12)]
+    with torch.no_grad():
+        full = engine.model(ids).value
+    assert torch.allclose(torch.stack(steps, 1), full[:, 4:8], rtol=1e-4, atol=1e-5)
+    assert torch.allclose(torch.stack(kept, 1), full[[2, 0], 8:], rtol=1e-4, atol=1e-5)
+
+
+def test_stream_gives_the_same_text(engine: Engine) -> None:
+    params = SamplingParams(max_tokens=30, temperature=1.0, seed=4)
+    assert "".join(engine.stream("abc", params)) == engine.generate(["abc"], params)[0].text
+
+
+def test_context_ends_the_answer_with_length(engine: Engine) -> None:
+    answer = engine.generate(["a" * 50], SamplingParams(max_tokens=1000))[0]
+    assert answer.finish_reason in ("length", "stop")
+    assert answer.prompt_tokens + len(answer.token_ids) <= 64
+    if answer.finish_reason == "length":
+        assert answer.prompt_tokens + len(answer.token_ids) == 64
+
+
+def test_a_prompt_without_room_is_refused(engine: Engine) -> None:
+    with pytest.raises(UserError, match="65 tokens"):
+        engine.generate(["a" * 64])
+    with pytest.raises(UserError, match="64 tokens"):
+        engine.generate(["a" * 63])
+    assert len(engine.generate(["a" * 62])[0].token_ids) == 1
+
+
+def test_an_end_token_stops_and_is_not_shown(engine: Engine) -> None:
+    free = engine.generate(["abc"], SamplingParams(max_tokens=10))[0]
+    last = free.token_ids[3]
+    ends = Engine(engine.model, ByteTokenizer(), end_ids=frozenset({last}))
+    cut = ends.generate(["abc"], SamplingParams(max_tokens=10))[0]
+    first = free.token_ids.index(last)
+    assert cut.finish_reason == "stop"
+    assert cut.token_ids == free.token_ids[: first + 1]
+    assert cut.text == ByteTokenizer().decode(list(free.token_ids[:first]))
+
+
+def test_a_stop_text_stops(engine: Engine) -> None:
+    free = engine.generate(["abc"], SamplingParams(max_tokens=30))[0].text
+    stop = free[4:6]
+    cut = engine.generate(["abc"], SamplingParams(max_tokens=30, stop=(stop,)))[0]
+    assert cut.text == free[: free.index(stop)]
+    assert cut.finish_reason == "stop"
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused() -> None:
+    with pytest.raises(UserError, match="257"):
+        Engine(tiny_model(llama_config(vocab_size=200)), ByteTokenizer())
+    with pytest.raises(UserError, match="2 sampling params"):
+        Engine(tiny_model(llama_config()), ByteTokenizer()).generate(["a"], [SamplingParams()] * 2)

@@ -1,0 +1,65 @@
+"""Sampling: shares as the distribution says, bounds that hold, and no dependence on the batch."""
+
+import pytest
+import torch
+
+from smalti.base.errors import UserError
+from smalti.serve.engine.sampling import SamplingParams, choose
+
+LOGITS = torch.tensor([0.1, 2.0, 1.0, -1.0, 0.5]).log_softmax(-1)
+
+
+def _draws(n: int, **values) -> list[int]:
+    params = [SamplingParams(**{"temperature": 1.0, "seed": seed, **values}) for seed in range(n)]
+    return choose(LOGITS.expand(n, -1), params, [7] * n)
+
+
+def test_greedy_takes_the_likeliest() -> None:
+    assert choose(LOGITS[None], [SamplingParams()], [0]) == [1]
+
+
+def test_draws_follow_the_distribution() -> None:
+    drawn = torch.bincount(torch.tensor(_draws(20_000)), minlength=5) / 20_000
+    assert torch.allclose(drawn, LOGITS.exp(), atol=0.015)
+
+
+def test_temperature_sharpens() -> None:
+    drawn = torch.bincount(torch.tensor(_draws(20_000, temperature=0.5)), minlength=5) / 20_000
+    assert torch.allclose(drawn, (LOGITS / 0.5).softmax(-1), atol=0.015)
+
+
+def test_top_k_and_top_p_bound_the_choice() -> None:
+    assert set(_draws(2000, top_k=2)) == {1, 2}
+    assert set(_draws(2000, top_p=0.5)) == {1}  # the likeliest alone has 0.52
+    assert set(_draws(2000, top_p=0.6)) == {1, 2}
+    assert set(_draws(2000, top_k=1)) == {1}
+
+
+def test_a_draw_depends_on_seed_and_position_only() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 50, generator=generator)
+    params = [SamplingParams(temperature=t, seed=s, top_p=0.9) for t, s in ((1.0, 1), (0.0, 2), (0.7, 3)) for _ in "ab"]
+    together = choose(logits, params, list(range(6)))
+    alone = [choose(logits[i : i + 1], [params[i]], [i])[0] for i in range(6)]
+    assert together == alone
+    other = [choose(logits[:1], [SamplingParams(temperature=1.0, seed=1)], [at])[0] for at in range(30)]
+    assert len(set(other)) > 3
+
+
+def test_all_but_one_token_impossible() -> None:
+    logits = torch.full((1, 8), float("-inf"))
+    logits[0, 5] = 0.0
+    assert [choose(logits, [SamplingParams(temperature=1.0, seed=s)], [0])[0] for s in range(20)] == [5] * 20
+
+
+def test_nan_is_refused() -> None:
+    with pytest.raises(UserError, match="NaN"):
+        choose(torch.tensor([[0.0, float("nan")]]), [SamplingParams()], [0])
+
+
+@pytest.mark.parametrize(
+    "values", [{"top_p": 0.0}, {"max_tokens": 0}, {"temperature": -1.0}, {"top_k": -1}, {"stop": ("",)}]
+)
+def test_bad_values_are_named(values: dict) -> None:
+    with pytest.raises(UserError, match=next(iter(values))):
+        SamplingParams(**values)
