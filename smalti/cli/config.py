@@ -29,7 +29,7 @@ def schema(
 @app.command(epilog="Example: smalti config show demo train.optimizer.lr=3e-4")
 def show(
     recipe: Annotated[str | None, typer.Argument(help="A file, run folder or name; absent: list the names.")] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[A.B=VALUE]...", help="Changes to it.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="A.B=VALUE", help="Changes to it.")] = None,
     kind: Annotated[str, typer.Option(help=f"Which config it is: {_KINDS}.")] = "train",
 ) -> None:
     """Print a recipe resolved, with where each value came from; without a recipe, the names of recipes and presets."""
@@ -46,7 +46,7 @@ def show(
 def diff(
     before: Annotated[str, typer.Argument(help="A recipe, run folder or name.")],
     after: Annotated[str, typer.Argument(help="Another.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[A.B=VALUE]...", help="Changes to it.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="A.B=VALUE", help="Changes to it.")] = None,
     kind: Annotated[str, typer.Option(help=f"Which config they are: {_KINDS}.")] = "train",
 ) -> None:
     """Print what differs between two configs; exit 3 if their identity differs (they are two runs, not one)."""

@@ -98,7 +98,9 @@ def guarded(call: Callable[[], Any], command: str) -> int:
         return int(error.exit_code)
     except Exception as error:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # typer's usage errors
-            print(f"error: {error.format_message()}\nhint: {command} --help", file=sys.stderr)
+            text = error.format_message()
+            only_help = type(error).__name__ == "NoArgsIsHelpError"
+            print(text if only_help else f"error: {text}\nhint: {command} --help", file=sys.stderr)
             return 2
         return _bug(error)
     return result if isinstance(result, int) and not isinstance(result, bool) else 0

@@ -20,9 +20,7 @@ _LOST_PEER = re.compile(
 @app.command(epilog="Example: smalti train recipe.yaml train.optimizer.lr=3e-4 train.parallel.ranks=2 --dry-run")
 def train(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A .yaml file, a run folder, or a recipe's name.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[A.B=VALUE]...", help="Changes to the recipe.")
-    ] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="A.B=VALUE", help="Changes to the recipe.")] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the config with where each value came from; start nothing.")
     ] = False,

@@ -143,7 +143,7 @@ class _Watch:
             time.sleep(_POLL_S)
 
     def cause(self) -> Rank | None:
-        """The rank to blame: a signal before an exit code, that before 75, 75 before a lost peer, then the first one seen."""
+        """The rank to blame: signal, exit code, 75, lost peer, in this order; then the first one seen."""
         blamed = self._causes()
         return min(blamed, key=_blame) if blamed else None
 
@@ -216,7 +216,7 @@ def _blamed(cause: Rank, watch: _Watch, step: int) -> Outcome:
     known = cause.code in set(ExitCode)
     code = cause.code if known else int(ExitCode.RETRY)
     all_agree = all(rank.code == cause.code for rank in watch.ranks)
-    told = cause.rank == 0 or (all_agree and known)
+    told = known and (cause.rank == 0 or all_agree)
     reason = f"{who} exited with code {cause.code} after step {step}"
     return Outcome(code, reason, () if told else tail, again if code == ExitCode.RETRY else None, told)
 

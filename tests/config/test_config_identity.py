@@ -1,0 +1,59 @@
+"""Identity: placement is not in it, and a difference names the key and both values."""
+
+import pytest
+
+from smalti.config.identity import difference, identity, identity_digest, placement_difference
+from smalti.config.load import from_dict
+from smalti.config.run import RunConfig
+
+BASE = {
+    "name": "t",
+    "model": {"preset": "mpt-125m"},
+    "data": {"sources": {"a": "x"}, "seq_len": 8, "stages": [{"weights": {"a": 1}}]},
+    "train": {"duration": "10step", "global_batch_tokens": 64, "optimizer": {"lr": 3e-3}},
+}
+
+
+def config(*overrides: str) -> RunConfig:
+    return from_dict(RunConfig, BASE, "t", overrides).config
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["train.parallel.ranks=4", "train.microbatch_tokens=16", "folder=elsewhere", "train.checkpoint.every=2step",
+     "track.console=false", "data.prefetch_steps=0"],
+)  # fmt: skip
+def test_placement_is_not_identity(override):
+    assert difference(config(), config(override)) == []
+    assert identity_digest(config()) == identity_digest(config(override))
+    assert len(placement_difference(config(), config(override))) == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("train.optimizer.lr=0.004", "train.optimizer.lr: 0.003 -> 0.004"),
+        ("seed=3", "seed: 17 -> 3"),
+        ("data.heldout.h=y", "data.heldout: {} -> {h: y}"),
+        ("data.stages.0.weights.a=2", "data.stages.0.weights.a: 1.0 -> 2.0"),
+        ("model.tie_word_embeddings=false", "model.tie_word_embeddings: true -> false"),
+        ("train.global_batch_tokens=128", "train.global_batch_tokens: 64 -> 128"),
+    ],
+)
+def test_a_difference_is_a_line(override, line):
+    assert difference(config(), config(override)) == [line]
+    assert identity_digest(config()) != identity_digest(config(override))
+
+
+def test_a_section_that_comes_is_shown_whole():
+    lines = difference(config(), config("model.moe={num_experts: 4, num_experts_per_tok: 2}"))
+    assert len(lines) == 1
+    assert lines[0].startswith("model.moe: null -> {num_experts: 4, num_experts_per_tok: 2")
+
+
+def test_identity_holds_no_placement_and_no_empty_section():
+    values = identity(config())
+    assert "folder" not in values
+    assert "track" not in values
+    assert "parallel" not in values["train"]
+    assert values["data"]["stages"] == [{"until": "1run", "weights": {"a": 1.0}}]

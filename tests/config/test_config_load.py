@@ -1,0 +1,239 @@
+"""Loading: precedence, origins, presets, base, round trip, and every bad input with the words it is answered with."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smalti.base.errors import UserError
+from smalti.config import find
+from smalti.config.data import CurateConfig
+from smalti.config.load import dump, from_dict, json_schema, load, show
+from smalti.config.model import ModelConfig
+from smalti.config.run import RunConfig
+from smalti.config.yaml_lines import parse, to_yaml
+
+RECIPE = """\
+name: t1
+model: {preset: mpt-125m, vocab_size: 4096}
+data:
+  sources: {no: data/a, b: data/b}
+  seq_len: 256
+  stages:
+  - until: 0.8run
+    weights: {no: 1, b: 2}
+  - weights: {b: 1}
+train:
+  duration: 100step
+  global_batch_tokens: 16384
+  optimizer:
+    lr: 1e-3
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    path = tmp_path / "r.yaml"
+    path.write_text(RECIPE)
+    return str(path)
+
+
+def refused(path: str, *overrides: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load(RunConfig, path, overrides)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def test_values_and_their_origins(recipe):
+    loaded = load(RunConfig, recipe, ["train.optimizer.betas=[0.9, 0.99]", "data.stages.1.weights.b=3", "seed=2"])
+    assert loaded.config.model.hidden_size == 768
+    assert loaded.config.model.vocab_size == 4096
+    assert loaded.config.train.optimizer.lr == 1e-3
+    assert loaded.config.train.optimizer.betas == (0.9, 0.99)
+    assert loaded.config.data.stages[1].weights == {"b": 3.0}
+    assert loaded.path == recipe
+    expected = {
+        "seed": "command line",
+        "model.vocab_size": f"{recipe}:2",
+        "model.hidden_size": "preset mpt-125m:4",
+        "model.rope_theta": "default",
+        "data.sources.no": f"{recipe}:4",
+        "data.stages.0.until": f"{recipe}:7",
+        "data.stages.1.until": "default",
+        "data.stages.1.weights.b": "command line",
+        "train.optimizer.betas": "command line",
+        "train.optimizer.lr": f"{recipe}:14",
+    }
+    assert {key: loaded.origins[key] for key in expected} == expected
+
+
+def test_base_is_merged_by_key_and_lists_replace(recipe, tmp_path):
+    (tmp_path / "child.yaml").write_text("base: r.yaml\nname: t2\ndata:\n  stages:\n  - weights: {no: 1, b: 5}\n")
+    loaded = load(RunConfig, str(tmp_path / "child.yaml"))
+    assert loaded.config.name == "t2"
+    assert len(loaded.config.data.stages) == 1
+    assert loaded.config.train.optimizer.lr == 1e-3
+    assert loaded.origins["train.optimizer.lr"] == f"{recipe}:14"
+    assert loaded.origins["data.stages.0.weights.b"] == f"{tmp_path}/child.yaml:5"
+
+
+def test_a_base_may_not_have_a_base(recipe, tmp_path):
+    (tmp_path / "child.yaml").write_text("base: r.yaml\n")
+    (tmp_path / "grandchild.yaml").write_text("base: child.yaml\n")
+    assert "a base may not have a base" in refused(str(tmp_path / "grandchild.yaml"))
+    (tmp_path / "lost.yaml").write_text("base: nowhere.yaml\n")
+    assert f"{tmp_path}/lost.yaml:1: base: there is no recipe" in refused(str(tmp_path / "lost.yaml"))
+
+
+def test_dump_and_show_load_back_equal(recipe, tmp_path):
+    loaded = load(RunConfig, recipe, ["train.optimizer.lr=1e-20", "name=1e3"])
+    for number, text in enumerate((dump(loaded.config), show(loaded))):
+        (tmp_path / f"{number}.yaml").write_text(text)
+        assert load(RunConfig, str(tmp_path / f"{number}.yaml")).config == loaded.config
+    assert "lr: 1.0e-20" in show(loaded)
+    assert "# command line" in show(loaded)
+
+
+def test_a_run_folder_is_loaded_by_its_config(recipe, tmp_path):
+    config = load(RunConfig, recipe).config
+    (tmp_path / "config.yaml").write_text(dump(config))
+    assert load(RunConfig, str(tmp_path)).config == config
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.optimizer.learning_rate=3", ["command line: unknown key train.optimizer.learning_rate = 3",
+                                             "name, lr, betas", "did you mean train.optimizer.lr?"]),
+        ("train.lr=3", ["unknown key train.lr", "did you mean train.optimizer.lr?"]),
+        ("batch_size=3", ["did you mean train.global_batch_tokens?"]),
+        ("track.consol=no", ["did you mean track.console?"]),
+        ("train.optimizer.lr=abc", ["train.optimizer.lr = abc is not allowed", "a number above 0"]),
+        ("train.optimizer.lr=.inf", ["train.optimizer.lr = .inf"]),
+        ("train.optimizer.lr=true", ["true is not a number"]),
+        ("train.parallel.ranks=0", ["a whole number at least 1"]),
+        ("train.parallel.ranks=1.5", ["train.parallel.ranks = 1.5", "a whole number"]),
+        ("train.parallel.threads=many", ["threads = many", "auto"]),
+        ("train.parallel.device=cudo", ["auto, cpu, cuda", "did you mean 'cuda'?"]),
+        ("train.duration=3min", ["'3min' has the unit 'min'", "600step"]),
+        ("train.optimizer=null", ["a section with the keys name, lr"]),
+        ("train.optimizer.betas=[1]", ["train.optimizer.betas.1 is missing"]),
+        ("data.sources.b=null", ["data.sources.b = null", "text"]),
+        ("data.stages.0.weights.x=1", ["stage 0 weighs 'x'"]),
+        ("data.stages.7.until=1run", ["'7' is not an item of data.stages", "0 to 1"]),
+        ("data.seq_len=100", ["the nearest are 16300 and 16400"]),
+        ("model.hidden_size=100", ["hidden_size=100 is not a multiple"]),
+        ("model.preset=dbrxx", ["command line: model.preset = 'dbrxx'", "did you mean 'preset: dbrx'?"]),
+        ("model.preset=7", ["model.preset = 7 is not allowed"]),
+        ("model.moe.num_experts=4", ["model.moe.num_experts_per_tok is missing"]),
+        ("name=a/b", ["cannot be a folder name"]),
+        ("name={a: b", ["command line: name={a: b: not valid YAML"]),
+        ("--train.lr=3", ["'--train.lr=3' is not an override", "hint: write 'train.lr=3'"]),
+        ("train.optimizer", ["'train.optimizer' is not an override"]),
+    ],
+)  # fmt: skip
+def test_bad_overrides_are_answered(recipe, override, words):
+    text = refused(recipe, override)
+    for word in words:
+        assert word in text
+
+
+def test_problems_are_told_together_with_their_lines(tmp_path):
+    path = tmp_path / "bad.yaml"
+    path.write_text(RECIPE.replace("seq_len: 256", "seq_len: -1").replace("lr: 1e-3", "learning: 1"))
+    text = refused(str(path))
+    assert f"{path}: 3 problems" in text
+    assert f"{path}:5: data.seq_len = -1 is not allowed" in text
+    assert f"{path}:14: unknown key train.optimizer.learning = 1" in text
+    assert f"{path}:13: train.optimizer.lr is missing" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("name: a\nseed: 1\nname: b\n", ["bad.yaml:3: the key name is written twice (first at", "bad.yaml:1"]),
+        ("train:\n  duration: 1step\n  duration: 2step\n", ["bad.yaml:3: the key train.duration is written twice"]),
+        ("a: [1, 2\nb: 3\n", ["bad.yaml:2: not valid YAML"]),
+        ("a: &x 1\nb: *x\n", ["repeats an anchor"]),
+        ("- a\n- b\n", ["the file holds [a, b]"]),
+        ("", ["name is missing"]),
+        ("{[1]: 2}\n", ["a key of the file is a list"]),
+    ],
+)
+def test_bad_files_are_answered(tmp_path, text, words):
+    (tmp_path / "bad.yaml").write_text(text)
+    answer = refused(str(tmp_path / "bad.yaml"))
+    for word in words:
+        assert word in answer
+
+
+def test_a_file_that_is_missing_or_no_text(tmp_path):
+    assert "there is no recipe file or recipe named" in refused(str(tmp_path / "none.yaml"))
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "not UTF-8" in refused(str(tmp_path / "b.yaml"))
+
+
+def test_yaml_is_12_and_not_11():
+    value = parse("a: no\nb: 1e-3\nc: 2024-01-01\nd: 012\ne: 1:30\nf: 'x'\non: ~\ng: -.inf\n", "t").value
+    expected = {"a": "no", "b": 1e-3, "c": "2024-01-01", "d": 12, "e": "1:30", "f": "x", "on": None, "g": float("-inf")}
+    assert value == expected
+
+
+_TRICKY = ["no", "1e3", "~", "", " x", "a: b", "- a", "#", "2024-01-01", "0x1F", "'", "é\n"]
+_leaf = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=12), st.sampled_from(_TRICKY)
+)
+_tree = st.recursive(
+    _leaf,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(_tree)
+def test_to_yaml_reads_back_equal(value):
+    again = parse(to_yaml({"k": value}), "t").value["k"]
+    assert again == value
+    assert repr(again) == repr(value) or again == value
+
+
+@pytest.mark.parametrize("name", find.preset_names())
+def test_every_preset_is_a_model(name):
+    assert from_dict(ModelConfig, {"preset": name}).config.vocab_size > 0
+
+
+def test_dbrx_has_the_published_size():
+    model = from_dict(ModelConfig, {"preset": "dbrx"}).config
+    assert model.moe is not None
+    experts = model.moe.num_experts * 3 * model.hidden_size * model.intermediate_size * model.num_hidden_layers
+    attention = 2 * model.hidden_size * (model.hidden_size + model.kv_heads * model.width_per_head)
+    total = experts + attention * model.num_hidden_layers + 2 * model.vocab_size * model.hidden_size
+    assert total == pytest.approx(131.6e9, rel=0.001)
+
+
+def test_every_recipe_of_a_run_loads():
+    for name in find.recipe_names():
+        keys = yaml.safe_load(find.find_recipe(name).text)
+        if "train" in keys or "base" in keys:
+            load(RunConfig, name)
+
+
+def test_schema_offers_base_and_preset_and_descriptions():
+    schema = json_schema(RunConfig)
+    assert "base" in schema["properties"]
+    assert "dbrx" in schema["$defs"]["ModelConfig"]["properties"]["preset"]["enum"]
+    assert schema["properties"]["seed"]["description"]
+    assert "required" not in schema
+    assert schema["$defs"]["TrainConfig"]["properties"]["duration"]["examples"] == ["600step", "2e9tok"]
+    assert "base" in json_schema(CurateConfig)["properties"]
+
+
+def test_from_dict_takes_overrides_and_leaves_its_argument():
+    value = {"sources": {"a": {"path": "x"}}, "output": "o"}
+    loaded = from_dict(CurateConfig, value, "demo", ["sources.a.path=y"])
+    assert loaded.config.sources["a"].path == "y"
+    assert loaded.origins["output"] == "demo"
+    assert value["sources"]["a"]["path"] == "x"

@@ -1,0 +1,281 @@
+"""The agent with small children in place of training: who is named, which code, how fast, and that nobody stays."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from smalti.fleet import agent
+from smalti.track.run import RunFolder
+
+DRIVER = """
+import sys
+from smalti.fleet import agent
+from smalti.track.run import RunFolder
+path, ranks, stop_s, child = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+folder = RunFolder.join(path, 0)
+outcome = agent.run([sys.executable, child, path], ranks=ranks, folder=folder, threads=1, grace_s=0.5, stop_s=stop_s)
+agent.announce(outcome)
+sys.exit(outcome.code)
+"""
+
+HEAD = """
+import os, signal, sys, time
+rank = int(os.environ["RANK"])
+folder = sys.argv[1]
+open(f"{folder}/pid-{rank}", "w").write(str(os.getpid()))
+"""
+
+SAVES = """
+def leave(number, frame):
+    open(f"{folder}/saved-{rank}", "w").close()
+    os._exit(75 if number == signal.SIGTERM else 130)
+signal.signal(signal.SIGTERM, leave)
+signal.signal(signal.SIGINT, leave)
+open(f"{folder}/ready-{rank}", "w").close()
+time.sleep(60)
+"""
+
+
+def script(tmp_path: Path, body: str, head: str = HEAD) -> str:
+    path = tmp_path / "child.py"
+    path.write_text(head + textwrap.dedent(body))
+    return str(path)
+
+
+def run(tmp_path: Path, body: str, ranks: int = 2, **options) -> tuple[agent.Outcome, RunFolder]:
+    folder = RunFolder.join(tmp_path, 0)
+    command = [sys.executable, script(tmp_path, body), str(tmp_path)]
+    return agent.run(command, ranks=ranks, folder=folder, threads=1, **{"grace_s": 0.5, **options}), folder
+
+
+def drive(tmp_path: Path, body: str, ranks: int = 2, stop_s: float = 10.0) -> subprocess.Popen[str]:
+    (tmp_path / "driver.py").write_text(DRIVER)
+    command = [
+        sys.executable,
+        str(tmp_path / "driver.py"),
+        str(tmp_path),
+        str(ranks),
+        str(stop_s),
+        script(tmp_path, body),
+    ]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def wait_for(*paths: Path, seconds: float = 15.0) -> None:
+    end = time.monotonic() + seconds
+    while not all(
+        path.exists() and (path.suffix or path.name.startswith(("ready", "saved")) or path.read_text())
+        for path in paths
+    ):
+        assert time.monotonic() < end, f"{paths} did not appear"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def pids(tmp_path: Path, ranks: int = 2) -> list[int]:
+    wait_for(*(tmp_path / f"pid-{rank}" for rank in range(ranks)))
+    return [int((tmp_path / f"pid-{rank}").read_text()) for rank in range(ranks)]
+
+
+def test_all_done_is_0_and_the_ranks_know_their_place(tmp_path):
+    outcome, folder = run(
+        tmp_path,
+        """
+        keys = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT SMALTI_ATTEMPT OMP_NUM_THREADS"
+        open(f"{folder}/place-{rank}", "w").write(" ".join(os.environ[key] for key in keys.split()))
+        """,
+        ranks=3,
+    )
+    assert outcome.code == 0
+    places = [(tmp_path / f"place-{rank}").read_text().split() for rank in range(3)]
+    port = places[0][5]
+    assert places == [[str(r), str(r), "3", "3", "127.0.0.1", port, "0", "1"] for r in range(3)]
+    assert [event["event"] for event in folder.events()] == ["attempt_started", "attempt_ended"]
+    assert folder.status()["state"] == "done"
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_is_named_and_the_others_end_with_it(tmp_path, victim):
+    started = time.monotonic()
+    outcome, folder = run(
+        tmp_path,
+        f"""
+        print("before the end", flush=True)
+        if rank == {victim}:
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+        """,
+        ranks=3,
+    )
+    assert time.monotonic() - started < 8
+    assert outcome.code == 75
+    assert not outcome.told
+    assert outcome.reason == f"rank {victim} (pid {pids(tmp_path)[victim]}) was killed by SIGKILL after step 0"
+    if victim:
+        assert outcome.details == ("before the end",)
+    died = next(event for event in folder.events() if event["event"] == "rank_died")
+    assert (died["rank"], died["signal"], died["attempt"]) == (victim, "SIGKILL", 0)
+    assert not any(is_alive(pid) for pid in pids(tmp_path, 3))
+    assert folder.status()["state"] == "failed"
+    assert folder.status()["reason"] == outcome.reason
+
+
+def test_the_signal_is_blamed_not_the_ranks_that_lost_their_peer(tmp_path):
+    outcome, _ = run(
+        tmp_path,
+        """
+        if rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        sys.exit(76 if rank == 0 else 1)
+        """,
+        ranks=3,
+    )
+    assert outcome.code == 75
+    assert outcome.reason.startswith("rank 2 (pid")
+
+
+def test_a_lost_peer_alone_is_75_and_told_by_the_agent(tmp_path):
+    outcome, _ = run(tmp_path, "sys.exit(76)")
+    assert (outcome.code, outcome.told) == (75, False)
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 75])
+def test_a_code_that_all_ranks_agree_on_is_the_code(tmp_path, code):
+    outcome, _ = run(tmp_path, f"sys.exit({code})")
+    assert (outcome.code, outcome.told) == (code, True)
+
+
+def test_one_rank_with_a_user_error_is_2_with_its_log(tmp_path, capsys):
+    outcome, _ = run(tmp_path, "print('error: bad value') if rank else time.sleep(60)\nsys.exit(2)")
+    assert outcome.code == 2
+    agent.announce(outcome)
+    text = capsys.readouterr().err
+    assert "rank 1" in text
+    assert "error: bad value" in text
+
+
+def test_a_code_nobody_knows_is_75(tmp_path):
+    assert run(tmp_path, "sys.exit(41 if rank else 0)")[0].code == 75
+
+
+def test_output_of_the_other_ranks_goes_to_their_logs_and_appends(tmp_path):
+    _, folder = run(tmp_path, "print('out', rank); print('err', rank, file=sys.stderr)")
+    assert folder.rank_log(1).read_text().splitlines() == ["out 1", "err 1"]
+    assert folder.rank_log(0).read_text() == ""
+
+
+def test_a_taken_port_starts_the_ranks_again(tmp_path):
+    outcome, folder = run(
+        tmp_path,
+        """
+        mark = f"{folder}/tried-{rank}"
+        if not os.path.exists(mark):
+            open(mark, "w").close()
+            print("listen failed: EADDRINUSE")
+            sys.exit(75)
+        """,
+    )
+    assert outcome.code == 0
+    assert [event["event"] for event in folder.events()] == ["attempt_started", "attempt_ended"]
+
+
+def test_children_of_a_rank_go_with_it(tmp_path):
+    outcome, _ = run(
+        tmp_path,
+        """
+        import subprocess
+        if rank == 0:
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+            open(f"{folder}/pid-9", "w").write(str(child.pid))
+            time.sleep(60)
+        while not os.path.exists(f"{folder}/pid-9"):
+            time.sleep(0.02)
+        sys.exit(1)
+        """,
+    )
+    assert outcome.code == 1
+    time.sleep(0.1)
+    assert not is_alive(int((tmp_path / "pid-9").read_text()))
+
+
+def test_sigterm_is_passed_on_and_the_ranks_save(tmp_path):
+    process = drive(tmp_path, SAVES)
+    wait_for(tmp_path / "ready-0", tmp_path / "ready-1")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 75
+    assert (tmp_path / "saved-0").exists()
+    assert (tmp_path / "saved-1").exists()
+
+
+def test_the_first_ctrl_c_is_passed_on_once(tmp_path):
+    process = drive(tmp_path, SAVES)
+    wait_for(tmp_path / "ready-0", tmp_path / "ready-1")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+    assert (tmp_path / "saved-1").exists()
+
+
+def test_the_second_ctrl_c_kills_at_once(tmp_path):
+    deaf = SAVES.replace("os._exit(75 if number == signal.SIGTERM else 130)", "pass").replace(
+        "time.sleep(60)", "end = time.time() + 60\nwhile time.time() < end: time.sleep(0.1)"
+    )
+    process = drive(tmp_path, deaf)
+    wait_for(tmp_path / "ready-0", tmp_path / "ready-1")
+    process.send_signal(signal.SIGINT)
+    wait_for(tmp_path / "saved-0", tmp_path / "saved-1")
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+    assert time.monotonic() - started < 5
+    assert not any(is_alive(pid) for pid in pids(tmp_path))
+
+
+def test_ranks_that_do_not_save_in_time_are_143(tmp_path):
+    deaf = """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    open(f"{folder}/ready-{rank}", "w").close()
+    time.sleep(60)
+    """
+    process = drive(tmp_path, deaf, stop_s=0.5)
+    wait_for(tmp_path / "ready-0", tmp_path / "ready-1")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 143
+    assert "did not end in time" in process.stderr.read()
+
+
+def test_sigterm_before_the_ranks_listen_is_143_and_quick(tmp_path):
+    process = drive(tmp_path, "open(f'{folder}/ready-{rank}', 'w').close()\ntime.sleep(60)")
+    wait_for(tmp_path / "ready-0", tmp_path / "ready-1")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 143
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel's parent-death signal is Linux's")
+def test_a_killed_agent_leaves_no_rank_behind(tmp_path):
+    process = drive(tmp_path, "open(f'{folder}/ready-{rank}', 'w').close()\ntime.sleep(60)")
+    wait_for(tmp_path / "ready-0", tmp_path / "ready-1")
+    ranks = pids(tmp_path)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(10)
+    end = time.monotonic() + 5
+    while any(is_alive(pid) for pid in ranks) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(is_alive(pid) for pid in ranks)
+
+
+def test_a_command_that_cannot_start_leaves_nobody(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        agent.run(["/nonexistent/python"], ranks=2, folder=RunFolder.join(tmp_path, 0), threads=1)

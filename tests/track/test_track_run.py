@@ -1,0 +1,163 @@
+"""The run folder: attempts, identity, the lock, what is written; metrics and events survive torn lines and resume."""
+
+import json
+
+import pytest
+
+from smalti.base.errors import SmaltiError, UserError
+from smalti.config.load import from_dict
+from smalti.config.run import RunConfig
+from smalti.track import names
+from smalti.track.events import EventLog, read_events
+from smalti.track.provenance import provenance, redact
+from smalti.track.run import RunFolder
+from smalti.track.sinks.jsonl import MetricsLog, read_metrics
+
+BASE = {
+    "name": "t",
+    "model": {"preset": "mpt-125m"},
+    "data": {"sources": {"a": "x"}, "seq_len": 8, "stages": [{"weights": {"a": 1}}]},
+    "train": {"duration": "10step", "global_batch_tokens": 64, "optimizer": {"lr": 3e-3}},
+}
+
+
+def open_run(tmp_path, *overrides: str) -> RunFolder:
+    loaded = from_dict(RunConfig, {**BASE, "folder": str(tmp_path / "t")}, "t", overrides)
+    return RunFolder.open(loaded.config, loaded.origins, argv=["smalti", "train", "t"])
+
+
+def test_attempts_are_counted_and_placement_is_kept(tmp_path):
+    for number, overrides in enumerate([[], [], ["train.parallel.ranks=2"]]):
+        run = open_run(tmp_path, *overrides)
+        assert run.attempt == number
+        run.close()
+    reader = RunFolder.read(tmp_path / "t")
+    assert reader.attempts() == [0, 1, 2]
+    assert not (tmp_path / "t/logs/attempt-1/config.yaml").exists()
+    assert reader.config().train.parallel.ranks == 1
+    assert reader.attempt_config(1).train.parallel.ranks == 1
+    assert reader.attempt_config(2).train.parallel.ranks == 2
+    assert reader.provenance()["origins"]["train.optimizer.lr"] == "t"
+    assert reader.status()["state"] == "starting"
+    assert reader.status()["attempt"] == 2
+
+
+def test_another_identity_is_refused_with_the_difference(tmp_path):
+    open_run(tmp_path).close()
+    with pytest.raises(UserError) as caught:
+        open_run(tmp_path, "train.optimizer.lr=0.004")
+    assert "train.optimizer.lr: 0.003 -> 0.004" in str(caught.value)
+    assert "hint: start a new run with name=t-2" in str(caught.value)
+    assert RunFolder.read(tmp_path / "t").attempts() == [0]
+    open_run(tmp_path).close()
+
+
+def test_one_writer_at_a_time(tmp_path):
+    first = open_run(tmp_path)
+    with pytest.raises(UserError, match="is in use: process"):
+        open_run(tmp_path)
+    first.close()
+    open_run(tmp_path).close()
+
+
+def test_a_folder_that_is_no_run_is_told_with_the_runs_beside(tmp_path):
+    open_run(tmp_path).close()
+    with pytest.raises(UserError, match="not a run folder") as caught:
+        RunFolder.read(tmp_path / "u")
+    assert str(tmp_path / "t") in str(caught.value)
+
+
+def test_status_keeps_the_step(tmp_path):
+    run = open_run(tmp_path)
+    run.set_status("running", step=7)
+    run.set_status("failed", reason="rank 1 died")
+    status = RunFolder.read(run.path).status()
+    assert (status["state"], status["step"], status["reason"]) == ("failed", 7, "rank 1 died")
+    run.close()
+
+
+def test_an_object_store_is_refused_as_run_folder(tmp_path):
+    loaded = from_dict(RunConfig, {**BASE, "folder": "s3://bucket/t"})
+    with pytest.raises(UserError, match="not a local path"):
+        RunFolder.open(loaded.config, loaded.origins)
+
+
+def test_provenance_has_no_environment_and_no_secret(monkeypatch):
+    monkeypatch.setenv("CANARY_TOKEN", "canary-3141")
+    record = provenance(["smalti", "train", "x", "api_key=canary-2718", "data.sources.a=s3://me:canary-1@b/c"], {})
+    text = json.dumps(record)
+    assert "canary" not in text
+    assert record["packages"]["pydantic"]
+    assert redact("train.global_batch_tokens=64") == "train.global_batch_tokens=64"
+
+
+def test_metrics_of_steps_done_again_are_cut(tmp_path):
+    log = MetricsLog(tmp_path, resumed_step=-1)
+    for step in range(1, 6):
+        log.write(step, {"loss/train/total": 1.0 / step})
+    log.close()
+    log = MetricsLog(tmp_path, resumed_step=3)
+    assert log.dropped_lines == 2
+    log.write(4, {"loss/train/total": float("nan")})
+    log.close()
+    lines = read_metrics(tmp_path)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert lines[-1]["loss/train/total"] is None
+    assert MetricsLog(tmp_path, resumed_step=-1).dropped_lines == 4
+    assert read_metrics(tmp_path) == []
+
+
+@pytest.mark.parametrize("resumed_step", [None, 2])
+def test_a_torn_last_line_is_tolerated(tmp_path, resumed_step):
+    log = MetricsLog(tmp_path)
+    log.write(1, {"loss/train/total": 2.0})
+    log.close()
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 2, "loss/tr')
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1]
+    log = MetricsLog(tmp_path, resumed_step=resumed_step)
+    log.write(3, {"loss/train/total": 1.0})
+    log.close()
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 3]
+
+
+def test_events_have_time_attempt_and_a_known_kind(tmp_path):
+    log = EventLog(tmp_path, attempt=2)
+    log.write("checkpoint_saved", step=3, path="p")
+    with pytest.raises(SmaltiError, match="did you mean 'checkpoint_saved'"):
+        log.write("checkpoint_save")
+    log.close()
+    (event,) = read_events(tmp_path)
+    assert (event["event"], event["attempt"], event["step"]) == ("checkpoint_saved", 2, 3)
+    assert event["time"].endswith("Z")
+
+
+def test_two_logs_append_to_one_file(tmp_path):
+    logs = [EventLog(tmp_path, attempt=0), EventLog(tmp_path, attempt=1)]
+    for index in range(20):
+        logs[index % 2].write("eval", step=index)
+    assert [event["step"] for event in read_events(tmp_path)] == list(range(20))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["loss/train/total", "metrics/eval/code.held-out/bits_per_byte", "lr-AdamW/group0", "data/mix/a/tokens",
+     "throughput/device/mfu", "l2_norm/grad/global", "l2_norm/grad/blocks.3.attention"],
+)  # fmt: skip
+def test_known_names(name):
+    row = names.metric(name)
+    assert row.unit
+    assert row.meaning
+
+
+@pytest.mark.parametrize("name", ["loss/train/totl", "lr-AdamW/groupx", "data/mix/a b/tokens", "time/token(s)", ""])
+def test_unknown_names_raise(name):
+    with pytest.raises(SmaltiError):
+        names.metric(name)
+
+
+def test_the_table_is_clean():
+    assert len({row.name for row in names.TABLE}) == len(names.TABLE)
+    for row in names.TABLE:
+        assert names.metric(row.name.replace("<i>", "0").replace("<", "").replace(">", "")) is row
+        assert row.meaning.endswith(".")
