@@ -12,8 +12,6 @@ from smalti.track.report import curves, style
 from smalti.track.report.read import EvalRun, RunRecord, get
 
 _EVENTS = 200
-_GOOD = ("finished", "done", "complete", "completed")
-_BAD = ("failed", "died", "crashed", "error")
 
 
 def page(run: RunRecord, parameters: tuple[int, int] | None) -> str:
@@ -39,7 +37,7 @@ def page(run: RunRecord, parameters: tuple[int, int] | None) -> str:
 
 
 def _header(run: RunRecord, parameters: tuple[int, int] | None) -> str:
-    state, kind = _state(run)
+    kind = {"done": "good", "failed": "bad"}.get(run.state, "")
     facts = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}{f' <small>{escape(more)}</small>' if more else ''}</dd></div>"
         for name, value, more in _facts(run, parameters)
@@ -47,18 +45,9 @@ def _header(run: RunRecord, parameters: tuple[int, int] | None) -> str:
     reason = run.status.get("reason")
     note = f'<p class="note">{escape(str(reason))}</p>' if reason else ""
     return (
-        f'<header><h1>{escape(run.name)}</h1><span class="state {kind}">{escape(state)}</span>{note}'
+        f'<header><h1>{escape(run.name)}</h1><span class="state {kind}">{escape(run.state)}</span>{note}'
         f'<dl class="facts">{facts}</dl></header>'
     )
-
-
-def _state(run: RunRecord) -> tuple[str, str]:
-    state = str(run.status.get("state") or "")
-    if not state:
-        kinds = [event.get("event") for event in run.events]
-        state = "finished" if "run_finished" in kinds else "unfinished" if kinds else "unknown"
-    kind = "good" if state.lower() in _GOOD else "bad" if state.lower() in _BAD else ""
-    return state, kind
 
 
 def _facts(run: RunRecord, parameters: tuple[int, int] | None) -> list[tuple[str, str, str]]:

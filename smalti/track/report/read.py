@@ -54,6 +54,14 @@ class RunRecord:
     names: frozenset[str] = field(default_factory=frozenset)
     """Metric names that occur."""
 
+    @property
+    def state(self) -> str:
+        """``status.json``'s state; without one what the events say: done, unfinished or unknown."""
+        if state := self.status.get("state"):
+            return str(state)
+        kinds = [event.get("event") for event in self.events]
+        return "done" if "run_finished" in kinds else "unfinished" if kinds or self.rows else "unknown"
+
     def series(self, name: str) -> tuple[list[float], list[float]]:
         """Steps and values of a metric; a value that was not finite when written is NaN."""
         found = [(row["step"], row[name]) for row in self.rows if name in row]

@@ -1,0 +1,72 @@
+"""Predicted against measured: how far the planner was off for a run that has run. Takes plain values, reads no file."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Literal
+
+from smalti.base.errors import DataError
+from smalti.config.run import RunConfig
+from smalti.plan.budget import budget
+from smalti.plan.flops import mfu
+from smalti.plan.hardware import GEMM_OF_PEAK_FRAC
+
+WARMUP_FRAC = 0.1
+"""Share of the logged steps at the beginning that is left out of the medians."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One figure, predicted and measured, in the unit of its name."""
+
+    name: str
+    predicted: float | None
+    measured: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured / predicted."""
+        return self.measured / self.predicted if self.measured is not None and self.predicted else None
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object with the fields and the ratio."""
+        return {**asdict(self), "ratio": self.ratio}
+
+
+def verify(
+    config: RunConfig,
+    *,
+    peak_flops_per_s: float | None,
+    device: Literal["cpu", "cuda"],
+    tokens_per_s: Sequence[float],
+    tokens_learned: float | None = None,
+) -> list[Comparison]:
+    """Compare ``config``'s plan with what its run logged.
+
+    ``peak_flops_per_s``: the peak of all ranks that the run recorded (measured on CPU, published on CUDA), or None:
+    then nothing with a time is predicted. ``tokens_per_s``: throughput of the logged steps, in order; medians leave
+    the first tenth out. DataError without a logged step.
+    """
+    if not tokens_per_s:
+        raise DataError(
+            "the run has logged no throughput yet, so there is nothing to compare", hint="let it run for a few steps"
+        )
+    rate = None
+    if peak_flops_per_s is not None:
+        rate = peak_flops_per_s * (GEMM_OF_PEAK_FRAC if device == "cuda" else 1.0)
+    plan = budget(config, rate_flops_per_s=rate, device=device)
+    settled = tokens_per_s[int(len(tokens_per_s) * WARMUP_FRAC) :]
+    measured = median(settled)
+
+    def utilisation(speed: float | None) -> float | None:
+        if speed is None or peak_flops_per_s is None:
+            return None
+        return mfu(speed, plan.flops_per_token, peak_flops_per_s)
+
+    return [
+        Comparison("step_s", plan.step_s, plan.global_batch_tokens / measured if measured > 0 else None),
+        Comparison("tokens_per_s", plan.tokens_per_s, measured),
+        Comparison("mfu_frac", utilisation(plan.tokens_per_s), utilisation(measured)),
+        Comparison("train_s", plan.total_s, plan.tokens / measured if measured > 0 else None),
+        Comparison("tokens", float(plan.tokens), tokens_learned),
+    ]
