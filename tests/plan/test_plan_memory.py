@@ -1,0 +1,77 @@
+"""Memory: shards add up, activations grow as they must, and a real step keeps about what is predicted."""
+
+import pytest
+from made_config import made_config
+
+from smalti.plan.memory import activation_bytes, memory_per_rank, microbatch_tokens
+from smalti.plan.params import count
+
+
+def test_weights_gradients_moments_by_hand() -> None:
+    total = count(made_config().model).total
+    one = memory_per_rank(made_config())
+    assert (one.params_bytes, one.grads_bytes, one.moments_bytes) == (4 * total, 4 * total, 8 * total)
+    four = memory_per_rank(made_config("train.parallel.ranks=4"))
+    assert four.params_bytes == -(-4 * total // 4)
+
+
+def test_replicas_do_not_shard() -> None:
+    sharded = memory_per_rank(made_config("train.parallel.ranks=4"))
+    replicated = memory_per_rank(made_config("train.parallel.ranks=4", "train.parallel.replicate=2"))
+    assert replicated.params_bytes == pytest.approx(2 * sharded.params_bytes, abs=4)
+
+
+def test_the_sum_is_the_sum() -> None:
+    parts = memory_per_rank(made_config()).to_json()
+    total = parts.pop("total_bytes")
+    assert total == sum(value for name, value in parts.items() if name.endswith("_bytes"))
+
+
+def test_microbatch() -> None:
+    assert microbatch_tokens(made_config()) == 8192
+    assert microbatch_tokens(made_config("train.parallel.ranks=3")) == 11 * 256, "32 sequences over 3 ranks"
+    assert microbatch_tokens(made_config("train.global_batch_tokens=262144")) == 16_384
+    assert microbatch_tokens(made_config("train.microbatch_tokens=512")) == 512
+
+
+def test_activations_are_linear_in_tokens_and_layers() -> None:
+    model = made_config().model
+    deeper = made_config("model.num_hidden_layers=6").model
+    base = activation_bytes(model, 100, compute_bytes=2, checkpointing=False)
+    assert activation_bytes(model, 300, compute_bytes=2, checkpointing=False) == 3 * base
+    assert activation_bytes(deeper, 100, compute_bytes=2, checkpointing=False) == 2 * base
+
+
+def test_checkpointing_saves_with_depth() -> None:
+    deep = made_config("model.num_hidden_layers=32").model
+    whole = activation_bytes(deep, 100, compute_bytes=2, checkpointing=False)
+    assert activation_bytes(deep, 100, compute_bytes=2, checkpointing=True) < whole / 10
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [(), ("model.family=decoder", "model.gated=false"),
+     ("model.family=decoder", "model.moe={num_experts: 4, num_experts_per_tok: 2}")],
+)  # fmt: skip
+def test_activations_of_a_real_step(changes: tuple[str, ...]) -> None:
+    """What autograd saves in the blocks, counted by storage: within a factor of 1.6 of the prediction."""
+    torch = pytest.importorskip("torch")
+    from smalti.model.decoder import Decoder
+
+    config, seq_len = made_config(*changes).model, 64
+    model = Decoder(config)
+    ids = torch.randint(0, config.vocab_size, (2, seq_len))
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    saved: dict[int, int] = {}
+
+    def keep(tensor: "torch.Tensor") -> "torch.Tensor":
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = model(ids, head=lambda hidden, weight: hidden.sum())
+    predicted = activation_bytes(config, 2 * seq_len, compute_bytes=4, checkpointing=False)
+    assert output.value is not None
+    assert 1 / 1.6 < sum(saved.values()) / predicted < 1.6
