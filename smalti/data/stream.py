@@ -157,17 +157,18 @@ class Stream:
         n, world, micro = self.global_batch_sequences, self.world_size, self.microbatch_sequences
         begin, end = n * self.rank // world, n * (self.rank + 1) // world
         largest_part = -(-n // world)
+        first_position = step * n + begin
+        rows, source = self.rows(first_position, end - begin)
+        inputs, targets, positions, documents = split(rows, self.eod_id, mask_documents=self.config.mask_documents)
         batches = []
-        for number in range(-(-largest_part // micro)):
-            first = min(begin + number * micro, end)
-            position = step * n + first
-            rows = min(micro, end - first)
-            batches.append(self._real(position, rows) if rows else self._empty(position))
+        for start in range(0, largest_part, micro):
+            if start < end - begin:
+                cut = slice(start, start + micro)
+                arrays = inputs[cut], targets[cut], positions[cut], documents[cut], source[cut]
+                batches.append(Batch(*arrays, first_position=first_position + start))
+            else:
+                batches.append(self._empty(first_position + end - begin))
         return batches
-
-    def _real(self, first_position: int, n: int) -> Batch:
-        rows, source = self.rows(first_position, n)
-        return Batch(*split(rows, self.eod_id, mask_documents=self.config.mask_documents), source, first_position)
 
     def _empty(self, first_position: int) -> Batch:
         inputs = np.full((1, self.seq_len), self.eod_id, dtype=np.int64)
