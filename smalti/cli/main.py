@@ -17,6 +17,7 @@ VERBS = {
     "eval": "measure a model, with n and error",
     "export": "write a run's model as a Hugging Face folder",
     "chat": "talk to an exported model in the terminal",
+    "runs": "list, show and report runs",
     "config": "show a recipe resolved, and the schema of all that may be written",
 }
 """Verb -> what it is for; each lives in ``smalti/cli/<verb>.py`` as a typer ``app``."""

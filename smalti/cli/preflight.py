@@ -57,7 +57,7 @@ def plan_text(config: "RunConfig", checked: Checked, *, ranks: int) -> str:
         f"model      {config.model.family}, {format_count(numbers.params.total)} parameters, "
         f"{format_count(numbers.params.active)} active",
         f"length     {numbers.steps} steps x {config.train.global_batch_tokens} tokens "
-        f"= {format_count(numbers.tokens)} tokens, {format_count(numbers.total_flops)}FLOPs",
+        f"= {format_count(numbers.tokens)} tokens, {format_count(numbers.total_flops)} FLOPs",
         f"placement  {ranks} ranks on {config.train.parallel.device}, replicate {config.train.parallel.replicate}",
     ]
     for name, manifest in checked.sources.items():
@@ -88,6 +88,12 @@ def _manifests(config: "RunConfig", section: str) -> "dict[str, Manifest]":
                 f"data.{section}.{name} = {folder} holds {manifest.n_tokens} tokens, less than one sequence",
                 allowed=f"more than data.seq_len = {config.data.seq_len} tokens",
                 hint="add documents, or lower data.seq_len",
+            )
+        if section == "heldout" and not manifest.n_text_bytes:
+            raise DataError(
+                f"data.heldout.{name} = {folder} does not say how many bytes its documents had",
+                allowed="held-out tokens with n_text_bytes in their manifest, for bits per byte",
+                hint="write them again with 'smalti data tokenize'",
             )
         found[name] = manifest
     return found

@@ -1,0 +1,173 @@
+"""The command as a process: help is fast and imports little, errors are three lines with the right code."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from smalti.base.errors import DataError, Interrupted, Refusal, TryElsewhere, UserError
+from smalti.cli import main as command
+
+HEAVY = ("torch", "pydantic", "rich", "numpy", "typer", "yaml", "fsspec")
+
+
+def smalti(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    import os
+
+    return subprocess.run(
+        [sys.executable, "-m", "smalti", *arguments],
+        capture_output=True, text=True, cwd=cwd, env={**os.environ, **environment}, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def modules_after(code: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys, contextlib, io\n{code}\nprint('\\n'.join(sys.modules), file=sys.stderr)"],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    return {name.split(".")[0] for name in done.stderr.split()}
+
+
+def test_help_imports_nothing_heavy_and_is_fast():
+    loaded = modules_after("from smalti.cli.main import run\nrun(['--help'])")
+    assert not loaded & set(HEAVY)
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        done = smalti("--help")
+        times.append(time.perf_counter() - started)
+    assert done.returncode == 0
+    assert min(times) < 0.3
+    for word in (*command.VERBS, "75", "143", "--version", "start here: smalti demo"):
+        assert word in done.stdout
+
+
+@pytest.mark.parametrize("verb", sorted(command.VERBS))
+def test_every_verb_has_help_with_an_example_and_no_torch(verb):
+    code = f"from smalti.cli.main import run\nassert run(['{verb}', '--help']) == 0"
+    loaded = modules_after(code)
+    assert not loaded & {"torch", "pydantic", "rich"}
+    text = smalti(verb, "--help").stdout
+    if "Commands:" in text:
+        verbs = [line.split()[0] for line in text.split("Commands:")[1].splitlines() if line.startswith("  ")
+                 and line[2] != " "]  # fmt: skip
+        assert verbs
+        text = smalti(verb, verbs[0], "--help").stdout
+    assert f"smalti {verb}" in text.split("Example")[1]
+
+
+def test_version():
+    from smalti import __version__
+
+    assert smalti("--version").stdout == f"smalti {__version__}\n"
+
+
+def test_an_unknown_verb_is_answered_with_the_nearest():
+    done = smalti("trian")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        "error: 'trian' is not a verb of smalti",
+        f"allowed: {', '.join(command.VERBS)}",
+        "hint: did you mean 'smalti train'?",
+    ]
+    assert "'--verbose' is not an option" in smalti("--verbose").stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UserError("x", allowed="y", hint="z"), 2),
+        (DataError("x", allowed="y", hint="z"), 2),
+        (Refusal("x", allowed="y", hint="z"), 3),
+        (TryElsewhere("x", allowed="y", hint="z"), 75),
+        (Interrupted("x", allowed="y", hint="z"), 130),
+    ],
+)
+def test_our_errors_are_three_lines_and_their_code(capsys, error, code):
+    def fail() -> None:
+        raise error
+
+    assert command.guarded(fail, "smalti t") == code
+    assert capsys.readouterr().err == "error: x\nallowed: y\nhint: z\n"
+
+
+def test_ctrl_c_is_130(capsys):
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    assert command.guarded(fail, "smalti t") == 130
+
+
+def test_a_bug_is_1_short_and_its_traceback_is_kept(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("SMALTI_HOME", str(tmp_path))
+    monkeypatch.delenv("SMALTI_DEBUG", raising=False)
+
+    def fail() -> None:
+        raise ZeroDivisionError("canary")
+
+    assert command.guarded(fail, "smalti t") == 1
+    text = capsys.readouterr().err
+    assert "this is a bug in Smalti: ZeroDivisionError: canary" in text
+    assert "Traceback" not in text
+    assert "Traceback" in (tmp_path / "last-error.log").read_text()
+    monkeypatch.setenv("SMALTI_DEBUG", "1")
+    assert command.guarded(fail, "smalti t") == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_traceback_of_any_error_is_in_the_log_of_the_process(capsys, tmp_path):
+    from smalti.base import log
+
+    def fail() -> None:
+        raise UserError("canary")
+
+    log.setup("INFO", file=str(tmp_path / "rank-000.log"))
+    try:
+        command.guarded(fail, "smalti t")
+    finally:
+        log.setup()
+    assert "Traceback" in (tmp_path / "rank-000.log").read_text()
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_debug_works_with_any_verb_at_any_place(tmp_path):
+    done = smalti("config", "show", "nowhere", "--debug", SMALTI_HOME=str(tmp_path))
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+    assert "error: there is no recipe file or recipe named 'nowhere'" in done.stderr
+
+
+def test_usage_errors_are_2_with_the_help_to_type():
+    done = smalti("train")
+    assert done.returncode == 2
+    assert done.stderr == "error: Missing argument 'RECIPE'.\nhint: smalti train --help\n"
+    assert smalti("config", "shwo").returncode == 2
+    assert "Usage: smalti config" in smalti("config").stderr
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    done = subprocess.run(
+        f"{sys.executable} -m smalti config schema | head -1", shell=True, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+def test_config_schema_and_show_and_diff(tmp_path):
+    schema = json.loads(smalti("config", "schema").stdout)
+    assert "train" in schema["properties"]
+    assert "sources" in json.loads(smalti("config", "schema", "curate").stdout)["properties"]
+    assert "did you mean curate?" in smalti("config", "schema", "curat").stderr
+    assert "dbrx" in smalti("config", "show").stdout
+    recipe = tmp_path / "c.yaml"
+    recipe.write_text("sources: {a: {path: x}}\noutput: o\n")
+    shown = smalti("config", "show", "c.yaml", "seed=3", "--kind", "curate", cwd=tmp_path)
+    assert "output: o" in shown.stdout
+    assert "# c.yaml:2" in shown.stdout
+    done = smalti("config", "diff", "c.yaml", "c.yaml", "seed=3", "--kind", "curate", cwd=tmp_path)
+    assert done.returncode == 3
+    assert done.stdout == "identity:\n  seed: 17 -> 3\n"
+    assert smalti("config", "diff", "c.yaml", "c.yaml", "--kind", "curate", cwd=tmp_path).returncode == 0
