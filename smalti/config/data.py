@@ -70,7 +70,7 @@ Preset = Literal[
 """The names of the rule presets; what they hold stands in ``smalti/data/curate/rules``."""
 
 SplitPattern = Literal["gpt2", "cl100k", "o200k"]
-"""How text is cut into words before bytes are merged; the expressions stand in ``smalti/data/tokenizer/patterns.py``."""
+"""How text is cut into words before bytes are merged; the expressions: ``smalti/data/tokenizer/patterns.py``."""
 
 
 class CurateSourceConfig(Config):
@@ -144,7 +144,7 @@ class TokenizeConfig(Config):
     train_bytes: Whole = Field(50_000_000, ge=1)
     """At most this much text is read to train the tokenizer, spread over the sources."""
     pattern: SplitPattern | None = None
-    """How text is cut into words. Absent: ``cl100k`` for training; for a rank file, the one that belongs to its size."""
+    """How text is cut into words. Absent: ``cl100k`` for training; for a rank file, the one that goes with its size."""
     eod_token: str | None = None
     """The token that ends a document, of a tokenizer that is loaded; absent: the one it declares."""
 

@@ -119,6 +119,7 @@ class TrainConfig(Config):
     def _units_of_duration(self) -> Self:
         if isinstance(self.microbatch_tokens, int) and self.microbatch_tokens > self.global_batch_tokens:
             raise ValueError(
-                f"microbatch_tokens={self.microbatch_tokens} is more than global_batch_tokens={self.global_batch_tokens}"
+                f"microbatch_tokens={self.microbatch_tokens} is more than "
+                f"global_batch_tokens={self.global_batch_tokens}"
             )
         return self
