@@ -43,7 +43,9 @@ C4 = Preset(
     "c4-2019",
     "Raffel et al. 2019, arXiv 1910.10683, section 2.2",
     (
-        Rule("lorem-ipsum", "occurrences of 'lorem ipsum'", lambda text: text.text.lower().count("lorem ipsum"), high=0),
+        Rule(
+            "lorem-ipsum", "occurrences of 'lorem ipsum'", lambda text: text.text.lower().count("lorem ipsum"), high=0
+        ),
         Rule("curly-brackets", "occurrences of '{'", lambda text: text.text.count("{"), high=0),
     ),
     edit=_edit,

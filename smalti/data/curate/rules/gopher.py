@@ -83,15 +83,24 @@ REPETITION = Preset(
     "gopher-repetition-2021",
     "Rae et al. 2021, arXiv 2112.11446, table A1",
     (
-        Rule("repeated-line-frac", "share of lines seen before", lambda t: frac(_lines(t)[0], len(t.full_lines)), high=0.30),
+        Rule(
+            "repeated-line-frac",
+            "share of lines seen before",
+            lambda t: frac(_lines(t)[0], len(t.full_lines)),
+            high=0.30,
+        ),
         Rule(
             "repeated-paragraph-frac",
             "share of paragraphs seen before",
             lambda t: frac(repeats(t.paragraphs)[0], len(t.paragraphs)),
             high=0.30,
         ),
-        Rule("repeated-line-characters", "share of characters in lines seen before",
-             lambda t: frac(_lines(t)[1], len(t.text)), high=0.20),
+        Rule(
+            "repeated-line-characters",
+            "share of characters in lines seen before",
+            lambda t: frac(_lines(t)[1], len(t.text)),
+            high=0.20,
+        ),
         Rule(
             "repeated-paragraph-characters",
             "share of characters in paragraphs seen before",

@@ -93,4 +93,3 @@ def repeated_ngram_characters(words: Sequence[str], n: int) -> int:
 
 def _characters(gram: Sequence[str]) -> int:
     return sum(map(len, gram)) + len(gram) - 1
-

@@ -1,0 +1,113 @@
+"""Finds the files of a source and says of what kind each is. Kinds go by suffix; content is looked at when it is read."""
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Literal
+
+from smalti.base import store
+from smalti.base.errors import DataError, UserError
+
+Kind = Literal["text", "jsonl", "parquet"]
+Compression = Literal["none", "gz", "zst"]
+
+_PROSE = "txt text md markdown rst tex adoc org"
+_CODE = (
+    "py pyi pyx ipy c h cc cpp cxx hpp hh hxx cu cuh m mm cs fs vb go rs java kt kts scala groovy clj js mjs cjs jsx ts "
+    "tsx vue svelte rb php pl pm lua r jl sh bash zsh fish ps1 sql swift dart ex exs erl hrl hs ml mli lisp el scm rkt "
+    "asm s f f90 f95 pas ada v sv vhd zig nim d tcl html htm css scss less xml yaml yml toml ini cfg cmake proto tf"
+)
+_SUFFIX_KIND: dict[str, Kind] = {
+    **{f".{suffix}": "text" for suffix in f"{_PROSE} {_CODE}".split()},
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+}
+_BARE_NAMES = frozenset({"Makefile", "Dockerfile", "README", "LICENSE", "COPYING", "CHANGELOG", "AUTHORS", "NEWS"})
+_COMPRESSED: dict[str, Compression] = {".gz": "gz", ".zst": "zst"}
+KNOWN_KINDS = "text, Markdown and source code; .jsonl (all of these also .gz, .zst); .parquet"
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file to read."""
+
+    path: str
+    name: str
+    """Path inside the source: what ids begin with."""
+    kind: Kind
+    compression: Compression
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class FoundFiles:
+    """The files of a source in a fixed order, and how many of each unknown suffix were passed over."""
+
+    files: tuple[SourceFile, ...]
+    skipped: dict[str, int] = field(default_factory=dict)
+
+
+def find_files(path: str, include: Sequence[str] = ()) -> FoundFiles:
+    """The files under ``path`` (or the one file), sorted by name; hidden files and folders are left alone.
+
+    Raises DataError for a path that is not there or holds nothing to read, and UserError for a file that was named (or
+    matches ``include``) and is of no known kind.
+    """
+    if not store.is_local(path):
+        raise UserError(
+            f"documents cannot be read from '{path}'", allowed="a local file or folder", hint="copy them here first"
+        )
+    if os.path.isfile(path):
+        file = _source_file(path, os.path.basename(path))
+        if file is None:
+            raise _unknown(path)
+        return FoundFiles((file,))
+    if not os.path.isdir(path):
+        raise DataError(f"{path} does not exist", hint="check the path of the source")
+    found, skipped = _walk(path, include)
+    if not found:
+        what = f" that match {', '.join(include)}" if include else ""
+        raise DataError(f"{path} holds no documents{what}", allowed=KNOWN_KINDS, hint="check the path of the source")
+    return FoundFiles(tuple(sorted(found, key=lambda file: file.name)), dict(sorted(skipped.items())))
+
+
+def _walk(root: str, include: Sequence[str]) -> tuple[list[SourceFile], Counter[str]]:
+    found: list[SourceFile] = []
+    skipped: Counter[str] = Counter()
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for base in sorted(names):
+            path = os.path.join(folder, base)
+            name = Path(path).relative_to(root).as_posix()
+            if base.startswith(".") or not os.path.isfile(path):
+                continue
+            if include and not any(fnmatch(name, pattern) or fnmatch(base, pattern) for pattern in include):
+                continue
+            file = _source_file(path, name)
+            if file is not None:
+                found.append(file)
+            elif include:
+                raise _unknown(path)
+            else:
+                skipped[Path(base).suffix or base] += 1
+    return found, skipped
+
+
+def _source_file(path: str, name: str) -> SourceFile | None:
+    base, suffix = os.path.splitext(os.path.basename(name))
+    compression = _COMPRESSED.get(suffix.lower(), "none")
+    inner = base if compression != "none" else base + suffix
+    kind = _SUFFIX_KIND.get(os.path.splitext(inner)[1].lower())
+    if kind is None and inner in _BARE_NAMES:
+        kind = "text"
+    if kind is None or (kind == "parquet" and compression != "none"):
+        return None
+    return SourceFile(path, name, kind, compression, os.path.getsize(path))
+
+
+def _unknown(path: str) -> UserError:
+    return UserError(f"{path} is not of a kind that can be read", allowed=KNOWN_KINDS, hint="rename or convert it")

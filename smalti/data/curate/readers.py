@@ -1,0 +1,217 @@
+"""Reads text, JSONL and Parquet files into record batches of one schema, in the order of files and rows.
+
+Promises: bounded memory (a batch of about 4 MiB; a single record may be larger), every problem named with file and
+line, nothing passed over in silence. A task is plain data, so that it can be read in another process.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from smalti.base.errors import DataError, missing_extra
+from smalti.data.curate.files import SourceFile
+
+RAW_SCHEMA = pa.schema(
+    [
+        ("id", pa.large_string()),
+        ("group", pa.large_string()),
+        ("text", pa.large_string()),
+        ("problem", pa.large_string()),
+    ]
+)
+"""``problem`` is null, or says why the record could not be read (then ``text`` is empty)."""
+
+_BATCH_BYTES = 4 << 20
+_BATCH_ROWS = 4096
+_TASK_BYTES = 16 << 20
+
+Record = tuple[str, str, str, str | None]
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """Which fields hold what, and what to do with a record that cannot be read."""
+
+    text_field: str = "text"
+    id_field: str | None = None
+    group_field: str | None = None
+    unreadable: Literal["stop", "drop"] = "stop"
+
+
+@dataclass(frozen=True)
+class ReadTask:
+    """Some files of one source that are read one after another."""
+
+    files: tuple[SourceFile, ...]
+    options: ReadOptions
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Record batches of RAW_SCHEMA. DataError names file and line, unless unreadable records are dropped."""
+        rows: list[Record] = []
+        size = 0
+        for file in self.files:
+            for record in _records(file, self.options):
+                if record[3] is not None and self.options.unreadable == "stop":
+                    raise DataError(
+                        record[3], hint="mend the record, or set unreadable=drop to drop such and list them"
+                    )
+                rows.append(record)
+                size += len(record[2])
+                if size >= _BATCH_BYTES or len(rows) >= _BATCH_ROWS:
+                    yield _batch(rows)
+                    rows, size = [], 0
+        if rows:
+            yield _batch(rows)
+
+
+def read_tasks(files: Sequence[SourceFile], options: ReadOptions) -> list[ReadTask]:
+    """Group files, in order, into tasks of about 16 MiB; a larger file is a task of its own."""
+    tasks: list[ReadTask] = []
+    group: list[SourceFile] = []
+    size = 0
+    for file in files:
+        if group and size + file.n_bytes > _TASK_BYTES:
+            tasks.append(ReadTask(tuple(group), options))
+            group, size = [], 0
+        group.append(file)
+        size += file.n_bytes
+    return [*tasks, ReadTask(tuple(group), options)] if group else tasks
+
+
+def _batch(rows: list[Record]) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
+    return pa.RecordBatch.from_arrays([pa.array(column, pa.large_string()) for column in columns], schema=RAW_SCHEMA)
+
+
+def _records(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
+    if file.kind == "parquet":
+        yield from _parquet(file, options)
+    elif file.kind == "jsonl":
+        yield from _jsonl(file, options)
+    else:
+        yield _text(file)
+
+
+def _text(file: SourceFile) -> Record:
+    with _open(file) as stream:
+        data = stream.read()
+    try:
+        return file.name, file.name, data.decode("utf-8"), None
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        return file.name, file.name, "", f"{file.path}:{line}: {_bad_utf8(data, error)}"
+
+
+def _jsonl(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
+    with _open(file) as stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.strip():
+                continue
+            row_id = f"{file.name}:{number}"
+            try:
+                value = json.loads(line.decode("utf-8"))
+            except UnicodeDecodeError as error:
+                yield row_id, row_id, "", f"{file.path}:{number}: {_bad_utf8(line, error)}"
+                continue
+            except (ValueError, RecursionError) as error:
+                yield row_id, row_id, "", f"{file.path}:{number}: this line is not valid JSON: {error}"
+                continue
+            if not isinstance(value, dict):
+                what = f"this line holds {type(value).__name__}, not an object"
+                yield row_id, row_id, "", f"{file.path}:{number}: {what}"
+                continue
+            yield _fields(value, row_id, f"{file.path}:{number}", options)
+
+
+def _parquet(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
+    fields = [options.text_field, *(name for name in (options.id_field, options.group_field) if name)]
+    try:
+        table = pq.ParquetFile(file.path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{file.path} is not a Parquet file: {error}") from error
+    with table:
+        missing = [name for name in fields if name not in table.schema_arrow.names]
+        if missing:
+            raise DataError(
+                f"{file.path} has no field '{missing[0]}'",
+                allowed=", ".join(table.schema_arrow.names),
+                hint="name the right field: text_field and id_field of the source, group_field of the whole",
+            )
+        number = 0
+        for batch in table.iter_batches(batch_size=1024, columns=list(dict.fromkeys(fields))):
+            for value in batch.to_pylist():
+                number += 1
+                row_id = f"{file.name}:{number}"
+                yield _fields(value, row_id, f"{file.path}, row {number}", options)
+
+
+def _fields(value: dict[str, Any], row_id: str, where: str, options: ReadOptions) -> Record:
+    try:
+        text = _field(value, options.text_field)
+        if not isinstance(text, str):
+            raise ValueError(f"field '{options.text_field}' holds {type(text).__name__}, not text")
+        text.encode("utf-8")
+        own_id = row_id if options.id_field is None else _name(value, options.id_field)
+        group = own_id if options.group_field is None else _name(value, options.group_field)
+    except UnicodeEncodeError as error:
+        return row_id, row_id, "", f"{where}: field '{options.text_field}' holds half a surrogate pair: {error}"
+    except ValueError as error:
+        return row_id, row_id, "", f"{where}: {error}"
+    return own_id, group, text, None
+
+
+def _field(value: dict[str, Any], name: str) -> Any:
+    if name not in value:
+        raise ValueError(f"there is no field '{name}'; fields: {', '.join(map(str, value)) or 'none'}")
+    return value[name]
+
+
+def _name(value: dict[str, Any], name: str) -> str:
+    found = _field(value, name)
+    if isinstance(found, bool) or not isinstance(found, str | int):
+        raise ValueError(f"field '{name}' holds {type(found).__name__}, not text or a whole number")
+    text = str(found)
+    text.encode("utf-8")
+    return text
+
+
+def _bad_utf8(data: bytes, error: UnicodeDecodeError) -> str:
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "this is UTF-16, not UTF-8"
+    return f"byte 0x{data[error.start]:02x} at offset {error.start} is not UTF-8"
+
+
+@contextmanager
+def _open(file: SourceFile) -> Iterator[IO[bytes]]:
+    try:
+        with _stream(file) as stream:
+            yield stream
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{file.path} is not a whole gzip file: {error}") from error
+    except OSError as error:
+        raise DataError(f"{file.path} cannot be read: {error.strerror or error}") from error
+
+
+def _stream(file: SourceFile) -> IO[bytes]:
+    if file.compression == "gz":
+        return gzip.open(file.path, "rb")
+    if file.compression == "zst":
+        return _zstd(file.path)
+    return open(file.path, "rb")
+
+
+def _zstd(path: str) -> IO[bytes]:
+    # Arrow would read zst without another package, but it cannot tell a file that was cut off from one that ended.
+    try:
+        import zstandard
+    except ImportError as error:
+        raise missing_extra("zstandard", "data", f"reading {path}") from error
+    stream: IO[bytes] = zstandard.open(path, "rb")
+    return stream

@@ -1,0 +1,165 @@
+"""The account of a curation: documents and bytes in, kept and dropped, by source, split and rule. It always adds up.
+
+in = kept + dropped, for documents; in = kept + dropped + edited, for bytes (``edited``: taken away by normalisation and
+edits from documents that were kept; negative where composition made a text longer).
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from smalti.base.units import format_bytes, format_frac
+from smalti.data.curate.heldout import SPLITS
+
+FORMAT_KIND = "curate"
+RECORD_NAME = "report.json"
+
+
+@dataclass
+class Count:
+    """Documents, and bytes of UTF-8."""
+
+    documents: int = 0
+    n_bytes: int = 0
+
+    def add(self, n_bytes: int) -> None:
+        """One more document."""
+        self.documents += 1
+        self.n_bytes += n_bytes
+
+
+@dataclass
+class SplitReport:
+    """What became of one split of one source."""
+
+    read: Count = field(default_factory=Count)
+    kept: Count = field(default_factory=Count)
+    edited_bytes: int = 0
+    drops: dict[str, Count] = field(default_factory=dict)
+    """By rule; bytes as they were read."""
+
+    def keep(self, raw_bytes: int, n_bytes: int) -> None:
+        """A document of ``raw_bytes`` stays with ``n_bytes``."""
+        self.read.add(raw_bytes)
+        self.kept.add(n_bytes)
+        self.edited_bytes += raw_bytes - n_bytes
+
+    def drop(self, rule: str, raw_bytes: int) -> None:
+        """A document goes."""
+        self.read.add(raw_bytes)
+        self.drops.setdefault(rule, Count()).add(raw_bytes)
+
+    @property
+    def dropped(self) -> Count:
+        """All drops together."""
+        counts = self.drops.values()
+        return Count(sum(count.documents for count in counts), sum(count.n_bytes for count in counts))
+
+    def check(self) -> None:
+        """Nothing got lost between reading and writing."""
+        assert self.read.documents == self.kept.documents + self.dropped.documents
+        assert self.read.n_bytes == self.kept.n_bytes + self.dropped.n_bytes + self.edited_bytes
+
+
+@dataclass
+class Report:
+    """All sources. ``skipped_files`` counts files of unknown kinds in the sources' folders by suffix."""
+
+    sources: dict[str, dict[str, SplitReport]] = field(default_factory=dict)
+    skipped_files: dict[str, dict[str, int]] = field(default_factory=dict)
+    repeated_ids: dict[str, int] = field(default_factory=dict)
+    """Documents, by source, whose id another one of the source has: their drops cannot be told apart by id."""
+
+    def of(self, source: str, split: str) -> SplitReport:
+        """The account of a split; begun when it is first asked for."""
+        return self.sources.setdefault(source, {name: SplitReport() for name in SPLITS})[split]
+
+    @property
+    def kept_documents(self) -> int:
+        """Documents that stay, over everything."""
+        return sum(split.kept.documents for splits in self.sources.values() for split in splits.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, in a fixed order."""
+        return {
+            "sources": {
+                source: {split: _as_json(splits[split]) for split in SPLITS} for source, splits in self.sources.items()
+            },
+            "skipped_files": self.skipped_files,
+            "repeated_ids": self.repeated_ids,
+        }
+
+    def rows(self) -> list[list[str]]:
+        """The table for people: one row a source and split."""
+        return [
+            [
+                source,
+                name,
+                f"{split.read.documents:,}",
+                format_bytes(split.read.n_bytes),
+                f"{split.kept.documents:,}",
+                format_bytes(split.kept.n_bytes),
+                f"{split.dropped.documents:,}",
+                format_frac(split.dropped.n_bytes / split.read.n_bytes if split.read.n_bytes else 0.0),
+            ]
+            for source, splits in self.sources.items()
+            for name, split in splits.items()
+        ]
+
+    def drop_rows(self) -> list[list[str]]:
+        """The drops for people: one row a source, split and rule."""
+        return [
+            [source, name, rule, f"{count.documents:,}", format_bytes(count.n_bytes)]
+            for source, splits in self.sources.items()
+            for name, split in splits.items()
+            for rule, count in sorted(split.drops.items())
+        ]
+
+    def notes(self) -> list[str]:
+        """What else the reader should know."""
+        notes = [
+            f"{source}: {count} file(s) '{suffix}' were passed over, their kind is not known"
+            for source, suffixes in self.skipped_files.items()
+            for suffix, count in suffixes.items()
+        ]
+        return notes + [
+            f"{source}: {count} document(s) have an id that another one has too; set id_field to a field that is unique"
+            for source, count in self.repeated_ids.items()
+        ]
+
+
+COLUMNS = ("source", "split", "documents in", "bytes in", "kept", "bytes kept", "dropped", "bytes dropped")
+DROP_COLUMNS = ("source", "split", "rule", "documents", "bytes")
+
+
+def as_markdown(report: Report) -> str:
+    """``report.md``: the two tables and the notes."""
+    parts = ["# Curation report", "", *_table(COLUMNS, report.rows()), ""]
+    drops = report.drop_rows()
+    if drops:
+        parts += ["## Drops by rule", "", *_table(DROP_COLUMNS, drops), ""]
+        parts += ["Each dropped document is listed with reason and score in `drops/<source>.parquet`.", ""]
+    notes = report.notes()
+    if notes:
+        parts += ["## Notes", "", *(f"- {note}" for note in notes), ""]
+    return "\n".join(parts)
+
+
+def _table(header: tuple[str, ...], rows: list[list[str]]) -> list[str]:
+    lines = [list(header), ["---"] * len(header), *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _as_json(split: SplitReport) -> dict[str, Any]:
+    dropped = split.dropped
+    return {
+        "documents": {"in": split.read.documents, "kept": split.kept.documents, "dropped": dropped.documents},
+        "bytes": {
+            "in": split.read.n_bytes,
+            "kept": split.kept.n_bytes,
+            "dropped": dropped.n_bytes,
+            "edited": split.edited_bytes,
+        },
+        "drops": {
+            rule: {"documents": count.documents, "bytes": count.n_bytes} for rule, count in sorted(split.drops.items())
+        },
+    }
