@@ -3,10 +3,10 @@
 Promises: ``batch(step)`` is a pure function of data, config and seed; ranks and microbatch size only cut the same
 global batch differently; every rank gets the same number of microbatches; the state is below 1 kB, holds no position
 (the step is the position) and is bound to digests of data and schedule; a changed source is refused by name. Does not
-promise to fill a rank that is short: it gets an empty microbatch whose targets are all ignored.
+promise to fill a rank that is short: it gets an empty microbatch whose targets are all ignored. Does not read ahead:
+whoever trains does, from a thread (``batch`` may be called from any).
 """
 
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -90,23 +90,28 @@ class Stream:
             global_batch_sequences=self.global_batch_sequences,
             mask_documents=config.mask_documents,
         )
-        self._ahead: dict[int, Future[list[Batch]]] = {}
-        self._reader: ThreadPoolExecutor | None = None
 
     def batch(self, step: int) -> list[Batch]:
-        """This rank's microbatches of ``step`` (0 to total_steps - 1); reads the following ones ahead in a thread."""
+        """This rank's microbatches of ``step`` (0 to total_steps - 1).
+
+        Rows of the global batch go to ranks in contiguous, nearly equal parts; each rank chops its part.
+        """
         self._check_step(step)
-        if self.config.prefetch_steps == 0:
-            return self._read(step)
-        if self._reader is None:
-            self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="smalti-stream")
-        wanted = range(step, min(step + 1 + self.config.prefetch_steps, self.total_steps))
-        for stale in [other for other in self._ahead if other not in wanted]:
-            self._ahead.pop(stale).cancel()
-        for ahead in wanted:
-            if ahead not in self._ahead:
-                self._ahead[ahead] = self._reader.submit(self._read, ahead)
-        return self._ahead.pop(step).result()
+        n, world, micro = self.global_batch_sequences, self.world_size, self.microbatch_sequences
+        begin, end = n * self.rank // world, n * (self.rank + 1) // world
+        largest_part = -(-n // world)
+        first_position = step * n + begin
+        rows, source = self.rows(first_position, end - begin)
+        inputs, targets, positions, documents = split(rows, self.eod_id, mask_documents=self.config.mask_documents)
+        batches = []
+        for start in range(0, largest_part, micro):
+            if start < end - begin:
+                cut = slice(start, start + micro)
+                arrays = inputs[cut], targets[cut], positions[cut], documents[cut], source[cut]
+                batches.append(Batch(*arrays, first_position=first_position + start))
+            else:
+                batches.append(self._empty(first_position + end - begin))
+        return batches
 
     def rows(self, first_position: int, n: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int16]]:
         """Sequences at positions [first_position, first_position + n): tokens [n, L+1], source [n]."""
@@ -144,31 +149,9 @@ class Stream:
         return digest.hexdigest()
 
     def close(self) -> None:
-        """Stop reading ahead and close the files."""
-        if self._reader is not None:
-            self._reader.shutdown(wait=True, cancel_futures=True)
-            self._reader = None
-        self._ahead.clear()
+        """Close the files; they open again when read."""
         for tokens in self._tokens:
             tokens.close()
-
-    def _read(self, step: int) -> list[Batch]:
-        """Rows of the global batch go to ranks in contiguous, nearly equal parts; each rank chops its part."""
-        n, world, micro = self.global_batch_sequences, self.world_size, self.microbatch_sequences
-        begin, end = n * self.rank // world, n * (self.rank + 1) // world
-        largest_part = -(-n // world)
-        first_position = step * n + begin
-        rows, source = self.rows(first_position, end - begin)
-        inputs, targets, positions, documents = split(rows, self.eod_id, mask_documents=self.config.mask_documents)
-        batches = []
-        for start in range(0, largest_part, micro):
-            if start < end - begin:
-                cut = slice(start, start + micro)
-                arrays = inputs[cut], targets[cut], positions[cut], documents[cut], source[cut]
-                batches.append(Batch(*arrays, first_position=first_position + start))
-            else:
-                batches.append(self._empty(first_position + end - begin))
-        return batches
 
     def _empty(self, first_position: int) -> Batch:
         inputs = np.full((1, self.seq_len), self.eod_id, dtype=np.int64)

@@ -1,6 +1,6 @@
 import hashlib
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -32,11 +32,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _stream(root: Path, *, stages: list[dict[str, object]] = STAGES, micro: int = 4, **kwargs: object) -> Stream:
-    data = {key: kwargs.pop(key) for key in ("seq_len", "prefetch_steps", "mask_documents") if key in kwargs}
+    data = {key: kwargs.pop(key) for key in ("seq_len", "mask_documents") if key in kwargs}
     options = {"seed": 17, "total_steps": STEPS, "global_batch_tokens": SEQUENCES * SEQ_LEN, **kwargs}
-    return Stream(
-        config(root, stages, **{"seq_len": SEQ_LEN, "prefetch_steps": 0, **data}), microbatch_sequences=micro, **options
-    )
+    return Stream(config(root, stages, **{"seq_len": SEQ_LEN, **data}), microbatch_sequences=micro, **options)
 
 
 def _rows(batches: list[Batch]) -> list[np.ndarray]:
@@ -53,10 +51,7 @@ def test_order_is_the_same_for_any_ranks_microbatches_and_restarts(root: Path, d
         stop = data.draw(st.integers(step + 1, STEPS), label="killed after step")
         world = data.draw(st.integers(1, 14), label="ranks")
         micro = data.draw(st.integers(1, 13), label="microbatch")
-        prefetch = data.draw(st.integers(0, 3), label="steps read ahead")
-        ranks = [
-            _stream(root, rank=rank, world_size=world, micro=micro, prefetch_steps=prefetch) for rank in range(world)
-        ]
+        ranks = [_stream(root, rank=rank, world_size=world, micro=micro) for rank in range(world)]
         for at in range(step, stop):
             per_rank = [stream.batch(at) for stream in ranks]
             assert len({len(batches) for batches in per_rank}) == 1
@@ -231,31 +226,13 @@ def test_missing_folder_and_wrong_sizes_are_refused(root: Path) -> None:
             _stream(root).batch(step)
 
 
-# --------------------------------------------------------------------------------------------- reading ahead
+# --------------------------------------------------------------------------------------------- threads
 
 
-def test_reading_ahead_changes_nothing_and_jumps_are_allowed(root: Path) -> None:
-    plain, ahead = _stream(root), _stream(root, prefetch_steps=3)
-    for step in (0, 1, 2, 9, 10, 4, 4, 11):
-        for one, other in zip(plain.batch(step), ahead.batch(step), strict=True):
-            assert np.array_equal(one.inputs, other.inputs)
-            assert one.first_position == other.first_position
-    ahead.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("smalti-stream")]
-
-
-def test_error_while_reading_ahead_comes_with_its_step(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = _stream(root, prefetch_steps=2)
-    intact = stream._read
-
-    def failing(step: int) -> list[Batch]:
-        if step == 2:
-            raise DataError("block 7 is corrupt")
-        return intact(step)
-
-    monkeypatch.setattr(stream, "_read", failing)
-    stream.batch(0)
-    stream.batch(1)
-    with pytest.raises(DataError, match="block 7"):
-        stream.batch(2)
-    stream.close()
+def test_threads_may_ask_for_any_step(root: Path) -> None:
+    stream = _stream(root)
+    expected = [stream.batch(step)[0].inputs for step in range(STEPS)]
+    steps = list(range(STEPS)) * 5
+    with ThreadPoolExecutor(4) as pool:
+        for step, batches in zip(steps, pool.map(stream.batch, steps), strict=True):
+            assert np.array_equal(batches[0].inputs, expected[step])
