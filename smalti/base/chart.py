@@ -133,7 +133,8 @@ def stacked_area(
         return frame.empty()
     x_scale = _Scale([at for at, _ in rows], frame.left, frame.right)
     y_scale = _Scale([0.0, 1.0], frame.bottom, frame.top)
-    rows = rows[:: max(1, len(rows) // 400)] + rows[-1:]
+    if (stride := len(rows) // 400) > 1:
+        rows = [*rows[:-1:stride], rows[-1]]
     bounds = [(at, [sum(row[:k]) / sum(row) for k in range(len(row) + 1)]) for at, row in rows]
     body = []
     for k, name in enumerate(layers):

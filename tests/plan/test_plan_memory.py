@@ -54,7 +54,7 @@ def test_checkpointing_saves_with_depth() -> None:
      ("model.family=decoder", "model.moe={num_experts: 4, num_experts_per_tok: 2}")],
 )  # fmt: skip
 def test_activations_of_a_real_step(changes: tuple[str, ...]) -> None:
-    """What autograd saves in the blocks, counted by storage: within a factor of 1.6 of the prediction."""
+    """What autograd saves in the blocks, counted by storage: within a factor of 1.3 of the prediction."""
     torch = pytest.importorskip("torch")
     from smalti.model.decoder import Decoder
 
@@ -74,4 +74,4 @@ def test_activations_of_a_real_step(changes: tuple[str, ...]) -> None:
         output = model(ids, head=lambda hidden, weight: hidden.sum())
     predicted = activation_bytes(config, 2 * seq_len, compute_bytes=4, checkpointing=False)
     assert output.value is not None
-    assert 1 / 1.6 < sum(saved.values()) / predicted < 1.6
+    assert 1 / 1.3 < sum(saved.values()) / predicted < 1.3

@@ -1,0 +1,169 @@
+"""Charts: well-formed, escaped, deterministic, honest about extremes and gaps."""
+
+import math
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smalti.base.chart import Bar, Marker, Series, bar_chart, line_chart, log_ticks, stacked_area, standalone, ticks
+
+NUMBERS = st.floats(-1e12, 1e12) | st.sampled_from([math.nan, math.inf, -math.inf, 0.0])
+
+
+def parse(svg: str) -> ET.Element:
+    root = ET.fromstring(svg)
+    assert root.tag.endswith("svg")
+    _, _, width, height = map(float, root.attrib["viewBox"].split())
+    for element in root.iter():
+        for name in ("x", "x1", "x2", "cx"):
+            if name in element.attrib:
+                assert -1 <= float(element.attrib[name]) <= width + 1, ET.tostring(element)
+        for name in ("y", "y1", "y2", "cy"):
+            if name in element.attrib:
+                assert -1 <= float(element.attrib[name]) <= height + 1, ET.tostring(element)
+    return root
+
+
+def path_points(svg: str, kind: str = "l s0") -> list[tuple[float, float]]:
+    found = re.findall(rf'<path class="{kind}" d="M([^"]*)"', svg)
+    return [(float(x), float(y)) for path in found for x, y in (pair.split() for pair in path.split("L"))]
+
+
+@given(
+    st.lists(st.tuples(st.text(max_size=8), st.lists(NUMBERS, max_size=30), st.booleans()), max_size=4),
+    st.booleans(),
+    st.booleans(),
+)
+def test_any_values_make_a_chart(lines: list[tuple[str, list[float], bool]], log_y: bool, from_zero: bool) -> None:
+    series = [Series(_xml(name), list(range(len(y))), y, faint=faint) for name, y, faint in lines]
+    parse(line_chart(series, title="any", x_label="step", log_y=log_y, from_zero=from_zero))
+
+
+@given(st.lists(st.lists(NUMBERS, min_size=3, max_size=3), max_size=20))
+def test_any_layers_make_an_area(rows: list[list[float]]) -> None:
+    layers = {name: [row[index] for row in rows] for index, name in enumerate("abc")}
+    parse(stacked_area(list(range(len(rows))), layers, title="mixture"))
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1)), min_size=0, max_size=8))
+def test_any_bars(values: list[tuple[float, float]]) -> None:
+    bars = [Bar(f"task {i}", v, interval=(v * 0.9, v * 1.1), reference=r) for i, (v, r) in enumerate(values)]
+    parse(bar_chart(bars, title="bars"))
+
+
+def _xml(text: str) -> str:
+    """XML 1.0 has no way to write most control characters; names of series come from configs, which have none."""
+    return "".join(c for c in text if c.isprintable())
+
+
+def test_labels_are_escaped() -> None:
+    evil = "<script>\"&'"
+    svg = line_chart(
+        [Series(evil, [0, 1], [0, 1]), Series("b", [0, 1], [1, 2])],
+        title=evil,
+        x_label=evil,
+        markers=[Marker(0.5, evil)],
+    )
+    svg += stacked_area([0, 1], {evil: [1, 1]}, title=evil) + bar_chart([Bar(evil, 1, text=evil)], title=evil)
+    assert "<script" not in svg
+    ET.fromstring(f"<all>{svg}</all>")
+
+
+def test_equal_input_equal_text() -> None:
+    series = [Series("a", range(500), [math.sin(i / 9) for i in range(500)])]
+    assert line_chart(series, title="t") == line_chart(series, title="t")
+
+
+def test_a_spike_survives_thinning() -> None:
+    values = [1.0] * 50_000
+    values[31_337] = 100.0
+    svg = line_chart([Series("loss", range(50_000), values)], title="t")
+    points = path_points(svg)
+    assert len(points) < 4 * 720
+    lowest = max(y for _, y in points)
+    assert min(y for _, y in points) < lowest / 4, "the spike reaches the top"
+    assert len(svg) < 200_000
+
+
+def test_points_lie_where_they_belong() -> None:
+    (x0, y0), (x1, y1), (x2, y2) = path_points(line_chart([Series("a", [0, 1, 2], [0, 5, 10])], title="t"))
+    assert x1 - x0 == pytest.approx(x2 - x1)
+    assert y0 - y1 == pytest.approx(y1 - y2, abs=0.02)
+    assert y0 > y2
+
+
+def test_logarithmic_axis() -> None:
+    svg = line_chart([Series("a", [0, 1, 2, 3], [1, 10, 100, 0])], title="t", log_y=True)
+    (_, a), (_, b), (_, c) = path_points(svg)
+    assert a - b == pytest.approx(b - c, abs=0.02)
+
+
+def test_a_gap_breaks_the_line() -> None:
+    svg = line_chart([Series("a", range(5), [1, 2, math.nan, 3, 4])], title="t")
+    assert svg.count('class="l s0"') == 2
+
+
+def test_nothing_to_draw_says_so() -> None:
+    for svg in (
+        line_chart([], title="t"),
+        line_chart([Series("a", [1], [math.nan])], title="t"),
+        stacked_area([], {}, title="t"),
+        bar_chart([], title="t"),
+    ):
+        assert "no data" in svg
+
+
+def test_one_point_is_a_dot_and_hover_says_the_value() -> None:
+    svg = line_chart([Series("loss", [3], [2.5])], title="t", x_label="step")
+    assert '<circle class="f0"' in svg
+    assert "<title>step 3\nloss: 2.5</title>" in svg
+
+
+def test_colours_can_be_chosen() -> None:
+    svg = line_chart([Series("a", [0, 1], [0, 1], colour=5), Series("b", [0, 1], [1, 2])], title="t")
+    assert 'class="l s5"' in svg
+    assert 'class="l s1"' in svg
+
+
+def test_areas_fill_the_whole() -> None:
+    svg = stacked_area([0, 1], {"a": [1, 3], "b": [3, 1]}, title="t")
+    polygons = re.findall(r'points="([^"]*)"', svg)
+    edges = [[float(p.split(",")[1]) for p in polygon.split()] for polygon in polygons]
+    assert edges[0][:2] == edges[1][3:1:-1], "the upper edge of a is the lower edge of b"
+
+
+def test_standalone_is_a_file() -> None:
+    root = ET.fromstring(standalone(line_chart([Series("a", [0, 1], [0, 1])], title="t")))
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "prefers-color-scheme" in ET.tostring(root, encoding="unicode")
+
+
+@given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
+def test_ticks_are_few_round_and_inside(low: float, size: float) -> None:
+    high = low + size
+    found = ticks(low, high)
+    if high <= low:
+        return
+    assert 1 <= len(found) <= 12
+    slack = 1e-6 * (abs(low) + abs(high) + size)
+    assert all(low - slack <= value <= high + slack for value in found)
+    assert found == sorted(found)
+
+
+def test_ticks_by_example() -> None:
+    assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
+    assert ticks(0, 0.003) == pytest.approx([0, 0.0005, 0.001, 0.0015, 0.002, 0.0025, 0.003])
+    assert ticks(5, 5) == [5]
+    assert log_ticks(1e-4, 1e4) == pytest.approx([10.0**e for e in range(-4, 5)])
+    assert log_ticks(2.1, 8.7) == [3, 4, 5, 6, 8]
+
+
+@given(st.floats(1e-9, 1e9), st.floats(1.01, 1e6))
+def test_log_ticks_are_inside(low: float, factor: float) -> None:
+    found = log_ticks(low, low * factor)
+    assert found == sorted(found)
+    assert len(found) <= 25
+    assert all(low * 0.99 <= value <= low * factor * 1.01 for value in found)

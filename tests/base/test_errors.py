@@ -1,0 +1,48 @@
+"""Errors: three lines, one exit code each, the nearest allowed word."""
+
+import pytest
+
+from smalti.base import errors
+from smalti.base.errors import (
+    DataError,
+    ExitCode,
+    Interrupted,
+    Refusal,
+    SmaltiError,
+    TryElsewhere,
+    UserError,
+    missing_extra,
+    nearest,
+)
+
+CODES = {SmaltiError: 1, UserError: 2, DataError: 2, Refusal: 3, TryElsewhere: 75, Interrupted: 130}
+
+
+@pytest.mark.parametrize(("kind", "code"), CODES.items())
+def test_exit_codes(kind: type[SmaltiError], code: int) -> None:
+    assert kind("x").exit_code == code
+
+
+def test_every_kind_has_a_code_of_the_table() -> None:
+    kinds = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, SmaltiError)]
+    assert set(kinds) == set(CODES)
+    assert {int(code) for code in ExitCode} == {0, 1, 2, 3, 75, 130, 143}
+
+
+def test_message_allowed_hint_stand_on_their_lines() -> None:
+    assert str(UserError("a is 3", allowed="1 or 2", hint="a=2")) == "a is 3\nallowed: 1 or 2\nhint: a=2"
+    assert str(UserError("a is 3", hint="a=2")) == "a is 3\nhint: a=2"
+    assert str(UserError("a is 3")) == "a is 3"
+
+
+def test_nearest() -> None:
+    assert nearest("hiden_size", ["hidden_size", "head_dim"]) == "hidden_size"
+    assert nearest("zzz", ["hidden_size"]) is None
+    assert nearest("x", []) is None
+
+
+def test_missing_extra_says_what_to_type() -> None:
+    error = missing_extra("daft", "data", "smalti data curate")
+    assert isinstance(error, UserError)
+    assert "'daft'" in str(error)
+    assert error.hint == "pip install 'smalti[data]'"

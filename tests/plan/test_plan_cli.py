@@ -1,0 +1,165 @@
+"""smalti plan and smalti runs as commands: what they print, and what they refuse."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from made_config import VALUES
+from made_run import metric_rows, write_evals, write_lines
+from typer.testing import CliRunner
+
+from smalti.base.errors import DataError, Refusal, UserError
+from smalti.cli import plan, runs
+from smalti.cli.tables import pairs, table
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    tokens = tmp_path / "tokens"
+    tokens.mkdir()
+    (tokens / "manifest.json").write_text(json.dumps({"n_tokens": 163_840}))
+    values = json.loads(json.dumps(VALUES))
+    values["data"]["sources"]["code"] = str(tokens)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return str(path)
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs" / "small"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(VALUES))
+    (folder / "status.json").write_text(
+        json.dumps(
+            {"state": "done", "reason": None, "attempt": 0, "step": 100, "heartbeat": "2026-03-01T12:00:00.000Z"}
+        )
+    )
+    write_lines(folder / "metrics.jsonl", metric_rows(100))
+    write_lines(
+        folder / "events.jsonl",
+        [{"time": "2026-03-01T12:00:00.000Z", "attempt": 0, "event": "auto_resolved", "device": "cpu",
+          "peak_flops_per_s": 8.3e11}],
+    )  # fmt: skip
+    write_evals(folder / "evals" / "demo" / "2026-03-01T12-07-00.000Z")
+    return folder
+
+
+def call(app: Any, *arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False, standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def test_budget_with_a_rate(recipe: str) -> None:
+    text = call(plan.app, "budget", recipe, "--rate", "1e12", "--efficiency", "0.5")
+    for part in (
+        "1.64M total",
+        "100 steps x 8192 tokens",
+        "epochs of code",
+        "2.00",
+        "6N+12LHQS",
+        "Chinchilla",
+        "50.0%",
+    ):
+        assert part in text, part
+    assert "prose" not in text, "no token files, no epochs"
+
+
+def test_budget_as_json_for_a_gpu(recipe: str) -> None:
+    value = json.loads(call(plan.app, "budget", recipe, "train.parallel.ranks=8", "--gpu", "h100 sxm", "--json"))
+    assert value["rate_flops_per_s"] == pytest.approx(8 * 989e12 * 0.8)
+    assert value["epochs"] == pytest.approx({"code": 2.0})
+    assert value["steps"] == 100
+
+
+def test_budget_measures_this_machine(recipe: str) -> None:
+    value = json.loads(
+        call(plan.app, "budget", recipe, "train.parallel.threads=1", "train.parallel.device=cpu", "--json")
+    )
+    assert value["measured"]["threads"] == 1
+    assert value["rate_flops_per_s"] == value["measured"]["flops_per_s"]
+    assert value["total_s"] > 0
+
+
+def test_budget_without_a_rate(recipe: str) -> None:
+    assert "unknown without a rate" in call(plan.app, "budget", recipe, "--no-measure")
+
+
+def test_budget_refuses(recipe: str) -> None:
+    with pytest.raises(UserError, match="no peak is known for the GPU 'abacus'"):
+        call(plan.app, "budget", recipe, "--gpu", "abacus")
+    with pytest.raises(UserError, match="both say how fast"):
+        call(plan.app, "budget", recipe, "--gpu", "H100 SXM", "--rate", "1")
+    with pytest.raises(UserError, match="is for bf16"):
+        call(plan.app, "budget", recipe, "--gpu", "H100 SXM", "train.precision.compute=fp32")
+
+
+def test_memory(recipe: str) -> None:
+    text = call(plan.app, "memory", recipe, "--gpu", "H100 SXM")
+    assert "activations" in text
+    assert "of 74.5 GiB" in text
+    value = json.loads(call(plan.app, "memory", recipe, "--json"))
+    assert value["total_bytes"] > value["params_bytes"] > 0
+
+
+def test_verify(run_folder: Path) -> None:
+    text = call(plan.app, "verify", str(run_folder))
+    assert "tokens_per_s" in text
+    assert "peak 830 GFLOP/s" in text
+    value = json.loads(call(plan.app, "verify", str(run_folder), "--json", "--within", "10"))
+    by_name = {one["name"]: one for one in value["comparisons"]}
+    assert by_name["tokens_per_s"]["measured"] == pytest.approx(16_000, rel=0.05)
+    assert by_name["tokens"]["ratio"] == 1
+
+
+def test_verify_as_a_gate(run_folder: Path) -> None:
+    with pytest.raises(Refusal, match="times the predicted"):
+        call(plan.app, "verify", str(run_folder), "--within", "1.0")
+    with pytest.raises(UserError, match="factor of less than 1"):
+        call(plan.app, "verify", str(run_folder), "--within", "0.5")
+    (run_folder / "events.jsonl").unlink()
+    with pytest.raises(Refusal, match="recorded no peak"):
+        call(plan.app, "verify", str(run_folder), "--within", "2")
+    with pytest.raises(UserError, match="is not a run folder"):
+        call(plan.app, "verify", str(run_folder.parent / "nowhere"))
+
+
+def test_runs_ls_and_show(run_folder: Path) -> None:
+    folder = str(run_folder.parent)
+    text = call(runs.app, "ls", folder)
+    assert text.splitlines()[1].split()[:3] == ["small", "done", "100"]
+    (listed,) = json.loads(call(runs.app, "ls", folder, "--json"))
+    assert listed["evals"] == {"demo": "2026-03-01T12-07-00.000Z"}
+    shown = call(runs.app, "show", str(run_folder))
+    assert "metrics/eval/code/bits_per_byte" in shown
+    assert json.loads(call(runs.app, "show", str(run_folder), "--json")) == listed
+
+
+def test_runs_ls_of_nothing(tmp_path: Path) -> None:
+    assert call(runs.app, "ls", str(tmp_path)) == f"no run in {tmp_path}\n"
+    with pytest.raises(DataError, match="no folder"):
+        call(runs.app, "ls", str(tmp_path / "nowhere"))
+
+
+def test_runs_report_counts_parameters(run_folder: Path) -> None:
+    path = call(runs.app, "report", str(run_folder)).strip()
+    assert "<dd>1.64M</dd>" in Path(path).read_text()
+    (run_folder / "config.yaml").write_text("name: of another kind\n")
+    assert Path(call(runs.app, "report", str(run_folder)).strip()).exists()
+
+
+VERBS = {plan.app: ("budget", "memory", "verify"), runs.app: ("ls", "show", "report")}
+
+
+@pytest.mark.parametrize(("app", "verb"), [(app, verb) for app, verbs in VERBS.items() for verb in verbs])
+def test_every_verb_shows_an_example(app: Any, verb: str) -> None:
+    assert "Example: smalti " in call(app, verb, "--help")
+
+
+def test_tables() -> None:
+    assert table(("a", "n"), [("x", "1"), ("long", "10")]) == "a      n\nx      1\nlong  10"
+    assert pairs([("a", "1"), ("long", "2"), ("", "")]) == "a     1\nlong  2\n"
