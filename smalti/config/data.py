@@ -29,6 +29,9 @@ class DataConfig(Config):
 
     sources: dict[str, str] = Field(min_length=1)
     """Name -> folder of token files (as written by ``smalti data tokenize``)."""
+    tokenizer: str | None = placement(None)
+    """Folder of the tokenizer that wrote them; it is checked and copied into the run, so that the model can be exported
+    with it. Absent: the run trains, but has no tokenizer to export."""
     seq_len: Whole = Field(ge=2)
     """Tokens in a sequence."""
     stages: tuple[StageConfig, ...] = Field(min_length=1)

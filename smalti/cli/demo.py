@@ -1,0 +1,153 @@
+"""``smalti demo``: the whole job on an embedded corpus, as the commands that a user would type.
+
+Each stage is a child process started with exactly the command that is printed; the demo adds nothing but the order, the
+length of the training and the table at the end. Run again, it goes on where it was.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+RUN = "runs/demo"
+RAW = "data/demo/raw"
+PROMPTS = (
+    "def read_config(path):\n",
+    "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self",
+)
+
+
+@app.command(epilog="Example: smalti demo --minutes 1")
+def demo(
+    minutes: Annotated[float, typer.Option(help="About how long the training lasts on this machine.")] = 2.75,
+) -> None:
+    """Documents from the installed Python -> curated -> tokens -> trained, measured, exported model that answers.
+
+    Works in the present folder (data/demo and runs/demo), on two CPU cores, without network, in under six minutes.
+    """
+    from smalti.base.clock import now_s
+    from smalti.base.errors import UserError
+    from smalti.base.units import format_seconds
+
+    if not 0.05 <= minutes <= 600:
+        raise UserError(f"--minutes {minutes}", allowed="0.05 to 600", hint="smalti demo --minutes 1")
+    start_s = now_s()
+    stage("Documents: library sources and documentation of the installed Python", "data", "documents", RAW)
+    stage("Curate: normalise, quality rules, exact dedup, held-out split", "data", "curate", "demo-curate")
+    stage("Tokenize: train a byte-level BPE, write token files", "data", "tokenize", "demo-tokenize")
+    duration = _duration(minutes)
+    stage("Plan: what this run costs", "plan", "budget", "demo", *duration)
+    stage("Train: a mixture of experts on two ranks", "train", "demo", *duration)
+    stage("Export: a Hugging Face folder, reloaded and compared", "export", RUN, "--force")
+    stage("Evaluate: bits per byte beside gzip and xz, two tasks", "eval", "run", RUN)
+    for prompt in PROMPTS:
+        options = ("--max-tokens", "96", "--temperature", "0.7", "--save")
+        stage("Generate", "chat", RUN, "--prompt", prompt, *options)
+    stage("Report: one page with every curve", "runs", "report", RUN)
+    print(_summary(now_s() - start_s))
+    print(_next_steps())
+    typer.echo(f"done in {format_seconds(now_s() - start_s)}", err=True)
+
+
+def stage(title: str, *arguments: str) -> None:
+    """Print a title and the command, run it, and leave with its exit code if that is not 0."""
+    from smalti.base.errors import ExitCode
+
+    print(f"\n== {title}\n$ {_shown(arguments)}", flush=True)
+    code = subprocess.run([sys.executable, "-m", "smalti", *arguments], check=False).returncode
+    if code != ExitCode.DONE:
+        print(f"the demo stops here: '{_shown(arguments)}' ended with exit code {code}", file=sys.stderr)
+        raise typer.Exit(code if code > 0 else int(ExitCode.BUG))
+
+
+def _shown(arguments: tuple[str, ...]) -> str:
+    """The command as a shell takes it; text with newlines in $'...' form."""
+    import shlex
+
+    def quoted(word: str) -> str:
+        if "\n" in word:
+            return "$'" + word.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n") + "'"
+        return shlex.quote(word)
+
+    return " ".join(["smalti", *(quoted(word) for word in arguments)])
+
+
+def _duration(minutes: float) -> tuple[str, ...]:
+    """How many steps fit into the time, by the plan's own prediction; of a run that has begun, its own number."""
+    from smalti.base.errors import UserError
+    from smalti.track.run import RunFolder
+
+    try:
+        begun = RunFolder.read(RUN).config().train.duration
+    except UserError:
+        begun = None
+    if begun is not None:
+        print(f"\n{RUN} has begun: it goes on with its {begun} (remove the folder to start anew)")
+        return (f"train.duration={begun}",)
+    command = [sys.executable, "-m", "smalti", "plan", "budget", "demo", "--json"]
+    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    step_s = json.loads(answer)["step_s"]
+    return (f"train.duration={max(20, round(minutes * 60 / step_s))}step",)
+
+
+def _newest_results() -> dict[str, Any]:
+    found = sorted(Path(RUN).glob("evals/demo/*/results.json"))
+    return dict(json.loads(found[-1].read_text())) if found else {"tasks": {}}
+
+
+def _summary(total_s: float) -> str:
+    """The table at the end: what was trained, how fast, how good."""
+    from smalti.base.units import format_count, format_frac, format_seconds
+    from smalti.cli.tables import pairs
+    from smalti.plan.budget import budget
+    from smalti.track.report.read import read_run
+    from smalti.track.run import RunFolder
+
+    plan = budget(RunFolder.read(RUN).config())
+    record = read_run(RUN)
+    rates = [value for value in record.series("throughput/tokens_per_sec")[1] if value == value]
+    mfus = [value for value in record.series("throughput/device/mfu")[1] if value == value]
+    lines = [
+        ("parameters", f"{format_count(plan.params.total)}, {format_count(plan.params.active)} active for a token"),
+        ("trained on", f"{format_count(plan.tokens)} tokens in {plan.steps} steps"),
+    ]
+    if rates:
+        lines.append(("speed", f"{format_count(_median(rates))} tokens/s"))
+    if mfus:
+        lines[-1] = ("speed", f"{lines[-1][1]}, MFU {format_frac(_median(mfus))} of the measured matmul peak")
+    for name, task in _newest_results()["tasks"].items():
+        lines.append((name, _score(task)))
+    lines.append(("whole demo", format_seconds(total_s)))
+    return "\n== What came out\n" + pairs(lines)
+
+
+def _score(task: dict[str, Any]) -> str:
+    text = f"{task['value']:.3f} {task['metric']}"
+    if task.get("interval"):
+        text += " [{:.3f}, {:.3f}]".format(*task["interval"])
+    beside = {"gzip": "gzip -9", "xz": "xz -9", "chance": "chance"}
+    for key, value in task.items():
+        for start, label in beside.items():
+            if key.startswith(start) and isinstance(value, int | float):
+                text += f", {label} {value:.3f}"
+    return text
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _next_steps() -> str:
+    return f"""
+== Go on
+smalti chat {RUN}                        talk to it (it continues text; it was never taught to answer)
+smalti train demo-dense                  its dense twin on the same data
+smalti train demo name=longer train.duration=3000step
+smalti data curate --help                your own documents: folders, JSONL, Parquet
+smalti plan verify {RUN}                 what the plan predicted against what was measured
+open {RUN}/report.html                   every curve on one page"""
