@@ -14,7 +14,7 @@ from paired import paired
 from record import record
 
 BLOCK_BYTES = 65_536
-BLOCKS = 1_024
+BLOCKS = 256
 
 
 def over(blocks: list[memoryview], checksum: Callable[[memoryview], object]) -> Callable[[], None]:
@@ -30,7 +30,7 @@ def over(blocks: list[memoryview], checksum: Callable[[memoryview], object]) -> 
 def main() -> None:
     """Print the paired ratios; ``--record`` also writes bench/results/checksum.json."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=21)
+    parser.add_argument("--pairs", type=int, default=201)
     parser.add_argument("--record", action="store_true", help="write bench/results/checksum.json")
     options = parser.parse_args()
     data = memoryview(os.urandom(BLOCK_BYTES * BLOCKS))
