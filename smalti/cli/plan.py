@@ -94,13 +94,14 @@ def verify(
     """
     from smalti.base.errors import Refusal, UserError
     from smalti.cli.tables import print_json
+    from smalti.config.run import RunConfig
     from smalti.plan.verify import verify as compare
     from smalti.track.report.read import read_run
     from smalti.track.run import RunFolder
 
     if within is not None and within < 1:
         raise UserError(f"--within {within} is a factor of less than 1", allowed="1 or more, as in 1.5")
-    config = RunFolder.read(run).config()
+    config = RunFolder.read(run).config(RunConfig)
     record = read_run(run)
     device: Literal["cpu", "cuda"] = "cuda" if str(record.of_events("device")).startswith("cuda") else "cpu"
     found = compare(
