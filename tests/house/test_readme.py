@@ -55,7 +55,14 @@ def parse(words: list[str]) -> None:
         command, name, rest, parent = inner, rest[0], rest[1:], context
 
 
-@pytest.mark.parametrize("line", shown())
+def last_words_of_the_demo() -> list[str]:
+    """The commands to go on with that the demo prints at its end."""
+    from smalti.cli import demo
+
+    return [re.split(r" {2,}", line)[0] for line in demo._next_steps().splitlines() if line.startswith("smalti ")]
+
+
+@pytest.mark.parametrize("line", sorted({*shown(), *last_words_of_the_demo()}))
 def test_shown_command_is_taken(line):
     line = re.split(r" (?:[|>]|&&|#) ?", line)[0]
     words = shlex.split(line)[1:]
