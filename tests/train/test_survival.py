@@ -1,0 +1,200 @@
+"""Real processes: the command is started, hurt, and started again."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toy
+
+from smalti.config.load import dump
+from smalti.config.run import RunConfig
+
+pytestmark = pytest.mark.slow
+
+
+def _start(recipe: Path, *overrides: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "smalti", "train", str(recipe), *overrides]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _finish(process: subprocess.Popen[str], timeout_s: float = 90) -> tuple[int, str]:
+    out, err = process.communicate(timeout=timeout_s)
+    return process.returncode, out + err
+
+
+def _run(recipe: Path, *overrides: str) -> tuple[int, str]:
+    return _finish(_start(recipe, *overrides))
+
+
+def _recipe(root: Path, kind: str = "moe", **train: Any) -> tuple[Path, Path]:
+    config: RunConfig = toy.config(root, kind, parallel={"ranks": 2, "threads": 1}, **train)
+    path = root / "recipe.yaml"
+    path.write_text(dump(config))
+    return path, Path(config.run_folder)
+
+
+def _losses(folder: Path) -> dict[int, float]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["loss/train/total"] for line in lines if "loss/train/total" in line}
+
+
+def _events(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+def _wait(condition: Callable[[], bool], timeout_s: float = 60) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def _step_reached(folder: Path, step: int) -> Callable[[], bool]:
+    def reached() -> bool:
+        try:
+            return max(_losses(folder), default=0) >= step
+        except (FileNotFoundError, json.JSONDecodeError):
+            return False
+
+    return reached
+
+
+def _ranks_of(agent: int) -> list[int]:
+    """Process ids of the agent's ranks, rank 0 first."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            environ = (entry / "environ").read_bytes().split(b"\0")
+        except (OSError, IndexError):
+            continue
+        rank = [item for item in environ if item.startswith(b"RANK=")]
+        if parent == agent and rank:
+            found.append((int(rank[0][5:]), int(entry.name)))
+    return [process for _, process in sorted(found)]
+
+
+@pytest.fixture(scope="module")
+def unhurt(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """Losses of a run that nothing happened to."""
+    recipe, folder = _recipe(tmp_path_factory.mktemp("unhurt"), duration="60step")
+    code, output = _run(recipe)
+    assert code == 0, output
+    losses = _losses(folder)
+    assert sorted(losses) == list(range(1, 61))
+    return losses
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_killed_rank_ends_the_attempt_and_the_next_equals_to_the_bit(
+    victim: int, tmp_path: Path, unhurt: dict[int, float]
+) -> None:
+    recipe, folder = _recipe(tmp_path, duration="60step")
+    agent = _start(recipe)
+    _wait(_step_reached(folder, random.Random(victim).randint(6, 40)))
+    process = _ranks_of(agent.pid)[victim]
+    os.kill(process, signal.SIGKILL)
+    killed_s = time.monotonic()
+    code, output = _finish(agent)
+    assert time.monotonic() - killed_s < 10
+    assert code == 75, output
+    assert f"rank {victim} " in output
+    assert "SIGKILL" in output
+    assert [event["rank"] for event in _events(folder) if event["event"] == "rank_died"] == [victim]
+
+    code, output = _run(recipe)
+    assert code == 0, output
+    resumed = [event["step"] for event in _events(folder) if event["event"] == "resumed"]
+    assert resumed
+    assert resumed[0] % 5 == 0
+    assert _losses(folder) == unhurt
+
+
+@pytest.mark.parametrize(("number", "want"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_asked_to_stop_it_saves_and_goes_on_to_the_bit(
+    number: signal.Signals, want: int, tmp_path: Path, unhurt: dict[int, float]
+) -> None:
+    recipe, folder = _recipe(tmp_path, duration="60step")
+    agent = _start(recipe)
+    _wait(_step_reached(folder, 7))
+    agent.send_signal(number)
+    code, output = _finish(agent)
+    assert code == want, output
+    stopped = [event for event in _events(folder) if event["event"] == "stopped"][0]["step"]
+    assert (folder / "checkpoints" / f"step-{stopped:08d}" / "COMPLETE").exists()
+    code, output = _run(recipe)
+    assert code == 0, output
+    assert _losses(folder) == unhurt
+
+
+def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
+    recipe, folder = _recipe(tmp_path, duration="2000step")
+    agent = _start(recipe)
+    _wait(_step_reached(folder, 3))
+    ranks = _ranks_of(agent.pid)
+    for process in ranks:
+        os.kill(process, signal.SIGSTOP)  # they cannot save: only the second Ctrl-C can end them
+    agent.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    agent.send_signal(signal.SIGINT)
+    code, output = _finish(agent, 10)
+    assert code == 130, output
+    _wait(lambda: not any(Path(f"/proc/{process}").exists() for process in ranks), 5)
+
+
+def test_truncated_checkpoint_is_passed_over_and_said(tmp_path: Path, unhurt: dict[int, float]) -> None:
+    recipe, folder = _recipe(tmp_path, duration="60step")
+    agent = _start(recipe)
+    _wait(_step_reached(folder, 12))
+    agent.send_signal(signal.SIGTERM)
+    assert _finish(agent)[0] == 75
+    newest = sorted((folder / "checkpoints").glob("step-*"))[-1]
+    shard = newest / "shards" / "__1_0.distcp"
+    shard.write_bytes(shard.read_bytes()[:-100])
+    code, output = _run(recipe)
+    assert code == 0, output
+    assert newest.name in output
+    rejected = [event for event in _events(folder) if event["event"] == "checkpoint_rejected"]
+    assert newest.name in rejected[0]["path"]
+    assert _losses(folder) == unhurt
+
+
+def test_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    """A real full disk: a small file system of its own, filled up while the run goes on."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("may not mount a file system here")
+    try:
+        recipe, _ = _recipe(tmp_path, duration="400step")
+        folder = disk / "run"
+        agent = _start(recipe, f"folder={folder}", "train.checkpoint.every=20step", "train.log_every=10step")
+        _wait(lambda: (folder / "checkpoints" / "latest").exists())
+        free = shutil.disk_usage(disk).free
+        (disk / "filler").write_bytes(b"\0" * max(0, free - 150_000))
+        _wait(lambda: any(event["event"] == "checkpoint_failed" for event in _events(folder)))
+        kept = sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
+        assert kept
+        agent.send_signal(signal.SIGTERM)
+        code, output = _finish(agent)
+        assert code == 75, output
+        assert "could not be saved" in output
+        assert sorted(path.name for path in (folder / "checkpoints").glob("*step-*")) == kept
+        (disk / "filler").unlink()
+        code, output = _run(recipe, f"folder={folder}", "train.duration=400step")
+        assert code == 0, output
+        assert _events(folder)[-1]["event"] == "attempt_ended"
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
