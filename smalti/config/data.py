@@ -45,6 +45,11 @@ class DataConfig(Config):
 
     @model_validator(mode="after")
     def _names_known(self) -> Self:
+        for name in (*self.sources, *self.heldout):
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+                raise ValueError(
+                    f"source '{name}' cannot be a part of a metric's name; use letters, digits, '.', '_' and '-'"
+                )
         for index, stage in enumerate(self.stages):
             unknown = sorted(set(stage.weights) - set(self.sources))
             if unknown:

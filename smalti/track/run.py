@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
 from smalti.base import store
 from smalti.base.clock import utc_text
@@ -72,11 +72,19 @@ class RunFolder:
             )
         return cls(path)
 
-    def config(self, model: type[J] = RunConfig) -> J:  # type: ignore[assignment]
+    @overload
+    def config(self) -> RunConfig: ...
+    @overload
+    def config(self, model: type[J]) -> J: ...
+    def config(self, model: type[Any] = RunConfig) -> Any:
         """The config of the first attempt (identity is that of all)."""
         return load(model, str(self.path / "config.yaml")).config
 
-    def attempt_config(self, attempt: int, model: type[J] = RunConfig) -> J:  # type: ignore[assignment]
+    @overload
+    def attempt_config(self, attempt: int) -> RunConfig: ...
+    @overload
+    def attempt_config(self, attempt: int, model: type[J]) -> J: ...
+    def attempt_config(self, attempt: int, model: type[Any] = RunConfig) -> Any:
         """The config of one attempt, with the placement that it ran under."""
         own = self.log_folder(attempt) / "config.yaml"
         return load(model, str(own)).config if own.exists() else self.config(model)

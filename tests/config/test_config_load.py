@@ -1,5 +1,8 @@
 """Loading: precedence, origins, presets, base, round trip, and every bad input with the words it is answered with."""
 
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -122,6 +125,7 @@ def test_a_run_folder_is_loaded_by_its_config(recipe, tmp_path):
         ("train.optimizer=null", ["a section with the keys name, lr"]),
         ("train.optimizer.betas=[1]", ["train.optimizer.betas.1 is missing"]),
         ("data.sources.b=null", ["data.sources.b = null", "text"]),
+        ("data.heldout={a b: x}", ["source 'a b' cannot be a part of a metric's name"]),
         ("data.stages.0.weights.x=1", ["stage 0 weighs 'x'"]),
         ("data.stages.7.until=1run", ["'7' is not an item of data.stages", "0 to 1"]),
         ("data.seq_len=100", ["the nearest are 16300 and 16400"]),
@@ -237,3 +241,23 @@ def test_from_dict_takes_overrides_and_leaves_its_argument():
     assert loaded.config.sources["a"].path == "y"
     assert loaded.origins["output"] == "demo"
     assert value["sources"]["a"]["path"] == "x"
+
+
+def test_presets_are_found_inside_a_zipped_package(tmp_path):
+    root = Path(find.__file__).parents[2]
+    with zipfile.ZipFile(tmp_path / "smalti.zip", "w") as archive:
+        for room in ("base", "config"):
+            for path in sorted((root / "smalti" / room).rglob("*")):
+                if path.suffix in (".py", ".yaml"):
+                    archive.write(path, path.relative_to(root))
+        archive.write(root / "smalti/__init__.py", "smalti/__init__.py")
+    code = (
+        "from smalti.config import find, load; from smalti.config.model import ModelConfig; import smalti\n"
+        "assert '.zip' in smalti.__file__\n"
+        "print(load.from_dict(ModelConfig, {'preset': 'dbrx'}).config.hidden_size, *find.preset_names())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path / 'smalti.zip')!r})\n{code}"],
+        capture_output=True, text=True, cwd=tmp_path, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["6144", *find.preset_names()]
