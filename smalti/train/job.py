@@ -82,13 +82,23 @@ def build(
     assert batches is not None
     assert loss is not None
     model = _sharded(config, model, device)
-    schedule = WarmupStableDecay(
-        train.schedule, lr=train.optimizer.lr, total_steps=steps, global_batch_tokens=train.global_batch_tokens
+    state = TrainState(
+        model=model,
+        optimizer=build_optimizer(model, train.optimizer),
+        lr=WarmupStableDecay.of(train, total_steps=steps),
+        clip_norm=train.optimizer.clip_norm,
     )
-    state = TrainState(model, build_optimizer(model, train.optimizer), schedule, train.optimizer.clip_norm)
     tokens = _resume(folder, state, batches, events)
     peak = _peak(device, train.precision.compute, world)
     events.write("auto_resolved", **resolved, compile=_compiles(config, device), peak_flops_per_s=peak)
+    recorder = Recorder(
+        _sinks(config, folder, state.step, steps) if world.is_first else [],
+        total_steps=steps,
+        tokens_before=tokens,
+        flops_per_token=_flops_per_token(config),
+        peak_flops_per_s=peak,
+        world_size=world.world_size,
+    )
     return Job(
         config=config,
         state=state,
@@ -97,14 +107,7 @@ def build(
         total_steps=steps,
         folder=folder,
         is_first=world.is_first,
-        recorder=Recorder(
-            _sinks(config, folder, state.step, steps, world),
-            total_steps=steps,
-            tokens_before=tokens,
-            flops_per_token=_flops_per_token(config),
-            peak_flops_per_s=peak,
-            world_size=world.world_size,
-        ),
+        recorder=recorder,
         events=events,
         tensors=lambda: tensors_of(state),
         evaluate=evaluate,
@@ -279,9 +282,7 @@ def _token_batches(config: RunConfig, world: World, device: torch.device, steps:
     return TokenBatches(stream, device, mask_documents=config.data.mask_documents)
 
 
-def _sinks(config: JobConfig, folder: RunFolder, step: int, steps: int, world: World) -> list[Any]:
-    if not world.is_first:
-        return []
+def _sinks(config: JobConfig, folder: RunFolder, step: int, steps: int) -> list[Any]:
     sinks: list[Any] = [folder.metrics_log(resumed_step=step if step else -1)]
     if config.track.console:
         sinks.append(ConsoleSink(steps, every_s=config.track.console_every_s))

@@ -1,9 +1,10 @@
 """The learning rate as a pure function of the step: warmup, stable, decay (arXiv 2404.06395)."""
 
 import math
+from typing import Self
 
 from smalti.config.durations import to_steps
-from smalti.config.train import ScheduleConfig
+from smalti.config.train import ScheduleConfig, TrainConfig
 
 
 class WarmupStableDecay:
@@ -13,6 +14,16 @@ class WarmupStableDecay:
         self._config, self._lr, self._total = config, lr, total_steps
         self._warmup = to_steps(config.warmup, total_steps=total_steps, global_batch_tokens=global_batch_tokens)
         self._decay = to_steps(config.decay, total_steps=total_steps, global_batch_tokens=global_batch_tokens)
+
+    @classmethod
+    def of(cls, train: TrainConfig, *, total_steps: int) -> Self:
+        """The schedule of a ``train:`` section."""
+        return cls(
+            train.schedule,
+            lr=train.optimizer.lr,
+            total_steps=total_steps,
+            global_batch_tokens=train.global_batch_tokens,
+        )
 
     def __call__(self, step: int) -> float:
         """Learning rate of update ``step``."""

@@ -31,7 +31,9 @@ class Losses(Hook):
 def _train(rank: int, config: Any) -> dict[str, Any]:
     losses = Losses()
     job = build(config, hooks=[losses])
-    rows = [[(batch.inputs.tolist(), batch.targets.tolist()) for batch in job.batches.batch(step)] for step in range(24)]
+    rows = [
+        [(batch.inputs.tolist(), batch.targets.tolist()) for batch in job.batches.batch(step)] for step in range(24)
+    ]
     fit(job)
     return {"loss": losses.loss, "load": losses.load, "rows": rows}
 
