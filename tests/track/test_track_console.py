@@ -86,6 +86,7 @@ def test_live_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_live_line_is_rewritten_and_messages_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
     stream = Terminal()
     sink = ConsoleSink(600, stream=stream, live=True)
     sink.update(120, METRICS)
@@ -93,5 +94,7 @@ def test_live_line_is_rewritten_and_messages_stay(monkeypatch: pytest.MonkeyPatc
     sink.close()
     text = stream.getvalue()
     assert "step 120/600" in text
+    assert "ETA 2m10s" in text, "80 columns hold every figure"
+    assert " 20%  " in text
     assert "checkpoint [bold]saved[/bold]" in text, "text is not markup"
     assert not re.search(r"\x1b\[[0-9;]*3[0-7][;m]", text), "NO_COLOR"

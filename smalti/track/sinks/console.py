@@ -140,10 +140,17 @@ class _RichLine:
     def show(self, line: str, frac: float) -> None:
         from rich.text import Text
 
-        width, filled = 12, round(12 * min(1.0, max(0.0, frac)))
+        frac = min(1.0, max(0.0, frac))
+        # The figures come first: the bar and the share take what a narrow terminal leaves.
+        room = self._console.width - len(line)
+        width = min(12, room - 7)
         text = Text(no_wrap=True, overflow="ellipsis")
-        text.append("█" * filled, style="cyan").append("░" * (width - filled), style="dim")
-        text.append(f" {frac:4.0%}  ", style="bold").append(line)
+        if width >= 4:
+            filled = round(width * frac)
+            text.append("█" * filled, style="cyan").append("░" * (width - filled), style="dim")
+        if room >= 6:
+            text.append(f"{frac:4.0%}  " if width < 4 else f" {frac:4.0%}  ", style="bold")
+        text.append(line)
         self._live.update(text, refresh=True)
 
     def print(self, text: str) -> None:
