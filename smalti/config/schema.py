@@ -99,6 +99,9 @@ Cadence = Annotated[
 ]
 """How often something happens; may be wall-clock time (``30min``), so it is a placement field only."""
 
+WallTime = Annotated[str, _duration(("s", "min", "h"))]
+"""A length of time: ``10min``. Placement fields only."""
+
 Real = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number_from_text)]
 """A finite float that also takes ``1e-3`` as YAML 1.1 hands it over."""
 

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from smalti.config.schema import Cadence, Config, Duration, Length, Real, Whole, placement
+from smalti.config.schema import Cadence, Config, Duration, Length, Real, WallTime, Whole, placement
 
 
 class OptimizerConfig(Config):
@@ -74,7 +74,7 @@ class ParallelConfig(Config):
     """torch.compile of each block; auto: on with CUDA, off without."""
     activation_checkpointing: Literal["none", "full"] = placement("none")
     """``full`` recomputes each block in the backward pass."""
-    timeout: Cadence = placement("10min")
+    timeout: WallTime = placement("10min")
     """A collective that takes longer ends the attempt."""
 
 

@@ -67,14 +67,10 @@ def build(
     """
     world, train = env.world(), config.train
     _all_described(config, model, loss, batches)
-    device = mesh.pick_device(train.parallel.device, world)
-    mesh.check_fits(world.world_size, train.parallel.replicate)
-    threads = _set_threads(config, world)
-    mesh.join(world, device, to_seconds(train.parallel.timeout) or 600.0)
+    device, resolved = _take_place(config, world)
     folder = _folder(config, world, origins or {})
     events: EventLog | _Nowhere = folder.event_log() if world.is_first else _Nowhere()
     steps = total_steps(train.duration, global_batch_tokens=train.global_batch_tokens)
-    resolved = {"ranks": world.world_size, "device": str(device), "threads": threads}
     if isinstance(config, RunConfig):
         resolved["microbatch_sequences"] = microbatch = _microbatch_sequences(config, world)
         batches = batches or _token_batches(config, world, device, steps, microbatch)
@@ -90,7 +86,7 @@ def build(
     )
     tokens = _resume(folder, state, batches, events)
     peak = _peak(device, train.precision.compute, world)
-    events.write("auto_resolved", **resolved, compile=_compiles(config, device), peak_flops_per_s=peak)
+    events.write("auto_resolved", **resolved, peak_flops_per_s=peak)
     recorder = Recorder(
         _sinks(config, folder, state.step, steps) if world.is_first else [],
         total_steps=steps,
@@ -224,6 +220,19 @@ def _resume(folder: RunFolder, state: TrainState, batches: Batches, events: Any)
 
 
 # ---- placement ------------------------------------------------------------------------------------------------------
+
+
+def _take_place(config: JobConfig, world: World) -> tuple[torch.device, dict[str, Any]]:
+    """Join the world on this rank's device; returns the device and what ``auto`` became."""
+    parallel = config.train.parallel
+    device = mesh.pick_device(parallel.device, world)
+    mesh.check_fits(world.world_size, parallel.replicate)
+    threads = _set_threads(config, world)
+    seconds = to_seconds(parallel.timeout)
+    assert seconds is not None
+    mesh.join(world, device, seconds)
+    compiles = _compiles(config, device)
+    return device, {"ranks": world.world_size, "device": str(device), "threads": threads, "compile": compiles}
 
 
 def _folder(config: JobConfig, world: World, origins: Mapping[str, str]) -> RunFolder:
