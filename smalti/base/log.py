@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from typing import TextIO
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -19,9 +20,20 @@ def setup(level: str = "INFO", *, file: str | None = None, rank: int = 0) -> Non
     root.propagate = False
     handlers: list[logging.Handler] = []
     if rank == 0:
-        handlers.append(logging.StreamHandler(sys.stderr))
+        handlers.append(_Stderr())
     if file is not None:
         handlers.append(logging.FileHandler(file, encoding="utf-8"))
     for handler in handlers or [logging.NullHandler()]:
         handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S"))
         root.addHandler(handler)
+
+
+class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
+    """Looks ``sys.stderr`` up for each line: a live line, while shown, stands there and lets lines pass above it."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr

@@ -1,7 +1,9 @@
 """Clock and log."""
 
+import io
 import logging
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,3 +46,11 @@ def test_setup_twice_prints_once(capsys: pytest.CaptureFixture[str], restored: o
     log.setup()
     log.get("data").warning("once")
     assert capsys.readouterr().err.count("once") == 1
+
+
+def test_lines_follow_stderr_when_it_is_replaced(monkeypatch: pytest.MonkeyPatch, restored: object) -> None:
+    log.setup()
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    log.get("train").warning("above the live line")
+    assert "above the live line" in stream.getvalue()

@@ -4,6 +4,7 @@ Promises: without a terminal no carriage return and no escape sequence; every fi
 rich is imported only for the live line.
 """
 
+import atexit
 import sys
 from collections.abc import Mapping
 from datetime import datetime
@@ -45,6 +46,8 @@ class ConsoleSink:
         self._live: _Live | None = None
         if wants_live(self._stream) if live is None else live:
             self._live = _RichLine(self._stream)
+        # A run that ends by an error closes nothing, and must leave the terminal as it was.
+        atexit.register(self.close)
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Show step ``step`` (1 is the first finished one) of the run."""
@@ -67,6 +70,7 @@ class ConsoleSink:
 
     def close(self) -> None:
         """End the live line; a plain line held back by ``every_s`` is printed."""
+        atexit.unregister(self.close)
         if self._live is not None:
             self._live.close()
             self._live = None
@@ -136,6 +140,7 @@ class _RichLine:
         self._console = Console(file=stream, no_color=no_color(), highlight=False, force_terminal=True)
         self._live = Live(console=self._console, auto_refresh=False, transient=False, redirect_stdout=False)
         self._live.start()
+        self._console.show_cursor(True)  # rich hides it until stop(), which a killed process never reaches
 
     def show(self, line: str, frac: float) -> None:
         from rich.text import Text
