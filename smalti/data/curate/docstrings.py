@@ -5,7 +5,6 @@ the syntax tree, not by their quotes.
 """
 
 import ast
-import inspect
 import warnings
 from dataclasses import dataclass
 
@@ -39,8 +38,7 @@ def _collect(node: ast.AST, name: str, found: list[Docstring], cuts: list[tuple[
     if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
         expression = node.body[0]
         assert isinstance(expression, ast.Expr)
-        assert isinstance(expression.value, ast.Constant)
-        found.append(Docstring(name, inspect.cleandoc(expression.value.value)))
+        found.append(Docstring(name, ast.get_docstring(node) or ""))
         cuts.append((expression, len(node.body) == 1 and not isinstance(node, ast.Module)))
     for child in ast.iter_child_nodes(node):
         own = getattr(child, "name", "") if isinstance(child, _DOCUMENTED) else ""

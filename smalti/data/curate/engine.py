@@ -101,7 +101,7 @@ def _read(daft: Any, tasks: Sequence[ReadTask], schema: pa.Schema, failures: lis
 
     daft_schema = daft.Schema.from_pyarrow_schema(schema)
 
-    class _Task(DataSourceTask):  # type: ignore[misc]
+    class _Task(DataSourceTask):
         def __init__(self, task: ReadTask) -> None:
             self.task = task
 
@@ -117,7 +117,7 @@ def _read(daft: Any, tasks: Sequence[ReadTask], schema: pa.Schema, failures: lis
                 failures.append(error)
                 raise
 
-    class _Source(DataSource):  # type: ignore[misc]
+    class _Source(DataSource):
         @property
         def name(self) -> str:
             return "smalti documents"

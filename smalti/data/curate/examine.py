@@ -23,7 +23,7 @@ EXAMINED_SCHEMA = pa.schema(
         ("digest", pa.large_string()),
     ]
 )
-"""``rule`` is null for a document that stays; the text of one that goes is left empty. A digest is 16 bytes of BLAKE2b in hex."""
+"""``rule`` is null for a document that stays; the text of one that goes is left empty. ``digest``: BLAKE2b-128, hex."""
 
 _DIGEST_BYTES = 16
 

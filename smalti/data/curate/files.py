@@ -1,4 +1,4 @@
-"""Finds the files of a source and says of what kind each is. Kinds go by suffix; content is looked at when it is read."""
+"""Finds the files of a source and says of what kind each is, by suffix; content is looked at when it is read."""
 
 import os
 from collections import Counter
@@ -16,9 +16,9 @@ Compression = Literal["none", "gz", "zst"]
 
 _PROSE = "txt text md markdown rst tex adoc org"
 _CODE = (
-    "py pyi pyx ipy c h cc cpp cxx hpp hh hxx cu cuh m mm cs fs vb go rs java kt kts scala groovy clj js mjs cjs jsx ts "
-    "tsx vue svelte rb php pl pm lua r jl sh bash zsh fish ps1 sql swift dart ex exs erl hrl hs ml mli lisp el scm rkt "
-    "asm s f f90 f95 pas ada v sv vhd zig nim d tcl html htm css scss less xml yaml yml toml ini cfg cmake proto tf"
+    "py pyi pyx ipy c h cc cpp cxx hpp hh hxx cu cuh m mm cs fs vb go rs java kt kts scala groovy clj js mjs cjs jsx "
+    "ts tsx vue svelte rb php pl pm lua r jl sh bash zsh fish ps1 sql swift dart ex exs erl hrl hs ml mli lisp el scm "
+    "rkt asm s f f90 f95 pas ada v sv vhd zig nim d tcl html htm css scss less xml yaml yml toml ini cfg cmake proto tf"
 )
 _SUFFIX_KIND: dict[str, Kind] = {
     **{f".{suffix}": "text" for suffix in f"{_PROSE} {_CODE}".split()},

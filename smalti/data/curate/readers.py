@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -201,7 +201,7 @@ def _open(file: SourceFile) -> Iterator[IO[bytes]]:
 
 def _stream(file: SourceFile) -> IO[bytes]:
     if file.compression == "gz":
-        return gzip.open(file.path, "rb")
+        return cast(IO[bytes], gzip.open(file.path, "rb"))
     if file.compression == "zst":
         return _zstd(file.path)
     return open(file.path, "rb")

@@ -1,1 +1,1 @@
-"""Quality rules: each gives a score, each has limits, and named presets hold them with the thresholds of their source."""
+"""Quality rules: each gives a score and has limits; named presets hold them with the thresholds of their source."""

@@ -1,0 +1,87 @@
+"""The fast way to encode many texts: tiktoken over the same vocabulary (six times the speed of ``tokenizers``).
+
+It is used only where the structure of a ``tokenizer.json`` makes its ids the same (byte-level BPE, a split expression
+that both know, merges in the order of their ids); otherwise the reason is kept, to be shown. The two engines bring
+their own Unicode tables, so equality on real text is tested, and checked again on samples of what is tokenized.
+"""
+
+import json
+from typing import Any
+
+from smalti.data.tokenizer.patterns import PATTERNS, byte_symbols
+
+
+def structure_of(tokenizer: Any) -> dict[str, Any]:
+    """The parts of a ``tokenizers.Tokenizer`` as plain values, merges as pairs whatever version wrote them."""
+    parts: dict[str, Any] = json.loads(tokenizer.to_str())
+    model = parts["model"]
+    if isinstance(model.get("merges"), list):
+        model["merges"] = [pair.split(" ", 1) if isinstance(pair, str) else list(pair) for pair in model["merges"]]
+    return parts
+
+
+def tiktoken_of(parts: dict[str, Any]) -> tuple[Any, str]:
+    """``(encoding, "")``, or ``(None, why not)`` for a structure that tiktoken cannot reproduce."""
+    try:
+        import tiktoken
+    except ImportError:
+        return None, "tiktoken is not installed"
+    pattern = split_pattern(parts)
+    why = _why_not(parts) if pattern is not None else "its split into words is not one that tiktoken knows"
+    if pattern is None or why:
+        return None, why
+    ranks = {_bytes_of(token): rank for token, rank in parts["model"]["vocab"].items()}
+    return tiktoken.Encoding("smalti", pat_str=pattern, mergeable_ranks=ranks, special_tokens={}), ""
+
+
+def is_byte_level(parts: dict[str, Any]) -> bool:
+    """True when tokens are bytes in GPT-2's printable form."""
+    decoder = parts.get("decoder") or {}
+    decoders = decoder.get("decoders", [decoder])
+    return parts["model"].get("type") == "BPE" and [entry.get("type") for entry in decoders] == ["ByteLevel"]
+
+
+def split_pattern(parts: dict[str, Any]) -> str | None:
+    """The regular expression of a byte-level pre-tokenizer, or None for any other kind."""
+    pre = parts.get("pre_tokenizer") or {}
+    steps = pre.get("pretokenizers", [pre]) if pre.get("type") == "Sequence" else [pre]
+    last = steps[-1] if steps else {}
+    if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
+        return None
+    if len(steps) == 1:
+        return PATTERNS["gpt2"] if last.get("use_regex", True) else None
+    split = steps[0]
+    expression = split.get("pattern", {}).get("Regex")
+    plain = split.get("type") == "Split" and split.get("behavior") == "Isolated" and not split.get("invert")
+    return expression if len(steps) == 2 and plain and not last.get("use_regex", True) else None
+
+
+def _why_not(parts: dict[str, Any]) -> str:
+    model = parts["model"]
+    if model.get("type") != "BPE" or not is_byte_level(parts):
+        return "it is not a byte-level BPE"
+    if parts.get("normalizer"):
+        return "it normalises text before it encodes it"
+    if any(model.get(key) for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")):
+        return "its BPE has options that tiktoken does not know"
+    if any(not token["special"] for token in parts.get("added_tokens", [])):
+        return "it has added tokens that are not special"
+    vocab = model["vocab"]
+    if any(symbol not in vocab for symbol in byte_symbols()):
+        return "its vocabulary lacks some bytes"
+    merged = [vocab.get(left + right, -1) for left, right in model["merges"]]
+    if merged != sorted(set(merged)) or len(merged) + 256 != len(vocab):
+        return "its merges are not in the order of their ids"
+    return ""
+
+
+def _bytes_of(token: str) -> bytes:
+    return bytes(_BYTE_OF[symbol] for symbol in token)
+
+
+_BYTE_OF = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
+
+
+def token_bytes_of(parts: dict[str, Any]) -> dict[int, bytes]:
+    """Id -> bytes, for the vocabulary of a byte-level BPE (added tokens not included)."""
+    return {rank: _bytes_of(token) for token, rank in parts["model"]["vocab"].items() if set(token) <= _BYTE_OF.keys()}

@@ -1,0 +1,73 @@
+"""Trains a byte-level BPE: every text has ids, and the ids give back every byte."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from smalti.base.errors import DataError, UserError, missing_extra
+from smalti.config.data import SplitPattern
+from smalti.data.tokenizer.patterns import EOD, PATTERNS
+
+_BYTES = 256
+
+
+def train_bpe(
+    texts: Iterable[str],
+    vocab_size: int,
+    special_tokens: Sequence[str] = (EOD,),
+    *,
+    pattern: SplitPattern = "cl100k",
+) -> Any:
+    """Train on ``texts``; returns a ``tokenizers.Tokenizer`` of at most ``vocab_size`` entries, special ones last.
+
+    A small corpus can run out of pairs to merge; the vocabulary is then smaller. Equal texts in equal order give an
+    equal tokenizer. UserError for a ``vocab_size`` with no room for the 256 bytes; DataError when there is no text.
+    """
+    if vocab_size < _BYTES + len(special_tokens):
+        raise UserError(
+            f"vocab_size is {vocab_size}",
+            allowed=f"at least {_BYTES + len(special_tokens)} (all bytes, special tokens)",
+        )
+    try:
+        from tokenizers import AddedToken, trainers
+        from tokenizers.pre_tokenizers import ByteLevel
+    except ImportError as error:
+        raise missing_extra("tokenizers", "data", "training a tokenizer") from error
+    counted = _Counted(texts)
+    tokenizer = empty_bpe(pattern)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(special_tokens),
+        initial_alphabet=sorted(ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(counted, trainer)
+    if not counted.n_characters:
+        raise DataError("there is no text to train a tokenizer on", hint="check the documents folder")
+    # Added after training, so that ids count up with merges from 0: what a rank file wants.
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special_tokens])
+    return tokenizer
+
+
+def empty_bpe(pattern: SplitPattern, model: Any = None) -> Any:
+    """A byte-level ``tokenizers.Tokenizer`` around ``model`` (absent: an empty BPE) that cuts by ``pattern``."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.BPE() if model is None else model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PATTERNS[pattern]), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+class _Counted:
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = texts
+        self.n_characters = 0
+
+    def __iter__(self) -> Any:
+        for text in self._texts:
+            self.n_characters += len(text)
+            yield text
