@@ -1,26 +1,47 @@
-"""The matmul rate that a device reaches: the yardstick of MFU where no datasheet peak is known.
+"""The matmul rate that a device reaches: the yardstick of MFU where no published peak is known, and of the planner.
 
-Measured on every rank at the same time, so that ranks sharing a machine share it here as they do in training.
+A rank measures itself while its peers do the same, so that ranks sharing a machine share it here as they do in
+training; ``smalti.fleet.probes.matmul`` measures the same way before there are ranks. It is a yardstick, no benchmark.
 """
 
 import time
+from collections.abc import Callable
 
 import torch
 
 from smalti.dist.fsdp import DTYPES
 
+_SIZES = {"cpu": (512, 1024, 2048), "cuda": (4096, 8192)}
+_SECONDS_A_SIZE = 0.3
+_LEAST_REPEATS = 3
 
-def matmul_flops_per_s(device: torch.device, precision: str, *, seconds: float = 0.6) -> float:
-    """Best rate (FLOP/s) of square matmuls, 2048 wide on CPU and 8192 on CUDA, over about ``seconds``."""
-    size = 8192 if device.type == "cuda" else 2048
-    left = torch.randn(size, size, device=device).to(DTYPES[precision])
-    right = torch.randn(size, size, device=device).to(DTYPES[precision])
-    product = left @ right.T
-    best_s, end = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < end:
+
+def matmul_rate(device: torch.device, precision: str) -> tuple[float, int]:
+    """(FLOP/s, size) of the best of several square matmuls, in about a second; 2 n^3 FLOPs each."""
+    best_rate, best_size = 0.0, 0
+    for size in _SIZES[device.type]:
+        # Random, not constant: a GPU multiplies ones faster than it multiplies data, for want of power.
+        left = torch.randn((size, size), device=device).to(DTYPES[precision])
+        # NT, as a linear layer multiplies: the weight is stored transposed.
+        right = torch.randn((size, size), device=device).to(DTYPES[precision]).t()
+        rate = 2.0 * size**3 / _best_seconds(lambda left=left, right=right: left @ right, device)  # type: ignore[misc]
+        if rate > best_rate:
+            best_rate, best_size = rate, size
+    return best_rate, best_size
+
+
+def _best_seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Shortest of the repeats that fit into the time for one size, after one to warm up."""
+
+    def timed() -> float:
         start = time.perf_counter()
-        torch.matmul(left, right.T, out=product)
+        work()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        best_s = min(best_s, time.perf_counter() - start)
-    return 2.0 * size**3 / best_s
+        return time.perf_counter() - start
+
+    timed()
+    repeats: list[float] = []
+    while len(repeats) < _LEAST_REPEATS or sum(repeats) < _SECONDS_A_SIZE:
+        repeats.append(timed())
+    return min(repeats)

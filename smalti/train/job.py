@@ -20,13 +20,14 @@ from smalti.config.model import ModelConfig
 from smalti.config.run import JobConfig, RunConfig
 from smalti.data.stream import Stream
 from smalti.dist import checkpoint, fsdp, mesh
-from smalti.dist.peak import matmul_flops_per_s
+from smalti.dist.peak import matmul_rate
 from smalti.dist.recompute import recompute
 from smalti.model import huggingface
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
 from smalti.plan.flops import train_flops_per_token
 from smalti.plan.hardware import known_peak
+from smalti.plan.params import count
 from smalti.track.events import EventLog
 from smalti.track.run import RunFolder
 from smalti.track.sinks.console import ConsoleSink
@@ -84,13 +85,13 @@ def build(
         lr=WarmupStableDecay.of(train, total_steps=steps),
         clip_norm=train.optimizer.clip_norm,
     )
-    tokens = _resume(folder, state, batches, events)
+    tokens_before = _resume(folder, state, batches, events)
     peak = _peak(device, train.precision.compute, world)
-    events.write("auto_resolved", **resolved, peak_flops_per_s=peak)
+    events.write("auto_resolved", **resolved, **_size(config), peak_flops_per_s=peak)
     recorder = Recorder(
         _sinks(config, folder, state.step, steps) if world.is_first else [],
         total_steps=steps,
-        tokens_before=tokens,
+        tokens_before=tokens_before,
         flops_per_token=_flops_per_token(config),
         peak_flops_per_s=peak,
         world_size=world.world_size,
@@ -107,8 +108,7 @@ def build(
         events=events,
         tensors=lambda: tensors_of(state),
         evaluate=evaluate,
-        hooks=tuple(hooks),
-        prefetch_steps=config.data.prefetch_steps if isinstance(config, RunConfig) else 2,
+        hooks=hooks,
     )
 
 
@@ -119,6 +119,13 @@ def _all_described(config: JobConfig, *given: object) -> None:
             f"build() was given no {absent[0]}, and a {type(config).__name__} does not describe one",
             hint=f"build(config, {absent[0]}=...), or give a RunConfig with model and data sections",
         )
+
+
+def _size(config: JobConfig) -> dict[str, int]:
+    if not isinstance(config, RunConfig):
+        return {}
+    params = count(config.model)
+    return {"params_total": params.total, "params_active": params.active}
 
 
 def _flops_per_token(config: JobConfig) -> float | None:
@@ -270,7 +277,7 @@ def _peak(device: torch.device, precision: str, world: World) -> float | None:
         peak = known_peak(torch.cuda.get_device_name(device))
         return peak.bf16_flops_per_s * world.world_size if peak and precision == "bf16" else None
     dist.barrier()
-    rate = torch.tensor(matmul_flops_per_s(device, precision), dtype=torch.float64)
+    rate = torch.tensor(matmul_rate(device, precision)[0], dtype=torch.float64)
     dist.all_reduce(rate)
     return float(rate)
 

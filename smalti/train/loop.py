@@ -6,6 +6,7 @@ All ranks run the same loop and vote on whatever one of them sees alone, so they
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from smalti.base import clock, log
 from smalti.base.errors import Interrupted, TryElsewhere
-from smalti.config.run import JobConfig
+from smalti.config.run import JobConfig, RunConfig
 from smalti.dist import checkpoint
 from smalti.track.run import RunFolder
 from smalti.train.batches import Batches, read_ahead
@@ -67,7 +68,11 @@ class Job:
     """What a checkpoint holds, by name."""
     evaluate: Evaluate | None = None
     hooks: Sequence[Hook] = field(default_factory=tuple)
-    prefetch_steps: int = 2
+
+    @property
+    def prefetch_steps(self) -> int:
+        """Batches read ahead of the step."""
+        return self.config.data.prefetch_steps if isinstance(self.config, RunConfig) else 2
 
     def status(self, state: str) -> None:
         """Write the run's state and heartbeat (rank 0)."""
@@ -92,7 +97,7 @@ def fit(job: Job) -> None:
     job.status("running")
     for hook in job.hooks:
         hook.on_start(job)
-    with StopSignals() as signals:
+    with StopSignals() as signals, closing(job.recorder):
         batches = iter(read_ahead(job.batches, state.step, job.total_steps, job.prefetch_steps))
         stop = Stop.NONE
         while state.step < job.total_steps and not stop:

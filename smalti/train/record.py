@@ -20,6 +20,9 @@ class Sink(Protocol):
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of one step."""
 
+    def close(self) -> None:
+        """Nothing more will come."""
+
 
 class Recorder:
     """Keeps results on the device until ``flush``; every rank runs one, only those with sinks write.
@@ -81,6 +84,11 @@ class Recorder:
         """Metrics that belong to ``step`` and are at hand already (held-out loss, saving)."""
         for sink in self._sinks:
             sink.update(step, metrics)
+
+    def close(self) -> None:
+        """Close the sinks (a live line gives the terminal back)."""
+        for sink in self._sinks:
+            sink.close()
 
     def _of_step(self, step: int, lr: float, result: StepResult, loss: float, grad_norm: float) -> dict[str, float]:
         assert self._step_s is not None

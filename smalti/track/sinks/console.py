@@ -52,7 +52,7 @@ class ConsoleSink:
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Show step ``step`` (1 is the first finished one) of the run."""
         held_out = format_heldout(step, metrics)
-        if "loss/train/total" in metrics or held_out is None:
+        if "loss/train/total" in metrics:
             line = format_step(step, self._total_steps, metrics)
             if self._live is not None:
                 self._live.show(line, step / max(1, self._total_steps))
