@@ -235,7 +235,7 @@ def _write_shards(folder: Path, tensors: Weights, max_shard_bytes: int) -> None:
     if len(shards) == 1:
         _write(folder / _WHOLE, tensors)
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         _write(folder / file, shard)

@@ -75,7 +75,9 @@ def test_short_attention_equals_the_fused_kernel(time, groups, repeats, document
     assert distance(ours, exact) < limit
     ours_gradients = torch.autograd.grad(ours, inputs, wanted.to(dtype))
     for gradient, reference in zip(ours_gradients, torch.autograd.grad(exact, inputs, wanted), strict=True):
-        assert distance(gradient, reference) < limit
+        # A softmax over two nearly equal scores has almost no gradient; rounding is then relative to what came in.
+        floor = 0.3 * float(wanted.norm())
+        assert float((gradient.float() - reference).norm()) < limit * max(float(reference.norm()), floor)
 
 
 def test_only_short_bfloat16_rows_on_the_cpu_take_the_short_path():

@@ -46,9 +46,13 @@ def test_grouped_equals_loop_also_with_empty_experts(tokens, experts, data, gate
     weight = torch.rand(tokens, top_k, generator=random) + 0.1
     module = _experts(config, dtype)
     grouped, loop = _run(module, "grouped", x, expert, weight), _run(module, "loop", x, expert, weight)
-    for ours, reference in zip(grouped, loop, strict=True):
+    for index, (ours, reference) in enumerate(zip(grouped, loop, strict=True)):
         assert ours.dtype == reference.dtype
-        assert distance(ours, reference) < (1e-5 if dtype == torch.float32 else 3e-2)
+        # The gradient of a weight is a dot product, which may cancel: its rounding is relative to its factors.
+        factors = 0.5 * config.hidden_size**0.5 * float(grouped[0].detach().norm()) if index == 2 else 0.0
+        size = max(float(reference.detach().norm()), factors)
+        difference = (ours.double() - reference.double()).detach()
+        assert float(difference.norm()) <= size * (1e-5 if dtype == torch.float32 else 3e-2)
     for gradient in grouped[3:]:
         assert torch.count_nonzero(gradient[used:]) == 0
 

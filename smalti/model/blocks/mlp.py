@@ -13,7 +13,8 @@ from smalti.config.model import ModelConfig
 
 def activation(config: ModelConfig) -> Callable[[Tensor], Tensor]:
     """The pointwise function that the config names; ``gelu`` is the exact one, with erf."""
-    return {"silu": F.silu, "gelu": F.gelu}[config.activation]
+    functions: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu}
+    return functions[config.activation]
 
 
 class MLP(nn.Module):
