@@ -1,5 +1,6 @@
 """Tiny models and a byte tokenizer, shared by the tests of serve, evals, dist and cli."""
 
+import codecs
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,22 @@ class ByteTokenizer:
 
     def decode(self, ids: list[int]) -> str:
         return bytes(token for token in ids if token < 256).decode("utf-8", "replace")
+
+    def decode_stream(self) -> "ByteStream":
+        return ByteStream()
+
+
+class ByteStream:
+    """What ``Tokenizer.decode_stream`` gives, for bytes."""
+
+    def __init__(self) -> None:
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        return self._utf8.decode(bytes([token]) if token < 256 else b"")
+
+    def finish(self) -> str:
+        return self._utf8.decode(b"", final=True)
 
 
 def llama_config(vocab_size: int = 257, context: int = 64) -> ModelConfig:

@@ -30,7 +30,7 @@ class EvalConfig(Config):
     """Solved examples before each question of a generated task."""
     seed: Whole = 1
     """Chooses questions, documents and resamples."""
-    batch_tokens: Whole = Field(8192, ge=1)
+    batch_tokens: Whole = Field(4096, ge=1)
     """Tokens in one forward pass; changes speed and memory only."""
 
 

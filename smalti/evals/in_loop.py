@@ -26,7 +26,7 @@ from smalti.data import pack
 from smalti.data.tokens.reader import TokenSource
 from smalti.evals.likelihood import token_nats
 
-_BATCH_TOKENS = 8192
+_BATCH_TOKENS = 4096
 
 Hook = Callable[[nn.Module, int], dict[str, float]]
 """(model, step) -> metrics; called by every rank at the same step."""

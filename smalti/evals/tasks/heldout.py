@@ -57,7 +57,7 @@ def run(source: str, folder: str, engine: Engine, config: EvalConfig, seq_len: i
         windows += own
         owner += [row] * len(own)
     by_window = score(engine.model, windows, batch_tokens=config.batch_tokens)
-    nats = np.bincount(owner, weights=by_window, minlength=len(documents))
+    nats = np.bincount(owner, weights=by_window, minlength=len(documents)).astype(np.float64)
     n_bytes = np.array([len(document.text) for document in documents], dtype=np.float64)
     result = _result(nats, n_bytes, documents, config, key=derive_key("bootstrap", config.seed, source))
     samples = [

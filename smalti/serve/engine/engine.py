@@ -21,9 +21,10 @@ from smalti.model.huggingface import load_folder
 from smalti.serve.engine.runner import Runner
 from smalti.serve.engine.sampling import SamplingParams, choose
 from smalti.serve.engine.sequence import Completion, Sequence
-from smalti.serve.engine.text import TextDecoder
 from smalti.serve.folders import ModelFolder
 
+_CONTEXT_TOKENS = 4
+"""Tokens of the prompt that the text decoder sees first: some tokenizers drop a blank at the head of a text."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -102,7 +103,10 @@ class Engine:
                 allowed=f"at most {self.limit_tokens - 1} tokens",
                 hint="shorten the prompt",
             )
-        return Sequence(prompt, ids, params, self.end_ids, self.limit_tokens, TextDecoder(self.tokenizer, ids))
+        decoder = self.tokenizer.decode_stream()
+        for token in ids[-_CONTEXT_TOKENS:]:
+            decoder.push(token)
+        return Sequence(prompt, ids, params, self.end_ids, self.limit_tokens, decoder)
 
     def _run(self, group: list[Sequence]) -> Iterator[list[str]]:
         """Generate a group of equal prompt lengths to its end; yields each step's piece of text of every sequence.
@@ -115,7 +119,10 @@ class Engine:
         logits_BV = runner.forward([sequence.prompt_ids for sequence in group])
         while True:
             rows = [group[index] for index in active]
-            tokens = choose(logits_BV, [row.params for row in rows], [row.position for row in rows])
+            # An output head may be padded; ids without a text are never chosen.
+            tokens = choose(
+                logits_BV[:, : self.tokenizer.vocab_size], [row.params for row in rows], [row.position for row in rows]
+            )
             pieces = [""] * len(group)
             for index, token in zip(active, tokens, strict=True):
                 pieces[index] = group[index].append(token)

@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from smalti.data.tokenizer.encode import StreamDecoder
 from smalti.serve.engine.sampling import SamplingParams
-from smalti.serve.engine.text import StopText, TextDecoder
+from smalti.serve.engine.text import StopText
 
 FinishReason = Literal["stop", "length"]
 """``stop``: an end token or a stop text; ``length``: max_tokens or the model's longest context."""
@@ -32,8 +33,8 @@ class Sequence:
     params: SamplingParams
     end_ids: frozenset[int]
     limit_tokens: int
-    decoder: TextDecoder
-    """Its own, fresh: it holds the bytes of an incomplete character."""
+    decoder: StreamDecoder
+    """Its own: it holds the bytes of a character that is not finished."""
     output_ids: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason | None = None
@@ -54,13 +55,13 @@ class Sequence:
         if token in self.end_ids:
             self.finish_reason = "stop"
         else:
-            piece = self._stop.add(self.decoder.add(token))
+            piece = self._stop.add(self.decoder.push(token))
             if self._stop.found:
                 self.finish_reason = "stop"
             elif len(self.output_ids) >= self.params.max_tokens or self.position >= self.limit_tokens:
                 self.finish_reason = "length"
         if self.finish_reason and not self._stop.found:
-            piece += self._stop.add(self.decoder.flush())
+            piece += self._stop.add(self.decoder.finish())
             if self._stop.found:
                 self.finish_reason = "stop"
             piece += self._stop.flush()
