@@ -131,7 +131,7 @@ def test_asked_to_stop_it_saves_and_goes_on_to_the_bit(
     agent.send_signal(number)
     code, output = _finish(agent)
     assert code == want, output
-    stopped = [event for event in _events(folder) if event["event"] == "stopped"][0]["step"]
+    stopped = next(event for event in _events(folder) if event["event"] == "stopped")["step"]
     assert (folder / "checkpoints" / f"step-{stopped:08d}" / "COMPLETE").exists()
     code, output = _run(recipe)
     assert code == 0, output

@@ -1,0 +1,147 @@
+"""Checkpoints: read back to the bit on any number of ranks; damage found; nothing but tensors unpickled."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from gloo import run_ranks
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+from smalti.base.errors import DataError, TryElsewhere
+from smalti.dist import checkpoint
+
+
+def _tensors(fill: float | None = None) -> dict[str, torch.Tensor]:
+    """A matrix that no number of ranks divides, a vector shorter than the ranks, a scalar that all hold."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    generator = torch.Generator().manual_seed(5)
+    matrix, vector = torch.randn(7, 3, generator=generator), torch.randn(2, generator=generator)
+    if fill is not None:
+        matrix, vector = torch.full_like(matrix, fill), torch.full_like(vector, fill)
+    return {
+        "model.matrix": distribute_tensor(matrix, mesh, [Shard(0)], src_data_rank=None),
+        "model.vector": distribute_tensor(vector, mesh, [Shard(0)], src_data_rank=None),
+        "optimizer.step": torch.tensor(3.0 if fill is None else fill),
+    }
+
+
+def _save(rank: int, folder: Path, steps: tuple[int, ...] = (10,), keep: int = 2) -> str:
+    path = ""
+    for step in steps:
+        path = checkpoint.save(folder, step, _tensors(), {"step": step}, keep=keep)
+    return path
+
+
+def _load(rank: int, path: str) -> dict[str, list[Any]]:
+    tensors = _tensors(fill=-1.0)
+    checkpoint.load(path, tensors)
+    return {n: (t.full_tensor() if hasattr(t, "full_tensor") else t).tolist() for n, t in tensors.items()}
+
+
+def _whole(rank: int) -> dict[str, list[Any]]:
+    return {n: (t.full_tensor() if hasattr(t, "full_tensor") else t).tolist() for n, t in _tensors().items()}
+
+
+@pytest.mark.parametrize(("saved_by", "read_by"), [(2, 1), (1, 3), (3, 2)])
+def test_read_back_to_the_bit_on_other_ranks(saved_by: int, read_by: int, tmp_path: Path) -> None:
+    path = run_ranks(saved_by, _save, tmp_path)[0]
+    want = run_ranks(1, _whole)[0]
+    assert all(result == want for result in run_ranks(read_by, _load, path))
+    plain = checkpoint.read_model(path)
+    assert {name: tensor.tolist() for name, tensor in plain.items()} == {
+        "matrix": want["model.matrix"],
+        "vector": want["model.vector"],
+    }
+    assert checkpoint.read_state(path) == {"step": 10}
+    assert (tmp_path / "latest").read_text() == "step-00000010\n"
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    run_ranks(1, _save, tmp_path, (5, 10, 15, 20))
+    assert sorted(path.name for path in tmp_path.glob("*step-*")) == ["step-00000015", "step-00000020"]
+
+
+def _damage_truncate(path: Path) -> None:
+    file = next(path.glob("shards/__0_*"))
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def _damage_flip(path: Path) -> None:
+    file = next(path.glob("shards/__0_*"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def _damage_manifest(path: Path) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+DAMAGES = {
+    "truncated": _damage_truncate,
+    "flipped bit": _damage_flip,
+    "manifest": _damage_manifest,
+    "missing file": lambda path: (path / "train_state.json").unlink(),
+    "metadata": lambda path: (path / "shards" / ".metadata").write_bytes(b"x"),
+    "no mark": lambda path: (path / "COMPLETE").unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_checkpoint_is_passed_over(damage: Any, tmp_path: Path) -> None:
+    newest = run_ranks(1, _save, tmp_path, (5, 10))[0]
+    damage(Path(newest))
+    rejected: list[tuple[str, str]] = []
+    found = checkpoint.newest(tmp_path, lambda path, reason: rejected.append((path, reason)))
+    assert found == str(tmp_path / "step-00000005")
+    assert rejected or not (Path(newest) / "COMPLETE").exists()
+    with pytest.raises(DataError, match="cannot be used"):
+        checkpoint.read_model(newest)
+
+
+def test_nothing_there_is_nothing_found(tmp_path: Path) -> None:
+    assert checkpoint.newest(tmp_path / "absent") is None
+    assert checkpoint.newest(tmp_path) is None
+
+
+class _Evil:
+    def __reduce__(self) -> Any:
+        return print, ("unpickled",)
+
+
+def test_metadata_may_name_no_other_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(run_ranks(1, _save, tmp_path)[0])
+    (path / "shards" / ".metadata").write_bytes(pickle.dumps(_Evil()))
+    with pytest.raises(DataError, match="not admitted"):
+        checkpoint._Reader(path / "shards").read_metadata()
+    assert "unpickled" not in capsys.readouterr().out
+
+
+def _save_onto_a_file(rank: int, folder: Path) -> str:
+    with pytest.raises(TryElsewhere) as raised:
+        checkpoint.save(folder / "file", 10, _tensors(), {}, keep=1)
+    return str(raised.value)
+
+
+def test_a_save_that_fails_says_so_on_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    messages = run_ranks(2, _save_onto_a_file, tmp_path)
+    assert all("step-00000010 could not be saved" in message and "hint:" in message for message in messages)
+
+
+def _wrong_shape(rank: int, path: str) -> str:
+    with pytest.raises(DataError) as raised:
+        checkpoint.load(path, {"model.matrix": torch.zeros(3, 3)})
+    with pytest.raises(DataError, match=r"has no tensor 'model\.other'"):
+        checkpoint.load(path, {"model.other": torch.zeros(3, 3)})
+    return str(raised.value)
+
+
+def test_another_shape_is_named(tmp_path: Path) -> None:
+    path = run_ranks(1, _save, tmp_path)[0]
+    assert "(7, 3)" in run_ranks(1, _wrong_shape, path)[0]

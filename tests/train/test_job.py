@@ -1,0 +1,173 @@
+"""Building jobs: from a config, from a module and a loss of one's own, from other weights; and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toy
+from gloo import run_ranks
+from torch import nn
+
+from smalti.base.errors import DataError, Refusal, UserError
+from smalti.config.load import from_dict
+from smalti.config.run import JobConfig, RunConfig
+from smalti.dist import checkpoint
+from smalti.train import build, fit
+from smalti.train.job import read_weights
+
+
+def _changed(config: RunConfig, **changes: Any) -> RunConfig:
+    """The config with top-level and ``train__`` fields replaced, validated again."""
+    tree = config.model_dump(mode="json")
+    for key, value in changes.items():
+        place, _, name = key.rpartition("__")
+        (tree[place] if place else tree)[name] = value
+    return from_dict(RunConfig, tree).config
+
+
+def _fit(rank: int, config: JobConfig, **given: Any) -> int:
+    job = build(config, **given)
+    fit(job)
+    return job.state.step
+
+
+def _error(rank: int, config: JobConfig, kind: type[Exception], given: dict[str, Any] | None = None) -> str:
+    with pytest.raises(kind) as raised:
+        _fit(rank, config, **(given or {}))
+    return str(raised.value)
+
+
+class Line(nn.Module):
+    """y = a x + b"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+class Points:
+    """Batches of one's own: points of y = 2 x + 1, a pure function of the step."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+
+    def batch(self, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        x = torch.linspace(-1, 1, 12)[:, None] + 0.01 * step
+        x = x.chunk(self.world_size)[self.rank]
+        return [(x, 2 * x + 1)]
+
+    def state(self) -> dict[str, Any]:
+        return {"points": 12}
+
+    def check(self, state: dict[str, Any]) -> None:
+        assert state == self.state()
+
+
+def squared(model: nn.Module, microbatch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    x, y = microbatch
+    return ((model(x) - y) ** 2).sum(), torch.tensor(float(len(x))), {}
+
+
+def _own(rank: int, root: Path, world_size: int) -> list[float]:
+    config = from_dict(
+        JobConfig,
+        {
+            "name": "line",
+            "folder": str(root / "run"),
+            "train": {
+                "duration": "300step",
+                "global_batch_tokens": 12,
+                "optimizer": {"lr": 0.05, "weight_decay": 0},
+                "precision": {"compute": "fp32"},
+                "eval_every": "1run",
+            },
+            "track": {"console": False},
+        },
+    ).config
+    torch.manual_seed(rank)  # each rank starts elsewhere: rank 0's weights count
+    job = build(config, model=Line(), loss=squared, batches=Points(rank, world_size))
+    fit(job)
+    return [float(parameter.full_tensor()) for parameter in job.state.model.parameters()]
+
+
+def test_any_module_with_its_own_loss_trains(tmp_path: Path) -> None:
+    one = run_ranks(1, _own, tmp_path / "1", 1)[0]
+    two = run_ranks(2, _own, tmp_path / "2", 2)
+    assert one == pytest.approx([2.0, 1.0], abs=1e-3)
+    assert two[0] == two[1] == pytest.approx(one, rel=1e-5)
+    lines = (tmp_path / "1" / "run" / "metrics.jsonl").read_text().splitlines()
+    assert "loss/train/total" in json.loads(lines[0])
+
+
+def test_a_job_config_alone_describes_no_model(tmp_path: Path) -> None:
+    tree = toy.config(tmp_path).model_dump(mode="json")
+    del tree["model"], tree["data"]
+    message = run_ranks(1, _error, from_dict(JobConfig, tree).config, UserError)[0]
+    assert "no model" in message
+    assert "hint:" in message
+
+
+def test_init_from_takes_weights_only(tmp_path: Path) -> None:
+    first = toy.config(tmp_path, duration="6step")
+    assert run_ranks(1, _fit, first) == [6]
+    second = _changed(first, name="second", folder=str(tmp_path / "runs/second"), init_from=first.run_folder,
+                      train__duration="2step")  # fmt: skip
+    assert run_ranks(1, _fit, second) == [2]
+    state = checkpoint.read_state(checkpoint.newest(f"{second.run_folder}/checkpoints") or "")
+    assert (state["step"], state["tokens"]) == (2, 768)
+    before, after = read_weights(first.run_folder), read_weights(second.run_folder)
+    moved = sum(float((after[name] - before[name]).norm()) for name in before)
+    assert 0 < moved < 1.0  # two steps away from the trained weights, not from new ones
+
+
+def test_init_from_another_shape_or_nothing_is_refused(tmp_path: Path) -> None:
+    first = toy.config(tmp_path, duration="2step")
+    run_ranks(1, _fit, first)
+    model = first.model.model_dump(mode="json") | {"hidden_size": 64}
+    other = _changed(first, name="other", folder=str(tmp_path / "o"), init_from=first.run_folder, model=model)
+    assert "has shape" in run_ranks(1, _error, other, DataError)[0]
+    nothing = _changed(first, name="n", folder=str(tmp_path / "n"), init_from=str(tmp_path / "tokens"))
+    assert "is none of" in run_ranks(1, _error, nothing, DataError)[0]
+
+
+def test_a_mesh_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    config = toy.config(tmp_path, parallel={"replicate": 2})
+    message = run_ranks(3, _error, config, UserError)[0]
+    assert "does not divide the 3 ranks" in message
+    assert "hint: train.parallel.replicate=1" in message
+
+
+def test_cuda_without_cuda_is_refused(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    config = toy.config(tmp_path, parallel={"device": "cuda"})
+    assert "no CUDA device" in run_ranks(1, _error, config, UserError)[0]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing_after_it(tmp_path: Path) -> None:
+    config = toy.config(tmp_path, optimizer={"lr": 1e30}, schedule={"warmup": "0step"}, log_every="4step")
+    message = run_ranks(2, _error, config, Refusal)[0]
+    assert "at step" in message
+    assert not list(Path(config.run_folder).glob("checkpoints/step-*"))
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
+    config = toy.config(tmp_path, duration="3step")
+    assert run_ranks(1, _fit, config) == [3]
+    before = (Path(config.run_folder) / "metrics.jsonl").read_text()
+    assert run_ranks(1, _fit, config) == [3]
+    assert (Path(config.run_folder) / "metrics.jsonl").read_text() == before
+
+
+def test_other_data_under_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    config = toy.config(tmp_path, duration="6step", checkpoint={"every": "2step"})
+    run_ranks(1, _fit, config)
+    for file in (tmp_path / "tokens" / "code").iterdir():
+        file.unlink()
+    toy.write_tokens(tmp_path / "tokens" / "code", seed=99)
+    assert "code" in run_ranks(1, _error, config, UserError)[0]
