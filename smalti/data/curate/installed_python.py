@@ -16,7 +16,7 @@ import os
 import platform
 import sysconfig
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +38,10 @@ CODE = "code"
 PROSE = "prose"
 
 
+Progress = Callable[[str, int, int], None]
+"""``progress(what, done, total)``: called often, in bytes of source files."""
+
+
 @dataclass
 class DocumentCounts:
     """What was written, by source, and the files that were not."""
@@ -48,7 +52,9 @@ class DocumentCounts:
     """Files that are not valid Python of this version, with the reason."""
 
 
-def write_documents(output: str, *, stdlib: str | None = None, everything: bool = False) -> DocumentCounts:
+def write_documents(
+    output: str, *, stdlib: str | None = None, everything: bool = False, progress: Progress | None = None
+) -> DocumentCounts:
     """Write ``code.jsonl`` and ``prose.jsonl`` into ``output``; ``stdlib`` is for another library than this Python's.
 
     Each line holds ``id``, ``text``, ``group`` (the path of the file inside the library) and ``license``.
@@ -57,12 +63,13 @@ def write_documents(output: str, *, stdlib: str | None = None, everything: bool 
     root = Path(stdlib or sysconfig.get_paths()["stdlib"])
     license_note = f"PSF-2.0 (standard library of {platform.python_implementation()} {platform.python_version()})"
     counts = DocumentCounts()
+    tell = progress or (lambda what, done, total: None)
     with ExitStack() as stack:
         files = {
             source: stack.enter_context(store.open_write(store.join(output, f"{source}.jsonl")))
             for source in (CODE, PROSE)
         }
-        for source, record in _records(root, everything, counts):
+        for source, record in _records(root, everything, counts, tell):
             _write(files[source], record | {"license": license_note})
             counts.documents[source] += 1
             counts.n_bytes[source] += len(record["text"].encode())
@@ -75,8 +82,14 @@ def _write(file: IO[bytes], record: dict[str, Any]) -> None:
     file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
 
 
-def _records(root: Path, everything: bool, counts: DocumentCounts) -> Iterator[tuple[str, dict[str, Any]]]:
-    for path in _source_files(root, everything):
+def _records(
+    root: Path, everything: bool, counts: DocumentCounts, tell: Progress
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    paths = list(_source_files(root, everything))
+    total, done = sum(path.stat().st_size for path in paths), 0
+    for path in paths:
+        done += path.stat().st_size
+        tell("reading the library", done, total)
         name = path.relative_to(root).as_posix()
         try:
             with tokenize.open(path) as file:

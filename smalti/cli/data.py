@@ -1,0 +1,247 @@
+"""``smalti data``: from documents to token files, and a look into both."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from smalti.config.data import CurateConfig
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Curate documents, tokenize them, and look into both.",
+)
+
+_Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A .yaml file, or the name of a recipe.")]
+_Overrides = Annotated[list[str] | None, typer.Argument(metavar="[A.B=VALUE]...", help="Changes to the config.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command(epilog="Example: smalti data documents data/demo/raw")
+def documents(
+    output: Annotated[str, typer.Argument(metavar="OUTPUT", help="Folder that receives code.jsonl and prose.jsonl.")],
+    everything: Annotated[
+        bool, typer.Option("--everything", help="Tests too, and packages that not every Python brings along.")
+    ] = False,
+    as_json: _Json = False,
+) -> None:
+    """Build a small corpus from the installed Python: its library sources (code), docstrings and topics (prose).
+
+    Nothing is downloaded. Docstrings are cut out of the code; a file and its docstrings share the field 'group', so
+    that a held-out split by group keeps them together.
+    """
+    from smalti.base.units import format_bytes
+    from smalti.cli.tables import print_json, table
+    from smalti.data.curate.installed_python import write_documents
+
+    with _Progress() as tell:
+        counts = write_documents(output, everything=everything, progress=tell)
+    if as_json:
+        print_json({"documents": counts.documents, "bytes": counts.n_bytes, "skipped": counts.skipped})
+        return
+    rows = [
+        (f"{output}/{source}.jsonl", f"{n:,}", format_bytes(counts.n_bytes[source]))
+        for source, n in counts.documents.items()
+    ]
+    print(table(("file", "documents", "text"), rows))
+    for skipped in counts.skipped:
+        print(f"left out, it does not parse: {skipped}")
+
+
+@app.command(epilog="Example: smalti data curate demo-curate heldout_frac=0.1 --dry-run")
+def curate(
+    config: _Config,
+    overrides: _Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be read.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Normalise documents, apply quality rules, take out exact duplicates, set held-out documents aside.
+
+    Writes OUTPUT/documents/SOURCE/{train,heldout}.parquet, OUTPUT/drops/SOURCE.parquet (each drop with its rule, reason
+    and score), OUTPUT/report.json and report.md. The same command again replaces them with the same.
+    """
+    from smalti.cli.tables import print_json, table
+    from smalti.config.data import CurateConfig
+    from smalti.config.load import load
+    from smalti.data.curate.report import COLUMNS, DROP_COLUMNS
+
+    loaded = load(CurateConfig, config, overrides or []).config
+    if dry_run:
+        _print_inputs(loaded, as_json)
+        return
+    _need_data_extra()
+    from smalti.data.curate.job import curate as run
+
+    with _Progress() as tell:
+        report = run(loaded, tell)
+    if as_json:
+        print_json(report.as_json())
+        return
+    print(table(COLUMNS, report.rows()))
+    if report.drop_rows():
+        print("\ndrops by rule\n" + table(DROP_COLUMNS, report.drop_rows()))
+    for note in report.notes():
+        print(f"note: {note}")
+    print(f"\nwritten to {loaded.output}; next: smalti data tokenize CONFIG documents={loaded.output} output=...")
+
+
+@app.command(epilog="Example: smalti data tokenize demo-tokenize vocab_size=8192 output=data/demo/tokens-8k")
+def tokenize(config: _Config, overrides: _Overrides = None, as_json: _Json = False) -> None:
+    """Train a byte-level BPE on the training split (or load a tokenizer), and write documents as token files.
+
+    Writes OUTPUT/tokenizer/ (Hugging Face form) and OUTPUT/SOURCE/{train,heldout}/ with manifest.json and *.tok. The
+    same command again replaces them with the same.
+    """
+    from smalti.cli.tables import print_json, table
+    from smalti.config.data import TokenizeConfig
+    from smalti.config.load import load
+
+    loaded = load(TokenizeConfig, config, overrides or []).config
+    _need_data_extra()
+    from smalti.data.tokenize import COLUMNS
+    from smalti.data.tokenize import tokenize as run
+
+    with _Progress() as tell:
+        report = run(loaded, tell)
+    if as_json:
+        print_json(report.as_json())
+        return
+    print(table(COLUMNS, report.rows()))
+    print(
+        f"\nvocabulary of {report.vocab_size:,}; end of document {report.eod_id}; digest {report.tokenizer_digest[:12]}"
+    )
+    for note in report.notes:
+        print(f"note: {note}")
+    print(f"written to {loaded.output}; look inside: smalti data inspect {loaded.output}")
+
+
+@app.command(epilog="Example: smalti data inspect data/demo/tokens/code/train --samples 1")
+def inspect(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Token files, or an output of curate or tokenize.")],
+    samples: Annotated[int, typer.Option(min=0, help="How many documents to show of each part.")] = 2,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="The tokenizer that made the tokens; absent: the one beside them.")
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Show the manifest, how long the documents are, and some of them."""
+    from smalti.cli.tables import print_json
+
+    _need_data_extra()
+    from smalti.data.inspection import inspect_folder
+
+    found = inspect_folder(folder, tokenizer=tokenizer, n_samples=samples)
+    if as_json:
+        print_json(found)
+        return
+    print("\n\n".join(_part_text(part) for part in found["parts"]))
+
+
+def _need_data_extra() -> None:
+    """The packages of the extra ``data`` are checked by name, so that a missing one is a hint and not a traceback."""
+    from importlib.util import find_spec
+
+    from smalti.base.errors import missing_extra
+
+    for package in ("pyarrow", "daft", "tokenizers"):
+        if find_spec(package) is None:
+            raise missing_extra(package, "data", "smalti data")
+
+
+def _print_inputs(config: "CurateConfig", as_json: bool) -> None:
+    """What ``--dry-run`` answers: the files of each source."""
+    from smalti.base.units import format_bytes
+    from smalti.cli.tables import print_json, table
+    from smalti.data.curate.files import find_files
+
+    found = {name: find_files(source.path, source.include) for name, source in sorted(config.sources.items())}
+    sizes = {name: sum(file.n_bytes for file in files.files) for name, files in found.items()}
+    if as_json:
+        listed = {name: [file.path for file in files.files] for name, files in found.items()}
+        print_json({"output": config.output, "files": listed, "bytes": sizes})
+        return
+    rows = [
+        (name, f"{len(files.files):,}", format_bytes(sizes[name]), ", ".join(config.sources[name].rules))
+        for name, files in found.items()
+    ]
+    print(table(("source", "files", "on disk", "rules"), rows))
+    for name, files in found.items():
+        for suffix, count in files.skipped.items():
+            print(f"note: {name}: {count} file(s) '{suffix}' would be passed over, their kind is not known")
+    print(f"nothing was written; without --dry-run the result goes to {config.output}")
+
+
+def _part_text(part: dict[str, Any]) -> str:
+    from smalti.cli.tables import pairs
+
+    blocks = [f"== {part['name']}"]
+    if "manifest" in part:
+        blocks.append(pairs([(key, _plain(value)) for key, value in part["manifest"].items()]))
+    else:
+        counts = part["counts"]
+        blocks.append(pairs([(f"{a} {b}", f"{n:,}") for a in ("documents", "bytes") for b, n in counts[a].items()]))
+    lengths = part["lengths"]
+    if lengths["documents"]:
+        shown = ", ".join(f"{key} {lengths[key]:,}" for key in ("mean", "median", "p90", "longest"))
+        blocks.append(f"document length in {lengths['unit']}: {shown}\n" + _histogram(lengths["histogram"]))
+    if "note" in part:
+        blocks.append(f"note: {part['note']}")
+    blocks += [_sample_text(sample) for sample in part["samples"]]
+    return "\n\n".join(blocks)
+
+
+def _histogram(bins: list[dict[str, int]]) -> str:
+    widest = max(entry["documents"] for entry in bins)
+    labels = [f"{entry['from']:,} - {entry['to']:,}" for entry in bins]
+    width = max(map(len, labels))
+    lines = []
+    for label, entry in zip(labels, bins, strict=True):
+        bar = "#" * -(-40 * entry["documents"] // widest)
+        lines.append(f"  {label:>{width}}  {entry['documents']:>9,}  {bar}".rstrip())
+    return "\n".join(lines)
+
+
+def _sample_text(sample: dict[str, Any]) -> str:
+    size = f"{sample['n_tokens']:,} tokens" if "n_tokens" in sample else f"{sample['id']}, {sample['n_bytes']:,} bytes"
+    text = sample.get("text", str(sample.get("ids", ""))[:400])
+    lines = text[:400].splitlines()[:10]
+    return "\n".join([f"-- document {sample['document']} ({size})", *(f"   | {line}" for line in lines)])
+
+
+def _plain(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+class _Progress:
+    """One line on stderr: rewritten in place on a terminal, else a new one every few seconds; none for short work."""
+
+    def __init__(self) -> None:
+        from smalti.base.clock import now_s
+        from smalti.base.env import plain_output
+
+        self._live = sys.stderr.isatty() and not plain_output()
+        self._now_s = now_s
+        self._last_s = now_s()
+        self._shown = False
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live and self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Tell that ``done`` of ``total`` bytes are done."""
+        if self._now_s() - self._last_s < (0.2 if self._live else 5.0):
+            return
+        from smalti.base.units import format_bytes, format_frac
+
+        self._last_s = self._now_s()
+        self._shown = True
+        line = f"{what}: {format_bytes(done)} of {format_bytes(total)}, {format_frac(min(1.0, done / max(total, 1)))}"
+        start, end = ("\r\x1b[K", "") if self._live else ("", "\n")
+        print(start + line, end=end, file=sys.stderr, flush=True)
