@@ -14,6 +14,7 @@ from smalti.base.errors import DataError, Refusal, UserError
 from smalti.config.load import from_dict
 from smalti.config.run import JobConfig, RunConfig
 from smalti.dist import checkpoint
+from smalti.model.init import draw
 from smalti.train import build, fit
 from smalti.train.job import read_weights
 
@@ -37,6 +38,10 @@ def _error(rank: int, config: JobConfig, kind: type[Exception], given: dict[str,
     with pytest.raises(kind) as raised:
         _fit(rank, config, **(given or {}))
     return str(raised.value)
+
+
+def _distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    return sum(float((one[name] - other[name]).square().sum()) for name in one) ** 0.5
 
 
 class Line(nn.Module):
@@ -113,16 +118,16 @@ def test_a_job_config_alone_describes_no_model(tmp_path: Path) -> None:
 
 
 def test_init_from_takes_weights_only(tmp_path: Path) -> None:
-    first = toy.config(tmp_path, duration="6step")
-    assert run_ranks(1, _fit, first) == [6]
+    first = toy.config(tmp_path, duration="20step")
+    assert run_ranks(1, _fit, first) == [20]
     second = _changed(first, name="second", folder=str(tmp_path / "runs/second"), init_from=first.run_folder,
                       train__duration="2step")  # fmt: skip
     assert run_ranks(1, _fit, second) == [2]
     state = checkpoint.read_state(checkpoint.newest(f"{second.run_folder}/checkpoints") or "")
     assert (state["step"], state["tokens"]) == (2, 768)
     before, after = read_weights(first.run_folder), read_weights(second.run_folder)
-    moved = sum(float((after[name] - before[name]).norm()) for name in before)
-    assert 0 < moved < 1.0  # two steps away from the trained weights, not from new ones
+    fresh = {name: draw(name, tensor.shape, first.model, first.seed) for name, tensor in before.items()}
+    assert 0 < _distance(after, before) < 0.5 * _distance(after, fresh)  # two steps from the trained weights
 
 
 def test_init_from_another_shape_or_nothing_is_refused(tmp_path: Path) -> None:
