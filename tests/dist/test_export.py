@@ -1,0 +1,168 @@
+"""Export: a folder that stands alone, for us and for transformers, whole or not at all."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_runs import add_checkpoint, tiny_run
+
+from smalti.base.errors import DataError, SmaltiError, UserError
+from smalti.config.load import load
+from smalti.config.run import RunConfig
+from smalti.data.tokenizer.encode import load_tokenizer
+from smalti.dist import checkpoint
+from smalti.dist import export as room
+from smalti.dist.export import export
+from smalti.model.huggingface import load_folder
+
+
+@pytest.fixture(params=["llama", "dbrx"])
+def run(request, tmp_path: Path) -> Path:
+    return tiny_run(tmp_path, family=request.param)
+
+
+def _config(run: Path) -> RunConfig:
+    return load(RunConfig, str(run)).config
+
+
+def test_weights_tokenizer_and_record(run: Path) -> None:
+    folder = Path(export(run))
+    assert folder == run / "export"
+    saved = checkpoint.read_model(run / "checkpoints/step-00000020")
+    loaded = load_folder(folder).state_dict()
+    assert set(saved) == set(loaded)
+    assert all(torch.equal(saved[name], loaded[name]) for name in saved)
+    assert load_tokenizer(folder).digest == load_tokenizer(run / "tokenizer").digest
+    record = json.loads((folder / "export.json").read_text())
+    assert (record["run"], record["step"], record["dtype"]) == ("tiny", 20, "fp32")
+    generation = json.loads((folder / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == load_tokenizer(folder).eod_id
+    assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
+
+
+def test_equal_to_transformers(run: Path) -> None:
+    folder = export(run)
+    assert room.verify(folder) < 1e-5
+
+
+def test_greedy_text_equals_transformers(run: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from smalti.serve.engine.engine import Engine
+    from smalti.serve.engine.sampling import SamplingParams
+
+    folder = export(run)
+    engine = Engine.from_folder(folder)
+    assert engine.name == "tiny"
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    without_text = list(range(engine.tokenizer.vocab_size, 320))  # our engine never chooses these padded rows
+    prompts = ["def add(", "plain", "", "Grü", "([{"]
+    for prompt, answer in zip(prompts, engine.generate(prompts, SamplingParams(max_tokens=24)), strict=True):
+        ids = tokenizer(tokenizer.eos_token + prompt, return_tensors="pt", add_special_tokens=False)
+        assert ids.input_ids.shape[1] == answer.prompt_tokens
+        with torch.no_grad():
+            out = theirs.generate(**ids, max_new_tokens=24, do_sample=False, suppress_tokens=without_text)
+        out = out[0, answer.prompt_tokens :]
+        assert out.tolist() == list(answer.token_ids)
+        assert tokenizer.decode(out, skip_special_tokens=True) == answer.text
+        assert "".join(engine.stream(prompt, SamplingParams(max_tokens=24))) == answer.text
+
+
+def test_bf16_is_the_rounded_checkpoint(run: Path) -> None:
+    folder = export(run, dtype="bf16")
+    saved = checkpoint.read_model(run / "checkpoints/step-00000020")
+    loaded = load_folder(folder).state_dict()
+    assert all(torch.equal(saved[name].bfloat16(), loaded[name]) for name in saved)
+
+
+def test_newest_complete_or_the_step_that_is_named(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    add_checkpoint(run, _config(run), 40)
+    broken = Path(add_checkpoint(run, _config(run), 60))
+    (broken / "COMPLETE").unlink()
+    export(run)
+    assert json.loads((run / "export/export.json").read_text())["step"] == 40
+    other = export(run, step=20, output=tmp_path / "twenty")
+    assert json.loads((Path(other) / "export.json").read_text())["step"] == 20
+    with pytest.raises(UserError, match="COMPLETE") as caught:
+        export(run, step=60)
+    assert caught.value.allowed == "--step 20, 40"
+    with pytest.raises(UserError, match="does not exist"):
+        export(run, step=7)
+
+
+def test_again_replaces_the_old_one_whole(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    folder = Path(export(run))
+    (folder / "left-over").write_text("x")
+    export(run, dtype="bf16")
+    assert not (folder / "left-over").exists()
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_a_failure_leaves_the_old_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tiny_run(tmp_path)
+    folder = Path(export(run))
+    before = (folder / "export.json").read_text()
+    add_checkpoint(run, _config(run), 40)
+
+    def fail(*_: object) -> str:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(room.card, "model_card", fail)
+    with pytest.raises(OSError, match="no space"):
+        export(run)
+    assert (folder / "export.json").read_text() == before
+    assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
+
+
+def test_weights_that_read_back_differently_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tiny_run(tmp_path)
+    right = room.load_folder
+
+    def wrong(*arguments: object) -> torch.nn.Module:
+        model = right(*arguments)
+        with torch.no_grad():
+            model.lm_head.weight[5] += 1
+        return model
+
+    monkeypatch.setattr(room, "load_folder", wrong)
+    with pytest.raises(SmaltiError, match="other logits"):
+        export(run)
+    assert not (run / "export").exists()
+
+
+def test_the_card_says_what_the_run_says(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, family="dbrx")
+    (run / "metrics.jsonl").write_text('{"step": 20, "data/mix/code/tokens": 1280}\n{"step": 3')
+    score = {"metric": "bits_per_byte", "value": 1.5, "interval": [1.4, 1.6], "n": 9}
+    score |= {"gzip_bits_per_byte": 1.6, "xz_bits_per_byte": 1.31}
+    results = run / "evals/demo/2026-01-01T00-00-00.000Z/results.json"
+    results.parent.mkdir(parents=True)
+    results.write_text(json.dumps({"suite": "demo", "time": "t", "step": 20, "tasks": {"heldout/code": score}}))
+    (run / "provenance.json").write_text(json.dumps({"git": {"commit": "abc123", "dirty": False}, "command": ["x"]}))
+    card = (Path(export(run)) / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    for text in ("1,280", "abc123", "| heldout/code | bits_per_byte | 1.5 |", "gzip -9 1.6, xz -9 1.31", "Licences"):
+        assert text in card, text
+    assert "| code | 1,280 |" in card
+
+
+def test_bad_requests(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a run folder"):
+        export(tmp_path)
+    run = tiny_run(tmp_path)
+    with pytest.raises(UserError, match="fp8"):
+        export(run, dtype="fp8")  # type: ignore[arg-type]
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(DataError, match="not an exported model"):
+        export(run, output=tmp_path / "mine")
+    (run / "tokenizer").rename(run / "elsewhere")
+    with pytest.raises(UserError, match="tokenizer"):
+        export(run)
+    (run / "elsewhere").rename(run / "tokenizer")
+    (run / "checkpoints/step-00000020/COMPLETE").unlink()
+    with pytest.raises(UserError, match="no complete checkpoint"):
+        export(run)

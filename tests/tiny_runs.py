@@ -1,0 +1,68 @@
+"""A run folder as training leaves it, made by hand: config, tokenizer, a checkpoint, held-out tokens."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from tiny_models import dbrx_config, llama_config, tiny_model
+
+from smalti.config.load import dump
+from smalti.config.run import RunConfig
+from smalti.data.tokenizer.encode import Tokenizer
+from smalti.data.tokenizer.train import train_bpe
+from smalti.data.tokens.writer import TokenWriter
+from smalti.dist import checkpoint
+
+TEXTS = [
+    "def add(a, b):\n    return a + b\n",
+    "3+4=7\n12+5=17\n([{<>}])\n",
+    "Grüße an alle: 😀 and some plain words, plain words, plain words.\n" * 3,
+    "class Point:\n    x: int\n    y: int\n",
+]
+
+
+def tiny_tokenizer() -> Tokenizer:
+    return Tokenizer(train_bpe(TEXTS, 300), "<|endoftext|>")
+
+
+def write_tokens(folder: Path, tokenizer: Tokenizer, texts: list[str]) -> str:
+    with TokenWriter(
+        folder, vocab_size=tokenizer.vocab_size, eod_id=tokenizer.eod_id, tokenizer_digest=tokenizer.digest
+    ) as writer:
+        for text in texts:
+            writer.add(np.array(tokenizer.encode(text), dtype=np.int64), len(text.encode()))
+    return str(folder)
+
+
+def tiny_run(root: Path, *, family: str = "llama", step: int = 20, context: int = 96) -> Path:
+    """``root/runs/tiny`` with one checkpoint; its data lies in ``root/data``."""
+    tokenizer = tiny_tokenizer()
+    folder = root / "data"
+    tokenizer.save(folder / "tokenizer")
+    shape = {"llama": llama_config, "dbrx": dbrx_config}[family](vocab_size=320, context=context)
+    config = RunConfig.model_validate(
+        {
+            "name": "tiny",
+            "model": shape.model_dump(),
+            "data": {
+                "sources": {"code": write_tokens(folder / "code/train", tokenizer, TEXTS)},
+                "heldout": {"code": write_tokens(folder / "code/heldout", tokenizer, TEXTS[:2])},
+                "seq_len": 32,
+                "stages": [{"weights": {"code": 1}}],
+            },
+            "train": {"duration": "40step", "global_batch_tokens": 64, "optimizer": {"lr": 1e-3}},
+        }
+    )
+    run = root / "runs" / "tiny"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(dump(config))
+    tokenizer.save(run / "tokenizer")
+    add_checkpoint(run, config, step)
+    return run
+
+
+def add_checkpoint(run: Path, config: RunConfig, step: int) -> str:
+    torch.manual_seed(0)
+    weights = tiny_model(config.model, seed=step).state_dict()
+    tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
+    return checkpoint.save(run / "checkpoints", step, tensors, {"step": step}, keep=5)
