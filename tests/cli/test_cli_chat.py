@@ -1,0 +1,89 @@
+"""``smalti chat`` as it is typed: one-shot, piped, and on a terminal."""
+
+import io
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny_runs import tiny_run
+
+from smalti.cli.main import run as smalti
+from smalti.dist.export import export
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tiny_run(tmp_path_factory.mktemp("chat"))
+    export(run)
+    return run
+
+
+def test_one_shot_is_the_engines_answer(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from smalti.serve.engine.engine import Engine
+    from smalti.serve.engine.sampling import SamplingParams
+
+    arguments = ["chat", str(run), "--prompt", "def ", "--max-tokens", "9", "--seed", "3"]
+    assert smalti(arguments) == 0
+    params = SamplingParams(max_tokens=9, temperature=0.8, top_p=0.95, seed=3)
+    expected = Engine.from_folder(run / "export").generate(["def "], params)[0].text
+    assert capsys.readouterr().out == expected + "\n"
+
+
+def test_stdin_is_the_prompt_when_it_is_no_terminal(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert smalti(["chat", str(run), "--prompt", "def f", "--temperature", "0"]) == 0
+    expected = capsys.readouterr().out
+    monkeypatch.setattr(sys, "stdin", io.StringIO("def f\n"))
+    assert smalti(["chat", str(run), "--temperature", "0"]) == 0
+    assert capsys.readouterr().out == expected
+
+
+def test_a_run_without_export_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tiny_run(tmp_path)
+    assert smalti(["chat", str(run), "--prompt", "x"]) == 2
+    assert f"hint: smalti export {run}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--temperature", "-1"], ["--top-p", "0"], ["--max-tokens", "0"], ["--dtype", "x"]]
+)
+def test_bad_values_exit_2(run: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert smalti(["chat", str(run), "--prompt", "x", *arguments]) == 2
+    assert "allowed:" in capsys.readouterr().err
+
+
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert smalti(["chat", "--help"]) == 0
+    assert "Example: smalti chat runs/demo" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_conversation_on_a_terminal(run: Path) -> None:
+    """Two prompts, an answer stopped by Ctrl-C, then Ctrl-D: the exit code is 0 and the prompt came back each time."""
+    parent, child = pty.openpty()
+    command = [sys.executable, "-m", "smalti", "chat", str(run), "--max-tokens", "20"]
+    process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, start_new_session=True, close_fds=True)
+    os.close(child)
+    seen = _read_until(parent, "> ", 60)
+    assert "a base model; it continues your text" in seen
+    for line in ("def add(", "two lines \\", "plain"):
+        os.write(parent, line.encode() + b"\n")
+        seen = _read_until(parent, "… " if line.endswith("\\") else "\n> ", 30)
+    process.send_signal(2)
+    seen = _read_until(parent, "> ", 30)
+    os.write(parent, b"\x04")
+    assert process.wait(timeout=30) == 0
+    os.close(parent)
+
+
+def _read_until(terminal: int, text: str, limit_s: float) -> str:
+    seen, end_s = b"", time.monotonic() + limit_s
+    while text.encode() not in seen.replace(b"\r\n", b"\n"):
+        assert time.monotonic() < end_s, seen.decode("utf-8", "replace")
+        seen += os.read(terminal, 4096)
+    return seen.decode("utf-8", "replace")

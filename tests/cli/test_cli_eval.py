@@ -1,0 +1,100 @@
+"""``smalti eval`` as it is typed: a run, a folder from elsewhere with another tokenizer, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_models import llama_config, tiny_model
+from tiny_runs import TEXTS, add_checkpoint, tiny_run
+
+from smalti.cli.main import run as smalti
+from smalti.config.load import load
+from smalti.config.run import RunConfig
+from smalti.data.tokenizer.encode import Tokenizer
+from smalti.data.tokenizer.train import train_bpe
+from smalti.dist.export import export
+from smalti.model.huggingface import save_folder
+
+QUICK = ["n=4", "shots=1", "resamples=20"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tiny_run(tmp_path_factory.mktemp("eval"))
+    export(run)
+    return run
+
+
+def test_a_run_prints_a_table_and_keeps_the_results(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert smalti(["eval", "run", str(run), *QUICK]) == 0
+    out = capsys.readouterr().out
+    for text in ("heldout/code", "bits per byte", "gzip -9", "xz -9", "arithmetic", "chance 0.100", "brackets"):
+        assert text in out, text
+    stored = json.loads(next(run.glob("evals/demo/*/results.json")).read_text())
+    assert (stored["model"], stored["step"], stored["seq_len"]) == ("tiny", 20, 32)
+    assert stored["tasks"]["heldout/code"]["n_bytes"] == sum(len(text.encode()) for text in TEXTS[:2])
+
+
+def test_json_for_programs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert smalti(["eval", "run", str(run), "--json", "tasks=[brackets]", *QUICK]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["tasks"]) == ["brackets"]
+    assert found["config"]["n"] == 4
+
+
+def test_a_foreign_model_is_measured_on_the_same_bytes(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = Tokenizer(train_bpe(["quite another text " * 5], 270), "<|endoftext|>")
+    config = llama_config(vocab_size=tokenizer.vocab_size)
+    save_folder(tmp_path / "other", config, tiny_model(config).state_dict(), eod_id=tokenizer.eod_id)
+    tokenizer.save(tmp_path / "other")
+    heldout = load(RunConfig, str(run)).config.data.heldout["code"]
+    arguments = ["eval", "run", str(tmp_path / "other"), "--suite", "heldout", f"heldout.code={heldout}", "--json"]
+    assert smalti(arguments) == 0
+    score = json.loads(capsys.readouterr().out)["tasks"]["heldout/code"]
+    assert score["n_bytes"] == sum(len(text.encode()) for text in TEXTS[:2])
+    assert score["n_tokens"] == sum(len(tokenizer.encode(text)) + 1 for text in TEXTS[:2])
+
+
+def test_an_old_export_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tiny_run(tmp_path)
+    export(run)
+    add_checkpoint(run, load(RunConfig, str(run)).config, 40)
+    assert smalti(["eval", "run", str(run)]) == 2
+    err = capsys.readouterr().err
+    assert "is of step 20; the newest checkpoint is of step 40" in err
+    assert f"hint: smalti export {run}" in err
+    export(run)
+    assert smalti(["eval", "run", str(run), "tasks=[brackets]", *QUICK]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "texts"),
+    [
+        (["--suite", "demp"], ("there is no suite 'demp'", "did you mean --suite demo?")),
+        (["seeds=3"], ("seeds", "seed")),
+        (["n=none"], ("n", "none")),
+        (["tasks=[arithmetics]"], ("arithmetics",)),
+    ],
+)
+def test_bad_requests_exit_2(
+    run: Path, arguments: list[str], texts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert smalti(["eval", "run", str(run), *arguments]) == 2
+    err = capsys.readouterr().err
+    for text in texts:
+        assert text in err
+
+
+def test_ls(capsys: pytest.CaptureFixture[str]) -> None:
+    assert smalti(["eval", "ls"]) == 0
+    assert "arithmetic" in capsys.readouterr().out
+    assert smalti(["eval", "ls", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) == {"suites", "tasks"}
+
+
+def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("run", "ls"):
+        assert smalti(["eval", verb, "--help"]) == 0
+        assert f"Example: smalti eval {verb}" in capsys.readouterr().out

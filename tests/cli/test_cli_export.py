@@ -1,0 +1,31 @@
+"""``smalti export`` as it is typed."""
+
+from pathlib import Path
+
+import pytest
+from tiny_runs import tiny_run
+
+from smalti.cli.main import run as smalti
+
+
+def test_export_and_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tiny_run(tmp_path, family="dbrx")
+    assert smalti(["export", str(run), "--dtype", "bf16", "--verify"]) == 0
+    out = capsys.readouterr().out
+    assert "step 20, bf16" in out
+    assert "transformers gives the same logits: relative error" in out
+    assert f"smalti chat {run}" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [(["nowhere"], "not a run folder"), (["nowhere", "--dtype", "fp8"], "fp8"), ([], "hint: smalti export --help")],
+)
+def test_bad_requests_exit_2(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert smalti(["export", *arguments]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert smalti(["export", "--help"]) == 0
+    assert "Example: smalti export runs/demo" in capsys.readouterr().out
