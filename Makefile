@@ -2,13 +2,13 @@
 #
 #   PYTHON    the interpreter that .venv is made with            make install PYTHON=python3.12
 #   PIP_ARGS  more arguments for pip, such as another index      make install PIP_ARGS='--index-url ...'
-#   JOBS      parallel test processes                            make test JOBS=8
+#   JOBS      parallel test processes; default: cores, at most 8   make test JOBS=2
 #   NAME      which proofs or benchmarks                         make prove NAME=order    (or: make prove order)
 #   ARGS      handed to the command                              make demo ARGS='--minutes 1'
 
 PYTHON ?= python3
 PIP_ARGS ?=
-JOBS ?= 2
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 8 ? 8 : n)))
 ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,6 +16,8 @@ KEY := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
 STAMP := $(VENV)/.installed-$(KEY)
 TORCH := $(shell grep '^torch==' constraints.txt)
 FAST := not slow and not gpu and not browser
+# One thread for each test process: several pools on the same cores slow each other down.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # `make prove order` and `make bench order`: the second word is the name.
 ifneq (,$(filter prove bench,$(firstword $(MAKECMDGOALS))))
@@ -47,13 +49,13 @@ demo: $(STAMP)  ## the whole job on an embedded corpus: documents, tokens, train
 	$(BIN)/smalti demo $(ARGS)
 
 test: $(STAMP)  ## every test that needs no GPU, with a seeded sample of every proof
-	$(BIN)/python -m pytest -m "not gpu" -n $(JOBS) --dist worksteal $(ARGS)
+	$(PYTEST) -m "not gpu" $(ARGS)
 
 prove: $(STAMP)  ## proofs at full count; NAME chooses; writes bench/results/NAME.json
 	SMALTI_PROVE=1 SMALTI_PROVE_NAME=$(NAME) $(BIN)/python -m pytest -m "proof and not gpu" $(if $(NAME),-k $(NAME)) $(ARGS)
 
 check: $(STAMP) style types contracts  ## style, types, import contracts, sizes, docs, fast tests
-	$(BIN)/python -m pytest -q -m "$(FAST)" -n $(JOBS) --dist worksteal $(ARGS)
+	$(PYTEST) -q -m "$(FAST)" $(ARGS)
 
 style: $(STAMP)
 	$(BIN)/ruff check .

@@ -46,6 +46,7 @@ def test_python_is_python(where, text):
     compile(text, where, "exec")
 
 
+@pytest.mark.slow
 def test_line_of_the_python_guide_is_fitted(tmp_path):
     text = next(text for where, text in blocks("python") if "class Points" in text)
     done = subprocess.run(
