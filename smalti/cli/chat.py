@@ -17,7 +17,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command(epilog="Example: smalti chat runs/demo --prompt 'def main(' --max-tokens 64")
 def chat(
-    model: Annotated[str, typer.Argument(metavar="RUN|FOLDER", help="A run, or a Hugging Face folder.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, or a Hugging Face folder.")],
     prompt: Annotated[str | None, typer.Option(help="Answer this one prompt and leave.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 200,
     temperature: Annotated[float, typer.Option(help="0 is greedy; 1 draws as the model predicts.")] = 0.8,

@@ -18,9 +18,9 @@ _LS = "Example: smalti eval ls --json"
 
 @app.command(epilog="Example: smalti eval run runs/demo --suite demo n=100 max_bytes=500000")
 def run(
-    model: Annotated[str, typer.Argument(metavar="RUN|FOLDER", help="A run, or a Hugging Face folder.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, or a Hugging Face folder.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[A.B=VALUE]...", help="Changes to the suite.")
+        list[str] | None, typer.Argument(metavar="A.B=VALUE", help="Changes to the suite.")
     ] = None,
     suite: Annotated[str, typer.Option(help="Name of the suite; 'smalti eval ls' lists them.")] = "demo",
     output: Annotated[str | None, typer.Option(help="Write evals/SUITE/TIME/ here; absent: into the run.")] = None,

@@ -7,6 +7,7 @@ the card, metrics, evals and provenance where they are there.
 
 import os
 import shutil
+import warnings
 from pathlib import Path
 from typing import Literal
 
@@ -57,7 +58,9 @@ def export(
             f"the tokenizer in {run / 'tokenizer'} has {tokenizer.vocab_size} tokens, the model "
             f"{config.model.vocab_size}"
         )
-    weights = checkpoint.read_model(source)
+    with warnings.catch_warnings():  # one process reading alone is what is meant here
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        weights = checkpoint.read_model(source)
     temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     try:
         shutil.copytree(run / "tokenizer", temporary)
@@ -96,10 +99,13 @@ def verify(folder: str | Path) -> float:
     """
     try:
         from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
     except ImportError as error:
         raise missing_extra("transformers", "dev", "--verify") from error
     ours = load_folder(folder, torch.float32)
+    logging.disable_progress_bar()
     theirs = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32, attn_implementation="eager").eval()
+    logging.enable_progress_bar()
     ids_BT = probe_ids(ours.config.vocab_size, min(128, ours.config.max_position_embeddings))
     with torch.inference_mode():
         error_frac = relative_error(ours(ids_BT).value, theirs(ids_BT).logits)
