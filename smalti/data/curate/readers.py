@@ -5,6 +5,7 @@ line, nothing passed over in silence. A task is plain data, so that it can be re
 """
 
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import IO, Any, Literal, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from smalti.base.errors import DataError, missing_extra
+from smalti.base.errors import DataError
 from smalti.data.curate.files import SourceFile
 
 RAW_SCHEMA = pa.schema(
@@ -30,6 +31,7 @@ RAW_SCHEMA = pa.schema(
 
 _BATCH_BYTES = 4 << 20
 _BATCH_ROWS = 4096
+_CHUNK_BYTES = 1 << 20
 _TASK_BYTES = 16 << 20
 
 Record = tuple[str, str, str, str | None]
@@ -196,6 +198,9 @@ def _open(file: SourceFile) -> Iterator[IO[bytes]]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{file.path} is not a whole gzip file: {error}") from error
     except OSError as error:
+        # Arrow's errors are OSErrors without a number.
+        if file.compression == "zst" and error.errno is None:
+            raise DataError(f"{file.path} is not a whole zstd file: {error}") from error
         raise DataError(f"{file.path} cannot be read: {error.strerror or error}") from error
 
 
@@ -203,15 +208,6 @@ def _stream(file: SourceFile) -> IO[bytes]:
     if file.compression == "gz":
         return cast(IO[bytes], gzip.open(file.path, "rb"))
     if file.compression == "zst":
-        return _zstd(file.path)
+        # Through Arrow: the streams of the package zstandard end without an error where a file was cut off.
+        return io.BufferedReader(pa.input_stream(file.path, compression="zstd"), _CHUNK_BYTES)
     return open(file.path, "rb")
-
-
-def _zstd(path: str) -> IO[bytes]:
-    # Arrow would read zst without another package, but it cannot tell a file that was cut off from one that ended.
-    try:
-        import zstandard
-    except ImportError as error:
-        raise missing_extra("zstandard", "data", f"reading {path}") from error
-    stream: IO[bytes] = zstandard.open(path, "rb")
-    return stream
