@@ -43,7 +43,7 @@ def demo(
     duration = _duration(minutes)
     stage("Plan: what this run costs", "plan", "budget", "demo", *duration)
     stage("Train: a mixture of experts on two ranks", "train", "demo", *duration)
-    stage("Export: a Hugging Face folder, reloaded and compared", "export", RUN, "--force")
+    stage("Export: a Hugging Face folder, reloaded and compared", "export", RUN)
     stage("Evaluate: bits per byte beside gzip and xz, two tasks", "eval", "run", RUN)
     for prompt in PROMPTS:
         options = ("--max-tokens", "96", "--temperature", "0.7", "--save")

@@ -5,6 +5,7 @@ config's own sections.
 """
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from smalti.base.errors import DataError, UserError
 from smalti.config.durations import to_seconds, total_steps
 from smalti.config.model import ModelConfig
 from smalti.config.run import JobConfig, RunConfig
+from smalti.data.inputs import check_inputs
 from smalti.data.stream import Stream
 from smalti.dist import checkpoint, fsdp, mesh
 from smalti.dist.peak import matmul_rate
@@ -74,7 +76,7 @@ def build(
     steps = total_steps(train.duration, global_batch_tokens=train.global_batch_tokens)
     if isinstance(config, RunConfig):
         resolved["microbatch_sequences"] = microbatch = _microbatch_sequences(config, world)
-        batches = batches or _token_batches(config, world, device, steps, microbatch)
+        batches = batches or _token_batches(config, folder, world, device, steps, microbatch)
         loss = loss or LanguageLoss(config.model, train.loss)
     assert batches is not None
     assert loss is not None
@@ -285,7 +287,12 @@ def _peak(device: torch.device, precision: str, world: World) -> float | None:
 # ---- data and sinks -------------------------------------------------------------------------------------------------
 
 
-def _token_batches(config: RunConfig, world: World, device: torch.device, steps: int, microbatch: int) -> TokenBatches:
+def _token_batches(
+    config: RunConfig, folder: RunFolder, world: World, device: torch.device, steps: int, microbatch: int
+) -> TokenBatches:
+    check_inputs(config)
+    if world.is_first and config.data.tokenizer is not None:
+        _keep_tokenizer(config.data.tokenizer, folder)
     stream = Stream(
         config.data,
         seed=config.seed,
@@ -296,6 +303,14 @@ def _token_batches(config: RunConfig, world: World, device: torch.device, steps:
         microbatch_sequences=microbatch,
     )
     return TokenBatches(stream, device, mask_documents=config.data.mask_documents)
+
+
+def _keep_tokenizer(source: str, folder: RunFolder) -> None:
+    """Copy the tokenizer into the run, once, so that the run can be exported wherever its data has gone."""
+    kept, temporary = folder.path / "tokenizer", folder.path / f".tokenizer.{os.getpid()}"
+    if not kept.exists():
+        shutil.copytree(source, temporary)
+        os.replace(temporary, kept)
 
 
 def _sinks(config: JobConfig, folder: RunFolder, step: int, steps: int) -> list[Any]:

@@ -13,9 +13,9 @@ from typing import Any
 
 from smalti.base import store
 from smalti.base.errors import DataError, UserError, missing_extra
-from smalti.base.hashing import digest_json
 from smalti.config.data import SplitPattern
 from smalti.data.tokenizer.bulk import is_byte_level, structure_of, tiktoken_of, token_bytes_of
+from smalti.data.tokenizer.identity import digest_of
 from smalti.data.tokenizer.patterns import EOD
 from smalti.data.tokenizer.ranks import known_or_given, read_ranks, tokenizer_from_ranks
 
@@ -24,7 +24,6 @@ CONFIG_FILE = "tokenizer_config.json"
 SPECIALS_FILE = "special_tokens_map.json"
 
 _EOD_NAMES = (EOD, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
-_DECIDES_IDS = ("type", "vocab", "merges", "ignore_merges", "byte_fallback", "unk_token")
 
 
 class Tokenizer:
@@ -59,10 +58,7 @@ class Tokenizer:
     @cached_property
     def digest(self) -> str:
         """Hex SHA-256 over all that decides ids (vocabulary, merges, split, added tokens) and the end of a document."""
-        model = {key: self._parts["model"].get(key) for key in _DECIDES_IDS}
-        added = [[token["id"], token["content"], token["special"]] for token in self._parts["added_tokens"]]
-        steps = [self._parts.get("normalizer"), self._parts.get("pre_tokenizer")]
-        return digest_json({"model": model, "added": added, "steps": steps, "eod_id": self.eod_id})
+        return digest_of(self._parts, self.eod_id)
 
     @cached_property
     def _bulk(self) -> tuple[Any, str]:

@@ -1,0 +1,47 @@
+"""Which tokenizer is in a folder, read as plain JSON: training can check it without the tokenizers package."""
+
+from pathlib import Path
+from typing import Any
+
+from smalti.base import store
+from smalti.base.errors import DataError
+from smalti.base.hashing import digest_json
+
+_DECIDES_IDS = ("type", "vocab", "merges", "ignore_merges", "byte_fallback", "unk_token")
+
+
+def digest_of(parts: dict[str, Any], eod_id: int) -> str:
+    """Hex SHA-256 over all that decides ids: vocabulary, merges, split, added tokens, and the end of a document.
+
+    ``parts`` is the content of a ``tokenizer.json`` as the tokenizers package writes it.
+    """
+    model = {key: parts["model"].get(key) for key in _DECIDES_IDS}
+    added = [[token["id"], token["content"], token["special"]] for token in parts["added_tokens"]]
+    steps = [parts.get("normalizer"), parts.get("pre_tokenizer")]
+    return digest_json({"model": model, "added": added, "steps": steps, "eod_id": eod_id})
+
+
+def digest_in(folder: str | Path) -> str:
+    """The digest of the tokenizer that ``Tokenizer.save`` wrote into ``folder``."""
+    parts = store.read_json(store.join(folder, "tokenizer.json"))
+    config = store.read_json(store.join(folder, "tokenizer_config.json"))
+    try:
+        ids = {**parts["model"]["vocab"], **{token["content"]: token["id"] for token in parts["added_tokens"]}}
+        return digest_of(parts, ids[config["eos_token"]])
+    except (KeyError, TypeError) as error:
+        raise DataError(
+            f"{folder} does not hold a tokenizer that 'smalti data tokenize' wrote: {error!r} is missing",
+            hint="data.tokenizer=OUTPUT/tokenizer, with OUTPUT of 'smalti data tokenize'",
+        ) from error
+
+
+def check_folder(folder: str | Path, tokenizer_digest: str) -> None:
+    """A DataError unless ``folder`` holds the tokenizer with that digest, the one that wrote the tokens."""
+    found = digest_in(folder)
+    if found != tokenizer_digest:
+        raise DataError(
+            f"data.tokenizer = {folder} is another tokenizer ({found[:12]}) than wrote the tokens "
+            f"({tokenizer_digest[:12]})",
+            allowed="the tokenizer/ folder beside the token files",
+            hint="data.tokenizer=OUTPUT/tokenizer, with OUTPUT of 'smalti data tokenize'",
+        )
