@@ -15,7 +15,10 @@ def get(area: str) -> logging.Logger:
 def setup(level: str = "INFO", *, file: str | None = None, rank: int = 0) -> None:
     """Send log lines to stderr (rank 0 only) and, where given, to ``file`` (every rank). Safe to call again."""
     root = logging.getLogger("smalti")
-    root.handlers.clear()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+        if isinstance(old, logging.FileHandler):
+            old.close()
     root.setLevel(level)
     root.propagate = False
     handlers: list[logging.Handler] = []
