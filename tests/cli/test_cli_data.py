@@ -1,0 +1,117 @@
+"""``smalti data`` as a command: the demo's chain on a small library, JSON for programs, errors in three lines."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from smalti.cli.main import run
+from smalti.config.data import CurateConfig, TokenizeConfig
+from smalti.config.load import load
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """An empty working folder with a small standard library."""
+    monkeypatch.chdir(tmp_path)
+    library = tmp_path / "lib"
+    for i in range(30):
+        path = library / f"module_{i:02d}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(
+            f'"""Module number {i}: it adds what it is given to the value of the field and returns the sum."""\n\n'
+            f"import os\n\n\ndef add_{i}(left, right):\n    total = left + right + {i}\n    return total\n"
+        )
+    paths = SimpleNamespace(get_paths=lambda: {"stdlib": str(library)})
+    monkeypatch.setattr("smalti.data.curate.installed_python.sysconfig", paths)
+    return tmp_path
+
+
+def json_of(capsys) -> dict:
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_demo_chain(place, capsys):
+    assert run(["data", "documents", "data/demo/raw"]) == 0
+    assert "data/demo/raw/code.jsonl" in capsys.readouterr().out
+    assert run(["data", "curate", "demo-curate", "--dry-run"]) == 0
+    assert "nothing was written" in capsys.readouterr().out
+    assert not (place / "data" / "demo" / "curated").exists()
+    assert run(["data", "curate", "demo-curate", "heldout_frac=0.2"]) == 0
+    out = capsys.readouterr().out
+    assert "code    train" in out
+    assert "smalti data tokenize" in out
+    assert run(["data", "tokenize", "demo-tokenize", "vocab_size=300"]) == 0
+    assert "vocabulary of 300" in capsys.readouterr().out
+    assert run(["data", "inspect", "data/demo/tokens/code/train", "--samples", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "document length in tokens" in out
+    assert "   | import os" in out
+    assert "####" in out
+
+
+def test_json_everywhere(place, capsys):
+    assert run(["data", "documents", "raw", "--json"]) == 0
+    assert json_of(capsys)["documents"] == {"code": 30, "prose": 30}
+    sources = ["sources.code.path=raw/code.jsonl", "sources.prose.path=raw/prose.jsonl", "output=curated"]
+    assert run(["data", "curate", "demo-curate", *sources, "--dry-run", "--json"]) == 0
+    assert json_of(capsys)["files"] == {"code": ["raw/code.jsonl"], "prose": ["raw/prose.jsonl"]}
+    assert run(["data", "curate", "demo-curate", *sources, "--json"]) == 0
+    assert set(json_of(capsys)["sources"]) == {"code", "prose"}
+    assert (
+        run(["data", "tokenize", "demo-tokenize", "documents=curated", "output=tokens", "vocab_size=300", "--json"])
+        == 0
+    )
+    assert json_of(capsys)["tokenizer"]["vocab_size"] == 300
+    assert run(["data", "inspect", "tokens", "--json"]) == 0
+    assert json_of(capsys)["kind"] == "tokenized"
+    assert run(["data", "inspect", "curated", "--json"]) == 0
+    assert json_of(capsys)["kind"] == "documents"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["curate", "demo-curate"], "data/demo/raw/code.jsonl does not exist"),
+        (["curate", "demo-curate", "sources.code.rules=[code-lihgt]"], "code-light"),
+        (["curate", "demo-curate", "heldout_fraction=0.1"], "heldout_frac"),
+        (["tokenize", "demo-tokenize"], "smalti data curate"),
+        (["inspect", "nowhere"], "nowhere holds nothing to inspect"),
+        (["documents", "raw", "--evrything"], "--everything"),
+    ],
+)
+def test_errors_are_short_and_end_with_2(place, capsys, arguments, message):
+    assert run(["data", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert "Traceback" not in shown.err
+    assert shown.out == ""
+
+
+def test_broken_line_is_named(place, capsys):
+    (place / "x.jsonl").write_text('{"text": "fine"}\n{"text":\n')
+    (place / "c.yaml").write_text("sources:\n  x: {path: x.jsonl}\noutput: out\n")
+    assert run(["data", "curate", "c.yaml"]) == 2
+    assert "x.jsonl:2: this line is not valid JSON" in capsys.readouterr().err
+
+
+def test_the_recipes_of_the_demo_load_and_fit_together():
+    curated = load(CurateConfig, "demo-curate").config
+    tokens = load(TokenizeConfig, "demo-tokenize").config
+    assert tokens.documents == curated.output
+    assert tokens.vocab_size == 4096
+    assert list(curated.sources) == ["code", "prose"]
+
+
+def test_progress_is_one_line_at_a_time(monkeypatch, capsys):
+    from smalti.base import clock
+    from smalti.cli.data import _Progress
+
+    now = [0.0]
+    monkeypatch.setattr(clock, "now_s", lambda: now[0])
+    with _Progress() as tell:
+        for done in range(0, 100, 10):
+            now[0] += 1.0
+            tell("reading", done, 100)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["reading: 40 B of 100 B, 40.0%", "reading: 90 B of 100 B, 90.0%"]
