@@ -1,6 +1,7 @@
 """Each published threshold, from both sides; the measures against plain counting."""
 
 from collections import Counter
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -229,3 +230,20 @@ def test_sentences():
         2,
         1,
     ]
+
+
+def test_the_reference_page_says_what_the_code_does():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "quality-rules.md").read_text()
+    sections = dict(part.split("`\n", 1) for part in page.split("\n## `")[1:])
+    assert list(sections) == list(PRESETS)
+    for name, preset in PRESETS.items():
+        told = [
+            [cell.strip(" `") for cell in line.split("|")[1:-1]]
+            for line in sections[name].splitlines()
+            if "| `" in line
+        ]
+        rules = [] if name == "none" else [*preset.rules, *preset.rules_after_edit]
+        assert [(row[0], row[1]) for row in told[: len(rules)]] == [(rule.name, rule.what) for rule in rules]
+        for row, rule in zip(told, rules, strict=False):
+            limits = [float(cell.replace(",", "")) if cell else None for cell in row[2:]]
+            assert limits == [None if abs(limit) == float("inf") else limit for limit in (rule.low, rule.high)]

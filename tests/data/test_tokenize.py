@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from smalti.base.errors import DataError, UserError
 from smalti.config.data import CurateConfig, TokenizeConfig
@@ -213,3 +214,11 @@ def test_length_bins_double():
     named = {(entry["from"], entry["to"]): entry["documents"] for entry in bins if entry["documents"]}
     assert named == {(0, 0): 1, (1, 1): 1, (2, 3): 2, (4, 7): 2, (8, 15): 1, (1 << 40, (1 << 41) - 1): 1}
     assert length_summary(np.zeros(0, dtype=np.int64), "tokens")["documents"] == 0
+
+
+def test_the_configs_of_the_guide_are_valid():
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "own-data.md").read_text()
+    blocks = [yaml.safe_load(block.split("```")[0]) for block in guide.split("```yaml\n")[1:]]
+    curated = CurateConfig.model_validate(next(block for block in blocks if "sources" in block))
+    tokens = TokenizeConfig.model_validate(next(block for block in blocks if "documents" in block))
+    assert tokens.documents == curated.output
