@@ -26,6 +26,9 @@ def chat(
     seed: Annotated[int, typer.Option(help="Equal seeds give equal answers.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")] = None,
     dtype: Annotated[str, typer.Option(help="Compute in fp32 or bf16.")] = "fp32",
+    save: Annotated[
+        bool, typer.Option("--save", help="Keep prompt and answer in RUN/samples.jsonl; the run's report shows them.")
+    ] = False,
 ) -> None:
     """Continue text with an exported model, streaming. Without --prompt: a prompt on a terminal, else reads stdin.
 
@@ -36,13 +39,45 @@ def chat(
     from smalti.serve.folders import find
 
     params = SamplingParams(max_tokens, temperature, top_p, top_k, seed, tuple(stop or ()))
-    engine = Engine.from_folder(find(model).folder, dtype=dtype)
-    if prompt is not None:
-        _show(engine.stream(prompt, params))
-    elif not sys.stdin.isatty():
-        _show(engine.stream(sys.stdin.read().removesuffix("\n"), params))
-    else:
+    found = find(model)
+    if prompt is None and not sys.stdin.isatty():
+        prompt = sys.stdin.read().removesuffix("\n")
+    _can_save(save, found.run_folder, prompt)
+    engine = Engine.from_folder(found.folder, dtype=dtype)
+    if prompt is None:
         _converse(engine, params)
+        return
+    completion = _show(engine.stream(prompt, params))
+    if save:
+        _save(f"{found.run_folder}/samples.jsonl", prompt, completion, params)
+
+
+def _can_save(save: bool, run_folder: str | None, prompt: str | None) -> None:
+    from smalti.base.errors import UserError
+
+    if save and (run_folder is None or prompt is None):
+        raise UserError(
+            "--save keeps the answer to one prompt in a run's folder",
+            allowed="a RUN and a prompt",
+            hint="smalti chat runs/demo --prompt 'import os' --save",
+        )
+
+
+def _save(path: str, prompt: str, completion: str, params: "SamplingParams") -> None:
+    from smalti.base.clock import utc_text
+    from smalti.track.append import LineFile
+
+    file = LineFile(path)
+    file.write(
+        {
+            "time": utc_text(),
+            "prompt": prompt,
+            "completion": completion,
+            "temperature": params.temperature,
+            "seed": params.seed,
+        }
+    )
+    file.close()
 
 
 def _converse(engine: "Engine", params: "SamplingParams") -> None:
@@ -77,8 +112,12 @@ def _read_prompt() -> str:
     return "\n".join(lines)
 
 
-def _show(pieces: Iterator[str]) -> None:
+def _show(pieces: Iterator[str]) -> str:
+    """Write the pieces as they come; returns them joined."""
+    shown = []
     for piece in pieces:
+        shown.append(piece)
         sys.stdout.write(piece)
         sys.stdout.flush()
     sys.stdout.write("\n")
+    return "".join(shown)
