@@ -1,5 +1,6 @@
 """A run folder as training leaves it, made by hand: config, tokenizer, a checkpoint, held-out tokens."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -65,4 +66,6 @@ def add_checkpoint(run: Path, config: RunConfig, step: int) -> str:
     torch.manual_seed(0)
     weights = tiny_model(config.model, seed=step).state_dict()
     tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
-    return checkpoint.save(run / "checkpoints", step, tensors, {"step": step}, keep=5)
+    with warnings.catch_warnings():  # one process alone is what is meant
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        return checkpoint.save(run / "checkpoints", step, tensors, {"step": step}, keep=5)

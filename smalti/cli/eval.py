@@ -19,9 +19,7 @@ _LS = "Example: smalti eval ls --json"
 @app.command(epilog="Example: smalti eval run runs/demo --suite demo n=100 max_bytes=500000")
 def run(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, or a Hugging Face folder.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="A.B=VALUE", help="Changes to the suite.")
-    ] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="A.B=VALUE", help="Changes to the suite.")] = None,
     suite: Annotated[str, typer.Option(help="Name of the suite; 'smalti eval ls' lists them.")] = "demo",
     output: Annotated[str | None, typer.Option(help="Write evals/SUITE/TIME/ here; absent: into the run.")] = None,
     dtype: Annotated[str, typer.Option(help="Compute in fp32 or bf16.")] = "fp32",
@@ -29,8 +27,10 @@ def run(
 ) -> None:
     """Run a suite on a run's export or on a Hugging Face folder, and print a table.
 
-    For a run the results are written to RUN/evals/SUITE/TIME/; held-out folders and seq_len come from its config.
+    For a run the results are written to RUN/evals/SUITE/TIME/ and into the model card of its export; held-out folders
+    and seq_len come from its config.
     """
+    from smalti.dist.export import refresh_card
     from smalti.evals import suite as room
     from smalti.serve.engine.engine import Engine
     from smalti.serve.folders import find
@@ -47,6 +47,8 @@ def run(
         about=about,
         announce=lambda name: typer.echo(f"{name} ...", err=True),
     )
+    if found.run_folder is not None and output is None:
+        refresh_card(found.run_folder)
     if as_json:
         print(json.dumps(results, indent=2))
     else:

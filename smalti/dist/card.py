@@ -29,7 +29,7 @@ def model_card(run_folder: str | Path, config: RunConfig, step: int, dtype: str)
         "## Model\n\n" + _table(("", ""), _shape_rows(config, dtype)),
         "## Training\n\n" + _table(("", ""), _training_rows(config, step)),
         "## Data\n\n" + _data(run, config),
-        "## Evaluation\n\n" + _evals(run),
+        "## Evaluation\n\n" + _evals(run, step),
         "## Provenance\n\n" + _table(("", ""), _provenance_rows(run)),
     ]
     return "\n\n".join(parts) + "\n"
@@ -102,17 +102,24 @@ def _data(run: Path, config: RunConfig) -> str:
     return text + "\n\nLicences of the documents are not recorded here; whoever passes the model on has to state them."
 
 
-def _evals(run: Path) -> str:
-    found = sorted(run.glob("evals/*/*/results.json"), key=lambda path: path.parent.name)
-    if not found:
-        return "No evaluation has been run. `smalti eval run RUN` runs one."
-    results = store.read_json(found[-1])
-    rows = [
-        (name, score["metric"], f"{score['value']:.4g}", _interval(score), f"{score['n']:,}", _beside(score))
-        for name, score in results["tasks"].items()
-    ]
-    head = f"Suite `{results['suite']}` at {results['time']}, step {results.get('step', 'unknown')}.\n\n"
-    return head + _table(("task", "metric", "value", "95 % interval", "n", "beside it"), rows)
+def _evals(run: Path, step: int) -> str:
+    """The latest results of each suite on this very step."""
+    latest: dict[str, dict[str, Any]] = {}
+    for path in sorted(run.glob("evals/*/*/results.json"), key=lambda path: path.parent.name):
+        results = store.read_json(path)
+        if results.get("step") == step:
+            latest[results["suite"]] = results
+    if not latest:
+        return f"Step {step} has not been evaluated. `smalti eval run RUN` does it."
+    parts = []
+    for suite, results in latest.items():
+        rows = [
+            (name, score["metric"], f"{score['value']:.4g}", _interval(score), f"{score['n']:,}", _beside(score))
+            for name, score in results["tasks"].items()
+        ]
+        head = f"Suite `{suite}`, {results['time']}, contexts of {results['seq_len']} tokens.\n\n"
+        parts.append(head + _table(("task", "metric", "value", "95 % interval", "n", "beside it"), rows))
+    return "\n\n".join(parts)
 
 
 def _interval(score: dict[str, Any]) -> str:

@@ -82,6 +82,14 @@ def export(
     return str(final)
 
 
+def refresh_card(run_folder: str | Path) -> None:
+    """Write the card in ``RUN/export`` again, as evals that came after the export are on it then."""
+    run = Path(run_folder)
+    record = store.read_json(run / "export" / RECORD)
+    config = load(RunConfig, str(run)).config
+    store.write_text(run / "export" / "README.md", card.model_card(run, config, record["step"], record["dtype"]))
+
+
 def relative_error(ours: Tensor, theirs: Tensor) -> float:
     """||a - b|| / ||b|| over all logits, in float64."""
     return float((ours.double() - theirs.double()).norm() / theirs.double().norm())

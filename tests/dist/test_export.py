@@ -16,6 +16,8 @@ from smalti.dist import export as room
 from smalti.dist.export import export
 from smalti.model.huggingface import load_folder
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
 
 @pytest.fixture(params=["llama", "dbrx"])
 def run(request, tmp_path: Path) -> Path:
@@ -141,13 +143,23 @@ def test_the_card_says_what_the_run_says(tmp_path: Path) -> None:
     score |= {"gzip_bits_per_byte": 1.6, "xz_bits_per_byte": 1.31}
     results = run / "evals/demo/2026-01-01T00-00-00.000Z/results.json"
     results.parent.mkdir(parents=True)
-    results.write_text(json.dumps({"suite": "demo", "time": "t", "step": 20, "tasks": {"heldout/code": score}}))
+    results.write_text(
+        json.dumps({"suite": "demo", "time": "t", "step": 20, "seq_len": 32, "tasks": {"heldout/code": score}})
+    )
     (run / "provenance.json").write_text(json.dumps({"git": {"commit": "abc123", "dirty": False}, "command": ["x"]}))
     card = (Path(export(run)) / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
     for text in ("1,280", "abc123", "| heldout/code | bits_per_byte | 1.5 |", "gzip -9 1.6, xz -9 1.31", "Licences"):
         assert text in card, text
     assert "| code | 1,280 |" in card
+
+
+def test_the_card_names_no_evals_of_another_step(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    results = run / "evals/demo/2026-01-01T00-00-00.000Z/results.json"
+    results.parent.mkdir(parents=True)
+    results.write_text(json.dumps({"suite": "demo", "time": "t", "step": 10, "seq_len": 32, "tasks": {}}))
+    assert "Step 20 has not been evaluated" in (Path(export(run)) / "README.md").read_text()
 
 
 def test_bad_requests(tmp_path: Path) -> None:
