@@ -245,7 +245,10 @@ def _write_shards(folder: Path, tensors: Weights, max_shard_bytes: int) -> None:
 
 
 def _write(path: Path, tensors: Weights) -> None:
+    path.touch()
+    mode = path.stat().st_mode  # what the umask gives; save_file would leave it readable by its owner alone
     save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(mode)
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
 
