@@ -13,7 +13,7 @@ from smalti.config.model import ModelConfig
 
 Table = tuple[tuple[int, float], ...]
 
-CPU_FRAC: Table = ((64, 0.07), (128, 0.15), (256, 0.32), (384, 0.45), (1024, 0.55))
+CPU_FRAC: Table = ((64, 0.09), (128, 0.19), (256, 0.32), (384, 0.45), (1024, 0.55))
 """Width -> share of the measured bf16 matmul rate, eager, dense. Measured on 2 cores (EPYC, avx512_bf16): width 128,
 3 layers, vocabulary 4,096, sequences of 256: 16k tokens/s = 0.15; width 384, 6 layers: 3.9k tokens/s = 0.45. The other
 points are drawn between and beyond these."""
@@ -22,7 +22,7 @@ CUDA_FRAC: Table = ((256, 0.10), (768, 0.28), (1536, 0.44), (2048, 0.52), (4096,
 """Width -> share of what a large matmul reaches (0.8 of the published peak). From LLM Foundry's published H100 bf16
 table, MFU / 0.8: 760M 34.9 %, 1B 41.8 %, 7B 46.4 %; below 1,536 drawn by hand."""
 
-MOE_FACTOR = 0.6
+MOE_FACTOR = 0.8
 """Routing, permutation and ragged matmuls: a mixture of experts reaches about this share of a dense model's rate."""
 
 FP32_SPEEDUP = 4.0
