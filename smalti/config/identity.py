@@ -6,7 +6,6 @@ Two configs of equal identity train the same model from the same data in the sam
 
 from typing import Any
 
-from smalti.base.hashing import digest_json
 from smalti.config.schema import Config, is_placement
 from smalti.config.yaml_lines import Path, dotted, inline
 
@@ -21,11 +20,6 @@ def identity(config: Config) -> dict[str, Any]:
         if not is_placement(type(config), name) and not _only_placement(getattr(config, name))
     }
     return values
-
-
-def identity_digest(config: Config) -> str:
-    """SHA-256 of the identity in canonical form."""
-    return digest_json(identity(config))
 
 
 def difference(before: Config, after: Config) -> list[str]:

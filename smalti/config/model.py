@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from smalti.config.schema import Config, Real, Whole
+from smalti.config.schema import Config, Real, Whole, placement
 
 
 class MoEConfig(Config):
@@ -18,8 +18,8 @@ class MoEConfig(Config):
     """Weight of the load-balance loss (a sum over sequences, weighted by their tokens)."""
     z_loss_coef: Real = Field(1e-3, ge=0)
     """Weight of the router z-loss (a sum over tokens of logsumexp squared)."""
-    kernel: Literal["grouped", "loop"] = "grouped"
-    """``grouped``: one grouped matmul over all experts; ``loop``: the naive reference, expert after expert."""
+    kernel: Literal["grouped", "loop"] = placement("grouped")
+    """``grouped``: one grouped matmul over all experts; ``loop``: the naive reference, held equal, expert after expert."""
 
     @model_validator(mode="after")
     def _top_k_fits(self) -> Self:

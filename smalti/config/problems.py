@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from smalti.base.errors import UserError, nearest
+from smalti.config.schema import NotAllowed
 from smalti.config.yaml_lines import Path, dotted, inline
 
 _OTHER_NAMES = {
@@ -184,9 +185,11 @@ def _problem(schema: Schema, path: Path, item: Any, value: Any, origins: Mapping
             how = f"write the whole list of {dotted(path[:-1])}"
         return Problem(f"{where}: {key} is missing", kind, how)
     if item["type"] == "value_error" and item.get("ctx"):
-        text = str(item["ctx"]["error"])
+        error = item["ctx"]["error"]
+        text = str(error)
         if schema.keys(node):
-            return Problem(f"{where}: {key + ': ' if key else ''}{text}", None, None)
+            allowed, hint = (error.allowed, error.hint) if isinstance(error, NotAllowed) else (None, None)
+            return Problem(f"{where}: {key + ': ' if key else ''}{text}", allowed, hint)
         return Problem(f"{where}: {key} = {inline(_at(value, path))}: {text}", schema.describe(node), None)
     given = _at(value, path)
     return Problem(

@@ -29,6 +29,14 @@ def placement(default: Any = ..., **kwargs: Any) -> Any:
     return Field(default, json_schema_extra={"kind": "placement"}, **kwargs)
 
 
+class NotAllowed(ValueError):
+    """What a validator of a section finds wrong, with what is allowed and what to type instead."""
+
+    def __init__(self, message: str, *, allowed: str, hint: str) -> None:
+        super().__init__(message)
+        self.allowed, self.hint = allowed, hint
+
+
 def is_placement(model: type[BaseModel], name: str) -> bool:
     """Whether ``name`` of ``model`` was declared with ``placement``."""
     extra = model.model_fields[name].json_schema_extra
@@ -43,10 +51,12 @@ def split_duration(text: str) -> tuple[float, str]:
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"'{text}' is not a duration; write a number and a unit: 100step, 2e9tok, 0.8run")
+    if not math.isfinite(float(match["amount"])):
+        raise ValueError(f"'{text}' is too large a number")
     return float(match["amount"]), match["unit"]
 
 
-def _duration(units: tuple[str, ...]) -> AfterValidator:
+def _duration(units: tuple[str, ...], *, may_be_none: bool = False) -> AfterValidator:
     def check(text: str) -> str:
         amount, unit = split_duration(text)
         if unit not in units:
@@ -55,6 +65,8 @@ def _duration(units: tuple[str, ...]) -> AfterValidator:
             raise ValueError(f"'{text}' is more than the whole run; fractions go from 0run to 1run")
         if unit in ("step", "tok") and amount != int(amount):
             raise ValueError(f"'{text}' must be a whole number of {unit}")
+        if amount == 0 and not may_be_none:
+            raise ValueError(f"'{text}' is no length; it must be above 0")
         return text.strip()
 
     return AfterValidator(check)
@@ -86,8 +98,10 @@ def _duration_schema(*examples: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "pattern": pattern, "examples": list(examples)})
 
 
-Duration = Annotated[str, _duration(("step", "tok", "run")), _duration_schema("100step", "2e9tok", "0.8run")]
-"""A length of training: ``100step``, ``2e9tok``, ``0.8run``."""
+Duration = Annotated[
+    str, _duration(("step", "tok", "run"), may_be_none=True), _duration_schema("100step", "2e9tok", "0.8run")
+]
+"""A length of a part of training: ``100step``, ``2e9tok``, ``0.8run``; 0 leaves the part out."""
 
 Length = Annotated[str, _duration(("step", "tok")), _duration_schema("600step", "2e9tok")]
 """The length of a whole run: ``600step``, ``2e9tok``."""
@@ -107,3 +121,9 @@ Real = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number_from
 
 Whole = Annotated[int, BeforeValidator(_whole_number)]
 """An integer that also takes ``2e9``."""
+
+Count = Annotated[int, Field(ge=1), BeforeValidator(_whole_number)]
+"""A whole number of at least 1, for unions, whose members need bounds of their own."""
+
+BelowOne = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), BeforeValidator(_number_from_text)]
+"""A number from 0 up to, not including, 1; for lists, whose items need bounds of their own."""

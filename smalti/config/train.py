@@ -4,7 +4,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from smalti.config.schema import Cadence, Config, Duration, Length, Real, WallTime, Whole, placement
+from smalti.config.durations import check_schedule
+from smalti.config.schema import BelowOne, Cadence, Config, Count, Duration, Length, Real, WallTime, Whole, placement
 
 
 class OptimizerConfig(Config):
@@ -14,8 +15,8 @@ class OptimizerConfig(Config):
     """The update rule."""
     lr: Real = Field(gt=0)
     """Peak learning rate."""
-    betas: tuple[Real, Real] = (0.9, 0.95)
-    """Decay rates of the two moments."""
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
+    """Decay rates of the two moments, each below 1."""
     eps: Real = Field(1e-8, gt=0)
     """Added to the root of the second moment."""
     weight_decay: Real = Field(0.1, ge=0)
@@ -28,7 +29,7 @@ class ScheduleConfig(Config):
     """Warmup, stable, decay (WSD): linear up, flat, then down."""
 
     warmup: Duration = "0.02run"
-    """Length of the linear rise from 0."""
+    """Length of the linear rise from 0; with the decay at most the whole run."""
     decay: Duration = "0.2run"
     """Length of the final fall."""
     shape: Literal["linear", "sqrt", "cosine"] = "linear"
@@ -66,7 +67,7 @@ class ParallelConfig(Config):
     """Processes on this machine when ``smalti train`` starts them itself."""
     replicate: Whole = placement(1, ge=1)
     """Size of the replicate axis (HSDP); the rest of the ranks shard the weights."""
-    threads: Whole | Literal["auto"] = placement("auto")
+    threads: Count | Literal["auto"] = placement("auto")
     """CPU threads for each rank; auto: cores / ranks."""
     device: Literal["auto", "cpu", "cuda"] = placement("auto")
     """auto takes CUDA where it is."""
@@ -94,7 +95,7 @@ class TrainConfig(Config):
     """Length of the run: ``600step`` or ``2e9tok``."""
     global_batch_tokens: Whole = Field(ge=1)
     """Tokens in one step, over all ranks; a multiple of seq_len."""
-    microbatch_tokens: Whole | Literal["auto"] = placement("auto")
+    microbatch_tokens: Count | Literal["auto"] = placement("auto")
     """Tokens in one forward pass on one rank; auto: the rank's whole share, at most 16,384 tokens."""
     optimizer: OptimizerConfig
     """The update."""
@@ -116,7 +117,17 @@ class TrainConfig(Config):
     """Held-out tokens per source in the loop."""
 
     @model_validator(mode="after")
-    def _units_of_duration(self) -> Self:
+    def _schedule_fits_the_run(self) -> Self:
+        check_schedule(
+            self.duration,
+            self.schedule.warmup,
+            self.schedule.decay,
+            global_batch_tokens=self.global_batch_tokens,
+        )
+        return self
+
+    @model_validator(mode="after")
+    def _microbatch_fits_the_batch(self) -> Self:
         if isinstance(self.microbatch_tokens, int) and self.microbatch_tokens > self.global_batch_tokens:
             raise ValueError(
                 f"microbatch_tokens={self.microbatch_tokens} is more than "

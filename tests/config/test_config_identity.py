@@ -2,7 +2,7 @@
 
 import pytest
 
-from smalti.config.identity import difference, identity, identity_digest, placement_difference
+from smalti.config.identity import difference, identity, placement_difference
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 
@@ -25,7 +25,7 @@ def config(*overrides: str) -> RunConfig:
 )  # fmt: skip
 def test_placement_is_not_identity(override):
     assert difference(config(), config(override)) == []
-    assert identity_digest(config()) == identity_digest(config(override))
+    assert identity(config()) == identity(config(override))
     assert len(placement_difference(config(), config(override))) == 1
 
 
@@ -42,7 +42,15 @@ def test_placement_is_not_identity(override):
 )
 def test_a_difference_is_a_line(override, line):
     assert difference(config(), config(override)) == [line]
-    assert identity_digest(config()) != identity_digest(config(override))
+    assert identity(config()) != identity(config(override))
+
+
+def test_the_kernel_of_the_experts_is_placement():
+    moe = "model.moe={num_experts: 4, num_experts_per_tok: 2}"
+    assert difference(config(moe), config(moe, "model.moe.kernel=loop")) == []
+    assert placement_difference(config(moe), config(moe, "model.moe.kernel=loop")) == [
+        "model.moe.kernel: grouped -> loop"
+    ]
 
 
 def test_a_section_that_comes_is_shown_whole():

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from smalti.base.errors import UserError
 from smalti.config import find
 from smalti.config.data import CurateConfig
+from smalti.config.durations import check_schedule
 from smalti.config.load import dump, from_dict, json_schema, load, show
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
@@ -121,6 +122,24 @@ def test_a_run_folder_is_loaded_by_its_config(recipe, tmp_path):
         ("train.parallel.ranks=1.5", ["train.parallel.ranks = 1.5", "a whole number"]),
         ("train.parallel.threads=many", ["threads = many", "auto"]),
         ("train.parallel.device=cudo", ["auto, cpu, cuda", "did you mean 'cuda'?"]),
+        ("train.parallel.threads=0", ["parallel.threads = 0 is not allowed", "a whole number at least 1, or auto"]),
+        ("train.microbatch_tokens=0", ["microbatch_tokens = 0 is not allowed", "a whole number at least 1, or auto"]),
+        ("train.microbatch_tokens=-320", ["microbatch_tokens = -320 is not allowed"]),
+        ("train.optimizer.betas=[1.5, 0.95]", ["betas.0 = 1.5 is not allowed", "a number at least 0 and below 1"]),
+        ("train.optimizer.betas=[0.9, 1]", ["betas.1 = 1 is not allowed"]),
+        ("train.duration=0step", ["train.duration = 0step: '0step' is no length; it must be above 0", "600step"]),
+        ("train.duration=1e999tok", ["'1e999tok' is too large a number"]),
+        ("train.checkpoint.every=0tok", ["'0tok' is no length"]),
+        ("train.eval_every=0run", ["'0run' is no length"]),
+        ("train.log_every=0step", ["'0step' is no length"]),
+        ("train.log_every=0.0s", ["'0.0s' is no length"]),
+        ("train.parallel.timeout=0min", ["'0min' is no length"]),
+        ("train.schedule.warmup=200step",
+         ["train: schedule.warmup=200step is 200 steps; the run, train.duration=100step, has 100 steps",
+          "allowed: at most 100step", "hint: train.schedule.warmup=0.02run"]),
+        ("train.schedule.warmup=1638401tok", ["schedule.warmup=1638401tok is 100 steps; the run"]),
+        ("train.schedule.decay=0.99run",
+         ["schedule.warmup=0.02run and schedule.decay=0.99run are 2 + 99 steps", "allowed: together at most 100step"]),
         ("train.duration=3min", ["'3min' has the unit 'min'", "600step"]),
         ("train.optimizer=null", ["a section with the keys name, lr"]),
         ("train.optimizer.betas=[1]", ["train.optimizer.betas.1 is missing"]),
@@ -143,6 +162,20 @@ def test_bad_overrides_are_answered(recipe, override, words):
     text = refused(recipe, override)
     for word in words:
         assert word in text
+
+
+def test_a_schedule_may_fill_the_run_and_have_no_part(recipe):
+    for overrides in (
+        ("train.schedule.warmup=0step", "train.schedule.decay=0run"),
+        ("train.schedule.warmup=0.3run", "train.schedule.decay=0.7run"),
+        ("train.schedule.warmup=1638400tok", "train.schedule.decay=0run"),
+    ):
+        load(RunConfig, recipe, overrides)
+
+
+@given(st.integers(1, 10_000), st.integers(0, 100))
+def test_shares_that_sum_to_one_always_fit(steps, percent):
+    check_schedule(f"{steps}step", f"{percent / 100}run", f"{(100 - percent) / 100}run", global_batch_tokens=7)
 
 
 def test_problems_are_told_together_with_their_lines(tmp_path):
