@@ -12,6 +12,7 @@ classes alone. Does not promise anything about a folder that somebody else can w
 import io
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from smalti.base import store
+from smalti.base import log, store
 from smalti.base.errors import DataError, TryElsewhere
 from smalti.base.hashing import sha256_file
 
@@ -57,8 +58,11 @@ def save(folder: str | Path, step: int, tensors: dict[str, Tensor], train_state:
     failure = _worst(_attempt(lambda: _make_empty(temporary)) if _first() else None)
     if failure is None:
         failure = _worst(_attempt(lambda: _write_shards(temporary, tensors)))
+    own: list[dict[str, Any]] = []
     if failure is None:
-        entries: list[dict[str, Any]] = _gather(_own_entries(temporary))
+        failure = _worst(_attempt(lambda: own.extend(_own_entries(temporary))))
+    if failure is None:
+        entries = _gather(own)
         failure = _worst(_attempt(lambda: _publish(temporary, final, train_state, entries)) if _first() else None)
     if failure is not None:
         if _first():
@@ -69,7 +73,9 @@ def save(folder: str | Path, step: int, tensors: dict[str, Tensor], train_state:
             "checkpoint before",
         )
     if _first():
-        _prune(Path(folder), keep)
+        unpruned = _attempt(lambda: _prune(Path(folder), step, keep))
+        if unpruned is not None:
+            log.get("checkpoint").warning("an old checkpoint could not be deleted: %s", unpruned)
     return str(final)
 
 
@@ -106,8 +112,9 @@ def _publish(temporary: Path, final: Path, train_state: dict[str, Any], entries:
     store.write_text(final.parent / "latest", final.name + "\n")
 
 
-def _prune(folder: Path, keep: int) -> None:
-    for old in _complete(folder)[keep:]:
+def _prune(folder: Path, step: int, keep: int) -> None:
+    """Delete all but the newest ``keep`` up to ``step``. One that is newer than what was just saved is not ours."""
+    for old in [name for name in _complete(folder) if step_of(name) <= step][keep:]:
         (folder / old / "COMPLETE").unlink()
         shutil.rmtree(folder / old)
 
@@ -119,27 +126,55 @@ def _complete(folder: str | Path) -> list[str]:
     """Names of complete checkpoints, newest first."""
     if not Path(folder).is_dir():
         return []
-    names = [name for name in os.listdir(folder) if name.startswith("step-")]
+    names = [name for name in os.listdir(folder) if re.fullmatch(r"step-\d+", name)]
     return sorted((name for name in names if (Path(folder) / name / "COMPLETE").exists()), reverse=True)
 
 
 def newest(folder: str | Path, reject: Reject | None = None) -> str | None:
-    """The newest checkpoint below ``folder`` whose every file matches its digest, or None where there is none.
+    """The newest checkpoint below ``folder`` whose every file matches its digest, or None where there is none at all.
 
     Call it on one process (its cost is reading the checkpoint once); older ones are looked at only where newer fail.
+    DataError where there are some and none can be used: to start from the beginning then is the user's decision.
     """
+    reasons: list[str] = []
     for name in _complete(folder):
         path = str(Path(folder) / name)
         reason = fault(path)
         if reason is None:
             return path
+        reasons.append(f"{name}: {reason}")
         if reject is not None:
             reject(path, reason)
+    if reasons:
+        raise DataError(
+            f"no checkpoint in {folder} can be used: {'; '.join(reasons)}",
+            allowed="at least one whose files match its manifest",
+            hint="bring one back from a copy, or start anew with name=NEW_NAME; nothing was changed",
+        )
     return None
 
 
+def set_aside_newer(path: str | Path) -> list[str]:
+    """Rename the checkpoints beside ``path`` that are newer (damaged, or they would have been chosen); returns them.
+
+    Training goes on from ``path`` and will write those steps again; what is set aside (``rejected-step-...``) stays to
+    be looked at.
+    """
+    folder, moved = Path(path).parent, []
+    for name in _complete(folder):
+        if step_of(name) > step_of(path):
+            aside = folder / f"rejected-{name}"
+            shutil.rmtree(aside, ignore_errors=True)
+            os.replace(folder / name, aside)
+            moved.append(str(aside))
+    return moved
+
+
 def fault(path: str | Path) -> str | None:
-    """Why the checkpoint at ``path`` cannot be used, or None where every file matches its digest."""
+    """Why the checkpoint at ``path`` is damaged, or None where every file matches its digest.
+
+    DataError for a format of another version; TryElsewhere where a file is there and cannot be read (permission, I/O).
+    """
     root = Path(path)
     try:
         if not (root / "COMPLETE").exists():
@@ -148,18 +183,27 @@ def fault(path: str | Path) -> str | None:
             return "manifest.json does not match its digest in COMPLETE"
         manifest = store.read_json(root / "manifest.json")
         if manifest["format"] != FORMAT:
-            return f"its format is {manifest['format']}; this version reads {FORMAT}"
-        for entry in manifest["files"]:
-            file = root / entry["name"]
-            if not file.exists():
-                return f"{entry['name']} is missing"
-            if file.stat().st_size != entry["bytes"]:
-                return f"{entry['name']} has {file.stat().st_size} bytes; {entry['bytes']} were written"
-            if sha256_file(file) != entry["sha256"]:
-                return f"{entry['name']} does not match its digest"
-    except (OSError, KeyError, TypeError, DataError) as error:
-        return str(error)
-    return None
+            raise DataError(
+                f"checkpoint {path} has format {manifest['format']}; this version of Smalti reads {FORMAT}",
+                hint="use the version that wrote it (provenance.json names it), or start anew with name=NEW_NAME",
+            )
+        found = (_mismatch(root, entry) for entry in manifest["files"])
+        return next((reason for reason in found if reason), None)
+    except (FileNotFoundError, KeyError, TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    except OSError as error:
+        raise TryElsewhere(
+            f"checkpoint {path} cannot be read: {error}", hint="mend the access to it, then run the same command again"
+        ) from error
+
+
+def _mismatch(root: Path, entry: dict[str, Any]) -> str | None:
+    file = root / entry["name"]
+    if not file.exists():
+        return f"{entry['name']} is missing"
+    if file.stat().st_size != entry["bytes"]:
+        return f"{entry['name']} has {file.stat().st_size} bytes; {entry['bytes']} were written"
+    return None if sha256_file(file) == entry["sha256"] else f"{entry['name']} does not match its digest"
 
 
 # ---- loading --------------------------------------------------------------------------------------------------------

@@ -29,11 +29,16 @@ def blocks_of(model: nn.Module) -> Iterator[nn.Module]:
 def shard(model: nn.Module, mesh: DeviceMesh, *, compute: str, reduce: str) -> nn.Module:
     """Shard ``model`` over ``mesh`` in place: each block, then the root with what is left. Returns ``model``.
 
-    compute, reduce: ``fp32`` or ``bf16``; the sharded weights keep their own dtype (the master).
+    compute, reduce: ``fp32`` or ``bf16``; the sharded weights keep their own dtype (the master). A module with a true
+    attribute ``full_precision`` computes in fp32 whatever ``compute`` is.
     """
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[compute], reduce_dtype=DTYPES[reduce])
+    in_full = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
     gathered_bytes = sum(p.numel() for p in model.parameters()) * DTYPES[compute].itemsize
     reshard = gathered_bytes > _KEEP_GATHERED_BYTES
+    for module in model.modules():
+        if getattr(module, "full_precision", False):  # a router: small, so it stays gathered
+            fully_shard(module, mesh=mesh, mp_policy=in_full, reshard_after_forward=False)
     for block in blocks_of(model):
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from smalti.base import env, log
 from smalti.base.env import World
-from smalti.base.errors import DataError, UserError
+from smalti.base.errors import DataError, SmaltiError, UserError
 from smalti.config.durations import to_seconds, total_steps
-from smalti.config.model import ModelConfig
 from smalti.config.run import JobConfig, RunConfig
 from smalti.data.inputs import check_inputs
 from smalti.data.stream import Stream
@@ -78,22 +77,19 @@ def build(
         resolved["microbatch_sequences"] = microbatch = _microbatch_sequences(config, world)
         batches = batches or _token_batches(config, folder, world, device, steps, microbatch)
         loss = loss or LanguageLoss(config.model, train.loss)
-    assert batches is not None
-    assert loss is not None
-    model = _sharded(config, model, device)
-    state = TrainState(
-        model=model,
-        optimizer=build_optimizer(model, train.optimizer),
-        lr=WarmupStableDecay.of(train, total_steps=steps),
-        clip_norm=train.optimizer.clip_norm,
-    )
-    tokens_before = _resume(folder, state, batches, events)
+    assert batches is not None and loss is not None
+    path = _find_checkpoint(folder, events)
+    model = _sharded(config, model, device, resumes=path is not None)
+    optimizer, lr = build_optimizer(model, train.optimizer), WarmupStableDecay.of(train, total_steps=steps)
+    state = TrainState(model, optimizer, lr, train.optimizer.clip_norm)
+    before = _resume(path, state, batches, events)
     peak = _peak(device, train.precision.compute, world)
     events.write("auto_resolved", **resolved, **_size(config), peak_flops_per_s=peak)
     recorder = Recorder(
         _sinks(config, folder, state.step, steps) if world.is_first else [],
         total_steps=steps,
-        tokens_before=tokens_before,
+        tokens_before=float(before.get("tokens", 0)),
+        train_s_before=float(before.get("train_s", 0)),
         flops_per_token=_flops_per_token(config),
         peak_flops_per_s=peak,
         world_size=world.world_size,
@@ -137,8 +133,8 @@ def _flops_per_token(config: JobConfig) -> float | None:
 # ---- model ----------------------------------------------------------------------------------------------------------
 
 
-def _sharded(config: JobConfig, given: nn.Module | None, device: torch.device) -> nn.Module:
-    """The model over the mesh, with its first weights."""
+def _sharded(config: JobConfig, given: nn.Module | None, device: torch.device, *, resumes: bool) -> nn.Module:
+    """The model over the mesh, with its first weights; where a checkpoint will overwrite them, with any."""
     parallel, precision = config.train.parallel, config.train.precision
     model = given
     if model is None:
@@ -155,34 +151,36 @@ def _sharded(config: JobConfig, given: nn.Module | None, device: torch.device) -
             block.compile()
     axes = mesh.build(device, parallel.replicate)
     fsdp.shard(model, axes, compute=precision.compute, reduce=precision.reduce)
-    if given is None:
+    if given is None and (resumes or config.init_from is not None):
+        model.to_empty(device=device)
+    if not resumes and config.init_from is not None:
+        _load_weights(model, config.init_from)
+    elif not resumes and given is None:
         assert isinstance(config, RunConfig)
-        _first_weights(model, config, device)
-    elif config.init_from is not None:
-        _load_weights(model, config.init_from, None)
+        described, seed = config.model, config.seed
+        fsdp.materialize(model, device, lambda name, shape: draw(name, shape, described, seed))
     return model
 
 
-def _first_weights(model: nn.Module, config: RunConfig, device: torch.device) -> None:
-    if config.init_from is not None:
-        model.to_empty(device=device)
-        _load_weights(model, config.init_from, config.model)
-        return
-    fsdp.materialize(model, device, lambda name, shape: draw(name, shape, config.model, config.seed))
-
-
-def _load_weights(model: nn.Module, source: str, wanted: ModelConfig | None) -> None:
+def _load_weights(model: nn.Module, source: str) -> None:
     """``init_from``: weights only; the schedule, the optimizer and the data start afresh."""
     weights = read_weights(source)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name not in weights:
-                raise DataError(f"init_from={source} has no weight '{name}'", hint="the model section must match it")
-            if weights[name].shape != parameter.shape:
-                raise DataError(
-                    f"weight '{name}' of init_from={source} has shape {tuple(weights[name].shape)}; "
-                    f"the model section asks for {tuple(parameter.shape)}"
-                )
+    wanted = dict(model.named_parameters())
+    strangers = sorted(set(weights) ^ set(wanted))
+    if strangers:
+        where = f"init_from={source}" if strangers[0] in weights else "the model"
+        raise DataError(
+            f"weight '{strangers[0]}' is only in {where} ({len(strangers)} weights do not pair up)",
+            allowed="a model section of the same shape as the weights",
+            hint="copy the model section of the run that the weights come from",
+        )
+    for name, parameter in wanted.items():
+        if weights[name].shape != parameter.shape:
+            raise DataError(
+                f"weight '{name}' of init_from={source} has shape {tuple(weights[name].shape)}; "
+                f"the model section asks for {tuple(parameter.shape)}"
+            )
+        with torch.no_grad():
             fsdp.assign(parameter, weights[name].to(parameter.dtype))
 
 
@@ -207,25 +205,39 @@ def tensors_of(state: TrainState) -> dict[str, Tensor]:
     return {**weights, **moments(state.model, state.optimizer)}
 
 
-def _resume(folder: RunFolder, state: TrainState, batches: Batches, events: Any) -> float:
-    """Load the newest checkpoint that verifies; returns the tokens learned before, 0 for a start from the beginning."""
-
-    def reject(path: str, reason: str) -> None:
-        log.get("train").warning("%s is passed over: %s", path, reason)
-        events.write("checkpoint_rejected", path=path, reason=reason)
-
-    found = [checkpoint.newest(folder.checkpoints, reject) if dist.get_rank() == 0 else None]
+def _find_checkpoint(folder: RunFolder, events: Any) -> str | None:
+    """The checkpoint to go on from, the same on every rank; rank 0 looks, and all of them raise what it raises."""
+    passed_over: list[tuple[str, str]] = []
+    found: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            found[0] = checkpoint.newest(folder.checkpoints, lambda path, reason: passed_over.append((path, reason)))
+        except SmaltiError as error:
+            found[1] = error
     dist.broadcast_object_list(found, src=0)
-    path = found[0]
+    path, failure = found
+    if failure is not None:
+        raise failure
+    for rejected, reason in passed_over:
+        log.get("train").warning("%s is passed over: %s", rejected, reason)
+        events.write("checkpoint_rejected", path=rejected, reason=reason)
+    if path is not None and dist.get_rank() == 0:
+        for aside in checkpoint.set_aside_newer(path):
+            log.get("train").warning("it is kept as %s", aside)
+    return str(path) if path else None
+
+
+def _resume(path: str | None, state: TrainState, batches: Batches, events: Any) -> dict[str, Any]:
+    """Load a checkpoint; returns what it says beside tensors, empty for a start from the beginning."""
     if path is None:
-        return 0.0
+        return {}
     saved = checkpoint.read_state(path)
     batches.check(saved["stream"])
     checkpoint.load(path, tensors_of(state))
     state.step = saved["step"]
     log.get("train").info("resumed from %s", path)
     events.write("resumed", step=state.step, path=path)
-    return float(saved["tokens"])
+    return saved
 
 
 # ---- placement ------------------------------------------------------------------------------------------------------

@@ -171,9 +171,8 @@ def train_state(job: Job) -> dict[str, Any]:
     return {
         "step": job.state.step,
         "tokens": job.recorder.tokens,
-        "seed": job.config.seed,
+        "train_s": job.recorder.train_s,
         "stream": job.batches.state(),
-        "total_steps": job.total_steps,
     }
 
 

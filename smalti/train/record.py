@@ -36,15 +36,16 @@ class Recorder:
         *,
         total_steps: int,
         tokens_before: float,
+        train_s_before: float,
         flops_per_token: float | None,
         peak_flops_per_s: float | None,
         world_size: int,
     ) -> None:
         self._sinks, self._total = sinks, total_steps
         self._flops_per_token, self._peak, self._world_size = flops_per_token, peak_flops_per_s, world_size
-        self.tokens = tokens_before
+        self.tokens, self.train_s = tokens_before, train_s_before
         self._waiting: list[tuple[int, float, StepResult]] = []
-        self._start_s = self._window_s = clock.now_s()
+        self._window_s = clock.now_s()
         self._wait_s = self._outside_s = 0.0
         self._step_s: float | None = None
 
@@ -64,6 +65,7 @@ class Recorder:
         window_s = max(now_s - self._window_s - self._outside_s, 1e-9)
         if rows:
             self._step_s = window_s / len(rows)
+            self.train_s += window_s
         wait_frac = min(self._wait_s / window_s, 1.0)
         self._waiting, self._window_s, self._wait_s, self._outside_s = [], now_s, 0.0, 0.0
         for step, lr, result, loss, grad_norm in rows:
@@ -100,7 +102,7 @@ class Recorder:
             "lr-AdamW/group0": lr,
             "time/batch": float(step),
             "time/token": self.tokens,
-            "time/train": (clock.now_s() - self._start_s) / hours,
+            "time/train": self.train_s / hours,
             "time/remaining_estimate": (self._total - step) * self._step_s / hours,
             "throughput/batches_per_sec": 1 / self._step_s,
             "throughput/tokens_per_sec": tokens_per_s,

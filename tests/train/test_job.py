@@ -1,6 +1,8 @@
 """Building jobs: from a config, from a module and a loss of one's own, from other weights; and what is refused."""
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,15 @@ import toy
 from gloo import run_ranks
 from torch import nn
 
-from smalti.base.errors import DataError, Refusal, UserError
+from smalti.base.errors import DataError, Refusal, TryElsewhere, UserError
 from smalti.config.load import from_dict
 from smalti.config.run import JobConfig, RunConfig
 from smalti.dist import checkpoint
 from smalti.model.init import draw
-from smalti.train import build, fit
+from smalti.train import Hook, build, fit
 from smalti.train.job import read_weights
+from smalti.train.loop import Job
+from smalti.train.step import StepResult
 
 
 def _changed(config: RunConfig, **changes: Any) -> RunConfig:
@@ -138,6 +142,71 @@ def test_init_from_another_shape_or_nothing_is_refused(tmp_path: Path) -> None:
     assert "has shape" in run_ranks(1, _error, other, DataError)[0]
     nothing = _changed(first, name="n", folder=str(tmp_path / "n"), init_from=str(tmp_path / "tokens"))
     assert "is none of" in run_ranks(1, _error, nothing, DataError)[0]
+
+
+def test_init_from_weights_that_the_model_has_no_place_for_is_refused(tmp_path: Path) -> None:
+    first = toy.config(tmp_path, duration="2step")
+    run_ranks(1, _fit, first)
+    model = first.model.model_dump(mode="json") | {"num_hidden_layers": 1}
+    shallow = _changed(first, name="s", folder=str(tmp_path / "s"), init_from=first.run_folder, model=model)
+    assert "'blocks.1." in run_ranks(1, _error, shallow, DataError)[0]
+
+
+def test_a_run_resumes_without_what_it_was_initialised_from(tmp_path: Path) -> None:
+    first = toy.config(tmp_path, duration="2step")
+    run_ranks(1, _fit, first)
+    second = _changed(first, name="second", folder=str(tmp_path / "second"), init_from=first.run_folder)
+    run_ranks(1, _fit, second)
+    Path(first.run_folder).rename(tmp_path / "elsewhere")
+    assert run_ranks(1, _fit, second) == [2]
+
+
+def _train_s(folder: str) -> list[float]:
+    lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    return [line["time/train"] for line in lines if "time/train" in line]
+
+
+def _fit_until(rank: int, config: RunConfig, step: int) -> int:
+    """Stop as SIGTERM does, after ``step``."""
+
+    class Terminate(Hook):
+        def on_step(self, job: Job, result: StepResult) -> None:
+            if job.state.step == step - 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(TryElsewhere):
+        _fit(rank, config, hooks=[Terminate()])
+    return step
+
+
+def test_damaged_newer_checkpoints_are_set_aside_and_later_ones_kept(tmp_path: Path) -> None:
+    config = toy.config(tmp_path, checkpoint={"every": "4step", "keep": 2})
+    run_ranks(1, _fit_until, config, 12)
+    folder = Path(config.run_folder) / "checkpoints"
+    names = sorted(path.name for path in folder.glob("step-*"))
+    assert names == ["step-00000008", "step-00000012"]
+    (folder / names[1] / "train_state.json").write_text("{}")
+    assert run_ranks(1, _fit, config) == [24]
+    assert sorted(path.name for path in folder.glob("*step-*")) == [
+        "rejected-step-00000012",
+        "step-00000020",
+        "step-00000024",
+    ]
+    hours = _train_s(config.run_folder)
+    assert hours == sorted(hours)
+    assert (folder / "latest").read_text().strip() == "step-00000024"
+
+
+def test_checkpoints_none_of_which_can_be_used_stop_the_run_and_nothing_is_lost(tmp_path: Path) -> None:
+    config = toy.config(tmp_path, checkpoint={"every": "4step"})
+    run_ranks(1, _fit_until, config, 12)
+    folder = Path(config.run_folder)
+    for path in folder.glob("checkpoints/step-*/manifest.json"):
+        path.write_text(path.read_text() + " ")
+    before = {path: path.read_bytes() for path in [*folder.glob("checkpoints/**/*.json"), folder / "metrics.jsonl"]}
+    messages = run_ranks(2, _error, config, DataError)
+    assert all("step-00000012" in message and "step-00000008" in message for message in messages)
+    assert all(path.read_bytes() == content for path, content in before.items())
 
 
 def test_a_mesh_that_does_not_fit_is_refused(tmp_path: Path) -> None:

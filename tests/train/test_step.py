@@ -149,3 +149,26 @@ def test_no_gradient_is_formed_without_grad_mode() -> None:
     with torch.no_grad():
         total, _ = cross_entropy_head(torch.tensor([[1, 2, 3, IGNORE]]), 0.0, 2)(hidden[None], weight)
     assert not total.requires_grad
+
+
+def _dtypes(rank: int) -> dict[str, set[torch.dtype]]:
+    """What weights and activations are in, inside the forward of a mixture of experts that computes in bf16."""
+    device, seen = torch.device("cpu"), {"router": set(), "expert": set()}
+    with torch.device("meta"):
+        model = Decoder(MOE)
+    for name, module in model.named_modules():
+        if name.endswith("mlp.router"):
+            module.register_forward_hook(lambda m, _, out: seen["router"].update({m.weight.dtype, out.dtype}))
+        if name.endswith("mlp.experts"):
+            module.register_forward_hook(lambda m, _, out: seen["expert"].update({m.up_proj.dtype}))
+    fsdp.shard(model, meshes.build(device), compute="bf16", reduce="fp32")
+    fsdp.materialize(model, device, lambda name, shape: draw(name, shape, MOE, 1))
+    state = TrainState(model, build_optimizer(model, OptimizerConfig(lr=1e-3)), lambda step: 1e-3, clip_norm=1.0)
+    train_step(state, [_rows()], LanguageLoss(MOE, LossConfig()))
+    return seen
+
+
+def test_the_router_stays_in_fp32_where_the_rest_computes_in_bf16() -> None:
+    for world_size in (1, 2):
+        seen = run_ranks(world_size, _dtypes)[0]
+        assert seen == {"router": {torch.float32}, "expert": {torch.bfloat16}}

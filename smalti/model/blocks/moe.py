@@ -79,7 +79,10 @@ class MoE(nn.Module):
 
 
 class Router(nn.Module):
-    """A linear layer without bias whose product is taken in float32, also when the weight is bfloat16."""
+    """A linear layer without bias, computed in float32: near ties decide which experts a token meets."""
+
+    full_precision = True
+    """Asks the one who lays mixed precision on the model to leave this weight in float32."""
 
     def __init__(self, width: int, num_experts: int) -> None:
         super().__init__()
