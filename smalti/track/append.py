@@ -1,32 +1,65 @@
-"""Files of one JSON object a line, safe against a process that dies while it writes.
+"""Files of one JSON object a line, safe against a process that dies and a disk that fills while it is written.
 
-Promises: a line is one ``write`` to a file opened for appending, so two processes never mix theirs; a torn last line
-is cut off or skipped, never taken for data. Local files only.
+Promises: a line is there whole or not at all once ``write`` is back, and two processes never mix theirs (each holds the
+file's lock for a line); a line that a dying process left torn is skipped, never taken for data, and the next one does
+not suffer for it. A full or failing disk is TryElsewhere. Local files only.
 """
 
+import errno
+import fcntl
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from smalti.base import store
+from smalti.base.errors import TryElsewhere
+
+_DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG)
+
+
+@contextmanager
+def disk_trouble(path: str | Path) -> Iterator[None]:
+    """Turn the errors of a full, failing or read-only disk below ``path`` into TryElsewhere; others pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK_TROUBLE:
+            raise
+        raise TryElsewhere(
+            f"{path} could not be written: {os.strerror(error.errno)}",
+            hint="free space or mend the disk there, then run the same command again",
+        ) from error
 
 
 class LineFile:
     """A JSON-lines file open for appending."""
 
     def __init__(self, path: str | Path) -> None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        if not _ends_with_line(self._file):
-            os.write(self._file, b"\n")
+        """TryElsewhere where the disk takes no new file."""
+        self.path = Path(path)
+        with disk_trouble(path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Append one line. Numbers that are not finite become null: JSON has no word for them."""
+        """Append one line, whole or not at all. Numbers that are not finite become null: JSON has no word for them.
+
+        TryElsewhere where the disk is full, failing or read-only; the lines before are untouched then.
+        """
         line = json.dumps({key: _finite(value) for key, value in values.items()}, ensure_ascii=False, allow_nan=False)
-        os.write(self._file, line.encode() + b"\n")
+        with disk_trouble(self.path), _locked(self._file):
+            size = os.fstat(self._file).st_size
+            healed = b"" if _ends_with_line(self._file, size) else b"\n"
+            try:
+                _write_all(self._file, healed + line.encode() + b"\n")
+            except OSError:
+                with suppress(OSError):  # where even this fails, the next line begins with the newline that is missing
+                    os.ftruncate(self._file, size)
+                raise
 
     def close(self) -> None:
         """Close the file; further writes fail."""
@@ -45,14 +78,18 @@ def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def rewrite(path: str | Path, keep: Any) -> int:
-    """Keep the lines for which ``keep(object)`` is true, torn ones go; returns how many were dropped."""
+    """Keep the lines for which ``keep(object)`` is true, torn ones go; returns how many were dropped.
+
+    TryElsewhere where the disk is full, failing or read-only; the file is as it was then.
+    """
     if not os.path.exists(path):
         return 0
     with open(path, encoding="utf-8", errors="replace") as file:
         lines = file.readlines()
     kept = [text for text in lines if text.endswith("\n") and (value := _parse(text)) is not None and keep(value)]
     if len(kept) != len(lines):
-        store.write_text(path, "".join(kept))
+        with disk_trouble(path):
+            store.write_text(path, "".join(kept))
     return len(lines) - len(kept)
 
 
@@ -74,6 +111,22 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _ends_with_line(file: int) -> bool:
-    size = os.fstat(file).st_size
+def _ends_with_line(file: int, size: int) -> bool:
     return size == 0 or os.pread(file, 1, size - 1) == b"\n"
+
+
+def _write_all(file: int, data: bytes) -> None:
+    """A disk that fills up takes the first part of ``data`` without an error, and raises for the rest."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+@contextmanager
+def _locked(file: int) -> Iterator[None]:
+    """Alone in the file: cutting a torn line off must not take a line that another process wrote behind it."""
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)

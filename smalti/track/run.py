@@ -18,6 +18,7 @@ from smalti.base.errors import DataError, UserError
 from smalti.config.identity import difference, placement_difference
 from smalti.config.load import dump, load
 from smalti.config.run import JobConfig, RunConfig
+from smalti.track.append import disk_trouble
 from smalti.track.events import EventLog, read_events
 from smalti.track.provenance import provenance
 from smalti.track.sinks.jsonl import MetricsLog, read_metrics
@@ -40,17 +41,19 @@ class RunFolder:
     def open(cls, config: JobConfig, origins: Mapping[str, str], *, argv: Sequence[str] | None = None) -> Self:
         """Start the next attempt of the run that ``config`` describes, making its folder if there is none.
 
-        UserError where the folder belongs to another identity, or where another process is training in it.
+        UserError where the folder belongs to another identity, or where another process is training in it; TryElsewhere
+        where the disk is full, failing or read-only.
         """
         if not store.is_local(config.run_folder):
             raise UserError(
                 f"folder = {config.run_folder} is not a local path", allowed="a path; object stores hold data only"
             )
         run = cls(config.run_folder)
-        run.path.mkdir(parents=True, exist_ok=True)
-        run._take_lock()
         try:
-            run._begin(config, provenance(sys.argv if argv is None else argv, origins))
+            with disk_trouble(run.path):
+                run.path.mkdir(parents=True, exist_ok=True)
+                run._take_lock()
+                run._begin(config, provenance(sys.argv if argv is None else argv, origins))
         except BaseException:
             run.close()
             raise
@@ -112,7 +115,10 @@ class RunFolder:
         return sorted(int(match[1]) for match in found if match)
 
     def set_status(self, state: str, *, step: int | None = None, reason: str | None = None) -> None:
-        """Write ``status.json``; call it regularly while training (it holds the heartbeat). ``step`` None keeps it."""
+        """Write ``status.json``; call it regularly while training (it holds the heartbeat). ``step`` None keeps it.
+
+        TryElsewhere where the disk is full, failing or read-only; the status before stands then.
+        """
         assert state in STATES, state
         if step is None:
             step = self.status().get("step")
@@ -124,7 +130,8 @@ class RunFolder:
             "heartbeat": utc_text(),
             "process": os.getpid(),
         }
-        store.write_json(self.path / "status.json", value)
+        with disk_trouble(self.path / "status.json"):
+            store.write_json(self.path / "status.json", value)
 
     def event_log(self) -> EventLog:
         """The event log of this attempt, open for appending."""
@@ -164,8 +171,8 @@ class RunFolder:
         stored = self.path / "config.yaml"
         self.attempt = max(self.attempts(), default=-1) + 1
         if not stored.exists():
-            store.write_text(stored, dump(config))
             store.write_json(self.path / "provenance.json", record)
+            store.write_text(stored, dump(config))  # last: it makes the folder a run, which has a provenance
             self.log_folder().mkdir(parents=True, exist_ok=True)
         else:
             before = self._stored(type(config))
