@@ -28,6 +28,7 @@ from smalti.model.decoder import Decoder
 from smalti.model.init import draw
 from smalti.plan.flops import train_flops_per_token
 from smalti.plan.hardware import known_peak
+from smalti.plan.memory import microbatch_tokens
 from smalti.plan.params import count
 from smalti.track.events import EventLog
 from smalti.track.run import RunFolder
@@ -39,8 +40,6 @@ from smalti.train.optim import build_optimizer, moments
 from smalti.train.record import Recorder
 from smalti.train.schedule import WarmupStableDecay
 from smalti.train.step import Loss, TrainState
-
-_AUTO_MICROBATCH_TOKENS = 16_384
 
 
 def run(config: RunConfig, origins: Mapping[str, str], *, evaluate: Evaluate | None = None) -> None:
@@ -74,7 +73,8 @@ def build(
     events: EventLog | _Nowhere = folder.event_log() if world.is_first else _Nowhere()
     steps = total_steps(train.duration, global_batch_tokens=train.global_batch_tokens)
     if isinstance(config, RunConfig):
-        resolved["microbatch_sequences"] = microbatch = _microbatch_sequences(config, world)
+        microbatch = microbatch_tokens(config, ranks=world.world_size) // config.data.seq_len
+        resolved["microbatch_sequences"] = microbatch
         batches = batches or _token_batches(config, folder, world, device, steps, microbatch)
         loss = loss or LanguageLoss(config.model, train.loss)
     assert batches is not None and loss is not None
@@ -276,13 +276,6 @@ def _set_threads(config: JobConfig, world: World) -> int:
 def _compiles(config: JobConfig, device: torch.device) -> bool:
     wanted = config.train.parallel.compile
     return device.type == "cuda" if wanted == "auto" else bool(wanted)
-
-
-def _microbatch_sequences(config: RunConfig, world: World) -> int:
-    seq_len, wanted = config.data.seq_len, config.train.microbatch_tokens
-    share = -(-config.train.global_batch_tokens // seq_len // world.world_size)
-    tokens = min(share * seq_len, _AUTO_MICROBATCH_TOKENS) if wanted == "auto" else int(wanted)
-    return max(1, tokens // seq_len)
 
 
 def _peak(device: torch.device, precision: str, world: World) -> float | None:
