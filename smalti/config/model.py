@@ -19,7 +19,7 @@ class MoEConfig(Config):
     z_loss_coef: Real = Field(1e-3, ge=0)
     """Weight of the router z-loss (a sum over tokens of logsumexp squared)."""
     kernel: Literal["grouped", "loop"] = placement("grouped")
-    """``grouped``: one grouped matmul over all experts; ``loop``: the naive reference, held equal, expert after expert."""
+    """``grouped``: one grouped matmul over all experts; ``loop``: the naive reference, one expert after another."""
 
     @model_validator(mode="after")
     def _top_k_fits(self) -> Self:

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from smalti.base.errors import UserError
 from smalti.serve.engine.sampling import SamplingParams, choose
@@ -52,13 +54,46 @@ def test_all_but_one_token_impossible() -> None:
     assert [choose(logits, [SamplingParams(temperature=1.0, seed=s)], [0])[0] for s in range(20)] == [5] * 20
 
 
-def test_nan_is_refused() -> None:
-    with pytest.raises(UserError, match="NaN"):
-        choose(torch.tensor([[0.0, float("nan")]]), [SamplingParams()], [0])
+@pytest.mark.parametrize("row", [[0.0, float("nan")], [0.0, float("inf")], [float("-inf"), float("-inf")]])
+def test_what_is_no_distribution_is_refused(row: list[float]) -> None:
+    for temperature in (0.0, 1.0):
+        with pytest.raises(UserError, match="NaN"):
+            choose(torch.tensor([row]), [SamplingParams(temperature=temperature)], [0])
+
+
+@given(
+    st.lists(st.floats(-(2.0**127), 2.0**127, width=32) | st.floats(-30, 30, width=32), min_size=1, max_size=40),
+    st.sampled_from([1e-3, 0.1, 1.0, 1e38]),
+    st.floats(0, 1, exclude_min=True),
+    st.integers(0, 50),
+    st.integers(0, 2**40),
+)
+def test_every_draw_is_a_token_inside_the_bounds(
+    logits: list[float], temperature: float, top_p: float, top_k: int, seed: int
+) -> None:
+    params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
+    (token,) = choose(torch.tensor([logits]), [params], [0])
+    scaled = (torch.tensor(logits) - max(logits)) / temperature
+    order = scaled.sort(descending=True, stable=True).indices.tolist()
+    before = order[: order.index(token)]
+    probabilities = scaled.softmax(-1)
+    assert len(before) < (top_k or len(logits))
+    assert probabilities[token] > 0
+    if top_k == 0:
+        assert float(probabilities[before].double().sum()) <= top_p + 1e-5
 
 
 @pytest.mark.parametrize(
-    "values", [{"top_p": 0.0}, {"max_tokens": 0}, {"temperature": -1.0}, {"top_k": -1}, {"stop": ("",)}]
+    "values",
+    [
+        {"top_p": 0.0},
+        {"max_tokens": 0},
+        {"temperature": -1.0},
+        {"temperature": 1e-38},
+        {"temperature": float("nan")},
+        {"top_k": -1},
+        {"stop": ("",)},
+    ],
 )
 def test_bad_values_are_named(values: dict) -> None:
     with pytest.raises(UserError, match=next(iter(values))):

@@ -16,6 +16,9 @@ from torch import Tensor
 from smalti.base.errors import UserError
 from smalti.base.rng import derive_key
 
+LEAST_TEMPERATURE = 1e-3
+"""Below it, logits that differ in fp32's last digits decide alone: that is greedy, which 0 says."""
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -27,7 +30,7 @@ class SamplingParams:
     max_tokens: int = 128
     """At most this many new tokens."""
     temperature: float = 0.0
-    """0 takes the likeliest token; 1 draws from the model's own distribution."""
+    """0 takes the likeliest token; 1 draws from the model's own distribution; nothing lies between 0 and 0.001."""
     top_p: float = 1.0
     """Draw among the likeliest tokens that together hold this much probability (nucleus sampling, arXiv 1904.09751)."""
     top_k: int = 0
@@ -40,7 +43,11 @@ class SamplingParams:
     def __post_init__(self) -> None:
         bounds = (
             ("max_tokens", self.max_tokens >= 1, "1 or more"),
-            ("temperature", 0 <= self.temperature < float("inf"), "0 or more"),
+            (
+                "temperature",
+                self.temperature == 0 or LEAST_TEMPERATURE <= self.temperature < float("inf"),
+                f"0 (the likeliest token), or {LEAST_TEMPERATURE} or more",
+            ),
             ("top_p", 0 < self.top_p <= 1, "above 0, at most 1"),
             ("top_k", self.top_k >= 0, "0 (no bound) or more"),
             ("stop", all(self.stop), "texts that are not empty"),
@@ -54,11 +61,14 @@ def choose(logits_BV: Tensor, params: Rows[SamplingParams], positions: Rows[int]
     """One token for each row; ``positions`` are the places of those tokens in their sequences.
 
     The draw is the inverse of the cumulative distribution at u = key(seed, position) / 2^63, tokens sorted by falling
-    probability (equal ones by id). Raises UserError when a row holds a logit that is not a number.
+    probability (equal ones by id). Raises UserError when a row holds a logit that is NaN or +inf, or none above -inf.
     """
     logits_BV = logits_BV.float()
-    if bool(torch.isnan(logits_BV).any()):
-        raise UserError("the model answered with logits that are not numbers (NaN)", hint="check the exported weights")
+    largest_B1 = logits_BV.amax(dim=-1, keepdim=True)
+    if not bool(largest_B1.isfinite().all()):
+        raise UserError(
+            "the model answered with logits that are not finite numbers (NaN, inf)", hint="check the exported weights"
+        )
     greedy = [row.temperature == 0 for row in params]
     ids_B = logits_BV.argmax(dim=-1)
     if all(greedy):
@@ -66,11 +76,11 @@ def choose(logits_BV: Tensor, params: Rows[SamplingParams], positions: Rows[int]
     device = logits_BV.device
     temperature_B = torch.tensor([row.temperature or 1.0 for row in params], device=device)
     uniform_B = torch.tensor([_uniform(row.seed, at) for row, at in zip(params, positions, strict=True)], device=device)
-    sorted_BV, order_BV = _kept_probabilities(logits_BV / temperature_B[:, None], params)
+    sorted_BV, order_BV = _kept_probabilities((logits_BV - largest_B1) / temperature_B[:, None], params)
     cumulative_BV = sorted_BV.cumsum(dim=-1)
     threshold_B = uniform_B * cumulative_BV[:, -1]
     rank_B = (cumulative_BV <= threshold_B[:, None]).sum(dim=-1)
-    last_B = (sorted_BV > 0).sum(dim=-1) - 1
+    last_B = ((sorted_BV > 0) * torch.arange(sorted_BV.shape[-1], device=device)).amax(dim=-1)
     drawn_B = order_BV.gather(1, torch.minimum(rank_B, last_B)[:, None])[:, 0]
     chosen_B = torch.where(torch.tensor(greedy, device=device), ids_B, drawn_B)
     return [int(token) for token in chosen_B.tolist()]
@@ -84,7 +94,9 @@ def _kept_probabilities(scaled_BV: Tensor, params: Rows[SamplingParams]) -> tupl
     top_k_B = torch.tensor([row.top_k or vocabulary for row in params], device=device)
     top_p_B = torch.tensor([row.top_p for row in params], device=device)
     probability_BV = probability_BV * (torch.arange(vocabulary, device=device) < top_k_B[:, None])
-    before_BV = probability_BV.cumsum(dim=-1) - probability_BV
+    # What stands before each token: shifted, not subtracted, so that rounding cannot make it fall and leave a hole.
+    before_BV = probability_BV.cumsum(dim=-1).roll(1, dims=-1)
+    before_BV[:, 0] = 0
     # The share is of what top-k left, so that both bounds together mean what each means alone. A top_p of 1 keeps all:
     # the comparison alone would drop the tail, where the cumulative sum in fp32 already reads 1.
     inside_BV = before_BV < top_p_B[:, None] * probability_BV.sum(dim=-1, keepdim=True)
