@@ -33,9 +33,24 @@ class Metric:
 TABLE: tuple[Metric, ...] = (
     Metric("loss/train/total", "nats/token", "mean over the tokens of the step", "What the optimizer minimises."),
     Metric("loss/train/cross_entropy", "nats/token", "mean over the tokens of the step", "Next-token loss."),
-    Metric("loss/train/z", "nats^2/token", "mean over tokens", "Squared log-partition of the output, weighted."),
-    Metric("loss/train/balance", "1", "mean over tokens and layers", "Load-balance loss of the experts, weighted."),
-    Metric("loss/train/router_z", "nats^2/token", "mean over tokens and layers", "Router z-loss, weighted."),
+    Metric(
+        "loss/train/z",
+        "nats^2/token",
+        "mean over tokens",
+        "Squared log-partition of the output, times train.loss.z_loss_coef.",
+    ),
+    Metric(
+        "loss/train/balance",
+        "1",
+        "mean over tokens and layers",
+        "Load-balance loss of the experts, before model.moe.balance_loss_coef; 1 where they are used alike.",
+    ),
+    Metric(
+        "loss/train/router_z",
+        "nats^2/token",
+        "mean over tokens and layers",
+        "Squared log-partition of the router, before model.moe.z_loss_coef.",
+    ),
     Metric(
         "metrics/train/LanguageCrossEntropy", "nats/token", "mean over tokens", "Next-token loss of the training batch."
     ),
@@ -45,8 +60,8 @@ TABLE: tuple[Metric, ...] = (
     Metric(
         "metrics/eval/<source>/bits_per_byte",
         "bits/byte",
-        "bits of all tokens / UTF-8 bytes",
-        "Held-out bits per byte.",
+        "nats per token / ln 2 x tokens per byte",
+        "Held-out bits per byte, estimated in the loop: tokens per byte are those of all held-out text.",
     ),
     Metric("metrics/eval/<task>/Accuracy", "1", "mean over samples", "Share of right answers in the loop."),
     Metric("icl/metrics/eval_gauntlet/<name>", "1", "mean over categories", "A Gauntlet score, less chance."),
@@ -63,7 +78,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("time/sample", "sequences", "sum", "Sequences learned."),
     Metric("time/token", "tokens", "sum", "Tokens learned."),
     Metric("time/epoch", "1", "last", "Times the largest source has been read."),
-    Metric("time/train", "hours", "sum over attempts", "Wall-clock time spent in training steps."),
+    Metric("time/train", "hours", "sum over attempts", "Time in training steps, without evals and saves."),
     Metric("time/val", "hours", "sum over attempts", "Wall-clock time spent measuring in the loop."),
     Metric("time/total", "hours", "sum over attempts", "Training and measuring together."),
     Metric("time/remaining_estimate", "hours", "from the recent rate", "Time to the end of the run."),
