@@ -2,7 +2,8 @@
 
 Promises: no rank outlives the agent; a dead rank ends the attempt within ``grace_s`` and a few seconds, and is named
 (a rank killed by a signal is the cause, ranks that then lost their peer are not); SIGTERM and the first Ctrl-C are
-passed on so that the ranks save, the second Ctrl-C kills at once. Does not restart: the same command does.
+passed on so that the ranks save, the second Ctrl-C kills at once; "saved" is said only of a checkpoint that the events
+of the attempt hold. Does not restart: the same command does.
 """
 
 import signal
@@ -15,7 +16,7 @@ from typing import Any, Self
 
 from smalti.base import clock
 from smalti.base.env import cpu_count
-from smalti.base.errors import ExitCode
+from smalti.base.errors import ExitCode, TryElsewhere
 from smalti.base.log import get
 from smalti.fleet.launch.local import LOST_PEER, Rank, free_port, start
 from smalti.track.events import EventLog
@@ -26,6 +27,9 @@ _KILL_WAIT_S = 4.0
 _PORT_TRIES = 3
 _TAIL_LINES = 15
 _ANSWERS = (ExitCode.USAGE, ExitCode.NO)
+_UNSAVED = (-signal.SIGTERM, -signal.SIGINT)
+"""How a rank ends that hears a request to stop before it trains."""
+_AGAIN = "run the same command again; it goes on from the newest checkpoint"
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ def run(
     """Run one attempt of ``command`` on ``ranks`` local ranks to its end.
 
     ``threads``: CPU threads of each rank, "auto" for cores / ranks. ``grace_s``: how long the other ranks have to end
-    by themselves once one is dead. ``stop_s``: how long they have to save after SIGTERM or Ctrl-C.
+    by themselves once one is dead. ``stop_s``: how long they have to save after SIGTERM or Ctrl-C. Raises TryElsewhere
+    where the run folder cannot be written before a rank is started; later the outcome is returned all the same.
     """
     assert folder.attempt is not None
     count = max(1, cpu_count() // ranks) if threads == "auto" else int(threads)
@@ -148,7 +153,9 @@ class _Watch:
         return min(blamed, key=_blame) if blamed else None
 
     def _causes(self) -> list[Rank]:
-        fine = {ExitCode.RETRY, ExitCode.INTERRUPTED, -signal.SIGTERM, -signal.SIGINT} if self.stopped_by else set()
+        fine: set[int] = {ExitCode.RETRY, ExitCode.INTERRUPTED, *_UNSAVED} if self.stopped_by else set()
+        if any(rank.code in _UNSAVED for rank in self.deaths):
+            fine |= {LOST_PEER} if self.stopped_by else set()  # it lost one that was told to go
         return [rank for rank in self.deaths if not rank.killed_by_us and rank.code not in fine]
 
     def _pass_on(self) -> None:
@@ -165,7 +172,7 @@ class _Watch:
         for rank in self.ranks:
             if rank.code not in (None, 0) and rank not in self.deaths:
                 self.deaths.append(rank)
-                if rank.code in (-signal.SIGTERM, -signal.SIGINT) and self.stopped_by:
+                if rank.code in _UNSAVED and self.stopped_by:
                     self._kill_by(self._grace_s)  # it was not training yet; the others wait for it in vain
                 elif rank in self._causes():
                     # An answer (2, 3) is given by all ranks together, and rank 0 may still be writing it down.
@@ -192,23 +199,32 @@ def _judge(watch: _Watch, folder: RunFolder) -> Outcome:
         return _blamed(cause, watch, step)
     if watch.stopped_by is None:
         return Outcome(ExitCode.DONE, f"finished after step {step}", told=True)
-    name, codes = watch.stopped_by.name, {rank.code for rank in watch.ranks}
-    if watch.out_of_time or -signal.SIGTERM in codes:
-        why = "the ranks did not end in time" if watch.out_of_time else "it came before the training began"
-        return Outcome(ExitCode.TERMINATED, f"terminated by {name} without saving, after step {step}: {why}")
+    return _stopped(watch.stopped_by, watch, folder, step)
+
+
+def _stopped(by: signal.Signals, watch: _Watch, folder: RunFolder, step: int) -> Outcome:
+    """The ranks ended because they were told to: 75 and 130 where they all could answer, 143 where one could not."""
+    codes, saved = {rank.code for rank in watch.ranks}, _saved_step(folder)
+    what = "nothing of this attempt was saved" if saved is None else f"the last checkpoint is of step {saved}"
     if codes == {0}:
-        return Outcome(ExitCode.DONE, f"finished after step {step}, as {name} came", told=True)
-    code = ExitCode.INTERRUPTED if watch.stopped_by == signal.SIGINT else ExitCode.RETRY
-    return Outcome(code, f"stopped by {name} after step {step}", hint="run the same command again to go on", told=True)
+        return Outcome(ExitCode.DONE, f"finished after step {step}, as {by.name} came", told=True)
+    if ExitCode.RETRY in codes and not watch.out_of_time and codes.isdisjoint(_UNSAVED):
+        told = watch.ranks[0].code == ExitCode.RETRY
+        return Outcome(ExitCode.RETRY, f"stopped by {by.name} after step {step}; {what}", hint=_AGAIN, told=told)
+    if codes == {ExitCode.INTERRUPTED} and saved is not None:
+        return Outcome(ExitCode.INTERRUPTED, f"stopped by {by.name} after step {step}", hint=_AGAIN, told=True)
+    why = "the ranks did not end in time" if watch.out_of_time else "it came while they were not training"
+    again = _AGAIN if folder.checkpoints.exists() else "run the same command again; it starts from the beginning"
+    reason = f"terminated by {by.name} after step {step}: {why}; {what}"
+    return Outcome(ExitCode.TERMINATED, reason, hint=again)
 
 
 def _blamed(cause: Rank, watch: _Watch, step: int) -> Outcome:
     assert cause.code is not None
     who = f"rank {cause.rank} (pid {cause.pid})"
     tail = tuple(cause.last_lines(_TAIL_LINES))
-    again = "run the same command again; it goes on from the newest checkpoint"
     if cause.code < 0:
-        hint = again
+        hint = _AGAIN
         if cause.code == -signal.SIGKILL:
             hint += " (if nobody killed it, the machine may be out of memory: see 'dmesg')"
         name = signal.Signals(-cause.code).name
@@ -218,22 +234,37 @@ def _blamed(cause: Rank, watch: _Watch, step: int) -> Outcome:
     all_agree = all(rank.code == cause.code for rank in watch.ranks)
     told = known and (cause.rank == 0 or all_agree)
     reason = f"{who} exited with code {cause.code} after step {step}"
-    return Outcome(code, reason, () if told else tail, again if code == ExitCode.RETRY else None, told)
+    return Outcome(code, reason, () if told else tail, _AGAIN if code == ExitCode.RETRY else None, told)
 
 
 def _record(outcome: Outcome, watch: _Watch, events: EventLog, folder: RunFolder, seconds: float) -> None:
-    cause, step = watch.cause(), _last_step(folder)
+    """Write down how it ended; where the disk takes nothing, the outcome still goes to whoever started the agent."""
+    stopped = watch.stopped_by is not None and watch.cause() is None
+    states = {ExitCode.DONE: "done", ExitCode.INTERRUPTED: "interrupted"}
+    state = states.get(ExitCode(outcome.code), "stopped" if stopped else "failed")
+    try:
+        _write_end(outcome, watch, events, _last_step(folder), seconds)
+        folder.set_status(state, step=_last_step(folder), reason=outcome.reason)
+    except TryElsewhere as error:
+        get("fleet").warning("the end of the attempt (%s) is not on record: %s", outcome.reason, error.message)
+    finally:
+        events.close()
+
+
+def _write_end(outcome: Outcome, watch: _Watch, events: EventLog, step: int, seconds: float) -> None:
+    cause = watch.cause()
     if cause is not None and cause.code is not None:
         how = {"signal": signal.Signals(-cause.code).name} if cause.code < 0 else {"code": cause.code}
         events.write("rank_died", rank=cause.rank, pid=cause.pid, step=step, **how)
     codes = [rank.code for rank in watch.ranks]
     events.write("attempt_ended", code=int(outcome.code), reason=outcome.reason, step=step, seconds=round(seconds, 3),
                  codes=codes)  # fmt: skip
-    events.close()
-    stopped = watch.stopped_by is not None and cause is None
-    states = {ExitCode.DONE: "done", ExitCode.INTERRUPTED: "interrupted"}
-    folder.set_status(states.get(ExitCode(outcome.code), "stopped" if stopped else "failed"), step=step,
-                      reason=outcome.reason)  # fmt: skip
+
+
+def _saved_step(folder: RunFolder) -> int | None:
+    """The step of the newest checkpoint that this attempt saved."""
+    saves = [event for event in folder.events() if event["event"] == "checkpoint_saved"]
+    return next((int(event["step"]) for event in reversed(saves) if event["attempt"] == folder.attempt), None)
 
 
 def _last_step(folder: RunFolder) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from smalti.base.errors import TryElsewhere
 from smalti.fleet import agent
 from smalti.track.run import RunFolder
 
@@ -33,8 +34,20 @@ open(f"{folder}/pid-{rank}", "w").write(str(os.getpid()))
 
 SAVES = """
 def leave(number, frame):
+    if rank == 0:
+        with open(f"{folder}/events.jsonl", "a") as file:
+            file.write('{"event": "checkpoint_saved", "attempt": 0, "step": 7}\\n')
     open(f"{folder}/saved-{rank}", "w").close()
     os._exit(75 if number == signal.SIGTERM else 130)
+signal.signal(signal.SIGTERM, leave)
+signal.signal(signal.SIGINT, leave)
+open(f"{folder}/ready-{rank}", "w").close()
+time.sleep(60)
+"""
+
+UNSAVED = """
+def leave(number, frame):
+    os._exit(CODE)
 signal.signal(signal.SIGTERM, leave)
 signal.signal(signal.SIGINT, leave)
 open(f"{folder}/ready-{rank}", "w").close()
@@ -226,6 +239,71 @@ def test_the_first_ctrl_c_is_passed_on_once(tmp_path):
     process.send_signal(signal.SIGINT)
     assert process.wait(10) == 130
     assert (tmp_path / "saved-1").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_whose_checkpoint_does_not_fit_is_75(tmp_path, number):
+    process = drive(tmp_path, UNSAVED.replace("CODE", "75"))
+    wait_for(tmp_path / "ready-0", tmp_path / "ready-1")
+    process.send_signal(number)
+    assert process.wait(10) == 75
+    status = RunFolder.join(tmp_path, 0).status()
+    assert status["state"] == "stopped"
+    assert "nothing of this attempt was saved" in status["reason"]
+
+
+def test_130_of_ranks_that_did_not_save_is_143(tmp_path):
+    process = drive(tmp_path, UNSAVED.replace("CODE", "130"))
+    wait_for(tmp_path / "ready-0", tmp_path / "ready-1")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 143
+    assert "nothing of this attempt was saved" in process.stderr.read()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_before_the_ranks_train_is_143_and_says_so(tmp_path, number):
+    body = """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL if rank == 0 else signal.SIG_IGN)
+    open(f"{folder}/ready-{rank}", "w").close()
+    while rank == 0 or not os.path.exists(f"{folder}/ready-0"):
+        time.sleep(0.02)
+    while os.path.exists(f"/proc/{open(folder + '/pid-0').read()}/fd/0"):
+        time.sleep(0.02)
+    sys.exit(76)  # it has lost rank 0
+    """
+    process = drive(tmp_path, body)
+    wait_for(tmp_path / "ready-0", tmp_path / "ready-1")
+    process.send_signal(number)
+    assert process.wait(10) == 143
+    text = process.stderr.read()
+    assert f"terminated by {number.name} after step 0" in text
+    assert "nothing of this attempt was saved" in text
+    assert "it starts from the beginning" in text
+
+
+def test_an_outcome_that_cannot_be_written_down_is_returned_all_the_same(tmp_path, monkeypatch, caplog):
+    def full(*_: object, **__: object) -> None:
+        raise TryElsewhere("the disk is full")
+
+    folder = RunFolder.join(tmp_path, 0)
+    monkeypatch.setattr(agent, "_write_end", full)
+    assert run(tmp_path, "sys.exit(75)")[0].code == 75
+    monkeypatch.undo()
+    monkeypatch.setattr(RunFolder, "set_status", full)
+    assert run(tmp_path, "sys.exit(75)")[0].code == 75
+    assert run(tmp_path, "pass")[0].code == 0
+    assert folder.status() == {}
+    assert "is not on record: the disk is full" in caplog.text
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_a_disk_that_is_full_at_the_start_starts_nobody(tmp_path):
+    (tmp_path / "events.jsonl").symlink_to("/dev/full")
+    with pytest.raises(TryElsewhere, match="No space left"):
+        run(tmp_path, "pass")
+    assert not (tmp_path / "pid-0").exists()
 
 
 def test_the_second_ctrl_c_kills_at_once(tmp_path):

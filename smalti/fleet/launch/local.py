@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from smalti.base.env import child_environment
+from smalti.track.append import disk_trouble
 
 LOST_PEER = 76
 """Exit code between rank and agent only: this rank failed because another one is gone, and has said nothing."""
@@ -66,7 +67,10 @@ class Rank:
 def start(
     command: Sequence[str], *, ranks: int, threads: int, attempt: int, port: int, log_of: Callable[[int], Path]
 ) -> list[Rank]:
-    """Start all ranks. Rank 0 keeps the terminal; the output of the others goes to their log files."""
+    """Start all ranks. Rank 0 keeps the terminal; the output of the others goes to their log files.
+
+    TryElsewhere where the disk takes no log file; no rank is left then.
+    """
     started: list[Rank] = []
     try:
         for rank in range(ranks):
@@ -100,8 +104,10 @@ def free_port() -> int:
 
 
 def _start_one(command: Sequence[str], rank: int, environment: dict[str, str], log: Path) -> Rank:
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "ab") as file:
+    with disk_trouble(log):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        file = open(log, "ab")  # noqa: SIM115 - closed below
+    with file:
         output = None if rank == 0 else file
         process = subprocess.Popen(
             list(command),
@@ -110,20 +116,23 @@ def _start_one(command: Sequence[str], rank: int, environment: dict[str, str], l
             stdout=output,
             stderr=output,
             start_new_session=True,  # Ctrl-C in the terminal reaches the agent alone
-            preexec_fn=_die_with_parent(),
+            preexec_fn=die_with_parent(signal.SIGKILL),
         )
     return Rank(rank, process, log)
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """For the child, before exec: the kernel kills it when the agent is gone, however that went. Linux only."""
+def die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
+    """For the child, before exec: the kernel sends it ``number`` when its parent is gone, however that went.
+
+    Linux only; None elsewhere. "Parent" is the thread that starts the child.
+    """
     if not sys.platform.startswith("linux"):
         return None
     prctl, parent = ctypes.CDLL(None, use_errno=True).prctl, os.getpid()
 
     def arm() -> None:
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:  # the agent died between fork and prctl
+        prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+        if os.getppid() != parent:  # it died between fork and prctl
             os._exit(1)
 
     return arm
