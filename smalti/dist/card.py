@@ -28,7 +28,7 @@ def model_card(run_folder: str | Path, config: RunConfig, step: int, dtype: str)
         _use(),
         "## Model\n\n" + _table(("", ""), _shape_rows(config, dtype)),
         "## Training\n\n" + _table(("", ""), _training_rows(config, step)),
-        "## Data\n\n" + _data(run, config),
+        "## Data\n\n" + _data(run, config, step),
         "## Evaluation\n\n" + _evals(run, step),
         "## Provenance\n\n" + _table(("", ""), _provenance_rows(run)),
     ]
@@ -84,10 +84,11 @@ def _training_rows(config: RunConfig, step: int) -> list[tuple[str, str]]:
     ]
 
 
-def _data(run: Path, config: RunConfig) -> str:
+def _data(run: Path, config: RunConfig, step: int) -> str:
+    logged_step, values = _last_metrics(run, step)
     trained = {
         name.split("/")[2]: value
-        for name, value in _last_metrics(run).items()
+        for name, value in values.items()
         if name.startswith("data/mix/") and name.endswith("/tokens")
     }
     rows = []
@@ -98,7 +99,8 @@ def _data(run: Path, config: RunConfig) -> str:
         except DataError:
             held, digest = "(not found when exported)", ""
         rows.append((name, f"{trained[name]:,.0f}" if name in trained else "unknown", held, digest))
-    text = _table(("source", "tokens trained", "tokens in the source", "digest"), rows)
+    until = f" by step {logged_step:,}" if trained and logged_step != step else ""
+    text = _table(("source", f"tokens trained{until}", "tokens in the source", "digest"), rows)
     return text + "\n\nLicences of the documents are not recorded here; whoever passes the model on has to state them."
 
 
@@ -146,12 +148,13 @@ def _provenance_rows(run: Path) -> list[tuple[str, str]]:
     return [*rows, ("torch", torch_version)] if torch_version else rows
 
 
-def _last_metrics(run: Path) -> dict[str, Any]:
-    """Each metric's last value."""
-    last: dict[str, Any] = {}
+def _last_metrics(run: Path, step: int) -> tuple[int, dict[str, Any]]:
+    """The last values of the mixture at or before ``step``, and the step that they are of."""
+    found: tuple[int, dict[str, Any]] = (0, {})
     for line in read_metrics(run):
-        last |= line
-    return last
+        if found[0] <= line.get("step", 0) <= step and any(name.startswith("data/mix/") for name in line):
+            found = (line["step"], line)
+    return found
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

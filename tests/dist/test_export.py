@@ -154,6 +154,20 @@ def test_the_card_says_what_the_run_says(tmp_path: Path) -> None:
     assert "| code | 1,280 |" in card
 
 
+def test_the_card_counts_the_tokens_up_to_its_own_step(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    add_checkpoint(run, _config(run), 40)
+    rows = [{"step": step, "data/mix/code/tokens": step * 64} for step in (5, 15, 25, 40)]
+    rows.insert(2, {"step": 18, "metrics/eval/code/bits_per_byte": 2.0})
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert (
+        "| source | tokens trained | tokens in the source | digest |" in (Path(export(run)) / "README.md").read_text()
+    )
+    card = (Path(export(run, step=20, output=tmp_path / "twenty")) / "README.md").read_text()
+    assert "| source | tokens trained by step 15 |" in card
+    assert "| code | 960 |" in card
+
+
 def test_the_card_names_no_evals_of_another_step(tmp_path: Path) -> None:
     run = tiny_run(tmp_path)
     results = run / "evals/demo/2026-01-01T00-00-00.000Z/results.json"
