@@ -2,15 +2,16 @@
 
 Promises: every rank makes the same number of forward passes (a rank that has no window left runs one that counts
 nothing), so it works under any mesh; the numbers do not depend on how many ranks there are, up to rounding. It is
-the cheap sister of ``evals.tasks.heldout``: windows of ``seq_len`` that do not overlap, cut as in training (the first
-``eval_tokens`` tokens of the held-out files), so its bits per byte is a little higher than the full measure, because
-tokens at the head of a window have little context.
+the cheap sister of ``evals.tasks.heldout``: windows of ``seq_len`` that do not overlap, cut as in training, of
+``eval_tokens`` tokens together and equally spaced over all held-out files, always the same. Two things set its bits per
+byte apart from the full measure: tokens at the head of a window have little context, which adds a little; and tokens
+per byte are those of all held-out text, not of the windows alone, which is an estimate where ``eval_tokens`` is less
+than all.
 
 B: windows in one forward. T: seq_len. N: counted tokens. D: hidden size. V: vocabulary.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,11 +26,9 @@ from smalti.config.run import RunConfig
 from smalti.data import pack
 from smalti.data.tokens.reader import TokenSource
 from smalti.evals.likelihood import token_nats
+from smalti.train.loop import Evaluate
 
 _BATCH_TOKENS = 4096
-
-Hook = Callable[[nn.Module, int], dict[str, float]]
-"""(model, step) -> metrics; called by every rank at the same step."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,8 @@ class _Source:
     tokens_per_byte: float
 
 
-def heldout_hook(config: RunConfig) -> Hook | None:
-    """The hook that measures ``data.heldout``; None where a run names no held-out source.
+def heldout_hook(config: RunConfig) -> Evaluate | None:
+    """The function that measures ``data.heldout``; None where a run names no held-out source.
 
     It returns ``metrics/eval/<source>/LanguageCrossEntropy`` (nats per token) and
     ``metrics/eval/<source>/bits_per_byte`` (nats per token / ln 2 * tokens per UTF-8 byte of all held-out documents).
@@ -53,7 +52,7 @@ def heldout_hook(config: RunConfig) -> Hook | None:
         return None
     sources = [_load(name, folder, config) for name, folder in config.data.heldout.items()]
 
-    def hook(model: nn.Module, step: int) -> dict[str, float]:
+    def evaluate(model: nn.Module, step: int) -> dict[str, float]:
         was_training = model.training
         model.eval()
         try:
@@ -62,14 +61,15 @@ def heldout_hook(config: RunConfig) -> Hook | None:
         finally:
             model.train(was_training)
 
-    return hook
+    return evaluate
 
 
 def _load(name: str, folder: str, config: RunConfig) -> _Source:
     tokens, seq_len = TokenSource(folder), config.data.seq_len
     manifest = tokens.manifest
     wanted = math.ceil(config.train.eval_tokens / seq_len)
-    n_rows = min(pack.n_sequences(manifest.n_tokens, seq_len), wanted)
+    n_all = pack.n_sequences(manifest.n_tokens, seq_len)
+    n_rows = min(n_all, wanted)
     if n_rows < 1:
         raise DataError(
             f"the held-out source '{name}' ({folder}) has {manifest.n_tokens} tokens, fewer than one sequence",
@@ -81,8 +81,8 @@ def _load(name: str, folder: str, config: RunConfig) -> _Source:
             f"the manifest in {folder} does not say how many bytes its documents had, so there are no bits per byte",
             hint="write the tokens again: smalti data tokenize",
         )
-    flat = tokens.read(0, n_rows * seq_len + 1)
-    rows_ST1 = np.stack([flat[row * seq_len : (row + 1) * seq_len + 1] for row in range(n_rows)])
+    # Equally spaced: files are written in the order of names, so their head is no sample of them.
+    rows_ST1 = np.stack([tokens.read(row * n_all // n_rows * seq_len, seq_len + 1) for row in range(n_rows)])
     return _Source(name, rows_ST1, manifest.eod_id, manifest.n_tokens / manifest.n_text_bytes)
 
 

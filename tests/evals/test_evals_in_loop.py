@@ -65,10 +65,11 @@ def test_equals_a_direct_computation(folder: str, mask_documents: bool, eval_tok
     assert hook is not None
     found = hook(model, 0)["metrics/eval/code/LanguageCrossEntropy"]
     source = TokenSource(folder)
-    rows = min(pack.n_sequences(source.n_tokens, 16), math.ceil(eval_tokens / 16))
+    all_rows = pack.n_sequences(source.n_tokens, 16)
+    rows = min(all_rows, math.ceil(eval_tokens / 16))
     total = 0.0
     for row in range(rows):
-        cut = source.read(row * 16, 17)[None]
+        cut = source.read(row * all_rows // rows * 16, 17)[None]
         inputs, targets, positions, documents = map(
             torch.from_numpy, pack.split(cut, 256, mask_documents=mask_documents)
         )
@@ -77,6 +78,17 @@ def test_equals_a_direct_computation(folder: str, mask_documents: bool, eval_tok
         total += float(torch.nn.functional.cross_entropy(logits[0].double(), targets[0], reduction="sum"))
     assert found == pytest.approx(total / (16 * rows), rel=1e-5)
     assert model.training
+
+
+def test_windows_are_spread_over_all_of_the_text(tmp_path: Path) -> None:
+    """The head is easy and the tail is hard: half of the tokens must give about what all of them give."""
+    seq_len, model = 16, tiny_model(llama_config())
+    folder = write_byte_tokens(tmp_path / "t", ["a" * 40 * seq_len, bytes(range(32, 127)).decode() * 7])
+    whole, half = (heldout_hook(_config(folder, eval_tokens=n)) for n in (10_000, 40 * seq_len))
+    assert whole is not None
+    assert half is not None
+    name = "metrics/eval/code/bits_per_byte"
+    assert half(model, 0)[name] == pytest.approx(whole(model, 0)[name], rel=0.05)
 
 
 def _rank(rank: int, world_size: int, config: RunConfig, port_file: str, answers: mp.SimpleQueue) -> None:
