@@ -13,7 +13,7 @@ from smalti.base.errors import DataError
 from smalti.track.report import write_report
 from smalti.track.report.read import read_run, smooth
 
-CHROMIUM = "/usr/bin/chromium"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 VOID = {"meta", "link", "line", "rect", "circle", "path", "polygon", "br"}
 
 
@@ -138,6 +138,21 @@ def test_a_step_written_twice_is_one_row(tmp_path: Path) -> None:
     assert run.last("b") == 1
 
 
+def test_newest_samples_are_shown(run_folder: Path) -> None:
+    write_lines(run_folder / "samples.jsonl", [{"prompt": f"p{n}.", "completion": "c"} for n in range(20)])
+    assert [sample["prompt"] for sample in read_run(run_folder).samples] == [f"p{n}." for n in range(19, 7, -1)]
+
+
+@pytest.mark.parametrize(
+    ("duration", "steps"),
+    [("600step", "600"), ("2e6tok", "245"), ("5min", "?"), ("null", "?"), ("[1]", "?"), ("1e999tok", "?")],
+)
+def test_steps_of_the_whole_run(run_folder: Path, duration: str, steps: str) -> None:
+    config = run_folder / "config.yaml"
+    config.write_text(config.read_text().replace("600step", duration))
+    assert f"<dd>600 <small>of {steps}</small>" in Path(write_report(run_folder)).read_text()
+
+
 def test_newest_results_of_a_suite(run_folder: Path) -> None:
     old = next(run_folder.glob("evals/demo/*"))
     shutil.copytree(old, old.with_name("2026-02-01T00-00-00.000Z"))
@@ -154,8 +169,8 @@ def test_smoothing_keeps_a_constant_and_passes_gaps() -> None:
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_in_a_browser(run_folder: Path, scheme: str, tmp_path: Path) -> None:
-    if not Path(CHROMIUM).exists():
-        pytest.skip(f"{CHROMIUM} is not installed")
+    if CHROMIUM is None:
+        pytest.skip("neither chromium nor chromium-browser nor google-chrome is installed")
     playwright = pytest.importorskip("playwright.sync_api")
     path = Path(write_report(run_folder))
     with playwright.sync_playwright() as started:

@@ -6,8 +6,12 @@ from datetime import datetime
 from html import escape
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from smalti.base import chart
 from smalti.base.units import format_count, format_flops, format_frac, format_seconds
+from smalti.config.durations import total_steps
+from smalti.config.schema import Length
 from smalti.track.report import curves, style
 from smalti.track.report.read import EvalRun, RunRecord, get
 
@@ -59,8 +63,7 @@ def _facts(run: RunRecord, parameters: tuple[int, int] | None) -> list[tuple[str
         active = f"{format_count(parameters[1])} active" if parameters[1] != parameters[0] else ""
         facts.append(("Parameters", format_count(parameters[0]), active))
     if run.rows:
-        whole = str(get(run.config, "train.duration") or "?")
-        facts.append(("Steps", str(run.rows[-1]["step"]), f"of {whole.removesuffix('step')}"))
+        facts.append(("Steps", str(run.rows[-1]["step"]), f"of {_whole_steps(run)}"))
     if (tokens := run.last("time/token")) is not None:
         facts.append(("Tokens learned", format_count(tokens), ""))
     if (hours := run.last("time/train")) is not None:
@@ -75,6 +78,16 @@ def _facts(run: RunRecord, parameters: tuple[int, int] | None) -> list[tuple[str
     if _attempts(run) > 1:
         facts.append(("Attempts", str(_attempts(run)), ""))
     return facts
+
+
+def _whole_steps(run: RunRecord) -> str:
+    """Steps of the whole run, as text; '?' where the config does not tell."""
+    batch = get(run.config, "train.global_batch_tokens")
+    try:
+        duration = TypeAdapter(Length).validate_python(get(run.config, "train.duration"))
+        return str(total_steps(duration, global_batch_tokens=batch))
+    except (ValueError, TypeError, ZeroDivisionError):
+        return "?"
 
 
 def _attempts(run: RunRecord) -> int:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,7 +51,7 @@ class RunRecord:
     evals: tuple[EvalRun, ...] = ()
     """Newest of each suite."""
     samples: tuple[dict[str, Any], ...] = ()
-    """Texts that the model wrote: ``{"prompt", "completion"}``."""
+    """The last texts that the model wrote, newest first: ``{"prompt", "completion"}``."""
     names: frozenset[str] = field(default_factory=frozenset)
     """Metric names that occur."""
 
@@ -109,7 +110,7 @@ def read_run(folder: str | Path) -> RunRecord:
         rows=rows,
         events=tuple(read_lines(root / "events.jsonl")),
         evals=_evals(root / "evals"),
-        samples=tuple(itertools.islice(read_lines(root / "samples.jsonl"), _SAMPLES)),
+        samples=tuple(reversed(deque(read_lines(root / "samples.jsonl"), maxlen=_SAMPLES))),
         names=frozenset(name for row in rows for name in row),
     )
 
