@@ -1,13 +1,16 @@
 """``smalti demo``: the whole job on an embedded corpus, as the commands that a user would type.
 
 Each stage is a child process started with exactly the command that is printed; the demo adds nothing but the order, the
-length of the training and the table at the end. Run again, it goes on where it was.
+length of the training and the table at the end. Run again, it goes on where it was: Ctrl-C and SIGTERM are left to the
+stage, which saves what it can, and no stage outlives the demo.
 """
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -59,10 +62,42 @@ def stage(title: str, *arguments: str) -> None:
     from smalti.base.errors import ExitCode
 
     print(f"\n== {title}\n$ {_shown(arguments)}", flush=True)
-    code = subprocess.run([sys.executable, "-m", "smalti", *arguments], check=False).returncode
+    code = _run([sys.executable, "-m", "smalti", *arguments])
     if code != ExitCode.DONE:
         print(f"the demo stops here: '{_shown(arguments)}' ended with exit code {code}", file=sys.stderr)
-        raise typer.Exit(code if code > 0 else int(ExitCode.BUG))
+        raise typer.Exit(code)
+
+
+def _run(command: list[str]) -> int:
+    """Run a child to its end and return its exit code (128 + n after signal n), passing signals on to it.
+
+    The child has a process group of its own, so that a Ctrl-C in the terminal reaches it through us and just once: its
+    second one means "at once, without saving".
+    """
+    from smalti.fleet.launch.local import die_with_parent
+
+    heard: list[int] = []
+    child: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+        if child is not None:
+            child.send_signal(number)
+
+    before = {n: signal.signal(n, pass_on) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=die_with_parent(signal.SIGTERM)
+        )
+        for number in heard:  # while it was being started
+            child.send_signal(number)
+        code = child.wait()
+    finally:
+        for known, handler in before.items():
+            signal.signal(known, handler)
+    if code == 0 and heard:  # it was as good as done; we are told to stop all the same
+        return 128 + heard[-1]
+    return code if code >= 0 else 128 - code
 
 
 def _shown(arguments: tuple[str, ...]) -> str:

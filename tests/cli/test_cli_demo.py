@@ -1,0 +1,153 @@
+"""The demo's stages: their exit codes, and that a stopped demo leaves a saved run and no process behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_cli_train import RECIPE, write_tokens
+
+from smalti.track.run import RunFolder
+
+DRIVER = """
+import sys, typer
+from smalti.cli import demo
+if sys.argv[1] == "stage":
+    call = lambda: demo.stage("a title", *sys.argv[2:])
+else:
+    call = lambda: sys.exit(demo._run(sys.argv[2:]))
+try:
+    call()
+except typer.Exit as leave:
+    sys.exit(leave.exit_code)
+"""
+LISTENS = """
+import signal, sys, time
+heard = 0
+def hear(number, frame):
+    global heard
+    heard += 1
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, hear)
+open("ready", "w").close()
+while not heard:
+    time.sleep(0.02)
+time.sleep(0.5)
+print("heard", heard)
+sys.exit(40 + heard)
+"""
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
+
+def drive(work: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", DRIVER, *arguments],
+        cwd=work,
+        env={key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def send(process: subprocess.Popen[str], number: signal.Signals, *, to_group: bool) -> None:
+    os.killpg(process.pid, number) if to_group else process.send_signal(number)
+
+
+def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, f"{path} did not appear"
+        time.sleep(0.02)
+
+
+def living_in(folder: Path) -> list[int]:
+    """Processes whose working folder it is."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.readlink(entry / "cwd") == str(folder):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_the_code_of_a_stage_is_the_demos_and_the_command_is_named(tmp_path):
+    process = drive(tmp_path, "stage", "runs", "report", "nowhere")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "== a title\n$ smalti runs report nowhere" in out
+    assert "the demo stops here: 'smalti runs report nowhere' ended with exit code 2" in err
+
+
+def test_a_stage_that_dies_of_a_signal_is_128_and_its_number(tmp_path):
+    process = drive(tmp_path, "run", sys.executable, "-c", "import os; os.kill(os.getpid(), 9)")
+    process.communicate(timeout=60)
+    assert process.returncode == 137
+
+
+@linux
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("to_group", [True, False])
+def test_a_signal_reaches_the_stage_just_once(tmp_path, number, to_group):
+    process = drive(tmp_path, "run", sys.executable, "-c", LISTENS)
+    wait_for(tmp_path / "ready", process)
+    send(process, number, to_group=to_group)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (41, "heard 1\n"), err
+    assert living_in(tmp_path) == []
+
+
+@linux
+def test_a_stop_that_comes_as_a_stage_ends_well_stops_the_demo(tmp_path):
+    process = drive(tmp_path, "run", sys.executable, "-c", LISTENS.replace("sys.exit(40 + heard)", ""))
+    wait_for(tmp_path / "ready", process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+
+
+@linux
+def test_a_killed_demo_takes_its_stage_with_it(tmp_path):
+    process = drive(tmp_path, "run", sys.executable, "-c", LISTENS)
+    wait_for(tmp_path / "ready", process)
+    process.kill()
+    process.communicate(timeout=60)
+    end = time.monotonic() + 10
+    while living_in(tmp_path) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert living_in(tmp_path) == []
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "to_group", "code", "state"),
+    [(signal.SIGINT, True, 130, "interrupted"), (signal.SIGINT, False, 130, "interrupted"),
+     (signal.SIGTERM, False, 75, "stopped")],
+)  # fmt: skip
+def test_training_that_is_stopped_through_the_demo_is_saved_and_goes_on(tmp_path, number, to_group, code, state):
+    for seed, name in enumerate("abh"):
+        write_tokens(tmp_path / "tokens" / name, seed)
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    command = ("stage", "train", "r.yaml", "train.duration=20000step", "train.checkpoint.every=1run")
+    process, folder = drive(tmp_path, *command), RunFolder(tmp_path / "runs/t")
+    while not folder.metrics():
+        wait_for(tmp_path, process)
+        time.sleep(0.05)
+    send(process, number, to_group=to_group)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert f"ended with exit code {code}" in err
+    assert folder.status()["state"] == state
+    saved = [event["step"] for event in folder.events() if event["event"] == "checkpoint_saved"]
+    assert len(saved) == 1
+    assert (folder.checkpoints / f"step-{saved[0]:08d}" / "COMPLETE").exists()
+    assert living_in(tmp_path) == []
