@@ -25,7 +25,7 @@ class World:
 
 
 def inside_world() -> bool:
-    """True when somebody (our agent, torchrun, srun) has already started this process as a rank."""
+    """True when somebody (our agent, torchrun) has already started this process as a rank."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 

@@ -1,6 +1,7 @@
 """``smalti train``: as a person's command it starts the ranks, as a rank (RANK is set) it trains."""
 
 import re
+import signal
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,8 +14,12 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _LOST_PEER = re.compile(
-    r"connection (closed|reset|refused)|broken pipe|closed by peer|timed? ?out|gloo|nccl|process group", re.IGNORECASE
+    r"connection (was likely )?(closed|reset|refused|aborted)|broken pipe|closed by peer|timed? ?out"
+    r"|ncclRemoteError|communicator was aborted",
+    re.IGNORECASE,
 )
+"""What gloo, NCCL and torch's store say when the other side is gone or silent. Their names alone say nothing: a
+collective that our own ranks enter with unequal tensors is reported by the same libraries, and is a bug."""
 
 
 @app.command(epilog="Example: smalti train recipe.yaml train.optimizer.lr=3e-4 train.parallel.ranks=2 --dry-run")
@@ -31,12 +36,16 @@ def train(
     """Train a model. The same command again resumes from the newest checkpoint, on any number of ranks.
 
     Ctrl-C saves and leaves (exit 130), a second one leaves at once. SIGTERM saves and leaves (exit 75). Under torchrun
-    or srun the world that they made is joined; otherwise train.parallel.ranks processes are started here.
+    the world that it made is joined, and what the ranks print goes where torchrun sends it (--log-dir, --redirects);
+    otherwise train.parallel.ranks processes are started here, with a log of each in the run's logs/attempt-N.
     """
     from smalti.base.env import inside_world, world
     from smalti.config.load import load, show
     from smalti.config.run import RunConfig
 
+    if inside_world():
+        # Until the loop listens, Ctrl-C ends a rank as SIGTERM does: by the signal, not by 130, which means "saved".
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     loaded = load(RunConfig, recipe, overrides or [])
     if print_config:
         print(show(loaded), end="")
@@ -94,7 +103,7 @@ def _as_rank(loaded: "Loaded[RunConfig]") -> int:
     try:
         job.run(config, loaded.origins, evaluate=heldout_hook(config))
     except RuntimeError as error:
-        if place.world_size == 1 or not _LOST_PEER.search(str(error)):
+        if place.world_size == 1 or not lost_peer(error):
             raise
         if attempt_is_open():  # the agent has seen who died, and says so; this rank is only a consequence
             to_log(error)
@@ -103,3 +112,8 @@ def _as_rank(loaded: "Loaded[RunConfig]") -> int:
             f"rank {place.rank} lost another rank: {error}", hint="run the same command again to go on"
         ) from error
     return 0
+
+
+def lost_peer(error: RuntimeError) -> bool:
+    """True where a library's error means that another rank is gone or silent, and not that ours did wrong."""
+    return _LOST_PEER.search(str(error)) is not None

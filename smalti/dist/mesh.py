@@ -1,6 +1,6 @@
 """The process group and the device mesh of one attempt.
 
-A world that somebody else started (our agent, torchrun, srun) is joined; alone, a world of one is made without any
+A world that somebody else started (our agent, torchrun) is joined; alone, a world of one is made without any
 socket. Every rendezvous key is prefixed by the attempt, so a restarted attempt never reads the addresses of a dead one
 (gloo does, with torchrun's own shared store: docs/log.md).
 """

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,9 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from smalti.cli.train import lost_peer
 from smalti.data.tokens.writer import TokenWriter
 from smalti.track.run import RunFolder
 
+LIMIT_BYTES = 12_000
+"""More than any file of a toy run but its metrics and checkpoints."""
 RECIPE = """\
 name: t
 model:
@@ -56,10 +60,12 @@ def work(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def train(work: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "smalti", "train", *arguments]
+def train(work: Path, *arguments: str, under: tuple[str, ...] = (), **options) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *under, "-m", "smalti", "train", *arguments]
     environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-    return subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(
+        command, cwd=work, env=environment, capture_output=True, text=True, timeout=240, check=False, **options
+    )
 
 
 def test_print_config_starts_nothing(work):
@@ -81,7 +87,8 @@ def test_dry_run_prints_the_plan_and_starts_nothing(work):
     ("overrides", "words"),
     [
         (["data.sources.a=tokens/none"], ["data.sources.a = tokens/none", "manifest.json is missing"]),
-        (["train.parallel.replicate=3"], ["replicate=3 does not divide the 2 ranks", "1, 2"]),
+        (["train.parallel.replicate=3"], ["replicate=3 does not divide the 2 ranks", "1, 2", "replicate=2"]),
+        (["train.duration=1step"], ["data.stages[1] ends at", "it begins at step 1", "make the run longer"]),
         (["model.vocab_size=300"], ["model.vocab_size=300 is smaller than the 512", "hint: model.vocab_size=512"]),
         (["init_from=nowhere"], ["init_from = nowhere does not exist"]),
         (["data.seq_len=2048", "train.global_batch_tokens=20480", "data.sources.a=tokens/short"],
@@ -100,6 +107,53 @@ def test_what_cannot_work_is_refused_before_anything_starts(work, overrides, wor
         assert word in done.stderr
     assert "Traceback" not in done.stderr
     assert not (work / "runs").exists()
+
+
+def test_the_dry_run_refuses_stages_that_do_not_fit(work):
+    done = train(work, "r.yaml", "train.duration=1step", "--dry-run")
+    assert done.returncode == 2
+    assert "data.stages[1] ends at" in done.stderr
+
+
+def test_a_run_with_a_checkpoint_of_its_own_does_not_need_init_from_any_more(work):
+    checkpoint = work / "runs/t/checkpoints/step-00000010"
+    checkpoint.mkdir(parents=True)
+    assert train(work, "r.yaml", "init_from=moved", "--dry-run").returncode == 2
+    (checkpoint / "COMPLETE").write_text("")
+    done = train(work, "r.yaml", "init_from=moved", "--dry-run")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:36441",
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Read error [127.0.0.1]:4: Connection reset by peer",
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:150] write: Broken pipe",
+        "Connection refused",
+        "Timed out waiting 1800000ms for recv operation to complete",
+        "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?",
+        "The client socket has timed out after 600000ms while trying to connect to (127.0.0.1, 29500).",
+        "[gloo/transport/tcp/pair.cc:1] Application timeout caused pair closure",
+        "NCCL error: remote process exited or there was a network error, NCCL version 2.27 ncclRemoteError: ...",
+    ],
+)
+def test_a_rank_that_is_gone_or_silent_is_a_lost_peer(text):
+    assert lost_peer(RuntimeError(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[enforce fail at ../third_party/gloo/gloo/transport/tcp/pair.cc:454] op.preamble.length <= op.nbytes. 8 vs 4",
+        "Default process group has not been initialized, please make sure to call init_process_group.",
+        "NCCL error in: ProcessGroupNCCL.cpp:3690, invalid usage (run with NCCL_DEBUG=WARN for details)",
+        "ProcessGroupGloo::allgather: invalid tensor size at index 1 (expected (4), got (8))",
+        "No backend type associated with device type cpu",
+    ],
+)
+def test_a_collective_of_ours_that_does_not_match_is_a_bug(text):
+    assert not lost_peer(RuntimeError(text))
 
 
 def test_a_missing_recipe(work):
@@ -134,6 +188,53 @@ def test_killed_resumed_and_never_killed_give_the_same_losses(work):
     refused = train(work, "r.yaml", "name=killed", "train.optimizer.lr=0.5")
     assert refused.returncode == 2
     assert "train.optimizer.lr: 0.001 -> 0.5" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_world_that_torchrun_made_is_joined(work):
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+    done = train(work, "r.yaml", "name=launched", under=torchrun)
+    assert done.returncode == 0, done.stderr
+    assert train(work, "r.yaml", "name=started").returncode == 0
+    folder = RunFolder.read(work / "runs/launched")
+    assert folder.status()["state"] == "done"
+    assert losses(folder.path) == losses(work / "runs/started")
+    ranks = next(event["ranks"] for event in folder.events() if event["event"] == "auto_resolved")
+    assert ranks == 2
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_while_training_is_75_and_no_bug(work):
+    def small_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT_BYTES, resource.RLIM_INFINITY))
+
+    done = train(work, "r.yaml", "train.checkpoint.every=1run", "train.log_every=1step", preexec_fn=small_files)
+    assert done.returncode == 75, done.stderr
+    assert "metrics.jsonl could not be written: File too large" in done.stderr
+    assert "run the same command again" in done.stderr
+    assert "bug" not in done.stderr
+    steps = [line["step"] for line in RunFolder.read(work / "runs/t").metrics()]
+    assert steps == list(range(1, len(steps) + 1))
+    assert RunFolder.read(work / "runs/t").status()["state"] == "failed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_before_the_first_step_is_143_and_says_that_nothing_was_saved(work, number):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "smalti", "train", "r.yaml"], cwd=work, stderr=subprocess.PIPE, text=True
+    )
+    end = time.monotonic() + 60
+    while not RunFolder(work / "runs/t", 0).rank_log(1).exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    time.sleep(1.0)  # the ranks are importing torch
+    process.send_signal(number)
+    _, text = process.communicate(timeout=60)
+    assert process.returncode == 143, text
+    assert f"error: terminated by {number.name} after step 0: it came while they were not training" in text
+    assert "nothing of this attempt was saved" in text
+    assert "Traceback" not in text
 
 
 def losses(folder: Path) -> list[tuple[int, float]]:
