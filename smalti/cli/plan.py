@@ -40,12 +40,14 @@ def budget(
 
     The time is training FLOPs / (matmul rate x efficiency); data, evals in the loop and checkpoints are not in it.
     """
+    from smalti.data.mixture import tokens_by_source
     from smalti.plan import budget as room
 
     config = _load(recipe, overrides)
     known = _rate(config, gpu=gpu, rate=rate, measure=measure)
     plan = room.budget(config, rate_flops_per_s=known.flops_per_s, efficiency_frac=efficiency, device=known.device)
-    epochs = room.epochs_by_source(config, _source_tokens(config))
+    taken = tokens_by_source(config.data, total_steps=plan.steps, global_batch_tokens=plan.global_batch_tokens)
+    epochs = {name: taken[name] / size for name, size in _source_tokens(config).items()}
     if as_json:
         from smalti.cli.tables import print_json
 

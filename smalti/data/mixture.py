@@ -195,6 +195,14 @@ def build_schedule(data: DataConfig, total_positions: int, global_batch_sequence
     return Schedule(sources, stages, total_positions)
 
 
+def tokens_by_source(data: DataConfig, *, total_steps: int, global_batch_tokens: int) -> dict[str, int]:
+    """Tokens that a whole run takes from each source, as the stream will hand them out. Raises like the schedule."""
+    sequences = global_batch_tokens // data.seq_len
+    schedule = build_schedule(data, total_steps * sequences, sequences)
+    counts = schedule.counts(schedule.total_positions)
+    return {name: int(count) * data.seq_len for name, count in zip(schedule.sources, counts, strict=True)}
+
+
 def _end_step(until: str, total_steps: int, step_tokens: int) -> int:
     amount, kind = split_duration(until)
     steps = {"run": amount * total_steps, "step": amount, "tok": amount / step_tokens}[kind]

@@ -126,11 +126,6 @@ class Stream:
         counts = self.schedule.counts(steps_done * self.global_batch_sequences)
         return {name: int(count) * self.seq_len for name, count in zip(self.sources, counts, strict=True)}
 
-    def epochs_by_source(self, steps_done: int) -> dict[str, float]:
-        """How often each source has been read through after the first ``steps_done`` steps."""
-        counts = self.schedule.counts(steps_done * self.global_batch_sequences)
-        return {name: int(n) / size for name, n, size in zip(self.sources, counts, self.order.sizes, strict=True)}
-
     def state(self) -> dict[str, Any]:
         """What fixes the order, as JSON below 1 kB. With the number of steps done it is all that a resume needs."""
         return self.identity.state()

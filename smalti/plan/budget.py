@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from smalti.base.errors import UserError
-from smalti.config.durations import to_steps, total_steps
+from smalti.config.durations import total_steps
 from smalti.config.run import RunConfig
 from smalti.plan.efficiency import efficiency_frac as expected_frac
 from smalti.plan.flops import FORMULA, train_flops_per_token, train_flops_per_token_causal
@@ -112,23 +112,3 @@ def budget(
         total_s=None if step_s is None else step_s * steps,
         tokens_per_s=None if step_s is None else batch / step_s,
     )
-
-
-def tokens_by_source(config: RunConfig) -> dict[str, float]:
-    """Tokens that each source gives to the run, by the shares of the stages (exact up to the stream's rounding)."""
-    batch = config.train.global_batch_tokens
-    steps = total_steps(config.train.duration, global_batch_tokens=batch)
-    taken = dict.fromkeys(config.data.sources, 0.0)
-    begin = 0
-    for stage in config.data.stages:
-        end = max(begin, to_steps(stage.until, total_steps=steps, global_batch_tokens=batch))
-        for name, weight in stage.weights.items():
-            taken[name] += (end - begin) * batch * weight / sum(stage.weights.values())
-        begin = end
-    return taken
-
-
-def epochs_by_source(config: RunConfig, source_tokens: dict[str, int]) -> dict[str, float]:
-    """How often the run goes through each source whose size in tokens is in ``source_tokens``."""
-    taken = tokens_by_source(config)
-    return {name: taken[name] / size for name, size in source_tokens.items() if name in taken and size > 0}

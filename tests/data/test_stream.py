@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from made_tokens import EOD, TOKENIZER, config, write_source
 
 from smalti.base.errors import DataError, UserError
+from smalti.data.mixture import tokens_by_source
 from smalti.data.pack import IGNORE
 from smalti.data.stream import Batch, Stream
 from smalti.data.tokens import TokenSource
@@ -118,8 +119,8 @@ def test_tokens_by_source_are_those_that_were_read(root: Path) -> None:
             for which in b.source.tolist():
                 seen[stream.sources[which]] += SEQ_LEN
         assert stream.tokens_by_source(step + 1) == seen
-    sizes = dict(zip(stream.sources, stream.order.sizes, strict=True))
-    assert stream.epochs_by_source(STEPS) == {name: n / SEQ_LEN / sizes[name] for name, n in seen.items()}
+    batch_tokens = stream.global_batch_sequences * SEQ_LEN
+    assert tokens_by_source(stream.config, total_steps=STEPS, global_batch_tokens=batch_tokens) == seen
 
 
 def test_same_tokens_serve_any_sequence_length(root: Path) -> None:

@@ -4,12 +4,10 @@ import json
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from made_config import made_config
 
 from smalti.base.errors import DataError, UserError
-from smalti.plan.budget import budget, epochs_by_source, tokens_by_source
+from smalti.plan.budget import budget
 from smalti.plan.efficiency import CPU_FRAC, CUDA_FRAC, efficiency_frac
 from smalti.plan.verify import verify
 
@@ -49,31 +47,6 @@ def test_impossible_rates(bad: dict[str, float]) -> None:
 def test_impossible_efficiency(frac: float) -> None:
     with pytest.raises(UserError, match="efficiency"):
         budget(made_config(), rate_flops_per_s=1e12, efficiency_frac=frac)
-
-
-def test_mixture_over_two_stages() -> None:
-    taken = tokens_by_source(made_config())
-    assert taken == pytest.approx({"code": 0.4 * 819_200, "prose": 0.6 * 819_200})
-    epochs = epochs_by_source(made_config(), {"code": 163_840, "elsewhere": 5})
-    assert epochs == pytest.approx({"code": 2.0})
-
-
-@pytest.mark.proof
-@given(
-    st.integers(1, 50),
-    st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.01, 10), st.floats(0.01, 10)), min_size=0, max_size=4),
-)
-def test_every_token_belongs_to_a_source(steps: int, stages: list[tuple[float, float, float]]) -> None:
-    ends = [*sorted(end for end, _, _ in stages), 1]
-    weights = [*((a, b) for _, a, b in stages), (1.0, 2.0)]
-    text = ", ".join(
-        f"{{until: {end:.4f}run, weights: {{code: {a}, prose: {b}}}}}"
-        for end, (a, b) in zip(ends, weights, strict=True)
-    )
-    config = made_config(f"train.duration={steps}step", f"data.stages=[{text}]")
-    taken = tokens_by_source(config)
-    assert sum(taken.values()) == pytest.approx(steps * 8192)
-    assert all(value >= 0 for value in taken.values())
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

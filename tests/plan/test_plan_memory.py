@@ -1,6 +1,10 @@
 """Memory: shards add up, activations grow as they must, and a real step keeps about what is predicted."""
 
+import math
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from made_config import made_config
 
 from smalti.plan.memory import activation_bytes, memory_per_rank, microbatch_tokens
@@ -32,6 +36,22 @@ def test_microbatch() -> None:
     assert microbatch_tokens(made_config("train.parallel.ranks=3")) == 11 * 256, "32 sequences over 3 ranks"
     assert microbatch_tokens(made_config("train.global_batch_tokens=262144")) == 16_384
     assert microbatch_tokens(made_config("train.microbatch_tokens=512")) == 512
+
+
+@given(st.integers(1, 400), st.integers(1, 40), st.sampled_from([64, 1000, 16_384, 20_000]))
+def test_auto_microbatch_is_what_it_says(sequences: int, ranks: int, seq_len: int) -> None:
+    """The largest number of whole sequences in the rank's share and in 16,384 tokens, at least one."""
+    found = microbatch_tokens(
+        made_config(
+            f"data.seq_len={seq_len}",
+            "model.max_position_embeddings=20000",
+            f"train.global_batch_tokens={sequences * seq_len}",
+        ),
+        ranks=ranks,
+    )
+    share = math.ceil(sequences / ranks)
+    fitting = [n for n in range(1, share + 1) if n * seq_len <= 16_384]
+    assert found == seq_len * max(fitting, default=1)
 
 
 def test_activations_are_linear_in_tokens_and_layers() -> None:
