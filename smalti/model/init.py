@@ -43,11 +43,6 @@ def initial_std(name: str, config: ModelConfig) -> float:
     return config.initializer_range / depth
 
 
-def initial_value(config: ModelConfig, name: str, shape: Sequence[int], seed: int) -> Tensor:
-    """``draw`` in float32, the master weights' dtype."""
-    return draw(name, shape, config, seed)
-
-
 @torch.no_grad()
 def init_weights(model: nn.Module, config: ModelConfig, seed: int) -> None:
     """Set all parameters of a plain (unsharded) module in place, on its own device and in its own dtypes."""

@@ -65,9 +65,6 @@ def test_decoding_in_pieces_equals_one_forward(pieces, name):
         parts = torch.cat([model(part, cache=cache).value for part in tokens.split(pieces, dim=1)], dim=1)
         assert distance(parts, whole) < 1e-5
         assert cache.length == sum(pieces)
-        cache.truncate(pieces[0])
-        again = model(tokens[:, pieces[0] :], cache=cache).value if len(pieces) > 1 else whole[:, pieces[0] :]
-    assert distance(again, whole[:, pieces[0] :]) < 1e-5
 
 
 def test_cache_says_when_it_is_full():

@@ -71,11 +71,6 @@ class KVCache:
         """Count ``n_tokens`` as seen, after all layers have been written."""
         self.length += n_tokens
 
-    def truncate(self, length: int) -> None:
-        """Forget all tokens after the first ``length``; 0 empties the cache."""
-        assert 0 <= length <= self.length
-        self.length = length
-
 
 def attention_mask(like_BTD: Tensor, past: int, documents_BT: Tensor | None) -> Tensor | None:
     """What is added to the scores, [B or 1, 1, T, S] of 0 and -inf in ``like_BTD``'s dtype, or None for plain causal.
