@@ -1,4 +1,4 @@
-"""The only reader of environment variables outside ``cli/``. torchrun's names are honoured, never renamed."""
+"""The one place outside ``cli/`` that reads or sets the environment. torchrun's names are honoured, never renamed."""
 
 import os
 from dataclasses import dataclass
@@ -50,6 +50,15 @@ def world() -> World:
 def child_environment(extra: dict[str, str]) -> dict[str, str]:
     """A copy of this environment with ``extra`` laid over it, for starting a child process."""
     return {**os.environ, **extra}
+
+
+def quiet_daft() -> None:
+    """Set what Daft reads when it is imported and has no other switch for; what the user has set stays.
+
+    Without it Daft reports its use to its makers, draws progress bars of its own and prints a query id.
+    """
+    for name, value in (("DO_NOT_TRACK", "1"), ("DAFT_PROGRESS_BAR", "0"), ("DAFT_SHOW_QUERY_ID", "0")):
+        os.environ.setdefault(name, value)
 
 
 def plain_output() -> bool:

@@ -57,6 +57,16 @@ def test_a_place_that_cannot_be(monkeypatch: pytest.MonkeyPatch, rank: str, size
         env.world()
 
 
+def test_quiet_daft_keeps_what_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DAFT_PROGRESS_BAR", "1")
+    monkeypatch.setenv("DAFT_SHOW_QUERY_ID", "1")
+    monkeypatch.setenv("DO_NOT_TRACK", "")  # so that it is put back at the end
+    monkeypatch.delenv("DO_NOT_TRACK")
+    env.quiet_daft()
+    assert os.environ["DAFT_PROGRESS_BAR"] == "1"
+    assert os.environ["DO_NOT_TRACK"] == "1"
+
+
 def test_child_environment_leaves_ours_alone() -> None:
     child = env.child_environment({"RANK": "1"})
     assert child["RANK"] == "1"

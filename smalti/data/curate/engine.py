@@ -5,12 +5,12 @@ Promises: results in the order of the tasks and their rows; errors of ours come 
 version of Daft is tried here first. Runs on Daft's local runner unless the user has chosen another for the process.
 """
 
-import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from smalti.base.env import quiet_daft
 from smalti.base.errors import missing_extra
 from smalti.data.curate.readers import ReadTask
 
@@ -24,11 +24,7 @@ _FAILED = -1
 
 
 def _daft() -> Any:
-    # Daft reads these when it is imported: it would report its use to its makers, draw progress bars of its own, and
-    # print a query id to a terminal. What the user has set stays.
-    os.environ.setdefault("DO_NOT_TRACK", "1")
-    os.environ.setdefault("DAFT_PROGRESS_BAR", "0")
-    os.environ.setdefault("DAFT_SHOW_QUERY_ID", "0")
+    quiet_daft()
     try:
         import daft
     except ImportError as error:
