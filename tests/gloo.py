@@ -1,7 +1,7 @@
 """Run a function on several gloo ranks of this machine, for tests.
 
-Ranks are forked (importing torch anew in each costs seconds) and meet through a file, so no port can clash. Each has one
-thread: an OpenMP pool does not survive a fork.
+Ranks are forked (importing torch anew in each costs seconds) and meet through a file, so no port can clash. Each has
+one thread: an OpenMP pool does not survive a fork.
 """
 
 import os
@@ -43,7 +43,8 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout
 
 def _rank(rank: int, world_size: int, folder: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
+    place, size = str(rank), str(world_size)
+    os.environ.update(RANK=place, LOCAL_RANK=place, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
     try:
         store = dist.FileStore(os.path.join(folder, "store"), world_size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30))

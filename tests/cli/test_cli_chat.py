@@ -64,12 +64,13 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_conversation_on_a_terminal(run: Path) -> None:
+def test_conversation_on_a_terminal(run: Path, request: pytest.FixtureRequest) -> None:
     """Two prompts, an answer stopped by Ctrl-C, then Ctrl-D: the exit code is 0 and the prompt came back each time."""
     parent, child = pty.openpty()
     command = [sys.executable, "-m", "smalti", "chat", str(run), "--max-tokens", "20"]
     process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, start_new_session=True, close_fds=True)
     os.close(child)
+    request.addfinalizer(process.kill)
     seen = _read_until(parent, "> ", 60)
     assert "a base model; it continues your text" in seen
     for line in ("def add(", "two lines \\", "plain"):
@@ -83,15 +84,15 @@ def test_conversation_on_a_terminal(run: Path) -> None:
     os.close(parent)
 
 
-def _read(terminal: int, limit_s: float) -> str:
+def _read(terminal: int, limit_s: float) -> bytes:
     """What comes within ``limit_s``; empty if nothing does."""
     ready, _, _ = select.select([terminal], [], [], limit_s)
-    return os.read(terminal, 4096).decode("utf-8", "replace") if ready else ""
+    return os.read(terminal, 4096) if ready else b""
 
 
 def _read_until(terminal: int, text: str, limit_s: float) -> str:
-    seen, end_s = "", time.monotonic() + limit_s
-    while text not in seen.replace("\r\n", "\n"):
+    seen, end_s = b"", time.monotonic() + limit_s
+    while text.encode() not in seen.replace(b"\r\n", b"\n"):
         assert time.monotonic() < end_s, seen
         seen += _read(terminal, 1.0)
-    return seen
+    return seen.decode("utf-8", "replace")

@@ -108,7 +108,7 @@ def _plain_reference(config: ModelConfig) -> tuple[float, dict[str, torch.Tensor
     loss = torch.nn.functional.cross_entropy(logits.value.flatten(0, 1), rows.targets.flatten(), ignore_index=IGNORE)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-    return float(loss), {name: parameter.grad for name, parameter in model.named_parameters()}
+    return float(loss.detach()), {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
 def test_gradient_equals_a_naive_float64_reference() -> None:
