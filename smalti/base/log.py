@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from contextlib import suppress
 from typing import TextIO
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -25,10 +26,22 @@ def setup(level: str = "INFO", *, file: str | None = None, rank: int = 0) -> Non
     if rank == 0:
         handlers.append(_Stderr())
     if file is not None:
-        handlers.append(logging.FileHandler(file, encoding="utf-8"))
+        handlers.append(_File(file, encoding="utf-8"))
     for handler in handlers or [logging.NullHandler()]:
         handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S"))
         root.addHandler(handler)
+
+
+class _File(logging.FileHandler):
+    """A line that the disk does not take is lost: the fault that filled it is told elsewhere, without a traceback."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is logging's
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        with suppress(OSError):  # it writes once more what it could not
+            super().close()
 
 
 class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]

@@ -54,3 +54,11 @@ def test_lines_follow_stderr_when_it_is_replaced(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "stderr", stream)
     log.get("train").warning("above the live line")
     assert "above the live line" in stream.getvalue()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_costs_the_line_and_no_traceback(capsys: pytest.CaptureFixture[str], restored: object) -> None:
+    log.setup("INFO", file="/dev/full", rank=1)
+    log.get("t").info("a line that does not fit")
+    log.setup("INFO", rank=1)
+    assert capsys.readouterr().err == ""
