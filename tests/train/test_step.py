@@ -137,8 +137,8 @@ def test_chunked_cross_entropy_equals_naive_float64(chunk_tokens: int, z_loss_co
     want_z = z_loss_coef * (logits.logsumexp(-1)[counted] ** 2).sum()
     want = torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="sum") + want_z
     (3.0 * want).backward()
-    assert float(total) == pytest.approx(float(want), rel=1e-5)
-    assert float(z_loss) == pytest.approx(float(want_z), rel=1e-5)
+    assert total.item() == pytest.approx(want.item(), rel=1e-5)
+    assert z_loss.item() == pytest.approx(want_z.item(), rel=1e-5)
     assert not z_loss.requires_grad
     assert _relative(hidden.grad, hidden64.grad) < 1e-5
     assert _relative(weight.grad, weight64.grad) < 1e-5
