@@ -35,7 +35,7 @@ def setup(level: str = "INFO", *, file: str | None = None, rank: int = 0) -> Non
 class _File(logging.FileHandler):
     """A line that the disk does not take is lost: the fault that filled it is told elsewhere, without a traceback."""
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is logging's
+    def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
