@@ -27,9 +27,9 @@ EXIT_CODES = """exit codes:
     1  a bug in Smalti
     2  usage or config: the message says what is allowed
     3  ran, and the answer is no
-   75  try again: preempted with a checkpoint saved, or a rank died
+   75  try again: preempted with a checkpoint saved, a rank died, a disk is full
   130  interrupted (Ctrl-C), after saving
-  143  terminated without saving"""
+  143  stopped before anything was saved"""
 
 _DEBUG = "SMALTI_DEBUG"
 

@@ -101,7 +101,7 @@ def _own(rank: int, root: Path, world_size: int) -> list[float]:
     torch.manual_seed(rank)  # each rank starts elsewhere: rank 0's weights count
     job = build(config, model=Line(), loss=squared, batches=Points(rank, world_size))
     fit(job)
-    return [float(parameter.full_tensor()) for parameter in job.state.model.parameters()]
+    return [parameter.detach().full_tensor().item() for parameter in job.state.model.parameters()]
 
 
 def test_any_module_with_its_own_loss_trains(tmp_path: Path) -> None:
