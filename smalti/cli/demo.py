@@ -27,7 +27,7 @@ PROMPTS = (
 
 @app.command(epilog="Example: smalti demo --minutes 1")
 def demo(
-    minutes: Annotated[float, typer.Option(help="About how long the training lasts on this machine.")] = 2.75,
+    minutes: Annotated[float, typer.Option(help="About how long the training lasts, 0.05 to 600.")] = 2.75,
 ) -> None:
     """Documents from the installed Python -> curated -> tokens -> trained, measured, exported model that answers.
 
@@ -46,7 +46,7 @@ def demo(
     duration = _duration(minutes)
     stage("Plan: what this run costs", "plan", "budget", "demo", *duration)
     stage("Train: a mixture of experts on two ranks", "train", "demo", *duration)
-    stage("Export: a Hugging Face folder, reloaded and compared", "export", RUN)
+    stage("Export: a Hugging Face folder, reloaded in transformers and compared", "export", RUN, *_verify())
     stage("Evaluate: bits per byte beside gzip and xz, two tasks", "eval", "run", RUN)
     for prompt in PROMPTS:
         options = ("--max-tokens", "96", "--temperature", "0.7", "--save")
@@ -100,6 +100,16 @@ def _run(command: list[str]) -> int:
     return code if code >= 0 else 128 - code
 
 
+def _verify() -> tuple[str, ...]:
+    """Compare with transformers where it is installed (it is no dependency), and say so where it is not."""
+    from importlib.util import find_spec
+
+    if find_spec("transformers") is not None:
+        return ("--verify",)
+    print("\ntransformers is not installed, so the export is compared with Smalti's own reading of it only")
+    return ()
+
+
 def _shown(arguments: tuple[str, ...]) -> str:
     """The command as a shell takes it; text with newlines in $'...' form."""
     import shlex
@@ -122,7 +132,7 @@ def _duration(minutes: float) -> tuple[str, ...]:
     except UserError:
         begun = None
     if begun is not None:
-        print(f"\n{RUN} has begun: it goes on with its {begun} (remove the folder to start anew)")
+        print(f"\n{RUN} has begun: it goes on to its own end, {begun} (remove the folder to start anew)")
         return (f"train.duration={begun}",)
     command = [sys.executable, "-m", "smalti", "plan", "budget", "demo", "--json"]
     answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -178,11 +188,13 @@ def _median(values: list[float]) -> float:
 
 
 def _next_steps() -> str:
-    return f"""
-== Go on
-smalti chat {RUN}                        talk to it (it continues text; it was never taught to answer)
-smalti train demo-dense                  its dense twin on the same data
-smalti train demo name=longer train.duration=3000step
-smalti data curate --help                your own documents: folders, JSONL, Parquet
-smalti plan verify {RUN}                 what the plan predicted against what was measured
-open {RUN}/report.html                   every curve on one page"""
+    from smalti.cli.tables import pairs
+
+    steps = [
+        (f"smalti chat {RUN}", "talk to it (it continues text; it was never taught to answer)"),
+        (f"smalti plan verify {RUN}", "what the plan predicted against what was measured"),
+        ("smalti train demo-dense", "its dense twin on the same data"),
+        ("smalti train demo name=longer train.duration=3000step", "the same model, longer"),
+        ("smalti data curate --help", "your own documents: folders, JSONL, Parquet"),
+    ]
+    return f"\n== Go on\n{pairs(steps)}\n\nEvery curve on one page, in a browser: {RUN}/report.html"
