@@ -30,7 +30,9 @@ def schema(
 def show(
     recipe: Annotated[str | None, typer.Argument(help="A file, run folder or name; absent: list the names.")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="A.B=VALUE", help="Changes to it.")] = None,
-    kind: Annotated[str, typer.Option(help=f"Which config it is: {_KINDS}.")] = "train",
+    kind: Annotated[
+        str | None, typer.Option(help=f"Which config it is: {_KINDS}; absent: guessed from its keys.")
+    ] = None,
 ) -> None:
     """Print a recipe resolved, with where each value came from; without a recipe, the names of recipes and presets."""
     from smalti.config import find, load
@@ -39,7 +41,7 @@ def show(
         print("recipes:", ", ".join(find.recipe_names()) or "none in this package")
         print("model presets:", ", ".join(find.preset_names()))
         return
-    print(load.show(load.load(_model(kind), recipe, overrides or [])), end="")
+    print(load.show(load.load(_model(kind or _guess(recipe)), recipe, overrides or [])), end="")
 
 
 @app.command(epilog="Example: smalti config diff runs/demo demo train.optimizer.lr=3e-4")
@@ -63,15 +65,27 @@ def diff(
         raise typer.Exit(3)
 
 
-def _model(kind: str) -> "type[Config]":
-    from smalti.base.errors import UserError, nearest
+def _guess(recipe: str) -> str:
+    """The kind of config that knows most of a recipe's keys; of equals the first, and so ``train`` for want of any."""
+    from smalti.config.find import find_recipe, keys_of
+
+    keys = keys_of(find_recipe(recipe).text)
+    models = _models()
+    return max(models, key=lambda kind: len(keys & set(models[kind].model_fields)))
+
+
+def _models() -> "dict[str, type[Config]]":
     from smalti.config.data import CurateConfig, TokenizeConfig
     from smalti.config.eval import EvalConfig
     from smalti.config.run import RunConfig
 
-    models: dict[str, type[Config]] = {
-        "train": RunConfig, "curate": CurateConfig, "tokenize": TokenizeConfig, "eval": EvalConfig
-    }  # fmt: skip
+    return {"train": RunConfig, "curate": CurateConfig, "tokenize": TokenizeConfig, "eval": EvalConfig}
+
+
+def _model(kind: str) -> "type[Config]":
+    from smalti.base.errors import UserError, nearest
+
+    models = _models()
     if kind not in models:
         close = nearest(kind, models)
         raise UserError(

@@ -1,6 +1,7 @@
 """``smalti eval``: measure a model, and list what can be measured."""
 
 import json
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -38,15 +39,18 @@ def run(
     found = find(model)
     config = _config(suite, found, overrides or [])
     _refuse_stale(found)
+    room.check_folders(config)
     engine = Engine.from_folder(found.folder, dtype=dtype)
     about = {"folder": found.folder, "compute_dtype": dtype, "step": found.record.get("step")}
-    results = room.run(
-        engine,
-        config,
-        output or found.run_folder,
-        about=about,
-        announce=lambda name: typer.echo(f"{name} ...", err=True),
-    )
+    with _Progress() as progress:
+        results = room.run(
+            engine,
+            config,
+            output or found.run_folder,
+            about=about,
+            announce=lambda name: typer.echo(f"{name} ...", err=True),
+            progress=progress,
+        )
     if found.run_folder is not None and output is None:
         refresh_card(found.run_folder)
     if as_json:
@@ -108,29 +112,23 @@ def _refuse_stale(found: "ModelFolder") -> None:
 
 
 def _print(results: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from smalti.cli.tables import table
 
-    table = Table(title=f"{results['model']}: suite {results['suite']}", title_justify="left")
-    for name, justify in (("task", "left"), ("measure", "left"), ("value", "right"), ("95 % interval", "right"),
-                          ("n", "right"), ("beside it", "left")):  # fmt: skip
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for name, score in results["tasks"].items():
-        interval = score["interval"]
-        table.add_row(
+    rows = [
+        (
             name,
             score["metric"].replace("_", " "),
             f"{score['value']:.3f}",
-            f"{interval[0]:.3f} to {interval[1]:.3f}" if interval else "(one document)",
+            "{:.3f} to {:.3f}".format(*score["interval"]) if score["interval"] else "(one document)",
             f"{score['n']:,}",
             _beside(score),
         )
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=140)
-    console.print(table)
+        for name, score in results["tasks"].items()
+    ]
+    print(f"{results['model']}: suite {results['suite']}\n")
+    print(table(("task", "measure", "value", "95 % interval", "n", "beside it"), rows))
     if "folder" in results:
-        console.print(f"samples: {results['folder']}/samples.jsonl", soft_wrap=True)
+        print(f"\nsamples: {results['folder']}/samples.jsonl")
 
 
 def _beside(score: dict[str, Any]) -> str:
@@ -140,3 +138,42 @@ def _beside(score: dict[str, Any]) -> str:
             f"({score['n_bytes']:,} bytes)"
         )
     return f"chance {score['chance']:.3f}: {score['verdict']}"
+
+
+class _Progress:
+    """How far it is: one live line on a terminal, elsewhere a plain line every ten seconds; none for a short one."""
+
+    def __init__(self) -> None:
+        from smalti.base.clock import now_s
+        from smalti.base.env import plain_output
+
+        self._live = sys.stderr.isatty() and not plain_output()
+        self._now_s = now_s
+        self._last_s = now_s()
+        self._shown = False
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._clear()
+
+    def __call__(self, task: str, done: int, total: int) -> None:
+        """Tell that ``done`` of ``total`` tokens of a task are scored."""
+        if done >= total:
+            self._clear()
+            return
+        if self._now_s() - self._last_s < (0.5 if self._live else 10.0):
+            return
+        from smalti.base.units import format_count, format_frac
+
+        self._last_s = self._now_s()
+        self._shown = True
+        line = f"{task}: {format_count(done)} of {format_count(total)} tokens read, {format_frac(done / total)}"
+        start, end = ("\r\x1b[K", "") if self._live else ("", "\n")
+        print(start + line, end=end, file=sys.stderr, flush=True)
+
+    def _clear(self) -> None:
+        if self._live and self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        self._shown = False

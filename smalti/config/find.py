@@ -4,10 +4,13 @@ Promises: works from an installed wheel (``importlib.resources``); a name that i
 nearest one. A path always wins over a name only when it is a file, or a run folder with a ``config.yaml``.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+
+import yaml
 
 from smalti.base.errors import DataError, UserError, nearest
 
@@ -34,8 +37,11 @@ def preset_names() -> list[str]:
     return sorted(_entries(_room("presets")))
 
 
-def find_recipe(name_or_path: str, *, beside: str | None = None) -> Found:
-    """The recipe of that name or path; ``beside`` is the file whose folder a relative path starts from."""
+def find_recipe(name_or_path: str, *, beside: str | None = None, fields: Collection[str] | None = None) -> Found:
+    """The recipe of that name or path; ``beside`` is the file whose folder a relative path starts from.
+
+    ``fields`` are the top-level keys of the kind of config that is wanted: the error offers only recipes of that kind.
+    """
     path = Path(name_or_path)
     candidates = [Path(beside).parent / path, path] if beside and not path.is_absolute() else [path]
     for candidate in candidates:
@@ -47,6 +53,7 @@ def find_recipe(name_or_path: str, *, beside: str | None = None) -> Found:
     name = name_or_path.removesuffix(".yaml")
     if name in recipes:
         return Found(_read(recipes[name]), f"{name}.yaml", str(recipes[name]))
+    recipes = {one: at for one, at in recipes.items() if fields is None or keys_of(_read(at)) <= {*fields, "base"}}
     close = nearest(name, recipes)
     raise UserError(
         f"there is no recipe file or recipe named '{name_or_path}'",
@@ -66,6 +73,15 @@ def find_preset(name: str, *, where: str) -> Found:
         allowed=", ".join(sorted(presets)),
         hint=f"did you mean 'preset: {close}'?" if close else "leave 'preset' out and write the fields of model",
     )
+
+
+def keys_of(text: str) -> set[str]:
+    """The top-level keys of a YAML text; none where it is no mapping."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return set()
+    return {str(key) for key in value} if isinstance(value, dict) else set()
 
 
 def _room(name: str) -> Traversable:

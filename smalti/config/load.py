@@ -41,7 +41,7 @@ class Loaded(Generic[C]):
 
 def load(model: type[C], name_or_path: str, overrides: Sequence[str] = ()) -> Loaded[C]:
     """Load a recipe (file, run folder, or name in the package) as ``model``; every problem is one UserError."""
-    found = find_recipe(name_or_path)
+    found = find_recipe(name_or_path, fields=model.model_fields)
     tree = _mapping(parse(found.text, found.label))
     tree = _with_base(tree, found.path)
     for override in overrides:

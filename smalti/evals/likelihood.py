@@ -6,7 +6,7 @@ right, behind a causal mask, and is never scored); logits exist for the scored t
 B: rows. T: inputs of a row. N: scored tokens. C: those of a chunk. D: hidden size. V: vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,9 @@ from smalti.base.errors import UserError
 _CHUNK_LOGITS = 1 << 20
 """Logits that exist at one time: 4 MiB in fp32, which stays in a CPU's cache; of 2^19 to 2^22 the fastest there."""
 
+Progress = Callable[[int, int], None]
+"""``progress(done, total)`` in tokens."""
+
 
 @dataclass(frozen=True)
 class Window:
@@ -32,17 +35,26 @@ class Window:
         assert 1 <= self.first < len(self.ids), f"nothing to score: first={self.first} of {len(self.ids)} tokens"
 
 
-def score(model: nn.Module, windows: Sequence[Window], *, batch_tokens: int = 4096) -> NDArray[np.float64]:
+def score(
+    model: nn.Module,
+    windows: Sequence[Window],
+    *,
+    batch_tokens: int = 4096,
+    progress: Progress = lambda done, total: None,
+) -> NDArray[np.float64]:
     """Nats (negative natural log-likelihood) of each window's scored targets, summed; one number for each window.
 
-    Windows of like length share a batch of at most ``batch_tokens`` inputs. Raises UserError when the model answers
-    with something that is not a number.
+    Windows of like length share a batch of at most ``batch_tokens`` inputs. ``progress`` hears after each batch how
+    many of all inputs the model has read. Raises UserError when the model answers with something that is not a number.
     """
     nats = np.zeros(len(windows))
     device = next(model.parameters()).device
+    done, total = 0, sum(len(window.ids) - 1 for window in windows)
     with torch.inference_mode():
         for rows in _batches(windows, batch_tokens):
             nats[rows] = _score_batch(model, [windows[row] for row in rows], device).cpu().numpy()
+            done += sum(len(windows[row].ids) - 1 for row in rows)
+            progress(done, total)
     if not np.isfinite(nats).all():
         raise UserError(
             "the model gives a likelihood that is not a finite number (NaN or infinite)",

@@ -1,13 +1,15 @@
 """Runs a suite of tasks on one model and writes what came out. Measures only; picks no winner."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from smalti import __version__
 from smalti.base import clock, store
-from smalti.base.errors import UserError
+from smalti.base.errors import DataError, UserError
 from smalti.config.eval import EvalConfig
 from smalti.evals import results
+from smalti.evals.likelihood import Progress
 from smalti.evals.results import TaskResult
 from smalti.evals.tasks import heldout, ranked
 from smalti.serve.engine.engine import Engine
@@ -22,18 +24,21 @@ def run(
     *,
     about: dict[str, Any] | None = None,
     announce: Callable[[str], None] = lambda name: None,
+    progress: Callable[[str, int, int], None] = lambda name, done, total: None,
 ) -> dict[str, Any]:
     """Ask the model everything in ``config``; returns what ``results.json`` holds.
 
     ``output``: a run folder (or any folder), into which ``evals/<suite>/<UTC time>/`` is written; None writes nothing.
-    ``about`` is kept with the results (step, folder of the model ...). ``announce`` hears of each task before it runs.
+    ``about`` is kept with the results (step, folder of the model ...). ``announce`` hears of each task before it runs,
+    ``progress`` of how many tokens of how many it has read. All folders are looked at before anything is scored.
     """
+    check_folders(config)
     seq_len = context_tokens(engine, config)
     tasks: list[TaskResult] = []
     for name, ask in _parts(engine, config, seq_len):
         announce(name)
         begin_s = clock.now_s()
-        task = ask()
+        task = ask(partial(progress, name))
         tasks.append(TaskResult(task.name, {**task.score, "wall_s": clock.now_s() - begin_s}, task.samples))
     found: dict[str, Any] = {
         "suite": config.suite,
@@ -58,24 +63,36 @@ def context_tokens(engine: Engine, config: EvalConfig) -> int:
     return config.seq_len or min(longest, _LONGEST_DEFAULT_TOKENS)
 
 
-def _parts(engine: Engine, config: EvalConfig, seq_len: int) -> list[tuple[str, Callable[[], TaskResult]]]:
-    parts: list[tuple[str, Callable[[], TaskResult]]] = []
+def check_folders(config: EvalConfig) -> None:
+    """A DataError that names every held-out folder without token files; a UserError where none is named at all."""
+    if "heldout" not in config.tasks:
+        return
+    if not config.heldout:
+        raise UserError(
+            "the task 'heldout' has no held-out token files",
+            allowed="a run with data.heldout, or folders named here",
+            hint="smalti eval run MODEL heldout.code=data/tokens/code/heldout, or leave the task out: "
+            "'tasks=[arithmetic, brackets]'",
+        )
+    missing = [
+        f"heldout.{source} = {folder}"
+        for source, folder in config.heldout.items()
+        if not store.exists(store.join(folder, "manifest.json"))
+    ]
+    if missing:
+        raise DataError(
+            f"no token files in {', '.join(missing)}",
+            allowed="folders that 'smalti data tokenize' wrote, seen from here",
+            hint="name where they lie: heldout.NAME=FOLDER; or leave the task out: 'tasks=[arithmetic, brackets]'",
+        )
+
+
+def _parts(engine: Engine, config: EvalConfig, seq_len: int) -> list[tuple[str, Callable[[Progress], TaskResult]]]:
+    parts: list[tuple[str, Callable[[Progress], TaskResult]]] = []
     for task in config.tasks:
         if task != "heldout":
-            parts.append((task, lambda task=task: ranked.run(task, engine, config, seq_len)))  # type: ignore[misc]
+            parts.append((task, partial(ranked.run, task, engine, config, seq_len)))
             continue
-        if not config.heldout:
-            raise UserError(
-                "the task 'heldout' has no held-out token files",
-                allowed="a run with data.heldout, or folders named here",
-                hint="smalti eval run MODEL heldout.code=data/tokens/code/heldout, or leave the task out: "
-                "'tasks=[arithmetic, brackets]'",
-            )
         for source, folder in config.heldout.items():
-            parts.append(
-                (
-                    f"heldout/{source}",
-                    lambda source=source, folder=folder: heldout.run(source, folder, engine, config, seq_len),  # type: ignore[misc]
-                )
-            )
+            parts.append((f"heldout/{source}", partial(heldout.run, source, folder, engine, config, seq_len)))
     return parts

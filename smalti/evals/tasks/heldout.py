@@ -32,7 +32,7 @@ from smalti.config.eval import EvalConfig
 from smalti.data.tokenizer.encode import Tokenizer, load_tokenizer
 from smalti.data.tokens.reader import TokenSource
 from smalti.evals.graders.intervals import bootstrap_ratio
-from smalti.evals.likelihood import Window, score
+from smalti.evals.likelihood import Progress, Window, score
 from smalti.evals.results import TaskResult
 from smalti.serve.engine.engine import Engine
 
@@ -46,7 +46,14 @@ class Document:
     ids: NDArray[np.int64]
 
 
-def run(source: str, folder: str, engine: Engine, config: EvalConfig, seq_len: int) -> TaskResult:
+def run(
+    source: str,
+    folder: str,
+    engine: Engine,
+    config: EvalConfig,
+    seq_len: int,
+    progress: Progress = lambda done, total: None,
+) -> TaskResult:
     """Bits per byte of the token files in ``folder``, with a bootstrap over documents, gzip and xz beside it."""
     documents = load_documents(source, folder, engine.tokenizer, seed=config.seed, max_bytes=config.max_bytes)
     windows: list[Window] = []
@@ -56,7 +63,7 @@ def run(source: str, folder: str, engine: Engine, config: EvalConfig, seq_len: i
         own = sliding_windows(ids, seq_len)
         windows += own
         owner += [row] * len(own)
-    by_window = score(engine.model, windows, batch_tokens=config.batch_tokens)
+    by_window = score(engine.model, windows, batch_tokens=config.batch_tokens, progress=progress)
     nats = np.bincount(owner, weights=by_window, minlength=len(documents)).astype(np.float64)
     n_bytes = np.array([len(document.text) for document in documents], dtype=np.float64)
     result = _result(nats, n_bytes, documents, config, key=derive_key("bootstrap", config.seed, source))

@@ -9,13 +9,15 @@ from smalti.base.errors import UserError
 from smalti.base.rng import derive_key
 from smalti.config.eval import EvalConfig
 from smalti.evals.graders.intervals import verdict, wilson_interval
-from smalti.evals.likelihood import Window, score
+from smalti.evals.likelihood import Progress, Window, score
 from smalti.evals.results import TaskResult
 from smalti.evals.tasks.generated import Item, generators
 from smalti.serve.engine.engine import Engine
 
 
-def run(name: str, engine: Engine, config: EvalConfig, seq_len: int) -> TaskResult:
+def run(
+    name: str, engine: Engine, config: EvalConfig, seq_len: int, progress: Progress = lambda done, total: None
+) -> TaskResult:
     """Accuracy of the likeliest candidate, with n, chance and Wilson's 95 % interval.
 
     ``gold_probability`` is the mean probability of the right candidate once those of an item are scaled to sum to 1:
@@ -24,7 +26,7 @@ def run(name: str, engine: Engine, config: EvalConfig, seq_len: int) -> TaskResu
     make, chance = generators()[name]
     items = [make(index, shots=config.shots, seed=config.seed) for index in range(config.n)]
     windows = [window for item in items for window in candidate_windows(engine, item, seq_len)]
-    nats = score(engine.model, windows, batch_tokens=config.batch_tokens).reshape(len(items), -1)
+    nats = score(engine.model, windows, batch_tokens=config.batch_tokens, progress=progress).reshape(len(items), -1)
     samples = [_sample(item, row, config.seed) for item, row in zip(items, nats, strict=True)]
     correct = sum(bool(sample["correct"]) for sample in samples)
     interval = wilson_interval(correct, len(items))
