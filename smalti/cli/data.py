@@ -88,7 +88,7 @@ def curate(
     print(f"\nwritten to {loaded.output}; next: smalti data tokenize CONFIG documents={loaded.output} output=...")
 
 
-@app.command(epilog="Example: smalti data tokenize demo-tokenize vocab_size=8192 output=data/demo/tokens-8k")
+@app.command(epilog="Example: smalti data tokenize demo-tokenize output=data/demo/tokens-2")
 def tokenize(config: _Config, overrides: _Overrides = None, as_json: _Json = False) -> None:
     """Train a byte-level BPE on the training split (or load a tokenizer), and write documents as token files.
 

@@ -108,6 +108,15 @@ class _Corpus:
     def sources(self) -> list[str]:
         return list(dict.fromkeys(source for source, _ in self.sizes_bytes))
 
+    def empty_notes(self) -> list[str]:
+        """A line for each source without text to train on: it gets no ``train/`` folder."""
+        return [
+            f"{source}: no training document is left of it, so there is no {source}/{TRAIN}; "
+            f"{self.folder}/report.md says which rule dropped them"
+            for source in self.sources
+            if not self.sizes_bytes[source, TRAIN]
+        ]
+
 
 def tokenize(config: TokenizeConfig, progress: Progress | None = None) -> TokenizeReport:
     """Run the whole job and write ``config.output``.
@@ -126,6 +135,7 @@ def tokenize(config: TokenizeConfig, progress: Progress | None = None) -> Tokeni
                 f"the vocabulary has {tokenizer.vocab_size} entries, not {config.vocab_size}: "
                 "the training text holds no more pairs to merge"
             )
+        report.notes += corpus.empty_notes()
         encoder = _Encoder(tokenizer, report.notes)
         writing = _Writing(encoder, tell, sum(corpus.sizes_bytes.values()))
         for source in corpus.sources:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smalti.base.units import format_bytes, format_frac
-from smalti.data.curate.heldout import SPLITS
+from smalti.data.curate.heldout import SPLITS, TRAIN
 
 FORMAT_KIND = "curate"
 RECORD_NAME = "report.json"
@@ -121,6 +121,7 @@ class Report:
             for source, suffixes in self.skipped_files.items()
             for suffix, count in suffixes.items()
         ]
+        notes += [note for source, splits in self.sources.items() if (note := _nothing_left(source, splits))]
         return notes + [
             f"{source}: {count} document(s) have an id that another one has too; set id_field to a field that is unique"
             for source, count in self.repeated_ids.items()
@@ -142,6 +143,22 @@ def as_markdown(report: Report) -> str:
     if notes:
         parts += ["## Notes", "", *(f"- {note}" for note in notes), ""]
     return "\n".join(parts)
+
+
+def _nothing_left(source: str, splits: dict[str, SplitReport]) -> str | None:
+    """A line about a source of which nothing is left to train on, with the rule that took most; None for the others."""
+    if splits[TRAIN].kept.documents:
+        return None
+    taken: dict[str, int] = {}
+    for split in splits.values():
+        for rule, count in split.drops.items():
+            taken[rule] = taken.get(rule, 0) + count.documents
+    total, left = sum(split.read.documents for split in splits.values()), sum(s.kept.documents for s in splits.values())
+    what = f"{source}: of {total:,} document(s) none is left" + (" for training" if left else "")
+    if not taken:
+        return what
+    most = max(sorted(taken), key=taken.__getitem__)
+    return f"{what}; '{most}' dropped most: {taken[most]:,}"
 
 
 def _table(header: tuple[str, ...], rows: list[list[str]]) -> list[str]:

@@ -8,6 +8,8 @@ from smalti.base.errors import DataError
 from smalti.base.hashing import digest_json
 
 _DECIDES_IDS = ("type", "vocab", "merges", "ignore_merges", "byte_fallback", "unk_token")
+_ALLOWED = "the tokenizer/ folder beside the token files"
+_HINT = "data.tokenizer=OUTPUT/tokenizer, with OUTPUT of 'smalti data tokenize'"
 
 
 def digest_of(parts: dict[str, Any], eod_id: int) -> str:
@@ -31,17 +33,20 @@ def digest_in(folder: str | Path) -> str:
     except (KeyError, TypeError) as error:
         raise DataError(
             f"{folder} does not hold a tokenizer that 'smalti data tokenize' wrote: {error!r} is missing",
-            hint="data.tokenizer=OUTPUT/tokenizer, with OUTPUT of 'smalti data tokenize'",
+            hint=_HINT,
         ) from error
 
 
 def check_folder(folder: str | Path, tokenizer_digest: str) -> None:
     """A DataError unless ``folder`` holds the tokenizer with that digest, the one that wrote the tokens."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if not store.exists(store.join(folder, name)):
+            raise DataError(f"data.tokenizer = {folder}: there is no {name} in it", allowed=_ALLOWED, hint=_HINT)
     found = digest_in(folder)
     if found != tokenizer_digest:
         raise DataError(
             f"data.tokenizer = {folder} is another tokenizer ({found[:12]}) than wrote the tokens "
             f"({tokenizer_digest[:12]})",
-            allowed="the tokenizer/ folder beside the token files",
-            hint="data.tokenizer=OUTPUT/tokenizer, with OUTPUT of 'smalti data tokenize'",
+            allowed=_ALLOWED,
+            hint=_HINT,
         )
