@@ -11,6 +11,7 @@ _EVAL, _LOSS, _BITS = "metrics/eval/", "/LanguageCrossEntropy", "/bits_per_byte"
 _MIX, _TOKENS = "data/mix/", "/tokens"
 _MIX_POINTS = 300
 _TRAIN_COLOUR = 7
+_SMALL_WIDTH, _SMALL_HEIGHT = 440, 220
 
 
 def source_colours(run: RunRecord) -> dict[str, int]:
@@ -19,7 +20,7 @@ def source_colours(run: RunRecord) -> dict[str, int]:
     return {source: index % _TRAIN_COLOUR for index, source in enumerate(sorted(found))}
 
 
-def loss_chart(run: RunRecord) -> str:
+def loss_chart(run: RunRecord, *, width: int, height: int) -> str:
     """Training loss (raw and smoothed) and held-out loss of each source, on a logarithmic axis."""
     steps, values = run.series("loss/train/total")
     window = max(1, len(values) // 40)
@@ -34,7 +35,7 @@ def loss_chart(run: RunRecord) -> str:
     resumed = [event for event in run.events if event.get("event") == "resumed" and isinstance(event.get("step"), int)]
     markers = [Marker(event["step"], f"resumed at step {event['step']}") for event in resumed]
     return line_chart(
-        series, title="Loss, nats per token", x_label="step", log_y=True, markers=markers, width=1040, height=360
+        series, title="Loss, nats per token", x_label="step", log_y=True, markers=markers, width=width, height=height
     )
 
 
@@ -45,7 +46,7 @@ def bits_chart(run: RunRecord) -> str | None:
         return None
     colours = source_colours(run)
     series = [Series(one, *run.series(f"{_EVAL}{one}{_BITS}"), colour=colours[one]) for one in sources]
-    return line_chart(series, title="Held-out bits per byte", x_label="step", height=240, width=520)
+    return line_chart(series, title="Held-out bits per byte", x_label="step", width=_SMALL_WIDTH, height=_SMALL_HEIGHT)
 
 
 def mixture_chart(run: RunRecord) -> str | None:
@@ -67,7 +68,9 @@ def mixture_chart(run: RunRecord) -> str | None:
                 shares[source].append(float(after[name]) - float(before[name]))
     colours = [source_colours(run)[source] for source in sources]
     title = "Mixture: share of tokens"
-    return stacked_area(x, shares, title=title, x_label="step", colours=colours, width=520, height=240)
+    return stacked_area(
+        x, shares, title=title, x_label="step", colours=colours, width=_SMALL_WIDTH, height=_SMALL_HEIGHT
+    )
 
 
 def small_charts(run: RunRecord) -> list[str]:
@@ -83,7 +86,7 @@ def small_charts(run: RunRecord) -> list[str]:
     return [chart for chart in found if chart is not None]
 
 
-def bits_bars(tasks: dict[str, dict[str, object]], colours: dict[str, int]) -> str | None:
+def bits_bars(tasks: dict[str, dict[str, object]], colours: dict[str, int], *, width: int) -> str | None:
     """Bits per byte of the model, gzip -9 and xz -9 for each held-out source; None without such a task."""
     bars: list[Bar] = []
     for name, score in tasks.items():
@@ -100,7 +103,7 @@ def bits_bars(tasks: dict[str, dict[str, object]], colours: dict[str, int]) -> s
             other = _float(score.get(f"{program}_bits_per_byte"))
             if other is not None:
                 bars.append(Bar(f"{source}: {label}", other, text=f"{other:.3f}", colour=_TRAIN_COLOUR))
-    return bar_chart(bars, title="Held-out bits per byte (shorter is better)", width=1040) if bars else None
+    return bar_chart(bars, title="Held-out bits per byte (shorter is better)", width=width) if bars else None
 
 
 def _one(
@@ -116,7 +119,14 @@ def _one(
         return None
     series = [Series(title, *run.series(name))]
     return line_chart(
-        series, title=title, x_label="step", from_zero=from_zero, log_y=log_y, format_y=format_y, width=520, height=240
+        series,
+        title=title,
+        x_label="step",
+        from_zero=from_zero,
+        log_y=log_y,
+        format_y=format_y,
+        width=_SMALL_WIDTH,
+        height=_SMALL_HEIGHT,
     )
 
 

@@ -1,7 +1,7 @@
 """The report's page, section by section. Pure: a record in, HTML out; every text is escaped here."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from html import escape
 from typing import Any
@@ -16,6 +16,12 @@ from smalti.track.report import curves, style
 from smalti.track.report.read import EvalRun, RunRecord, get
 
 _EVENTS = 200
+_NARROW = 360
+_TASK_COLUMNS = (
+    ("task", "k"), ("metric", ""), ("value", "n v"), ("95 % interval", "n"), ("n", "n"), ("beside it", "")
+)  # fmt: skip
+_EVENT_COLUMNS = (("time (UTC)", "k"), ("since start", "n"), ("attempt", "n"), ("event", "k v"), ("what", "soft"))
+"""Name and CSS class of each column."""
 
 
 def page(run: RunRecord, parameters: tuple[int, int] | None) -> str:
@@ -68,8 +74,8 @@ def _facts(run: RunRecord, parameters: tuple[int, int] | None) -> list[tuple[str
         facts.append(("Tokens learned", format_count(tokens), ""))
     if (hours := run.last("time/train")) is not None:
         facts.append(("Training time", format_seconds(hours * 3600), ""))
-    if (loss := run.last("loss/train/total")) is not None:
-        facts.append(("Training loss", f"{loss:.3f}", "nats per token"))
+    if (loss := run.tail_mean("loss/train/total", frac=0.05)) is not None:
+        facts.append(("Training loss", f"{loss:.3f}", "nats per token, mean of the last 5 % of steps"))
     if (rate := run.median("throughput/tokens_per_sec")) is not None:
         facts.append(("Speed", format_count(rate), "tokens/s, median"))
     if (mfu := run.median("throughput/device/mfu")) is not None:
@@ -98,7 +104,15 @@ def _training(run: RunRecord) -> str:
     if not run.rows:
         return "<h2>Training</h2><p>No step has been logged yet.</p>"
     small = "".join(f"<figure>{one}</figure>" for one in curves.small_charts(run))
-    return f'<h2>Training</h2><figure>{curves.loss_chart(run)}</figure><div class="grid below">{small}</div>'
+    loss = _wide_and_narrow(
+        curves.loss_chart(run, width=1040, height=360), curves.loss_chart(run, width=_NARROW, height=280)
+    )
+    return f'<h2>Training</h2><figure>{loss}</figure><div class="grid below">{small}</div>'
+
+
+def _wide_and_narrow(wide: str, narrow: str) -> str:
+    """A chart drawn for a wide window and for a phone, where the wide one's text would be too small; CSS shows one."""
+    return f'<div class="at-wide">{wide}</div><div class="at-narrow">{narrow}</div>'
 
 
 def _evals(run: RunRecord) -> str:
@@ -108,17 +122,14 @@ def _evals(run: RunRecord) -> str:
 
 
 def _suite(found: EvalRun, colours: dict[str, int]) -> str:
-    bars = curves.bits_bars(found.tasks, colours)
+    bars = curves.bits_bars(found.tasks, colours, width=1040)
+    narrow = curves.bits_bars(found.tasks, colours, width=_NARROW)
     rows = "".join(_task(name, score) for name, score in found.tasks.items())
-    head = (
-        '<tr><th>task</th><th>metric</th><th class="n">value</th><th class="n">95 % interval</th><th class="n">n</th>'
-        "<th>beside it</th></tr>"
-    )
     return (
         f'<p class="note">Suite <b>{escape(found.suite)}</b>, {escape(found.time)}, model '
         f"{escape(str(found.results.get('model', '?')))}</p>"
-        + (f"<figure>{bars}</figure>" if bars else "")
-        + f'<div class="wide"><table><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
+        + (f"<figure>{_wide_and_narrow(bars, narrow)}</figure>" if bars and narrow else "")
+        + _table(_TASK_COLUMNS, rows)
     )
 
 
@@ -136,9 +147,19 @@ def _task(name: str, score: Mapping[str, Any]) -> str:
     if score.get("verdict"):
         beside.append(str(score["verdict"]))
     value = f"{score['value']:.3f}" if _is_number(score.get("value")) else "-"
-    cells = (name, str(score.get("metric", "")), value, spread, str(score.get("n", "-")), ", ".join(beside))
-    kinds = ("k", "", "n v", "n", "n", "")
-    return "<tr>" + "".join(f'<td class="{k}">{escape(c)}</td>' for k, c in zip(kinds, cells, strict=True)) + "</tr>"
+    metric = str(score.get("metric", "")).replace("_", " ")
+    return _row(_TASK_COLUMNS, (name, metric, value, spread, str(score.get("n", "-")), ", ".join(beside)))
+
+
+def _table(columns: Sequence[tuple[str, str]], rows: str) -> str:
+    """A table with a head; in a narrow window each row stands as lines of ``column: cell`` (see style)."""
+    head = "".join(f'<th class="{kind}">{escape(name)}</th>' for name, kind in columns)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
+def _row(columns: Sequence[tuple[str, str]], cells: Sequence[str]) -> str:
+    named = zip(columns, cells, strict=True)
+    return "<tr>" + "".join(f'<td class="{k}" data-of="{escape(n)}">{escape(c)}</td>' for (n, k), c in named) + "</tr>"
 
 
 def _samples(run: RunRecord) -> str:
@@ -183,24 +204,29 @@ def _timeline(run: RunRecord) -> str:
         if left_out > 0
         else ""
     )
-    return (
-        f'<h2>Timeline</h2>{note}<div class="wide"><table><thead><tr><th>time (UTC)</th><th class="n">since start</th>'
-        f'<th class="n">attempt</th><th>event</th><th>what</th></tr></thead><tbody>{rows}</tbody></table></div>'
-    )
+    return f"<h2>Timeline</h2>{note}" + _table(_EVENT_COLUMNS, rows)
 
 
 def _event(event: Mapping[str, Any], first: datetime | None) -> str:
     time = _parse_time(event.get("time"))
     since = format_seconds((time - first).total_seconds()) if time and first else ""
-    what = ", ".join(
-        f"{key} {_brief(value)}" for key, value in event.items() if key not in ("time", "attempt", "event")
-    )
+    facts = {key: value for key, value in event.items() if key not in ("time", "attempt", "event", "metrics")}
+    what = [f"{key} {_brief(value)}" for key, value in facts.items()]
+    if isinstance(event.get("metrics"), dict):
+        what.append(_metrics(event["metrics"]))
     stamp = str(event.get("time", ""))[:19].replace("T", " ")
-    return (
-        f'<tr><td class="k">{escape(stamp)}</td><td class="n">{since}</td>'
-        f'<td class="n">{escape(str(event.get("attempt", "")))}</td>'
-        f'<td class="k v">{escape(str(event.get("event", "?")))}</td><td class="soft">{escape(what)}</td></tr>'
-    )
+    cells = (stamp, since, str(event.get("attempt", "")), str(event.get("event", "?")), ", ".join(filter(None, what)))
+    return _row(_EVENT_COLUMNS, cells)
+
+
+def _metrics(metrics: Mapping[str, Any]) -> str:
+    """``code 2.812, prose 2.982 bits/byte``; the loss where no bits were measured, and else names with values."""
+    for suffix, unit in (("/bits_per_byte", "bits/byte"), ("/LanguageCrossEntropy", "nats/token")):
+        found = {name: value for name, value in metrics.items() if name.endswith(suffix) and _is_number(value)}
+        if found:
+            named = (f"{name.removesuffix(suffix).rpartition('/')[2]} {value:.3f}" for name, value in found.items())
+            return f"{', '.join(named)} {unit}"
+    return ", ".join(f"{name} {_brief(value)}" for name, value in metrics.items())
 
 
 def _config(run: RunRecord) -> str:
@@ -216,6 +242,10 @@ def _config(run: RunRecord) -> str:
 def _brief(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
+    if isinstance(value, dict):
+        return "; ".join(f"{key} {_brief(one)}" for key, one in value.items())
+    if isinstance(value, list):
+        return " ".join(map(_brief, value))
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 200 else text[:197] + "..."
 

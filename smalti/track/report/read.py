@@ -78,6 +78,13 @@ class RunRecord:
         values = sorted(value for value in self.series(name)[1] if value == value)
         return values[len(values) // 2] if values else None
 
+    def tail_mean(self, name: str, *, frac: float) -> float | None:
+        """The mean of a metric's finite values over the last ``frac`` of the steps so far."""
+        steps, values = self.series(name)
+        first = (1 - frac) * (steps[-1] if steps else 0)
+        found = [value for step, value in zip(steps, values, strict=True) if step > first and value == value]
+        return sum(found) / len(found) if found else None
+
     def sources(self, prefix: str, suffix: str) -> list[str]:
         """What stands between ``prefix`` and ``suffix`` in the names that occur, sorted."""
         found = (name for name in self.names if name.startswith(prefix) and name.endswith(suffix))

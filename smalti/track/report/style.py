@@ -36,6 +36,13 @@ details{background:var(--card);border:1px solid var(--line);border-radius:10px;m
 summary{cursor:pointer;padding:10px 16px;font-weight:500}details pre{border-top:1px solid var(--line)}
 .right{color:var(--good)}.wrong{color:var(--bad)}
 footer{margin-top:48px;color:var(--soft);font-size:12px}
+.at-narrow{display:none}
+@media(max-width:640px){body{padding:24px 14px 48px}figure{padding:12px 10px 8px}
+.at-wide{display:none}.at-narrow{display:block}thead{display:none}table,tbody{display:block}
+tr{display:block;padding:10px 12px;border-top:1px solid var(--line)}tr:first-child{border-top:0}
+td,td.n,td.k{display:grid;grid-template-columns:96px minmax(0,1fr);border:0;padding:1px 0;text-align:left;
+white-space:normal;overflow-wrap:anywhere}td:empty{display:none}
+td::before{content:attr(data-of);color:var(--soft);font-weight:400;font-size:12px}}
 @media print{html,body{background:#fff}figure,.sample,details{break-inside:avoid}}
 """
 """The page's style, beside ``base.chart.CSS``."""
