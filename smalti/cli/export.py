@@ -18,7 +18,7 @@ class Dtype(StrEnum):
 
 @app.command(epilog="Example: smalti export runs/demo --dtype bf16 --verify")
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder, or its name in runs/.")],
     step: Annotated[int | None, typer.Option(help="Step of the checkpoint; the newest complete one if absent.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder to write; RUN/export if absent.")] = None,
     dtype: Annotated[Dtype, typer.Option(help="Number format of the weights.")] = Dtype.FP32,
@@ -31,7 +31,9 @@ def export(
     from smalti.base import store
     from smalti.base.units import format_bytes
     from smalti.dist import export as room
+    from smalti.track.run import resolve
 
+    run = resolve(run)
     folder = room.export(run, step=step, output=output, dtype=dtype.value)
     record = store.read_json(store.join(folder, room.RECORD))
     n_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))

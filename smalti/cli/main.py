@@ -7,7 +7,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from smalti.base.errors import SmaltiError
 
 VERBS = {
     "demo": "the whole job on an embedded corpus: documents to a model that answers",
@@ -93,11 +96,11 @@ def guarded(call: Callable[[], Any], command: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except SmaltiError as error:
-        to_log(error)
-        _traceback_if_asked()
-        print(f"error: {error}", file=sys.stderr)
-        return int(error.exit_code)
+        return _told(error)
     except Exception as error:
+        outside = _outside(error) if isinstance(error, OSError) else None
+        if outside is not None:
+            return _told(outside)
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # typer's usage errors
             text = error.format_message()
             only_help = type(error).__name__ == "NoArgsIsHelpError"
@@ -105,6 +108,43 @@ def guarded(call: Callable[[], Any], command: str) -> int:
             return 2
         return _bug(error)
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
+
+
+def _told(error: "SmaltiError") -> int:
+    to_log(error)
+    _traceback_if_asked()
+    print(f"error: {error}", file=sys.stderr)
+    return int(error.exit_code)
+
+
+def _outside(error: OSError) -> "SmaltiError | None":
+    """What the system refused, in our words: a path that was named wrongly or a full disk; None for anything else.
+
+    Without a path (a signal to another's process, a port) it is not about a file, and then it is ours to explain.
+    """
+    import errno
+
+    from smalti.base.errors import DataError, TryElsewhere
+
+    path, why = error.filename, os.strerror(error.errno) if error.errno else ""
+    place = os.fsdecode(path) if isinstance(path, (str, bytes)) else None
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
+        what = "the disk fails" if error.errno == errno.EIO else "the disk is full"
+        found: SmaltiError = TryElsewhere(
+            f"{what}: {place or 'a file'} could not be written or read ({why})",
+            hint="free space or mend the disk there, then run the same command again",
+        )
+    elif place is not None and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR,
+                                               errno.EEXIST, errno.ENAMETOOLONG):  # fmt: skip
+        found = DataError(
+            f"'{place}' cannot be written or read: {why}",
+            allowed="paths that this user may read, and folders that this user may write to",
+            hint="name another folder (folder=FOLDER, output=FOLDER or --output FOLDER, whichever the command takes)",
+        )
+    else:
+        return None
+    found.__cause__ = error
+    return found
 
 
 def _call(verb: str, arguments: Sequence[str]) -> Any:

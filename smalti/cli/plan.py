@@ -84,7 +84,7 @@ def memory(recipe: _Recipe, overrides: _Overrides = None, gpu: _Gpu = None, as_j
 
 @app.command(epilog="Example: smalti plan verify runs/demo --within 1.5")
 def verify(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")],
     within: Annotated[
         float | None, typer.Option(help="Exit 3 unless measured step time is within this factor of the predicted.")
     ] = None,
@@ -103,8 +103,8 @@ def verify(
 
     if within is not None and within < 1:
         raise UserError(f"--within {within} is a factor of less than 1", allowed="1 or more, as in 1.5")
-    config = RunFolder.read(run).config(RunConfig)
-    record = read_run(run)
+    folder = RunFolder.read(run)
+    config, record = folder.config(RunConfig), read_run(folder.path)
     device: Literal["cpu", "cuda"] = "cuda" if str(record.of_events("device")).startswith("cuda") else "cpu"
     found = compare(
         config,

@@ -12,7 +12,7 @@ app = typer.Typer(
     help="Runs on this machine: list, look at, report.",
 )
 
-_Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder.")]
+_Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -41,8 +41,9 @@ def show(run: _Run, as_json: _Json = False) -> None:
     """Show one run: state, newest metrics, held-out results, evals."""
     from smalti.cli.tables import print_json, print_pairs
     from smalti.track.listing import describe
+    from smalti.track.run import resolve
 
-    found = describe(run)
+    found = describe(resolve(run))
     if as_json:
         print_json(found.to_json())
         return
@@ -54,7 +55,7 @@ def show(run: _Run, as_json: _Json = False) -> None:
             ("step", _text(found.step)),
             ("attempt", _text(found.attempt)),
             ("heartbeat", found.heartbeat or "-"),
-            *((name, f"{value:.6g}") for name, value in found.metrics.items()),
+            *((name, _with_unit(name, value)) for name, value in found.metrics.items()),
             *((f"evals/{suite}", time) for suite, time in found.evals.items()),
         ]
     )
@@ -64,8 +65,10 @@ def show(run: _Run, as_json: _Json = False) -> None:
 def report(run: _Run) -> None:
     """Write report.html into the run folder, one page to open in a browser, and print its path."""
     from smalti.track.report import write_report
+    from smalti.track.run import resolve
 
-    print(write_report(run, parameters=_parameters(run)))
+    folder = str(resolve(run))
+    print(write_report(folder, parameters=_parameters(folder)))
 
 
 def _parameters(run: str) -> tuple[int, int] | None:
@@ -89,6 +92,25 @@ def _parameters(run: str) -> tuple[int, int] | None:
 
 def _text(value: int | None) -> str:
     return "-" if value is None else str(value)
+
+
+def _with_unit(name: str, value: float) -> str:
+    """The value of a metric as a person reads it; metrics.jsonl and --json have the plain number."""
+    from smalti.base.units import format_count, format_frac, format_seconds
+
+    if name == "time/train":  # hours, as the table of names says
+        return f"{format_seconds(value * 3600)} in training steps"
+    if name == "time/token":
+        return f"{format_count(value)} tokens"
+    if name == "throughput/tokens_per_sec":
+        return f"{format_count(value)} tokens/s"
+    if name == "throughput/device/mfu":
+        return format_frac(value)
+    if name.endswith("/bits_per_byte"):
+        return f"{value:.6g} bits per byte"
+    if name.endswith(("/LanguageCrossEntropy", "loss/train/total")):
+        return f"{value:.6g} nats per token"
+    return f"{value:.6g}"
 
 
 def _loss(value: float | None) -> str:

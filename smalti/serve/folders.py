@@ -6,6 +6,7 @@ from typing import Any
 
 from smalti.base import store
 from smalti.base.errors import DataError, UserError
+from smalti.track.run import resolve
 
 RECORD = "export.json"
 """The file in an exported folder that says which run and step it is of."""
@@ -35,10 +36,7 @@ def find(name_or_path: str, *, runs: str = "runs") -> ModelFolder:
 
     Raises UserError with the command to type where a run has no export yet, DataError where nothing is there.
     """
-    path = Path(name_or_path)
-    named = Path(runs) / name_or_path
-    if not path.exists() and (named / "config.yaml").is_file():
-        path = named
+    path = resolve(name_or_path, runs=runs)
     if (path / "config.json").is_file():
         return ModelFolder(str(path), None)
     if (path / "config.yaml").is_file():

@@ -1,7 +1,8 @@
 """The run folder: opened once for an attempt by whoever starts the ranks, joined by the ranks, read by everybody else.
 
 Promises: one folder is one identity and has one writer at a time; every attempt has a number and a log folder; files
-appear whole. Does not know checkpoints (``dist``) nor exports. Local paths only.
+appear whole; a folder without a step and a checkpoint may change hands. Of checkpoints (``dist``) it knows the steps
+only, of exports nothing. Local paths only.
 """
 
 import fcntl
@@ -25,6 +26,9 @@ from smalti.track.sinks.jsonl import MetricsLog, read_metrics
 
 STATES = ("starting", "running", "stopped", "interrupted", "failed", "done")
 _ATTEMPT = re.compile(r"attempt-(\d+)")
+_CHECKPOINT = re.compile(r"step-(\d+)")
+_MARKS = ("config.yaml", "metrics.jsonl", "events.jsonl", "config.json")
+"""A folder with one of these is a run, or (the last) an exported model, and is meant itself when it is named."""
 
 J = TypeVar("J", bound=JobConfig)
 
@@ -41,8 +45,8 @@ class RunFolder:
     def open(cls, config: JobConfig, origins: Mapping[str, str], *, argv: Sequence[str] | None = None) -> Self:
         """Start the next attempt of the run that ``config`` describes, making its folder if there is none.
 
-        UserError where the folder belongs to another identity, or where another process is training in it; TryElsewhere
-        where the disk is full, failing or read-only.
+        UserError where the folder belongs to another identity (unless nothing came of that: no step, no checkpoint),
+        or where another process is training in it; TryElsewhere where the disk is full, failing or read-only.
         """
         if not store.is_local(config.run_folder):
             raise UserError(
@@ -66,7 +70,8 @@ class RunFolder:
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """The folder for a reader; UserError where there is no run."""
+        """The folder for a reader, by its path or its name in ``runs/``; UserError where there is no run."""
+        path = resolve(path)
         if not (Path(path) / "config.yaml").is_file():
             raise UserError(
                 f"{path} is not a run folder: it has no config.yaml",
@@ -152,6 +157,11 @@ class RunFolder:
         """``logs/attempt-N/rank-NNN.log``."""
         return self.log_folder() / f"rank-{rank:03d}.log"
 
+    def saved_step(self) -> int | None:
+        """The step of the newest complete checkpoint of any attempt."""
+        found = (_CHECKPOINT.fullmatch(mark.parent.name) for mark in self.checkpoints.glob("step-*/COMPLETE"))
+        return max((int(match[1]) for match in found if match), default=None)
+
     @property
     def checkpoints(self) -> Path:
         """Folder of the checkpoints."""
@@ -160,6 +170,11 @@ class RunFolder:
     def require_identity(self, config: JobConfig) -> None:
         """UserError unless ``config`` is of this folder's identity (a recipe may be edited while ranks start)."""
         self._same_identity(self._stored(type(config)), config)
+
+    def require_free_or_same(self, config: JobConfig) -> None:
+        """UserError where ``open`` would refuse ``config`` as another identity; nothing is written."""
+        if (self.path / "config.yaml").exists() and not self._is_unused():
+            self.require_identity(config)
 
     def close(self) -> None:
         """Let another process open the folder."""
@@ -170,6 +185,8 @@ class RunFolder:
     def _begin(self, config: JobConfig, record: dict[str, Any]) -> None:
         stored = self.path / "config.yaml"
         self.attempt = max(self.attempts(), default=-1) + 1
+        if stored.exists() and self._is_unused() and self._is_of_another(config):
+            self._hand_over()
         if not stored.exists():
             store.write_json(self.path / "provenance.json", record)
             store.write_text(stored, dump(config))  # last: it makes the folder a run, which has a provenance
@@ -182,6 +199,29 @@ class RunFolder:
             if placement_difference(before, config):
                 store.write_text(self.log_folder() / "config.yaml", dump(config))
         self.set_status("starting")
+
+    def _is_unused(self) -> bool:
+        """Nothing came of the attempts so far, if there were any: no step on record, no checkpoint."""
+        return self.saved_step() is None and not self.metrics()
+
+    def _is_of_another(self, config: JobConfig) -> bool:
+        try:
+            return bool(difference(self._stored(type(config)), config))
+        except DataError:  # not to be read (another version, another kind of training): whoever it was, it did nothing
+            return True
+
+    def _hand_over(self) -> None:
+        """Make room for another identity: what described the old one goes to the logs of its attempts."""
+        attempts = self.attempts()
+        for number in attempts:
+            for name in ("config.yaml", "provenance.json"):
+                own, shared = self.log_folder(number) / name, self.path / name
+                if shared.exists() and not own.exists():
+                    store.write_text(own, shared.read_text(encoding="utf-8"))
+        tokenizer = self.path / "tokenizer"
+        if tokenizer.is_dir() and attempts:
+            tokenizer.rename(self.log_folder(attempts[-1]) / f"tokenizer-{utc_text()}")
+        (self.path / "config.yaml").unlink()
 
     def _stored(self, model: type[JobConfig]) -> JobConfig:
         try:
@@ -216,6 +256,13 @@ class RunFolder:
             ) from error
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+
+
+def resolve(run: str | Path, *, runs: str | Path = "runs") -> Path:
+    """The folder of a run that is named by its path, or by its name in ``runs``; a path that is neither stays."""
+    path, named = Path(run), Path(runs) / run
+    taken = any((path / name).is_file() for name in _MARKS)
+    return named if not taken and (named / "config.yaml").is_file() else path
 
 
 def _runs_beside(path: Path) -> str | None:

@@ -1,6 +1,8 @@
 """The command as a process: help is fast and imports little, errors are three lines with the right code."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 import time
@@ -93,6 +95,41 @@ def test_our_errors_are_three_lines_and_their_code(capsys, error, code):
 
     assert command.guarded(fail, "smalti t") == code
     assert capsys.readouterr().err == "error: x\nallowed: y\nhint: z\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "words"),
+    [
+        (errno.EACCES, 2, ["'a/b' cannot be written or read: Permission denied", "allowed: ", "hint: name another"]),
+        (errno.EROFS, 2, ["Read-only file system"]),
+        (errno.ENOTDIR, 2, ["Not a directory"]),
+        (errno.EEXIST, 2, ["File exists"]),
+        (errno.ENAMETOOLONG, 2, ["File name too long"]),
+        (errno.ENOSPC, 75, ["the disk is full: a/b could not be", "hint: free space"]),
+        (errno.EIO, 75, ["the disk fails"]),
+        (errno.EDEADLK, 1, ["this is a bug in Smalti"]),
+    ],
+)
+def test_what_the_system_refuses_is_no_bug(capsys, tmp_path, monkeypatch, number, code, words):
+    monkeypatch.setenv("SMALTI_HOME", str(tmp_path))
+
+    def fail() -> None:
+        raise OSError(number, os.strerror(number), "a/b")
+
+    assert command.guarded(fail, "smalti t") == code
+    text = capsys.readouterr().err
+    for word in words:
+        assert word in text
+    assert ("bug" in text) == (code == 1)
+
+
+def test_a_refusal_that_is_about_no_file_is_a_bug(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("SMALTI_HOME", str(tmp_path))
+
+    def fail() -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    assert command.guarded(fail, "smalti t") == 1
 
 
 def test_ctrl_c_is_130(capsys):

@@ -1,6 +1,7 @@
 """The run folder: attempts, identity, the lock, what is written; metrics and events survive torn lines and resume."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -44,12 +45,46 @@ def test_attempts_are_counted_and_placement_is_kept(tmp_path):
 
 def test_another_identity_is_refused_with_the_difference(tmp_path):
     open_run(tmp_path).close()
+    (tmp_path / "t/metrics.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(UserError) as caught:
         open_run(tmp_path, "train.optimizer.lr=0.004")
     assert "train.optimizer.lr: 0.003 -> 0.004" in str(caught.value)
     assert "hint: start a new run with name=t-2" in str(caught.value)
     assert RunFolder.read(tmp_path / "t").attempts() == [0]
     open_run(tmp_path).close()
+
+
+def test_a_folder_in_which_nothing_happened_may_change_hands(tmp_path):
+    open_run(tmp_path).close()
+    (tmp_path / "t/logs/attempt-0/rank-000.log").write_text("error: no such thing\n")
+    (tmp_path / "t/tokenizer").mkdir()
+    open_run(tmp_path, "train.optimizer.lr=0.004").close()
+    reader = RunFolder.read(tmp_path / "t")
+    assert reader.attempts() == [0, 1]
+    assert (reader.config().train.optimizer.lr, reader.attempt_config(0).train.optimizer.lr) == (0.004, 0.003)
+    assert (tmp_path / "t/logs/attempt-0/rank-000.log").read_text() == "error: no such thing\n"
+    assert not (tmp_path / "t/tokenizer").exists()
+    (tmp_path / "t/config.yaml").write_text("of: another version\n")
+    open_run(tmp_path, "train.optimizer.lr=0.005").close()
+
+
+def test_a_checkpoint_alone_keeps_the_folder(tmp_path):
+    run = open_run(tmp_path)
+    run.close()
+    (run.checkpoints / "step-00000010").mkdir(parents=True)
+    assert run.saved_step() is None
+    (run.checkpoints / "step-00000010/COMPLETE").write_text("")
+    assert run.saved_step() == 10
+    with pytest.raises(UserError, match="holds another run"):
+        open_run(tmp_path, "train.optimizer.lr=0.004")
+
+
+def test_a_run_is_found_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    open_run(tmp_path / "runs").close()
+    (tmp_path / "t").mkdir()  # a folder of that name that is no run
+    assert RunFolder.read("t").path == Path("runs/t")
+    assert RunFolder.read("runs/t").path == Path("runs/t")
 
 
 def test_one_writer_at_a_time(tmp_path):
