@@ -1,5 +1,7 @@
 """What can be known to be wrong with a run before a process of it starts, and the plan of one that is right."""
 
+import errno
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,14 +15,53 @@ if TYPE_CHECKING:
 
 def check(config: "RunConfig", *, ranks: int) -> "Inputs":
     """Raise for a mesh that does not fit ``ranks``, missing or foreign tokens, a vocabulary that is too small, stages
-    that do not fit the run, and weights to begin with that are not there."""
+    that do not fit the run, weights to begin with that are not there, and a folder that holds another run."""
     from smalti.data.inputs import check_inputs
+    from smalti.track.run import RunFolder
 
+    _check_run_folder(config.run_folder)
+    RunFolder(config.run_folder).require_free_or_same(config)
     _check_mesh(config, ranks)
     if config.init_from is not None and not _has_checkpoint(config) and not Path(config.init_from).exists():
         raise DataError(f"init_from = {config.init_from} does not exist", allowed="a checkpoint or Hugging Face folder")
     _check_stages(config)
+    _check_folders(config)
     return check_inputs(config)
+
+
+def _check_run_folder(folder: str) -> None:
+    """OSError, as making the folder would raise it: a file is in the way, or nothing may be written there."""
+    from smalti.base import store
+
+    if store.is_local(folder):
+        there = next(path for path in (Path(folder), *Path(folder).absolute().parents) if path.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            number = errno.EACCES if there.is_dir() else errno.ENOTDIR
+            raise OSError(number, os.strerror(number), str(there))
+
+
+def _check_folders(config: "RunConfig") -> None:
+    """Folders of token files that do not exist, seen from here: a recipe's relative paths begin where one stands."""
+    from smalti.base import store
+
+    for section in ("sources", "heldout"):
+        for name, folder in getattr(config.data, section).items():
+            if store.is_local(folder) and not Path(folder).exists():
+                of_demo = Path(folder).parts[:2] == ("data", "demo")
+                raise DataError(
+                    f"data.{section}.{name} = {folder} does not exist (seen from {Path.cwd()})",
+                    allowed="a folder of token files",
+                    hint="smalti demo writes it" if of_demo else "smalti data tokenize RECIPE writes token files",
+                )
+
+
+def not_exportable(config: "RunConfig") -> str | None:
+    """Why the model of this run could not be exported, with what to do; None where it can be."""
+    if config.model.family == "decoder":
+        return "family decoder has no Hugging Face form: no export, eval or chat"
+    if config.data.tokenizer is None and not (Path(config.run_folder) / "tokenizer").is_dir():
+        return "this run keeps no tokenizer: smalti export will not work; add data.tokenizer=OUTPUT/tokenizer"
+    return None
 
 
 def _check_mesh(config: "RunConfig", ranks: int) -> None:
@@ -60,21 +101,31 @@ def plan_text(config: "RunConfig", checked: "Inputs", *, ranks: int) -> str:
     taken = tokens_by_source(
         config.data, total_steps=numbers.steps, global_batch_tokens=config.train.global_batch_tokens
     )
+    count = f"{ranks} {'rank' if ranks == 1 else 'ranks'}"
     lines = [
         f"run        {config.name}  ->  {config.run_folder}{_existing(config)}",
         f"model      {config.model.family}, {format_count(numbers.params.total)} parameters, "
         f"{format_count(numbers.params.active)} active",
         f"length     {numbers.steps} steps x {config.train.global_batch_tokens} tokens "
         f"= {format_count(numbers.tokens)} tokens, {format_count(numbers.total_flops)} FLOPs",
-        f"placement  {ranks} ranks on {config.train.parallel.device}, replicate {config.train.parallel.replicate}",
+        f"placement  {count} on {config.train.parallel.device}, replicate {config.train.parallel.replicate}",
     ]
     for name, manifest in checked.sources.items():
         epochs = taken[name] / manifest.n_tokens
         lines.append(f"source     {name}: {format_count(manifest.n_tokens)} tokens, {epochs:.2f} epochs")
     for name, manifest in checked.heldout.items():
         lines.append(f"held out   {name}: {format_count(manifest.n_tokens)} tokens")
+    reason = not_exportable(config)
+    if reason is not None:
+        lines.append(f"warning    {reason}")
     return "\n".join(lines)
 
 
 def _existing(config: "RunConfig") -> str:
-    return "  (exists: would resume)" if (Path(config.run_folder) / "config.yaml").exists() else ""
+    from smalti.track.run import RunFolder
+
+    folder = RunFolder(config.run_folder)
+    if not (folder.path / "config.yaml").exists():
+        return ""
+    step = folder.saved_step()
+    return f"  (exists: would resume from step {step})" if step is not None else "  (exists: would start at step 0)"

@@ -10,6 +10,7 @@ import typer
 if TYPE_CHECKING:
     from smalti.config.load import Loaded
     from smalti.config.run import RunConfig
+    from smalti.track.run import RunFolder
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -64,12 +65,16 @@ def train(
 
 def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str]) -> int:
     """Open the run folder, run one attempt, say how it ended."""
-    from smalti.base import log
+    from smalti.base import clock, log
     from smalti.base.env import log_level
+    from smalti.base.errors import ExitCode
+    from smalti.cli import preflight
     from smalti.fleet import agent
     from smalti.track.run import RunFolder
 
     log.setup(log_level())
+    started_s, why_not = clock.now_s(), preflight.not_exportable(loaded.config)
+    _warn(why_not)
     parallel = loaded.config.train.parallel
     folder = RunFolder.open(loaded.config, loaded.origins, argv=["smalti", *arguments])
     try:
@@ -78,7 +83,25 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str]) -> int:
     finally:
         folder.close()
     agent.announce(outcome)
+    if outcome.code == ExitCode.DONE:
+        print(_done_text(folder, clock.now_s() - started_s, exportable=why_not is None), file=sys.stderr)
     return int(outcome.code)
+
+
+def _warn(why_not_exportable: str | None) -> None:
+    if why_not_exportable is not None:
+        print(f"warning: {why_not_exportable}", file=sys.stderr)
+
+
+def _done_text(folder: "RunFolder", seconds: float, *, exportable: bool) -> str:
+    """``runs/x: done, 40 steps in 2m03s; next: ...``; the time is that of this attempt."""
+    from smalti.base.units import format_seconds
+
+    rows = folder.metrics()
+    steps = int(rows[-1]["step"]) if rows else folder.saved_step() or 0
+    text = f"{folder.path}: done, {steps} {'step' if steps == 1 else 'steps'} in {format_seconds(seconds)}"
+    resumed = f" (attempt {folder.attempt})" if folder.attempt else ""
+    return text + resumed + (f"; next: smalti export {folder.path}" if exportable else "")
 
 
 def _as_rank(loaded: "Loaded[RunConfig]") -> int:
@@ -96,6 +119,10 @@ def _as_rank(loaded: "Loaded[RunConfig]") -> int:
         folder = RunFolder.join(config.run_folder, place.attempt)
         folder.require_identity(config)
         file = str(folder.rank_log(place.rank))
+    elif place.rank == 0:  # of a foreign launcher: no agent has said it
+        from smalti.cli import preflight
+
+        _warn(preflight.not_exportable(config))
     log.setup(log_level(), file=file, rank=place.rank)
     from smalti.evals.in_loop import heldout_hook
     from smalti.train import job

@@ -21,6 +21,7 @@ from smalti.base.log import get
 from smalti.fleet.launch.local import LOST_PEER, Rank, free_port, start
 from smalti.track.events import EventLog
 from smalti.track.run import RunFolder
+from smalti.track.sinks.console import wants_live
 
 _POLL_S = 0.05
 _KILL_WAIT_S = 4.0
@@ -30,6 +31,8 @@ _ANSWERS = (ExitCode.USAGE, ExitCode.NO)
 _UNSAVED = (-signal.SIGTERM, -signal.SIGINT)
 """How a rank ends that hears a request to stop before it trains."""
 _AGAIN = "run the same command again; it goes on from the newest checkpoint"
+_AFRESH = "run the same command again; it starts from the beginning"
+_SHOW_CURSOR = "\x1b[?25h"
 
 
 @dataclass(frozen=True)
@@ -194,12 +197,19 @@ def _judge(watch: _Watch, folder: RunFolder) -> Outcome:
     cause = watch.cause()
     step = _last_step(folder)
     if watch.requests.interrupts > 1:
-        return Outcome(ExitCode.INTERRUPTED, f"stopped at once by the second Ctrl-C after step {step}", told=False)
+        return _at_once(folder, step)
     if cause is not None:
         return _blamed(cause, watch, step)
     if watch.stopped_by is None:
         return Outcome(ExitCode.DONE, f"finished after step {step}", told=True)
     return _stopped(watch.stopped_by, watch, folder, step)
+
+
+def _at_once(folder: RunFolder, step: int) -> Outcome:
+    saved = folder.saved_step()
+    since = "of this run" if saved is None else f"since the checkpoint of step {saved}"
+    reason = f"stopped at once by the second Ctrl-C after step {step}; nothing {since} was saved"
+    return Outcome(ExitCode.INTERRUPTED, reason, hint=_AGAIN if saved is not None else _AFRESH)
 
 
 def _stopped(by: signal.Signals, watch: _Watch, folder: RunFolder, step: int) -> Outcome:
@@ -214,7 +224,7 @@ def _stopped(by: signal.Signals, watch: _Watch, folder: RunFolder, step: int) ->
     if codes == {ExitCode.INTERRUPTED} and saved is not None:
         return Outcome(ExitCode.INTERRUPTED, f"stopped by {by.name} after step {step}", hint=_AGAIN, told=True)
     why = "the ranks did not end in time" if watch.out_of_time else "it came while they were not training"
-    again = _AGAIN if folder.checkpoints.exists() else "run the same command again; it starts from the beginning"
+    again = _AGAIN if folder.checkpoints.exists() else _AFRESH
     reason = f"terminated by {by.name} after step {step}: {why}; {what}"
     return Outcome(ExitCode.TERMINATED, reason, hint=again)
 
@@ -280,9 +290,14 @@ def _port_was_taken(watch: _Watch, trained: bool) -> bool:
 
 
 def announce(outcome: Outcome) -> None:
-    """Say on stderr how the attempt ended, unless rank 0 has."""
+    """Say on stderr how the attempt ended, unless rank 0 has.
+
+    A rank that was killed leaves its progress line unfinished and the cursor hidden; both are mended here.
+    """
     if outcome.told:
         return
+    if wants_live(sys.stderr):
+        sys.stderr.write(f"\n{_SHOW_CURSOR}")
     lines = [f"error: {outcome.reason}"]
     if outcome.details:
         lines += ["last lines of its log:", *(f"  {line}" for line in outcome.details)]

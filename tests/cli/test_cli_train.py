@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -86,7 +87,12 @@ def test_dry_run_prints_the_plan_and_starts_nothing(work):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["data.sources.a=tokens/none"], ["data.sources.a = tokens/none", "manifest.json is missing"]),
+        (["data.sources.a=tokens/none"],
+         ["data.sources.a = tokens/none does not exist (seen from ", "hint: smalti data tokenize"]),
+        (["data.heldout.h=data/demo/tokens/x"], ["data.heldout.h = data/demo", "hint: smalti demo writes it"]),
+        (["data.sources.a=tokens"], ["data.sources.a = tokens", "manifest.json is missing"]),
+        (["folder=r.yaml"], ["'r.yaml' cannot be written or read: Not a directory", "hint: name another folder"]),
+        (["folder=r.yaml/x"], ["r.yaml' cannot be written or read: Not a directory"]),
         (["train.parallel.replicate=3"], ["replicate=3 does not divide the 2 ranks", "1, 2", "replicate=2"]),
         (["train.duration=1step"], ["data.stages[1] ends at", "it begins at step 1", "make the run longer"]),
         (["model.vocab_size=300"], ["model.vocab_size=300 is smaller than the 512", "hint: model.vocab_size=512"]),
@@ -107,6 +113,28 @@ def test_what_cannot_work_is_refused_before_anything_starts(work, overrides, wor
         assert word in done.stderr
     assert "Traceback" not in done.stderr
     assert not (work / "runs").exists()
+
+
+def test_the_dry_run_refuses_the_folder_of_another_run_as_the_run_would(work):
+    run = work / "runs/t"
+    run.mkdir(parents=True)
+    shown = train(work, "r.yaml", "--print-config").stdout
+    (run / "config.yaml").write_text(shown)
+    assert "would start at step 0" in train(work, "r.yaml", "--dry-run").stdout
+    (run / "checkpoints/step-00000010").mkdir(parents=True)
+    (run / "checkpoints/step-00000010/COMPLETE").write_text("")
+    assert "would resume from step 10" in train(work, "r.yaml", "--dry-run").stdout
+    done = train(work, "r.yaml", "train.optimizer.lr=0.5", "--dry-run")
+    assert done.returncode == 2
+    assert "holds another run" in done.stderr
+    assert "train.optimizer.lr: 0.001 -> 0.5" in done.stderr
+
+
+def test_a_run_that_cannot_be_exported_is_told_before_it_starts(work):
+    assert "warning    this run keeps no tokenizer" in train(work, "r.yaml", "--dry-run").stdout
+    text = train(work, "r.yaml", "model.family=decoder", "train.parallel.ranks=1", "--dry-run").stdout
+    assert "warning    family decoder has no Hugging Face form" in text
+    assert "1 rank on" in text
 
 
 def test_the_dry_run_refuses_stages_that_do_not_fit(work):
@@ -165,6 +193,8 @@ def test_a_missing_recipe(work):
 @pytest.mark.slow
 def test_killed_resumed_and_never_killed_give_the_same_losses(work):
     assert (done := train(work, "r.yaml", "name=whole")).returncode == 0, done.stderr
+    assert done.stderr.startswith("warning: this run keeps no tokenizer")
+    assert re.fullmatch(r"runs/whole: done, 40 steps in [0-9.ms]+", done.stderr.splitlines()[-1])
     process = subprocess.Popen(
         [sys.executable, "-m", "smalti", "train", "r.yaml", "name=killed"], cwd=work, stderr=subprocess.PIPE, text=True
     )

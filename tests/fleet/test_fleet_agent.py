@@ -1,5 +1,6 @@
 """The agent with small children in place of training: who is named, which code, how fast, and that nobody stays."""
 
+import io
 import os
 import signal
 import subprocess
@@ -319,6 +320,33 @@ def test_the_second_ctrl_c_kills_at_once(tmp_path):
     assert process.wait(10) == 130
     assert time.monotonic() - started < 5
     assert not any(is_alive(pid) for pid in pids(tmp_path))
+    text = process.stderr.read()
+    assert text.startswith("error: stopped at once by the second Ctrl-C after step 0; nothing of this run was saved")
+    assert "hint: run the same command again" in text
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_message_begins_on_a_line_of_its_own_with_the_cursor_shown(monkeypatch):
+    for name in ("CI", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Terminal("step 3/40")
+    screen.seek(0, io.SEEK_END)
+    monkeypatch.setattr(sys, "stderr", screen)
+    agent.announce(agent.Outcome(75, "rank 0 was killed"))
+    assert screen.getvalue() == "step 3/40\n\x1b[?25herror: rank 0 was killed\n"
+
+
+def test_the_second_ctrl_c_names_the_checkpoint_that_there_is(tmp_path):
+    (tmp_path / "checkpoints/step-00000020").mkdir(parents=True)
+    (tmp_path / "checkpoints/step-00000020/COMPLETE").write_text("")
+    outcome = agent._at_once(RunFolder.join(tmp_path, 0), 27)
+    assert "after step 27; nothing since the checkpoint of step 20 was saved" in outcome.reason
+    assert "goes on from the newest checkpoint" in outcome.hint
 
 
 def test_ranks_that_do_not_save_in_time_are_143(tmp_path):
