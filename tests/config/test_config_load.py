@@ -209,6 +209,7 @@ def test_bad_files_are_answered(tmp_path, text, words):
 
 def test_a_file_that_is_missing_or_no_text(tmp_path):
     assert "there is no recipe file or recipe named" in refused(str(tmp_path / "none.yaml"))
+    assert "one of: demo, demo-dense\n" in refused("nosuch")  # recipes of a run, not those of data
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
     assert "not UTF-8" in refused(str(tmp_path / "b.yaml"))
 

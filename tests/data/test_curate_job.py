@@ -170,7 +170,17 @@ def test_repeated_ids_are_noted(tmp_path):
     write(tmp_path / "a.jsonl", [record(1), record(1, SENTENCE.format("other")), record(2)])
     report = curate(config(tmp_path))
     assert report.repeated_ids == {"a": 1}
-    assert "id_field" in report.notes()[0]
+    assert any("id_field" in note for note in report.notes())
+
+
+def test_a_source_of_which_nothing_is_left_is_noted_with_the_rule(tmp_path):
+    write(tmp_path / "a.jsonl", [record(i, group=group_on("train")) for i in range(3)])
+    write(tmp_path / "b.jsonl", [record(i, "Too short.") for i in range(3)])
+    sources = {name: {"path": str(tmp_path / f"{name}.jsonl"), "id_field": "id"} for name in ("a", "b")}
+    report = curate(config(tmp_path, sources=sources))
+    line = "b: of 3 document(s) none is left; 'prose-light/words' dropped most: 3"
+    assert report.notes() == [line]
+    assert line in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_empty_corpus_and_nothing_left(tmp_path):

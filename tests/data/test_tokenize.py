@@ -9,6 +9,8 @@ import yaml
 
 from smalti.base.errors import DataError, UserError
 from smalti.config.data import CurateConfig, TokenizeConfig
+from smalti.config.load import from_dict
+from smalti.config.run import RunConfig
 from smalti.data.curate.job import curate
 from smalti.data.curate.tables import read_documents
 from smalti.data.inspection import inspect_folder, length_summary
@@ -214,6 +216,24 @@ def test_length_bins_double():
     named = {(entry["from"], entry["to"]): entry["documents"] for entry in bins if entry["documents"]}
     assert named == {(0, 0): 1, (1, 1): 1, (2, 3): 2, (4, 7): 2, (8, 15): 1, (1 << 40, (1 << 41) - 1): 1}
     assert length_summary(np.zeros(0, dtype=np.int64), "tokens")["documents"] == 0
+
+
+def test_a_source_without_training_text_is_noted(curated, tmp_path):
+    sources = {"code": {"path": str(curated.parent / "code.jsonl"), "rules": ["none"]}}
+    (tmp_path / "b.jsonl").write_text('{"text": "short"}\n')
+    sources["b"] = {"path": str(tmp_path / "b.jsonl"), "rules": ["prose-light"]}
+    curate(CurateConfig.model_validate({"sources": sources, "output": str(tmp_path / "out"), "heldout_frac": 0.25}))
+    report = tokenize(config(tmp_path / "out", tmp_path / "tokens"))
+    assert [note[:42] for note in report.notes] == ["b: no training document is left of it, so "]
+
+
+@pytest.mark.parametrize("guide", ["own-data", "recipes"])
+def test_the_recipes_of_the_guides_lead_to_a_model_that_can_be_exported(guide):
+    text = (Path(__file__).resolve().parents[2] / "docs" / "guides" / f"{guide}.md").read_text()
+    blocks = [yaml.safe_load(block.split("```")[0]) for block in text.split("```yaml\n")[1:]]
+    recipe = from_dict(RunConfig, next(block for block in blocks if "model" in block)).config
+    assert recipe.model.family in ("llama", "dbrx")
+    assert recipe.data.tokenizer == "work/tokens/tokenizer"
 
 
 def test_the_configs_of_the_guide_are_valid():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tiny_models import ByteTokenizer, UniformModel, write_byte_tokens
 
-from smalti.base.errors import UserError
+from smalti.base.errors import DataError, UserError
 from smalti.config.eval import EvalConfig, suites, task_lines
 from smalti.evals import results, suite
 from smalti.evals.results import TaskResult
@@ -54,6 +54,25 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
 def test_heldout_without_data_is_refused(engine: Engine) -> None:
     with pytest.raises(UserError, match="no held-out token files"):
         suite.run(engine, EvalConfig())
+
+
+def test_missing_folders_are_named_before_anything_is_scored(engine: Engine, tmp_path: Path) -> None:
+    folders = {"a": write_byte_tokens(tmp_path / "a", ["abc"]), "b": "none", "c": str(tmp_path)}
+    heard: list[str] = []
+    with pytest.raises(DataError, match=r"heldout\.b = none, heldout\.c = "):
+        suite.run(engine, EvalConfig(heldout=folders), announce=heard.append)
+    assert not heard
+    suite.check_folders(EvalConfig(heldout=folders, tasks=("brackets",)))
+
+
+def test_progress_rises_to_the_whole(engine: Engine) -> None:
+    told: list[tuple[str, int, int]] = []
+    config = EvalConfig(n=6, tasks=("brackets",), shots=1, batch_tokens=128)
+    suite.run(engine, config, progress=lambda *now: told.append(now))
+    assert len(told) > 2
+    assert [done for _, done, _ in told] == sorted({done for _, done, _ in told})
+    assert {name for name, _, _ in told} == {"brackets"}
+    assert told[-1][1] == told[-1][2]
 
 
 def test_a_context_longer_than_the_model_is_refused(engine: Engine) -> None:

@@ -63,6 +63,32 @@ def test_page_holds_every_part(run_folder: Path) -> None:
         assert part in text, part
 
 
+def test_an_eval_in_the_timeline_is_words_and_not_json(run_folder: Path) -> None:
+    metrics = {f"metrics/eval/{one}/bits_per_byte": bits for one, bits in (("code", 2.8124), ("prose", 2.9816))}
+    loss = {"metrics/eval/code/LanguageCrossEntropy": 6.0}
+    with (run_folder / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"event": "eval", "step": 7, "metrics": {**loss, **metrics}}) + "\n")
+        file.write(json.dumps({"event": "eval", "step": 8, "metrics": loss}) + "\n")
+        file.write(json.dumps({"event": "odd", "metrics": {"a": 1.5}, "codes": [0, 1], "more": {"b": "<"}}) + "\n")
+    text = Path(write_report(run_folder)).read_text()
+    timeline = text[text.index("<h2>Timeline") : text.index("<h2>Config")]
+    for words in (
+        "step 7, code 2.812, prose 2.982 bits/byte",
+        "code 6.000 nats/token",
+        "codes 0 1, more b &lt;, a 1.5",
+    ):
+        assert words in timeline
+    assert "{" not in timeline
+
+
+def test_training_loss_is_the_mean_of_the_end(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "demo")
+    write_lines(folder / "metrics.jsonl", [{"step": n, "loss/train/total": 9.0 if n < 99 else n - 96.0}
+                                           for n in range(1, 101)])  # fmt: skip
+    assert read_run(folder).tail_mean("loss/train/total", frac=0.05) == pytest.approx((9 * 3 + 3 + 4) / 5)
+    assert "mean of the last 5 % of steps" in Path(write_report(folder)).read_text()
+
+
 def test_page_is_well_formed_and_escaped(run_folder: Path) -> None:
     text = Path(write_report(run_folder)).read_text()
     checker = Checker()
