@@ -15,8 +15,8 @@ Table = tuple[tuple[int, float], ...]
 
 CPU_FRAC: Table = ((64, 0.15), (128, 0.30), (256, 0.38), (384, 0.45), (1024, 0.55))
 """Width -> share of the measured bf16 matmul rate, eager, dense. Measured on 2 cores (EPYC, avx512_bf16): the recipe
-``demo`` (width 128, mixture of experts) reaches 0.23 of 450 GFLOP/s; width 384, 6 layers, dense 0.45. The others are drawn
-between and beyond these."""
+``demo`` (width 128, mixture of experts) reaches 0.23 of 450 GFLOP/s; width 384, 6 layers, dense 0.45. The others are
+drawn between and beyond these."""
 
 CUDA_FRAC: Table = ((256, 0.10), (768, 0.28), (1536, 0.44), (2048, 0.52), (4096, 0.58))
 """Width -> share of what a large matmul reaches (0.8 of the published peak). From LLM Foundry's published H100 bf16
