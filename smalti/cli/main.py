@@ -6,6 +6,7 @@ The page of ``smalti --help`` is written here, so that it needs neither typer no
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -111,9 +112,10 @@ def guarded(call: Callable[[], Any], command: str) -> int:
 
 
 def _told(error: "SmaltiError") -> int:
-    to_log(error)
-    _traceback_if_asked()
-    print(f"error: {error}", file=sys.stderr)
+    # A rank's stderr and log may lie on the very disk that is full: the exit code must come through all the same.
+    for tell in (lambda: to_log(error), _traceback_if_asked, lambda: print(f"error: {error}", file=sys.stderr)):
+        with suppress(OSError):
+            tell()
     return int(error.exit_code)
 
 
