@@ -113,9 +113,11 @@ def guarded(call: Callable[[], Any], command: str) -> int:
 
 def _told(error: "SmaltiError") -> int:
     # A rank's stderr and log may lie on the very disk that is full: the exit code must come through all the same.
-    for tell in (lambda: to_log(error), _traceback_if_asked, lambda: print(f"error: {error}", file=sys.stderr)):
-        with suppress(OSError):
-            tell()
+    with suppress(OSError):
+        to_log(error)
+    with suppress(OSError):
+        _traceback_if_asked()
+        print(f"error: {error}", file=sys.stderr)
     return int(error.exit_code)
 
 
