@@ -253,10 +253,12 @@ def test_dbrx_has_the_published_size():
 
 
 def test_every_recipe_of_a_run_loads():
+    loaded = []
     for name in find.recipe_names():
         keys = yaml.safe_load(find.find_recipe(name).text)
         if "train" in keys or "base" in keys:
-            load(RunConfig, name)
+            loaded.append(load(RunConfig, name).config.name)
+    assert loaded == ["demo", "demo-dense"]
 
 
 def test_schema_offers_base_and_preset_and_descriptions():
