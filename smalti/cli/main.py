@@ -21,7 +21,9 @@ VERBS = {
     "eval": "measure a model, with n and error",
     "export": "write a run's model as a Hugging Face folder",
     "chat": "talk to an exported model in the terminal",
-    "runs": "list, show and report runs",
+    "serve": "answer requests over HTTP, with a chat page",
+    "runs": "list, show, compare and report runs",
+    "env": "what a bug report needs: versions, machine, devices",
     "config": "show a recipe resolved, and the schema of all that may be written",
 }
 """Verb -> what it is for; each lives in ``smalti/cli/<verb>.py`` as a typer ``app``."""
