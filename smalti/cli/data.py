@@ -1,9 +1,10 @@
 """``smalti data``: from documents to token files, and a look into both."""
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from smalti.cli.progress import ProgressLine
 
 if TYPE_CHECKING:
     from smalti.config.data import CurateConfig
@@ -37,7 +38,7 @@ def documents(
     from smalti.cli.tables import print_json, table
     from smalti.data.curate.installed_python import write_documents
 
-    with _Progress() as tell:
+    with ProgressLine() as tell:
         counts = write_documents(output, everything=everything, progress=tell)
     if as_json:
         print_json({"documents": counts.documents, "bytes": counts.n_bytes, "skipped": counts.skipped})
@@ -75,7 +76,7 @@ def curate(
     _need_data_extra()
     from smalti.data.curate.job import curate as run
 
-    with _Progress() as tell:
+    with ProgressLine() as tell:
         report = run(loaded, tell)
     if as_json:
         print_json(report.as_json())
@@ -104,7 +105,7 @@ def tokenize(config: _Config, overrides: _Overrides = None, as_json: _Json = Fal
     from smalti.data.tokenize import COLUMNS
     from smalti.data.tokenize import tokenize as run
 
-    with _Progress() as tell:
+    with ProgressLine() as tell:
         report = run(loaded, tell)
     if as_json:
         print_json(report.as_json())
@@ -213,35 +214,3 @@ def _sample_text(sample: dict[str, Any]) -> str:
 
 def _plain(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-class _Progress:
-    """One line on stderr: rewritten in place on a terminal, else a new one every few seconds; none for short work."""
-
-    def __init__(self) -> None:
-        from smalti.base.clock import now_s
-        from smalti.base.env import plain_output
-
-        self._live = sys.stderr.isatty() and not plain_output()
-        self._now_s = now_s
-        self._last_s = now_s()
-        self._shown = False
-
-    def __enter__(self) -> "_Progress":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._live and self._shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """Tell that ``done`` of ``total`` bytes are done."""
-        if self._now_s() - self._last_s < (0.2 if self._live else 5.0):
-            return
-        from smalti.base.units import format_bytes, format_frac
-
-        self._last_s = self._now_s()
-        self._shown = True
-        line = f"{what}: {format_bytes(done)} of {format_bytes(total)}, {format_frac(min(1.0, done / max(total, 1)))}"
-        start, end = ("\r\x1b[K", "") if self._live else ("", "\n")
-        print(start + line, end=end, file=sys.stderr, flush=True)

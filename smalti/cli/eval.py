@@ -1,10 +1,11 @@
 """``smalti eval``: measure a model, and list what can be measured."""
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from smalti.cli.progress import ProgressLine
 
 if TYPE_CHECKING:
     from smalti.config.eval import EvalConfig
@@ -42,7 +43,7 @@ def run(
     room.check_folders(config)
     engine = Engine.from_folder(found.folder, dtype=dtype)
     about = {"folder": found.folder, "compute_dtype": dtype, "step": found.record.get("step")}
-    with _Progress() as progress:
+    with ProgressLine("tokens") as progress:
         results = room.run(
             engine,
             config,
@@ -138,42 +139,3 @@ def _beside(score: dict[str, Any]) -> str:
             f"({score['n_bytes']:,} bytes)"
         )
     return f"chance {score['chance']:.3f}: {score['verdict']}"
-
-
-class _Progress:
-    """How far it is: one live line on a terminal, elsewhere a plain line every ten seconds; none for a short one."""
-
-    def __init__(self) -> None:
-        from smalti.base.clock import now_s
-        from smalti.base.env import plain_output
-
-        self._live = sys.stderr.isatty() and not plain_output()
-        self._now_s = now_s
-        self._last_s = now_s()
-        self._shown = False
-
-    def __enter__(self) -> "_Progress":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._clear()
-
-    def __call__(self, task: str, done: int, total: int) -> None:
-        """Tell that ``done`` of ``total`` tokens of a task are scored."""
-        if done >= total:
-            self._clear()
-            return
-        if self._now_s() - self._last_s < (0.5 if self._live else 10.0):
-            return
-        from smalti.base.units import format_count, format_frac
-
-        self._last_s = self._now_s()
-        self._shown = True
-        line = f"{task}: {format_count(done)} of {format_count(total)} tokens read, {format_frac(done / total)}"
-        start, end = ("\r\x1b[K", "") if self._live else ("", "\n")
-        print(start + line, end=end, file=sys.stderr, flush=True)
-
-    def _clear(self) -> None:
-        if self._live and self._shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-        self._shown = False

@@ -101,17 +101,3 @@ def test_the_recipes_of_the_demo_load_and_fit_together():
     assert tokens.documents == curated.output
     assert tokens.vocab_size == 4096
     assert list(curated.sources) == ["code", "prose"]
-
-
-def test_progress_is_one_line_at_a_time(monkeypatch, capsys):
-    from smalti.base import clock
-    from smalti.cli.data import _Progress
-
-    now = [0.0]
-    monkeypatch.setattr(clock, "now_s", lambda: now[0])
-    with _Progress() as tell:
-        for done in range(0, 100, 10):
-            now[0] += 1.0
-            tell("reading", done, 100)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == ["reading: 40 B of 100 B, 40.0%", "reading: 90 B of 100 B, 90.0%"]
