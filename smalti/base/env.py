@@ -99,3 +99,38 @@ def attempt_is_open() -> bool:
 def cpu_count() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_TRACKER_NAMES = (
+    "MLFLOW_TRACKING_URI",
+    "MLFLOW_EXPERIMENT_NAME",
+    "MLFLOW_RUN_ID",
+    "WANDB_PROJECT",
+    "WANDB_ENTITY",
+    "WANDB_MODE",
+    "WANDB_RUN_ID",
+    "WANDB_DIR",
+)
+
+
+def tracker_settings() -> dict[str, str]:
+    """The variables of MLflow and Weights & Biases that Smalti itself looks at, those that are set.
+
+    Keys and passwords are not among them: the clients read those by themselves.
+    """
+    return {name: os.environ[name] for name in _TRACKER_NAMES if os.environ.get(name)}
+
+
+def quiet_trackers() -> None:
+    """Set what the trackers' clients read and have no other switch for; what the user has set stays.
+
+    Without it they report their use to their makers, and a request to a server that is gone is tried for minutes.
+    """
+    for name, value in (
+        ("MLFLOW_DISABLE_TELEMETRY", "true"),
+        ("MLFLOW_HTTP_REQUEST_TIMEOUT", "10"),
+        ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0"),
+        ("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false"),
+        ("WANDB_ERROR_REPORTING", "false"),
+    ):
+        os.environ.setdefault(name, value)
