@@ -1,6 +1,47 @@
 """The ``track:`` section: where metrics go."""
 
-from smalti.config.schema import Config, Whole, placement
+import re
+from typing import Literal
+
+from pydantic import field_validator
+
+from smalti.config.schema import Config, NotAllowed, Real, Whole, placement
+
+SinkName = Literal["tensorboard", "mlflow", "wandb"]
+"""The trackers that a run can be copied to."""
+
+
+class MlflowConfig(Config):
+    """The MLflow server that the run is copied to, where ``track.sinks`` has ``mlflow``."""
+
+    uri: str | None = placement(None)
+    """Address of the server, ``http://HOST:PORT``; absent: the variable MLFLOW_TRACKING_URI."""
+    experiment: str | None = placement(None)
+    """Name of the experiment, made where there is none; absent: MLFLOW_EXPERIMENT_NAME, else ``smalti``."""
+    upload_max_bytes: Whole = placement(1_000_000_000, ge=0)
+    """Largest file or folder that is uploaded (an export, eval results); a larger one is only named; 0: none is."""
+
+    @field_validator("uri")
+    @classmethod
+    def _without_login(cls, uri: str | None) -> str | None:
+        if uri is not None and re.search(r"://[^/@\s]+@", uri):
+            raise NotAllowed(
+                "track.mlflow.uri holds a login, and a config is written to the run folder",
+                allowed="an address without a login",
+                hint="set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
+            )
+        return uri
+
+
+class WandbConfig(Config):
+    """The Weights & Biases project that the run is copied to, where ``track.sinks`` has ``wandb``."""
+
+    project: str | None = placement(None)
+    """Name of the project; absent: WANDB_PROJECT, else ``smalti``."""
+    entity: str | None = placement(None)
+    """User or team that the project belongs to; absent: WANDB_ENTITY, else the one of the key."""
+    mode: Literal["offline", "online"] | None = placement(None)
+    """offline: a folder in the run that ``wandb sync`` uploads; absent: WANDB_MODE, else ``offline``."""
 
 
 class TrackConfig(Config):
@@ -10,3 +51,18 @@ class TrackConfig(Config):
     """A live line on a terminal, plain lines elsewhere."""
     console_every_s: Whole = placement(10, ge=0)
     """Seconds between plain lines when stderr is not a terminal."""
+    sinks: tuple[SinkName, ...] = placement(())
+    """Trackers that the run is copied to, in the background; they may change at any attempt."""
+    mlflow: MlflowConfig = MlflowConfig()
+    """Used where ``sinks`` has ``mlflow``."""
+    wandb: WandbConfig = WandbConfig()
+    """Used where ``sinks`` has ``wandb``."""
+    system_every_s: Real = placement(10.0, ge=0)
+    """Seconds between two samples of the machine (CPU, memory, disk, network, GPUs); 0: none."""
+
+    @field_validator("sinks")
+    @classmethod
+    def _each_once(cls, sinks: tuple[SinkName, ...]) -> tuple[SinkName, ...]:
+        if len(set(sinks)) < len(sinks):
+            raise ValueError(f"sinks = {list(sinks)} names one of them twice")
+        return sinks
