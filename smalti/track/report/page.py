@@ -1,19 +1,16 @@
 """The report's page, section by section. Pure: a record in, HTML out; every text is escaped here."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from html import escape
 from typing import Any
 
-from pydantic import TypeAdapter
-
-from smalti.base import chart
 from smalti.base.units import format_count, format_flops, format_frac, format_seconds
-from smalti.config.durations import total_steps
-from smalti.config.schema import Length
-from smalti.track.report import curves, style
-from smalti.track.report.read import EvalRun, RunRecord, get
+from smalti.track.report import curves
+from smalti.track.report.html import document, row, table, wide_and_narrow
+from smalti.track.report.read import EvalRun, RunRecord
+from smalti.track.report.words import event_words, is_number, parse_time, score_words, whole_steps
 
 _EVENTS = 200
 _NARROW = 360
@@ -35,15 +32,7 @@ def page(run: RunRecord, parameters: tuple[int, int] | None) -> str:
         _config(run),
         f"<footer>Made by <code>smalti runs report {escape(run.folder)}</code> from the run folder's files.</footer>",
     )
-    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1"><link rel="icon" href="data:,">'
-        f"<title>{escape(run.name)} - Smalti run</title><style>{chart.CSS}{style.CSS}</style></head>\n<body>\n"
-        + "\n".join(filter(None, sections))
-        + "\n</body></html>\n"
-    )
+    return document(f"{run.name} - Smalti run", sections)
 
 
 def _header(run: RunRecord, parameters: tuple[int, int] | None) -> str:
@@ -69,7 +58,7 @@ def _facts(run: RunRecord, parameters: tuple[int, int] | None) -> list[tuple[str
         active = f"{format_count(parameters[1])} active" if parameters[1] != parameters[0] else ""
         facts.append(("Parameters", format_count(parameters[0]), active))
     if run.rows:
-        facts.append(("Steps", str(run.rows[-1]["step"]), f"of {_whole_steps(run)}"))
+        facts.append(("Steps", str(run.rows[-1]["step"]), f"of {whole_steps(run)}"))
     if (tokens := run.last("time/token")) is not None:
         facts.append(("Tokens learned", format_count(tokens), ""))
     if (hours := run.last("time/train")) is not None:
@@ -80,20 +69,10 @@ def _facts(run: RunRecord, parameters: tuple[int, int] | None) -> list[tuple[str
         facts.append(("Speed", format_count(rate), "tokens/s, median"))
     if (mfu := run.median("throughput/device/mfu")) is not None:
         peak = run.of_events("peak_flops_per_s")
-        facts.append(("MFU", format_frac(mfu), f"of {format_flops(peak)}/s" if _is_number(peak) else "median"))
+        facts.append(("MFU", format_frac(mfu), f"of {format_flops(peak)}/s" if is_number(peak) else "median"))
     if _attempts(run) > 1:
         facts.append(("Attempts", str(_attempts(run)), ""))
     return facts
-
-
-def _whole_steps(run: RunRecord) -> str:
-    """Steps of the whole run, as text; '?' where the config does not tell."""
-    batch = get(run.config, "train.global_batch_tokens")
-    try:
-        duration = TypeAdapter(Length).validate_python(get(run.config, "train.duration"))
-        return str(total_steps(duration, global_batch_tokens=batch))
-    except (ValueError, TypeError, ZeroDivisionError):
-        return "?"
 
 
 def _attempts(run: RunRecord) -> int:
@@ -104,15 +83,10 @@ def _training(run: RunRecord) -> str:
     if not run.rows:
         return "<h2>Training</h2><p>No step has been logged yet.</p>"
     small = "".join(f"<figure>{one}</figure>" for one in curves.small_charts(run))
-    loss = _wide_and_narrow(
+    loss = wide_and_narrow(
         curves.loss_chart(run, width=1040, height=360), curves.loss_chart(run, width=_NARROW, height=280)
     )
     return f'<h2>Training</h2><figure>{loss}</figure><div class="grid below">{small}</div>'
-
-
-def _wide_and_narrow(wide: str, narrow: str) -> str:
-    """A chart drawn for a wide window and for a phone, where the wide one's text would be too small; CSS shows one."""
-    return f'<div class="at-wide">{wide}</div><div class="at-narrow">{narrow}</div>'
 
 
 def _evals(run: RunRecord) -> str:
@@ -128,38 +102,13 @@ def _suite(found: EvalRun, colours: dict[str, int]) -> str:
     return (
         f'<p class="note">Suite <b>{escape(found.suite)}</b>, {escape(found.time)}, model '
         f"{escape(str(found.results.get('model', '?')))}</p>"
-        + (f"<figure>{_wide_and_narrow(bars, narrow)}</figure>" if bars and narrow else "")
-        + _table(_TASK_COLUMNS, rows)
+        + (f"<figure>{wide_and_narrow(bars, narrow)}</figure>" if bars and narrow else "")
+        + table(_TASK_COLUMNS, rows)
     )
 
 
 def _task(name: str, score: Mapping[str, Any]) -> str:
-    interval = score.get("interval")
-    if isinstance(interval, list) and len(interval) == 2 and all(map(_is_number, interval)):
-        spread = f"{interval[0]:.3f} to {interval[1]:.3f}"
-    else:
-        spread = f"± {1.96 * score['stderr']:.3f}" if _is_number(score.get("stderr")) else "-"
-    beside = [
-        f"{label} {score[key]:.3f}"
-        for key, label in (("chance", "chance"), ("gzip_bits_per_byte", "gzip -9"), ("xz_bits_per_byte", "xz -9"))
-        if _is_number(score.get(key))
-    ]
-    if score.get("verdict"):
-        beside.append(str(score["verdict"]))
-    value = f"{score['value']:.3f}" if _is_number(score.get("value")) else "-"
-    metric = str(score.get("metric", "")).replace("_", " ")
-    return _row(_TASK_COLUMNS, (name, metric, value, spread, str(score.get("n", "-")), ", ".join(beside)))
-
-
-def _table(columns: Sequence[tuple[str, str]], rows: str) -> str:
-    """A table with a head; in a narrow window each row stands as lines of ``column: cell`` (see style)."""
-    head = "".join(f'<th class="{kind}">{escape(name)}</th>' for name, kind in columns)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-
-
-def _row(columns: Sequence[tuple[str, str]], cells: Sequence[str]) -> str:
-    named = zip(columns, cells, strict=True)
-    return "<tr>" + "".join(f'<td class="{k}" data-of="{escape(n)}">{escape(c)}</td>' for (n, k), c in named) + "</tr>"
+    return row(_TASK_COLUMNS, (name, *score_words(score)))
 
 
 def _samples(run: RunRecord) -> str:
@@ -197,36 +146,22 @@ def _timeline(run: RunRecord) -> str:
         return ""
     left_out = len(run.events) - _EVENTS
     shown = run.events if left_out <= 0 else (*run.events[: _EVENTS // 2], *run.events[-_EVENTS // 2 :])
-    first = _parse_time(run.events[0].get("time"))
+    first = parse_time(run.events[0].get("time"))
     rows = "".join(_event(event, first) for event in shown)
     note = (
         f'<p class="note">{left_out} events in the middle are left out; all are in events.jsonl.</p>'
         if left_out > 0
         else ""
     )
-    return f"<h2>Timeline</h2>{note}" + _table(_EVENT_COLUMNS, rows)
+    return f"<h2>Timeline</h2>{note}" + table(_EVENT_COLUMNS, rows)
 
 
 def _event(event: Mapping[str, Any], first: datetime | None) -> str:
-    time = _parse_time(event.get("time"))
+    time = parse_time(event.get("time"))
     since = format_seconds((time - first).total_seconds()) if time and first else ""
-    facts = {key: value for key, value in event.items() if key not in ("time", "attempt", "event", "metrics")}
-    what = [f"{key} {_brief(value)}" for key, value in facts.items()]
-    if isinstance(event.get("metrics"), dict):
-        what.append(_metrics(event["metrics"]))
     stamp = str(event.get("time", ""))[:19].replace("T", " ")
-    cells = (stamp, since, str(event.get("attempt", "")), str(event.get("event", "?")), ", ".join(filter(None, what)))
-    return _row(_EVENT_COLUMNS, cells)
-
-
-def _metrics(metrics: Mapping[str, Any]) -> str:
-    """``code 2.812, prose 2.982 bits/byte``; the loss where no bits were measured, and else names with values."""
-    for suffix, unit in (("/bits_per_byte", "bits/byte"), ("/LanguageCrossEntropy", "nats/token")):
-        found = {name: value for name, value in metrics.items() if name.endswith(suffix) and _is_number(value)}
-        if found:
-            named = (f"{name.removesuffix(suffix).rpartition('/')[2]} {value:.3f}" for name, value in found.items())
-            return f"{', '.join(named)} {unit}"
-    return ", ".join(f"{name} {_brief(value)}" for name, value in metrics.items())
+    cells = (stamp, since, str(event.get("attempt", "")), str(event.get("event", "?")), event_words(event))
+    return row(_EVENT_COLUMNS, cells)
 
 
 def _config(run: RunRecord) -> str:
@@ -237,25 +172,3 @@ def _config(run: RunRecord) -> str:
         text = json.dumps(run.provenance, indent=2, ensure_ascii=False)
         parts.append(f"<details><summary>provenance.json</summary><pre>{escape(text)}</pre></details>")
     return "<h2>Config and provenance</h2>" + "".join(parts) if parts else ""
-
-
-def _brief(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, dict):
-        return "; ".join(f"{key} {_brief(one)}" for key, one in value.items())
-    if isinstance(value, list):
-        return " ".join(map(_brief, value))
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 200 else text[:197] + "..."
-
-
-def _parse_time(value: Any) -> datetime | None:
-    try:
-        return datetime.fromisoformat(str(value))
-    except ValueError:
-        return None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value

@@ -1,0 +1,37 @@
+"""The shell of a report's page and its tables. Everything that is text is escaped here; charts are markup already."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from smalti.base import chart
+from smalti.track.report import style
+
+
+def document(title: str, sections: Iterable[str]) -> str:
+    """A whole page: no script, no font, no address outside itself."""
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1"><link rel="icon" href="data:,">'
+        f"<title>{escape(title)}</title><style>{chart.CSS}{style.CSS}</style></head>\n<body>\n"
+        + "\n".join(filter(None, sections))
+        + "\n</body></html>\n"
+    )
+
+
+def table(columns: Sequence[tuple[str, str]], rows: str) -> str:
+    """A table with a head; in a narrow window each row stands as lines of ``column: cell`` (see style)."""
+    head = "".join(f'<th class="{kind}">{escape(name)}</th>' for name, kind in columns)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
+def row(columns: Sequence[tuple[str, str]], cells: Sequence[str]) -> str:
+    """A row of such a table; the name of its column goes with each cell, for the narrow form."""
+    named = zip(columns, cells, strict=True)
+    return "<tr>" + "".join(f'<td class="{k}" data-of="{escape(n)}">{escape(c)}</td>' for (n, k), c in named) + "</tr>"
+
+
+def wide_and_narrow(wide: str, narrow: str) -> str:
+    """A chart drawn for a wide window and for a phone, where the wide one's text would be too small; CSS shows one."""
+    return f'<div class="at-wide">{wide}</div><div class="at-narrow">{narrow}</div>'

@@ -1,0 +1,92 @@
+"""What a run folder's values are in words, for the page and for the terminal."""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from smalti.config.durations import total_steps
+from smalti.config.schema import Length
+from smalti.track.report.read import RunRecord, get
+
+
+def event_words(event: Mapping[str, Any]) -> str:
+    """What an event says beside its time, attempt and kind: ``step 7, code 2.812, prose 2.982 bits/byte``."""
+    facts = {key: value for key, value in event.items() if key not in ("time", "attempt", "event", "metrics")}
+    what = [f"{key} {brief(value)}" for key, value in facts.items()]
+    if isinstance(event.get("metrics"), dict):
+        what.append(_metrics(event["metrics"]))
+    return ", ".join(filter(None, what))
+
+
+def score_words(score: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
+    """Measure, value, 95 % interval, n and what stands beside it, of a task's score."""
+    beside = [
+        f"{label} {score[key]:.3f}"
+        for key, label in (("chance", "chance"), ("gzip_bits_per_byte", "gzip -9"), ("xz_bits_per_byte", "xz -9"))
+        if is_number(score.get(key))
+    ]
+    if score.get("verdict"):
+        beside.append(str(score["verdict"]))
+    value = f"{score['value']:.3f}" if is_number(score.get("value")) else "-"
+    ends = interval(score)
+    spread = "-" if ends is None else f"{ends[0]:.3f} to {ends[1]:.3f}"
+    return str(score.get("metric", "")).replace("_", " "), value, spread, str(score.get("n", "-")), ", ".join(beside)
+
+
+def interval(score: Mapping[str, Any]) -> tuple[float, float] | None:
+    """The ends of a score's 95 % interval, from its standard error where it carries no interval; None without."""
+    ends = score.get("interval")
+    if isinstance(ends, list) and len(ends) == 2 and all(map(is_number, ends)):
+        return float(ends[0]), float(ends[1])
+    if is_number(score.get("stderr")) and is_number(score.get("value")):
+        half = 1.96 * score["stderr"]
+        return score["value"] - half, score["value"] + half
+    return None
+
+
+def whole_steps(run: RunRecord) -> str:
+    """Steps of the whole run, as text; '?' where the config does not tell."""
+    batch = get(run.config, "train.global_batch_tokens")
+    try:
+        duration = TypeAdapter(Length).validate_python(get(run.config, "train.duration"))
+        return str(total_steps(duration, global_batch_tokens=batch))
+    except (ValueError, TypeError, ZeroDivisionError):
+        return "?"
+
+
+def brief(value: Any) -> str:
+    """A value in few characters."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return "; ".join(f"{key} {brief(one)}" for key, one in value.items())
+    if isinstance(value, list):
+        return " ".join(map(brief, value))
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def parse_time(value: Any) -> datetime | None:
+    """A time that an event carries, or None."""
+    try:
+        return datetime.fromisoformat(str(value))
+    except ValueError:
+        return None
+
+
+def is_number(value: Any) -> bool:
+    """True for a number that is one (not NaN, not true or false)."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+
+
+def _metrics(metrics: Mapping[str, Any]) -> str:
+    """``code 2.812, prose 2.982 bits/byte``; the loss where no bits were measured, and else names with values."""
+    for suffix, unit in (("/bits_per_byte", "bits/byte"), ("/LanguageCrossEntropy", "nats/token")):
+        found = {name: value for name, value in metrics.items() if name.endswith(suffix) and is_number(value)}
+        if found:
+            named = (f"{name.removesuffix(suffix).rpartition('/')[2]} {value:.3f}" for name, value in found.items())
+            return f"{', '.join(named)} {unit}"
+    return ", ".join(f"{name} {brief(value)}" for name, value in metrics.items())
