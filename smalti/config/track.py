@@ -1,9 +1,9 @@
 """The ``track:`` section: where metrics go."""
 
 import re
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from smalti.config.schema import Config, NotAllowed, Real, Whole, placement
 
@@ -21,16 +21,15 @@ class MlflowConfig(Config):
     upload_max_bytes: Whole = placement(1_000_000_000, ge=0)
     """Largest file or folder that is uploaded (an export, eval results); a larger one is only named; 0: none is."""
 
-    @field_validator("uri")
-    @classmethod
-    def _without_login(cls, uri: str | None) -> str | None:
-        if uri is not None and re.search(r"://[^/@\s]+@", uri):
+    @model_validator(mode="after")
+    def _no_login_in_a_file(self) -> Self:
+        if self.uri is not None and re.search(r"://[^/@\s]+@", self.uri):
             raise NotAllowed(
-                "track.mlflow.uri holds a login, and a config is written to the run folder",
+                "uri holds a login, and a config is written to the run folder",
                 allowed="an address without a login",
                 hint="set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
             )
-        return uri
+        return self
 
 
 class WandbConfig(Config):

@@ -30,6 +30,30 @@ class Metric:
     """One sentence."""
 
 
+_SAMPLES = "mean of the samples since the line before"
+
+_SYSTEM: tuple[Metric, ...] = (
+    Metric("system/cpu_frac", "1", _SAMPLES, "Share of the machine's CPU time that was used."),
+    Metric("system/load_1min", "processes", _SAMPLES, "Processes that run or wait for a core, over one minute."),
+    Metric("system/memory_used_bytes", "bytes", _SAMPLES, "Memory of the machine that is not available."),
+    Metric("system/memory_frac", "1", _SAMPLES, "The same as a share of all memory."),
+    Metric("system/process_cpu_cores", "cores", _SAMPLES, "Cores that rank 0's process kept busy."),
+    Metric("system/process_memory_bytes", "bytes", _SAMPLES, "Resident memory of rank 0's process."),
+    Metric("system/disk_read_bytes_per_s", "bytes/s", _SAMPLES, "Read from all disks of the machine."),
+    Metric("system/disk_write_bytes_per_s", "bytes/s", _SAMPLES, "Written to all disks of the machine."),
+    Metric("system/disk_free_bytes", "bytes", _SAMPLES, "Free space where the run folder lies."),
+    Metric("system/net_in_bytes_per_s", "bytes/s", _SAMPLES, "Received by all network interfaces but loopback."),
+    Metric("system/net_out_bytes_per_s", "bytes/s", _SAMPLES, "Sent by all network interfaces but loopback."),
+    Metric("system/gpu<i>/busy_frac", "1", _SAMPLES, "Share of the time in which a kernel ran on the GPU."),
+    Metric("system/gpu<i>/memory_used_bytes", "bytes", _SAMPLES, "Memory of the GPU in use, by any process."),
+    Metric("system/gpu<i>/memory_frac", "1", _SAMPLES, "The same as a share of the GPU's memory."),
+    Metric("system/gpu<i>/power_watts", "W", _SAMPLES, "Power that the GPU draws."),
+    Metric("system/gpu<i>/temperature_celsius", "degrees C", _SAMPLES, "Temperature of the GPU."),
+    Metric("system/gpu<i>/sm_clock_mhz", "MHz", _SAMPLES, "Clock of the GPU's processors."),
+    Metric("system/gpu<i>/memory_clock_mhz", "MHz", _SAMPLES, "Clock of the GPU's memory."),
+)
+"""The machine that rank 0 runs on (``track/system.py``); a GPU has its NVML number. MLflow shows ``system/`` apart."""
+
 TABLE: tuple[Metric, ...] = (
     Metric("loss/train/total", "nats/token", "mean over the tokens of the step", "What the optimizer minimises."),
     Metric("loss/train/cross_entropy", "nats/token", "mean over the tokens of the step", "Next-token loss."),
@@ -95,13 +119,19 @@ TABLE: tuple[Metric, ...] = (
     Metric("memory/peak_allocated_mem", "GB", "largest over ranks", "Device memory at its highest."),
     Metric("memory/peak_reserved_mem", "GB", "largest over ranks", "Device memory taken from the driver."),
     Metric("memory/current_active_mem", "GB", "rank 0", "Device memory in use."),
-    Metric("memory/host_rss_mem", "GB", "rank 0", "Resident memory of the process."),
     Metric("data/wait_frac", "1", "recent steps", "Share of the time that a step waited for data."),
     Metric("data/mix/<source>/tokens", "tokens", "sum", "Tokens of a source learned since the start of the run."),
     Metric("ckpt/save_s", "s", "last", "Time that a checkpoint took."),
     Metric("ckpt/bytes", "bytes", "last", "Size of a checkpoint."),
     Metric("health/ecc_errors", "1", "sum", "Uncorrected memory errors of the devices."),
     Metric("goodput/frac", "1", "over the run", "Share of wall-clock time whose steps were kept."),
+    Metric(
+        "evals/<suite>/<task>/<measure>",
+        "as the measure",
+        "over the task's samples",
+        "A score of `smalti eval run`, at the step of the model; for trackers, not in metrics.jsonl.",
+    ),
+    *_SYSTEM,
 )
 """All metrics. Order is the order of the reference page."""
 
