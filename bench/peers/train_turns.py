@@ -1,0 +1,74 @@
+"""The child's half of bench/train_cpu.py: a trainer that takes one step whenever its parent says so.
+
+A trainer runs its own loop, whole: it only calls ``boundary`` between two steps, which tells the parent what the last
+one gave and waits for leave to take the next. What is timed is the time from that leave to the next boundary, so
+everything counts that a trainer does for a step: reading the batch, update, logging.
+
+One line of JSON each way: ``{"logits": path}`` once, then ``{"seconds": s, "loss": x}`` for every line of input. The
+child ends when its input ends. Its own standard output goes to standard error.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def decays(name: str, parameter: torch.Tensor) -> bool:
+    """The rule that all contenders follow: matrices decay, norms and the embedding do not."""
+    return parameter.ndim >= 2 and not any(part in name for part in ("embed", "wte"))
+
+
+class Turns:
+    """The pipe to the parent, and the job that it wrote."""
+
+    def __init__(self) -> None:
+        self.job: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
+        self.rows = torch.from_numpy(np.load(self.job["tokens"]))
+        """Batches [steps, sequences, tokens], int64, to be taken in this order, round and round."""
+        self.loss = float("nan")
+        """Loss of the last step; the trainer sets it before the boundary."""
+        torch.set_num_threads(self.job["threads"])
+        self._answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+        self._began_s: float | None = None
+
+    def batch(self, step: int) -> torch.Tensor:
+        """Rows of a step, [sequences, tokens]; the targets are the next tokens, the last of a row has none."""
+        return self.rows[step % len(self.rows)]
+
+    def groups(self, named: Any) -> list[dict[str, Any]]:
+        """Parameter groups with the decay that all contenders use."""
+        pairs = list(named)
+        return [
+            {"params": [p for n, p in pairs if decays(n, p)], "weight_decay": self.job["weight_decay"]},
+            {"params": [p for n, p in pairs if not decays(n, p)], "weight_decay": 0.0},
+        ]
+
+    def adamw(self, named: Any) -> torch.optim.Optimizer:
+        """The optimizer that all contenders use: torch's fused AdamW, the fastest on a CPU too."""
+        job = self.job
+        return torch.optim.AdamW(self.groups(named), lr=job["lr"], betas=job["betas"], eps=job["eps"], fused=True)
+
+    def logits(self, model: Any) -> None:
+        """Write the logits of the first row, in fp32 and before any step; ``model`` maps ids [1, T] to logits."""
+        with torch.no_grad():
+            np.save(self.job["logits"], model(self.batch(0)[:1]).float().numpy())
+        self._say({"logits": self.job["logits"]})
+
+    def boundary(self) -> None:
+        """Report the step that has ended (if there was one) and wait for the next."""
+        if self._began_s is not None:
+            self._say({"seconds": time.perf_counter() - self._began_s, "loss": self.loss})
+        if not sys.stdin.readline():
+            os._exit(0)
+        self._began_s = time.perf_counter()
+
+    def _say(self, value: dict[str, Any]) -> None:
+        self._answers.write(json.dumps(value) + "\n")
+        self._answers.flush()
