@@ -76,6 +76,11 @@ def log_level() -> str:
     return os.environ.get("SMALTI_LOG_LEVEL", "INFO").upper()
 
 
+def serve_key() -> str | None:
+    """The key that ``smalti serve`` asks of every request (``SMALTI_SERVE_KEY``); None where it is not set."""
+    return os.environ.get("SMALTI_SERVE_KEY") or None
+
+
 def user_folder() -> str:
     """Where user-wide files may lie (``SMALTI_HOME``, default ``~/.smalti``)."""
     return os.environ.get("SMALTI_HOME", os.path.join(os.path.expanduser("~"), ".smalti"))
