@@ -72,7 +72,7 @@ def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
         return
     with open(path, encoding="utf-8", errors="replace") as file:
         for text in file:
-            value = _parse(text)
+            value = parse_line(text)
             if value is not None:
                 yield value
 
@@ -86,14 +86,15 @@ def rewrite(path: str | Path, keep: Any) -> int:
         return 0
     with open(path, encoding="utf-8", errors="replace") as file:
         lines = file.readlines()
-    kept = [text for text in lines if text.endswith("\n") and (value := _parse(text)) is not None and keep(value)]
+    kept = [text for text in lines if text.endswith("\n") and (value := parse_line(text)) is not None and keep(value)]
     if len(kept) != len(lines):
         with disk_trouble(path):
             store.write_text(path, "".join(kept))
     return len(lines) - len(kept)
 
 
-def _parse(text: str) -> dict[str, Any] | None:
+def parse_line(text: str) -> dict[str, Any] | None:
+    """The object of a line; None for one that was torn."""
     try:
         value = json.loads(text)
     except ValueError:

@@ -30,9 +30,11 @@ from smalti.plan.flops import train_flops_per_token
 from smalti.plan.hardware import known_peak
 from smalti.plan.memory import microbatch_tokens
 from smalti.plan.params import count
+from smalti.track import trackers
 from smalti.track.events import EventLog
 from smalti.track.run import RunFolder
 from smalti.track.sinks.console import ConsoleSink
+from smalti.track.system import System
 from smalti.train.batches import Batches, TokenBatches
 from smalti.train.loop import Evaluate, Hook, Job, fit
 from smalti.train.loss import LanguageLoss
@@ -93,6 +95,8 @@ def build(
         flops_per_token=_flops_per_token(config),
         peak_flops_per_s=peak,
         world_size=world.world_size,
+        feeds=trackers.follow(config.track, folder.path, events) if world.is_first else [],
+        system=_system(config, folder) if world.is_first else None,
     )
     return Job(
         config=config,
@@ -323,6 +327,11 @@ def _sinks(config: JobConfig, folder: RunFolder, step: int, steps: int) -> list[
     if config.track.console:
         sinks.append(ConsoleSink(steps, every_s=config.track.console_every_s))
     return sinks
+
+
+def _system(config: JobConfig, folder: RunFolder) -> System | None:
+    every_s = config.track.system_every_s
+    return System(folder.path, every_s=every_s) if every_s else None
 
 
 class _Nowhere:

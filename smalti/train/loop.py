@@ -6,7 +6,6 @@ All ranks run the same loop and vote on whatever one of them sees alone, so they
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -89,7 +88,8 @@ def fit(job: Job) -> None:
     state = job.state
     if state.step >= job.total_steps:
         log.get("train").info("%s is finished: all %d steps are done", job.folder.path, state.step)
-        job.status("done")
+        with job.recorder:
+            job.status("done")
         return
     save_when, evaluate_when, log_when = (_cadence(job, every) for every in _cadences(job))
     heartbeat = Cadence("5s", total_steps=job.total_steps, global_batch_tokens=1)
@@ -97,7 +97,7 @@ def fit(job: Job) -> None:
     job.status("running")
     for hook in job.hooks:
         hook.on_start(job)
-    with StopSignals() as signals, closing(job.recorder):
+    with StopSignals() as signals, job.recorder:
         batches = iter(read_ahead(job.batches, state.step, job.total_steps, job.prefetch_steps))
         stop = Stop.NONE
         while state.step < job.total_steps and not stop:
@@ -118,9 +118,9 @@ def fit(job: Job) -> None:
             if heartbeat.due(state.step):
                 job.status("running")
                 heartbeat.done()
-    for hook in job.hooks:
-        hook.on_stop(job)
-    _leave(job, stop)
+        for hook in job.hooks:
+            hook.on_stop(job)
+        _leave(job, stop)
 
 
 def _one_step(job: Job, batches: Any) -> None:

@@ -1,14 +1,18 @@
 """From step results to metrics: reads the device only when a line is due; stops the run on a number that is none."""
 
 import math
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Protocol, Self
 
 from torch import Tensor
 
 from smalti.base import clock
-from smalti.base.errors import Refusal
+from smalti.base.errors import Interrupted, Refusal, TryElsewhere
 from smalti.plan.flops import mfu
+from smalti.track import trackers
+from smalti.track.sinks.feed import Feed
+from smalti.track.system import System
 from smalti.train.step import StepResult
 
 _SECONDS_PER_HOUR = 3600.0
@@ -27,7 +31,8 @@ class Sink(Protocol):
 class Recorder:
     """Keeps results on the device until ``flush``; every rank runs one, only those with sinks write.
 
-    Throughput is over the wall clock between two flushes, less what was spent outside steps (``outside``).
+    Throughput is over the wall clock between two flushes, less what was spent outside steps (``outside``). Left as a
+    context, it closes the sinks and tells the trackers how the attempt ended.
     """
 
     def __init__(
@@ -40,8 +45,12 @@ class Recorder:
         flops_per_token: float | None,
         peak_flops_per_s: float | None,
         world_size: int,
+        feeds: Sequence[Feed] = (),
+        system: System | None = None,
     ) -> None:
+        """``feeds`` copy to trackers what the sinks write; the readings of ``system`` go with the line at hand."""
         self._sinks, self._total = sinks, total_steps
+        self._feeds, self._system = feeds, system
         self._flops_per_token, self._peak, self._world_size = flops_per_token, peak_flops_per_s, world_size
         self.tokens, self.train_s = tokens_before, train_s_before
         self._waiting: list[tuple[int, float, StepResult]] = []
@@ -79,6 +88,7 @@ class Recorder:
             metrics["data/wait_frac"] = wait_frac
             if step == rows[-1][0]:
                 metrics.update(extra or {})
+                metrics.update(self._system.take() if self._system else {})
             for sink in self._sinks:
                 sink.update(step, metrics)
 
@@ -87,10 +97,15 @@ class Recorder:
         for sink in self._sinks:
             sink.update(step, metrics)
 
-    def close(self) -> None:
-        """Close the sinks (a live line gives the terminal back)."""
-        for sink in self._sinks:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._system is not None:
+            self._system.close()
+        for sink in self._sinks:  # a live line gives the terminal back
             sink.close()
+        trackers.close(self._feeds, _state(error))
 
     def _of_step(self, step: int, lr: float, result: StepResult, loss: float, grad_norm: float) -> dict[str, float]:
         assert self._step_s is not None
@@ -114,6 +129,15 @@ class Recorder:
             if self._peak is not None:
                 metrics["throughput/device/mfu"] = mfu(tokens_per_s, self._flops_per_token, self._peak)
         return metrics
+
+
+def _state(error: BaseException | None) -> str:
+    """The state of a run that was left by ``error``."""
+    if error is None:
+        return "done"
+    return (
+        "interrupted" if isinstance(error, Interrupted) else "stopped" if isinstance(error, TryElsewhere) else "failed"
+    )
 
 
 def _scalars(found: Mapping[str, Tensor]) -> dict[str, float]:

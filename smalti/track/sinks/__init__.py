@@ -1,1 +1,1 @@
-"""Where metrics go; a sink answers to ``update(step, metrics)``. The run folder's JSONL is the truth."""
+"""Where metrics go: the run folder's JSONL, which is the truth; a terminal; trackers, which are fed from the JSONL."""

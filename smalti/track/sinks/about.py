@@ -1,0 +1,104 @@
+"""What a tracker is told of a run beside its numbers, read from the run folder alone; and what is kept about trackers.
+
+Promises: secrets never: values under names that sound secret, and logins in addresses, are ``***``; no host, no user.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from smalti.base import store
+from smalti.config.show import flatten
+from smalti.track.append import disk_trouble, read_lines
+from smalti.track.events import read_events
+from smalti.track.provenance import redact
+from smalti.track.sinks import jsonl
+
+FOLDER = "trackers"
+_RESOLVED = ("ranks", "device", "params_total", "params_active", "peak_flops_per_s")
+
+
+@dataclass(frozen=True)
+class About:
+    """A run as trackers are told of it."""
+
+    folder: Path
+    name: str
+    params: Mapping[str, Any]
+    """Dotted key of the config -> value, of the first attempt."""
+    tags: Mapping[str, str]
+    """Where it comes from and what it runs on; may change at any attempt."""
+
+    @property
+    def config_text(self) -> str:
+        """``config.yaml``, logins masked."""
+        return redact((self.folder / "config.yaml").read_text(encoding="utf-8"))
+
+    def last_step(self) -> int:
+        """The last step in ``metrics.jsonl``; -1 where it has none."""
+        steps = (line.get("step") for line in read_lines(self.folder / jsonl.FILE_NAME))
+        return max((step for step in steps if isinstance(step, int)), default=-1)
+
+    def record(self, tracker: str) -> dict[str, Any]:
+        """What is kept about the run's place at a tracker; empty before the first contact."""
+        path = self._path(tracker)
+        return dict(store.read_json(path)) if path.exists() else {}
+
+    def keep(self, tracker: str, record: Mapping[str, Any]) -> None:
+        """Write the record of a tracker."""
+        with disk_trouble(self._path(tracker)):
+            self._path(tracker).parent.mkdir(exist_ok=True)
+            store.write_json(self._path(tracker), dict(record))
+
+    def _path(self, tracker: str) -> Path:
+        return self.folder / FOLDER / f"{tracker}.json"
+
+
+def about_run(folder: str | Path) -> About:
+    """Read it from a run folder."""
+    root = Path(folder)
+    first = _values(root / "config.yaml")
+    return About(root, str(first.get("name", root.name)), first, _tags(root, first))
+
+
+def _values(config: Path) -> dict[str, Any]:
+    tree = yaml.safe_load(config.read_text(encoding="utf-8"))
+    return {key: _masked(key, value) for key, value in flatten(tree).items()}
+
+
+def _masked(key: str, value: Any) -> Any:
+    """The value, or its masked text where a secret is in it."""
+    plain = value if isinstance(value, str) else json.dumps(value)
+    shown = redact(f"{key}={plain}").partition("=")[2]
+    return value if shown == plain else shown
+
+
+def _tags(root: Path, first: Mapping[str, Any]) -> dict[str, str]:
+    made_by = store.read_json(root / "provenance.json") if (root / "provenance.json").exists() else {}
+    git = made_by.get("git") or {}
+    tags = {
+        "smalti.version": made_by.get("smalti"),
+        "smalti.torch": made_by.get("packages", {}).get("torch"),
+        "smalti.python": made_by.get("python"),
+        "smalti.command": " ".join(map(str, made_by.get("command", []))) or None,
+        "smalti.commit": git.get("commit"),
+        "smalti.commit_dirty": git.get("dirty"),
+        "smalti.folder": str(root) if not root.is_absolute() else root.name,
+    }
+    resolved: dict[str, Any] = next(
+        (event for event in reversed(read_events(root)) if event["event"] == "auto_resolved"), {}
+    )
+    tags |= {f"smalti.{key}": resolved.get(key) for key in _RESOLVED}
+    attempts = sorted((root / "logs").glob("attempt-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    for attempt in attempts:
+        tags["smalti.attempt"] = attempt.name.rpartition("-")[2]
+        if (attempt / "config.yaml").exists():
+            other = _values(attempt / "config.yaml")
+            changes = [f"{key}: {first.get(key)} -> {value}" for key, value in other.items() if first.get(key) != value]
+            tags[f"smalti.changed_in_{re.sub('-', '_', attempt.name)}"] = "; ".join(changes)
+    return {key: redact(str(value)) for key, value in tags.items() if value is not None}

@@ -1,0 +1,187 @@
+"""A run at an MLflow server: curves, parameters, tags, status, and the files that later commands make.
+
+Promises: one run there for one run folder, over all attempts; which steps it has is asked of the server, and a line
+that is sent twice is stored once (the server knows it by step and time). Uses the client of ``mlflow-skinny``; the
+server's version may differ. MLflow forgets no value: of steps that were done again after a crash it keeps the first.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from smalti.base import env
+from smalti.base.errors import UserError, missing_extra
+from smalti.base.units import format_bytes
+from smalti.config.track import MlflowConfig, TrackConfig
+from smalti.track.provenance import redact
+from smalti.track.sinks.about import About
+from smalti.track.sinks.feed import Row, brief
+
+_METRICS_A_REQUEST = 1000
+_PARAMS_A_REQUEST = 100
+_PARAM_CHARS = 6000
+_TAG_CHARS = 5000
+"""Limits of the REST API, https://mlflow.org/docs/latest/rest-api.html#request-limits (tags: of older servers)."""
+
+_STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "interrupted": "KILLED"}
+
+
+class Mlflow:
+    """The run's place at the server."""
+
+    name = "mlflow"
+
+    def __init__(self, track: TrackConfig, about: About) -> None:
+        """UserError where no server is named or the client is not installed."""
+        self._config, self._about = track.mlflow, about
+        self.uri = _uri(track.mlflow, about)
+        self._client: Any = None
+        self._run_id = ""
+        self.place: Mapping[str, str] = {}
+
+    def open(self) -> Mapping[str, int]:
+        """Go on in the run that the record (or MLFLOW_RUN_ID) names, or make one."""
+        self._client = _client(self.uri)
+        known = self._known()
+        run = self._client.get_run(known) if known else self._create()
+        if run.info.lifecycle_stage == "deleted":
+            raise UserError(
+                f"the MLflow run {run.info.run_id} of {self._about.folder} is deleted",
+                hint=f"restore it there, or remove {self._about.folder}/trackers/mlflow.json to begin another",
+            )
+        self._run_id = run.info.run_id
+        self._client.update_run(self._run_id, status="RUNNING")
+        self._describe(dict(run.data.params))
+        self.place = {"uri": redact(self.uri), "run_id": self._run_id, "page": self._page(run.info.experiment_id)}
+        self._keep(is_open=True)
+        return {metric.key: int(metric.step) for metric in run.data.to_proto().metrics}
+
+    def send(self, rows: Sequence[Row]) -> None:
+        """Log them, a thousand values a request."""
+        from mlflow.entities import Metric
+
+        values = [
+            Metric(name, value, round(row.time_s * 1000), row.step)
+            for row in rows
+            for name, value in row.values.items()
+        ]
+        for start in range(0, len(values), _METRICS_A_REQUEST):
+            self._client.log_batch(self._run_id, metrics=values[start : start + _METRICS_A_REQUEST], synchronous=True)
+
+    def close(self, state: str) -> None:
+        """Set the status."""
+        self._client.set_terminated(self._run_id, _STATUS[state])
+        self._keep(is_open=False)
+
+    def publish(self, path: Path, at: str, numbers: Mapping[str, float], step: int | None) -> str:
+        """Upload a file or folder of an ended or running run to ``at``; one line about it, for people.
+
+        What is larger than ``track.mlflow.upload_max_bytes`` is not uploaded, which the line and a tag say.
+        """
+        from mlflow.entities import Metric
+
+        self._client = _client(self.uri)
+        run = self._client.get_run(self._about.record(self.name)["run_id"])
+        self._run_id = run.info.run_id
+        if numbers:
+            time_ms = round(path.stat().st_mtime * 1000)
+            values = [Metric(name, value, time_ms, step or 0) for name, value in numbers.items()]
+            self._client.log_batch(self._run_id, metrics=values, synchronous=True)
+        size = sum(file.stat().st_size for file in path.rglob("*")) if path.is_dir() else path.stat().st_size
+        page = f"{self._page(run.info.experiment_id)}/artifacts"
+        if size > self._config.upload_max_bytes:
+            told = f"{at} ({format_bytes(size)}) is larger than track.mlflow.upload_max_bytes"
+            self._client.set_tag(self._run_id, f"smalti.not_uploaded.{at.replace('/', '.')}", told)
+            return f"mlflow: {told} = {self._config.upload_max_bytes}, and is not uploaded"
+        if path.is_dir():
+            self._client.log_artifacts(self._run_id, str(path), at)
+        else:
+            self._client.log_artifact(self._run_id, str(path), at.rpartition("/")[0] or None)
+        return f"mlflow: {at} is uploaded ({format_bytes(size)}): {page}"
+
+    def _known(self) -> str | None:
+        given = env.tracker_settings().get("MLFLOW_RUN_ID")
+        record = self._about.record(self.name)
+        return given or (record.get("run_id") if record.get("uri") == redact(self.uri) else None)
+
+    def _create(self) -> Any:
+        name = self._config.experiment or env.tracker_settings().get("MLFLOW_EXPERIMENT_NAME") or "smalti"
+        found = self._client.get_experiment_by_name(name)
+        if found is not None and found.lifecycle_stage == "deleted":
+            raise UserError(
+                f"the MLflow experiment '{name}' is deleted",
+                hint="restore it there, or name another: track.mlflow.experiment=NAME",
+            )
+        experiment_id = found.experiment_id if found is not None else self._client.create_experiment(name)
+        return self._client.create_run(experiment_id, run_name=self._about.name)
+
+    def _describe(self, there: Mapping[str, str]) -> None:
+        """Parameters that the run lacks (one that is there cannot change), and all tags."""
+        from mlflow.entities import Param, RunTag
+
+        params = [
+            Param(key, _cut(_text(value), _PARAM_CHARS))
+            for key, value in ((_name(key), value) for key, value in self._about.params.items())
+            if key not in there
+        ]
+        for start in range(0, len(params), _PARAMS_A_REQUEST):
+            self._client.log_batch(self._run_id, params=params[start : start + _PARAMS_A_REQUEST], synchronous=True)
+        tags = dict(self._about.tags) | {"mlflow.source.name": "smalti train"}
+        if "smalti.commit" in tags:
+            tags["mlflow.source.git.commit"] = tags["smalti.commit"]
+        entries = [RunTag(key, _cut(value, _TAG_CHARS)) for key, value in tags.items()]
+        self._client.log_batch(self._run_id, tags=entries, synchronous=True)
+        if not there:
+            self._client.log_text(self._run_id, self._about.config_text, "config.yaml")
+
+    def _page(self, experiment_id: str) -> str:
+        return f"{redact(self.uri).rstrip('/')}/#/experiments/{experiment_id}/runs/{self._run_id}"
+
+    def _keep(self, *, is_open: bool) -> None:
+        self._about.keep(self.name, {**self.place, "open": is_open})
+
+
+def _uri(config: MlflowConfig, about: About) -> str:
+    given = config.uri or env.tracker_settings().get("MLFLOW_TRACKING_URI")
+    recorded = about.record(Mlflow.name).get("uri")
+    if given is None and recorded is not None and "***" not in recorded:
+        return str(recorded)
+    if given is None:
+        raise UserError(
+            "track.sinks has mlflow, but no server is named",
+            allowed="track.mlflow.uri=http://HOST:PORT, or the variable MLFLOW_TRACKING_URI",
+            hint="mlflow server --port 5000    and then    export MLFLOW_TRACKING_URI=http://127.0.0.1:5000",
+        )
+    return given
+
+
+def _client(uri: str) -> Any:
+    env.quiet_trackers()
+    try:
+        from mlflow.tracking import MlflowClient
+    except ImportError as error:
+        raise missing_extra("mlflow-skinny", "mlflow", "track.sinks=[mlflow]") from error
+    return MlflowClient(tracking_uri=uri)
+
+
+def unreachable(uri: str, error: Exception) -> UserError:
+    """The error for a server that does not answer at the first contact."""
+    return UserError(
+        f"MLflow at {redact(uri)} cannot be used: {redact(brief(error))}",
+        allowed="an MLflow server that answers now (later it may come and go)",
+        hint="start it, mend track.mlflow.uri or MLFLOW_TRACKING_URI, or train without it: track.sinks=[]",
+    )
+
+
+def _name(key: str) -> str:
+    """A key in the characters that MLflow takes."""
+    return re.sub(r"[^A-Za-z0-9_. /-]", "_", key)[:250]
+
+
+def _text(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."
