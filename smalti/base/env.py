@@ -136,6 +136,7 @@ def quiet_trackers() -> None:
         ("MLFLOW_HTTP_REQUEST_TIMEOUT", "10"),
         ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0"),
         ("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false"),
+        ("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true"),
         ("WANDB_ERROR_REPORTING", "false"),
     ):
         os.environ.setdefault(name, value)
