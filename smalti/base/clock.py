@@ -17,3 +17,11 @@ def wall_s() -> float:
 def utc_text() -> str:
     """The present as ``2026-01-31T12:00:00.000Z``, sortable as text."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+
+
+def age_s(utc: str | None) -> float | None:
+    """Seconds since a time that ``utc_text`` wrote; None for text that is no time."""
+    try:
+        return wall_s() - datetime.fromisoformat(utc or "").timestamp()
+    except ValueError:
+        return None

@@ -16,13 +16,15 @@ __all__ = ["write_report"]
 FILE_NAME = "report.html"
 
 
-def write_report(run_folder: str | Path, *, parameters: tuple[int, int] | None = None) -> str:
-    """Write ``<run_folder>/report.html``; returns its path. DataError if the folder is missing or holds no run.
+def write_report(
+    run_folder: str | Path, *, parameters: tuple[int, int] | None = None, output: str | Path | None = None
+) -> str:
+    """Write ``<run_folder>/report.html`` (or ``output``); returns its path. DataError if the folder holds no run.
 
     ``parameters`` are (total, active), which the caller counts from the config (``plan.params``); without them the
     page takes what an event of the run says (``params_total``, ``params_active``), or says nothing.
     """
     run = read_run(run_folder)
-    path = store.join(run_folder, FILE_NAME)
+    path = str(output or store.join(run_folder, FILE_NAME))
     store.write_text(path, page(run, parameters))
     return path

@@ -1,0 +1,152 @@
+"""``smalti runs`` as it is typed: lists are filtered and sorted, broken folders are shown, runs are compared."""
+
+import json
+from pathlib import Path
+
+import pytest
+from made_config import made_config
+from made_run import make_run
+
+from smalti.cli.main import run as smalti
+from smalti.config.load import dump
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``runs/{base,lr-low,broken,waiting}``."""
+    root = tmp_path_factory.mktemp("place")
+    for name, lr, steps in (("base", "3e-3", 100), ("lr-low", "1e-3", 60)):
+        run = make_run(root / "runs" / name, steps=steps)
+        config = made_config(f"name={name}", f"train.optimizer.lr={lr}", "train.duration=200step")
+        (run / "config.yaml").write_text(dump(config))
+        status = {"state": "done" if name == "base" else "running", "attempt": 1, "step": steps}
+        (run / "status.json").write_text(json.dumps(status | {"heartbeat": f"2026-03-0{len(name) - 3}T12:00:00.000Z"}))
+    (root / "runs" / "broken").mkdir()
+    (root / "runs" / "broken" / "config.yaml").write_text("model: [\n")
+    (root / "runs" / "waiting").mkdir()
+    (root / "runs" / "waiting" / "config.yaml").write_text(dump(made_config("name=waiting")))
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _in_place(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+
+
+def names(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert smalti(["runs", "ls", "--json", *arguments]) == 0
+    return [run["name"] for run in json.loads(capsys.readouterr().out)]
+
+
+def test_ls_shows_every_run_and_what_is_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    assert smalti(["runs", "ls"]) == 0
+    shown = capsys.readouterr()
+    for text in ("100/200", "60/200", "bits/byte @60", "running, silent", "broken", "MFU", "-/100"):
+        assert text in shown.out, text
+    assert "note: runs/broken is broken: while parsing" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ((), ["lr-low", "base", "broken", "waiting"]),
+        (("--where", "state=done"), ["base"]),
+        (("--where", "run=lr-*"), ["lr-low"]),
+        (("--where", "step>50", "--sort", "step"), ["lr-low", "base"]),
+        (("--where", "step>50", "--sort", "step", "--reverse"), ["base", "lr-low"]),
+        (("--sort", "train.optimizer.lr"), ["lr-low", "base", "waiting", "broken"]),
+        (("--where", "train.optimizer.lr=1e-3"), ["lr-low"]),
+        (("--where", "loss/train/total<99", "--limit", "1"), ["lr-low"]),
+        (("--where", "state!=done", "--where", "loss<99"), ["lr-low"]),
+    ],
+)
+def test_ls_filters_and_sorts(
+    arguments: tuple[str, ...], wanted: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert names(capsys, *arguments) == wanted
+
+
+def test_ls_takes_metrics_and_config_keys_as_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert smalti(["runs", "ls", "--where", "state=done", "--columns", "run,train.optimizer.lr,lr-AdamW/group0"]) == 0
+    head, row = capsys.readouterr().out.splitlines()
+    assert head.split() == ["run", "train.optimizer.lr", "lr-AdamW/group0"]
+    assert row.split()[:2] == ["base", "0.003"]
+    assert smalti(["runs", "ls", "--where", "state=done", "--columns", "+seed", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["seed"] == 17
+
+
+@pytest.mark.parametrize(
+    ("arguments", "texts"),
+    [
+        (["--columns", "losss"], ("'losss' is not a column", "did you mean 'loss'?")),
+        (["--sort", "sped"], ("did you mean 'speed'?",)),
+        (["--where", "done"], ("--where 'done' is not a condition", "hint: --where state=done")),
+        (["--where", "state<done"], ("'done' is not a number",)),
+        (["nowhere"], ("there is no folder 'nowhere'",)),
+    ],
+)
+def test_ls_says_what_is_wrong(
+    arguments: list[str], texts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert smalti(["runs", "ls", *arguments]) == 2
+    err = capsys.readouterr().err
+    for text in texts:
+        assert text in err
+
+
+def test_ls_of_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert smalti(["runs", "ls", "--where", "state=failed"]) == 0
+    assert capsys.readouterr().out == "none of the 4 runs in runs is like that\n"
+
+
+def test_show_says_how_attempts_ended_and_what_lies_on_disk(capsys: pytest.CaptureFixture[str]) -> None:
+    assert smalti(["runs", "show", "base"]) == 0
+    out = capsys.readouterr().out
+    for text in ("100 of 200", "rank 1, signal SIGKILL", "finished", "95 % interval",
+                 "bits per byte", "best held-out", "run_finished", "on disk:", "gzip -9 1.810"):  # fmt: skip
+        assert text in out, text
+    assert smalti(["runs", "show", "base", "--json", "--events", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [event["event"] for event in found["events"]] == ["resumed", "run_finished"]
+    assert [one["from_step"] for one in found["attempts"]] == [0, 150]
+    assert found["bytes"]["evals"] > 0
+
+
+@pytest.mark.parametrize("name", ["broken", "waiting"])
+def test_show_takes_what_there_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert smalti(["runs", "show", name]) == 0
+    assert f"runs/{name}" in capsys.readouterr().out
+
+
+def test_diff_prints_what_differs_and_draws_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plot = tmp_path / "curves.html"
+    assert smalti(["runs", "diff", "base", "lr-low", "--plot", str(plot)]) == 0
+    out = capsys.readouterr().out
+    for text in ("train.optimizer.lr", "0.003", "0.001", "at step 60", "heldout/code"):
+        assert text in out, text
+    assert plot.stat().st_size > 10_000
+    assert smalti(["runs", "diff", "base", "lr-low", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["against"] == "base"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["base"], "two runs or more"),
+        (["base", "lr-low", "--x", "time"], "say what --plot draws"),
+        (["base", "lr-low", "--plot", "a.pdf"], ".html, .svg"),
+        (["base", "nothing"], "there is no run folder 'nothing'"),
+    ],
+)
+def test_diff_says_what_is_wrong(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert smalti(["runs", "diff", *arguments]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_report_of_one_and_of_several(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert smalti(["runs", "report", "base"]) == 0
+    assert capsys.readouterr().out == "runs/base/report.html\n"
+    assert smalti(["runs", "report", "base", "lr-low"]) == 0
+    assert capsys.readouterr().out == "runs/report.html\n"
+    assert smalti(["runs", "report", "base", "lr-low", "--output", str(tmp_path / "both.html")]) == 0
+    assert (tmp_path / "both.html").is_file()

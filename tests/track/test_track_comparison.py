@@ -1,0 +1,112 @@
+"""Runs held against each other: what differs is found, and noise is not called a difference."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from made_config import made_config
+from made_run import make_run, write_lines
+
+from smalti.config.load import dump
+from smalti.track.report.read import read_run
+from smalti.track.several.comparison import compare
+from smalti.track.several.differences import Difference, of_curves, of_scores
+
+
+def made(folder: Path, *overrides: str, shift: float = 0.0, batch: int = 8192) -> Path:
+    """A run with this config whose loss is shifted by so much, with noise of its own."""
+    make_run(folder, steps=400)
+    (folder / "config.yaml").write_text(dump(made_config(f"name={folder.name}", *overrides)))
+    noise = random.Random(folder.name)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        if "loss/train/total" in row:
+            row["loss/train/total"] += shift + noise.gauss(0, 0.05)
+            row["time/token"] = row["step"] * batch
+    write_lines(folder / "metrics.jsonl", rows)
+    return folder
+
+
+def test_identity_placement_and_provenance_are_told_apart(tmp_path: Path) -> None:
+    first = made(tmp_path / "one")
+    other = made(tmp_path / "two", "train.optimizer.lr=1e-3", "train.parallel.ranks=2")
+    (other / "provenance.json").write_text(
+        json.dumps({"smalti": "0.1.0", "git": {"commit": "f" * 40, "dirty": True}, "packages": {"torch": "2.12"}})
+    )
+    found = compare([read_run(first), read_run(other)])
+    assert found.identity == {"train.optimizer.lr": [0.003, 0.001]}
+    assert found.placement == {"train.parallel.ranks": [1, 2]}
+    assert found.provenance["packages.torch"] == ["absent", "2.12"]
+    assert found.to_json()["identity"] == {"train.optimizer.lr": {"one": 0.003, "two": 0.001}}
+    assert json.dumps(found.to_json())
+
+
+def test_a_shift_is_a_difference_and_noise_is_none(tmp_path: Path) -> None:
+    runs = [made(tmp_path / name, shift=shift) for name, shift in (("base", 0.0), ("same", 0.0), ("worse", 0.2))]
+    found = compare([read_run(run) for run in runs])
+    at_step = found.measured[0]
+    assert at_step.where.startswith("at step 400")
+    same, worse = at_step.rows["loss/train/total"]
+    assert same.verdict == "inside the noise"
+    assert worse.verdict == "higher"
+    assert worse.value == pytest.approx(0.2, abs=0.03)
+
+
+def test_noise_is_called_a_difference_in_one_case_of_twenty(proof, record) -> None:
+    n = proof(short=400, full=20_000)
+    draw = random.Random(5)
+    wrong = 0
+    for _ in range(n):
+        sides = [[draw.gauss(0, 1) for _ in range(100)] for _ in range(2)]
+        wrong += of_curves(sides[0], sides[1], what="steps").verdict != "inside the noise"
+    record("runs-diff", {"cases": n, "called_different_frac": wrong / n})
+    assert wrong / n == pytest.approx(0.05, abs=0.04 if n < 1000 else 0.01)
+
+
+def test_another_batch_is_compared_at_the_same_tokens(tmp_path: Path) -> None:
+    first, other = made(tmp_path / "small"), made(tmp_path / "large", batch=16384)
+    found = compare([read_run(first), read_run(other)])
+    assert [table.where.split(" (")[0] for table in found.measured][:2] == ["at step 400", "at 3.277e+06 tokens"]
+
+
+def test_scores_are_paired_where_both_were_asked_the_same() -> None:
+    before = [{"index": i, "prompt": "p", "correct": i % 2 == 0} for i in range(100)]
+    after = [{**sample, "correct": sample["correct"] or sample["index"] == 1} for sample in before]
+    score = {"value": 0.5, "interval": [0.4, 0.6], "n": 100}
+    found = of_scores(score, {**score, "value": 0.51}, (before, after))
+    assert found.how == "100 questions, paired"
+    assert found.half_width == pytest.approx(1.96 * 0.01, rel=1e-3)
+    other = of_scores(score, {**score, "value": 0.7}, (before, after[1:]))
+    assert other.how == "from both intervals, not paired"
+    assert other.half_width == pytest.approx(0.1 * 2**0.5)
+    assert other.verdict == "higher"
+
+
+def test_bits_per_byte_are_paired_by_document() -> None:
+    draw = random.Random(1)
+    before = [{"index": i, "n_bytes": 1000, "nats": draw.uniform(500, 1500)} for i in range(50)]
+    after = [{**sample, "nats": sample["nats"] + draw.gauss(10, 5)} for sample in before]
+    values = [sum(one["nats"] for one in side) / 50 / 1000 / 0.6931 for side in (before, after)]
+    found = of_scores({"value": values[0]}, {"value": values[1]}, (before, after))
+    assert found.verdict == "higher"
+    assert found.half_width == pytest.approx(1.96 * 5 / 1000 / 0.6931 / 50**0.5, rel=0.3)
+
+
+def test_what_is_missing_is_no_difference() -> None:
+    assert Difference(None, 1.0).value is None
+    assert Difference(1.0, 1.0).verdict == "equal"
+    assert Difference(1.0, 2.0).verdict == ""
+    assert of_curves([], [], what="steps") == Difference(None, None)
+    assert of_scores({}, {"value": 1.0}, ([], [])).verdict == ""
+
+
+@pytest.mark.parametrize("gone", ["metrics.jsonl", "events.jsonl", "provenance.json", "evals", "config.yaml"])
+def test_a_run_that_lacks_something_is_still_compared(tmp_path: Path, gone: str) -> None:
+    first, other = made(tmp_path / "one"), made(tmp_path / "two")
+    path = other / gone
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    found = compare([read_run(first), read_run(other)])
+    assert json.dumps(found.to_json())
+    assert bool(found.notes) == (gone == "config.yaml")
