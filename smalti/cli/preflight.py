@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 def check(config: "RunConfig", *, ranks: int) -> "Inputs":
     """Raise for a mesh that does not fit ``ranks``, missing or foreign tokens, a vocabulary that is too small, stages
-    that do not fit the run, weights to begin with that are not there, and a folder that holds another run."""
+    that do not fit the run, weights to begin with that are not there, trackers that do not answer, and a folder that
+    holds another run."""
     from smalti.data.inputs import check_inputs
+    from smalti.track import trackers
     from smalti.track.run import RunFolder
 
     _check_run_folder(config.run_folder)
@@ -26,6 +28,7 @@ def check(config: "RunConfig", *, ranks: int) -> "Inputs":
         raise DataError(f"init_from = {config.init_from} does not exist", allowed="a checkpoint or Hugging Face folder")
     _check_stages(config)
     _check_folders(config)
+    trackers.check(config.track, config.run_folder)
     return check_inputs(config)
 
 

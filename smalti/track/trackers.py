@@ -32,6 +32,16 @@ _END_S = 10.0
 """How long the end of an attempt waits for each tracker that still lacks lines."""
 
 
+def check(track: TrackConfig, folder: str | Path) -> None:
+    """What ``follow`` would refuse, as far as that can be seen before the run folder is there."""
+    root = Path(folder)
+    about = about_run(root) if (root / "config.yaml").exists() else About(root, root.name, {}, {})
+    for name in track.sinks:
+        tracker = TRACKERS[name](track, about)
+        if not about.record(name):
+            tracker.check()
+
+
 def follow(track: TrackConfig, folder: str | Path, events: Events) -> list[Feed]:
     """Copy the run's metrics to all of ``track.sinks`` from now on; close each feed in the end.
 
@@ -105,6 +115,8 @@ def _start(name: SinkName, track: TrackConfig, folder: str | Path, events: Event
     is_first_contact = not about.record(name)
     tracker = TRACKERS[name](track, about)
     feed = Feed(tracker, folder, events)
+    if is_first_contact:
+        tracker.check()
     try:
         feed.start(must_answer=is_first_contact)
     except SmaltiError:

@@ -42,6 +42,9 @@ class Tracker(Protocol):
     place: Mapping[str, str]
     """Where the run is found there: ``page`` or ``folder``, and more."""
 
+    def check(self) -> None:
+        """UserError where it is not installed or, as far as can be seen without changing a thing, does not answer."""
+
     def open(self) -> Mapping[str, int]:
         """Go on in the place of this run at the tracker, or make one; the last step that it has, by metric name."""
 

@@ -5,8 +5,12 @@ that is sent twice is stored once (the server knows it by step and time). Uses t
 server's version may differ. MLflow forgets no value: of steps that were done again after a crash it keeps the first.
 """
 
+import http.client
 import re
+import urllib.error
+import urllib.request
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,8 @@ _PARAM_CHARS = 6000
 _TAG_CHARS = 5000
 """Limits of the REST API, https://mlflow.org/docs/latest/rest-api.html#request-limits (tags: of older servers)."""
 
+_ANSWER_S = 10.0
+
 _STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "interrupted": "KILLED"}
 
 
@@ -33,12 +39,26 @@ class Mlflow:
     name = "mlflow"
 
     def __init__(self, track: TrackConfig, about: About) -> None:
-        """UserError where no server is named or the client is not installed."""
+        """UserError where no server is named."""
         self._config, self._about = track.mlflow, about
         self.uri = _uri(track.mlflow, about)
         self._client: Any = None
         self._run_id = ""
         self.place: Mapping[str, str] = {}
+
+    def check(self) -> None:
+        """UserError without mlflow-skinny, and where nothing answers at the address (whoever it is)."""
+        if find_spec("mlflow") is None:
+            raise missing_extra("mlflow-skinny", "mlflow", "track.sinks=[mlflow]")
+        if self.uri.startswith(("http://", "https://")):
+            try:
+                with urllib.request.urlopen(f"{self.uri.rstrip('/')}/health", timeout=_ANSWER_S):
+                    pass
+            except urllib.error.HTTPError:  # it wants a key, or is another make: the client will see
+                pass
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                reason = getattr(error, "reason", error)
+                raise unreachable(self.uri, reason if isinstance(reason, Exception) else error) from error
 
     def open(self) -> Mapping[str, int]:
         """Go on in the run that the record (or MLFLOW_RUN_ID) names, or make one."""
@@ -153,15 +173,19 @@ def _uri(config: MlflowConfig, about: About) -> str:
             allowed="track.mlflow.uri=http://HOST:PORT, or the variable MLFLOW_TRACKING_URI",
             hint="mlflow server --port 5000    and then    export MLFLOW_TRACKING_URI=http://127.0.0.1:5000",
         )
+    if not given.startswith(("http://", "https://", "databricks")):
+        raise UserError(
+            f"MLflow's address '{redact(given)}' is not that of a server",
+            allowed="http://HOST:PORT, https://HOST:PORT, databricks, databricks://PROFILE",
+            hint="a database of your own is served by: mlflow server --backend-store-uri sqlite:///mlflow.db",
+        )
     return given
 
 
 def _client(uri: str) -> Any:
     env.quiet_trackers()
-    try:
-        from mlflow.tracking import MlflowClient
-    except ImportError as error:
-        raise missing_extra("mlflow-skinny", "mlflow", "track.sinks=[mlflow]") from error
+    from mlflow.tracking import MlflowClient
+
     return MlflowClient(tracking_uri=uri)
 
 

@@ -5,6 +5,7 @@ back what it does again (TensorBoard drops it when it reads). Shows metrics and 
 """
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from smalti.base.errors import missing_extra
@@ -26,12 +27,15 @@ class TensorBoard:
         self._writer: Any = None
         self.place: Mapping[str, str] = {"folder": str(about.folder / FOLDER)}
 
+    def check(self) -> None:
+        """UserError without tensorboardX."""
+        if find_spec("tensorboardX") is None:
+            raise missing_extra("tensorboardX", "tensorboard", "track.sinks=[tensorboard]")
+
     def open(self) -> Mapping[str, int]:
         """Begin another event file, which takes back all steps behind the last that the run still has."""
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError as error:
-            raise missing_extra("tensorboardX", "tensorboard", "track.sinks=[tensorboard]") from error
+        from tensorboardX import SummaryWriter
+
         folder = self._about.folder / FOLDER
         there = any(folder.glob("events.out.tfevents.*"))
         sent = self._about.record(self.name).get("sent", {}) if there else {}

@@ -7,6 +7,7 @@ which leaves a folder of its own. Of steps that were done again after a crash th
 
 import secrets
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from smalti.base import env
@@ -31,13 +32,16 @@ class Wandb:
         self._run: Any = None
         self.place: Mapping[str, str] = {}
 
+    def check(self) -> None:
+        """UserError without wandb; the site itself is not asked."""
+        if find_spec("wandb") is None:
+            raise missing_extra("wandb", "wandb", "track.sinks=[wandb]")
+
     def open(self) -> Mapping[str, int]:
         """Begin or go on under the id of the record (or WANDB_RUN_ID)."""
         env.quiet_trackers()
-        try:
-            import wandb
-        except ImportError as error:
-            raise missing_extra("wandb", "wandb", "track.sinks=[wandb]") from error
+        import wandb
+
         record = self._about.record(self.name)
         mode: Any = self._config.mode or self._settings.get("WANDB_MODE") or "offline"
         project = self._config.project or self._settings.get("WANDB_PROJECT") or "smalti"
