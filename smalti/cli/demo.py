@@ -27,6 +27,9 @@ PROMPTS = (
 
 @app.command(epilog="Example: smalti demo --minutes 1")
 def demo(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="TRACK.A=VALUE", help="Where the training is tracked.")
+    ] = None,
     minutes: Annotated[float, typer.Option(help="About how long the training lasts, 0.05 to 600.")] = 2.75,
 ) -> None:
     """Documents from the installed Python -> curated -> tokens -> trained, measured, exported model that answers.
@@ -39,13 +42,20 @@ def demo(
 
     if not 0.05 <= minutes <= 600:
         raise UserError(f"--minutes {minutes}", allowed="0.05 to 600", hint="smalti demo --minutes 1")
+    track = tuple(overrides or ())
+    if strange := [one for one in track if not one.startswith("track.")]:
+        raise UserError(
+            f"smalti demo takes no {strange[0]}",
+            allowed="changes to track, as 'track.sinks=[mlflow]'; all else is the demo's",
+            hint=f"after the demo: smalti train demo name=mine {strange[0]}",
+        )
     start_s = now_s()
     stage("Documents: library sources and documentation of the installed Python", "data", "documents", RAW)
     stage("Curate: normalise, quality rules, exact dedup, held-out split", "data", "curate", "demo-curate")
     stage("Tokenize: train a byte-level BPE, write token files", "data", "tokenize", "demo-tokenize")
     duration = _duration(minutes)
     stage("Plan: what this run costs", "plan", "budget", "demo", *duration)
-    stage("Train: a mixture of experts on two ranks", "train", "demo", *duration)
+    stage("Train: a mixture of experts on two ranks", "train", "demo", *duration, *track)
     stage("Export: a Hugging Face folder, reloaded in transformers and compared", "export", RUN, *_verify())
     stage("Evaluate: bits per byte beside gzip and xz, two tasks", "eval", "run", RUN)
     for prompt in PROMPTS:

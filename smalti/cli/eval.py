@@ -1,6 +1,7 @@
 """``smalti eval``: measure a model, and list what can be measured."""
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,6 +27,9 @@ def run(
     output: Annotated[str | None, typer.Option(help="Write evals/SUITE/TIME/ here; absent: into the run.")] = None,
     dtype: Annotated[str, typer.Option(help="Compute in fp32 or bf16.")] = "fp32",
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    upload: Annotated[
+        bool, typer.Option(help="Put scores and results to the run's MLflow run, where it has one.", show_default=False)
+    ] = True,
 ) -> None:
     """Run a suite on a run's export or on a Hugging Face folder, and print a table.
 
@@ -54,6 +58,8 @@ def run(
         )
     if found.run_folder is not None and output is None:
         refresh_card(found.run_folder)
+        if upload:
+            _upload(found.run_folder, results)
     if as_json:
         print(json.dumps(results, indent=2))
     else:
@@ -96,6 +102,20 @@ def _config(suite: str, found: "ModelFolder", overrides: list[str]) -> "EvalConf
         data = load(RunConfig, found.run_folder).config.data
         value |= {"heldout": dict(data.heldout), "seq_len": data.seq_len}
     return from_dict(EvalConfig, value, f"suite {suite}", overrides).config
+
+
+def _upload(run: str, results: dict[str, Any]) -> None:
+    """Scores as numbers at the model's step, and the folder of results, to where the run is tracked."""
+    from smalti.track.trackers import publish
+
+    suite, folder = results["suite"], Path(results["folder"])
+    scores = {
+        f"evals/{suite}/{task.replace('/', '.')}/{score['metric']}": float(score["value"])
+        for task, score in results["tasks"].items()
+    }
+    at = f"evals/{suite}/{folder.name}"
+    for line in publish(run, folder, at, numbers=scores, step=results.get("step")):
+        typer.echo(line, err=True)
 
 
 def _refuse_stale(found: "ModelFolder") -> None:

@@ -23,6 +23,9 @@ def export(
     output: Annotated[Path | None, typer.Option(help="Folder to write; RUN/export if absent.")] = None,
     dtype: Annotated[Dtype, typer.Option(help="Number format of the weights.")] = Dtype.FP32,
     verify: Annotated[bool, typer.Option("--verify", help="Compare the logits with transformers' too.")] = False,
+    upload: Annotated[
+        bool, typer.Option(help="Upload RUN/export to the run's MLflow run, where it has one.", show_default=False)
+    ] = True,
 ) -> None:
     """Write a checkpoint as a Hugging Face folder: safetensors, configs, tokenizer, model card.
 
@@ -32,6 +35,7 @@ def export(
     from smalti.base.units import format_bytes
     from smalti.dist import export as room
     from smalti.track.run import resolve
+    from smalti.track.trackers import publish
 
     run = resolve(run)
     folder = room.export(run, step=step, output=output, dtype=dtype.value)
@@ -40,4 +44,6 @@ def export(
     print(f"{folder}: step {record['step']}, {record['dtype']}, {format_bytes(n_bytes)}; read back: same logits")
     if verify:
         print(f"transformers gives the same logits: relative error {room.verify(folder):.1e} (fp32)")
+    for line in publish(run, folder, "export") if upload and output is None else ():
+        typer.echo(line, err=True)
     print(f"go on with: smalti chat {folder if output else run}")

@@ -133,17 +133,45 @@ def report(
         Path | None,
         typer.Option(help="The file; absent: report.html in the run folder, for several runs beside the first."),
     ] = None,
+    upload: Annotated[
+        bool, typer.Option(help="Put the page of one run to its MLflow run, where it has one.", show_default=False)
+    ] = True,
 ) -> None:
     """Write one page to open in a browser, and print its path; several runs share a page, their curves overlaid."""
     from smalti.track.report import write_report
     from smalti.track.run import resolve
     from smalti.track.several.page import write_report_of_several
+    from smalti.track.trackers import publish
 
     folders = [resolve(run) for run in runs]
     if len(folders) == 1:
-        print(write_report(folders[0], parameters=_parameters(folders[0]), output=output))
+        page = write_report(folders[0], parameters=_parameters(folders[0]), output=output)
+        print(page)
+        for line in publish(folders[0], page, "report.html") if upload and output is None else ():
+            typer.echo(line, err=True)
         return
     print(write_report_of_several(folders, output=output))
+
+
+@app.command("send", epilog="Example: smalti runs send runs/demo 'track.sinks=[mlflow]'")
+def send_(
+    run: _Run,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="A.B=VALUE", help="Changes to the run's track section.")
+    ] = None,
+) -> None:
+    """Send what the run's trackers lack: metrics, parameters, tags, state. For a run that does not train now.
+
+    After an outage that outlasted the run, or for a run that had no tracker. It takes as long as it takes.
+    """
+    from smalti.track.run import resolve
+    from smalti.track.trackers import send
+
+    left = send(resolve(run), overrides or [])
+    for name, lines in left.items():
+        print(f"{name}: {'all is sent' if not lines else f'{lines} lines are missing'}")
+    if any(left.values()):
+        raise typer.Exit(3)
 
 
 def _column_names(given: str | None, default: Sequence[str]) -> list[str]:

@@ -70,6 +70,7 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str]) -> int:
     from smalti.base.errors import ExitCode
     from smalti.cli import preflight
     from smalti.fleet import agent
+    from smalti.track import trackers
     from smalti.track.run import RunFolder
 
     log.setup(log_level())
@@ -80,6 +81,7 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str]) -> int:
     try:
         command = [sys.executable, "-m", "smalti", *arguments]
         outcome = agent.run(command, ranks=parallel.ranks, folder=folder, threads=parallel.threads)
+        trackers.complete(folder)
     finally:
         folder.close()
     agent.announce(outcome)

@@ -56,7 +56,7 @@ class RunFolder:
         try:
             with disk_trouble(run.path):
                 run.path.mkdir(parents=True, exist_ok=True)
-                run._take_lock()
+                run.take_lock()
                 run._begin(config, provenance(sys.argv if argv is None else argv, origins))
         except BaseException:
             run.close()
@@ -218,9 +218,9 @@ class RunFolder:
                 own, shared = self.log_folder(number) / name, self.path / name
                 if shared.exists() and not own.exists():
                     store.write_text(own, shared.read_text(encoding="utf-8"))
-        tokenizer = self.path / "tokenizer"
-        if tokenizer.is_dir() and attempts:
-            tokenizer.rename(self.log_folder(attempts[-1]) / f"tokenizer-{utc_text()}")
+        for name in ("tokenizer", "trackers", "tb", "wandb"):
+            if (self.path / name).is_dir() and attempts:
+                (self.path / name).rename(self.log_folder(attempts[-1]) / f"{name}-{utc_text()}")
         (self.path / "config.yaml").unlink()
 
     def _stored(self, model: type[JobConfig]) -> JobConfig:
@@ -242,7 +242,8 @@ class RunFolder:
                 hint=f"start a new run with name={config.name}-2, or take the change back to resume this one",
             )
 
-    def _take_lock(self) -> None:
+    def take_lock(self) -> None:
+        """Keep others from training here until ``close``; UserError where somebody does."""
         self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

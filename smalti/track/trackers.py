@@ -85,8 +85,12 @@ def send(run: str | Path, overrides: Sequence[str] = ()) -> dict[str, int]:
             allowed="track.sinks: " + ", ".join(TRACKERS),
             hint=f"smalti runs send {folder.path} 'track.sinks=[mlflow]'",
         )
-    feeds = follow(track, folder.path, _Silent())
-    return {feed.tracker.name: feed.close(_state(folder), wait_s=float(24 * 3600)) for feed in feeds}
+    folder.take_lock()
+    try:
+        feeds = follow(track, folder.path, _Silent())
+        return {feed.tracker.name: feed.close(_state(folder), wait_s=float(24 * 3600)) for feed in feeds}
+    finally:
+        folder.close()
 
 
 def publish(
