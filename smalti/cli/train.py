@@ -81,10 +81,10 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str]) -> int:
     try:
         command = [sys.executable, "-m", "smalti", *arguments]
         outcome = agent.run(command, ranks=parallel.ranks, folder=folder, threads=parallel.threads)
+        agent.announce(outcome)
         trackers.complete(folder)
     finally:
         folder.close()
-    agent.announce(outcome)
     if outcome.code == ExitCode.DONE:
         print(_done_text(folder, clock.now_s() - started_s, exportable=why_not is None), file=sys.stderr)
     return int(outcome.code)
