@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from smalti.config.model import ModelConfig
-from smalti.model.blocks.attention import Attention, KVCache, attention_mask
+from smalti.model.blocks.attention import Attention, attention_mask
 from smalti.model.blocks.embed import build_embed, build_lm_head
+from smalti.model.blocks.kv_cache import KVCache
 from smalti.model.blocks.mlp import MLP
 from smalti.model.blocks.moe import MoE, RouterStats
 from smalti.model.blocks.norm import build_norm

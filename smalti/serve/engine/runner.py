@@ -11,7 +11,7 @@ from collections.abc import Sequence as Rows
 import torch
 from torch import Tensor
 
-from smalti.model.blocks.attention import KVCache
+from smalti.model.blocks.kv_cache import KVCache
 from smalti.model.decoder import Decoder
 
 
