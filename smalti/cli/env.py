@@ -1,22 +1,252 @@
-"""``smalti env``: what a bug report needs to say about this installation and machine."""
+"""``smalti env``: what a bug report needs to say about this installation and this machine, and nothing secret."""
 
-from typing import Annotated
+import os
+import re
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
+_STORAGE = {
+    "s3": ("s3fs", "s3fs"),
+    "gs": ("gcsfs", "gcsfs"),
+    "abfs": ("adlfs", "adlfs"),
+    "http": ("aiohttp", "aiohttp"),
+    "hdfs": ("pyarrow", "pyarrow"),
+    "hf": ("huggingface_hub", "huggingface_hub"),
+}
+"""Protocol -> the module that fsspec needs for it, and the package that holds it."""
 
-@app.command(epilog="Example: smalti env --json")
-def env(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Print versions, machine and devices, to be pasted into a bug report."""
-    import platform
+_TOLD = re.compile(
+    r"(?:SMALTI|OMP|MKL|KMP|GOMP|NCCL|TORCH|TORCHELASTIC|TORCHINDUCTOR|PYTORCH|CUDA|CUBLAS|GLOO|HIP|HSA|ROCR|MIOPEN|SLURM|"
+    r"RAY|DAFT|HF|TRANSFORMERS|TOKENIZERS|MLFLOW|WANDB|TENSORBOARD|AWS|GOOGLE|AZURE|OPENAI|FSSPEC|PYTHON|PYTEST|LD|CONDA|"
+    r"VIRTUAL|KUBERNETES)_?[A-Z0-9_]*|(?:LOCAL_)?(?:RANK|WORLD_SIZE)|GROUP_RANK|MASTER_(?:ADDR|PORT)|CI|TERM|NO_COLOR|"
+    r"COLUMNS|TMPDIR|LANG|LC_ALL|DO_NOT_TRACK|(?:HTTPS?|NO|ALL)_PROXY"
+)
+_HARMLESS = re.compile(
+    r"(?:OMP|MKL|KMP|GOMP|NCCL|TORCH|TORCHINDUCTOR|PYTORCH|CUDA|CUBLAS|GLOO|HIP|HSA|ROCR|MIOPEN|DAFT)_[A-Z0-9_]*|"
+    r"SMALTI_(?:LOG_LEVEL|ATTEMPT|DEBUG)|SLURM_(?:NTASKS|NNODES|JOB_NUM_NODES|PROCID|LOCALID|NODEID|CPUS_[A-Z_]*|GPUS_[A-Z_]*)|"
+    r"(?:LOCAL_)?(?:RANK|WORLD_SIZE)|GROUP_RANK|MASTER_PORT|TORCHELASTIC_RESTART_COUNT|HF_HUB_OFFLINE|TOKENIZERS_PARALLELISM|"
+    r"WANDB_MODE|CI|TERM|NO_COLOR|COLUMNS|LANG|LC_ALL|DO_NOT_TRACK|PYTHON(?:HASHSEED|UNBUFFERED|WARNINGS|DONTWRITEBYTECODE)"
+)
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|USER|LOGIN|ADDR|HOST|URL|URI", re.IGNORECASE)
+_PLAIN = re.compile(r"[A-Za-z0-9_.,:;=+ -]{0,80}")
 
-    from smalti import __version__
-    from smalti.cli.tables import print_json, print_pairs
 
-    found = {"smalti": __version__, "python": platform.python_version(), "platform": platform.platform()}
+@app.command(epilog="Example: smalti env --no-torch")
+def env(
+    no_torch: Annotated[
+        bool,
+        typer.Option("--no-torch", help="Leave out what PyTorch says, which takes two seconds."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print versions, machine, devices, packages and settings, to be pasted into a bug report.
+
+    Of environment variables the names, and values only where they can hold no secret; the home folder is written as ~.
+    """
+    from smalti.cli.tables import print_json
+
+    found = without_home(gather(torch=not no_torch))
     if as_json:
         print_json(found)
         return
-    print_pairs(list(found.items()))
+    print(text(found))
+
+
+def gather(*, torch: bool) -> dict[str, Any]:
+    """All facts as JSON values."""
+    import platform
+    import sys
+
+    import smalti
+    from smalti.base.env import inside_world
+    from smalti.fleet import machine
+    from smalti.track.packages import needs, version_of
+    from smalti.track.provenance import git_state
+
+    package = os.path.dirname(os.path.abspath(smalti.__file__))
+    return {
+        "smalti": {"version": smalti.__version__, "git": git_state(Path(package)), "folder": package},
+        "python": {
+            "version": platform.python_version(),
+            "implementation": platform.python_implementation(),
+            "executable": sys.executable,
+            "virtual_environment": sys.prefix != sys.base_prefix,
+        },
+        "platform": platform.platform(),
+        "cpu": machine.cpu(),
+        "memory": machine.memory(),
+        "disks": machine.disks(),
+        "gpus": machine.gpus(),
+        "torch": _torch() if torch else None,
+        "packages": {
+            extra: {one.name: {"version": one.version, "problem": one.problem} for one in listed}
+            for extra, listed in needs().items()
+            if extra != "all"
+        },
+        "storage": {
+            "file": "fsspec " + (version_of("fsspec") or "?"),
+            **{
+                name: version_of(package) if find_spec(module) else None for name, (module, package) in _STORAGE.items()
+            },
+        },
+        "tools": machine.tools(),
+        "slurm_job": "SLURM_JOB_ID" in os.environ,
+        "ray": {"version": version_of("ray"), "inside_cluster": "RAY_ADDRESS" in os.environ},
+        "inside_launcher": inside_world(),
+        "environment": variables(os.environ),
+    }
+
+
+def variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Name -> value of the variables that may matter; ``(set)`` where the value might say too much."""
+    told = {}
+    for name in sorted(environment):
+        if _TOLD.fullmatch(name):
+            value = environment[name]
+            harmless = _HARMLESS.fullmatch(name) and not _SECRET.search(name) and _PLAIN.fullmatch(value)
+            told[name] = value if harmless else "(set)"
+    return told
+
+
+def without_home(value: Any) -> Any:
+    """The same with the home folder, and any other that holds a login, written as ``~``."""
+    if isinstance(value, dict):
+        return {key: without_home(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [without_home(one) for one in value]
+    if not isinstance(value, str):
+        return value
+    home = os.path.expanduser("~")
+    if len(home) > 1:
+        value = re.sub(rf"{re.escape(home)}(?![\w.-])", "~", value)
+    return re.sub(r"/(?:home|Users)/[^/\s]+", "~", value)
+
+
+def text(found: dict[str, Any]) -> str:
+    """All facts for people, a line each."""
+    from smalti.cli.tables import pairs
+
+    blocks = [
+        _installation(found),
+        _machine(found),
+        _torch_lines(found["torch"]),
+        _packages(found["packages"]),
+        _surroundings(found),
+        [(name, value) for name, value in found["environment"].items()],
+    ]
+    return "\n\n".join(pairs(block) for block in blocks if block)
+
+
+def _torch() -> dict[str, Any]:
+    from smalti.base.errors import SmaltiError
+    from smalti.fleet.measure import torch_facts
+
+    try:
+        return torch_facts()
+    except SmaltiError as error:  # a broken installation is just what a report is about
+        return {"problem": str(error)}
+
+
+def _installation(found: dict[str, Any]) -> list[tuple[str, str]]:
+    git, python = found["smalti"]["git"], found["python"]
+    commit = f", commit {git['commit']}{' with changes' if git['dirty'] else ''}" if git else ""
+    kind = ", virtual environment" if python["virtual_environment"] else ""
+    return [
+        ("smalti", f"{found['smalti']['version']}{commit}"),
+        ("installed in", found["smalti"]["folder"]),
+        ("python", f"{python['version']} ({python['implementation']}{kind})"),
+        ("platform", found["platform"]),
+    ]
+
+
+def _machine(found: dict[str, Any]) -> list[tuple[str, str]]:
+    from smalti.base.units import format_bytes
+
+    cpu, memory = found["cpu"], found["memory"]
+    quota = f", quota of {cpu['quota_cpus']:.3g} CPUs" if cpu["quota_cpus"] is not None else ""
+    limit = memory["cgroup_limit_bytes"]
+    lines = [
+        ("cpu", f"{cpu['name']}; {cpu['usable']} of {cpu['threads']} threads usable, {cpu['cores']} cores{quota}"),
+        ("cpu features", ", ".join(cpu["features"]) or "-"),
+        ("memory", f"{format_bytes(memory['total_bytes'])}, {format_bytes(memory['available_bytes'])} available, "
+                   f"cgroup limit {format_bytes(limit) if limit is not None else 'none'}"),
+    ]  # fmt: skip
+    for name, disk in found["disks"].items():
+        title = "disk here" if name == "here" else "/dev/shm"
+        free, total = format_bytes(disk["free_bytes"]), format_bytes(disk["total_bytes"])
+        lines.append((title, f"{free} free of {total}, {disk['kind']}{'' if disk['writable'] else ', NOT WRITABLE'}"))
+    for index, gpu in enumerate(found["gpus"]["devices"]):
+        size = format_bytes(gpu["memory_bytes"]) if gpu["memory_bytes"] is not None else "memory unknown"
+        more = (", MIG" if gpu["mig"] else "") + (f", {gpu['ecc_errors']} ECC errors" if gpu["ecc_errors"] else "")
+        lines.append((f"gpu {index}", f"{gpu['name']}, {size}, driver {gpu['driver']}{more}"))
+    if not found["gpus"]["devices"]:
+        lines.append(("gpus", found["gpus"]["problem"] or "none that a driver tool lists"))
+    return lines
+
+
+def _torch_lines(torch: dict[str, Any] | None) -> list[tuple[str, str]]:
+    from smalti.base.units import format_bytes
+
+    if torch is None:
+        return [("torch", "not asked (--no-torch)")]
+    if "problem" in torch:
+        return [("torch", torch["problem"].replace("\n", " / "))]
+    device = f"CUDA {torch['cuda']}" if torch["cuda"] else f"ROCm {torch['rocm']}" if torch["rocm"] else "CPU only"
+    lines = [("torch", f"{torch['version']}, {device}")]
+    devices = torch["devices"] if isinstance(torch["devices"], list) else []
+    for index, one in enumerate(devices):
+        bf16 = "" if one["bf16"] else ", no bf16"
+        shown = f"{one['name']}, {format_bytes(one['memory_bytes'])}, capability {one['capability']}{bf16}"
+        lines.append((f"torch device {index}", shown))
+    for name in ("bf16_on_cpu", "cpu_capability", "threads", "distributed", "nccl", "cudnn", "grouped_mm", "attention",
+                 "flex_attention", "flash_attn_package", "triton", "cpp_compiler", "devices"):  # fmt: skip
+        value = torch.get(name)
+        if name != "devices" or isinstance(value, str):
+            lines.append((f"torch {name}", _plain(value)))
+    return lines
+
+
+def _packages(extras: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
+    """A line for each extra; that of developers only where it is of use."""
+    lines = []
+    for extra, listed in extras.items():
+        if extra != "dev" or not any(one["problem"] for one in listed.values()):
+            lines.append((f"packages: {extra}", _extra_text(extra, listed)))
+    return lines
+
+
+def _extra_text(extra: str, listed: dict[str, dict[str, Any]]) -> str:
+    versions = ", ".join(f"{name} {one['version']}" for name, one in listed.items() if one["version"])
+    wrong = {name: one["problem"] for name, one in listed.items() if one["problem"]}
+    if not wrong:
+        return f"complete: {versions}"
+    lacking = ", ".join(f"{name} ({problem})" for name, problem in wrong.items())
+    target = "smalti" if extra == "core" else f"smalti[{extra}]"
+    return f"lacks {lacking}; pip install '{target}'" + (f"; has {versions}" if versions else "")
+
+
+def _surroundings(found: dict[str, Any]) -> list[tuple[str, str]]:
+    there = [f"{name} ({version})" for name, version in found["storage"].items() if version]
+    lacking = [f"{name} (pip install {_STORAGE[name][1]})" for name, version in found["storage"].items() if not version]
+    ray = found["ray"]["version"]
+    return [
+        ("storage", ", ".join(there) + (f"; not {', '.join(lacking)}" if lacking else "")),
+        ("ray", f"{ray}{', RAY_ADDRESS is set' if found['ray']['inside_cluster'] else ''}" if ray else "not installed"),
+        ("programs", ", ".join(found["tools"]) or "none of drivers, schedulers or containers"),
+        ("launcher", "inside one: RANK and WORLD_SIZE are set" if found["inside_launcher"] else "none"),
+        ("slurm job", "yes" if found["slurm_job"] else "no"),
+    ]
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)

@@ -7,6 +7,7 @@ A run keeps the rate it was planned with in its events.
 import json
 import subprocess
 import sys
+from typing import Any
 
 from smalti.base.env import child_environment
 from smalti.base.errors import SmaltiError
@@ -21,19 +22,30 @@ def measure_matmul(
     ``dtype`` is ``bf16`` or ``fp32``, ``device`` ``auto``, ``cpu`` or ``cuda``. SmaltiError with the end of the child's
     stderr when it fails.
     """
-    command = [sys.executable, "-m", "smalti.fleet.probes.matmul"]
-    command += ["--threads", str(threads), "--dtype", dtype, "--device", device]
+    arguments = ["--threads", str(threads), "--dtype", dtype, "--device", device]
     # torchrun sets OMP_NUM_THREADS=1; the probe is told its threads outright.
-    environment = child_environment({"OMP_NUM_THREADS": str(threads)} if threads > 0 else {})
+    extra = {"OMP_NUM_THREADS": str(threads)} if threads > 0 else {}
+    return MeasuredRate.from_json(_answer("matmul", arguments, extra, timeout_s))
+
+
+def torch_facts(*, timeout_s: float = 60.0) -> dict[str, Any]:
+    """What PyTorch here can do (``probes/torch_facts.py``); SmaltiError where it cannot even be imported."""
+    return _answer("torch_facts", [], {}, timeout_s)
+
+
+def _answer(probe: str, arguments: list[str], extra: dict[str, str], timeout_s: float) -> dict[str, Any]:
+    """The JSON object that a probe prints last."""
+    command = [sys.executable, "-m", f"smalti.fleet.probes.{probe}", *arguments]
+    environment = child_environment(extra)
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired as error:
         raise SmaltiError(
-            f"the matmul probe did not end within {timeout_s:.0f} s", hint=" ".join(command[1:])
+            f"the probe {probe} did not end within {timeout_s:.0f} s", hint=" ".join(command[1:])
         ) from error
     if done.returncode != 0:
         tail = "\n".join(done.stderr.strip().splitlines()[-5:])
         raise SmaltiError(
-            f"the matmul probe ended with exit code {done.returncode}:\n{tail}", hint=" ".join(command[1:])
+            f"the probe {probe} ended with exit code {done.returncode}:\n{tail}", hint=" ".join(command[1:])
         )
-    return MeasuredRate.from_json(json.loads(done.stdout.strip().splitlines()[-1]))
+    return dict(json.loads(done.stdout.strip().splitlines()[-1]))

@@ -6,13 +6,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import smalti
 from smalti.base.clock import utc_text
 from smalti.base.env import cpu_count
+from smalti.track.packages import package_versions
 
 _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 _SECRET_VALUE = re.compile(
@@ -30,6 +30,7 @@ def provenance(argv: Sequence[str], origins: Mapping[str, str]) -> dict[str, Any
         "python": platform.python_version(),
         "platform": platform.platform(),
         "machine": platform.machine(),
+        "cpu": cpu_name(),
         "cpus": os.cpu_count(),
         "cpus_usable": cpu_count(),
         "executable": sys.executable,
@@ -43,20 +44,17 @@ def redact(text: str) -> str:
     return _SECRET_VALUE.sub(r"\1***", _URL_LOGIN.sub("***@", text))
 
 
-def package_versions() -> dict[str, str]:
-    """Versions of the installed packages that Smalti depends on, extras included."""
+def cpu_name() -> str:
+    """The model of the processor; its architecture where the system does not say more."""
     try:
-        lines = metadata.requires("smalti") or []
-    except metadata.PackageNotFoundError:
-        lines = []
-    names = {re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0].lower() for line in lines} - {"smalti"}
-    versions = {}
-    for name in sorted(names):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            lines = (line.partition(":") for line in file)
+            named = (
+                value.strip() for key, _, value in lines if key.strip() in ("model name", "Processor", "cpu model")
+            )
+            return next(filter(None, named), None) or platform.machine()
+    except OSError:
+        return platform.processor() or platform.machine()
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:

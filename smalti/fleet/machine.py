@@ -1,0 +1,156 @@
+"""What machine this is, without torch: processor, memory and its limits, disks, GPUs by the driver's own tool.
+
+Promises: reads only; what cannot be found out is absent or None, never guessed.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from smalti.base.env import cpu_count
+from smalti.track.provenance import cpu_name
+
+_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_tile", "asimd", "bf16", "sve")
+"""Instructions that decide how fast bfloat16 is on a CPU; the last three are Arm's."""
+
+_NO_LIMIT = 1 << 62  # what cgroup v1 writes where there is none is about 2^63
+_TOOLS = ("nvidia-smi", "rocm-smi", "amd-smi", "srun", "kubectl", "docker", "apptainer", "ray")
+_QUERY = "name,memory.total,driver_version,mig.mode.current,ecc.errors.uncorrected.volatile.total"
+
+
+def cpu() -> dict[str, Any]:
+    """Model, cores, usable cores, the instructions that matter."""
+    return {
+        "name": cpu_name(),
+        "cores": psutil.cpu_count(logical=False),
+        "threads": psutil.cpu_count(),
+        "usable": cpu_count(),
+        "quota_cpus": cpu_quota(),
+        "features": [flag for flag in _FLAGS if flag in _cpu_flags()],
+    }
+
+
+def memory() -> dict[str, Any]:
+    """Bytes of the machine, bytes free for use, and the limit that a cgroup sets (None: none)."""
+    found = psutil.virtual_memory()
+    return {
+        "total_bytes": found.total,
+        "available_bytes": found.available,
+        "swap_bytes": psutil.swap_memory().total,
+        "cgroup_limit_bytes": memory_limit_bytes(),
+    }
+
+
+def disks(folder: str | Path = ".") -> dict[str, dict[str, Any]]:
+    """``here`` (the disk of ``folder``) and ``/dev/shm``: kind, bytes, free bytes."""
+    found = {"here": _disk(Path(folder).resolve())}
+    if Path("/dev/shm").is_dir():
+        found["shm"] = _disk(Path("/dev/shm"))
+    return found
+
+
+def gpus() -> dict[str, Any]:
+    """``devices`` as nvidia-smi lists them, or ``problem``: what stands in the way; PyTorch's own view is a probe's."""
+    if shutil.which("nvidia-smi") is None:
+        return {"devices": [], "problem": None}
+    command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {"devices": [], "problem": f"nvidia-smi: {error}"}
+    if done.returncode != 0:
+        said = " ".join((done.stdout + done.stderr).split())
+        return {"devices": [], "problem": f"nvidia-smi ended with {done.returncode}: {said[:200]}"}
+    return {"devices": [gpu for line in done.stdout.splitlines() if (gpu := gpu_of(line))], "problem": None}
+
+
+def gpu_of(line: str) -> dict[str, Any] | None:
+    """One line of nvidia-smi's answer; None where it is none."""
+    parts = [part.strip() for part in line.split(",")]
+    if len(parts) != len(_QUERY.split(",")):
+        return None
+    name, mib, driver, mig, ecc = parts
+    return {
+        "name": name,
+        "memory_bytes": int(mib) * 1024**2 if mib.isdigit() else None,
+        "driver": driver,
+        "mig": mig == "Enabled",
+        "ecc_errors": int(ecc) if ecc.isdigit() else None,
+    }
+
+
+def tools() -> list[str]:
+    """Programs of drivers, schedulers and containers that are on the path."""
+    return [name for name in _TOOLS if shutil.which(name)]
+
+
+def memory_limit_bytes() -> int | None:
+    """The lowest memory limit of this process's cgroups and their parents (v2, else v1)."""
+    found = [
+        int(text) for text in _cgroup("memory.max", "memory", "memory.limit_in_bytes") if text.isdigit()
+    ]  # "max" is no limit
+    return min((limit for limit in found if limit < _NO_LIMIT), default=None)
+
+
+def cpu_quota() -> float | None:
+    """CPUs' worth of time that the cgroups allow, as a container with ``--cpus 2`` has it; None without a quota."""
+    found = []
+    for text in _cgroup("cpu.max", "", ""):
+        quota, _, period = text.partition(" ")
+        if quota.isdigit() and period.isdigit():
+            found.append(int(quota) / int(period))
+    for text, period in zip(
+        _cgroup("", "cpu", "cpu.cfs_quota_us"), _cgroup("", "cpu", "cpu.cfs_period_us"), strict=False
+    ):
+        if text.isdigit() and period.isdigit():  # -1: none
+            found.append(int(text) / int(period))
+    return min(found, default=None)
+
+
+def _cgroup(v2_name: str, controller: str, v1_name: str, root: Path = Path("/sys/fs/cgroup")) -> list[str]:
+    """What the files of this process's cgroup and all above it say."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" and v2_name:
+            found += _upwards(root, path, v2_name)
+        elif controller and controller in controllers.split(","):
+            found += _upwards(root / controllers, path, v1_name)
+    return found
+
+
+def _upwards(root: Path, path: str, name: str) -> list[str]:
+    parts = [part for part in path.split("/") if part and part != ".."]
+    folders = [root.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+    found = []
+    for folder in folders:
+        try:
+            found.append((folder / name).read_text(encoding="utf-8").strip())
+        except OSError:
+            continue
+    return found
+
+
+def _disk(path: Path) -> dict[str, Any]:
+    usage = shutil.disk_usage(path)
+    mounts = [one for one in psutil.disk_partitions(all=True) if path.is_relative_to(one.mountpoint)]
+    kind = max(mounts, key=lambda one: len(one.mountpoint)).fstype if mounts else None
+    return {"kind": kind, "total_bytes": usage.total, "free_bytes": usage.free, "writable": os.access(path, os.W_OK)}
+
+
+def _cpu_flags() -> set[str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return set()
+    match = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    return set(match[1].split()) if match else set()

@@ -1,0 +1,142 @@
+"""What PyTorch can do on this machine: ``python -m smalti.fleet.probes.torch_facts``.
+
+Prints one JSON object and nothing else. Each fact is asked for by itself: one that this PyTorch does not know, or that
+a broken driver refuses, is told as its error and hides no other.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+
+def main() -> None:
+    """Print the facts."""
+    print(json.dumps(facts()))
+
+
+def facts() -> dict[str, Any]:
+    """Fact -> value as JSON has it; for one that could not be had, ``error: ...``."""
+    import torch
+
+    return {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "rocm": torch.version.hip,
+        **{name: _asked(ask) for name, ask in _QUESTIONS.items()},
+    }
+
+
+def _asked(ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except Exception as error:
+        return f"error: {type(error).__name__}: {' '.join(str(error).split())[:120]}"
+
+
+def _devices() -> list[dict[str, Any]]:
+    import torch
+
+    found = []
+    for index in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(index)
+        found.append(
+            {
+                "name": about.name,
+                "memory_bytes": about.total_memory,
+                "capability": f"{about.major}.{about.minor}",
+                "bf16": torch.cuda.is_bf16_supported(),
+            }
+        )
+    return found
+
+
+def _backends() -> list[str]:
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return []
+    asked = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}
+    return [name for name, available in asked.items() if available()]
+
+
+def _nccl() -> str | None:
+    import torch
+
+    return ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None
+
+
+def _bf16_on_cpu() -> str:
+    import torch
+
+    return "native" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "emulated"
+
+
+def _grouped_mm() -> list[str]:
+    """Devices on which ``torch.nn.functional.grouped_mm`` runs in bfloat16."""
+    import torch
+    from torch.nn import functional
+
+    found = []
+    for device in ("cpu", *(("cuda",) if torch.cuda.is_available() else ())):
+        x_SD, w_EDF = (torch.ones(shape, dtype=torch.bfloat16, device=device) for shape in ((16, 16), (2, 16, 16)))
+        functional.grouped_mm(x_SD, w_EDF, offs=torch.tensor([8, 16], dtype=torch.int32, device=device))
+        found.append(device)
+    return found
+
+
+def _attention() -> list[str]:
+    """Kernels that ``scaled_dot_product_attention`` may choose from on CUDA; on the CPU those that it always has."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return ["flash (cpu)", "math"]
+    backend = torch.backends.cuda
+    asked = {
+        "flash": backend.is_flash_attention_available() and backend.flash_sdp_enabled(),
+        "efficient": backend.mem_efficient_sdp_enabled(),
+        "cudnn": backend.cudnn_sdp_enabled(),
+        "math": backend.math_sdp_enabled(),
+    }
+    return [name for name, enabled in asked.items() if enabled]
+
+
+def _cpu_capability() -> str:
+    import torch
+
+    return str(torch.backends.cpu.get_cpu_capability())
+
+
+def _threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def _cudnn() -> int | None:
+    import torch
+
+    return torch.backends.cudnn.version()
+
+
+_QUESTIONS: dict[str, Callable[[], Any]] = {
+    "devices": _devices,
+    "cpu_capability": _cpu_capability,
+    "threads": _threads,
+    "bf16_on_cpu": _bf16_on_cpu,
+    "distributed": _backends,
+    "nccl": _nccl,
+    "cudnn": _cudnn,
+    "grouped_mm": _grouped_mm,
+    "attention": _attention,
+    "flex_attention": lambda: find_spec("torch.nn.attention.flex_attention") is not None,
+    "flash_attn_package": lambda: find_spec("flash_attn") is not None,
+    "triton": lambda: find_spec("triton") is not None,
+    "cpp_compiler": lambda: next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None) is not None,
+}
+"""Name -> how it is asked; ``cpp_compiler`` is what torch.compile needs on the CPU."""
+
+
+if __name__ == "__main__":
+    main()

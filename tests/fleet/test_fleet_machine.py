@@ -1,0 +1,53 @@
+"""What machine this is: the driver's answer is read, limits of cgroups are found, nothing is guessed."""
+
+from pathlib import Path
+
+import pytest
+
+from smalti.fleet import machine
+
+
+def test_a_line_of_nvidia_smi() -> None:
+    found = machine.gpu_of("NVIDIA H200, 143771, 580.65.06, Disabled, 0")
+    assert found == {
+        "name": "NVIDIA H200",
+        "memory_bytes": 143771 * 1024**2,
+        "driver": "580.65.06",
+        "mig": False,
+        "ecc_errors": 0,
+    }
+    odd = machine.gpu_of("GeForce, [N/A], 550, [N/A], [N/A]")
+    assert odd is not None
+    assert (odd["memory_bytes"], odd["mig"], odd["ecc_errors"]) == (None, False, None)
+    assert machine.gpu_of("No devices were found") is None
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"), [("exit 0", None), ("echo NVML: driver mismatch >&2; exit 18", "driver mismatch")]
+)
+def test_a_broken_driver_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, problem: str | None
+) -> None:
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    found = machine.gpus()
+    assert found["devices"] == []
+    assert (problem or "") in (found["problem"] or "")
+    assert (found["problem"] is None) == (problem is None)
+
+
+def test_the_lowest_limit_of_all_cgroups_above_counts(tmp_path: Path) -> None:
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    (inner / "memory.max").write_text("max\n")
+    (tmp_path / "a" / "memory.max").write_text("1000\n")
+    assert machine._upwards(tmp_path, "/a/b", "memory.max") == ["max", "1000"]
+    assert machine._upwards(tmp_path, "/../x", "memory.max") == []
+    assert machine.memory_limit_bytes() is None or machine.memory_limit_bytes() > 0
+
+
+def test_this_machine() -> None:
+    assert machine.cpu()["name"]
+    assert machine.memory()["total_bytes"] > 0
+    assert machine.disks()["here"]["writable"] in (True, False)
