@@ -1,0 +1,241 @@
+"""The copying of metrics.jsonl: order, outages, what was sent already, the end of an attempt, what is refused."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_run import make_run
+
+from smalti.base.errors import UserError
+from smalti.config.track import TrackConfig
+from smalti.track import trackers
+from smalti.track.events import EventLog, read_events
+from smalti.track.sinks import feed as room
+from smalti.track.sinks.about import about_run
+from smalti.track.sinks.feed import Feed, Row
+from smalti.track.sinks.jsonl import MetricsLog
+
+
+class FakeTracker:
+    """Keeps what it is sent; ``down`` makes it refuse."""
+
+    name = "fake"
+    place: Mapping[str, str] = {"page": "http://fake/1"}
+
+    def __init__(self, has: Mapping[str, int] | None = None) -> None:
+        self.has, self.rows, self.ended, self.down, self.asked = has or {}, list[Row](), "", False, 0
+
+    def check(self) -> None:
+        pass
+
+    def open(self) -> Mapping[str, int]:
+        self._answer()
+        return self.has
+
+    def send(self, rows: Sequence[Row]) -> None:
+        self._answer()
+        self.rows += rows
+
+    def close(self, state: str) -> None:
+        self._answer()
+        self.ended = state
+
+    def _answer(self) -> None:
+        self.asked += 1
+        if self.down:
+            raise ConnectionError("no route\nmore")
+
+    def steps(self) -> list[int]:
+        return [row.step for row in self.rows]
+
+
+def started(tracker: FakeTracker, folder: Path, *, must_answer: bool = True) -> tuple[Feed, MetricsLog]:
+    folder.mkdir(exist_ok=True)
+    metrics = MetricsLog(folder)
+    feed = Feed(tracker, folder, EventLog(folder), every_s=0.02)
+    feed.start(must_answer=must_answer)
+    return feed, metrics
+
+
+def wait(condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, "waited in vain"
+        time.sleep(0.01)
+
+
+def kinds(folder: Path) -> list[str]:
+    return [event["event"] for event in read_events(folder)]
+
+
+def test_lines_arrive_in_order_with_their_times(tmp_path: Path) -> None:
+    tracker = FakeTracker()
+    feed, metrics = started(tracker, tmp_path)
+    for step in range(1, 40):
+        metrics.write(step, {"loss/train/total": float(step), "moe/load_imbalance": math.nan})
+    assert feed.close("done", wait_s=5) == 0
+    assert tracker.steps() == list(range(1, 40))
+    assert tracker.ended == "done"
+    assert tracker.rows[0].values["loss/train/total"] == 1.0
+    assert math.isnan(tracker.rows[0].values["moe/load_imbalance"])
+    assert abs(tracker.rows[0].time_s - time.time()) < 60
+    assert kinds(tmp_path) == ["tracker_opened"]
+
+
+def test_an_outage_loses_nothing_and_is_told_once(tmp_path: Path) -> None:
+    tracker = FakeTracker()
+    feed, metrics = started(tracker, tmp_path)
+    metrics.write(1, {"loss/train/total": 1.0})
+    wait(lambda: tracker.steps() == [1])
+    tracker.down = True
+    metrics.write(2, {"loss/train/total": 1.0})
+    wait(lambda: tracker.asked >= 5)
+    metrics.write(3, {"loss/train/total": 1.0})
+    tracker.down = False
+    wait(lambda: tracker.steps() == [1, 2, 3], 5)
+    feed.close("done", wait_s=5)
+    assert kinds(tmp_path) == ["tracker_opened", "tracker_lost", "tracker_back"]
+    assert read_events(tmp_path)[1]["reason"] == "ConnectionError: no route"
+
+
+def test_the_end_waits_so_long_and_says_what_is_missing(tmp_path: Path) -> None:
+    tracker = FakeTracker()
+    feed, metrics = started(tracker, tmp_path)
+    tracker.down = True
+    for step in range(1, 8):
+        metrics.write(step, {"loss/train/total": 1.0})
+    before_s = time.monotonic()
+    assert feed.close("done", wait_s=0.5) == 7
+    assert time.monotonic() - before_s < 3
+    assert read_events(tmp_path)[-1]["lines"] == 7
+    assert tracker.ended == ""
+
+
+def test_a_tracker_that_never_comes_back_from_a_request_stops_nobody(tmp_path: Path) -> None:
+    tracker = FakeTracker()
+    feed, metrics = started(tracker, tmp_path)
+    tracker.send = lambda rows: time.sleep(20)  # type: ignore[method-assign]
+    metrics.write(1, {"loss/train/total": 1.0})
+    before_s = time.monotonic()
+    metrics.write(2, {"loss/train/total": 1.0})
+    assert time.monotonic() - before_s < 0.1
+    assert feed.close("done", wait_s=0.2) == 2
+    assert time.monotonic() - before_s < 5
+
+
+def test_what_the_tracker_has_is_not_sent_again(tmp_path: Path) -> None:
+    tracker = FakeTracker({"loss/train/total": 3, "ckpt/save_s": 2})
+    metrics = MetricsLog(tmp_path)
+    for step in range(1, 6):
+        metrics.write(step, {"loss/train/total": float(step)})
+        metrics.write(step, {"ckpt/save_s": 1.0})
+    feed, _ = started(tracker, tmp_path)
+    feed.close("done", wait_s=5)
+    assert [(row.step, *row.values) for row in tracker.rows] == [
+        (3, "ckpt/save_s"), (4, "loss/train/total"), (4, "ckpt/save_s"), (5, "loss/train/total"), (5, "ckpt/save_s"),
+    ]  # fmt: skip
+
+
+def test_a_torn_line_waits_until_it_is_whole(tmp_path: Path) -> None:
+    tracker = FakeTracker()
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "time": "x", "loss/train/total": 1}\n{"step": 2, "loss/tr')
+    feed, _ = started(tracker, tmp_path)
+    wait(lambda: tracker.steps() == [1])
+    with path.open("a") as file:
+        file.write(
+            'ain/total": 2}\nnot json\n[]\n{"step": "x"}\n{"step": 3, "loss/train/total": null, "note": "text"}\n'
+        )
+    assert feed.close("done", wait_s=5) == 0
+    assert tracker.steps() == [1, 2, 3]
+    assert list(tracker.rows[-1].values) == ["loss/train/total"]
+
+
+def test_only_the_first_contact_must_answer(tmp_path: Path) -> None:
+    tracker = FakeTracker()
+    tracker.down = True
+    with pytest.raises(ConnectionError):
+        started(tracker, tmp_path)
+    feed, metrics = started(tracker, tmp_path, must_answer=False)
+    metrics.write(1, {"loss/train/total": 1.0})
+    tracker.down = False
+    wait(lambda: tracker.steps() == [1])
+    feed.close("stopped", wait_s=5)
+    assert (tracker.ended, kinds(tmp_path)) == ("stopped", ["tracker_lost", "tracker_opened", "tracker_back"])
+
+
+def test_a_long_file_is_sent_in_pieces(tmp_path: Path) -> None:
+    tracker = FakeTracker()
+    lines = [json.dumps({"step": step, "loss/train/total": 1.0}) + "\n" for step in range(room._CHUNK_LINES * 3 + 7)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    feed, _ = started(tracker, tmp_path)
+    assert feed.close("done", wait_s=5) == 0
+    assert tracker.steps() == list(range(len(lines)))
+    assert tracker.asked >= 5  # open, four pieces, close
+
+
+def test_what_is_told_of_a_run_holds_no_secret(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "demo")
+    (folder / "config.yaml").write_text(
+        "name: demo\ndata:\n  sources: {a: 's3://key:word@host/a'}\n  stages:\n  - weights: {a: 1}\n"
+        "x:\n  api_key: abc\n"
+    )
+    (folder / "provenance.json").write_text(
+        json.dumps({"smalti": "0.1", "git": {"commit": "c0ffee", "dirty": True}, "packages": {"torch": "2.13"},
+                    "command": ["smalti", "train", "--api_key=abc"]})
+    )  # fmt: skip
+    (folder / "logs/attempt-1").mkdir(parents=True)
+    (folder / "logs/attempt-1/config.yaml").write_text("name: demo\ndata:\n  sources: {a: here}\n")
+    about = about_run(folder)
+    told = f"{about.params} {about.tags} {about.config_text}"
+    assert "word" not in told
+    assert "abc" not in f"{about.params} {about.tags}"
+    assert about.params["data.stages.0.weights.a"] == 1
+    assert about.tags["smalti.commit"] == "c0ffee"
+    assert about.tags["smalti.params_total"] == "6100000"
+    assert about.tags["smalti.changed_in_attempt_1"].startswith("data.sources.a: s3://***@host/a -> here")
+    assert about.last_step() == 600
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "said"),
+    [
+        ({"sinks": ["mlflow"]}, {}, "no server is named"),
+        ({"sinks": ["mlflow"], "mlflow": {"uri": "http://127.0.0.1:9"}}, {}, "cannot be used: ConnectionRefusedError"),
+        ({"sinks": ["mlflow"]}, {"MLFLOW_TRACKING_URI": "http://a:word@127.0.0.1:9"}, "***@127.0.0.1:9 cannot"),
+        ({"sinks": ["mlflow"]}, {"MLFLOW_TRACKING_URI": "sqlite:///x.db"}, "is not that of a server"),
+    ],
+)
+def test_a_tracker_that_cannot_be_used_is_refused_before_anything_starts(
+    given: Any, environment: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError) as caught:
+        trackers.check(TrackConfig(**given), tmp_path / "run")
+    assert said in str(caught.value)
+    assert "hint:" in str(caught.value)
+    assert "word" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
+def test_an_extra_that_is_not_installed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from smalti.track.sinks import mlflow, tensorboard, wandb
+
+    for module in (mlflow, tensorboard, wandb):
+        monkeypatch.setattr(module, "find_spec", lambda package: None)
+    config = TrackConfig(sinks=(name,), mlflow={"uri": "http://127.0.0.1:9"})  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=rf"pip install 'smalti\[{name}\]'"):
+        trackers.check(config, tmp_path / "run")
+
+
+def test_a_run_without_trackers_has_nothing_to_send_to(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "demo")
+    assert trackers.publish(folder, folder / "config.yaml", "config.yaml") == []
+    with pytest.raises(UserError, match=r"hint: smalti runs send .* 'track.sinks=\[mlflow\]'"):
+        trackers.send(folder)

@@ -1,0 +1,130 @@
+"""System metrics: what is read, what a machine without a thing leaves out, what a sample costs."""
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from smalti.track import names, system
+from smalti.track.system import System, gpu_readers
+
+
+class FakeNvml:
+    """pynvml's functions for two GPUs: the second tells neither its power nor, at first, its temperature."""
+
+    NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM = 0, 1, 2
+
+    class NVMLError(Exception):
+        pass
+
+    class NVMLError_NotSupported(NVMLError):
+        pass
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, number: int) -> int:
+        return number
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
+        return SimpleNamespace(gpu=87, memory=40)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        return SimpleNamespace(used=60 * 2**30, total=80 * 2**30)
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        self.asked.append(f"power {handle}")
+        if handle == 1:
+            raise self.NVMLError_NotSupported
+        return 612_500
+
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
+        if handle == 1 and "temperature" not in self.asked:
+            self.asked.append("temperature")
+            raise self.NVMLError("timeout")
+        return 61
+
+    def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
+        return 1980 if kind == self.NVML_CLOCK_SM else 2619
+
+
+def test_gpus_in_the_units_of_their_names() -> None:
+    nvml = FakeNvml()
+    first, second = gpu_readers(nvml)
+    assert first() == {
+        "system/gpu0/busy_frac": 0.87, "system/gpu0/memory_used_bytes": 60 * 2**30, "system/gpu0/memory_frac": 0.75,
+        "system/gpu0/power_watts": 612.5, "system/gpu0/temperature_celsius": 61, "system/gpu0/sm_clock_mhz": 1980,
+        "system/gpu0/memory_clock_mhz": 2619,
+    }  # fmt: skip
+    names.check(first())
+    assert "system/gpu1/temperature_celsius" not in second()
+    assert second()["system/gpu1/temperature_celsius"] == 61  # it did not tell once, and is asked again
+    assert nvml.asked.count("power 1") == 1  # it cannot tell, and is not
+
+
+def test_a_driver_that_does_not_start_leaves_the_gpus_out(caplog: pytest.LogCaptureFixture) -> None:
+    nvml = FakeNvml()
+
+    def refuse() -> None:
+        raise nvml.NVMLError("Driver/library version mismatch")
+
+    nvml.nvmlInit = refuse  # type: ignore[method-assign]
+    assert gpu_readers(nvml) == []
+
+
+def test_readings_are_means_since_the_last_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        system, "_nvidia", lambda: [iter([{"system/gpu0/busy_frac": n / 10} for n in (2, 4, 9)]).__next__]
+    )
+    sampler = System(tmp_path, every_s=3600)
+    try:
+        sampler.sample()
+        sampler.sample()
+        assert sampler.take()["system/gpu0/busy_frac"] == pytest.approx(0.3)
+        sampler.sample()
+        assert sampler.take()["system/gpu0/busy_frac"] == 0.9
+        assert sampler.take() == {}
+    finally:
+        sampler.close()
+
+
+def test_a_machine_that_works_is_seen_to_work(tmp_path: Path) -> None:
+    sampler = System(tmp_path, every_s=0.2)
+    end_s = time.monotonic() + 1.0
+    while time.monotonic() < end_s:
+        sum(range(1000))
+    sampler.close()
+    found = sampler.take()
+    names.check(found)
+    assert 0 < found["system/cpu_frac"] <= 1
+    assert found["system/process_cpu_cores"] > 0.05
+    assert 1e6 < found["system/process_memory_bytes"] < found["system/memory_used_bytes"]
+    assert found["system/disk_free_bytes"] > 0
+    assert 0 < found["system/memory_frac"] < 1
+
+
+def test_a_sampler_that_fails_ends_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(system.log, "get", lambda area: SimpleNamespace(warning=lambda text, *a: said.append(text % a)))
+    monkeypatch.setattr(system, "_nvidia", lambda: [lambda: {}["gone"]])
+    sampler = System(tmp_path, every_s=0.01)
+    sampler._thread.join(timeout=5)
+    sampler.close()
+    assert said == ["system metrics end here: KeyError: 'gone'"]
+
+
+def test_a_sample_costs_less_than_a_thousandth_of_ten_seconds(tmp_path: Path) -> None:
+    sampler = System(tmp_path, every_s=3600)
+    before_s = time.thread_time()
+    for _ in range(50):
+        sampler.sample()
+    assert (time.thread_time() - before_s) / 50 < 0.001 * 10 / 2
+    sampler.close()
