@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from smalti.config.model import ModelConfig
 from smalti.model.blocks.attention import Attention, attention_mask
 from smalti.model.blocks.embed import build_embed, build_lm_head
-from smalti.model.blocks.kv_cache import KVCache
+from smalti.model.blocks.kv_cache import Cache
 from smalti.model.blocks.mlp import MLP
 from smalti.model.blocks.moe import MoE, RouterStats
 from smalti.model.blocks.norm import build_norm
@@ -52,7 +52,7 @@ class Block(nn.Module):
         rope: tuple[Tensor, Tensor],
         mask_BTS: Tensor | None = None,
         mask_BT: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: Cache | None = None,
     ) -> tuple[Tensor, RouterStats | None]:
         """[B, T, D] -> [B, T, D] and this layer's router sums (None when dense)."""
         x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), rope, mask_BTS, cache)
@@ -82,26 +82,26 @@ class Decoder(nn.Module):
         positions_BT: Tensor | None = None,
         documents_BT: Tensor | None = None,
         *,
-        cache: KVCache | None = None,
+        cache: Cache | None = None,
         mask_BT: Tensor | None = None,
         head: Head | None = None,
     ) -> DecoderOutput:
         """Token ids to logits [B, T, V], or to ``head(hidden_BTD, lm_head_weight_VD)`` run inside this forward.
 
-        positions_BT: default 0..T-1, after the tokens in ``cache``. documents_BT: attention stays inside equal numbers;
-        absent, a row is one document. mask_BT: True for tokens that count in the router sums (nothing else); absent,
-        all. cache: read and extended by T tokens; not together with documents.
+        positions_BT: default 0..T-1. documents_BT: attention stays inside equal numbers; absent, a row is one document.
+        mask_BT: True for tokens that count in the router sums (nothing else); absent, all. cache: read and extended by
+        T tokens; it says where they stand, so not together with positions or documents.
         """
         _, time = input_ids_BT.shape
-        past = 0
-        if cache is not None:
-            assert documents_BT is None, "a cached row is one document"
-            cache.check_room(time)
-            past = cache.length
-        if positions_BT is None:
-            positions_BT = torch.arange(past, past + time, device=input_ids_BT.device)[None]
         x_BTD = self.embed(input_ids_BT)
-        mask_BTS = attention_mask(x_BTD, past, documents_BT)
+        mask_BTS = None
+        if cache is not None:
+            assert documents_BT is None and positions_BT is None, "a cached row is one document from its begin on"
+            positions_BT = cache.begin(x_BTD)
+        else:
+            mask_BTS = attention_mask(x_BTD, 0, documents_BT)
+        if positions_BT is None:
+            positions_BT = torch.arange(time, device=input_ids_BT.device)[None]
         rope = rope_table(positions_BT, self.config.width_per_head, self.config.rope_theta, x_BTD.dtype)
         per_layer: list[RouterStats] = []
         for block in self.blocks:

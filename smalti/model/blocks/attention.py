@@ -8,15 +8,19 @@ the projections' outputs, so a sharded projection works.
 Shapes: B batch, T time (queries), S time (keys), D hidden, H query heads, K key/value heads, d width of a head.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from smalti.config.model import ModelConfig
-from smalti.model.blocks.kv_cache import KVCache
 from smalti.model.blocks.norm import RMSNorm
 from smalti.model.blocks.rope import rotate
 from smalti.model.blocks.short_attention import is_short, short_attention
+
+if TYPE_CHECKING:
+    from smalti.model.blocks.kv_cache import Cache, Read
 
 
 def attention_mask(like_BTD: Tensor, past: int, documents_BT: Tensor | None) -> Tensor | None:
@@ -57,16 +61,18 @@ class Attention(nn.Module):
         x_BTD: Tensor,
         rope: tuple[Tensor, Tensor],
         mask_BTS: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: "Cache | None" = None,
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]; ``mask_BTS`` is what ``attention_mask`` gave, ``rope`` what ``rope_table`` gave."""
         query_BTHd, key_BTKd, value_BTKd = self._project(x_BTD)
         query_BHTd = rotate(query_BTHd, *rope).transpose(1, 2)
         key_BKSd = rotate(key_BTKd, *rope).transpose(1, 2)
         value_BKSd = value_BTKd.transpose(1, 2)
-        if cache is not None:
-            key_BKSd, value_BKSd = cache.update(self.layer, key_BKSd, value_BKSd)
-        out_BTD: Tensor = self.o_proj(_attend(query_BHTd, key_BKSd, value_BKSd, mask_BTS).flatten(2))
+        if cache is None:
+            mixed_BTHd = _attend(query_BHTd, key_BKSd, value_BKSd, mask_BTS)
+        else:
+            mixed_BTHd = _attend_cached(query_BHTd, cache.update(self.layer, key_BKSd, value_BKSd))
+        out_BTD: Tensor = self.o_proj(mixed_BTHd.flatten(2))
         return out_BTD
 
     def _project(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -78,6 +84,12 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             query_BTHd, key_BTKd = self.q_norm(query_BTHd), self.k_norm(key_BTKd)
         return query_BTHd, key_BTKd, value_BTKd
+
+
+def _attend_cached(query_BHTd: Tensor, reads: "list[Read]") -> Tensor:
+    """[B, T, H, d], in the dtype of the query whatever that of the cache is."""
+    parts = [_attend(query_BHTd[read.rows].to(read.keys.dtype), read.keys, read.values, read.mask) for read in reads]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(query_BHTd.dtype)
 
 
 def _attend(query_BHTd: Tensor, key_BKSd: Tensor, value_BKSd: Tensor, mask_BTS: Tensor | None) -> Tensor:
