@@ -58,7 +58,8 @@ class Wandb:
             config=dict(self._about.params) | dict(self._about.tags),
             settings=wandb.Settings(
                 silent=True, console="off", disable_git=True, disable_code=True,
-                x_disable_stats=True, x_disable_machine_info=True, x_disable_meta=True,
+                x_disable_stats=True, x_disable_machine_info=True, x_disable_meta=True, x_save_requirements=False,
+                host="-",
             ),
         )  # fmt: skip
         self._run.define_metric(_STEP)

@@ -1,0 +1,84 @@
+"""Event files that TensorBoard's own reader reads back: every value once, also after a crash and a resume."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_run import CONFIG, make_run
+
+from smalti.config.track import TrackConfig
+from smalti.track import trackers
+from smalti.track.events import EventLog
+from smalti.track.sinks.jsonl import MetricsLog, read_metrics
+
+pytest.importorskip("tensorboardX")
+accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+TRACK = TrackConfig(sinks=("tensorboard",))
+
+
+def read(folder: Path) -> Any:
+    found = accumulator.EventAccumulator(str(folder / "tb"), size_guidance={"scalars": 0})
+    found.Reload()
+    return found
+
+
+def attempt(folder: Path, steps: range, *, resumed_step: int, number: float, state: str | None = "done") -> None:
+    """One process life: cut the metrics, follow, log ``steps``; without a state it dies before the end."""
+    metrics = MetricsLog(folder, resumed_step=resumed_step)
+    feeds = trackers.follow(TRACK, folder, EventLog(folder))
+    for step in steps:
+        metrics.write(step, {"loss/train/total": number + step, "system/cpu_frac": math.nan})
+    if state is not None:
+        trackers.close(feeds, state)
+        return
+    for feed in feeds:  # all but the last words
+        feed._turn()
+    metrics.close()
+
+
+def run_folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+def test_values_steps_times_and_config(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path)
+    attempt(folder, range(1, 31), resumed_step=-1, number=0.5)
+    found = read(folder)
+    scalars = found.Scalars("loss/train/total")
+    assert [(one.step, one.value) for one in scalars] == [(step, step + 0.5) for step in range(1, 31)]
+    assert all(math.isnan(one.value) for one in found.Scalars("system/cpu_frac"))
+    assert len(found.Scalars("system/cpu_frac")) == 30
+    text = found.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "global_batch_tokens: 8192" in text
+    assert read_metrics(folder)[0]["time"].startswith("20")
+
+
+@pytest.mark.filterwarnings("ignore:Detected out of order")
+def test_what_is_done_again_after_a_crash_is_there_once(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path)
+    attempt(folder, range(1, 31), resumed_step=-1, number=0.5, state=None)
+    assert len(read(folder).Scalars("loss/train/total")) == 30
+    attempt(folder, range(21, 41), resumed_step=20, number=0.75)
+    found = [(one.step, one.value) for one in read(folder).Scalars("loss/train/total")]
+    assert found == [(step, step + (0.5 if step <= 20 else 0.75)) for step in range(1, 41)]
+
+
+def test_an_attempt_sends_what_the_one_before_left_out(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "demo", steps=50)  # trained without a tracker
+    assert trackers.send(folder, ["track.sinks=[tensorboard]"]) == {"tensorboard": 0}
+    assert [one.step for one in read(folder).Scalars("loss/train/total")] == list(range(1, 51))
+    assert trackers.send(folder, ["track.sinks=[tensorboard]"]) == {"tensorboard": 0}  # nothing twice
+    assert len(read(folder).Scalars("loss/train/total")) == 50
+
+
+def test_a_folder_that_was_removed_is_written_anew(tmp_path: Path) -> None:
+    import shutil
+
+    folder = make_run(tmp_path / "demo", steps=20)
+    trackers.send(folder, ["track.sinks=[tensorboard]"])
+    shutil.rmtree(folder / "tb")
+    trackers.send(folder, ["track.sinks=[tensorboard]"])
+    assert len(read(folder).Scalars("loss/train/total")) == 20

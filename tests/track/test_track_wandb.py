@@ -1,0 +1,83 @@
+"""W&B offline: what lies in the folder afterwards, read by the format's own rules. The site was never asked."""
+
+import json
+import math
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_run import CONFIG
+
+from smalti.config.track import TrackConfig, WandbConfig
+from smalti.track import trackers
+from smalti.track.events import EventLog
+from smalti.track.sinks.jsonl import MetricsLog
+
+pytest.importorskip("wandb")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+BLOCK = 32768
+HEADER = 7
+
+
+def records(path: Path) -> Iterator[Any]:
+    """The protobuf records of a ``.wandb`` file: LevelDB's log format behind a header of 7 bytes."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, at, whole = path.read_bytes(), HEADER, b""
+    while at + HEADER <= len(data):
+        room = BLOCK - at % BLOCK
+        if room < HEADER:
+            at += room
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        whole += data[at + HEADER : at + HEADER + length]
+        at += HEADER + length
+        if kind in (1, 4):  # full, last; 2 and 3 are the first and the middle of a longer one
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(whole)
+            yield record
+            whole = b""
+
+
+def history(folder: Path) -> list[dict[str, Any]]:
+    rows = []
+    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        for record in records(path):
+            if record.WhichOneof("record_type") == "history":
+                items = record.history.item
+                rows.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items})
+    return rows
+
+
+def attempt(folder: Path, track: TrackConfig, steps: range, resumed_step: int, state: str) -> None:
+    metrics = MetricsLog(folder, resumed_step=resumed_step)
+    feeds = trackers.follow(track, folder, EventLog(folder))
+    for step in steps:
+        metrics.write(step, {"loss/train/total": step / 4, "system/cpu_frac": math.nan})
+    trackers.close(feeds, state)
+
+
+def test_a_run_of_two_attempts_is_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_MODE", "WANDB_RUN_ID", "WANDB_PROJECT", "WANDB_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_PROJECT", "not-this")
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    track = TrackConfig(sinks=("wandb",), wandb=WandbConfig(project="tiles"))
+    attempt(tmp_path, track, range(1, 13), -1, "stopped")
+    time.sleep(1.1)  # the folders of attempts are named by the second
+    attempt(tmp_path, track, range(9, 21), 8, "done")  # steps 9 to 12 are done again
+    rows = history(tmp_path)
+    assert [row["time/batch"] for row in rows] == list(range(1, 21))
+    assert [row["loss/train/total"] for row in rows] == [step / 4 for step in range(1, 21)]
+    assert {str(row["system/cpu_frac"]).lower() for row in rows} == {"nan"}
+    found = [record.run for path in tmp_path.glob("wandb/offline-run-*/*.wandb") for record in records(path)
+             if record.WhichOneof("record_type") == "run"]  # fmt: skip
+    assert {(run.run_id, run.project, run.display_name, run.host) for run in found} == {
+        (json.loads((tmp_path / "trackers/wandb.json").read_text())["run_id"], "tiles", "demo", "-")
+    }
+    config = {item.key: json.loads(item.value_json) for item in found[0].config.update}
+    assert config["train.global_batch_tokens"] == 8192
