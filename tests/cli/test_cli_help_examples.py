@@ -1,0 +1,104 @@
+"""Every example of a help page is run as it stands there, in a folder where the demo has been at a tiny size."""
+
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import reference
+
+from smalti.cli.main import VERBS
+from smalti.cli.main import run as smalti
+
+NOT_RUN = {
+    "smalti demo --minutes 1": "takes minutes; tests/cli/test_cli_demo.py and CI run it",
+    "smalti runs send runs/demo 'track.sinks=[mlflow]'": "needs a server; tests/track/test_track_mlflow.py starts one",
+    "smalti serve runs/demo --port 8000": "does not end; tests/serve start it",
+}
+"""Examples that are parsed only (tests/house/test_examples.py), with the reason."""
+
+ANSWERS = {"smalti config diff": {3}, "smalti plan verify": {0, 3}}
+"""Examples whose exit code is an answer: the configs differ; a tiny run may be off its plan. All others end with 0."""
+
+TINY = """\
+base: demo
+name: recipe
+model: {vocab_size: 300, hidden_size: 32, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2}
+data: {seq_len: 64}
+train:
+  duration: 4step
+  global_batch_tokens: 128
+  eval_every: 2step
+  eval_tokens: 128
+  checkpoint: {every: 4step}
+  parallel: {ranks: 1, device: cpu}
+"""
+
+
+def examples() -> Iterator[str]:
+    """The example of every help page."""
+    for verb in sorted(VERBS):
+        leaves = [(verb, reference.command_of(verb))]
+        while leaves:
+            name, command = leaves.pop()
+            context = reference.context_of(command, f"smalti {name}")
+            inner = reference.subcommands(command, context)
+            leaves += [(f"{name} {below}", parser) for below, parser in inner.items()]
+            if not inner:
+                text = " ".join((command.epilog or "").split())
+                found = re.findall(r"Example: (smalti .*)", text)
+                assert found, f"smalti {name} has no example"
+                yield from found
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with documents, tokens, a recipe and three runs, made by the commands themselves."""
+    monkeypatch.chdir(tmp_path)
+    library = tmp_path / "lib"
+    library.mkdir()
+    for i in range(30):
+        (library / f"module_{i:02d}.py").write_text(
+            f'"""Module number {i}: it adds what it is given to the value of the field and returns the sum."""\n\n'
+            f"import os\n\n\ndef add_{i}(left, right):\n    total = left + right + {i}\n    return total\n"
+        )
+    paths = SimpleNamespace(get_paths=lambda: {"stdlib": str(library)})
+    monkeypatch.setattr("smalti.data.curate.installed_python.sysconfig", paths)
+    (tmp_path / "recipe.yaml").write_text(TINY)
+    for line in (
+        "data documents data/demo/raw",
+        "data curate demo-curate heldout_frac=0.2",
+        "data tokenize demo-tokenize vocab_size=300",
+        "train recipe.yaml name=demo",
+        "export runs/demo",
+        "eval run runs/demo n=2 shots=1 resamples=20 max_bytes=2000",
+    ):
+        assert smalti(line.split()) == 0, line
+    for name in ("base", "lr-low"):
+        shutil.copytree("runs/demo", f"runs/{name}")
+        config = Path(f"runs/{name}/config.yaml")
+        config.write_text(config.read_text().replace("name: demo", f"name: {name}"))
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("place")
+def test_every_example_runs_as_it_stands(capfd: pytest.CaptureFixture[str]) -> None:
+    failed = []
+    for line in examples():
+        if line in NOT_RUN:
+            continue
+        words = shlex.split(line.partition(" > ")[0])[1:]
+        capfd.readouterr()
+        code = smalti(words)
+        wanted = next((codes for start, codes in ANSWERS.items() if line.startswith(start)), {0})
+        if code not in wanted:
+            failed.append(f"{line}: exit {code}\n{capfd.readouterr().err}")
+    assert not failed, "\n\n".join(failed)
+
+
+def test_what_is_not_run_is_an_example() -> None:
+    assert set(examples()) >= set(NOT_RUN)
