@@ -45,17 +45,24 @@ def test_sampled_answers_do_not_depend_on_the_batch(engine: Engine) -> None:
 
 
 def test_cached_logits_equal_full_recompute(engine: Engine) -> None:
-    ids = torch.randint(0, 256, (3, 12), generator=torch.Generator().manual_seed(1))
-    runner = Runner(engine.model, 3, 12)
-    steps = [runner.forward(ids[:, :5].tolist())]
-    for at in range(5, 8):
-        steps.append(runner.forward(ids[:, at : at + 1].tolist()))
-    runner.keep([2, 0])
-    kept = [runner.forward(ids[[2, 0], at : at + 1].tolist()) for at in range(8, 12)]
+    ids = torch.randint(0, 256, (3, 40), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         full = engine.model(ids).value
-    assert torch.allclose(torch.stack(steps, 1), full[:, 4:8], rtol=1e-4, atol=1e-5)
-    assert torch.allclose(torch.stack(kept, 1), full[[2, 0], 8:], rtol=1e-4, atol=1e-5)
+    runner, lengths = Runner(engine.model), [1, 5, 30]
+    for row, length in enumerate(lengths):
+        for begin, end in ((0, length // 2), (length // 2, length)):
+            if begin < end:
+                logits, _ = runner.read(row, ids[row, begin:end].tolist(), length, (), 0, 257)
+        assert torch.allclose(logits, full[row, length - 1], rtol=1e-4, atol=1e-5)
+        runner.start(row)
+    for step in range(10):
+        if step == 5:
+            runner.free(1)
+        rows = [row for row in range(3) if step < 5 or row != 1]
+        requests, logits = runner.decode({row: int(ids[row, lengths[row] + step]) for row in rows})
+        assert sorted(requests) == rows
+        for row, one in zip(requests, logits, strict=True):
+            assert torch.allclose(one, full[row, lengths[row] + step], rtol=1e-4, atol=1e-5)
 
 
 def test_stream_gives_the_same_text(engine: Engine) -> None:

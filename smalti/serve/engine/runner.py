@@ -1,9 +1,11 @@
-"""Runs the decoder over a group of sequences of equal length, with one key/value cache.
+"""Runs the decoder: prompts piece by piece, and one token for each running request.
 
-Promises: every row of a group stands at the same position, so there is no padding and no mask, and a row's logits are
-those of the sequence alone (up to the rounding of a larger matmul). The output head runs on the last position only.
+Promises: the shapes that a request meets while its prompt is read depend on that request alone; a decode step is padded
+to whole ``STEP_ROWS``, from which on the matmuls of torch's CPU build give each row the same bits however many rows there
+are. So the logits of a dense model are the same, bit for bit, alone and in any company, in fp32 and bf16, on a CPU.
+Experts get as many tokens as choose them, and GPU kernels change with the shape: there it holds up to rounding.
 
-B: rows. T: tokens fed at once. V: vocabulary.
+B: rows. T: tokens fed at once. D: hidden size. V: vocabulary.
 """
 
 from collections.abc import Sequence as Rows
@@ -13,35 +15,76 @@ from torch import Tensor
 
 from smalti.model.blocks.kv_cache import KVCache
 from smalti.model.decoder import Decoder
+from smalti.serve.engine.scores import score_hidden
+from smalti.serve.engine.sequence import TokenScore
+from smalti.serve.engine.slots import Slots
+
+STEP_ROWS = 8
+"""MKL's fp32 matmul gives other bits for 1 to 7 rows, depending on the threads; from 8 on every row has the same."""
 
 
 class Runner:
-    """The model and the cache of one group."""
+    """The model, the cache of the running requests, and the caches of those whose prompt is being read."""
 
-    def __init__(self, model: Decoder, batch_size: int, limit_tokens: int) -> None:
+    def __init__(self, model: Decoder) -> None:
         self._model = model
         weight = model.embed.weight
-        self._device, self._dtype = weight.device, weight.dtype
-        self._limit_tokens = limit_tokens
-        self._cache = self._new_cache(batch_size)
+        self._device = weight.device
+        # torch's CPU attention is 2 to 3 times slower in bfloat16 than in float32 (docs/concepts/serving.md).
+        self._dtype = torch.float32 if weight.device.type == "cpu" else weight.dtype
+        self._slots = Slots(model.config, self._dtype, self._device)
+        self._prompts: dict[int, KVCache] = {}
 
-    def forward(self, rows: Rows[Rows[int]]) -> Tensor:
-        """Feed T tokens of each row after those already cached; logits of the next token, fp32 [B, V]."""
-        ids_BT = torch.tensor(rows, dtype=torch.long, device=self._device)
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that a token takes in the cache."""
+        config = self._model.config
+        return 2 * config.num_hidden_layers * config.kv_heads * config.width_per_head * self._dtype.itemsize
+
+    def read(
+        self, request: int, ids: Rows[int], prompt_tokens: int, targets: Rows[int], n_top: int, vocab_size: int
+    ) -> tuple[Tensor, list[TokenScore]]:
+        """Feed the next tokens of a prompt of ``prompt_tokens``; fp32 logits [V] after the last of them.
+
+        ``targets``: score these tokens, the i-th as what follows the i-th of ``ids``.
+        """
+        if request not in self._prompts:
+            self._prompts[request] = KVCache(
+                self._model.config, 1, prompt_tokens, dtype=self._dtype, device=self._device
+            )
+        scores: list[TokenScore] = []
+
+        def head(hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
+            if targets:
+                scores.extend(score_hidden(hidden_BTD[0], weight_VD, targets, n_top, vocab_size))
+            return hidden_BTD[:, -1] @ weight_VD.T
+
+        ids_BT = torch.tensor([ids], dtype=torch.long, device=self._device)
         with torch.inference_mode():
-            logits_BV: Tensor = self._model(ids_BT, cache=self._cache, head=_last_logits).value
-        return logits_BV.float()
+            logits_BV: Tensor = self._model(ids_BT, cache=self._prompts[request], head=head).value
+        return logits_BV[0].float(), scores
 
-    def keep(self, rows: list[int]) -> None:
-        """Go on with these rows of the group only, in this order."""
-        old, self._cache = self._cache, self._new_cache(len(rows))
-        for (keys, values), (old_keys, old_values) in zip(self._cache.layers, old.layers, strict=True):
-            keys[:, :, : old.length] = old_keys[rows, :, : old.length]
-            values[:, :, : old.length] = old_values[rows, :, : old.length]
-        self._cache.advance(old.length)
+    def start(self, request: int) -> None:
+        """The prompt has been read: the request takes part in ``decode``."""
+        with torch.inference_mode():
+            self._slots.join(request, self._prompts.pop(request))
 
-    def _new_cache(self, batch_size: int) -> KVCache:
-        return KVCache(self._model.config, batch_size, self._limit_tokens, dtype=self._dtype, device=self._device)
+    def free(self, request: int) -> None:
+        """Give back what a request holds, wherever it stands."""
+        self._prompts.pop(request, None)
+        with torch.inference_mode():
+            self._slots.leave(request)
+
+    def decode(self, last: dict[int, int]) -> tuple[list[int], Tensor]:
+        """Feed each running request its last token; the requests in order, and fp32 logits [B, V] of what follows."""
+        with torch.inference_mode():
+            self._slots.make_room()
+            requests = self._slots.requests()
+            ids = [last[request] for request in requests]
+            ids += [0] * (-len(ids) % STEP_ROWS)
+            ids_BT = torch.tensor(ids, dtype=torch.long, device=self._device)[:, None]
+            logits_BV: Tensor = self._model(ids_BT, cache=self._slots, head=_last_logits).value
+        return requests, logits_BV[: len(requests)].float()
 
 
 def _last_logits(hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ from smalti.base.rng import derive_key
 
 LEAST_TEMPERATURE = 1e-3
 """Below it, logits that differ in fp32's last digits decide alone: that is greedy, which 0 says."""
+MOST_LOGPROBS = 100
+"""Likeliest tokens that may be asked for at each place."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class SamplingParams:
     """
 
     max_tokens: int = 128
-    """At most this many new tokens."""
+    """At most this many new tokens; 0 only together with ``prompt_logprobs``."""
     temperature: float = 0.0
     """0 takes the likeliest token; 1 draws from the model's own distribution; nothing lies between 0 and 0.001."""
     top_p: float = 1.0
@@ -39,10 +41,20 @@ class SamplingParams:
     """Keys the draws of this sequence."""
     stop: tuple[str, ...] = ()
     """The answer ends before the first of these texts."""
+    logprobs: int | None = None
+    """Give the log-probability of each chosen token, and of this many likeliest ones beside it; None gives none."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt, each after those before it."""
+    ignore_eos: bool = False
+    """Go on after an end token; it has no text."""
 
     def __post_init__(self) -> None:
         bounds = (
-            ("max_tokens", self.max_tokens >= 1, "1 or more"),
+            (
+                "max_tokens",
+                self.max_tokens >= (self.prompt_logprobs is None),
+                "1 or more, or 0 with prompt_logprobs",
+            ),
             (
                 "temperature",
                 self.temperature == 0 or LEAST_TEMPERATURE <= self.temperature < float("inf"),
@@ -51,6 +63,8 @@ class SamplingParams:
             ("top_p", 0 < self.top_p <= 1, "above 0, at most 1"),
             ("top_k", self.top_k >= 0, "0 (no bound) or more"),
             ("stop", all(self.stop), "texts that are not empty"),
+            ("logprobs", 0 <= (self.logprobs or 0) <= MOST_LOGPROBS, f"0 to {MOST_LOGPROBS}"),
+            ("prompt_logprobs", 0 <= (self.prompt_logprobs or 0) <= MOST_LOGPROBS, f"0 to {MOST_LOGPROBS}"),
         )
         for name, holds, allowed in bounds:
             if not holds:
