@@ -24,6 +24,9 @@ def restored() -> object:
     root = logging.getLogger("smalti")
     before = (list(root.handlers), root.level, root.propagate)
     yield root
+    for handler in root.handlers:
+        if handler not in before[0]:
+            handler.close()
     root.handlers[:], root.propagate = before[0], before[2]
     root.setLevel(before[1])
 

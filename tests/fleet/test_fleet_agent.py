@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,9 @@ outcome = agent.run([sys.executable, child, path], ranks=ranks, folder=folder, t
 agent.announce(outcome)
 sys.exit(outcome.code)
 """
+
+DRIVERS: list[subprocess.Popen[str]] = []
+"""Those that the present test has started."""
 
 HEAD = """
 import os, signal, sys, time
@@ -68,6 +72,14 @@ def run(tmp_path: Path, body: str, ranks: int = 2, **options) -> tuple[agent.Out
     return agent.run(command, ranks=ranks, folder=folder, threads=1, **{"grace_s": 0.5, **options}), folder
 
 
+@pytest.fixture(autouse=True)
+def _no_driver_stays() -> Iterator[None]:
+    yield
+    while DRIVERS:
+        with DRIVERS.pop() as process:  # closes its pipe and waits for it
+            process.kill()
+
+
 def drive(tmp_path: Path, body: str, ranks: int = 2, stop_s: float = 10.0) -> subprocess.Popen[str]:
     (tmp_path / "driver.py").write_text(DRIVER)
     command = [
@@ -78,7 +90,9 @@ def drive(tmp_path: Path, body: str, ranks: int = 2, stop_s: float = 10.0) -> su
         str(stop_s),
         script(tmp_path, body),
     ]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    DRIVERS.append(process)
+    return process
 
 
 def wait_for(*paths: Path, seconds: float = 15.0) -> None:
