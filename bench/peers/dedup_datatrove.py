@@ -1,0 +1,51 @@
+"""datatrove's MinHash deduplication, all four stages, through its public classes (run by bench/dedup.py).
+
+Words and shingles are datatrove's own (spaCy's English word tokenizer, its normalisation), hashes its default
+(xxhash, 64 bits). As many workers as cores; a task for each file, and one for each bucket in the second stage. Kept
+documents are written as JSON lines without compression, which is its fastest writer.
+"""
+
+import argparse
+from pathlib import Path
+
+from datatrove.executor import LocalPipelineExecutor
+from datatrove.pipeline.dedup import MinhashDedupSignature
+from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupBuckets, MinhashDedupCluster, MinhashDedupFilter
+from datatrove.pipeline.readers import ParquetReader
+from datatrove.pipeline.writers.jsonl import JsonlWriter
+from datatrove.utils.typeshelper import Languages
+
+
+def main() -> None:
+    """Read DOCUMENTS/*/train.parquet, write OUTPUT/kept/*.jsonl."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("documents")
+    parser.add_argument("output")
+    parser.add_argument("--cores", type=int, required=True)
+    parser.add_argument("--buckets", type=int, default=14)
+    parser.add_argument("--hashes", type=int, default=8)
+    parser.add_argument("--ngrams", type=int, default=5)
+    options = parser.parse_args()
+    config = MinhashConfig(n_grams=options.ngrams, num_buckets=options.buckets, hashes_per_bucket=options.hashes)
+    n_files = len(list(Path(options.documents).glob("*/train.parquet")))
+    output = options.output
+
+    def reader() -> ParquetReader:
+        return ParquetReader(options.documents, glob_pattern="*/train.parquet", read_metadata=False)
+
+    stages = [
+        (n_files, [reader(), MinhashDedupSignature(f"{output}/signatures", config, Languages.english)]),
+        (options.buckets, [MinhashDedupBuckets(f"{output}/signatures", f"{output}/buckets", config=config)]),
+        (1, [MinhashDedupCluster(f"{output}/buckets", f"{output}/removed", config)]),
+        (
+            n_files,
+            [reader(), MinhashDedupFilter(f"{output}/removed"), JsonlWriter(f"{output}/kept", compression=None)],
+        ),
+    ]
+    for number, (tasks, pipeline) in enumerate(stages, start=1):
+        workers = min(options.cores, tasks)
+        LocalPipelineExecutor(pipeline, tasks, workers, logging_dir=f"{output}/logs/{number}").run()
+
+
+if __name__ == "__main__":
+    main()
