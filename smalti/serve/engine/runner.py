@@ -1,9 +1,9 @@
 """Runs the decoder: prompts piece by piece, and one token for each running request.
 
 Promises: the shapes that a request meets while its prompt is read depend on that request alone; a decode step is padded
-to whole ``STEP_ROWS``, from which on the matmuls of torch's CPU build give each row the same bits however many rows there
-are. So the logits of a dense model are the same, bit for bit, alone and in any company, in fp32 and bf16, on a CPU.
-Experts get as many tokens as choose them, and GPU kernels change with the shape: there it holds up to rounding.
+to whole ``STEP_ROWS``, from which on the matmuls of torch's CPU build give each row the same bits however many rows
+there are. So the logits of a dense model are the same, bit for bit, alone and in any company, on a CPU. Experts get as
+many tokens as choose them, and GPU kernels change with the shape: there it holds up to rounding.
 
 B: rows. T: tokens fed at once. D: hidden size. V: vocabulary.
 """

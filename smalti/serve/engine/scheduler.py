@@ -2,8 +2,8 @@
 
 Promises: first come, first served: nothing overtakes the request that waits longest, so none starves; what a request
 may come to need in the cache is set aside when it is let in, so one that runs never has to give way; a prompt is cut
-at multiples of ``prefill_tokens`` from its own begin, whatever else runs, so its pieces have the same shape alone and in
-company.
+at multiples of ``prefill_tokens`` from its own begin, whatever else runs, so its pieces have the same shape alone and
+in company.
 """
 
 from collections import deque
