@@ -53,8 +53,11 @@ def read_range(url: str | Path, start: int, length: int) -> bytes:
     """``length`` bytes from ``start`` (fewer only at the end of the file); both at least 0."""
     assert start >= 0, start
     assert length >= 0, length
-    filesystem, path = _existing(url)
-    return bytes(filesystem.cat_file(path, start=start, end=start + length))
+    filesystem, path = fsspec.core.url_to_fs(str(url))
+    try:  # asking first whether it exists would be a second request for every block of a token file
+        return bytes(filesystem.cat_file(path, start=start, end=start + length))
+    except FileNotFoundError as error:
+        raise DataError(f"{url} does not exist") from error
 
 
 def read_text(url: str | Path) -> str:

@@ -116,7 +116,14 @@ def _evals(run: Path, step: int) -> str:
     parts = []
     for suite, results in latest.items():
         rows = [
-            (name, score["metric"], f"{score['value']:.4g}", _interval(score), f"{score['n']:,}", _beside(score))
+            (
+                name,
+                score["metric"].replace("_", " "),
+                f"{score['value']:.4g}",
+                _interval(score),
+                f"{score['n']:,}",
+                _beside(score),
+            )
             for name, score in results["tasks"].items()
         ]
         head = f"Suite `{suite}`, {results['time']}, contexts of {results['seq_len']} tokens.\n\n"

@@ -49,6 +49,8 @@ def test_ranges(root: str, start: int, length: int, found: bytes) -> None:
     path = store.join(root, "file")
     store.write_bytes(path, b"0123456789")
     assert store.read_range(path, start, length) == found
+    with pytest.raises(DataError, match="nowhere does not exist"):
+        store.read_range(store.join(root, "nowhere"), start, length)
 
 
 def test_a_block_that_raises_leaves_nothing(root: str) -> None:

@@ -149,7 +149,7 @@ def test_the_card_says_what_the_run_says(tmp_path: Path) -> None:
     (run / "provenance.json").write_text(json.dumps({"git": {"commit": "abc123", "dirty": False}, "command": ["x"]}))
     card = (Path(export(run)) / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
-    for text in ("1,280", "abc123", "| heldout/code | bits_per_byte | 1.5 |", "gzip -9 1.6, xz -9 1.31", "Licences"):
+    for text in ("1,280", "abc123", "| heldout/code | bits per byte | 1.5 |", "gzip -9 1.6, xz -9 1.31", "Licences"):
         assert text in card, text
     assert "| code | 1,280 |" in card
 
