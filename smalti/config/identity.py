@@ -4,12 +4,14 @@ Two configs of equal identity train the same model from the same data in the sam
 ``auto`` stays ``auto`` here: what it became on some machine is an event, not a part of the config.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smalti.config.schema import Config, is_placement
+from smalti.config.show import flatten
 from smalti.config.yaml_lines import Path, dotted, inline
 
-_ABSENT = "absent"
+ABSENT = "absent"
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -29,8 +31,30 @@ def difference(before: Config, after: Config) -> list[str]:
 
 def placement_difference(before: Config, after: Config) -> list[str]:
     """What differs in placement only, a line each."""
-    changed = set(_lines(before.model_dump(mode="json"), after.model_dump(mode="json")))
-    return sorted(changed - set(difference(before, after)))
+    changed = _lines(before.model_dump(mode="json"), after.model_dump(mode="json"))
+    of_identity = {_key(line) for line in difference(before, after)}
+    return sorted(line for line in changed if _key(line) not in of_identity)
+
+
+def differing(configs: Sequence[Config]) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+    """Dotted key -> its value in each config, for the keys of identity and of placement that are not alike in all."""
+    of_identity = {key for config in configs for key in flatten(identity(config))}
+    found = rows_apart([flatten(config.model_dump(mode="json")) for config in configs])
+    return (
+        {key: values for key, values in found.items() if key in of_identity},
+        {key: values for key, values in found.items() if key not in of_identity},
+    )
+
+
+def rows_apart(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Key -> its value in each row (``absent`` where it has none), for the keys that are not alike in all."""
+    keys = dict.fromkeys(key for row in rows for key in row)
+    found = {key: [row.get(key, ABSENT) for row in rows] for key in keys}
+    return {key: values for key, values in found.items() if any(value != values[0] for value in values[1:])}
+
+
+def _key(line: str) -> str:
+    return line.partition(": ")[0]
 
 
 def _lines(before: Any, after: Any, path: Path = ()) -> list[str]:
@@ -38,7 +62,7 @@ def _lines(before: Any, after: Any, path: Path = ()) -> list[str]:
         return []
     if isinstance(before, dict) and isinstance(after, dict) and before and after:
         keys = [*before, *(key for key in after if key not in before)]
-        pairs: list[tuple[Any, Any, str | int]] = [(before.get(k, _ABSENT), after.get(k, _ABSENT), k) for k in keys]
+        pairs: list[tuple[Any, Any, str | int]] = [(before.get(k, ABSENT), after.get(k, ABSENT), k) for k in keys]
     elif _sections(before) and _sections(after) and len(before) == len(after):
         pairs = [(old, new, index) for index, (old, new) in enumerate(zip(before, after, strict=True))]
     else:
@@ -51,7 +75,7 @@ def _sections(value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    return _ABSENT if value is _ABSENT else inline(value)
+    return ABSENT if value is ABSENT else inline(value)
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smalti.base.errors import UserError
-from smalti.config.identity import identity
+from smalti.config.identity import ABSENT, differing, rows_apart
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.config.show import flatten
@@ -19,7 +19,6 @@ from smalti.track.append import read_lines
 from smalti.track.report.read import RunRecord, get
 from smalti.track.several.differences import Difference, of_curves, of_scores
 
-ABSENT = "absent"
 _COMMIT = re.compile("[0-9a-f]{40}")
 _LOSS = "loss/train/total"
 _END = (_LOSS, "time/token", "time/train", "throughput/tokens_per_sec", "throughput/device/mfu", "moe/load_imbalance")
@@ -121,15 +120,11 @@ def _configs(runs: Sequence[RunRecord]) -> tuple[dict[str, list[Any]], dict[str,
         except UserError as error:
             notes.append(f"{run.name}: config.yaml is not one of this version's 'smalti train': {error.message}")
     if notes:  # identity and placement cannot be told apart then
-        return _differing([flatten(run.config) for run in runs]), {}, notes
-    values = [flatten(config.model_dump(mode="json")) for config in loaded]
-    of_identity = {key for config in loaded for key in flatten(identity(config))}
-    found = _differing(values)
-    return (
-        {key: row for key, row in found.items() if key in of_identity},
-        {key: row for key, row in found.items() if key not in of_identity},
-        [],
-    )
+        found: tuple[dict[str, list[Any]], ...] = (rows_apart([flatten(run.config) for run in runs]), {})
+    else:
+        found = differing(loaded)
+    same, other = ({key: row for key, row in rows.items() if key != "name"} for rows in found)
+    return same, other, notes
 
 
 def _provenance(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
@@ -139,13 +134,7 @@ def _provenance(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
         found |= {f"packages.{name}": version for name, version in (run.provenance.get("packages") or {}).items()}
         found |= {key: run.of_events(key) for key in _AUTO}
         rows.append({key: value for key, value in found.items() if value is not None})
-    return _differing(rows)
-
-
-def _differing(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    keys = list(dict.fromkeys(key for row in rows for key in row))
-    found = {key: [row.get(key, ABSENT) for row in rows] for key in keys if key != "name"}
-    return {key: values for key, values in found.items() if any(value != values[0] for value in values[1:])}
+    return rows_apart(rows)
 
 
 def _at_step(runs: Sequence[RunRecord]) -> Table | None:
