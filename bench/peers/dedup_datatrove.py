@@ -2,7 +2,8 @@
 
 Words and shingles are datatrove's own (spaCy's English word tokenizer, its normalisation), hashes its default
 (xxhash, 64 bits). As many workers as cores; a task for each file, and one for each bucket in the second stage. Kept
-documents are written as JSON lines without compression, which is its fastest writer.
+documents are written as JSON lines without compression, which is its fastest writer. ``--words blanks`` puts a plain
+split in the place of spaCy, which takes nine tenths of the time: faster than anything that datatrove offers itself.
 """
 
 import argparse
@@ -16,6 +17,14 @@ from datatrove.pipeline.writers.jsonl import JsonlWriter
 from datatrove.utils.typeshelper import Languages
 
 
+class Blanks:
+    """Stands in for datatrove's word tokenizer: its normalisation has taken punctuation away already."""
+
+    def word_tokenize(self, text: str) -> list[str]:
+        """Words between blanks."""
+        return text.split()
+
+
 def main() -> None:
     """Read DOCUMENTS/*/train.parquet, write OUTPUT/kept/*.jsonl."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -25,6 +34,7 @@ def main() -> None:
     parser.add_argument("--buckets", type=int, default=14)
     parser.add_argument("--hashes", type=int, default=8)
     parser.add_argument("--ngrams", type=int, default=5)
+    parser.add_argument("--words", choices=["english", "blanks"], default="english")
     options = parser.parse_args()
     config = MinhashConfig(n_grams=options.ngrams, num_buckets=options.buckets, hashes_per_bucket=options.hashes)
     n_files = len(list(Path(options.documents).glob("*/train.parquet")))
@@ -33,8 +43,11 @@ def main() -> None:
     def reader() -> ParquetReader:
         return ParquetReader(options.documents, glob_pattern="*/train.parquet", read_metadata=False)
 
+    signature = MinhashDedupSignature(f"{output}/signatures", config, Languages.english)
+    if options.words == "blanks":
+        signature.word_tokenizer = Blanks()
     stages = [
-        (n_files, [reader(), MinhashDedupSignature(f"{output}/signatures", config, Languages.english)]),
+        (n_files, [reader(), signature]),
         (options.buckets, [MinhashDedupBuckets(f"{output}/signatures", f"{output}/buckets", config=config)]),
         (1, [MinhashDedupCluster(f"{output}/buckets", f"{output}/removed", config)]),
         (

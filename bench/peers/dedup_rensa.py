@@ -1,4 +1,4 @@
-"""Deduplication with rensa as its README shows it: sketches, an LSH index, the estimated similarity (run by bench/dedup.py).
+"""Deduplication with rensa as its README shows it: sketches, an index, estimated similarity (run by bench/dedup.py).
 
 rensa makes sketches and finds candidates; reading, cutting into word shingles and writing are done here, the first two
 in as many processes as cores. Estimates are not verified on the texts.
