@@ -1,5 +1,6 @@
-"""``smalti serve``: answer requests over HTTP."""
+"""``smalti serve``: answer requests over HTTP in the shape of OpenAI's API."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -7,9 +8,65 @@ import typer
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command(epilog="Example: smalti serve runs/demo")
-def serve(model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, or a Hugging Face folder.")]) -> None:
-    """Serve an exported model over HTTP."""
+@app.command(epilog="Example: smalti serve runs/demo --port 8000")
+def serve(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, or a Hugging Face folder.")],
+    host: Annotated[str, typer.Option(help="Address to listen at; any but this machine's own needs a key.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(help="Port to listen at; 0 takes any that is free and prints it.")] = 8000,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="File whose first line is the key that every request must carry; or SMALTI_SERVE_KEY."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the model in the API; the run's or folder's if absent.")] = (
+        None
+    ),
+    dtype: Annotated[str, typer.Option(help="Compute in fp32 or bf16.")] = "fp32",
+    max_rows: Annotated[int, typer.Option(help="Answers that run at the same time.")] = 32,
+    max_waiting: Annotated[int, typer.Option(help="Answers that may wait for a place; more get 429.")] = 512,
+    max_body_mb: Annotated[float, typer.Option(help="Largest request, in MiB; larger ones get 413.")] = 4.0,
+    finish_s: Annotated[float, typer.Option(help="Seconds that running requests get to end on Ctrl-C.")] = 30.0,
+) -> None:
+    """Serve an exported model: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics, a chat page at /.
+
+    Ctrl-C or SIGTERM lets running requests end; a second one ends them at once.
+    """
+    from smalti.base import log
+    from smalti.base.env import log_level
+    from smalti.serve.folders import find
+    from smalti.serve.server.run import Options
+    from smalti.serve.server.run import serve as run
+
+    log.setup(log_level())
+    options = Options(
+        host=host,
+        port=port,
+        key=_key(key_file),
+        name=name,
+        dtype=dtype,
+        max_rows=max_rows,
+        max_waiting=max_waiting,
+        max_body_bytes=int(min(max_body_mb, 1 << 20) * (1 << 20)) if max_body_mb > 0 else 0,
+        finish_s=finish_s,
+    )
+    code = run(find(model), options)
+    if code:
+        raise typer.Exit(code)
+
+
+def _key(path: Path | None) -> str | None:
+    """The key from the file, else from the environment; None where neither names one."""
+    from smalti.base import store
+    from smalti.base.env import serve_key
     from smalti.base.errors import UserError
 
-    raise UserError(f"{model} cannot be served: this version has no server yet", hint=f"smalti chat {model}")
+    if path is None:
+        return serve_key()
+    lines = store.read_text(path).splitlines()
+    if not lines or not lines[0].strip():
+        raise UserError(
+            f"{path} holds no key on its first line",
+            hint="python -c 'import secrets; print(secrets.token_urlsafe(32))' > key.txt",
+        )
+    return lines[0].strip()

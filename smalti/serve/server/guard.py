@@ -1,0 +1,196 @@
+"""What every request passes before it reaches a route: limits, key, and whether it may come from where it comes.
+
+Without a key the server answers on this machine alone, and a web page in this machine's browser is the danger: it may
+send requests to 127.0.0.1, and by DNS rebinding under a name of its own. So, without a key, the ``Host`` must name this
+machine and an ``Origin`` must be the server itself. With a key a foreign page fails for want of the key, which is never
+kept in a cookie. No CORS header is ever sent, so no page of another origin can read an answer.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from smalti.base import clock, log
+from smalti.base.units import format_bytes, format_seconds
+from smalti.serve.server.errors import ApiError, shutting_down
+from smalti.serve.server.metrics import Metrics
+
+BODY_TIMEOUT_S = 30.0
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_ALWAYS = {
+    "x-content-type-options": "nosniff",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+_HERE = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass
+class Guard:
+    """An ASGI app in front of ``app``."""
+
+    app: App
+    metrics: Metrics
+    key: str | None = None
+    max_body_bytes: int = 4 << 20
+    closing: bool = False
+    """True once the server was told to stop: running requests end, new ones get 503."""
+    open_page: App | None = None
+    """What answers ``GET /`` without the key: the page that asks for it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or pass on."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        begun_s, seen = clock.now_s(), _Seen(send)
+        try:
+            await self._answer(scope, receive, seen)
+        except ApiError as error:
+            if seen.status is None:
+                await error.response()(scope, receive, seen)
+        finally:
+            self._note(scope, seen.status, clock.now_s() - begun_s)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.closing:
+            raise shutting_down()
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        if self.key is None:
+            refuse_strangers(headers)
+        elif not _same(_bearer(headers), self.key):
+            if self.open_page is not None and scope["path"] == "/" and scope["method"] in ("GET", "HEAD"):
+                await self.open_page(scope, receive, send)
+                return
+            raise ApiError(
+                401,
+                "a key is needed: send the header 'Authorization: Bearer KEY'"
+                if "authorization" not in headers
+                else "the key is not the one that this server was started with",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        body = await self._body(headers, receive)
+        if body is not None:
+            await self.app(scope, _replay(body, receive), send)
+
+    async def _body(self, headers: dict[str, str], receive: Receive) -> bytes | None:
+        """The whole body; None when the client went away before it was here."""
+        too_large = ApiError(
+            413, f"the body is larger than {format_bytes(self.max_body_bytes)}", code="request_too_large"
+        )
+        length = headers.get("content-length", "0")
+        if not length.isdigit() or int(length[:20]) > self.max_body_bytes:
+            raise too_large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    body += message.get("body", b"")
+                    if len(body) > self.max_body_bytes:
+                        raise too_large
+                    if not message.get("more_body"):
+                        return bytes(body)
+        except TimeoutError:
+            raise ApiError(408, f"the body did not come within {BODY_TIMEOUT_S:.0f} s", code="timeout") from None
+
+    def _note(self, scope: Scope, status: int | None, wall_s: float) -> None:
+        self.metrics.http.labels(status or "gone").inc()
+        # repr: a path may hold anything, the codes that move a terminal's cursor too.
+        path = repr(scope["path"])[1:-1][:80]
+        log.get("serve").info("%s %s %s %s", scope["method"], path, status or "gone", format_seconds(wall_s))
+
+
+class _Seen:
+    """Passes messages on with the headers that every answer carries, and keeps the status."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status: int | None = None
+
+    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            present = {name for name, _ in message["headers"]}
+            own = {**_ALWAYS, "x-request-id": f"req-{secrets.token_hex(12)}"}
+            message["headers"] = [
+                *message["headers"],
+                *((name.encode(), value.encode()) for name, value in own.items() if name.encode() not in present),
+            ]
+        await self._send(message)
+
+
+def refuse_strangers(headers: dict[str, str]) -> None:
+    """Raises ApiError 403 where the request names another machine, or comes from a page of another origin."""
+    host = headers.get("host", "")
+    if _host_name(host) not in _HERE and not _host_name(host).endswith(".localhost"):
+        raise ApiError(
+            403,
+            f"the Host '{_plain(host)}' is not this machine; without a key the server answers only as "
+            f"{', '.join(_HERE)} (start it with a key to give it other names)",
+            code="host_not_allowed",
+        )
+    origin = headers.get("origin")
+    if origin is not None and urlsplit_or_none(origin) != host.lower():
+        raise ApiError(
+            403,
+            f"a page of '{_plain(origin)}' may not use this server; start it with a key to allow other programs",
+            code="origin_not_allowed",
+        )
+
+
+def urlsplit_or_none(origin: str) -> str | None:
+    """``http://a:1`` -> ``a:1``; None for what is no origin (``null``)."""
+    try:
+        return urlsplit(origin).netloc.lower() or None
+    except ValueError:
+        return None
+
+
+def _host_name(host: str) -> str:
+    try:
+        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def _plain(text: str) -> str:
+    return repr(text)[1:-1][:80]
+
+
+def _bearer(headers: dict[str, str]) -> str:
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def _same(given: str, key: str) -> bool:
+    """Compared as digests, so that neither the time nor its length tells anything of the key."""
+    digests = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in (given, key)]
+    return hmac.compare_digest(*digests)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Gives the body once, then what comes after it (that the client went away)."""
+    pending = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> MutableMapping[str, Any]:
+        return pending.pop() if pending else await receive()
+
+    return next_message

@@ -1,0 +1,34 @@
+"""The chat page: one file, nothing loaded from anywhere, and a policy that allows it to talk to this server alone."""
+
+import base64
+import hashlib
+import re
+from pathlib import Path
+
+from starlette.responses import HTMLResponse
+
+_FILE = Path(__file__).with_name("page.html")
+
+
+def page(status: int = 200) -> HTMLResponse:
+    """The page as it is sent. It is the same with the key and without (401): it knows nothing, and asks for the key."""
+    text = _FILE.read_text(encoding="utf-8")
+    headers = {"Content-Security-Policy": _policy(text), "X-Frame-Options": "DENY"}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return HTMLResponse(text, status, headers=headers)
+
+
+def _policy(text: str) -> str:
+    """Only this very script and style run; requests go to this server only; no frames, no forms, no images."""
+    scripts = _digests(r"<script>(.*?)</script>", text)
+    styles = _digests(r"<style>(.*?)</style>", text)
+    return (
+        f"default-src 'none'; script-src {scripts}; style-src {styles}; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def _digests(pattern: str, text: str) -> str:
+    found = [hashlib.sha256(part.encode()).digest() for part in re.findall(pattern, text, re.DOTALL)]
+    return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in found)

@@ -1,0 +1,90 @@
+"""uvicorn as this house runs it: one worker, our signals, an end that is told by the exit code."""
+
+import asyncio
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+
+from smalti.base.errors import ExitCode
+from smalti.serve.server.guard import Guard
+
+_KEEP_ALIVE_S = 60
+
+
+def run(app: Guard, listening: socket.socket, *, name: str, finish_s: float, failed: Callable[[], bool]) -> int:
+    """Answer until a signal comes or ``failed`` says so.
+
+    Returns 0 when every request got its answer; 130 (Ctrl-C) or 143 (SIGTERM) when some were cut off.
+    """
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        lifespan="off",
+        ws="none",
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=finish_s,  # type: ignore[arg-type]
+    )
+    server = _Server(config, app, failed, f"{name} at {_url(listening)} (chat page; the API is under /v1)")
+    asyncio.run(server.serve(sockets=[listening]))
+    if not server.cut_off:
+        return ExitCode.DONE
+    return ExitCode.TERMINATED if server.heard == signal.SIGTERM else ExitCode.INTERRUPTED
+
+
+class _Server(uvicorn.Server):
+    """Ends on the first signal by finishing what runs, on the second at once; never re-raises the signal."""
+
+    def __init__(self, config: uvicorn.Config, app: Guard, failed: Callable[[], bool], ready: str) -> None:
+        super().__init__(config)
+        self._app = app
+        self._failed = failed
+        self._ready = ready
+        self.heard: int | None = None
+        self.cut_off = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to answer, and say where."""
+        await super().startup(sockets=sockets)
+        print(self._ready, flush=True)
+
+    async def on_tick(self, counter: int) -> bool:
+        """True when it is time to end."""
+        return await super().on_tick(counter) or self._failed()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let running requests end, up to the limit."""
+        self._app.closing = True
+        await super().shutdown(sockets=sockets)
+        self.cut_off = bool(self.server_state.tasks)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Our handlers while the server runs."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """First signal: finish. Second: at once."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        self.heard = self.heard or sig
+
+
+def _url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

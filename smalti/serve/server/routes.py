@@ -1,0 +1,127 @@
+"""The routes of ``/v1``: from a body to what the engine is asked."""
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from smalti.serve.engine.sampling import SamplingParams
+from smalti.serve.server.errors import ApiError, unsupported
+from smalti.serve.server.prompts import chat_to_tokens, read_prompt, to_tokens
+from smalti.serve.server.schemas import ChatRequest, CompletionRequest, ignored, read
+from smalti.serve.server.serving import Asked, Serving, answer
+from smalti.serve.server.shapes import ChatShape, CompletionShape
+
+_COMPLETION_TOKENS = 16
+"""OpenAI's default for ``/v1/completions``; a chat may fill the context."""
+
+
+def routes(serving: Serving) -> APIRouter:
+    """The API of one model."""
+    router = APIRouter(prefix="/v1")
+
+    @router.post("/completions")
+    async def completions(request: Request) -> Response:
+        return await answer(serving, request, await _completion(serving, await read(request, CompletionRequest)))
+
+    @router.post("/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        return await answer(serving, request, await _chat(serving, await read(request, ChatRequest)))
+
+    @router.get("/models")
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [_model(serving)]})
+
+    @router.get("/models/{name:path}")
+    async def model(name: str) -> Response:
+        serving.check_model(name)
+        return JSONResponse(_model(serving))
+
+    return router
+
+
+def _model(serving: Serving) -> dict[str, object]:
+    return {
+        "id": serving.name,
+        "object": "model",
+        "created": serving.created,
+        "owned_by": "smalti",
+        "max_model_len": serving.engine.limit_tokens,
+        "has_chat_template": bool(serving.chat.source),
+    }
+
+
+async def _completion(serving: Serving, body: CompletionRequest) -> Asked:
+    serving.check_model(body.model)
+    texts, n, echo = read_prompt(body.prompt), body.n or 1, bool(body.echo)
+    serving.check_choices(len(texts) * n)
+    max_tokens = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    if max_tokens == 0 and not echo:
+        raise ApiError(400, "'max_tokens': 0 is only for 'echo'", param="max_tokens", code="invalid_value")
+    prompts = await asyncio.to_thread(lambda: [to_tokens(text, serving.engine) for text in texts])
+    asks_prompt_scores = echo and (body.logprobs is not None or max_tokens == 0)
+    params = _params(
+        body, max_tokens, body.logprobs, prompt_logprobs=(body.logprobs or 0) if asks_prompt_scores else None
+    )
+    return Asked(
+        prompts,
+        params,
+        n,
+        body.seed,
+        CompletionShape(serving.name, serving.engine.tokenizer, body.logprobs is not None),
+        scored=body.logprobs is not None,
+        echo=echo,
+        stream=bool(body.stream),
+        usage_in_stream=body.usage_in_stream(),
+        ignored=ignored(body),
+    )
+
+
+async def _chat(serving: Serving, body: ChatRequest) -> Asked:
+    serving.check_model(body.model)
+    serving.check_choices(body.n or 1)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "'top_logprobs' needs 'logprobs': true", param="top_logprobs", code="invalid_value")
+    if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
+        raise ApiError(400, "'max_tokens' and 'max_completion_tokens' differ", param="max_tokens", code="invalid_value")
+    if (body.model_extra or {}).get("echo") or (body.model_extra or {}).get("prompt"):
+        raise unsupported("echo" if (body.model_extra or {}).get("echo") else "prompt", "is for /v1/completions")
+    messages = [message.plain() for message in body.messages]
+    prompt = await asyncio.to_thread(chat_to_tokens, messages, serving.chat, serving.engine)
+    given = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if given == 0:
+        raise ApiError(400, "'max_tokens' must be 1 or more", param="max_tokens", code="invalid_value")
+    max_tokens = serving.engine.limit_tokens if given is None else given
+    scored = bool(body.logprobs)
+    return Asked(
+        [prompt],
+        _params(body, max_tokens, (body.top_logprobs or 0) if scored else None, stops=serving.chat.stops),
+        body.n or 1,
+        body.seed,
+        ChatShape(serving.name, serving.engine.tokenizer, scored),
+        scored=scored,
+        strip=not serving.chat.source,
+        stream=bool(body.stream),
+        usage_in_stream=body.usage_in_stream(),
+        ignored=ignored(body),
+    )
+
+
+def _params(
+    body: CompletionRequest | ChatRequest,
+    max_tokens: int,
+    logprobs: int | None,
+    *,
+    prompt_logprobs: int | None = None,
+    stops: tuple[str, ...] = (),
+) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(0, body.top_k or 0),
+        stop=(*body.stops(), *stops),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        ignore_eos=bool(body.ignore_eos),
+    )

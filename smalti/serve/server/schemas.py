@@ -1,0 +1,215 @@
+"""The requests as OpenAI's clients send them, and what of them this server takes.
+
+Promises: a field that would change the answer is honoured or refused by name; a field nobody knows is ignored and named
+in a header of the answer. ``null`` means absent, as with OpenAI. Numbers are numbers: "16" and true are not.
+"""
+
+import json
+from typing import Annotated, Any, Literal, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from smalti.serve.server.errors import ApiError, unsupported
+
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1000
+MAX_TOP_LOGPROBS = 20
+
+_SEED = 1 << 63
+_NO_EFFECT: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "typical_p": (1,),
+    "min_tokens": (0,),
+    "best_of": (1,),
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "use_beam_search": (False,),
+    "logits_processors": ([],),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+    "prompt_logprobs": (),
+    "truncate_prompt_tokens": (),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "add_special_tokens": (True,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "documents": ([],),
+}
+"""Fields of OpenAI's API and of vLLM's extras that would change the answer, with the values that do not."""
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
+
+
+class StreamOptions(_Body):
+    """How a stream is sent."""
+
+    include_usage: bool | None = None
+
+
+class _Ask(_Body):
+    """What both routes take."""
+
+    model: str | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    seed: Annotated[int, Field(ge=-_SEED, lt=_SEED)] | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+
+    def stops(self) -> tuple[str, ...]:
+        """The stop texts as a tuple."""
+        found = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        if len(found) > MAX_STOPS or any(not 0 < len(text) <= MAX_STOP_CHARACTERS for text in found):
+            raise ApiError(
+                400,
+                f"'stop' takes at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARACTERS} characters",
+                param="stop",
+                code="invalid_value",
+            )
+        return found
+
+    def usage_in_stream(self) -> bool:
+        """True when the stream is to end with a chunk that counts tokens."""
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "'stream_options' needs 'stream': true", param="stream_options", code="invalid_value")
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class CompletionRequest(_Ask):
+    """``POST /v1/completions``."""
+
+    prompt: Any = ""
+    """A text, a list of texts, a list of token ids, or a list of such lists; see ``prompts.read_prompt``."""
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    echo: bool | None = None
+
+
+class ContentPart(_Body):
+    """A part of a message's content; text is the only kind taken."""
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(_Body):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
+
+    def plain(self) -> dict[str, str]:
+        """Role and text. Raises ApiError for tools and for parts that are no text."""
+        if self.role in ("tool", "function") or (self.model_extra or {}).get("tool_calls"):
+            raise unsupported("messages", "holds a call of a tool or its result; this server has no tools")
+        role = "system" if self.role == "developer" else self.role
+        if isinstance(self.content, str):
+            return {"role": role, "content": self.content}
+        parts = self.content or []
+        for part in parts:
+            if part.type != "text" or part.text is None:
+                raise unsupported("messages", f"holds a part of type {_short(part.type)}; this server takes text")
+        return {"role": role, "content": "\n".join(part.text or "" for part in parts)}
+
+
+class ChatRequest(_Ask):
+    """``POST /v1/chat/completions``."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+
+T = TypeVar("T", CompletionRequest, ChatRequest)
+
+
+async def read(request: Request, model: type[T]) -> T:
+    """The body as ``model``. Raises ApiError with the field that is wrong."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(
+            415, f"the body is of type '{kind[:40]}', not JSON; send the header 'Content-Type: application/json'"
+        )
+    try:
+        raw = await request.body()
+        value = json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant)
+        if not isinstance(value, dict):
+            raise ValueError("it is not an object")
+        if b"\\u" in raw:  # JSON can write half of a surrogate pair, which is no character and has no UTF-8
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ApiError(400, f"the body is not JSON that can be read: {why}", code="invalid_json") from None
+    try:
+        found = model.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        param = str(first["loc"][0]) if first["loc"] else None
+        code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
+        raise ApiError(400, f"'{place}': {first['msg']}", param=param, code=code) from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+    _refuse_what_changes_the_answer(found)
+    return found
+
+
+def ignored(body: BaseModel) -> str:
+    """The fields that had no effect, as the value of a header; empty when there are none."""
+    names = [name for name in body.model_extra or {} if name not in _NO_EFFECT]
+    shown = ", ".join(json.dumps(name[:40])[1:-1] for name in names[:20])
+    return shown if len(names) <= 20 else f"{shown}, and {len(names) - 20} more"
+
+
+def _refuse_what_changes_the_answer(body: BaseModel) -> None:
+    for name, value in (body.model_extra or {}).items():
+        if value is None or name not in _NO_EFFECT or _is_among(value, _NO_EFFECT[name]):
+            continue
+        if name == "best_of" and value == getattr(body, "n", None):
+            continue
+        neutral = "".join(f", or give {json.dumps(one)}" for one in _NO_EFFECT[name])
+        raise unsupported(name, f"is not supported; leave it out{neutral}")
+
+
+def _is_among(value: Any, neutral: tuple[Any, ...]) -> bool:
+    # True == 1 in Python, but not in JSON.
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _short(text: str) -> str:
+    return json.dumps(text[:40])
