@@ -134,7 +134,7 @@ def quiet_trackers() -> None:
     for name, value in (
         ("MLFLOW_DISABLE_TELEMETRY", "true"),
         ("MLFLOW_HTTP_REQUEST_TIMEOUT", "10"),
-        ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0"),
+        ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1"),
         ("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false"),
         ("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true"),
         ("WANDB_ERROR_REPORTING", "false"),

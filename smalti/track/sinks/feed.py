@@ -223,6 +223,11 @@ def _seconds(utc: Any) -> float:
 
 
 def brief(error: Exception) -> str:
-    """The first line of an error, short enough for a log line."""
+    """The first line of an error, short enough for a log line; of a failed request what the system said of it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno is not None:
+            error = cause
+        cause = cause.__cause__ or cause.__context__
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
