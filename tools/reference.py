@@ -70,6 +70,19 @@ def context_of(command: Any, name: str, parent: Any = None) -> Any:
     return command.context_class(command, info_name=name, parent=parent, terminal_width=100, max_content_width=100)
 
 
+def leaves() -> Iterator[tuple[str, Any, Any]]:
+    """Name (``smalti runs ls``), parser and context of every command that has none below it."""
+    ahead = [(f"smalti {verb}", command_of(verb)) for verb in VERBS]
+    while ahead:
+        name, command = ahead.pop()
+        assert command is not None, f"{name} has no module in smalti/cli"
+        context = context_of(command, name)
+        inner = subcommands(command, context)
+        ahead += [(f"{name} {below}", parser) for below, parser in inner.items()]
+        if not inner:
+            yield name, command, context
+
+
 def _helps(command: Any, context: Any) -> Iterator[str]:
     yield _code(command.get_help(context))
     for name, inner in subcommands(command, context).items():

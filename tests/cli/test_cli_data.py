@@ -1,9 +1,9 @@
 """``smalti data`` as a command: the demo's chain on a small library, JSON for programs, errors in three lines."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
+from small_library import small_library
 
 from smalti.cli.main import run
 from smalti.config.data import CurateConfig, TokenizeConfig
@@ -14,16 +14,7 @@ from smalti.config.load import load
 def place(tmp_path, monkeypatch):
     """An empty working folder with a small standard library."""
     monkeypatch.chdir(tmp_path)
-    library = tmp_path / "lib"
-    for i in range(30):
-        path = library / f"module_{i:02d}.py"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(
-            f'"""Module number {i}: it adds what it is given to the value of the field and returns the sum."""\n\n'
-            f"import os\n\n\ndef add_{i}(left, right):\n    total = left + right + {i}\n    return total\n"
-        )
-    paths = SimpleNamespace(get_paths=lambda: {"stdlib": str(library)})
-    monkeypatch.setattr("smalti.data.curate.installed_python.sysconfig", paths)
+    small_library(tmp_path / "lib", monkeypatch)
     return tmp_path
 
 

@@ -5,12 +5,11 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import reference
+from small_library import small_library
 
-from smalti.cli.main import VERBS
 from smalti.cli.main import run as smalti
 
 NOT_RUN = {
@@ -40,33 +39,17 @@ train:
 
 def examples() -> Iterator[str]:
     """The example of every help page."""
-    for verb in sorted(VERBS):
-        leaves = [(verb, reference.command_of(verb))]
-        while leaves:
-            name, command = leaves.pop()
-            context = reference.context_of(command, f"smalti {name}")
-            inner = reference.subcommands(command, context)
-            leaves += [(f"{name} {below}", parser) for below, parser in inner.items()]
-            if not inner:
-                text = " ".join((command.epilog or "").split())
-                found = re.findall(r"Example: (smalti .*)", text)
-                assert found, f"smalti {name} has no example"
-                yield from found
+    for name, command, _ in reference.leaves():
+        found = re.findall(r"Example: (smalti .*)", " ".join((command.epilog or "").split()))
+        assert found, f"{name} has no example"
+        yield from found
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with documents, tokens, a recipe and three runs, made by the commands themselves."""
     monkeypatch.chdir(tmp_path)
-    library = tmp_path / "lib"
-    library.mkdir()
-    for i in range(30):
-        (library / f"module_{i:02d}.py").write_text(
-            f'"""Module number {i}: it adds what it is given to the value of the field and returns the sum."""\n\n'
-            f"import os\n\n\ndef add_{i}(left, right):\n    total = left + right + {i}\n    return total\n"
-        )
-    paths = SimpleNamespace(get_paths=lambda: {"stdlib": str(library)})
-    monkeypatch.setattr("smalti.data.curate.installed_python.sysconfig", paths)
+    small_library(tmp_path / "lib", monkeypatch)
     (tmp_path / "recipe.yaml").write_text(TINY)
     for line in (
         "data documents data/demo/raw",

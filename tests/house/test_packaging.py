@@ -36,7 +36,18 @@ def test_every_direct_dependency_is_pinned():
 
 def test_training_needs_the_core_only():
     core = {canonical(re.split(r"[\[<>=~! ]", entry, maxsplit=1)[0]) for entry in PROJECT["dependencies"]}
-    assert core == {"torch", "numpy", "pydantic", "pyyaml", "typer", "rich", "fsspec", "safetensors", "xxhash", "psutil"}
+    assert core == {
+        "torch",
+        "numpy",
+        "pydantic",
+        "pyyaml",
+        "typer",
+        "rich",
+        "fsspec",
+        "safetensors",
+        "xxhash",
+        "psutil",
+    }
 
 
 @pytest.mark.parametrize("task", ["install", "demo", "test", "prove", "check", "bench", "gpu", "docs", "clean"])

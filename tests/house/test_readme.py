@@ -81,15 +81,6 @@ def test_named_command_exists(words):
         assert rest[0] in reference.subcommands(command, reference.context_of(command, verb))
 
 
-@pytest.mark.parametrize("verb", sorted(VERBS))
-def test_every_help_page_shows_an_example(verb):
-    command = reference.command_of(verb)
-    assert command is not None, f"smalti/cli/{verb}.py does not exist"
-    leaves = [(verb, command)]
-    while leaves:
-        name, command = leaves.pop()
-        context = reference.context_of(command, f"smalti {name}")
-        inner = reference.subcommands(command, context)
-        leaves += [(f"{name} {below}", parser) for below, parser in inner.items()]
-        if not inner:
-            assert f"Example: smalti {name}" in " ".join(command.get_help(context).split()), name
+def test_every_help_page_shows_an_example():
+    for name, command, context in reference.leaves():
+        assert f"Example: {name}" in " ".join(command.get_help(context).split()), name
