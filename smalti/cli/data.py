@@ -1,5 +1,6 @@
 """``smalti data``: from documents to token files, and a look into both."""
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -8,6 +9,7 @@ from smalti.cli.progress import ProgressLine
 
 if TYPE_CHECKING:
     from smalti.config.data import CurateConfig
+    from smalti.config.dedup import DedupConfig
 
 app = typer.Typer(
     add_completion=False,
@@ -87,6 +89,49 @@ def curate(
     for note in report.notes():
         print(f"note: {note}")
     print(f"\nwritten to {loaded.output}; next: smalti data tokenize CONFIG documents={loaded.output} output=...")
+
+
+@app.command(epilog="Example: smalti data dedup demo-dedup threshold=0.8 --dry-run")
+def dedup(
+    config: _Config,
+    overrides: _Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Drop near-duplicates: MinHash proposes pairs, an exact count decides, and each drop names the one that stays.
+
+    Takes and writes folders as 'smalti data curate' does. Held-out documents all stay; training documents that are near
+    to one go. Exit code 3: a source lost more than alarm_frac (the result is written), or the self-test failed.
+    """
+    from smalti.cli.tables import print_json, table
+    from smalti.config.dedup import DedupConfig
+    from smalti.config.load import load
+
+    loaded = load(DedupConfig, config, overrides or []).config
+    _need_data_extra()
+    if dry_run:
+        _print_dedup_plan(loaded, as_json)
+        return
+    from smalti.data.dedup.job import dedup as run
+    from smalti.data.dedup.report import COLUMNS
+
+    with ProgressLine() as tell:
+        report = run(loaded, tell)
+    if as_json:
+        print_json(report.as_json())
+    else:
+        print(table(COLUMNS, report.rows()))
+        if report.n_candidates:
+            print(f"\nsimilarity of the {report.n_candidates:,} pairs compared\n{report.histogram_text()}")
+        print(f"\n{report.selftest_line()}")
+        print(f"{report.near_heldout_documents:,} training document(s) went for being near to a held-out one")
+        for note in report.notes():
+            print(f"note: {note}")
+        print(f"\nwritten to {loaded.output}; next: smalti data tokenize CONFIG documents={loaded.output} output=...")
+    for line in report.alarm_lines():
+        print(f"ALARM: {line}", file=sys.stderr)
+    if report.alarms:
+        raise typer.Exit(3)
 
 
 @app.command(epilog="Example: smalti data tokenize demo-tokenize output=data/demo/tokens-2")
@@ -172,6 +217,33 @@ def _print_inputs(config: "CurateConfig", as_json: bool) -> None:
     for name, files in found.items():
         for suffix, count in files.skipped.items():
             print(f"note: {name}: {count} file(s) '{suffix}' would be passed over, their kind is not known")
+    print(f"nothing was written; without --dry-run the result goes to {config.output}")
+
+
+def _print_dedup_plan(config: "DedupConfig", as_json: bool) -> None:
+    """What ``dedup --dry-run`` answers: the documents, and how likely MinHash proposes pairs of some similarities."""
+    from smalti.base.units import format_bytes, format_frac
+    from smalti.cli.tables import print_json, table
+    from smalti.data.dedup.corpus import check_score_field, read_corpus
+
+    corpus = read_corpus(config.documents)
+    check_score_field(corpus, config.score_field)
+    found = {
+        f"{part.source}/{part.split}": {"documents": part.n_documents, "bytes": sum(part.group_bytes)}
+        for part in corpus.parts
+    }
+    similarities = sorted({config.threshold, *(value / 20 for value in range(8, 20))})
+    chances = {f"{value:.2f}": 1 - (1 - value**config.rows) ** config.bands for value in similarities}
+    if as_json:
+        print_json({"output": config.output, "runner": config.runner, "splits": found, "proposed_frac": chances})
+        return
+    rows = [(name, f"{counts['documents']:,}", format_bytes(counts["bytes"])) for name, counts in found.items()]
+    print(table(("split", "documents", "text"), rows))
+    print(
+        f"\na pair is compared with the probability 1 - (1 - s^{config.rows})^{config.bands} at Jaccard similarity s:"
+    )
+    print(table(("s", "compared"), [(value, format_frac(chance)) for value, chance in chances.items()]))
+    print(f"near: {config.threshold} or more of the shingles of {config.shingle_words} words; runner: {config.runner}")
     print(f"nothing was written; without --dry-run the result goes to {config.output}")
 
 

@@ -1,0 +1,1 @@
+"""Near-duplicate removal: MinHash proposes, an exact count decides, what goes is near to what stays."""

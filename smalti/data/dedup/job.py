@@ -1,0 +1,272 @@
+"""``smalti data dedup``: signatures, candidates, exact comparison, decision, output; each lies on disk before the next.
+
+Promises: the same documents and config give the same files, byte for byte, on any runner and after any kill; no
+document goes unless it was found near, by an exact count, to one that stays; held-out documents all stay; every drop
+names its partner. Memory: texts and signatures in parts of ``memory_gb``; the driver holds numbers of those documents
+alone that have a partner.
+"""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from smalti.base import store
+from smalti.base.errors import DataError, Refusal, UserError
+from smalti.base.hashing import digest_json, sha256_file
+from smalti.config.dedup import DedupConfig
+from smalti.data.curate.publish import publication
+from smalti.data.curate.report import FORMAT_KIND, RECORD_NAME, Report
+from smalti.data.dedup import selftest
+from smalti.data.dedup.buckets import PLANTED
+from smalti.data.dedup.corpus import Corpus, Task, check_score_field, read_corpus
+from smalti.data.dedup.decide import Near, decide
+from smalti.data.dedup.output import source_tasks, write_source
+from smalti.data.dedup.plan import Plans
+from smalti.data.dedup.report import DedupReport, account, as_markdown
+from smalti.data.dedup.stages import Stages
+from smalti.data.engine import Failures
+
+Progress = Callable[[str, int, int], None]
+"""``progress(what, done, total)``: between the parts of the work, in bytes of documents or in parts."""
+
+_BYTES_A_BAND = 100
+"""About what the engine needs for one document in one band."""
+_HISTOGRAM_BINS = 20
+
+
+def dedup(config: DedupConfig, progress: Progress | None = None) -> DedupReport:
+    """Run the whole job and write ``config.output``; returns the report that is also written there.
+
+    DataError when ``config.documents`` is not the output of a curation or is damaged; Refusal (exit code 3) when the
+    planted documents are not found. An alarm of a source is in the report and raises nothing.
+    """
+    tell = progress or (lambda what, done, total: None)
+    corpus = read_corpus(config.documents)
+    check_score_field(corpus, config.score_field)
+    _check_output(config)
+    with publication(config.output, kind=FORMAT_KIND, record_name=RECORD_NAME) as result:
+        work = Path(config.work or os.path.join(config.output, ".stages")).resolve()
+        work.mkdir(parents=True, exist_ok=True)
+        run = _Run(config, corpus, Plans(config, Failures(work / "failures")), tell)
+        decisions = run.stages(Stages(work, corpus.digest, config.from_stage))
+        tell("writing", 0, corpus.n_bytes)
+        target = result.work.resolve()
+        tasks = source_tasks(corpus, decisions / "decisions.parquet", target)
+        answers = [json.loads(answer) for answer in run.plans.each(write_source, tasks)]
+        found = {source: counts for answer in answers for source, counts in answer.items()}
+        report = _report(config, decisions, {source: found[source] for source in sorted(found)})
+        store.write_text(target / "report.md", as_markdown(report))
+        files = {path.relative_to(target).as_posix(): sha256_file(path) for path in sorted(target.rglob("*.parquet"))}
+        result.record = report.as_json() | {
+            "config": _identity(config),
+            "documents_digest": corpus.digest,
+            "files": files,
+            "digest": digest_json(files),
+        }
+    if not config.keep_stages:
+        shutil.rmtree(work, ignore_errors=True)
+    return report
+
+
+def _check_output(config: DedupConfig) -> None:
+    here, there = os.path.realpath(config.documents), os.path.realpath(config.output)
+    if os.path.commonpath([here, there]) in (here, there):
+        raise UserError(
+            f"the documents ({config.documents}) and the output ({config.output}) lie one in the other",
+            hint="choose an output folder beside the documents",
+        )
+    record = Path(there) / RECORD_NAME
+    if record.exists():
+        found = store.read_json(record)
+        if isinstance(found, dict) and found.get("complete") and "dedup" not in found:
+            raise UserError(
+                f"{config.output} was written by 'smalti data curate'; it would be lost",
+                hint="name another output folder",
+            )
+
+
+def _identity(config: DedupConfig) -> dict[str, Any]:
+    from smalti.config.identity import identity
+
+    return identity(config)
+
+
+@dataclass
+class _Run:
+    """The stages, each from the folders of those before it."""
+
+    config: DedupConfig
+    corpus: Corpus
+    plans: Plans
+    tell: Progress
+
+    def stages(self, stages: Stages) -> Path:
+        """Make what is missing; the folder of the decisions."""
+        config = self.config
+        signing = ("shingle_words", "bands", "rows", "score_field", "selftest_documents", "seed")
+        signed = stages.stage("signatures", _some(config, signing), self._sign)
+        limits = _some(config, ("bucket_documents", "bucket_neighbours"))
+        proposed = stages.stage("candidates", limits, lambda to: self._propose(signed, to))
+        sets = stages.stage("shingles", {}, lambda to: self._shingle(signed, proposed, to))
+        compared = stages.stage("pairs", {}, lambda to: self._compare(proposed, sets, to))
+        bounds = _some(config, ("threshold", "containment", "selftest_recall", "selftest_precision"))
+        return stages.stage("decisions", bounds, lambda to: self._decide(signed, proposed, compared, to))
+
+    def _sign(self, to: Path) -> None:
+        selftest.plant(self.corpus, self.config, to / "planted.parquet")
+        # The planted file moves with its stage, so it is read under the name that it has now.
+        tasks = [*selftest.planted_tasks(to / "planted.parquet"), *self.corpus.tasks()]
+        self._by_portions("signatures", tasks, lambda portion: self.plans.signatures(portion, to / "rows"))
+        n_rows = sum(pq.read_metadata(path).num_rows for path in (to / "rows").glob("*.parquet"))
+        n_planted = pq.read_metadata(to / "planted.parquet").num_rows
+        assert n_rows == self.corpus.n_documents + n_planted, (
+            f"{n_rows} signatures of {self.corpus.n_documents} documents"
+        )
+
+    def _propose(self, signed: Path, to: Path) -> None:
+        self.plans.equal(signed / "rows", to / "equal")
+        n_parts = math.ceil(
+            self.corpus.n_documents * self.config.bands * _BYTES_A_BAND / (self.config.memory_gb * 2**30)
+        )
+        bands = range(self.config.bands)
+        per_part = math.ceil(self.config.bands / n_parts)
+        groups = [bands[at : at + per_part] for at in range(0, self.config.bands, per_part)]
+        n_shards = math.ceil(n_parts / len(groups))
+        pieces = [(group, shard) for group in groups for shard in range(n_shards)]
+        for number, (group, shard) in enumerate(pieces):
+            self._tell("candidates", number, len(pieces))
+            self.plans.candidates(signed / "rows", to / "equal", group, (shard, n_shards), to / "parts" / f"{number}")
+        if len(pieces) == 1:
+            os.replace(to / "parts" / "0", to / "pairs")
+        else:
+            self.plans.distinct(to / "parts", to / "pairs")
+        shutil.rmtree(to / "parts")
+
+    def _shingle(self, signed: Path, proposed: Path, to: Path) -> None:
+        pairs = _read(proposed / "pairs", ["a", "b"])
+        keys = np.unique(np.concatenate([_numbers(pairs, "a"), _numbers(pairs, "b")]))
+        planted = keys[keys >= PLANTED]
+        tasks = self.corpus.tasks_of(keys[keys < PLANTED])
+        if len(planted):
+            (task,) = selftest.planted_tasks(signed / "planted.parquet")
+            tasks.append(Task(**{**vars(task), "rows": (planted - PLANTED).tolist()}))
+        self._by_portions("shingles", tasks, lambda portion: self.plans.shingles(portion, to / "rows"))
+        (to / "rows").mkdir(exist_ok=True)
+
+    def _compare(self, proposed: Path, sets: Path, to: Path) -> None:
+        n_pairs = sum(pq.read_metadata(path).num_rows for path in (proposed / "pairs").glob("*.parquet"))
+        if not n_pairs:
+            (to / "rows").mkdir()
+            return
+        metadata = [pq.read_metadata(path) for path in (sets / "rows").glob("*.parquet")]
+        sets_bytes = sum(one.row_group(i).total_byte_size for one in metadata for i in range(one.num_row_groups))
+        mean_bytes = sets_bytes / max(sum(one.num_rows for one in metadata), 1)
+        n_parts = math.ceil(n_pairs * 2 * mean_bytes / (self.config.memory_gb * 2**30))
+        for number in range(n_parts):
+            self._tell("comparing", number, n_parts)
+            self.plans.compare(proposed / "pairs", sets / "rows", (number, n_parts), to / "rows")
+        n_compared = sum(pq.read_metadata(path).num_rows for path in (to / "rows").glob("*.parquet"))
+        assert n_compared == n_pairs, f"{n_compared} of {n_pairs} pairs were compared"
+
+    def _decide(self, signed: Path, proposed: Path, compared: Path, to: Path) -> None:
+        self._tell("deciding", 0, 1)
+        config = self.config
+        pairs = _read(compared / "rows", ["a", "b", "jaccard", "containment"]).sort_by(
+            [("a", "ascending"), ("b", "ascending")]
+        )
+        histogram, _ = np.histogram(_numbers(pairs, "jaccard"), _HISTOGRAM_BINS, (0, 1))
+        is_near = pc.greater_equal(pairs.column("jaccard"), config.threshold)
+        if config.containment is not None:
+            is_near = pc.or_(is_near, pc.greater_equal(pairs.column("containment"), config.containment))
+        near = pairs.filter(is_near)
+        equal = _read(proposed / "equal", ["key", "node"]).sort_by("key")
+        node_of = dict(zip(equal.column("key").to_pylist(), equal.column("node").to_pylist(), strict=True))
+        planted = pc.greater_equal(near.column("b"), PLANTED)
+        test = selftest.score(signed / "planted.parquet", config, self.plans.normalised, node_of, near.filter(planted))
+        _check_selftest(config, test)
+        near = near.filter(pc.invert(planted))
+        equal = equal.filter(pc.less(equal.column("key"), PLANTED))
+        found = Near(*(_numbers(near, name) for name in ("a", "b", "jaccard", "containment")))
+        keys = np.unique(np.concatenate([found.a, found.b, _numbers(equal, "key")]))
+        about = self.plans.about(signed / "rows", pa.table({"key": keys}))
+        gone = decide(about, _numbers(equal, "key"), _numbers(equal, "node"), found, config.threshold)
+        pq.write_table(gone, to / "decisions.parquet", row_group_size=1 << 16)
+        counts = {"candidates": pairs.num_rows - int(pc.sum(pc.greater_equal(pairs.column("b"), PLANTED)).as_py() or 0)}
+        figures = {**counts, "near": near.num_rows, "histogram": histogram.tolist(), "selftest": vars(test)}
+        store.write_json(to / "figures.json", figures)
+
+    def _tell(self, what: str, part: int, n_parts: int) -> None:
+        self.tell(what, self.corpus.n_bytes * part // n_parts, self.corpus.n_bytes)
+
+    def _by_portions(self, what: str, tasks: list[Task], do: Callable[[list[Task]], None]) -> None:
+        """``do`` with so many tasks at a time as memory allows for."""
+        limit = self.config.memory_gb * 2**30 / 8
+        portion: list[Task] = []
+        size = done = 0
+        total = sum(task.n_bytes for task in tasks)
+        for task in tasks:
+            if portion and size + task.n_bytes > limit:
+                do(portion)
+                done += size
+                self.tell(what, done, total)
+                portion, size = [], 0
+            portion.append(task)
+            size += task.n_bytes
+        if portion:
+            do(portion)
+
+
+def _check_selftest(config: DedupConfig, test: selftest.SelftestReport) -> None:
+    if test.recall < config.selftest_recall:
+        raise Refusal(
+            f"the self-test found {test.found} of {test.expected} planted near-duplicates; nothing was written",
+            allowed=f"a recall of selftest_recall={config.selftest_recall} or more",
+            hint=f"propose more pairs: bands={2 * config.bands}, or rows={max(1, config.rows - 1)}",
+        )
+    if test.precision < config.selftest_precision:
+        raise Refusal(
+            f"the self-test took {test.wrong} unrelated planted documents for near; nothing was written",
+            allowed=f"a precision of selftest_precision={config.selftest_precision} or more",
+            hint="raise threshold or shingle_words: such documents share most of their shingles by chance",
+        )
+
+
+def _report(config: DedupConfig, decisions: Path, found: dict[str, Any]) -> DedupReport:
+    figures = store.read_json(decisions / "figures.json")
+    accounts = Report()
+    for source, counts in found.items():
+        account(accounts, source, counts)
+    test = selftest.SelftestReport(**figures["selftest"])
+    numbers = (figures["candidates"], figures["near"], figures["histogram"])
+    return DedupReport(accounts, test, config.alarm_frac, *numbers)
+
+
+def _some(config: DedupConfig, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in names}
+
+
+def _read(folder: Path, columns: list[str]) -> pa.Table:
+    """A stage's rows for the driver: numbers of documents that have partners, never texts."""
+    files = sorted(folder.glob("*.parquet"))
+    if not files:
+        kinds = {"jaccard": pa.float64(), "containment": pa.float64()}
+        return pa.schema([(name, kinds.get(name, pa.int64())) for name in columns]).empty_table()
+    try:
+        return pa.concat_tables([pq.read_table(path, columns=columns) for path in files])
+    except pa.ArrowException as error:
+        raise DataError(f"{folder} cannot be read: {error}", hint="remove that folder and run again") from error
+
+
+def _numbers(table: pa.Table, name: str) -> npt.NDArray[Any]:
+    return np.asarray(table.column(name))

@@ -1,0 +1,289 @@
+"""The plans of a deduplication, for Daft: from tasks to Parquet folders, on this machine or on a cluster.
+
+Promises: the same rows on either runner (their order and their files may differ, so readers sort); texts never come to
+the driver; every error of a worker comes out as ours. Needs a folder that all workers see.
+
+How texts are made comparable (in this order, in Daft's Rust): lower case (Unicode); each character of a script that is
+written without blanks (Han, Hiragana, Katakana, Thai, Lao, Khmer, Myanmar) is a word of its own; everything that is
+neither letter, mark, digit nor underscore separates words. So punctuation, layout and case never make two texts differ.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from smalti.config.dedup import DedupConfig
+from smalti.data.dedup.buckets import pairs_in_buckets
+from smalti.data.dedup.corpus import TASK_SCHEMA, TEXT_SCHEMA, Task, read_task
+from smalti.data.dedup.shingles import MAX_ROWS, shared, shingle_sets, similarities
+from smalti.data.engine import Failures, choose_runner, daft_module
+
+_CJK = r"([\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}])"
+_CALL_BYTES = 8 << 20
+
+_PAIR = pa.struct([("a", pa.int64()), ("b", pa.int64())])
+
+
+@dataclass(frozen=True)
+class Plans:
+    """The plans with one config; ``failures`` is a folder for what goes wrong in workers."""
+
+    config: DedupConfig
+    failures: Failures
+
+    def __post_init__(self) -> None:
+        choose_runner(self.config.runner, self.config.ray_address, "near-duplicate removal")
+
+    def signatures(self, tasks: Sequence[Task], folder: Path) -> None:
+        """Write a row for each document: key, id, source, heldout, score, has_words, two digests, order, bands."""
+        daft = daft_module("")
+        col, functions = daft.col, daft.functions
+        n_bands, n_rows = self.config.bands, self.config.rows
+        names = ["digest_0", "digest_1", "order", *map(band_name, range(n_bands))]
+        fields = [pa.field(name, pa.int64()) for name in names]
+
+        def cut(signatures: Any, *digests: Any) -> pa.StructArray:
+            # Daft's cast of a hash to int64 makes half of them null; here the bits stay.
+            hashes = [np.asarray(digest.to_arrow()) for digest in digests]
+            values = np.asarray(signatures.to_arrow().flatten()).reshape(len(hashes[0]), n_bands * n_rows)
+            columns = [*hashes, *_bands(values, n_bands, n_rows)]
+            return pa.StructArray.from_arrays([pa.array(one.view(np.int64)) for one in columns], fields=fields)
+
+        signature = functions.minhash(
+            col("words"),
+            num_hashes=n_bands * n_rows,
+            ngram_size=self.config.shingle_words,
+            seed=1 + self.config.seed % (1 << 31),
+            hash_function="xxhash3_64",
+        )
+        frame = self._texts(tasks)
+        # Texts without any word are equal only where they are equal as they stand.
+        whole = functions.when(col("words") == "", col("text")).otherwise(col("words"))
+        digests = [functions.hash(whole, seed=seed) for seed in (0, 1)]
+        frame = frame.select(
+            *(col(name) for name in ("key", "id", "source", "heldout", "score")),
+            (col("words") != "").alias("has_words"),
+            self._function(cut, pa.struct(fields))(signature, *digests).alias("numbers"),
+        )
+        names = [name for name in frame.column_names if name != "numbers"]
+        self._write(frame.select(*map(col, names), functions.unnest(col("numbers"))), folder)
+
+    def equal(self, signatures: Path, folder: Path) -> None:
+        """Write (key, node) for each document whose words another one has too; the node is the smallest of the keys."""
+        daft = daft_module("")
+        col = daft.col
+        rows = self._read(signatures).select(col("key"), col("digest_0"), col("digest_1"))
+        same = daft.Window().partition_by("digest_0", "digest_1")
+        rows = rows.with_column("node", col("key").min().over(same))
+        rows = rows.with_column("n_equal", col("key").count().over(same)).where(col("n_equal") > 1)
+        self._write(rows.select(col("key"), col("node")), folder)
+
+    def candidates(self, signatures: Path, equal: Path, bands: Sequence[int], part: tuple[int, int], to: Path) -> None:
+        """Write the pairs (a, b) that share a bucket of one of ``bands``; ``part`` = (i, n) takes the i-th of n shards.
+
+        Of documents with equal words only the node takes part. Pairs are unique within one call.
+        """
+        daft = daft_module("")
+        col, functions = daft.col, daft.functions
+        most, reach = self.config.bucket_documents, self.config.bucket_neighbours
+
+        def propose(hashes: Any, keys: Any, orders: Any) -> pa.Array:
+            rows = [_flat(column) for column in (hashes, keys, orders)]
+            shards = zip(*rows, strict=True)
+            made = [pairs_in_buckets(*shard, bucket_documents=most, bucket_neighbours=reach) for shard in shards]
+            offsets = np.cumsum([0, *(len(one) for one, _ in made)])
+            flat = pa.StructArray.from_arrays(
+                [pa.array(np.concatenate([pair[side] for pair in made]), pa.int64()) for side in (0, 1)],
+                fields=list(_PAIR),
+            )
+            return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), flat)
+
+        rows = self._read(signatures).where(col("has_words"))
+        copies = self._read(equal).where(col("key") != col("node")).select(col("key"))
+        rows = rows.join(copies, on="key", how="anti")
+        number, n_parts = part
+        frame = None
+        for band in bands:
+            one = rows.select(col("key"), col("order"), col(band_name(band)).alias("hash"))
+            one = one.with_column("shard", functions.pmod(col("hash"), n_parts * _SHARDS))
+            one = one.where(functions.pmod(col("shard"), n_parts) == number)
+            frame = one if frame is None else frame.concat(one)
+        assert frame is not None
+        lists = [functions.list_agg(col(name)).alias(name) for name in ("hash", "key", "order")]
+        frame = frame.groupby("shard").agg(*lists)
+        found = self._function(propose, pa.large_list(_PAIR), batch_size=1)(col("hash"), col("key"), col("order"))
+        frame = frame.select(found.alias("pair")).explode(col("pair")).where(functions.not_null(col("pair")))
+        self._write(frame.select(functions.unnest(col("pair"))).distinct(), to)
+
+    def shingles(self, tasks: Sequence[Task], folder: Path) -> None:
+        """Write (key, shingles) for the documents of ``tasks``."""
+        daft = daft_module("")
+        col = daft.col
+        width = self.config.shingle_words
+
+        def shingle(words: Any) -> pa.Array:
+            texts = words.to_arrow().cast(pa.large_string())
+            return pa.concat_arrays([shingle_sets(piece, width) for piece in _pieces(texts)])
+
+        sets = self._function(shingle, pa.large_list(pa.int64()))(col("words"))
+        self._write(self._texts(tasks).select(col("key"), sets.alias("shingles")), folder)
+
+    def compare(self, pairs: Path, shingles: Path, part: tuple[int, int], to: Path) -> None:
+        """Write (a, b, jaccard, containment) for every pair; ``part`` = (i, n) takes the i-th of n parts."""
+        daft = daft_module("")
+        col, functions = daft.col, daft.functions
+        row = pa.struct([("jaccard", pa.float64()), ("containment", pa.float64())])
+
+        def compare(one: Any, two: Any) -> pa.StructArray:
+            first, second = (column.to_arrow().cast(pa.large_list(pa.int64())) for column in (one, two))
+            made = [
+                similarities(*shared(first.slice(at, MAX_ROWS), second.slice(at, MAX_ROWS)))
+                for at in range(0, len(first), MAX_ROWS)
+            ]
+            columns = [np.concatenate([pair[side] for pair in made]) if made else np.empty(0) for side in (0, 1)]
+            return pa.StructArray.from_arrays([pa.array(column) for column in columns], fields=list(row))
+
+        number, n_parts = part
+        frame = self._read(pairs)
+        if n_parts > 1:
+            frame = frame.where(functions.pmod(col("a"), n_parts) == number)
+        sets = self._read(shingles)
+        for side in ("a", "b"):
+            renamed = sets.select(col("key").alias(side), col("shingles").alias(f"set_{side}"))
+            frame = frame.join(renamed, on=side)
+        found = self._function(compare, row)(col("set_a"), col("set_b"))
+        frame = frame.select(col("a"), col("b"), found.alias("found"))
+        self._write(frame.select(col("a"), col("b"), functions.unnest(col("found"))), to)
+
+    def distinct(self, folders: Path, to: Path) -> None:
+        """Write the distinct pairs of several folders."""
+        daft = daft_module("")
+        self._write(self._read(folders, "*/*.parquet").select(daft.col("a"), daft.col("b")).distinct(), to)
+
+    def about(self, signatures: Path, keys: pa.Table) -> pa.Table:
+        """Key, id, source, heldout, score, digests of the documents with these keys, in any order."""
+        daft = daft_module("")
+        names = ("key", "id", "source", "heldout", "score", "digest_0", "digest_1")
+        rows = self._read(signatures).select(*(daft.col(name) for name in names))
+        with self.failures.raised():
+            return rows.join(daft.from_arrow(keys), on="key", how="semi").to_arrow()
+
+    def normalised(self, texts: Sequence[str]) -> pa.Array:
+        """The words of each text with single blanks between them, as the plans see it; for a few texts."""
+        daft = daft_module("")
+        table = pa.table({"number": pa.array(range(len(texts))), "text": pa.array(texts, pa.large_string())})
+        frame = daft.from_arrow(table).select(daft.col("number"), _words(daft.col("text")).alias("words"))
+        with self.failures.raised():
+            done = frame.to_arrow().sort_by("number")
+        return done.column("words").combine_chunks().cast(pa.large_string())
+
+    def each(self, function: Callable[..., str], tasks: pa.Table) -> list[str]:
+        """``function`` of every row of ``tasks`` (its columns as arguments), in workers; the answers, in any order."""
+        daft = daft_module("")
+
+        def call(*columns: Any) -> pa.Array:
+            rows = zip(*(column.to_arrow().to_pylist() for column in columns), strict=True)
+            return pa.array([function(*row) for row in rows], pa.large_string())
+
+        done = self._function(call, pa.large_string(), batch_size=1)(*map(daft.col, tasks.column_names))
+        with self.failures.raised():
+            answers = self._tasks(tasks).select(done.alias("answer")).to_arrow()
+        return list(answers.column("answer").to_pylist())
+
+    def _texts(self, tasks: Sequence[Task]) -> Any:
+        """The rows of TEXT_SCHEMA that the tasks read, with the column ``words``: the normalised text."""
+        daft = daft_module("")
+        col, functions = daft.col, daft.functions
+        score = self.config.score_field
+        row = pa.struct(list(TEXT_SCHEMA))
+
+        def read(*columns: Any) -> pa.Array:
+            rows = zip(*(column.to_arrow().to_pylist() for column in columns), strict=True)
+            batches = [read_task(Task(*values), score) for values in rows]
+            flat = pa.concat_arrays([batch.to_struct_array() for batch in batches])
+            offsets = np.cumsum([0, *(batch.num_rows for batch in batches)])
+            return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), flat)
+
+        table = pa.Table.from_pylist([vars(task) for task in tasks], schema=TASK_SCHEMA)
+        frame = self._tasks(table)
+        rows = self._function(read, pa.large_list(row), batch_size=1)(*map(col, TASK_SCHEMA.names))
+        frame = frame.select(rows.alias("row")).explode(col("row")).where(functions.not_null(col("row")))
+        frame = frame.select(functions.unnest(col("row")))
+        return frame.with_column("words", _words(col("text")))
+
+    def _tasks(self, table: pa.Table) -> Any:
+        daft = daft_module("")
+        frame = daft.from_arrow(table)
+        # The native runner has no partitions and warns; it hands out tasks one by one (batch_size=1).
+        return frame.into_partitions(min(table.num_rows, 64)) if self.config.runner == "ray" else frame
+
+    def _function(self, function: Callable[..., pa.Array], to: pa.DataType, batch_size: int | None = None) -> Any:
+        """A Daft function of whole columns. Threads, and no child processes, for they would cost a copy of the rows."""
+        daft = daft_module("")
+        options = {"return_dtype": daft.DataType.from_arrow_type(to), "use_process": False, "batch_size": batch_size}
+        return daft.func.batch(**options)(self.failures.telling(function))
+
+    def _read(self, folder: Path, files: str = "*.parquet") -> Any:
+        return daft_module("").read_parquet(str(folder / files))
+
+    def _write(self, frame: Any, folder: Path) -> None:
+        # Small portions: a row of the pairs' plan carries two sets of shingles, and books have large ones.
+        with self.failures.raised(), daft_module("").execution_config_ctx(default_morsel_size=_MORSEL_ROWS):
+            frame.write_parquet(str(folder), compression="zstd", write_mode="append")
+
+
+_SHARDS = 16
+_MORSEL_ROWS = 4096
+
+
+def band_name(band: int) -> str:
+    """The column of a band."""
+    return f"band_{band:03d}"
+
+
+def _words(text: Any) -> Any:
+    """The expression that the head of this module describes."""
+    functions = daft_module("").functions
+    words = functions.regexp_replace(functions.lower(text), _CJK, " $1 ")
+    words = functions.regexp_replace(words, r"[^\w]+", " ")
+    return functions.lstrip(functions.rstrip(words))
+
+
+def _bands(values: Any, n_bands: int, n_rows: int) -> list[Any]:
+    """Order, and the hash of each band, of signatures with a row of ``n_bands * n_rows`` values for each document."""
+    values = values.astype(np.uint64)
+    with np.errstate(over="ignore"):
+        # The two values that decide who stands beside whom in a crowded bucket.
+        columns = [(values[:, 0] << np.uint64(31)) ^ values[:, -1]]
+        for band in range(n_bands):
+            mixed = np.full(len(values), band + 1, np.uint64)
+            for row in range(n_rows):
+                mixed = (mixed ^ values[:, band * n_rows + row]) * np.uint64(0x9E3779B97F4A7C15)
+                mixed ^= mixed >> np.uint64(29)
+            columns.append(mixed)
+    return columns
+
+
+def _flat(column: Any) -> list[Any]:
+    """The rows of a column of lists as numpy arrays."""
+    lists = column.to_arrow()
+    values, offsets = np.asarray(lists.values), np.asarray(lists.offsets)
+    return [values[a:b] for a, b in pairwise(offsets.tolist())]
+
+
+def _pieces(texts: pa.Array) -> list[pa.Array]:
+    """``texts`` in slices of at most MAX_ROWS rows and, but for a single text, _CALL_BYTES bytes."""
+    ends = np.concatenate([[0], np.cumsum(np.asarray(pc.binary_length(texts)))])
+    pieces, start = [], 0
+    while start < len(texts):
+        stop = int(np.searchsorted(ends, ends[start] + _CALL_BYTES, side="right")) - 1
+        stop = min(max(stop, start + 1), start + MAX_ROWS, len(texts))
+        pieces.append(texts.slice(start, stop - start))
+        start = stop
+    return pieces or [texts]
