@@ -19,9 +19,15 @@ def utc_text() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 
 
-def age_s(utc: str | None) -> float | None:
-    """Seconds since a time that ``utc_text`` wrote; None for text that is no time."""
+def seconds_of(utc: str | None) -> float | None:
+    """Seconds since 1970 of a time that ``utc_text`` wrote; None for text that is no time."""
     try:
-        return wall_s() - datetime.fromisoformat(utc or "").timestamp()
+        return datetime.fromisoformat(utc or "").timestamp()
     except ValueError:
         return None
+
+
+def age_s(utc: str | None) -> float | None:
+    """Seconds since a time that ``utc_text`` wrote; None for text that is no time."""
+    then_s = seconds_of(utc)
+    return None if then_s is None else wall_s() - then_s

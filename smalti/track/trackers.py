@@ -35,7 +35,7 @@ _END_S = 10.0
 def check(track: TrackConfig, folder: str | Path) -> None:
     """What ``follow`` would refuse, as far as that can be seen before the run folder is there."""
     root = Path(folder)
-    about = about_run(root) if (root / "config.yaml").exists() else About(root, root.name, {}, {})
+    about = about_run(root) if (root / "config.yaml").exists() else About(root, root.name, {}, {}, 0.0)
     for name in track.sinks:
         tracker = TRACKERS[name](track, about)
         if not about.record(name):

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from smalti.base import store
+from smalti.base import clock, store
 from smalti.config.show import flatten
 from smalti.track.append import disk_trouble, read_lines
 from smalti.track.events import read_events
@@ -33,6 +33,8 @@ class About:
     """Dotted key of the config -> value, of the first attempt."""
     tags: Mapping[str, str]
     """Where it comes from and what it runs on; may change at any attempt."""
+    made_s: float
+    """When it was made, in seconds since 1970."""
 
     @property
     def config_text(self) -> str:
@@ -63,7 +65,10 @@ def about_run(folder: str | Path) -> About:
     """Read it from a run folder."""
     root = Path(folder)
     first = _values(root / "config.yaml")
-    return About(root, str(first.get("name", root.name)), first, _tags(root, first))
+    made_by = store.read_json(root / "provenance.json") if (root / "provenance.json").exists() else {}
+    made_s = clock.seconds_of(str(made_by.get("time")))
+    tags = _tags(root, first, made_by)
+    return About(root, str(first.get("name", root.name)), first, tags, clock.wall_s() if made_s is None else made_s)
 
 
 def _values(config: Path) -> dict[str, Any]:
@@ -78,8 +83,7 @@ def _masked(key: str, value: Any) -> Any:
     return value if shown == plain else shown
 
 
-def _tags(root: Path, first: Mapping[str, Any]) -> dict[str, str]:
-    made_by = store.read_json(root / "provenance.json") if (root / "provenance.json").exists() else {}
+def _tags(root: Path, first: Mapping[str, Any], made_by: Mapping[str, Any]) -> dict[str, str]:
     git = made_by.get("git") or {}
     tags = {
         "smalti.version": made_by.get("smalti"),
@@ -87,7 +91,7 @@ def _tags(root: Path, first: Mapping[str, Any]) -> dict[str, str]:
         "smalti.python": made_by.get("python"),
         "smalti.command": " ".join(map(str, made_by.get("command", []))) or None,
         "smalti.commit": git.get("commit"),
-        "smalti.commit_dirty": git.get("dirty"),
+        "smalti.commit_dirty": None if git.get("dirty") is None else str(git["dirty"]).lower(),
         "smalti.folder": str(root) if not root.is_absolute() else root.name,
     }
     resolved: dict[str, Any] = next(

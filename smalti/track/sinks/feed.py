@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -212,14 +211,8 @@ def _row(line: bytes) -> Row | None:
         for key, number in value.items()
         if key not in ("step", "time") and (number is None or isinstance(number, int | float))
     }
-    return Row(value["step"], _seconds(value.get("time")), numbers)
-
-
-def _seconds(utc: Any) -> float:
-    try:
-        return datetime.fromisoformat(str(utc)).timestamp()
-    except ValueError:
-        return clock.wall_s()
+    time_s = clock.seconds_of(str(value.get("time")))
+    return Row(value["step"], clock.wall_s() if time_s is None else time_s, numbers)
 
 
 def brief(error: Exception) -> str:

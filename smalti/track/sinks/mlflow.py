@@ -30,6 +30,9 @@ _TAG_CHARS = 5000
 
 _ANSWER_S = 10.0
 
+_KIND = {"mlflow.experimentKind": "custom_model_development"}
+"""Without it the pages of MLflow 3 take an experiment for one of prompts and traces."""
+
 _STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "interrupted": "KILLED"}
 
 
@@ -44,6 +47,7 @@ class Mlflow:
         self.uri = _uri(track.mlflow, about)
         self._client: Any = None
         self._run_id = ""
+        self._last_ms: int | None = None
         self.place: Mapping[str, str] = {}
 
     def check(self) -> None:
@@ -88,10 +92,11 @@ class Mlflow:
         ]
         for start in range(0, len(values), _METRICS_A_REQUEST):
             self._client.log_batch(self._run_id, metrics=values[start : start + _METRICS_A_REQUEST], synchronous=True)
+        self._last_ms = round(rows[-1].time_s * 1000)
 
     def close(self, state: str) -> None:
         """Set the status."""
-        self._client.set_terminated(self._run_id, _STATUS[state])
+        self._client.set_terminated(self._run_id, _STATUS[state], end_time=self._last_ms)
         self._keep(is_open=False)
 
     def publish(self, path: Path, at: str, numbers: Mapping[str, float], step: int | None) -> str:
@@ -133,8 +138,10 @@ class Mlflow:
                 f"the MLflow experiment '{name}' is deleted",
                 hint="restore it there, or name another: track.mlflow.experiment=NAME",
             )
-        experiment_id = found.experiment_id if found is not None else self._client.create_experiment(name)
-        return self._client.create_run(experiment_id, run_name=self._about.name)
+        experiment_id = found.experiment_id if found is not None else self._client.create_experiment(name, tags=_KIND)
+        return self._client.create_run(
+            experiment_id, run_name=self._about.name, start_time=round(self._about.made_s * 1000)
+        )
 
     def _describe(self, there: Mapping[str, str]) -> None:
         """Parameters that the run lacks (one that is there cannot change), and all tags."""
