@@ -111,11 +111,12 @@ def test_what_does_not_end_in_time_is_cut_off(run: Path, number: int, code: int)
     with served(run, "--finish-s", "0.1") as server:
         body = {**LONG, "prompt": ["def "] * 32, "max_tokens": 2000, "stream": True}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
-            next(answer.iter_lines())
+            lines = answer.iter_lines()  # kept: httpx closes the connection with it
+            next(lines)
             server.process.send_signal(number)
             assert server.process.wait(30) == code
             with pytest.raises(httpx.HTTPError):
-                for _ in answer.iter_lines():
+                for _ in lines:
                     pass
 
 
