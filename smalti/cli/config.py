@@ -1,85 +1,162 @@
-"""``smalti config``: what may be written in a recipe, and what a recipe comes to."""
+"""``smalti config``: what may be written in a recipe, what one comes to, and what sets two apart."""
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from smalti.config.load import Loaded
     from smalti.config.schema import Config
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Show recipes and the schema of configs."
 )
 
-_KINDS = "train, curate, tokenize or eval"
+_COMMANDS = {
+    "train": "smalti train",
+    "curate": "smalti data curate",
+    "tokenize": "smalti data tokenize",
+    "dedup": "smalti data dedup",
+    "eval": "smalti eval run",
+    "model": "the section model: of a run; the presets are of this kind",
+}
+"""Kind -> who takes it. Of kinds that know equally many keys of a file the first is meant."""
+
+_KINDS = ", ".join(_COMMANDS)
+_Kind = Annotated[str | None, typer.Option(help=f"Which config it is: {_KINDS}; absent: guessed from its keys.")]
+_Overrides = Annotated[list[str] | None, typer.Argument(metavar="[A.B=VALUE]...", help="Changes to it.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.command(epilog="Example: smalti config schema > smalti.schema.json")
-def schema(
-    kind: Annotated[str, typer.Argument(help=f"Which config: {_KINDS}.")] = "train",
-) -> None:
-    """Print the JSON Schema of a config, for editors that complete and check YAML."""
+@app.command(epilog="Example: smalti config schema train > smalti.schema.json")
+def schema(kind: Annotated[str, typer.Argument(help=f"Which config: {_KINDS}.")] = "train") -> None:
+    """Print the JSON Schema of a config, for editors that complete and check YAML.
+
+    With this first line in a YAML file, editors with a YAML language server complete and check it by the schema:
+    # yaml-language-server: $schema=smalti.schema.json
+    """
     import json
+    import sys
 
     from smalti.config.load import json_schema
 
     print(json.dumps(json_schema(_model(kind)), indent=2))
+    if not sys.stdout.isatty():
+        line = "# yaml-language-server: $schema=FILE"
+        typer.echo(f"an editor uses it where a YAML file begins with the line: {line}", err=True)
 
 
 @app.command(epilog="Example: smalti config show demo train.optimizer.lr=3e-4")
 def show(
-    recipe: Annotated[str | None, typer.Argument(help="A file, run folder or name; absent: list the names.")] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="A.B=VALUE", help="Changes to it.")] = None,
-    kind: Annotated[
-        str | None, typer.Option(help=f"Which config it is: {_KINDS}; absent: guessed from its keys.")
+    recipe: Annotated[
+        str | None, typer.Argument(help="A file, run folder, recipe or preset; absent: list the names.")
     ] = None,
+    overrides: _Overrides = None,
+    kind: _Kind = None,
+    as_json: _Json = False,
 ) -> None:
-    """Print a recipe resolved, with where each value came from; without a recipe, the names of recipes and presets."""
+    """Print a recipe resolved, with where each value came from; without one, the names of recipes and presets."""
+    from smalti.cli.tables import print_json
     from smalti.config import find, load
 
     if recipe is None:
-        print("recipes:", ", ".join(find.recipe_names()) or "none in this package")
-        print("model presets:", ", ".join(find.preset_names()))
+        _list(find.recipe_names(), find.preset_names(), as_json)
         return
-    print(load.show(load.load(_model(kind or _guess(recipe)), recipe, overrides or [])), end="")
+    kind = kind or _guess(recipe)
+    loaded = _load(kind, recipe, overrides or [])
+    if as_json:
+        print_json({"kind": kind, "config": loaded.config.model_dump(mode="json"), "origins": loaded.origins})
+        return
+    print(f"# {kind}: {_COMMANDS[kind]}")
+    print(load.show(loaded), end="")
 
 
-@app.command(epilog="Example: smalti config diff runs/demo demo train.optimizer.lr=3e-4")
+@app.command(epilog="Example: smalti config diff demo demo train.optimizer.lr=3e-4")
 def diff(
-    before: Annotated[str, typer.Argument(help="A recipe, run folder or name.")],
-    after: Annotated[str, typer.Argument(help="Another.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="A.B=VALUE", help="Changes to it.")] = None,
-    kind: Annotated[str, typer.Option(help=f"Which config they are: {_KINDS}.")] = "train",
+    before: Annotated[str, typer.Argument(help="A file, run folder, recipe or preset.")],
+    after: Annotated[str, typer.Argument(help="Another of the same kind.")],
+    overrides: _Overrides = None,
+    kind: _Kind = None,
+    as_json: _Json = False,
 ) -> None:
-    """Print what differs between two configs; exit 3 if their identity differs (they are two runs, not one)."""
-    from smalti.config.identity import difference, placement_difference
-    from smalti.config.load import load
+    """Print what differs between two configs, before -> after; exit 3 if their identity differs: they are two runs."""
+    from smalti.base.errors import UserError
+    from smalti.cli.tables import print_json
+    from smalti.config.identity import difference, differing, placement_difference
 
-    model = _model(kind)
-    first, second = load(model, before).config, load(model, after, overrides or []).config
-    lines = difference(first, second)
-    for title, found in (("identity", lines), ("placement", placement_difference(first, second))):
-        if found:
-            print(f"{title}:", *(f"  {line}" for line in found), sep="\n")
-    if lines:
+    kinds = [kind or _guess(one) for one in (before, after)]
+    if kinds[0] != kinds[1]:
+        raise UserError(
+            f"'{before}' is a config of kind {kinds[0]}, '{after}' of kind {kinds[1]}",
+            allowed="two configs of one kind",
+            hint="where the kind is guessed wrongly, say it: --kind KIND",
+        )
+    first, second = (_load(kinds[0], name, given).config for name, given in ((before, []), (after, overrides or [])))
+    lines = {"identity": difference(first, second), "placement": placement_difference(first, second)}
+    if as_json:
+        identity, placement = differing([first, second])
+        print_json({"kind": kinds[0], "identity": identity, "placement": placement})
+    else:
+        shown = [f"{title}:\n" + "\n".join(f"  {line}" for line in found) for title, found in lines.items() if found]
+        print("\n".join(shown) or "nothing differs")
+    if lines["identity"]:
         raise typer.Exit(3)
 
 
-def _guess(recipe: str) -> str:
-    """The kind of config that knows most of a recipe's keys; of equals the first, and so ``train`` for want of any."""
-    from smalti.config.find import find_recipe, keys_of
+def _list(recipes: list[str], presets: list[str], as_json: bool) -> None:
+    from smalti.cli.tables import print_json, print_table
 
-    keys = keys_of(find_recipe(recipe).text)
+    kinds = {name: _guess(name) for name in recipes}
+    if as_json:
+        print_json({"recipes": kinds, "presets": presets})
+        return
+    rows = [(name, kind, _COMMANDS[kind]) for name, kind in kinds.items()]
+    rows += [(name, "model", "model.preset") for name in presets]
+    print_table(("name", "kind", "for"), rows, empty="this package holds no recipe")
+
+
+def _guess(name: str) -> str:
+    """The kind of config that knows most of a file's keys; of several the one that its name speaks of, or the first."""
+    from smalti.base.errors import UserError, nearest
+    from smalti.config.find import find_recipe, keys_of, preset_names
+
+    if name in preset_names() and not Path(name).exists():
+        return "model"
+    try:
+        found = find_recipe(name)
+    except UserError as error:
+        close = nearest(name, preset_names())
+        if close is None or (error.hint or "").startswith("did you mean"):
+            raise
+        raise UserError(error.message, allowed=error.allowed, hint=f"did you mean the preset '{close}'?") from error
+    keys = keys_of(found.text)
     models = _models()
-    return max(models, key=lambda kind: len(keys & set(models[kind].model_fields)))
+    known = {kind: len(keys & set(model.model_fields)) for kind, model in models.items()}
+    likely = [kind for kind in models if known[kind] == max(known.values())]
+    return next((kind for kind in likely if kind in Path(found.label).stem), likely[0])
+
+
+def _load(kind: str, name: str, overrides: list[str]) -> "Loaded[Any]":
+    """A file, run folder or recipe of this kind; a preset where the kind is model and no such file is there."""
+    from smalti.config.find import preset_names
+    from smalti.config.load import from_dict, load
+
+    model = _model(kind)
+    if kind == "model" and name in preset_names() and not Path(name).exists():
+        return from_dict(model, {"preset": name}, f"preset {name}", overrides)
+    return load(model, name, overrides)
 
 
 def _models() -> "dict[str, type[Config]]":
     from smalti.config.data import CurateConfig, TokenizeConfig
+    from smalti.config.dedup import DedupConfig
     from smalti.config.eval import EvalConfig
+    from smalti.config.model import ModelConfig
     from smalti.config.run import RunConfig
 
-    return {"train": RunConfig, "curate": CurateConfig, "tokenize": TokenizeConfig, "eval": EvalConfig}
+    kinds: dict[str, type[Config]] = {"train": RunConfig, "curate": CurateConfig, "tokenize": TokenizeConfig}
+    return kinds | {"dedup": DedupConfig, "eval": EvalConfig, "model": ModelConfig}
 
 
 def _model(kind: str) -> "type[Config]":
@@ -90,7 +167,7 @@ def _model(kind: str) -> "type[Config]":
         close = nearest(kind, models)
         raise UserError(
             f"'{kind}' is not a kind of config",
-            allowed=", ".join(models),
+            allowed=_KINDS,
             hint=f"did you mean {close}?" if close else None,
         )
     return models[kind]
