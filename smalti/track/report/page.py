@@ -9,6 +9,7 @@ from typing import Any
 from smalti.base.units import format_count, format_flops, format_frac, format_seconds
 from smalti.track.report import curves
 from smalti.track.report.html import document, row, table, wide_and_narrow
+from smalti.track.report.machine import machine_charts
 from smalti.track.report.read import EvalRun, RunRecord
 from smalti.track.report.words import event_words, is_number, parse_time, score_words, whole_steps
 
@@ -28,6 +29,7 @@ def page(run: RunRecord, parameters: tuple[int, int] | None) -> str:
         _training(run),
         _evals(run),
         _samples(run),
+        _machine(run),
         _timeline(run),
         _config(run),
         f"<footer>Made by <code>smalti runs report {escape(run.folder)}</code> from the run folder's files.</footer>",
@@ -87,6 +89,13 @@ def _training(run: RunRecord) -> str:
         curves.loss_chart(run, width=1040, height=360), curves.loss_chart(run, width=_NARROW, height=280)
     )
     return f'<h2>Training</h2><figure>{loss}</figure><div class="grid below">{small}</div>'
+
+
+def _machine(run: RunRecord) -> str:
+    charts = "".join(f"<figure>{one}</figure>" for one in machine_charts(run))
+    if not charts:
+        return ""
+    return f'<h2>Machine</h2><p class="note">The one that rank 0 ran on.</p><div class="grid">{charts}</div>'
 
 
 def _evals(run: RunRecord) -> str:

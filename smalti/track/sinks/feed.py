@@ -140,8 +140,9 @@ class Feed:
     def _open(self) -> None:
         self._has = self.tracker.open()
         place = self.tracker.place
-        log.get("track").info("%s: %s", self.tracker.name, place.get("page") or place.get("folder"))
-        self._event("tracker_opened", **place)
+        at = place.get("page") or place.get("folder")
+        log.get("track").info("%s: %s", self.tracker.name, at)
+        self._event("tracker_opened", at=at)
 
     def _lacking(self, row: Row) -> Row:
         assert self._has is not None
