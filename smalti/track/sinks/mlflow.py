@@ -30,9 +30,6 @@ _TAG_CHARS = 5000
 
 _ANSWER_S = 10.0
 
-_KIND = {"mlflow.experimentKind": "custom_model_development"}
-"""Without it the pages of MLflow 3 take an experiment for one of prompts and traces."""
-
 _STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "interrupted": "KILLED"}
 
 
@@ -114,7 +111,7 @@ class Mlflow:
             values = [Metric(name, value, time_ms, step or 0) for name, value in numbers.items()]
             self._client.log_batch(self._run_id, metrics=values, synchronous=True)
         size = sum(file.stat().st_size for file in path.rglob("*")) if path.is_dir() else path.stat().st_size
-        page = f"{self._page(run.info.experiment_id)}/artifacts"
+        page = self._page(run.info.experiment_id, "/artifacts")
         if size > self._config.upload_max_bytes:
             told = f"{at} ({format_bytes(size)}) is larger than track.mlflow.upload_max_bytes"
             self._client.set_tag(self._run_id, f"smalti.not_uploaded.{at.replace('/', '.')}", told)
@@ -138,7 +135,7 @@ class Mlflow:
                 f"the MLflow experiment '{name}' is deleted",
                 hint="restore it there, or name another: track.mlflow.experiment=NAME",
             )
-        experiment_id = found.experiment_id if found is not None else self._client.create_experiment(name, tags=_KIND)
+        experiment_id = found.experiment_id if found is not None else self._client.create_experiment(name)
         return self._client.create_run(
             experiment_id, run_name=self._about.name, start_time=round(self._about.made_s * 1000)
         )
@@ -162,8 +159,10 @@ class Mlflow:
         if not there:
             self._client.log_text(self._run_id, self._about.config_text, "config.yaml")
 
-    def _page(self, experiment_id: str) -> str:
-        return f"{redact(self.uri).rstrip('/')}/#/experiments/{experiment_id}/runs/{self._run_id}"
+    def _page(self, experiment_id: str, tab: str = "") -> str:
+        # Without the query the pages of MLflow 3 take a run for one of prompts and traces; older ones look past it.
+        address = f"{redact(self.uri).rstrip('/')}/#/experiments/{experiment_id}/runs/{self._run_id}"
+        return f"{address}{tab}?workflowType=machine_learning"
 
     def _keep(self, *, is_open: bool) -> None:
         self._about.keep(self.name, {**self.place, "open": is_open})
