@@ -54,6 +54,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for line in (
         "data documents data/demo/raw",
         "data curate demo-curate heldout_frac=0.2",
+        "data dedup demo-dedup",
         "data tokenize demo-tokenize vocab_size=300",
         "train recipe.yaml name=demo",
         "export runs/demo",
