@@ -69,7 +69,7 @@ contracts: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/python tools/docs.py --check
 
-bench: $(STAMP)  ## paired ratios; NAME chooses one script of bench/
+bench: $(STAMP)  ## paired ratios; NAME chooses one script of bench/; peers are installed into .venv-peers
 	@set -e; for script in $(if $(NAME),bench/$(NAME).py,$(sort $(wildcard bench/*.py))); do \
 	  echo "== $$script"; PYTHONPATH=tools $(BIN)/python $$script $(ARGS); done
 
@@ -82,6 +82,6 @@ docs: $(STAMP)  ## write docs/reference from the code, and check every link
 lock:  ## resolve the newest versions in a fresh environment and write constraints.txt
 	PYTHON=$(PYTHON) TORCH='$(TORCH)' bash tools/lock.sh $(PIP_ARGS)
 
-clean:  ## remove .venv, caches and build outputs; runs/ stays
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+clean:  ## remove .venv, .venv-peers, caches and build outputs; runs/ stays
+	rm -rf $(VENV) .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find smalti tests tools bench -name __pycache__ -type d -prune -exec rm -rf {} +

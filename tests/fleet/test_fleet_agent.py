@@ -27,8 +27,7 @@ agent.announce(outcome)
 sys.exit(outcome.code)
 """
 
-DRIVERS: list[subprocess.Popen[str]] = []
-"""Those that the present test has started."""
+DRIVERS: list[subprocess.Popen[str]] = []  # those that the present test has started
 
 HEAD = """
 import os, signal, sys, time
