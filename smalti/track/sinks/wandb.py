@@ -5,9 +5,14 @@ which leaves a folder of its own. Of steps that were done again after a crash th
 ``online`` was never run against the site by Smalti's tests. Takes no files: metrics, config and where it comes from.
 """
 
+import json
+import math
 import secrets
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from smalti.base import env
@@ -18,6 +23,10 @@ from smalti.track.sinks.feed import Row
 
 _STEP = "time/batch"
 """The axis of all charts. W&B's own counter may only rise, and a held-out result belongs to a step that has gone by."""
+
+
+_BLOCK_BYTES, _HEAD_BYTES = 32768, 7
+_FULL, _FIRST, _LAST = 1, 2, 4
 
 
 class Wandb:
@@ -66,8 +75,9 @@ class Wandb:
         self._run.define_metric("*", step_metric=_STEP)
         self.place = {"mode": mode, "project": project, "run_id": run_id, "folder": f"{folder}/wandb"}
         if record.get("run_id") == run_id:
-            self._has = dict(record.get("sent", {}))
-        self._about.keep(self.name, {**self.place, "sent": self._has})
+            last = _last_step(Path(folder) / "wandb", run_id) if record.get("open") else math.inf
+            self._has = {name: int(min(step, last)) for name, step in record.get("sent", {}).items()}
+        self._keep(is_open=True)
         return dict(self._has)
 
     def send(self, rows: Sequence[Row]) -> None:
@@ -75,10 +85,54 @@ class Wandb:
         for row in rows:
             self._run.log({**row.values, _STEP: row.step, "_timestamp": row.time_s})
             self._has |= dict.fromkeys(row.values, row.step)
-        self._about.keep(self.name, {**self.place, "sent": self._has})
+        self._keep(is_open=True)
 
     def close(self, state: str) -> None:
         """End W&B's process; a run that was stopped is marked as preempted."""
         if state in ("stopped", "interrupted"):
             self._run.mark_preempting()
         self._run.finish(exit_code=0 if state == "done" else 1)
+        self._keep(is_open=False)
+
+    def _keep(self, *, is_open: bool) -> None:
+        self._about.keep(self.name, {**self.place, "open": is_open, "sent": self._has})
+
+
+def _last_step(folder: Path, run_id: str) -> int:
+    """The last step in W&B's files of this run; -1 where they hold none.
+
+    W&B's process writes whole blocks, and loses the begun one when ours is killed: what it was sent is then not what
+    it has (seen: 19 lines of 589).
+    """
+    for file in sorted(folder.glob(f"*run-*-{run_id}/run-{run_id}.wandb"), reverse=True):
+        steps = [int(json.loads(item.value_json)) for record in _tail(file) for item in record.history.item
+                 if _STEP in (item.key, *item.nested_key)]  # fmt: skip
+        if steps:
+            return steps[-1]
+    return -1
+
+
+def _tail(file: Path) -> Iterator[Any]:
+    """The records in the last megabyte of a ``.wandb`` file: LevelDB's log format behind a head of 7 bytes.
+
+    https://github.com/google/leveldb/blob/main/doc/log_format.md
+    """
+    read = import_module("wandb.proto.wandb_internal_pb2").Record.FromString
+    data, whole = file.read_bytes(), None
+    at = max(_HEAD_BYTES, (len(data) // _BLOCK_BYTES - 32) * _BLOCK_BYTES)
+    while at + _HEAD_BYTES <= len(data):
+        room = _BLOCK_BYTES - at % _BLOCK_BYTES
+        if room < _HEAD_BYTES:
+            at += room
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        part = data[at + _HEAD_BYTES : at + _HEAD_BYTES + length]
+        at += _HEAD_BYTES + length
+        if kind in (_FULL, _FIRST):
+            whole = b""
+        if whole is None or len(part) < length:  # the rest of a record before the tail; the end that was cut off
+            continue
+        whole += part
+        if kind in (_FULL, _LAST):
+            yield read(whole)
+            whole = None
