@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 VERBS = {
     "demo": "the whole job on an embedded corpus: documents to a model that answers",
     "plan": "parameters, FLOPs, memory and time of a run before it starts",
-    "data": "curate documents, tokenize them, look at token files",
+    "data": "curate documents, drop near-duplicates, tokenize, look at token files",
     "train": "train a model from a recipe; the same command again resumes",
     "eval": "measure a model, with n and error",
     "export": "write a run's model as a Hugging Face folder",
     "chat": "talk to an exported model in the terminal",
     "serve": "answer requests over HTTP, with a chat page",
-    "runs": "list, show, compare and report runs",
+    "runs": "list, show, compare and report runs; send them to a tracker",
     "env": "what a bug report needs: versions, machine, devices",
     "config": "show a recipe resolved, and the schema of all that may be written",
 }

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar, overload
 
 from smalti.base import store
 from smalti.base.clock import utc_text
-from smalti.base.errors import DataError, UserError
+from smalti.base.errors import DataError, UserError, nearest
 from smalti.config.identity import difference, placement_difference
 from smalti.config.load import dump, load
 from smalti.config.run import JobConfig, RunConfig
@@ -76,7 +76,7 @@ class RunFolder:
             raise UserError(
                 f"{path} is not a run folder: it has no config.yaml",
                 allowed="a folder that 'smalti train' has written",
-                hint=_runs_beside(Path(path)),
+                hint=runs_beside(Path(path)),
             )
         return cls(path)
 
@@ -266,7 +266,11 @@ def resolve(run: str | Path, *, runs: str | Path = "runs") -> Path:
     return named if not taken and (named / "config.yaml").is_file() else path
 
 
-def _runs_beside(path: Path) -> str | None:
-    parent = path.parent if path.parent.is_dir() else Path("runs")
-    names = sorted(str(entry.parent) for entry in parent.glob("*/config.yaml"))
-    return f"runs there: {', '.join(names[:8])}" if names else None
+def runs_beside(path: Path) -> str | None:
+    """Which runs there are where ``path`` should be, for the hint of an error; or the one that is meant."""
+    parent = path.parent if path.parent.is_dir() and path.parent != Path() else Path("runs")
+    names = sorted(entry.parent.name for entry in parent.glob("*/config.yaml"))
+    close = nearest(path.name, names)
+    if close is not None:
+        return f"did you mean '{parent / close}'?"
+    return f"runs there: {', '.join(str(parent / name) for name in names[:8])}" if names else None

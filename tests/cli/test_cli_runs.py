@@ -136,6 +136,7 @@ def test_diff_prints_what_differs_and_draws_it(tmp_path: Path, capsys: pytest.Ca
         (["base", "lr-low", "--x", "time"], "say what --plot draws"),
         (["base", "lr-low", "--plot", "a.pdf"], ".html, .svg"),
         (["base", "nothing"], "there is no run folder 'nothing'"),
+        (["base", "lrlow"], "did you mean 'runs/lr-low'?"),
     ],
 )
 def test_diff_says_what_is_wrong(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
