@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from smalti.config.data import CurateConfig, DataConfig, TokenizeConfig
+from smalti.config.data import CurateConfig, TokenizeConfig
+from smalti.config.dedup import DedupConfig
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+
+WHOLE = (RunConfig, CurateConfig, TokenizeConfig, DedupConfig)
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
@@ -30,15 +33,19 @@ def blocks(language: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("where", "text"), blocks("yaml"), ids=lambda value: value if "#" in value[:60] else "")
 def test_yaml_is_a_config(where, text):
     value = yaml.safe_load(text)
-    if "name" in value:
-        from_dict(RunConfig, value, where)
-    elif "documents" in value:
-        from_dict(TokenizeConfig, value, where)
-    elif "output" in value:
-        from_dict(CurateConfig, value, where)
-    else:
-        assert set(value) == {"data"}, f"{where}: say in this test what kind of config this is"
-        from_dict(DataConfig, value["data"], where)
+    kind = next(
+        (kind for kind in WHOLE if value.keys() <= kind.model_fields.keys() and needed(kind) <= value.keys()), None
+    )
+    if kind is not None:
+        from_dict(kind, value, where)
+        return
+    for key, section in value.items():  # sections of a run, each by itself
+        from_dict(RunConfig.model_fields[key].annotation, section, where)
+
+
+def needed(kind):
+    """The keys that a config of this kind cannot do without."""
+    return {name for name, field in kind.model_fields.items() if field.is_required()}
 
 
 @pytest.mark.parametrize(("where", "text"), blocks("python"), ids=lambda value: value if "#" in value[:60] else "")
