@@ -1,0 +1,73 @@
+"""Log-probabilities: of the prompt, of the answer, equal to the scoring pass of the evals."""
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import ByteTokenizer, dbrx_config, llama_config, tiny_model
+
+from smalti.base.errors import UserError
+from smalti.evals.likelihood import Window, score
+from smalti.serve.engine.engine import Engine
+from smalti.serve.engine.sampling import SamplingParams
+from smalti.serve.engine.scheduler import Limits
+
+TEXTS = ["x", "hello world", "a" * 40, "def add(a, b):\n    return a + b\n"]
+
+
+@pytest.fixture(params=[llama_config, dbrx_config], ids=["llama", "dbrx"])
+def engine(request) -> Engine:
+    return Engine(tiny_model(request.param(vocab_size=272)), ByteTokenizer(), limits=Limits(prefill_tokens=16))
+
+
+def test_prompt_scores_equal_those_of_the_evals(engine: Engine) -> None:
+    params = SamplingParams(max_tokens=0, prompt_logprobs=3)
+    answers = engine.generate(TEXTS, params)
+    windows = [Window(np.array([256, *text.encode()]), 1) for text in TEXTS]
+    nats = score(engine.model, windows)
+    for text, answer, expected in zip(TEXTS, answers, nats, strict=True):
+        assert (answer.text, answer.token_ids, answer.finish_reason) == ("", (), "length")
+        assert [token.id for token in answer.prompt_scores] == [256, *text.encode()]
+        assert answer.prompt_scores[0].logprob is None
+        assert -sum(token.logprob for token in answer.prompt_scores[1:]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_scores_equal_a_log_softmax_over_the_whole_vocabulary(engine: Engine) -> None:
+    params = SamplingParams(max_tokens=12, logprobs=4, prompt_logprobs=2, temperature=1.0, top_k=3, ignore_eos=True)
+    answer = engine.generate(["hello, world, hello, world"], params)[0]
+    ids = [token.id for token in answer.prompt_scores] + list(answer.token_ids)
+    with torch.no_grad():
+        logprobs = engine.model(torch.tensor([ids])).value[0].float().log_softmax(-1)
+    for place, token in enumerate((*answer.prompt_scores, *answer.tokens)):
+        if place == 0:
+            assert token.top == ()
+            continue
+        row = logprobs[place - 1]
+        assert token.logprob == pytest.approx(float(row[token.id]), abs=1e-4)
+        n_top = 2 if place < len(answer.prompt_scores) else 4
+        best = row[:257].topk(n_top)
+        assert [id for id, _ in token.top] == best.indices.tolist()
+        assert [logprob for _, logprob in token.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+    assert all(token.id in dict(token.top) for token in answer.tokens)
+
+
+def test_scores_are_given_only_where_asked(engine: Engine) -> None:
+    plain = engine.generate(["abc"], SamplingParams(max_tokens=3, ignore_eos=True))[0]
+    assert plain.tokens == plain.prompt_scores == ()
+    chosen = engine.generate(["abc"], SamplingParams(max_tokens=3, logprobs=0, ignore_eos=True))[0]
+    assert chosen.token_ids == plain.token_ids
+    assert all(token.logprob is not None and token.top == () for token in chosen.tokens)
+    assert chosen.prompt_scores == ()
+
+
+def test_a_prompt_of_the_full_context_can_be_scored_but_not_continued(engine: Engine) -> None:
+    ids = list(range(64))
+    scored = engine.generate([ids], SamplingParams(max_tokens=0, prompt_logprobs=0))[0]
+    assert [token.id for token in scored.prompt_scores] == ids
+    with pytest.raises(UserError, match="64 tokens"):
+        engine.generate([ids], SamplingParams(max_tokens=1, prompt_logprobs=0))
+    with pytest.raises(UserError, match="max_tokens=0"):
+        SamplingParams(max_tokens=0)
+    with pytest.raises(UserError, match="logprobs=-1"):
+        SamplingParams(logprobs=-1)
+    with pytest.raises(UserError, match="prompt_logprobs=101"):
+        SamplingParams(prompt_logprobs=101)
