@@ -37,7 +37,7 @@ class DedupConfig(Config):
     """A numeric column of the documents (``n_bytes``: the longest stays). Of near documents the one with the highest
     value stays, then the one with the smallest id. Absent: the smallest id."""
     alarm_frac: Real = Field(0.5, gt=0, le=1)
-    """A source that loses more than this share of its training documents raises an alarm: the result is written, and the
+    """A source that loses more than this share of its training documents raises an alarm: the result is written, the
     exit code is 3."""
     selftest_documents: Whole = Field(200, ge=20, le=10_000)
     """Copies, edits and unrelated texts that are planted in every run, made from the corpus, and taken out again."""
@@ -50,7 +50,7 @@ class DedupConfig(Config):
     runner: Literal["native", "ray"] = placement("native")
     """Where the plan runs: Daft's engine in this process, or a Ray cluster whose machines see the same files."""
     ray_address: str | None = placement(None)
-    """Address of the cluster (``ray://host:10001``, ``host:6379``, ``auto``); absent: one is started on this machine."""
+    """Address of the cluster (``ray://host:10001``, ``host:6379``, ``auto``); absent: one on this machine."""
     memory_gb: Real = placement(4.0, gt=0)
     """About how much memory a part of the work may take; a larger corpus is worked on in more parts."""
     work: str | None = placement(None)

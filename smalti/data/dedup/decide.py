@@ -1,7 +1,7 @@
 """Which documents stay: a pure function of the verified pairs, the groups of equal words, and the order of documents.
 
 The order is total: held-out documents, then higher scores, then smaller ids (as bytes), then sources, then texts. In
-this order each document stays unless it is near to one that stays already. So what goes is always near to something that
+this order each document stays unless it is near to one that stays already. So what goes is near to something that
 stays, no chain of likenesses takes a document along, and held-out documents all stay.
 
 In memory are the documents that have a partner (about 300 bytes each) and the pairs (about 50 bytes each), no texts.

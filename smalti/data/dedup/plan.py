@@ -98,10 +98,8 @@ class Plans:
             shards = zip(*rows, strict=True)
             made = [pairs_in_buckets(*shard, bucket_documents=most, bucket_neighbours=reach) for shard in shards]
             offsets = np.cumsum([0, *(len(one) for one, _ in made)])
-            flat = pa.StructArray.from_arrays(
-                [pa.array(np.concatenate([pair[side] for pair in made]), pa.int64()) for side in (0, 1)],
-                fields=list(_PAIR),
-            )
+            sides = [np.concatenate([np.empty(0, np.int64), *(pair[side] for pair in made)]) for side in (0, 1)]
+            flat = pa.StructArray.from_arrays([pa.array(side) for side in sides], fields=list(_PAIR))
             return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), flat)
 
         rows = self._read(signatures).where(col("has_words"))
@@ -129,7 +127,7 @@ class Plans:
 
         def shingle(words: Any) -> pa.Array:
             texts = words.to_arrow().cast(pa.large_string())
-            return pa.concat_arrays([shingle_sets(piece, width) for piece in _pieces(texts)])
+            return pa.concat_arrays([shingle_sets(piece, width) for piece in _pieces(texts)])  # one piece of no rows
 
         sets = self._function(shingle, pa.large_list(pa.int64()))(col("words"))
         self._write(self._texts(tasks).select(col("key"), sets.alias("shingles")), folder)
@@ -206,7 +204,7 @@ class Plans:
         def read(*columns: Any) -> pa.Array:
             rows = zip(*(column.to_arrow().to_pylist() for column in columns), strict=True)
             batches = [read_task(Task(*values), score) for values in rows]
-            flat = pa.concat_arrays([batch.to_struct_array() for batch in batches])
+            flat = pa.concat_arrays([pa.array([], row), *(batch.to_struct_array() for batch in batches)])
             offsets = np.cumsum([0, *(batch.num_rows for batch in batches)])
             return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), flat)
 

@@ -1,0 +1,299 @@
+"""The whole deduplication: planted corpora, traps, exactness, kills, stages, errors."""
+
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from itertools import combinations
+from pathlib import Path
+
+import made_corpus
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from made_corpus import PlantedDocument
+
+from smalti.base.errors import DataError, Refusal, UserError
+from smalti.cli.main import run
+from smalti.config.dedup import DedupConfig
+from smalti.data.curate.tables import read_documents
+from smalti.data.dedup.job import dedup
+
+
+def config_of(folder: Path, output: Path, **changes) -> DedupConfig:
+    return DedupConfig(documents=str(folder), output=str(output), **changes)
+
+
+def drops_of(output: Path) -> dict[str, dict]:
+    rows = [row for path in sorted(output.glob("drops/*.parquet")) for row in pq.read_table(path).to_pylist()]
+    return {row["id"]: row for row in rows}
+
+
+def kept_of(output: Path) -> set[str]:
+    return {row["id"] for path in output.glob("documents/*/*.parquet") for row in read_documents(path)}
+
+
+def files_of(output: Path) -> dict[str, str]:
+    paths = sorted(path for path in output.rglob("*") if path.is_file() and ".stages" not in path.parts)
+    return {path.relative_to(output).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def texts(**named: str) -> list[PlantedDocument]:
+    return [PlantedDocument(name, text, "base") for name, text in named.items()]
+
+
+def made(n: int, seed: int, vocabulary: int = 3000) -> str:
+    rng = random.Random(seed)
+    return " ".join(f"w{rng.randrange(vocabulary)}" for _ in range(n))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    documents = made_corpus.planted(3000, seed=5)
+    return made_corpus.write_parquet(documents, tmp_path_factory.mktemp("corpus") / "documents"), documents
+
+
+def test_copies_and_edits_go_and_nothing_else(tmp_path, proof, record):
+    """Recall and precision on copies and 5 % edits; shared boilerplate and books of one vocabulary stay."""
+    n = proof(short=4000, full=100_000)
+    documents = made_corpus.planted(n, seed=1)
+    report = dedup(config_of(made_corpus.write_parquet(documents, tmp_path / "c"), tmp_path / "out"))
+    scores = made_corpus.score(documents, set(drops_of(tmp_path / "out")))
+    figures = {kind: {"recall": one.recall, "precision": one.precision, **vars(one)} for kind, one in scores.items()}
+    record("dedup", {"documents": n, "scores": figures, "selftest": report.selftest.as_json()})
+    for kind in ("exact", "edited", "all"):
+        assert scores[kind].recall >= 0.99, figures
+        assert scores[kind].precision >= 0.99, figures
+    assert scores["boilerplate"].wrong == scores["book"].wrong == 0
+    assert report.selftest.recall >= 0.99
+    assert report.selftest.precision == 1.0
+
+
+def test_both_sentence_traps(tmp_path, proof):
+    repeats = proof(short=3000, full=60_000)
+    documents = made_corpus.sentence_trap(repeats)
+    report = dedup(config_of(made_corpus.write_parquet(documents, tmp_path / "c"), tmp_path / "out"))
+    gone = drops_of(tmp_path / "out")
+    assert not [name for name in gone if name.startswith("among")]
+    assert sum(name.startswith("alone") for name in gone) >= repeats - 1
+    assert report.n_candidates < 28 * 8 * len(documents)
+    assert made_corpus.score(documents, set(gone))["all"].recall == 1.0
+
+
+def test_what_goes_is_what_counting_all_pairs_says(tmp_path):
+    """With enough bands everything near is proposed: the result equals brute force over all pairs, then greedy."""
+    rng = random.Random(3)
+    bases = [made(rng.randrange(1, 60), seed) for seed in range(40)]
+    found = {f"d{i:03d}": bases[i % 40] for i in range(120)}
+    for name, text in found.items():
+        words = text.split()
+        for _ in range(rng.randrange(0, 6)):
+            words[rng.randrange(len(words))] = f"e{rng.randrange(99)}"
+        found[name] = " ".join(words).upper() if rng.random() < 0.3 else ", ".join(words)
+    folder = made_corpus.write_parquet(texts(**found), tmp_path / "c")
+    dedup(config_of(folder, tmp_path / "out", bands=200, rows=1, threshold=0.5, shingle_words=2))
+    sets = {}
+    for name, text in found.items():
+        words = text.lower().replace(",", " ").split()
+        sets[name] = {tuple(words[i : i + 2]) for i in range(max(1, len(words) - 1))}
+    near = {
+        frozenset((a, b)) for a, b in combinations(sets, 2) if len(sets[a] & sets[b]) >= 0.5 * len(sets[a] | sets[b])
+    }
+    kept: list[str] = []
+    for name in sorted(found):
+        if not any(frozenset((name, other)) in near for other in kept):
+            kept.append(name)
+    assert kept_of(tmp_path / "out") == set(kept)
+    for name, row in drops_of(tmp_path / "out").items():
+        partner = row["partner"].partition("/")[2]
+        assert partner in kept
+        assert row["score"] == pytest.approx(len(sets[name] & sets[partner]) / len(sets[name] | sets[partner]))
+
+
+def test_the_order_and_the_files_of_the_input_change_nothing(tmp_path, corpus):
+    folder, documents = corpus
+    dedup(config_of(folder, tmp_path / "a"))
+    turned = random.Random(0).sample(documents, len(documents))
+    made_corpus.write_parquet(turned, tmp_path / "c", files=3)
+    dedup(config_of(tmp_path / "c", tmp_path / "b", memory_gb=0.004, selftest_documents=40))  # and many small portions
+    assert kept_of(tmp_path / "a") == kept_of(tmp_path / "b")
+
+
+def test_held_out_documents_stay_and_near_training_ones_go(tmp_path):
+    text, other = made(80, 1), made(80, 2)
+    documents = texts(a=text, b=f"new {text}", c=f"{text} end", d=other, e=made(80, 3), f=other)
+    folder = made_corpus.write_parquet(documents, tmp_path / "c", files=2, heldout=("b", "c", "d"))
+    report = dedup(config_of(folder, tmp_path / "out"))
+    gone = drops_of(tmp_path / "out")
+    assert {name: row["rule"] for name, row in gone.items()} == {
+        "a": "dedup/near-heldout",
+        "f": "dedup/same-words-as-heldout",
+    }
+    assert report.near_heldout_documents == 2
+
+
+def test_small_empty_and_foreign_texts(tmp_path):
+    documents = texts(
+        a="", b="", c="!!", d="??", e="one", f="One.", g="two words", h="words two",
+        i="你好世界 今天天气很好", j="你好世界。今天天气很好", k="été", l="ÉTÉ!",
+    )  # fmt: skip
+    report = dedup(config_of(made_corpus.write_parquet(documents, tmp_path / "c", files=1), tmp_path / "out"))
+    assert set(drops_of(tmp_path / "out")) == {"b", "f", "j", "l"}
+    assert "no document has" in str(report.selftest.note)
+
+
+def test_containment_finds_a_document_inside_another(tmp_path):
+    small = made(60, 1)
+    folder = made_corpus.write_parquet(texts(a=f"{small} {made(60, 2)}", b=small), tmp_path / "c", files=1)
+    dedup(config_of(folder, tmp_path / "plain"))
+    assert not drops_of(tmp_path / "plain")
+    dedup(config_of(folder, tmp_path / "out", containment=0.9, rows=2))
+    assert drops_of(tmp_path / "out")["b"]["reason"] == "containment 1.000 with part-0/a"
+
+
+def test_a_score_column_chooses_who_stays(tmp_path):
+    text = made(80, 1)
+    folder = made_corpus.write_parquet(texts(a=text, b=f"{text} longer"), tmp_path / "c", files=1)
+    dedup(config_of(folder, tmp_path / "out", score_field="n_bytes"))
+    assert set(drops_of(tmp_path / "out")) == {"a"}
+    with pytest.raises(UserError, match="score_field=quality is not a numeric column"):
+        dedup(config_of(folder, tmp_path / "other", score_field="quality"))
+
+
+KILLED = """
+import os, signal, sys
+from smalti.config.dedup import DedupConfig
+from smalti.data.dedup import job, plan, stages
+after, rename = sys.argv[3], os.replace
+def replace(source, to):
+    if os.path.basename(str(to)) == after:
+        os.kill(os.getpid(), signal.SIGKILL)  # before the stage has its name
+    rename(source, to)
+stages.os.replace = replace
+job.dedup(DedupConfig(documents=sys.argv[1], output=sys.argv[2]))
+"""
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_stage_changes_no_byte(tmp_path, corpus):
+    folder, _ = corpus
+    dedup(config_of(folder, tmp_path / "whole"))
+    for stage in ("signatures", "candidates", "shingles", "pairs", "decisions", "documents"):
+        arguments = [str(folder), str(tmp_path / "killed"), stage]
+        done = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, timeout=120)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len(list((tmp_path / "killed/.stages").iterdir())) >= 5  # each process went on behind the last whole stage
+    dedup(config_of(folder, tmp_path / "killed"))
+    assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
+    assert not (tmp_path / "killed/.stages").exists()
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_time_changes_no_byte(tmp_path, corpus):
+    folder, _ = corpus
+    dedup(config_of(folder, tmp_path / "whole"))
+    command = [sys.executable, "-m", "smalti", "data", "dedup", "demo-dedup", f"documents={folder}"]
+    for delay_s in (0.9, 1.5, 2.2):
+        child = subprocess.Popen([*command, f"output={tmp_path / 'killed'}"], stderr=subprocess.DEVNULL)
+        time.sleep(delay_s)
+        child.kill()
+        child.wait()
+    dedup(config_of(folder, tmp_path / "killed"))
+    assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
+
+
+def test_stages_that_are_kept_are_used_and_can_be_done_again(tmp_path, corpus):
+    folder, _ = corpus
+    output, stages = tmp_path / "out", tmp_path / "out/.stages"
+
+    def times(**changes):
+        dedup(config_of(folder, output, keep_stages=True, **changes))
+        return {path.parent.name: path.stat().st_mtime_ns for path in stages.glob("*/stage.json")}
+
+    first = times()
+    before = files_of(output)
+    assert times() == first
+    other = times(threshold=0.9)
+    assert [name for name in first if first[name] != other[name]] == ["decisions"]
+    again = times(from_stage="shingles")
+    assert {name for name in first if again[name] == first[name]} == {"signatures", "candidates"}
+    assert files_of(output) == before
+    os.rename(stages / "candidates", tmp_path / "away")
+    assert {name for name, at in times().items() if at == again[name]} == {"signatures"}
+    assert files_of(output) == before
+
+
+def test_the_selftest_stops_a_config_that_finds_too_little(tmp_path, corpus):
+    folder, _ = corpus
+    with pytest.raises(Refusal, match="self-test found") as caught:
+        dedup(config_of(folder, tmp_path / "out", bands=2, rows=12))
+    assert "bands=4" in str(caught.value)
+    assert not (tmp_path / "out/documents").exists()
+
+
+def test_the_selftest_does_not_change_the_result(tmp_path, corpus):
+    folder, _ = corpus
+    dedup(config_of(folder, tmp_path / "few", selftest_documents=20))
+    dedup(config_of(folder, tmp_path / "many", selftest_documents=600))
+    few, many = files_of(tmp_path / "few"), files_of(tmp_path / "many")
+    assert {name: few[name] for name in few if name.endswith(".parquet")} == {
+        name: many[name] for name in many if name.endswith(".parquet")
+    }
+
+
+def test_a_damaged_file_is_our_error_from_the_worker(tmp_path):
+    folder = made_corpus.write_parquet(made_corpus.planted(300), tmp_path / "c", files=1)
+    path = folder / "documents/part-0/train.parquet"
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 64] = bytes(64)
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"train\.parquet cannot be read"):
+        dedup(config_of(folder, tmp_path / "out", selftest_documents=20))
+
+
+def test_folders_that_would_be_lost_are_refused(tmp_path, corpus):
+    folder, _ = corpus
+    with pytest.raises(UserError, match="lie one in the other"):
+        dedup(config_of(folder, folder / "out"))
+    other = made_corpus.write_parquet(made_corpus.planted(100), tmp_path / "other")
+    with pytest.raises(UserError, match="would be lost"):
+        dedup(config_of(folder, other))
+    with pytest.raises(DataError, match="was not written by 'smalti data curate'"):
+        dedup(config_of(tmp_path / "nothing", tmp_path / "out"))
+
+
+def test_an_alarm_is_loud_exits_with_3_and_leaves_the_result(tmp_path, capsys):
+    text = made(80, 1)
+    folder = made_corpus.write_parquet(texts(a=text, b=f"{text} x", c=f"{text} y"), tmp_path / "c", files=1)
+    arguments = ["data", "dedup", "demo-dedup", f"documents={folder}", f"output={tmp_path / 'out'}"]
+    assert run(arguments) == 3
+    out, err = capsys.readouterr()
+    assert "ALARM: part-0 lost 66.7% of its training documents" in err
+    assert "self-test: recall 1.0000" in out
+    assert kept_of(tmp_path / "out") == {"a"}
+    assert "**ALARM**" in (tmp_path / "out/report.md").read_text()
+    assert run([*arguments, "alarm_frac=0.7"]) == 0
+
+
+def test_a_dry_run_writes_nothing(tmp_path, corpus, capsys):
+    folder, _ = corpus
+    assert run(["data", "dedup", "demo-dedup", f"documents={folder}", f"output={tmp_path / 'out'}", "--dry-run"]) == 0
+    assert "nothing was written" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+def test_tokenize_takes_the_output(tmp_path, corpus):
+    from smalti.config.data import TokenizeConfig
+    from smalti.data.tokenize import tokenize
+
+    folder, _ = corpus
+    dedup(config_of(folder, tmp_path / "out"))
+    tokenize(TokenizeConfig(documents=str(tmp_path / "out"), output=str(tmp_path / "tokens"), vocab_size=300))
+    assert (tmp_path / "tokens/part-0/train/manifest.json").exists()
+    dedup(config_of(tmp_path / "out", tmp_path / "again"))
+    assert not drops_of(tmp_path / "again")
+    assert pq.read_schema(tmp_path / "out/documents/part-0/train.parquet").field("text").type == pa.large_string()
