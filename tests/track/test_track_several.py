@@ -5,7 +5,7 @@ import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
-from made_run import make_run
+from made_run import make_run, write_lines
 from test_track_report import CHROMIUM, Checker
 
 from smalti.base.errors import UserError
@@ -68,6 +68,12 @@ def test_runs_without_a_step_have_a_page(runs: list[Path]) -> None:
         (run / "metrics.jsonl").unlink()
         shutil.rmtree(run / "evals")
     assert "No step has been logged yet" in page_of_several([read_run(run) for run in runs])
+
+
+def test_runs_of_another_kind_have_a_page(runs: list[Path]) -> None:
+    for run in runs:
+        write_lines(run / "metrics.jsonl", [{"step": step, "l2_norm/grad/global": 1.0 / step} for step in (1, 2, 3)])
+    assert "l2_norm/grad/global" in page_of_several([read_run(run) for run in runs])
 
 
 @pytest.mark.browser

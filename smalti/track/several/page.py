@@ -12,7 +12,7 @@ from smalti.track.report.html import document, row, table, wide_and_narrow
 from smalti.track.report.read import RunRecord, read_run
 from smalti.track.report.words import whole_steps
 from smalti.track.several.comparison import Comparison, compare, value_text
-from smalti.track.several.overlay import overlay
+from smalti.track.several.overlay import AXES, overlay
 
 LOSS = "loss/train/total"
 _SMALL = {"width": 440, "height": 240}
@@ -27,7 +27,7 @@ def page_of_several(runs: Sequence[RunRecord], *, metric: str | None = None, x: 
         _header(found),
         _side_by_side(runs, found),
         _config(found),
-        _curves(runs, found.names, metric or LOSS, x or "step"),
+        _curves(runs, found.names, metric or _first_metric(runs), x or "step"),
         _evals(runs, found),
         f"<footer>Made by <code>smalti runs report {names}</code> from the run folders' files.</footer>",
     )
@@ -48,7 +48,7 @@ def write_plot(runs: Sequence[RunRecord], path: str | Path, *, metric: str | Non
         store.write_text(path, page_of_several(runs, metric=metric, x=x))
     elif kind == ".svg":
         names = compare(runs).names
-        picture = overlay(runs, names, metric or LOSS, x=x or "step", width=1040, height=420)
+        picture = overlay(runs, names, metric or _first_metric(runs), x=x or "step", width=1040, height=420)
         store.write_text(path, standalone(picture))
     else:
         raise UserError(f"--plot {path}: the kind of file is told by its ending", allowed=".html, .svg")
@@ -104,7 +104,7 @@ def _curves(runs: Sequence[RunRecord], names: Sequence[str], metric: str, x: str
         overlay(runs, names, metric, x=x, width=360, height=300),
     )
     known = {name for run in runs for name in run.names}
-    wanted = [(metric, axis) for axis in ("step", "tokens", "time") if axis != x]
+    wanted = [(metric, axis) for axis, place in AXES.items() if axis != x and place in {*known, "step"}]
     wanted += [(LOSS, "step")] if metric != LOSS else []
     rates = sorted(name for name in known if name.startswith("lr-"))
     wanted += [(name, "step") for name in (*_held_out(runs), *rates, *_CURVES)]
@@ -112,6 +112,12 @@ def _curves(runs: Sequence[RunRecord], names: Sequence[str], metric: str, x: str
         f"<figure>{overlay(runs, names, name, x=axis, **_SMALL)}</figure>" for name, axis in wanted if name in known
     )
     return f'<h2>Training</h2><figure>{large}</figure><div class="grid below">{small}</div>'
+
+
+def _first_metric(runs: Sequence[RunRecord]) -> str:
+    """The training loss; a run of another kind may have none, and then the first metric that there is."""
+    known = sorted({name for run in runs for name in run.names if "/" in name})
+    return LOSS if LOSS in known or not known else known[0]
 
 
 def _evals(runs: Sequence[RunRecord], found: Comparison) -> str:
