@@ -19,6 +19,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 RUN = "runs/demo"
 RAW = "data/demo/raw"
+UNIQUE = "data/demo/unique"
 PROMPTS = (
     "def read_config(path):\n",
     "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self",
@@ -52,6 +53,7 @@ def demo(
     start_s = now_s()
     stage("Documents: library sources and documentation of the installed Python", "data", "documents", RAW)
     stage("Curate: normalise, quality rules, exact dedup, held-out split", "data", "curate", "demo-curate")
+    stage("Dedup: near-duplicates, and training documents near to a held-out one, go", "data", "dedup", "demo-dedup")
     stage("Tokenize: train a byte-level BPE, write token files", "data", "tokenize", "demo-tokenize")
     duration = _duration(minutes)
     stage("Plan: what this run costs", "plan", "budget", "demo", *duration)
@@ -168,6 +170,7 @@ def _summary(total_s: float) -> str:
     rates = [value for value in record.series("throughput/tokens_per_sec")[1] if value == value]
     mfus = [value for value in record.series("throughput/device/mfu")[1] if value == value]
     lines = [
+        ("near-duplicates", _near_duplicates()),
         ("parameters", f"{format_count(plan.params.total)}, {format_count(plan.params.active)} active for a token"),
         ("trained on", f"{format_count(plan.tokens)} tokens in {plan.steps} steps"),
     ]
@@ -179,6 +182,15 @@ def _summary(total_s: float) -> str:
         lines.append((name, _score(task)))
     lines.append(("whole demo", format_seconds(total_s)))
     return "\n== What came out\n" + pairs(lines)
+
+
+def _near_duplicates() -> str:
+    from smalti.base.store import read_json
+
+    record = read_json(f"{UNIQUE}/report.json")
+    dropped = sum(splits["train"]["documents"]["dropped"] for splits in record["sources"].values())
+    near_heldout = record["dedup"]["near_heldout_documents"]
+    return f"{dropped} training documents dropped, {near_heldout} of them near to a held-out one"
 
 
 def _score(task: dict[str, Any]) -> str:
@@ -202,6 +214,7 @@ def _next_steps() -> str:
 
     steps = [
         (f"smalti chat {RUN}", "talk to it (it continues text; it was never taught to answer)"),
+        (f"smalti serve {RUN}", "the same over HTTP: OpenAI's API and a chat page"),
         (f"smalti plan verify {RUN}", "what the plan predicted against what was measured"),
         ("smalti train demo-dense", "its dense twin on the same data"),
         ("smalti train demo name=longer train.duration=3000step", "the same model, longer"),

@@ -7,6 +7,7 @@ from small_library import small_library
 
 from smalti.cli.main import run
 from smalti.config.data import CurateConfig, TokenizeConfig
+from smalti.config.dedup import DedupConfig
 from smalti.config.load import load
 
 
@@ -88,7 +89,9 @@ def test_broken_line_is_named(place, capsys):
 
 def test_the_recipes_of_the_demo_load_and_fit_together():
     curated = load(CurateConfig, "demo-curate").config
+    unique = load(DedupConfig, "demo-dedup").config
     tokens = load(TokenizeConfig, "demo-tokenize").config
-    assert tokens.documents == curated.output
+    assert unique.documents == curated.output
+    assert tokens.documents == unique.output
     assert tokens.vocab_size == 4096
     assert list(curated.sources) == ["code", "prose"]
