@@ -194,7 +194,7 @@ def _near_duplicates() -> str:
 
 
 def _score(task: dict[str, Any]) -> str:
-    text = f"{task['value']:.3f} {task['metric']}"
+    text = f"{task['value']:.3f} {task['metric'].replace('_', ' ')}"
     if task.get("interval"):
         text += " [{:.3f}, {:.3f}]".format(*task["interval"])
     beside = {"gzip": "gzip -9", "xz": "xz -9", "chance": "chance"}
