@@ -89,6 +89,7 @@ def refused(answer: httpx.Response, status: int, **parts: Any) -> str:
         ({"prompt": "x", "temperature": 1e-9}, None, "temperature=1e-09"),
         ({"prompt": "x", "top_p": 0}, "top_p", "greater"),
         ({"prompt": "x", "top_p": 1.1}, "top_p", "less"),
+        ({"prompt": "x", "top_k": 10**30}, "top_k", "less"),
         ({"prompt": "x", "seed": 2**63}, "seed", "less"),
         ({"prompt": "x", "seed": 1.5}, "seed", "integer"),
         ({"prompt": "x", "stop": ""}, "stop", "1 to 1000"),
@@ -240,7 +241,7 @@ def test_the_key_opens(serving: Serving) -> None:
 @pytest.mark.parametrize(
     ("host", "fine"),
     [
-        ("localhost", True), ("127.0.0.1:8000", True), ("[::1]:9", True), ("a.localhost:1", True),
+        ("localhost", True), ("127.0.0.1:8000", True), ("[::1]:9", True), ("a.localhost:1", True), ("127.0.0.2", True),
         ("evil.example", False), ("127.0.0.1.evil.example", False), ("localhost.evil.example", False),
         ("10.0.0.1", False), ("", False), ("[", False),
     ],
@@ -315,6 +316,8 @@ FAIR = st.fixed_dictionaries(
 @settings(max_examples=60)
 @given(BODIES | FAIR | ANY, st.sampled_from([TEXT, CHAT]))
 @example({"prompt": "x", "stop": ["\x00"], "logprobs": 3, "echo": True, "n": 2, "max_tokens": 0}, TEXT)
+@example({"prompt": "x", "max_tokens": 10**40, "top_k": 2**31 - 1, "seed": -(2**63), "temperature": 2}, TEXT)
+@example({"messages": HELLO, "logprobs": True, "top_logprobs": 20, "stop": "e", "max_tokens": 50}, CHAT)
 @example({"prompt": "x", "stream": True, "stream_options": {}, "logprobs": 0, "max_tokens": 5}, TEXT)
 def test_no_body_makes_it_fail(loop: EngineLoop, body: Any, path: str) -> None:
     serving = Serving(loop.engine, loop, PlainChat(), Metrics(loop.counts), "tiny", max_choices=8)

@@ -48,11 +48,11 @@ class Choice:
                 tokens = self._row.prompt(piece.prompt[self.added :], self.echo)
             text = self.echo + text
         self._first = False
+        self._shown += len(text)
         if self.strip:
             text = text.lstrip()
             self.strip = not text
         self.n_tokens += len(piece.tokens)
-        self._shown += len(text)
         if piece.tokens:
             self._last_id = piece.tokens[-1].id
         if self.scored:

@@ -9,6 +9,7 @@ kept in a cookie. No CORS header is ever sent, so no page of another origin can 
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
@@ -33,7 +34,6 @@ _ALWAYS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
 }
-_HERE = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass
@@ -140,11 +140,11 @@ class _Seen:
 def refuse_strangers(headers: dict[str, str]) -> None:
     """Raises ApiError 403 where the request names another machine, or comes from a page of another origin."""
     host = headers.get("host", "")
-    if _host_name(host) not in _HERE and not _host_name(host).endswith(".localhost"):
+    if not _is_here(_host_name(host)):
         raise ApiError(
             403,
             f"the Host '{_plain(host)}' is not this machine; without a key the server answers only as "
-            f"{', '.join(_HERE)} (start it with a key to give it other names)",
+            "localhost, 127.0.0.1 and ::1 (start it with a key to give it other names)",
             code="host_not_allowed",
         )
     origin = headers.get("origin")
@@ -169,6 +169,15 @@ def _host_name(host: str) -> str:
         return (urlsplit(f"//{host}").hostname or "").rstrip(".")
     except ValueError:
         return ""
+
+
+def _is_here(name: str) -> bool:
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _plain(text: str) -> str:

@@ -1,0 +1,63 @@
+"""lm-eval-harness's ``local-completions`` on a task of ours gets the score that we compute in process."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from served import served
+from tiny_runs import tiny_run
+
+from smalti.config.eval import EvalConfig
+from smalti.dist.export import export
+from smalti.evals.tasks import ranked
+from smalti.serve.engine.engine import Engine
+
+TASK = """
+task: smalti_arithmetic
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{prompt}}}}"
+doc_to_choice: candidates
+doc_to_target: gold
+target_delimiter: ""
+metric_list: [{{metric: acc}}]
+"""
+
+
+@pytest.mark.slow
+def test_the_score_is_ours(tmp_path: Path) -> None:
+    if importlib.util.find_spec("lm_eval") is None:
+        pytest.skip("lm-eval is not installed")
+    run = tiny_run(tmp_path, context=160)
+    export(run)
+    config = EvalConfig(tasks=("arithmetic",), n=24, shots=2)
+    ours = ranked.run("arithmetic", Engine.from_folder(run / "export"), config, 159)
+    data = tmp_path / "items.jsonl"
+    data.write_text("".join(json.dumps(sample) + "\n" for sample in ours.samples))
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task/arithmetic.yaml").write_text(TASK.format(data=data))
+    with served(run, "--max-rows", "16") as server:
+        arguments = (
+            f"model=tiny,base_url={server.url}/v1/completions,tokenizer={run / 'export'},tokenizer_backend=huggingface,"
+            "tokenized_requests=False,max_length=160,num_concurrent=8"
+        )
+        command = [sys.executable, "-W", "ignore", "-m", "lm_eval", "--model", "local-completions"]
+        command += ["--model_args", arguments, "--tasks", "smalti_arithmetic", "--include_path", str(tmp_path / "task")]
+        command += ["--output_path", str(tmp_path / "out"), "--log_samples"]
+        offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **offline})
+    assert done.returncode == 0, done.stderr[-3000:]
+    (results,) = (tmp_path / "out").rglob("results_*.json")
+    assert json.loads(results.read_text())["results"]["smalti_arithmetic"]["acc,none"] == ours.score["value"]
+    (samples,) = (tmp_path / "out").rglob("samples_*.jsonl")
+    theirs = {row["doc"]["index"]: row for row in map(json.loads, samples.read_text().splitlines())}
+    assert len(theirs) == 24
+    for sample in ours.samples:
+        found = [float(answer[0][0]) for answer in theirs[sample["index"]]["resps"]]
+        assert found == pytest.approx(sample["log_likelihoods"], abs=1e-3)
