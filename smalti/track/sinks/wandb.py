@@ -101,8 +101,8 @@ class Wandb:
 def _last_step(folder: Path, run_id: str) -> int:
     """The last step in W&B's files of this run; -1 where they hold none.
 
-    W&B's process writes whole blocks, and loses the begun one when ours is killed: what it was sent is then not what
-    it has (seen: 19 lines of 589).
+    W&B's process writes whole blocks, and may lose the begun one when ours is killed: what it was sent is then not what
+    it has (seen: 19 lines of 589). Where it still writes while we look, some lines come twice, with equal values.
     """
     for file in sorted(folder.glob(f"*run-*-{run_id}/run-{run_id}.wandb"), reverse=True):
         steps = [int(json.loads(item.value_json)) for record in _tail(file) for item in record.history.item
