@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from smalti.data.tokenizer.chat import ChatFormat
     from smalti.serve.engine.engine import Engine
     from smalti.serve.engine.sampling import SamplingParams
 
@@ -33,7 +34,9 @@ def chat(
     """Continue text with an exported model, streaming. Without --prompt: a prompt on a terminal, else reads stdin.
 
     Ctrl-C stops an answer, Ctrl-D leaves. A base model continues what it is given; it does not answer questions.
+    A model with a chat template is asked in it, and a conversation remembers its turns.
     """
+    from smalti.data.tokenizer.chat import load_chat
     from smalti.serve.engine.engine import Engine
     from smalti.serve.engine.sampling import SamplingParams
     from smalti.serve.folders import find
@@ -44,10 +47,11 @@ def chat(
         prompt = sys.stdin.read().removesuffix("\n")
     _can_save(save, found.run_folder, prompt)
     engine = Engine.from_folder(found.folder, dtype=dtype)
+    form = load_chat(found.folder)
     if prompt is None:
-        _converse(engine, params)
+        _converse(engine, params, form)
         return
-    completion = _show(engine.stream(prompt, params))
+    completion = _show(engine.stream(_asked(engine, form, [{"role": "user", "content": prompt}]), params))
     if save:
         _save(f"{found.run_folder}/samples.jsonl", prompt, completion, params)
 
@@ -80,12 +84,28 @@ def _save(path: str, prompt: str, completion: str, params: "SamplingParams") -> 
     file.close()
 
 
-def _converse(engine: "Engine", params: "SamplingParams") -> None:
-    """Read a prompt, stream its continuation, until Ctrl-D. Each answer gets the next seed."""
+def _asked(engine: "Engine", form: "ChatFormat", messages: list[dict[str, str]]) -> str | list[int]:
+    """What the engine reads: the conversation in the model's template, or for a base model the last text alone."""
+    if not form.source:
+        return messages[-1]["content"]
+    return form.prompt_ids(messages, engine.tokenizer, engine.begin_id)
+
+
+def _converse(engine: "Engine", params: "SamplingParams", form: "ChatFormat") -> None:
+    """Read a prompt, stream the answer, until Ctrl-D. Each answer gets the next seed.
+
+    An answer that was stopped is forgotten with its question, and so is what does not fit the model's context.
+    """
+    from smalti.base.errors import UserError
+
     with suppress(ImportError):
         import readline  # noqa: F401 (gives input() a history and an editable line)
-    print(f"{engine.name}: a base model; it continues your text and remembers nothing of the text before.")
+    if form.source:
+        print(f"{engine.name}: a chat model; it remembers this conversation.")
+    else:
+        print(f"{engine.name}: a base model; it continues your text and remembers nothing of the text before.")
     print("End a line with \\ to write another. Ctrl-C stops an answer, Ctrl-D leaves.")
+    messages: list[dict[str, str]] = []
     while True:
         try:
             prompt = _read_prompt()
@@ -97,10 +117,14 @@ def _converse(engine: "Engine", params: "SamplingParams") -> None:
             continue
         if not prompt:
             continue
+        asked = [*messages, {"role": "user", "content": prompt}]
         try:
-            _show(engine.stream(prompt, params))
+            answer = _show(engine.stream(_asked(engine, form, asked), params))
+            messages = [*asked, {"role": "assistant", "content": answer}]
         except KeyboardInterrupt:
             print("\n(stopped)")
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
         params = replace(params, seed=params.seed + 1)
 
 

@@ -4,6 +4,7 @@ import io
 import os
 import pty
 import select
+import shutil
 import subprocess
 import sys
 import time
@@ -61,6 +62,39 @@ def test_bad_values_exit_2(run: Path, arguments: list[str], capsys: pytest.Captu
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert smalti(["chat", "--help"]) == 0
     assert "Example: smalti chat runs/demo" in capsys.readouterr().out
+
+
+def test_a_model_with_a_template_is_asked_in_it(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from smalti.serve.engine.engine import Engine
+    from smalti.serve.engine.sampling import SamplingParams
+
+    folder = tmp_path / "model"
+    shutil.copytree(run / "export", folder)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}>")
+    engine, greedy = Engine.from_folder(folder), SamplingParams(max_tokens=4)
+
+    def answered(text: str) -> str:
+        return engine.generate([engine.tokenizer.encode(text)], greedy)[0].text
+
+    options = ["chat", str(folder), "--max-tokens", "4", "--temperature", "0"]
+    assert smalti([*options, "--prompt", "x"]) == 0
+    assert capsys.readouterr().out == answered("<user>x>") + "\n"
+    lines = iter(["x", "a" * 500, "y"])  # the second does not fit; the conversation goes on without it
+    monkeypatch.setattr(sys, "stdin", type("Terminal", (io.StringIO,), {"isatty": lambda self: True})())
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines, None) or _end())
+    assert smalti(options) == 0
+    shown = capsys.readouterr()
+    first = answered("<user>x>")
+    assert "it remembers this conversation" in shown.out
+    assert first in shown.out
+    assert answered(f"<user>x<assistant>{first}<user>y>") in shown.out
+    assert "the model takes 96" in shown.err
+
+
+def _end() -> str:
+    raise EOFError
 
 
 @pytest.mark.slow
