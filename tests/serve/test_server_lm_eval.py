@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from served import served
 from tiny_runs import tiny_run
 
 from smalti.config.eval import EvalConfig
 from smalti.dist.export import export
+from smalti.evals.likelihood import Window, score
 from smalti.evals.tasks import ranked
 from smalti.serve.engine.engine import Engine
 
@@ -37,7 +39,8 @@ def test_the_score_is_ours(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, context=160)
     export(run)
     config = EvalConfig(tasks=("arithmetic",), n=24, shots=2)
-    ours = ranked.run("arithmetic", Engine.from_folder(run / "export"), config, 159)
+    engine = Engine.from_folder(run / "export")
+    ours = ranked.run("arithmetic", engine, config, 159)
     data = tmp_path / "items.jsonl"
     data.write_text("".join(json.dumps(sample) + "\n" for sample in ours.samples))
     (tmp_path / "task").mkdir()
@@ -60,4 +63,14 @@ def test_the_score_is_ours(tmp_path: Path) -> None:
     assert len(theirs) == 24
     for sample in ours.samples:
         found = [float(answer[0][0]) for answer in theirs[sample["index"]]["resps"]]
-        assert found == pytest.approx(sample["log_likelihoods"], abs=1e-3)
+        assert found == pytest.approx(_whole_candidates(engine, sample["prompt"], sample["candidates"]), abs=1e-3)
+        # Ours leaves out the tokens that all candidates of an item share; to the ranking they are nothing.
+        shared = found[0] - sample["log_likelihoods"][0]
+        assert [value - shared for value in found] == pytest.approx(sample["log_likelihoods"], abs=1e-3)
+
+
+def _whole_candidates(engine: Engine, prompt: str, candidates: list[str]) -> list[float]:
+    """Log-likelihood of each candidate from its first token on, by the scorer of ``smalti eval``."""
+    first = 1 + len(engine.tokenizer.encode(prompt))
+    rows = [np.array([engine.begin_id, *engine.tokenizer.encode(prompt + one)]) for one in candidates]
+    return [-float(nats) for nats in score(engine.model, [Window(row, first) for row in rows])]
