@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from smalti.config.model import ModelConfig
 from smalti.model.blocks.norm import RMSNorm
+from smalti.model.blocks.one_token_attention import one_token_attention
 from smalti.model.blocks.rope import rotate
 from smalti.model.blocks.short_attention import is_short, short_attention
 
@@ -88,7 +89,8 @@ class Attention(nn.Module):
 
 def _attend_cached(query_BHTd: Tensor, reads: "list[Read]") -> Tensor:
     """[B, T, H, d], in the dtype of the query whatever that of the cache is."""
-    parts = [_attend(query_BHTd[read.rows].to(read.keys.dtype), read.keys, read.values, read.mask) for read in reads]
+    attend = one_token_attention if query_BHTd.shape[2] == 1 else _attend
+    parts = [attend(query_BHTd[read.rows].to(read.keys.dtype), read.keys, read.values, read.mask) for read in reads]
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(query_BHTd.dtype)
 
 

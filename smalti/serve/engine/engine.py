@@ -80,7 +80,7 @@ class Engine:
         self.limit_tokens: int = model.config.max_position_embeddings
         self.name = name
         self.limits = limits or Limits()
-        self._runner = Runner(self.model)
+        self._runner = Runner(self.model, step_rows=self.limits.step_rows)
         cache_tokens = self.limits.cache_bytes // self._runner.token_bytes
         self._scheduler = Scheduler(self.limits, cache_tokens, self.limit_tokens)
         self._numbers = itertools.count(1)

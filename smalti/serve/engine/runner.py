@@ -1,9 +1,10 @@
 """Runs the decoder: prompts piece by piece, and one token for each running request.
 
-Promises: the shapes that a request meets while its prompt is read depend on that request alone; a decode step is padded
-to whole ``STEP_ROWS``, from which on the matmuls of torch's CPU build give each row the same bits however many rows
-there are. So the logits of a dense model are the same, bit for bit, alone and in any company, on a CPU. Experts get as
-many tokens as choose them, and GPU kernels change with the shape: there it holds up to rounding.
+Promises: the shapes that a request meets while its prompt is read depend on that request alone. A decode step is padded
+to a multiple of ``step_rows`` rows; with 8 the matmuls of torch's CPU build give each row the same bits however many
+rows there are (with 1 to 7 MKL's do not; tests/serve/test_serve_runner.py looks). So the logits of a dense model are
+the same, bit for bit, alone and in any company, on a CPU. Experts get as many tokens as choose them, and a GPU's
+kernels change with the shape: there it holds up to rounding.
 
 B: rows. T: tokens fed at once. D: hidden size. V: vocabulary.
 """
@@ -19,15 +20,13 @@ from smalti.serve.engine.scores import score_hidden
 from smalti.serve.engine.sequence import TokenScore
 from smalti.serve.engine.slots import Slots
 
-STEP_ROWS = 8
-"""MKL's fp32 matmul gives other bits for 1 to 7 rows, depending on the threads; from 8 on every row has the same."""
-
 
 class Runner:
     """The model, the cache of the running requests, and the caches of those whose prompt is being read."""
 
-    def __init__(self, model: Decoder) -> None:
+    def __init__(self, model: Decoder, *, step_rows: int) -> None:
         self._model = model
+        self._step_rows = step_rows
         weight = model.embed.weight
         self._device = weight.device
         # torch's CPU attention is 2 to 3 times slower in bfloat16 than in float32 (docs/concepts/serving.md).
@@ -81,7 +80,7 @@ class Runner:
             self._slots.make_room()
             requests = self._slots.requests()
             ids = [last[request] for request in requests]
-            ids += [0] * (-len(ids) % STEP_ROWS)
+            ids += [0] * (-len(ids) % self._step_rows)
             ids_BT = torch.tensor(ids, dtype=torch.long, device=self._device)[:, None]
             logits_BV: Tensor = self._model(ids_BT, cache=self._slots, head=_last_logits).value
         return requests, logits_BV[: len(requests)].float()

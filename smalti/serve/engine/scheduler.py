@@ -29,9 +29,14 @@ class Limits:
     """Memory for keys and values, allocated as it is needed; one request of the model's full context always fits."""
     prefill_tokens: int = 256
     """Tokens of prompts that are read between two decode steps: more delays the running requests longer."""
+    step_rows: int = 8
+    """A decode step is padded to a multiple of this. With 8 an answer is the same alone and in company, to the bit; 1
+    lets one that runs alone decode up to 1.5 times faster in fp32, and then it may part from the same one in company
+    where two tokens are as good as equally likely."""
 
     def __post_init__(self) -> None:
-        for name, least in (("max_rows", 1), ("max_waiting", 0), ("cache_bytes", 1), ("prefill_tokens", 1)):
+        for name in ("max_rows", "max_waiting", "cache_bytes", "prefill_tokens", "step_rows"):
+            least = 0 if name == "max_waiting" else 1
             if getattr(self, name) < least:
                 raise UserError(f"{name}={getattr(self, name)} is out of range", allowed=f"{least} or more")
 

@@ -5,6 +5,7 @@ N: places. C: those of a chunk. D: hidden size. V: vocabulary.
 
 from collections.abc import Sequence as Rows
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -20,7 +21,7 @@ def score(logits_NV: Tensor, ids: Rows[int], n_top: int, vocab_size: int) -> lis
     Those come from the first ``vocab_size`` ids: an output head may be padded with ids that have no text.
     """
     total_N1 = logits_NV.logsumexp(dim=-1, keepdim=True)
-    index_N1 = total_N1.new_tensor(ids, dtype=int)[:, None]
+    index_N1 = torch.tensor(list(ids), device=logits_NV.device)[:, None]
     own = (logits_NV.gather(1, index_N1) - total_N1)[:, 0].tolist()
     top_Nk, id_Nk = logits_NV[:, :vocab_size].topk(min(n_top, vocab_size), dim=-1)
     tops = zip((top_Nk - total_N1).tolist(), id_Nk.tolist(), strict=True)

@@ -1,9 +1,10 @@
 """The keys and values of the requests that generate: one row each, on shelves of equal capacity.
 
 Promises: rows at different positions share one attention call for each shelf, masked by length; a row's result does not
-depend on the rows beside it; memory grows with the rows that are there and is given back when they leave: a row holds
-at most twice its tokens, a shelf at most ``_SPARE_ROWS`` empty rows. Decodes one token for each row at a time; prompts
-are read into a ``KVCache`` of their own, which ``join`` takes over. A cache in blocks would replace this file.
+depend on the rows beside it; memory grows with the rows that are there and is given back when they leave: a row has
+room for at most twice its tokens, and a shelf for at most half as many rows again, plus one. Decodes one token for each
+row at a time; prompts are read into a ``KVCache`` of their own, which ``join`` takes over. A cache in blocks would
+replace this file.
 
 Why shelves: one tensor for all rows would be as long as the longest; a call for each row is 2 to 4 times slower where
 rows are short (see docs/decisions/0008).
@@ -17,8 +18,6 @@ from torch import Tensor
 from smalti.config.model import ModelConfig
 from smalti.model.blocks.kv_cache import KVCache, Read
 from smalti.serve.engine.scheduler import GRAIN_TOKENS, capacity_tokens
-
-_SPARE_ROWS = 4
 
 
 class Shelf:
@@ -39,7 +38,7 @@ class Shelf:
         """Copy ``length`` tokens of a row, per layer two tensors [K, S, d], into a new row."""
         row = len(self.requests)
         if row == self.layers[0][0].shape[0]:
-            self._resize(row + _SPARE_ROWS)
+            self._resize(row + 1 + row // 4)
         for (keys, values), (old_keys, old_values) in zip(self.layers, source, strict=True):
             keys[row, :, :length] = old_keys[:, :length]
             values[row, :, :length] = old_values[:, :length]
@@ -65,8 +64,8 @@ class Shelf:
         self.requests[at], self.lengths[at] = self.requests[last], self.lengths[last]
         self.requests.pop()
         self.lengths.pop()
-        if self.layers[0][0].shape[0] >= last + 2 * _SPARE_ROWS:
-            self._resize(last + _SPARE_ROWS)
+        if self.layers[0][0].shape[0] > last + 1 + last // 2:
+            self._resize(last + last // 4)
 
     def begin(self, row: int) -> None:
         """Get ready for one more token in each row; the shelf's rows are ``row`` and those after it in the batch."""
@@ -75,7 +74,7 @@ class Shelf:
         self._rows = slice(row, row + n_rows)
         self._index_n = torch.arange(n_rows, device=device)
         self._length_n = torch.tensor(self.lengths, device=device)
-        # In whole grains: torch's kernel then adds up in the same order however long the other rows are.
+        # In whole grains: sums then go in the same order however long the other rows are.
         self._end = -(-(max(self.lengths) + 1) // GRAIN_TOKENS) * GRAIN_TOKENS
         unseen_nS = torch.arange(self._end, device=device) > self._length_n[:, None]
         self._mask = torch.zeros(unseen_nS.shape, dtype=keys.dtype, device=device).masked_fill_(unseen_nS, -torch.inf)
@@ -139,7 +138,7 @@ class Slots:
         """Positions [B, 1] of the new tokens; 0 for rows beyond the requests."""
         assert like_BTD.shape[1] == 1, "a decode step feeds one token to each row"
         self._parts = [shelf for _, shelf in sorted(self._shelves.items())]
-        positions = []
+        positions: list[int] = []
         for shelf in self._parts:
             shelf.begin(len(positions))
             positions += shelf.lengths
