@@ -33,6 +33,8 @@ def test_the_demo_chain(place, capsys):
     out = capsys.readouterr().out
     assert "code    train" in out
     assert "smalti data tokenize" in out
+    assert run(["data", "dedup", "demo-dedup"]) == 0
+    assert "self-test: recall" in capsys.readouterr().out
     assert run(["data", "tokenize", "demo-tokenize", "vocab_size=300"]) == 0
     assert "vocabulary of 300" in capsys.readouterr().out
     assert run(["data", "inspect", "data/demo/tokens/code/train", "--samples", "1"]) == 0

@@ -43,7 +43,7 @@ def test_a_cluster_gives_the_same_bytes_and_our_errors(tmp_path):
     broken = made_corpus.write_parquet(documents[:300], tmp_path / "broken", files=1)
     damage(broken / "documents/part-0/train.parquet")
     calls = [
-        [f"documents={folder}", f"output={tmp_path / 'ray'}", "memory_gb=0.01"],
+        [f"documents={folder}", f"output={tmp_path / 'ray'}"],
         [f"documents={broken}", f"output={tmp_path / 'never'}"],
     ]
     done = subprocess.run(
