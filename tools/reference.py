@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from smalti.cli.main import VERBS, help_page
 from smalti.config import schema
 from smalti.config.data import CurateConfig, TokenizeConfig
+from smalti.config.dedup import DedupConfig
 from smalti.config.run import RunConfig
 from smalti.track.events import EVENTS
 from smalti.track.names import TABLE
@@ -27,6 +28,7 @@ _HEAD = "<!-- Written by `make docs` from the code; edit there. -->\n\n"
 _ROOTS: dict[str, type[BaseModel]] = {
     "smalti train": RunConfig,
     "smalti data curate": CurateConfig,
+    "smalti data dedup": DedupConfig,
     "smalti data tokenize": TokenizeConfig,
 }
 
