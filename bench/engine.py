@@ -1,8 +1,8 @@
 """The generation engine: requests together against the same ones one after the other, and against transformers.
 
 Random weights, greedy, prompts of unequal length, end tokens ignored, so that every request makes all its tokens.
-``--model small`` is a Llama of 3 million parameters, ``125m`` one of the width and depth of GPT-2 small; a preset's name
-works too. transformers (where it is installed; only for the Llama shapes) generates the same batch padded on the left.
+``--model small`` is a Llama of 3 million parameters, ``125m`` one of the width and depth of GPT-2 small. transformers
+(where it is installed) generates the same batch, padded on the left.
 """
 
 import argparse
@@ -14,7 +14,6 @@ import torch
 from paired import Ratio, paired
 from record import record
 
-from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
 from smalti.model.decoder import Decoder
 from smalti.model.init import init_weights
@@ -23,11 +22,25 @@ from smalti.serve.engine.sampling import SamplingParams
 from smalti.serve.engine.scheduler import Limits
 
 SHAPES = {
-    "small": dict(vocab_size=4096, hidden_size=192, intermediate_size=512, num_hidden_layers=4, num_attention_heads=6,
-                  num_key_value_heads=2, max_position_embeddings=1024),
-    "125m": dict(vocab_size=50432, hidden_size=768, intermediate_size=2048, num_hidden_layers=12,
-                 num_attention_heads=12, max_position_embeddings=2048, tie_word_embeddings=True),
-}  # fmt: skip
+    "small": {
+        "vocab_size": 4096,
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+    },
+    "125m": {
+        "vocab_size": 50432,
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": True,
+    },
+}
 
 
 class Numbers:
@@ -82,7 +95,7 @@ def transformers_of(config: ModelConfig, dtype: torch.dtype) -> Callable[[list[l
 def main() -> None:
     """Print tokens a second and the paired ratios; ``--record`` also writes bench/results/engine.json."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="small", help="small, 125m, or a preset")
+    parser.add_argument("--model", default="small", choices=sorted(SHAPES))
     parser.add_argument("--dtype", default="fp32", choices=sorted(DTYPES))
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--new-tokens", type=int, default=48)
@@ -92,8 +105,7 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="write bench/results/engine.json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    shape = SHAPES.get(options.model, {"preset": options.model})
-    config = from_dict(ModelConfig, shape).config
+    config = ModelConfig.model_validate(SHAPES[options.model])
     model = Decoder(config)
     init_weights(model, config, 1)
     tokenizer: Any = Numbers(config.vocab_size)
@@ -101,7 +113,7 @@ def main() -> None:
     lone = Engine(engine.model, tokenizer, limits=Limits(step_rows=1))
     params = SamplingParams(max_tokens=options.new_tokens, ignore_eos=True)
     theirs = None
-    if config.family == "llama" and importlib.util.find_spec("transformers"):
+    if importlib.util.find_spec("transformers"):
         theirs = transformers_of(config, DTYPES[options.dtype])
     figures: dict[str, Any] = {}
 
