@@ -41,7 +41,7 @@ from smalti.plan.params import count
 HERE = Path(__file__).resolve().parent
 THREADS = 2
 BATCHES = 64
-WARM_STEPS = 3
+WARM_STEPS = 2
 LOSS_TOLERANCE_FRAC = 0.01
 LOGITS_TOLERANCE = 1e-4
 SETTINGS = {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip_norm": 1.0}

@@ -43,7 +43,7 @@ def shard(model: nn.Module, mesh: DeviceMesh, *, compute: str, reduce: str) -> n
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     for module in model.modules():
-        if isinstance(module, FSDPModule):
+        if isinstance(module, FSDPModule) and mesh.size() > 1:  # alone, asking costs two passes over the gradients
             # Sum, do not average. gloo has no PREMUL_SUM, so the sum is asked for as such.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)

@@ -21,6 +21,7 @@ from smalti.config.run import JobConfig, RunConfig
 from smalti.data.inputs import check_inputs
 from smalti.data.stream import Stream
 from smalti.dist import checkpoint, fsdp, mesh
+from smalti.dist.allocator import keep_freed_memory
 from smalti.dist.peak import matmul_rate
 from smalti.dist.recompute import recompute
 from smalti.model import huggingface
@@ -252,6 +253,8 @@ def _take_place(config: JobConfig, world: World) -> tuple[torch.device, dict[str
     parallel = config.train.parallel
     device = mesh.pick_device(parallel.device, world)
     mesh.check_fits(world.world_size, parallel.replicate)
+    if device.type == "cpu":
+        keep_freed_memory()
     threads = _set_threads(config, world)
     seconds = to_seconds(parallel.timeout)
     assert seconds is not None

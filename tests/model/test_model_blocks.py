@@ -80,10 +80,14 @@ def test_short_attention_equals_the_fused_kernel(time, groups, repeats, document
         assert float((gradient.float() - reference).norm()) < limit * max(float(reference.norm()), floor)
 
 
-def test_only_short_bfloat16_rows_on_the_cpu_take_the_short_path():
+def test_only_short_rows_on_the_cpu_take_the_short_path():
     cpu = torch.device("cpu")
     assert short.is_short(torch.bfloat16, cpu, 256)
-    assert not short.is_short(torch.float32, cpu, 256)
+    assert short.is_short(torch.float32, cpu, 256)
+    with torch.no_grad():
+        assert short.is_short(torch.bfloat16, cpu, 256)
+        assert not short.is_short(torch.float32, cpu, 256)
+    assert not short.is_short(torch.float64, cpu, 256)
     assert not short.is_short(torch.bfloat16, cpu, 1)
     assert not short.is_short(torch.bfloat16, cpu, 4096)
     assert not short.is_short(torch.bfloat16, torch.device("meta"), 256)

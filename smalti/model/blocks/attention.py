@@ -1,6 +1,6 @@
 """Causal self-attention with grouped queries.
 
-Promises: one ``scaled_dot_product_attention`` call per layer (or, for short bfloat16 rows on the CPU, the faster
+Promises: one ``scaled_dot_product_attention`` call per layer (or, for short rows on the CPU, the faster
 ``short_attention``); no mask tensor unless documents, a prompt fed in pieces or that short path need one, and then the
 one that ``attention_mask`` builds serves all layers. Does not split heads over ranks by itself: heads are counted from
 the projections' outputs, so a sharded projection works.
