@@ -18,6 +18,7 @@ from smalti.serve.engine.sampling import SamplingParams
 
 openai = pytest.importorskip("openai")
 
+pytestmark = pytest.mark.slow  # it starts a process that loads a model
 PROMPTS = ["def add(", "3+4=", "", "class Point:\n", "plain words, ", "Grüße ", "x", "([{"] * 2
 MODEL = "tiny"
 

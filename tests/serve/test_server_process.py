@@ -70,6 +70,7 @@ def test_a_run_without_export_and_help(tmp_path: Path, capsys: pytest.CaptureFix
     assert "Example: smalti serve runs/demo" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["file", "environment"])
 def test_with_a_key_every_host_may_listen(run: Path, tmp_path: Path, how: str) -> None:
     (tmp_path / "key").write_text(KEY + "\n")
@@ -89,6 +90,7 @@ def test_with_a_key_every_host_may_listen(run: Path, tmp_path: Path, how: str) -
 LONG = {"prompt": "def ", "max_tokens": 300, "ignore_eos": True, "temperature": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_running_requests_end_before_the_server(run: Path, number: int) -> None:
     answers: list[httpx.Response] = []
@@ -106,6 +108,7 @@ def test_running_requests_end_before_the_server(run: Path, number: int) -> None:
     assert "Traceback" not in "".join(server.errors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_what_does_not_end_in_time_is_cut_off(run: Path, number: int, code: int) -> None:
     with served(run, "--finish-s", "0.1") as server:
