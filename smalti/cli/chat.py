@@ -39,6 +39,7 @@ def chat(
     from smalti.data.tokenizer.chat import load_chat
     from smalti.serve.engine.engine import Engine
     from smalti.serve.engine.sampling import SamplingParams
+    from smalti.serve.engine.scheduler import Limits
     from smalti.serve.folders import find
 
     params = SamplingParams(max_tokens, temperature, top_p, top_k, seed, tuple(stop or ()))
@@ -46,7 +47,8 @@ def chat(
     if prompt is None and not sys.stdin.isatty():
         prompt = sys.stdin.read().removesuffix("\n")
     _can_save(save, found.run_folder, prompt)
-    engine = Engine.from_folder(found.folder, dtype=dtype)
+    # One answer at a time: no company to be equal in.
+    engine = Engine.from_folder(found.folder, dtype=dtype, limits=Limits(step_rows=1))
     form = load_chat(found.folder)
     if prompt is None:
         _converse(engine, params, form)
