@@ -23,7 +23,7 @@ T = TypeVar("T")
 _OURS = {kind.__name__: kind for kind in (errors.UserError, errors.DataError, errors.Refusal, errors.TryElsewhere)}
 
 
-def daft_module(what: str) -> Any:
+def daft_module(what: str = "smalti data") -> Any:
     """Daft, quiet; ``what`` needs it, for the error where it is not installed."""
     quiet_daft()
     try:
@@ -61,6 +61,10 @@ def choose_runner(runner: str, address: str | None, what: str) -> None:
         ) from error
 
 
+# The engine's own writer says it in text alone.
+_DISK_FULL = ("No space left on device", "Disk quota exceeded", "os error 28", "os error 122")
+
+
 @dataclass(frozen=True)
 class Failures:
     """A folder that all workers see; an error in a worker is written there before it is raised into the engine."""
@@ -91,7 +95,7 @@ class Failures:
         except Exception as error:
             if isinstance(error, SmaltiError):
                 raise
-            raise self._first() or error from error
+            raise self._first() or as_ours(error) from error
         first = self._first()
         if first is not None:
             raise first
@@ -108,12 +112,23 @@ class Failures:
         return kind(told["message"], allowed=told["allowed"], hint=told["hint"])
 
 
+def as_ours(error: Exception) -> Exception:
+    """A full disk in our words, whoever noticed it; any other error as it is."""
+    if isinstance(error, SmaltiError):
+        return error
+    if any(sign in str(error) for sign in _DISK_FULL):
+        return TryElsewhere(f"the disk is full: {error}", hint="free space there, then run the same command again")
+    if "ParquetError channel closed" in str(error):  # Daft 0.7.26 keeps to itself why it could not write
+        return TryElsewhere(
+            f"the engine could not write a Parquet file ({error})",
+            hint="free space on the disk of output and work (it is probably full), then run the same command again",
+        )
+    return error
+
+
 def write_failure(folder: str, error: Exception) -> None:
     """Put ``error`` where the driver finds it; of several, the first by name of the file is raised."""
-    full = isinstance(error, OSError) and error.errno in (28, 122)
-    if full:
-        place = getattr(error, "filename", None) or folder
-        error = TryElsewhere(f"the disk is full: {place}", hint="free space there, then run the same command again")
+    error = as_ours(error)
     value = {
         "kind": type(error).__name__,
         "message": getattr(error, "message", str(error)),

@@ -76,10 +76,10 @@ def test_only_the_engine_imports_daft_and_it_stays_quiet():
     code = (
         "import sys, os\n"
         "for name in ('DO_NOT_TRACK', 'DAFT_PROGRESS_BAR'): os.environ.pop(name, None)\n"
-        "import smalti.data.curate.job\n"
+        "import smalti.data.curate.job, smalti.data.dedup.job\n"
         "assert 'daft' not in sys.modules\n"
-        "from smalti.data.curate import engine\n"
-        "engine._daft()\n"
+        "from smalti.data import engine\n"
+        "engine.daft_module()\n"
         "from daft.scarf_telemetry import opted_out\n"
         "assert opted_out() and os.environ['DAFT_PROGRESS_BAR'] == '0'\n"
         "assert 'torch' not in sys.modules\n"

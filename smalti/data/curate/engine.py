@@ -1,4 +1,4 @@
-"""The only module that knows Daft. Others hand it read tasks, plain functions on record batches, and Parquet files.
+"""The plans of curation, for Daft: read tasks, plain functions on record batches, and Parquet files.
 
 Promises: results in the order of the tasks and their rows; errors of ours come out as they were raised. Uses only
 ``daft.functions``, ``@daft.func.batch`` and ``DataSource`` (the older ``udf`` and namespaces go away in 0.8); a new
@@ -10,9 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from smalti.base.env import quiet_daft
-from smalti.base.errors import missing_extra
 from smalti.data.curate.readers import ReadTask
+from smalti.data.engine import daft_module
 
 BatchFunction = Callable[[pa.RecordBatch], pa.RecordBatch]
 
@@ -23,15 +22,6 @@ _TASK, _END = "__task", "__end"
 _FAILED = -1
 
 
-def _daft() -> Any:
-    quiet_daft()
-    try:
-        import daft
-    except ImportError as error:
-        raise missing_extra("daft", "data", "curating documents") from error
-    return daft
-
-
 def transform(
     tasks: Sequence[ReadTask], schema: pa.Schema, function: BatchFunction, out_schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
@@ -40,7 +30,7 @@ def transform(
     Hands out batches of ``out_schema``, in order; ``function`` must give one row for each row and take empty text. The
     size of batches is Daft's choice, so nothing may depend on it.
     """
-    daft = _daft()
+    daft = daft_module("curating documents")
     failures: dict[int, Exception] = {}
     names = schema.names
 
@@ -103,7 +93,7 @@ def first_of_equal(paths: Sequence[str]) -> pa.Table:
     ``paths`` are Parquet files with the columns key (int64), digest (text), rule; rows with a rule are dropped already
     and take no part. Of equal digests the smallest key stays and is not listed.
     """
-    daft = _daft()
+    daft = daft_module("curating documents")
     col = daft.col
     rows = daft.read_parquet(list(paths)).where(col("rule").is_null()).select("key", "digest")
     # A window and no join: Daft 0.7.26 plans an equality join on a binary column as a cross join, so that every row

@@ -42,7 +42,7 @@ class Plans:
 
     def signatures(self, tasks: Sequence[Task], folder: Path) -> None:
         """Write a row for each document: key, id, source, heldout, score, has_words, two digests, order, bands."""
-        daft = daft_module("")
+        daft = daft_module()
         col, functions = daft.col, daft.functions
         n_bands, n_rows = self.config.bands, self.config.rows
         names = ["digest_0", "digest_1", "order", *map(band_name, range(n_bands))]
@@ -76,7 +76,7 @@ class Plans:
 
     def equal(self, signatures: Path, folder: Path) -> None:
         """Write (key, node) for each document whose words another one has too; the node is the smallest of the keys."""
-        daft = daft_module("")
+        daft = daft_module()
         col = daft.col
         rows = self._read(signatures).select(col("key"), col("digest_0"), col("digest_1"))
         same = daft.Window().partition_by("digest_0", "digest_1")
@@ -89,7 +89,7 @@ class Plans:
 
         Of documents with equal words only the node takes part. Pairs are unique within one call.
         """
-        daft = daft_module("")
+        daft = daft_module()
         col, functions = daft.col, daft.functions
         most, reach = self.config.bucket_documents, self.config.bucket_neighbours
 
@@ -121,7 +121,7 @@ class Plans:
 
     def shingles(self, tasks: Sequence[Task], folder: Path) -> None:
         """Write (key, shingles) for the documents of ``tasks``."""
-        daft = daft_module("")
+        daft = daft_module()
         col = daft.col
         width = self.config.shingle_words
 
@@ -134,7 +134,7 @@ class Plans:
 
     def compare(self, pairs: Path, shingles: Path, part: tuple[int, int], to: Path) -> None:
         """Write (a, b, jaccard, containment) for every pair; ``part`` = (i, n) takes the i-th of n parts."""
-        daft = daft_module("")
+        daft = daft_module()
         col, functions = daft.col, daft.functions
         row = pa.struct([("jaccard", pa.float64()), ("containment", pa.float64())])
 
@@ -161,12 +161,12 @@ class Plans:
 
     def distinct(self, folders: Path, to: Path) -> None:
         """Write the distinct pairs of several folders."""
-        daft = daft_module("")
+        daft = daft_module()
         self._write(self._read(folders, "*/*.parquet").select(daft.col("a"), daft.col("b")).distinct(), to)
 
     def about(self, signatures: Path, keys: pa.Table) -> pa.Table:
         """Key, id, source, heldout, score, digests of the documents with these keys, in any order."""
-        daft = daft_module("")
+        daft = daft_module()
         names = ("key", "id", "source", "heldout", "score", "digest_0", "digest_1")
         rows = self._read(signatures).select(*(daft.col(name) for name in names))
         with self.failures.raised():
@@ -174,7 +174,7 @@ class Plans:
 
     def normalised(self, texts: Sequence[str]) -> pa.Array:
         """The words of each text with single blanks between them, as the plans see it; for a few texts."""
-        daft = daft_module("")
+        daft = daft_module()
         table = pa.table({"number": pa.array(range(len(texts))), "text": pa.array(texts, pa.large_string())})
         frame = daft.from_arrow(table).select(daft.col("number"), _words(daft.col("text")).alias("words"))
         with self.failures.raised():
@@ -183,7 +183,7 @@ class Plans:
 
     def each(self, function: Callable[..., str], tasks: pa.Table) -> list[str]:
         """``function`` of every row of ``tasks`` (its columns as arguments), in workers; the answers, in any order."""
-        daft = daft_module("")
+        daft = daft_module()
 
         def call(*columns: Any) -> pa.Array:
             rows = zip(*(column.to_arrow().to_pylist() for column in columns), strict=True)
@@ -196,7 +196,7 @@ class Plans:
 
     def _texts(self, tasks: Sequence[Task]) -> Any:
         """The rows of TEXT_SCHEMA that the tasks read, with the column ``words``: the normalised text."""
-        daft = daft_module("")
+        daft = daft_module()
         col, functions = daft.col, daft.functions
         score = self.config.score_field
         row = pa.struct(list(TEXT_SCHEMA))
@@ -216,23 +216,23 @@ class Plans:
         return frame.with_column("words", _words(col("text")))
 
     def _tasks(self, table: pa.Table) -> Any:
-        daft = daft_module("")
+        daft = daft_module()
         frame = daft.from_arrow(table)
         # The native runner has no partitions and warns; it hands out tasks one by one (batch_size=1).
         return frame.into_partitions(min(table.num_rows, 64)) if self.config.runner == "ray" else frame
 
     def _function(self, function: Callable[..., pa.Array], to: pa.DataType, batch_size: int | None = None) -> Any:
         """A Daft function of whole columns. Threads, and no child processes, for they would cost a copy of the rows."""
-        daft = daft_module("")
+        daft = daft_module()
         options = {"return_dtype": daft.DataType.from_arrow_type(to), "use_process": False, "batch_size": batch_size}
         return daft.func.batch(**options)(self.failures.telling(function))
 
     def _read(self, folder: Path, files: str = "*.parquet") -> Any:
-        return daft_module("").read_parquet(str(folder / files))
+        return daft_module().read_parquet(str(folder / files))
 
     def _write(self, frame: Any, folder: Path) -> None:
         # Small portions: a row of the pairs' plan carries two sets of shingles, and books have large ones.
-        with self.failures.raised(), daft_module("").execution_config_ctx(default_morsel_size=_MORSEL_ROWS):
+        with self.failures.raised(), daft_module().execution_config_ctx(default_morsel_size=_MORSEL_ROWS):
             frame.write_parquet(str(folder), compression="zstd", write_mode="append")
 
 
@@ -247,7 +247,7 @@ def band_name(band: int) -> str:
 
 def _words(text: Any) -> Any:
     """The expression that the head of this module describes."""
-    functions = daft_module("").functions
+    functions = daft_module().functions
     words = functions.regexp_replace(functions.lower(text), _CJK, " $1 ")
     words = functions.regexp_replace(words, r"[^\w]+", " ")
     return functions.lstrip(functions.rstrip(words))
