@@ -90,10 +90,11 @@ def test_what_its_process_lost_by_a_kill_is_sent_again(tmp_path: Path, monkeypat
     assert (record["open"], record["sent"]["loss/train/total"]) == (True, 300)
     time.sleep(1.1)
     attempt(tmp_path, TrackConfig(sinks=("wandb",)), range(251, 401), 250, "done")
-    rows = history(tmp_path)
+    rows = [row for row in history(tmp_path) if "loss/train/total" in row]
     assert {row["time/batch"] for row in rows} == set(range(1, 401))
     assert all(row["loss/train/total"] == row["time/batch"] / 4 for row in rows)
     assert len(rows) < 400 + 150  # its process may still have written some while we looked
+    print(f"{len(rows) - 400} lines twice")
 
 
 def test_a_run_of_two_attempts_is_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
