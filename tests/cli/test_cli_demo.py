@@ -151,3 +151,14 @@ def test_training_that_is_stopped_through_the_demo_is_saved_and_goes_on(tmp_path
     assert len(saved) == 1
     assert (folder.checkpoints / f"step-{saved[0]:08d}" / "COMPLETE").exists()
     assert living_in(tmp_path) == []
+
+
+def test_the_demo_takes_changes_to_track_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from smalti.cli.main import run
+
+    monkeypatch.chdir(tmp_path)
+    assert run(["demo", "track.sinks=[tensorboard]", "train.optimizer.lr=1e-3"]) == 2
+    assert "hint: after the demo: smalti train demo name=mine train.optimizer.lr=1e-3" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
