@@ -1,13 +1,18 @@
 """The engine: batched = alone, cached = recomputed, limits, ends, streaming."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from tiny_models import ByteTokenizer, dbrx_config, llama_config, tiny_model
 
 from smalti.base.errors import UserError
+from smalti.model.huggingface import save_folder
 from smalti.serve.engine.engine import Engine
 from smalti.serve.engine.runner import Runner
 from smalti.serve.engine.sampling import SamplingParams
+from smalti.serve.engine.scheduler import Limits
+from smalti.serve.engine.sequence import Piece
 
 PROMPTS = ["abc", "hello", "xyz", "", "a longer prompt", "12345"]
 
@@ -110,3 +115,64 @@ def test_a_tokenizer_larger_than_the_model_is_refused() -> None:
         Engine(tiny_model(llama_config(vocab_size=200)), ByteTokenizer())
     with pytest.raises(UserError, match="2 sampling params"):
         Engine(tiny_model(llama_config()), ByteTokenizer()).generate(["a"], [SamplingParams()] * 2)
+
+
+def test_ignore_eos_goes_on_after_an_end_token(engine: Engine) -> None:
+    free = engine.generate(["abc"], SamplingParams(max_tokens=10, ignore_eos=True))[0]
+    ends = Engine(engine.model, ByteTokenizer(), end_ids=frozenset(free.token_ids))
+    same = ends.generate(["abc"], SamplingParams(max_tokens=10, ignore_eos=True))[0]
+    assert (same.token_ids, same.finish_reason) == (free.token_ids, "length")
+    assert len(ends.generate(["abc"], SamplingParams(max_tokens=10))[0].token_ids) == 1
+
+
+def test_ids_are_taken_as_they_are(engine: Engine) -> None:
+    params = SamplingParams(max_tokens=6)
+    text, ids = engine.generate(["abc", [256, *b"abc"]], params)
+    assert (text.text, text.token_ids, text.prompt_tokens) == (ids.text, ids.token_ids, ids.prompt_tokens)
+    assert ids.prompt == "abc"
+
+
+def test_a_stream_that_is_left_gives_its_row_back(engine: Engine) -> None:
+    stream = engine.stream("abc", SamplingParams(max_tokens=40, ignore_eos=True))
+    next(stream)
+    assert engine.counts().running == 1
+    stream.close()
+    assert engine.idle
+    assert engine.counts().running == engine.counts().kv_used_frac == 0
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+def test_an_abort_ends_a_request_wherever_it_stands(engine: Engine, steps: int) -> None:
+    engine = Engine(engine.model, ByteTokenizer(), limits=Limits(max_rows=2, prefill_tokens=20))
+    pieces: list[list[Piece]] = [[] for _ in range(5)]
+    params = SamplingParams(max_tokens=10, ignore_eos=True)
+    numbers = [engine.submit("a" * 40, params, one.append) for one in pieces]
+    for _ in range(steps):
+        engine.step()
+    for number in numbers:
+        engine.abort(number)
+    assert not engine.step()
+    assert [one[-1].finish_reason for one in pieces] == ["abort"] * 5
+    assert engine.counts().kv_used_frac == 0
+    assert engine._runner._slots.requests() == []
+    assert not engine._runner._prompts
+
+
+def test_greedy_equals_transformers(engine: Engine, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = engine.model.config
+    save_folder(tmp_path, config, engine.model.state_dict(), eod_id=256, dtype=torch.float32)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    theirs.generation_config.eos_token_id = None
+    ids = [[256, *prompt.encode()] for prompt in [*PROMPTS, "x" * 30]]
+    params = SamplingParams(max_tokens=16, ignore_eos=True)
+    for one, answer in zip(ids, engine.generate(ids, params), strict=True):
+        with torch.no_grad():
+            out = theirs.generate(
+                torch.tensor([one]),
+                attention_mask=torch.ones(1, len(one), dtype=torch.long),
+                max_new_tokens=16,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        assert tuple(out[0, len(one) :].tolist()) == answer.token_ids
