@@ -265,14 +265,21 @@ def test_without_a_key_no_other_page_is_answered(app: Guard, origin: str) -> Non
     assert own.headers["x-content-type-options"] == "nosniff"
 
 
-def test_an_engine_that_failed_says_so(app: Guard, serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*args: object) -> int:
+def test_an_engine_that_failed_says_so() -> None:
+    engine = Engine(tiny_model(llama_config(vocab_size=320, context=64)), tiny_tokenizer(), limits=LIMITS)
+
+    def fails(*args: object) -> None:
         raise RuntimeError("secret innards")
 
-    monkeypatch.setattr(serving.loop, "submit", fails)
-    answer = send(app, "POST", TEXT, json={"prompt": "x"})
-    message = refused(answer, 500, type="server_error")
+    engine._read = fails  # type: ignore[method-assign]
+    loop = EngineLoop(engine)
+    app = build(Serving(engine, loop, PlainChat(), Metrics(loop.counts), "tiny"))
+    assert send(app, "GET", "/health").status_code == 200
+    message = refused(send(app, "POST", TEXT, json={"prompt": "x", "n": 2}), 500, type="server_error")
     assert "secret" not in message
+    refused(send(app, "GET", "/health"), 500, code="engine_failed")
+    refused(send(app, "POST", TEXT, json={"prompt": "x"}), 503)
+    loop.close()
 
 
 ANY = st.recursive(
