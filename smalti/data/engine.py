@@ -6,6 +6,7 @@ failed makes the plan fail, also where the engine would swallow it. Only this mo
 """
 
 import logging
+import socket
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ def daft_module(what: str = "smalti data") -> Any:
         import daft
     except ImportError as error:
         raise missing_extra("daft", "data", what) from error
+    # Its engine logs every error that it raises too; the error is told once, by us.
+    logging.getLogger("daft_local_execution").setLevel(logging.CRITICAL)
     return daft
 
 
@@ -51,6 +54,7 @@ def choose_runner(runner: str, address: str | None, what: str) -> None:
         raise missing_extra("ray", "cluster", f"{what} on a cluster") from error
     try:
         if not ray.is_initialized():
+            _knock(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         daft.set_runner_ray(noop_if_initialized=True)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -59,6 +63,13 @@ def choose_runner(runner: str, address: str | None, what: str) -> None:
             allowed="host:port, ray://host:port, auto, or nothing for a Ray of its own",
             hint="start one with 'ray start --head', then ray_address=auto",
         ) from error
+
+
+def _knock(address: str | None) -> None:
+    """Raise at once where nobody listens: Ray itself would try for minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 # The engine's own writer says it in text alone.

@@ -266,6 +266,17 @@ def test_folders_that_would_be_lost_are_refused(tmp_path, corpus):
         dedup(config_of(tmp_path / "nothing", tmp_path / "out"))
 
 
+def test_a_cluster_that_is_not_there_is_told_at_once(tmp_path, corpus):
+    pytest.importorskip("ray")
+    folder, _ = corpus
+    # In a process of its own: this one has chosen its runner.
+    command = [sys.executable, "-m", "smalti", "data", "dedup", "demo-dedup", f"documents={folder}", "runner=ray"]
+    arguments = [f"output={tmp_path / 'out'}", "ray_address=127.0.0.1:1"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "the Ray cluster at '127.0.0.1:1' cannot be used" in done.stderr
+
+
 def test_an_alarm_is_loud_exits_with_3_and_leaves_the_result(tmp_path, capsys):
     text = made(80, 1)
     folder = made_corpus.write_parquet(texts(a=text, b=f"{text} x", c=f"{text} y"), tmp_path / "c", files=1)
