@@ -24,6 +24,8 @@ class EngineLoop:
         self.error: BaseException | None = None
         """What ended the engine; None while it works."""
         self._wake = threading.Event()
+        self._gate = threading.Lock()
+        """Held while a request comes in, and to shut: no request comes in after the last ones were ended."""
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -34,12 +36,13 @@ class EngineLoop:
         Raises UserError for a prompt that does not fit, QueueFull when too many requests are open, and TryElsewhere
         once the engine has ended.
         """
-        self._check()
-        request = self.engine.submit(prompt, params, on_piece)
+        with self._gate:
+            if self.error is not None:
+                raise TryElsewhere(f"the engine has ended: {self.error}") from self.error
+            if self._closing:
+                raise TryElsewhere("the engine is shutting down")
+            request = self.engine.submit(prompt, params, on_piece)
         self._wake.set()
-        if not self._thread.is_alive():
-            # It ended while the request came in; nobody else would tell.
-            self.engine.end_all(self.error)
         return request
 
     def abort(self, request: int) -> None:
@@ -53,25 +56,24 @@ class EngineLoop:
 
     def close(self) -> None:
         """End what still runs (``abort``) and join the thread. May be called again."""
-        self._closing = True
+        self._shut(None)
         self._wake.set()
         self._thread.join()
 
-    def _check(self) -> None:
-        if self.error is not None:
-            raise TryElsewhere(f"the engine has ended: {self.error}") from self.error
-        if self._closing:
-            raise TryElsewhere("the engine is shutting down")
+    def _shut(self, error: BaseException | None) -> None:
+        with self._gate:
+            self._closing = True
+            self.error = error or self.error
 
     def _run(self) -> None:
+        failed = None
         try:
             while not self._closing:
                 if not self.engine.step():
                     self._wake.wait()
                     self._wake.clear()
         except BaseException as error:
-            self.error = error
+            failed = error
             log.get("serve").exception("the engine failed; every open request ends")
-        finally:
-            self._closing = True
-            self.engine.end_all(self.error)
+        self._shut(failed)
+        self.engine.end_all(failed)
