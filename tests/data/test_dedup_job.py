@@ -226,6 +226,15 @@ def test_stages_that_are_kept_are_used_and_can_be_done_again(tmp_path, corpus):
     assert files_of(output) == before
 
 
+def test_a_work_folder_keeps_what_others_have_in_it(tmp_path, corpus):
+    folder, _ = corpus
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "mine").write_text("x")
+    dedup(config_of(folder, tmp_path / "out", work=str(work)))
+    assert [path.name for path in work.iterdir()] == ["mine"]
+
+
 def test_the_selftest_stops_a_config_that_finds_too_little(tmp_path, corpus):
     folder, _ = corpus
     with pytest.raises(Refusal, match="self-test found") as caught:

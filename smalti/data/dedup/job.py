@@ -58,8 +58,9 @@ def dedup(config: DedupConfig, progress: Progress | None = None) -> DedupReport:
     with publication(config.output, kind=FORMAT_KIND, record_name=RECORD_NAME) as result:
         work = Path(config.work or os.path.join(config.output, ".stages")).resolve()
         work.mkdir(parents=True, exist_ok=True)
-        run = _Run(config, corpus, Plans(config, Failures(work / "failures")), tell)
-        decisions = run.stages(Stages(work, corpus.digest, config.from_stage))
+        failures, stages = Failures(work / "failures"), Stages(work, corpus.digest, config.from_stage)
+        run = _Run(config, corpus, Plans(config, failures), tell)
+        decisions = run.stages(stages)
         tell("writing", 0, corpus.n_bytes)
         target = result.work.resolve()
         tasks = source_tasks(corpus, decisions / "decisions.parquet", target)
@@ -75,7 +76,8 @@ def dedup(config: DedupConfig, progress: Progress | None = None) -> DedupReport:
             "digest": digest_json(files),
         }
     if not config.keep_stages:
-        shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(failures.folder, ignore_errors=True)
+        stages.remove()
     return report
 
 

@@ -7,6 +7,7 @@ made from other documents, another config or another format is made anew, and so
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,13 @@ class Stages:
         self._digest = digest_json([FORMAT, inputs])
         self._from_stage = from_stage
         self._anew = False
+        self._mine: list[Path] = []
 
     def stage(self, name: str, settings: dict[str, Any], make: Callable[[Path], None]) -> Path:
         """The folder of stage ``name``; ``make`` fills a new one where there is none that fits."""
         self._digest = digest_json([self._digest, name, settings])
         folder, making = self.work / name, self.work / f".{name}.tmp"
+        self._mine += [folder, making]
         self._anew = self._anew or name == self._from_stage
         if not self._anew and self._whole(folder):
             self.reused.append(name)
@@ -46,6 +49,13 @@ class Stages:
         store.write_json(making / _RECORD, {"stage": name, "digest": self._digest, "settings": settings})
         os.replace(making, folder)
         return folder
+
+    def remove(self) -> None:
+        """Take the results of all stages away, and the folder where nothing else lies in it."""
+        for folder in self._mine:
+            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # others have something in it
+            self.work.rmdir()
 
     def _whole(self, folder: Path) -> bool:
         # The record is written last and the folder renamed after it: a folder that has one is whole.
