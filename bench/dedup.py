@@ -71,7 +71,7 @@ def contenders() -> list[Contender]:
             _datatrove("--buckets", "28", "--hashes", "4", "--ngrams", "3", "--words", "blanks"),
             "dedup-datatrove",
         ),
-        Contender("text-dedup", "5-grams, threshold 0.7 (its default), xxh3", 2, _text_dedup(), "dedup-text-dedup"),
+        Contender("text-dedup", "5-grams, threshold 0.7 (its default), xxh3", 1, _text_dedup(), "dedup-text-dedup"),
         Contender(
             "text-dedup-50x5", "5-grams, 50x5, xxh3", 1, _text_dedup("--b", "50", "--r", "5"), "dedup-text-dedup"
         ),
