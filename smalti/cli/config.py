@@ -42,7 +42,7 @@ def schema(kind: Annotated[str, typer.Argument(help=f"Which config: {_KINDS}.")]
     from smalti.config.load import json_schema
 
     print(json.dumps(json_schema(_model(kind)), indent=2))
-    if not sys.stdout.isatty():
+    if sys.stderr.isatty() and not sys.stdout.isatty():  # a person has sent it into a file
         line = "# yaml-language-server: $schema=FILE"
         typer.echo(f"an editor uses it where a YAML file begins with the line: {line}", err=True)
 

@@ -35,7 +35,10 @@ def test_the_kind_is_guessed_for_each(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("kind", ["train", "curate", "tokenize", "dedup", "eval", "model"])
-def test_every_kind_has_a_schema(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_kind_has_a_schema(
+    kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     assert run(["config", "schema", kind]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["$schema"].startswith("https://json-schema.org/")
