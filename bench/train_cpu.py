@@ -179,7 +179,7 @@ def made_tokens(shape: Shape) -> Any:
     """[BATCHES, sequences, tokens]: each token is followed by one of 32, by Zipf's law: there is much to learn."""
     random = np.random.default_rng(17)
     vocab, rows = shape.config.vocab_size, BATCHES * shape.sequences
-    followers = random.integers(0, vocab, (vocab, 32))
+    followers = (vocab * random.random((vocab, 32)) ** 4).astype(np.int64)  # small ids are frequent: learned first
     shares = 1 / np.arange(1, 33)
     found = np.empty((shape.tokens, rows), dtype=np.int64)
     found[0] = random.integers(0, vocab, rows)
