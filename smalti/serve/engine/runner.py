@@ -27,7 +27,7 @@ class Runner:
     def __init__(self, model: Decoder, *, step_rows: int) -> None:
         self._model = model
         self._step_rows = step_rows
-        weight = model.embed.weight
+        weight = next(model.parameters())
         self._device = weight.device
         # torch's CPU attention is 2 to 3 times slower in bfloat16 than in float32 (docs/concepts/serving.md).
         self._dtype = torch.float32 if weight.device.type == "cpu" else weight.dtype
