@@ -31,7 +31,7 @@ class Limits:
     """Tokens of prompts that are read between two decode steps: more delays the running requests longer."""
     step_rows: int = 8
     """A decode step is padded to a multiple of this. With 8 an answer is the same alone and in company, to the bit; 1
-    lets one that runs alone decode up to 1.5 times faster in fp32, and then it may part from the same one in company
+    lets one that runs alone decode up to 1.6 times faster in fp32, and then it may part from the same one in company
     where two tokens are as good as equally likely."""
 
     def __post_init__(self) -> None:
