@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,8 +44,10 @@ def chat(
 
     params = SamplingParams(max_tokens, temperature, top_p, top_k, seed, tuple(stop or ()))
     found = find(model)
-    if prompt is None and not sys.stdin.isatty():
-        prompt = sys.stdin.read().removesuffix("\n")
+    with _utf8():
+        if prompt is None and not sys.stdin.isatty():
+            prompt = sys.stdin.read().removesuffix("\n")
+        "".join([prompt or "", *params.stop]).encode()
     _can_save(save, found.run_folder, prompt)
     # One answer at a time: no company to be equal in.
     engine = Engine.from_folder(found.folder, dtype=dtype, limits=Limits(step_rows=1))
@@ -56,6 +58,21 @@ def chat(
     completion = _show(engine.stream(_asked(engine, form, [{"role": "user", "content": prompt}]), params))
     if save:
         _save(f"{found.run_folder}/samples.jsonl", prompt, completion, params)
+
+
+@contextmanager
+def _utf8() -> Iterator[None]:
+    """UserError for text that is not UTF-8: Python hands such bytes on as half characters that no tokenizer knows."""
+    from smalti.base.errors import UserError
+
+    try:
+        yield
+    except UnicodeError as error:
+        raise UserError(
+            "the prompt (or a --stop) is not UTF-8",
+            allowed="text in UTF-8",
+            hint="if it is Latin-1: iconv -f LATIN1 -t UTF-8 FILE | smalti chat MODEL",
+        ) from error
 
 
 def _can_save(save: bool, run_folder: str | None, prompt: str | None) -> None:
@@ -110,7 +127,12 @@ def _converse(engine: "Engine", params: "SamplingParams", form: "ChatFormat") ->
     messages: list[dict[str, str]] = []
     while True:
         try:
-            prompt = _read_prompt()
+            with _utf8():
+                prompt = _read_prompt()
+                prompt.encode()
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            continue
         except EOFError:
             print()
             return

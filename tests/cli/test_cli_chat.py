@@ -45,6 +45,19 @@ def test_stdin_is_the_prompt_when_it_is_no_terminal(
     assert capsys.readouterr().out == expected
 
 
+@pytest.mark.parametrize("how", ["argument", "stdin", "strict stdin", "stop"])
+def test_a_prompt_that_is_not_utf8_exits_2(
+    run: Path, how: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = b"caf\xe9"
+    lenient = "strict" if how.startswith("strict") else "surrogateescape"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(broken), "utf-8", lenient))
+    text = os.fsdecode(broken)
+    options = {"argument": ["--prompt", text], "stop": ["--prompt", "x", "--stop", text]}
+    assert smalti(["chat", str(run), *options.get(how, [])]) == 2
+    assert "is not UTF-8\nallowed: text in UTF-8" in capsys.readouterr().err
+
+
 def test_a_run_without_export_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tiny_run(tmp_path)
     assert smalti(["chat", str(run), "--prompt", "x"]) == 2
