@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -105,7 +106,9 @@ def test_running_requests_end_before_the_server(run: Path, number: int) -> None:
         ask.join(20)
     assert answers[0].status_code == 200
     assert answers[0].json()["usage"]["completion_tokens"] == 300
-    assert "Traceback" not in "".join(server.errors)
+    told = "".join(server.errors)
+    assert "finishing 1 answer (up to 30.0s); Ctrl-C again cuts off what still runs\n" in told
+    assert not any(word in told for word in ("Traceback", "cut off\n"))
 
 
 @pytest.mark.slow
@@ -121,6 +124,35 @@ def test_what_does_not_end_in_time_is_cut_off(run: Path, number: int, code: int)
             with pytest.raises(httpx.HTTPError):
                 for _ in lines:
                     pass
+    told = "".join(server.errors)
+    assert told.endswith("1 answer cut off\n")
+    assert not any(word in told for word in ("Traceback", "Cancel"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_second_ctrl_c_cuts_off_with_one_line(run: Path, stream: bool) -> None:
+    with served(run) as server:
+        body = {**LONG, "prompt": ["def "] * 32, "max_tokens": 2000, "stream": stream}
+
+        def ask() -> None:
+            with suppress(httpx.HTTPError):
+                httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        _wait_until_running(server)
+        server.process.send_signal(signal.SIGINT)
+        end_s = time.monotonic() + 10
+        while not any("finishing 1 answer" in line for line in server.errors):
+            assert time.monotonic() < end_s
+            time.sleep(0.005)
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(20) == 130
+        asking.join(20)
+    told = "".join(server.errors)
+    assert told.endswith("1 answer cut off\n")
+    assert not any(word in told for word in ("Traceback", "Exception", "Cancel"))
 
 
 def _wait_until_running(server) -> None:

@@ -1,8 +1,10 @@
 """uvicorn as this house runs it: one worker, our signals, an end that is told by the exit code."""
 
 import asyncio
+import logging
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,9 +13,11 @@ from types import FrameType
 import uvicorn
 
 from smalti.base.errors import ExitCode
+from smalti.base.units import format_seconds
 from smalti.serve.server.guard import Guard
 
 _KEEP_ALIVE_S = 60
+_CANCEL_S = 5.0
 
 
 def run(app: Guard, listening: socket.socket, *, name: str, finish_s: float, failed: Callable[[], bool]) -> int:
@@ -60,10 +64,30 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter) or self._failed()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let running requests end, up to the limit."""
+        """Let running requests end, up to the limit, and cut off the others; a line for each of the two."""
         self._app.closing = True
-        await super().shutdown(sockets=sockets)
-        self.cut_off = bool(self.server_state.tasks)
+        if self.server_state.tasks:
+            n, limit = (
+                _answers(len(self.server_state.tasks)),
+                format_seconds(self.config.timeout_graceful_shutdown or 0),
+            )
+            print(f"finishing {n} (up to {limit}); Ctrl-C again cuts off what still runs", file=sys.stderr, flush=True)
+        logger = logging.getLogger("uvicorn.error")
+        logger.addFilter(_not_of_cutting_off)
+        try:
+            await super().shutdown(sockets=sockets)
+            await self._cut_off(set(self.server_state.tasks))
+        finally:
+            logger.removeFilter(_not_of_cutting_off)
+
+    async def _cut_off(self, tasks: set[asyncio.Task[None]]) -> None:
+        if not tasks:
+            return
+        self.cut_off = True
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=_CANCEL_S)
+        print(f"{_answers(len(tasks))} cut off", file=sys.stderr, flush=True)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -83,6 +107,16 @@ class _Server(uvicorn.Server):
         self.force_exit = self.should_exit
         self.should_exit = True
         self.heard = self.heard or sig
+
+
+def _answers(n: int) -> str:
+    return f"{n} answer" if n == 1 else f"{n} answers"
+
+
+def _not_of_cutting_off(record: logging.LogRecord) -> bool:
+    """False for what uvicorn says of a request that is cut off: a line of its own, and a traceback for each."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, asyncio.CancelledError) and "graceful shutdown exceeded" not in str(record.msg)
 
 
 def _url(listening: socket.socket) -> str:
