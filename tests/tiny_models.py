@@ -18,6 +18,7 @@ class ByteTokenizer:
 
     vocab_size = 257
     eod_id = 256
+    unused_ids = frozenset[int]()
     digest = "b" * 64
 
     def encode(self, text: str) -> list[int]:

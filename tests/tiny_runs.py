@@ -1,9 +1,11 @@
 """A run folder as training leaves it, made by hand: config, tokenizer, a checkpoint, held-out tokens."""
 
+import json
 import warnings
 from pathlib import Path
 
 import numpy as np
+import tokenizers
 import torch
 from tiny_models import dbrx_config, llama_config, tiny_model
 
@@ -24,6 +26,14 @@ TEXTS = [
 
 def tiny_tokenizer() -> Tokenizer:
     return Tokenizer(train_bpe(TEXTS, 300), "<|endoftext|>")
+
+
+def tokenizer_with_a_hole() -> Tokenizer:
+    """The last piece of its vocabulary stands five ids later, as in some vocabularies of others."""
+    inner = json.loads(train_bpe(TEXTS, 300).to_str())
+    vocab = inner["model"]["vocab"]
+    vocab[max(vocab, key=vocab.__getitem__)] += 5
+    return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(inner)), "<|endoftext|>")
 
 
 def write_tokens(folder: Path, tokenizer: Tokenizer, texts: list[str]) -> str:

@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from tiny_runs import tokenizer_with_a_hole
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Inner
 
@@ -112,6 +113,15 @@ def test_token_bytes(small):
     assert small.token_bytes(small.eod_id) == EOD.encode()
     with pytest.raises(UserError, match="not in the vocabulary"):
         small.token_bytes(300)
+    assert small.most_token_bytes == max(len(small.token_bytes(i)) for i in range(small.vocab_size))
+
+
+def test_holes_of_a_vocabulary_are_known(small, tmp_path):
+    assert small.unused_ids == frozenset()
+    vocab = {"<unk>": 0, "one": 1, "two": 7, "</s>": 3}
+    Inner(models.WordLevel(vocab, unk_token="<unk>")).save(str(tmp_path / "tokenizer.json"))
+    assert load_tokenizer(tmp_path).unused_ids == {2, 4, 5, 6}
+    assert tokenizer_with_a_hole().unused_ids == {298, 300, 301, 302}
 
 
 def word_level() -> Inner:

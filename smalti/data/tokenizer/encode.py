@@ -56,6 +56,18 @@ class Tokenizer:
         return frozenset(token["id"] for token in self._parts["added_tokens"] if token["special"])
 
     @cached_property
+    def unused_ids(self) -> frozenset[int]:
+        """Ids below ``vocab_size`` that stand for no token: the holes of a vocabulary that came from elsewhere."""
+        if self._is_byte_level:
+            return frozenset(range(self.vocab_size)) - self._token_bytes.keys()
+        return frozenset(token for token in range(self.vocab_size) if self._special.id_to_token(token) is None)
+
+    @cached_property
+    def most_token_bytes(self) -> int:
+        """A text of n tokens has at most n times as many bytes; a generous guess where tokens are not plain bytes."""
+        return max(map(len, self._token_bytes.values())) if self._is_byte_level else 256
+
+    @cached_property
     def digest(self) -> str:
         """Hex SHA-256 over all that decides ids (vocabulary, merges, split, added tokens) and the end of a document."""
         return digest_of(self._parts, self.eod_id)
