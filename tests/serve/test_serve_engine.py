@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_models import ByteTokenizer, dbrx_config, llama_config, tiny_model
+from tiny_runs import tokenizer_with_a_hole
 
 from smalti.base.errors import UserError
 from smalti.model.huggingface import save_folder
@@ -12,6 +13,7 @@ from smalti.serve.engine.engine import Engine
 from smalti.serve.engine.runner import Runner
 from smalti.serve.engine.sampling import SamplingParams
 from smalti.serve.engine.scheduler import Limits
+from smalti.serve.engine.scores import Vocabulary
 from smalti.serve.engine.sequence import Piece
 
 PROMPTS = ["abc", "hello", "xyz", "", "a longer prompt", "12345"]
@@ -57,7 +59,7 @@ def test_cached_logits_equal_full_recompute(engine: Engine) -> None:
     for row, length in enumerate(lengths):
         for begin, end in ((0, length // 2), (length // 2, length)):
             if begin < end:
-                logits, _ = runner.read(row, ids[row, begin:end].tolist(), length, (), 0, 257)
+                logits, _ = runner.read(row, ids[row, begin:end].tolist(), length, (), 0, Vocabulary(257))
         assert torch.allclose(logits, full[row, length - 1], rtol=1e-4, atol=1e-5)
         runner.start(row)
     for step in range(10):
@@ -176,3 +178,19 @@ def test_greedy_equals_transformers(engine: Engine, tmp_path: Path) -> None:
                 pad_token_id=0,
             )
         assert tuple(out[0, len(one) :].tolist()) == answer.token_ids
+
+
+def test_an_id_without_a_token_is_never_chosen() -> None:
+    tokenizer = tokenizer_with_a_hole()
+    model = tiny_model(llama_config(vocab_size=tokenizer.vocab_size + 8))
+    (hole, *_) = tokenizer.unused_ids
+    with torch.no_grad():  # the likeliest by far, were it allowed
+        model.embed.weight[hole] = 10 * model.embed.weight[tokenizer.eod_id]
+    engine = Engine(model, tokenizer)
+    params = SamplingParams(max_tokens=40, temperature=2.0, logprobs=100, ignore_eos=True)
+    answer = engine.generate(["x"], params)[0]
+    assert len(answer.token_ids) == 40
+    assert not tokenizer.unused_ids & set(answer.token_ids)
+    assert not tokenizer.unused_ids & {token for one in answer.tokens for token, _ in one.top}
+    with pytest.raises(UserError, match=f"{hole} is not in the vocabulary"):
+        engine.generate([[1, hole]])

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from smalti.config.model import ModelConfig
 from smalti.serve.engine.runner import Runner
+from smalti.serve.engine.scores import Vocabulary
 
 SHAPES = [(64, 32), (257, 32), (512, 128), (768, 768), (768, 3072), (5000, 256)]
 
@@ -46,7 +47,7 @@ def test_logits_of_a_row_do_not_depend_on_length_or_number_of_the_others(dtype: 
     def decoded(rows: list[int]) -> dict[int, torch.Tensor]:
         runner = Runner(model, step_rows=8)
         for row in rows:
-            runner.read(row, prompts[row], lengths[row], (), 0, 1000)
+            runner.read(row, prompts[row], lengths[row], (), 0, Vocabulary(1000))
             runner.start(row)
         steps = []
         for step in range(3):
@@ -63,17 +64,33 @@ def test_logits_of_a_row_do_not_depend_on_length_or_number_of_the_others(dtype: 
 def test_what_a_row_leaves_behind_does_not_meet_the_next() -> None:
     runner = Runner(tiny_model(llama_config()), step_rows=8)
     for request in range(6):
-        runner.read(request, [1, 2, 3], 3, (), 0, 257)
+        runner.read(request, [1, 2, 3], 3, (), 0, Vocabulary(257))
         runner.start(request)
     with torch.inference_mode():
         for keys, values in runner._slots._shelf_of[5].layers:
             keys[5].fill_(torch.nan)
             values[5].fill_(torch.inf)
     runner.free(5)
-    runner.read(7, [4, 5, 6], 3, (), 0, 257)
+    runner.read(7, [4, 5, 6], 3, (), 0, Vocabulary(257))
     runner.start(7)
     requests, logits = runner.decode(dict.fromkeys((0, 1, 2, 3, 4, 7), 9))
     assert requests == [0, 1, 2, 3, 4, 7]
+    assert logits.isfinite().all()
+
+
+def test_the_row_that_takes_a_place_over_brings_nothing_of_the_one_that_left() -> None:
+    model = tiny_model(llama_config())
+    runner = Runner(model, step_rows=8)
+    for request, length in enumerate((30, 5, 3)):
+        runner.read(request, [1] * length, length, (), 0, Vocabulary(257))
+        runner.start(request)
+    with torch.no_grad():
+        model.embed.weight[7] = torch.nan
+    _, logits = runner.decode({0: 7, 1: 2, 2: 3})
+    assert not logits[0].isfinite().any()
+    runner.free(0)  # its NaN stands behind the last token of the shorter row that moves to its place
+    requests, logits = runner.decode({1: 2, 2: 3})
+    assert requests == [2, 1]
     assert logits.isfinite().all()
 
 
@@ -85,7 +102,7 @@ def test_memory_grows_with_the_rows_and_is_given_back() -> None:
         return {capacity: shelf.layers[0][0].shape[0] for capacity, shelf in slots._shelves.items()}
 
     for request, length in enumerate([5] * 10 + [500] * 2):
-        runner.read(request, [1] * length, length, (), 0, 257)
+        runner.read(request, [1] * length, length, (), 0, Vocabulary(257))
         runner.start(request)
     assert rows() == {64: 11, 512: 2}
     for request in range(1, 12):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smalti.base.errors import UserError
-from smalti.serve.engine.sampling import SamplingParams, choose
+from smalti.serve.engine.sampling import NotFinite, SamplingParams, _kept_probabilities, choose
 
 LOGITS = torch.tensor([0.1, 2.0, 1.0, -1.0, 0.5]).log_softmax(-1)
 
@@ -48,6 +48,22 @@ def test_a_draw_depends_on_seed_and_position_only() -> None:
     assert len(set(other)) > 3
 
 
+def test_the_bounds_do_not_depend_on_the_rows_beside_a_row() -> None:
+    scaled = torch.randn(8, 50257, generator=torch.Generator().manual_seed(0)) * 3
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)  # which share the sum of a long row when it is alone, and then its last bit is another
+    try:
+        sorted_probability = scaled.sort(dim=-1, descending=True, stable=True).values.softmax(-1)
+        share = sorted_probability.cumsum(-1)[:, 1000] / sorted_probability.sum(-1)  # ends just at a token
+        params = [SamplingParams(temperature=1.0, top_p=float(one)) for one in share]
+        together, _ = _kept_probabilities(scaled, params)
+        for row in range(8):
+            alone, _ = _kept_probabilities(scaled[row : row + 1], params[row : row + 1])
+            assert torch.equal(alone[0], together[row])
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_all_but_one_token_impossible() -> None:
     logits = torch.full((1, 8), float("-inf"))
     logits[0, 5] = 0.0
@@ -57,7 +73,7 @@ def test_all_but_one_token_impossible() -> None:
 @pytest.mark.parametrize("row", [[0.0, float("nan")], [0.0, float("inf")], [float("-inf"), float("-inf")]])
 def test_what_is_no_distribution_is_refused(row: list[float]) -> None:
     for temperature in (0.0, 1.0):
-        with pytest.raises(UserError, match="NaN"):
+        with pytest.raises(NotFinite, match="NaN"):
             choose(torch.tensor([row]), [SamplingParams(temperature=temperature)], [0])
 
 

@@ -8,8 +8,10 @@ from tiny_models import ByteTokenizer, dbrx_config, llama_config, tiny_model
 from smalti.base.errors import UserError
 from smalti.evals.likelihood import Window, score
 from smalti.serve.engine.engine import Engine
-from smalti.serve.engine.sampling import SamplingParams
+from smalti.serve.engine.sampling import NotFinite, SamplingParams
 from smalti.serve.engine.scheduler import Limits
+from smalti.serve.engine.scores import Vocabulary, score_hidden
+from smalti.serve.engine.sequence import Piece
 
 TEXTS = ["x", "hello world", "a" * 40, "def add(a, b):\n    return a + b\n"]
 
@@ -71,3 +73,26 @@ def test_a_prompt_of_the_full_context_can_be_scored_but_not_continued(engine: En
         SamplingParams(logprobs=-1)
     with pytest.raises(UserError, match="prompt_logprobs=101"):
         SamplingParams(prompt_logprobs=101)
+
+
+def test_scores_that_are_not_finite_end_their_request_alone(engine: Engine) -> None:
+    params = SamplingParams(max_tokens=0, prompt_logprobs=0)
+    expected = engine.generate(["hello"], params)[0]
+    with torch.no_grad():
+        engine.model.embed.weight[7] = torch.nan
+    bad, good = list[Piece](), list[Piece]()
+    engine.submit([1, 7, *[2] * 30], params, bad.append)
+    engine.submit("hello", params, good.append)
+    while engine.step():
+        pass
+    assert bad[-1].finish_reason == "error"
+    assert isinstance(bad[-1].error, NotFinite)
+    assert good[-1].prompt == expected.prompt_scores
+    with pytest.raises(NotFinite):
+        engine.generate([[1, 7, 2]], params)
+
+
+def test_ids_without_a_token_are_not_listed() -> None:
+    hidden, weight = torch.ones(3, 4), torch.arange(10.0)[:, None].expand(10, 4)
+    for scored in score_hidden(hidden, weight, [0, 9, 7], 8, Vocabulary(9, frozenset({7, 2}))):
+        assert [token for token, _ in scored.top] == [8, 6, 5, 4, 3, 1, 0]

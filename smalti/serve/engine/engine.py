@@ -20,13 +20,13 @@ from torch import Tensor
 
 from smalti.base import log, store
 from smalti.base.errors import UserError
-from smalti.data.tokenizer.encode import Tokenizer, load_tokenizer
+from smalti.data.tokenizer.encode import StreamDecoder, Tokenizer, load_tokenizer
 from smalti.model.decoder import Decoder
 from smalti.model.huggingface import load_folder
 from smalti.serve.engine.runner import Runner
-from smalti.serve.engine.sampling import SamplingParams, choose
+from smalti.serve.engine.sampling import NotFinite, SamplingParams, check_finite, choose
 from smalti.serve.engine.scheduler import Limits, QueueFull, Scheduler
-from smalti.serve.engine.scores import score
+from smalti.serve.engine.scores import Vocabulary, score
 from smalti.serve.engine.sequence import Completion, FinishReason, OnPiece, Piece, Sequence, TokenScore
 from smalti.serve.folders import ModelFolder
 
@@ -80,6 +80,7 @@ class Engine:
         self.limit_tokens: int = model.config.max_position_embeddings
         self.name = name
         self.limits = limits or Limits()
+        self._vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.unused_ids)
         self._runner = Runner(self.model, step_rows=self.limits.step_rows)
         cache_tokens = self.limits.cache_bytes // self._runner.token_bytes
         self._scheduler = Scheduler(self.limits, cache_tokens, self.limit_tokens)
@@ -233,14 +234,14 @@ class Engine:
         """Read the prompt up to ``end``; the first token of the answer where that is all of it."""
         params, ids, begin = sequence.params, sequence.prompt_ids, sequence.cached_tokens
         scored = params.prompt_logprobs is not None
-        logits_V, scores = self._runner.read(
-            sequence.request,
-            ids[begin:end],
-            len(ids),
-            ids[begin + 1 : end + 1] if scored else (),
-            params.prompt_logprobs or 0,
-            self.tokenizer.vocab_size,
-        )
+        targets, n_top = ids[begin + 1 : end + 1] if scored else (), params.prompt_logprobs or 0
+        try:
+            logits_V, scores = self._runner.read(
+                sequence.request, ids[begin:end], len(ids), targets, n_top, self._vocabulary
+            )
+        except NotFinite as error:
+            self._end(sequence, "error", error)
+            return
         if scored and begin == 0:
             sequence.prompt_scores.append(TokenScore(ids[0], None))
         sequence.prompt_scores += scores
@@ -270,18 +271,18 @@ class Engine:
                 continue
             made = TokenScore(token, None)
             if sequence.params.logprobs is not None:
-                made = score(logits_BV[row : row + 1], [token], sequence.params.logprobs, self.tokenizer.vocab_size)[0]
+                made = score(logits_BV[row : row + 1], [token], sequence.params.logprobs, self._vocabulary)[0]
             text = sequence.append(token)
             if sequence.finish_reason is not None:
                 self._forget(sequence)
             self._give(sequence, Piece(text, (made,), sequence.take_prompt_scores(), sequence.finish_reason))
 
     def _choose(self, rows: list[Sequence], logits_BV: Tensor) -> list[int | None]:
-        # An output head may be padded; ids without a text are never chosen.
-        logits_BV = logits_BV[:, : self.tokenizer.vocab_size]
         try:
-            return list(choose(logits_BV, [row.params for row in rows], [row.position for row in rows]))
-        except UserError as error:
+            check_finite(logits_BV)
+            choosable_BV = self._vocabulary.of(logits_BV)
+            return list(choose(choosable_BV, [row.params for row in rows], [row.position for row in rows]))
+        except NotFinite as error:
             if len(rows) == 1:
                 self._end(rows[0], "error", error)
                 return [None]
@@ -302,16 +303,21 @@ class Engine:
                 allowed=f"at most {longest} tokens",
                 hint="shorten the prompt",
             )
-        decoder = self.tokenizer.decode_stream()
-        for token in ids[-_CONTEXT_TOKENS:]:
-            decoder.push(token)
+        decoder = self.decoder_after(ids)
         return Sequence(next(self._numbers), ids, params, self.end_ids, self.limit_tokens, decoder, on_piece)
+
+    def decoder_after(self, prompt_ids: Rows[int]) -> StreamDecoder:
+        """What decodes an answer to this prompt: it may begin inside a character."""
+        decoder = self.tokenizer.decode_stream()
+        for token in prompt_ids[-_CONTEXT_TOKENS:]:
+            decoder.push(token)
+        return decoder
 
     def _check_ids(self, ids: list[int]) -> None:
         if not ids:
             raise UserError("the prompt has no token", allowed="one or more ids, or a text")
         for token in ids:
-            if not 0 <= token < self.tokenizer.vocab_size:
+            if not 0 <= token < self.tokenizer.vocab_size or token in self.tokenizer.unused_ids:
                 raise UserError(
                     f"the id {token} is not in the vocabulary", allowed=f"0 to {self.tokenizer.vocab_size - 1}"
                 )

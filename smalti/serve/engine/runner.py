@@ -16,7 +16,7 @@ from torch import Tensor
 
 from smalti.model.blocks.kv_cache import KVCache
 from smalti.model.decoder import Decoder
-from smalti.serve.engine.scores import score_hidden
+from smalti.serve.engine.scores import Vocabulary, score_hidden
 from smalti.serve.engine.sequence import TokenScore
 from smalti.serve.engine.slots import Slots
 
@@ -41,11 +41,11 @@ class Runner:
         return 2 * config.num_hidden_layers * config.kv_heads * config.width_per_head * self._dtype.itemsize
 
     def read(
-        self, request: int, ids: Rows[int], prompt_tokens: int, targets: Rows[int], n_top: int, vocab_size: int
+        self, request: int, ids: Rows[int], prompt_tokens: int, targets: Rows[int], n_top: int, vocabulary: Vocabulary
     ) -> tuple[Tensor, list[TokenScore]]:
         """Feed the next tokens of a prompt of ``prompt_tokens``; fp32 logits [V] after the last of them.
 
-        ``targets``: score these tokens, the i-th as what follows the i-th of ``ids``.
+        ``targets``: score these tokens, the i-th as what follows the i-th of ``ids``. Raises NotFinite.
         """
         if request not in self._prompts:
             self._prompts[request] = KVCache(
@@ -55,7 +55,7 @@ class Runner:
 
         def head(hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
             if targets:
-                scores.extend(score_hidden(hidden_BTD[0], weight_VD, targets, n_top, vocab_size))
+                scores.extend(score_hidden(hidden_BTD[0], weight_VD, targets, n_top, vocabulary))
             return hidden_BTD[:, -1] @ weight_VD.T
 
         ids_BT = torch.tensor([ids], dtype=torch.long, device=self._device)

@@ -13,13 +13,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from smalti.base.errors import UserError
+from smalti.base.errors import DataError, UserError
 from smalti.base.rng import derive_key
 
 LEAST_TEMPERATURE = 1e-3
 """Below it, logits that differ in fp32's last digits decide alone: that is greedy, which 0 says."""
 MOST_LOGPROBS = 100
 """Likeliest tokens that may be asked for at each place."""
+
+
+class NotFinite(DataError):
+    """The model answered with what is no distribution: it is not the request that is to blame."""
 
 
 @dataclass(frozen=True)
@@ -71,18 +75,22 @@ class SamplingParams:
                 raise UserError(f"{name}={getattr(self, name)} is out of range", allowed=allowed)
 
 
+def check_finite(logits_BV: Tensor) -> None:
+    """Raises NotFinite when a row holds a logit that is NaN or +inf, or none above -inf."""
+    if not bool(logits_BV.amax(dim=-1).isfinite().all()):
+        raise NotFinite(
+            "the model answered with logits that are not finite numbers (NaN, inf)", hint="check the exported weights"
+        )
+
+
 def choose(logits_BV: Tensor, params: Rows[SamplingParams], positions: Rows[int]) -> list[int]:
     """One token for each row; ``positions`` are the places of those tokens in their sequences.
 
     The draw is the inverse of the cumulative distribution at u = key(seed, position) / 2^63, tokens sorted by falling
-    probability (equal ones by id). Raises UserError when a row holds a logit that is NaN or +inf, or none above -inf.
+    probability (equal ones by id). Raises NotFinite when a row holds a logit that is NaN or +inf, or none above -inf.
     """
     logits_BV = logits_BV.float()
-    largest_B1 = logits_BV.amax(dim=-1, keepdim=True)
-    if not bool(largest_B1.isfinite().all()):
-        raise UserError(
-            "the model answered with logits that are not finite numbers (NaN, inf)", hint="check the exported weights"
-        )
+    check_finite(logits_BV)
     greedy = [row.temperature == 0 for row in params]
     ids_B = logits_BV.argmax(dim=-1)
     if all(greedy):
@@ -90,7 +98,8 @@ def choose(logits_BV: Tensor, params: Rows[SamplingParams], positions: Rows[int]
     device = logits_BV.device
     temperature_B = torch.tensor([row.temperature or 1.0 for row in params], device=device)
     uniform_B = torch.tensor([_uniform(row.seed, at) for row, at in zip(params, positions, strict=True)], device=device)
-    sorted_BV, order_BV = _kept_probabilities((logits_BV - largest_B1) / temperature_B[:, None], params)
+    scaled_BV = (logits_BV - logits_BV.amax(dim=-1, keepdim=True)) / temperature_B[:, None]
+    sorted_BV, order_BV = _kept_probabilities(scaled_BV, params)
     cumulative_BV = sorted_BV.cumsum(dim=-1)
     threshold_B = uniform_B * cumulative_BV[:, -1]
     rank_B = (cumulative_BV <= threshold_B[:, None]).sum(dim=-1)
@@ -109,11 +118,13 @@ def _kept_probabilities(scaled_BV: Tensor, params: Rows[SamplingParams]) -> tupl
     top_p_B = torch.tensor([row.top_p for row in params], device=device)
     probability_BV = probability_BV * (torch.arange(vocabulary, device=device) < top_k_B[:, None])
     # What stands before each token: shifted, not subtracted, so that rounding cannot make it fall and leave a hole.
-    before_BV = probability_BV.cumsum(dim=-1).roll(1, dims=-1)
+    cumulative_BV = probability_BV.cumsum(dim=-1)
+    before_BV = cumulative_BV.roll(1, dims=-1)
     before_BV[:, 0] = 0
     # The share is of what top-k left, so that both bounds together mean what each means alone. A top_p of 1 keeps all:
-    # the comparison alone would drop the tail, where the cumulative sum in fp32 already reads 1.
-    inside_BV = before_BV < top_p_B[:, None] * probability_BV.sum(dim=-1, keepdim=True)
+    # the comparison alone would drop the tail, where the cumulative sum in fp32 already reads 1. (A sum() over the row
+    # would have other bits in other company.)
+    inside_BV = before_BV < top_p_B[:, None] * cumulative_BV[:, -1:]
     inside_BV = inside_BV | (top_p_B[:, None] >= 1)
     inside_BV[:, 0] = True
     return probability_BV * inside_BV, order_BV

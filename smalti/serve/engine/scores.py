@@ -4,26 +4,43 @@ N: places. C: those of a chunk. D: hidden size. V: vocabulary.
 """
 
 from collections.abc import Sequence as Rows
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from smalti.serve.engine.sampling import check_finite
 from smalti.serve.engine.sequence import TokenScore
 
 _CHUNK_LOGITS = 1 << 20
 """Logits that exist at one time."""
 
 
-def score(logits_NV: Tensor, ids: Rows[int], n_top: int, vocab_size: int) -> list[TokenScore]:
-    """Score ``ids``, one for each row of fp32 logits, with the ``n_top`` likeliest beside it.
+@dataclass(frozen=True)
+class Vocabulary:
+    """Which ids may be chosen and listed: an output head may be padded, and a vocabulary may have holes."""
 
-    Those come from the first ``vocab_size`` ids: an output head may be padded with ids that have no text.
-    """
+    size: int
+    unused: frozenset[int] = frozenset()
+    """Ids below ``size`` that stand for no token."""
+
+    def of(self, logits_NV: Tensor) -> Tensor:
+        """The logits of the first ``size`` ids, those of unused ones -inf."""
+        logits_NV = logits_NV[:, : self.size]
+        if not self.unused:
+            return logits_NV
+        index = torch.tensor(sorted(self.unused), device=logits_NV.device)
+        return logits_NV.index_fill(1, index, -torch.inf)
+
+
+def score(logits_NV: Tensor, ids: Rows[int], n_top: int, vocabulary: Vocabulary) -> list[TokenScore]:
+    """Score ``ids``, one for each row of fp32 logits, with the ``n_top`` likeliest beside it. Raises NotFinite."""
+    check_finite(logits_NV)
     total_N1 = logits_NV.logsumexp(dim=-1, keepdim=True)
     index_N1 = torch.tensor(list(ids), device=logits_NV.device)[:, None]
     own = (logits_NV.gather(1, index_N1) - total_N1)[:, 0].tolist()
-    top_Nk, id_Nk = logits_NV[:, :vocab_size].topk(min(n_top, vocab_size), dim=-1)
+    top_Nk, id_Nk = vocabulary.of(logits_NV).topk(min(n_top, vocabulary.size - len(vocabulary.unused)), dim=-1)
     tops = zip((top_Nk - total_N1).tolist(), id_Nk.tolist(), strict=True)
     return [
         TokenScore(token, logprob, tuple(zip(top_ids, top, strict=True)))
@@ -31,12 +48,14 @@ def score(logits_NV: Tensor, ids: Rows[int], n_top: int, vocab_size: int) -> lis
     ]
 
 
-def score_hidden(hidden_ND: Tensor, weight_VD: Tensor, ids: Rows[int], n_top: int, vocab_size: int) -> list[TokenScore]:
+def score_hidden(
+    hidden_ND: Tensor, weight_VD: Tensor, ids: Rows[int], n_top: int, vocabulary: Vocabulary
+) -> list[TokenScore]:
     """The same from the hidden states, chunk by chunk."""
     rows = max(1, _CHUNK_LOGITS // weight_VD.shape[0])
     scores: list[TokenScore] = []
     for start in range(0, len(ids), rows):
         part = ids[start : start + rows]
         logits_CV = F.linear(hidden_ND[start : start + len(part)], weight_VD).float()
-        scores += score(logits_CV, part, n_top, vocab_size)
+        scores += score(logits_CV, part, n_top, vocabulary)
     return scores

@@ -54,11 +54,9 @@ class Shelf:
         """Drop a row."""
         at, last = self.requests.index(request), len(self.requests) - 1
         for keys, values in self.layers:
+            # Whole rows, zeros included: what is left of this request may hold numbers that are not finite.
             if at < last:
-                length = self.lengths[last]
-                keys[at, :, :length] = keys[last, :, :length]
-                values[at, :, :length] = values[last, :, :length]
-            # Should this request have left numbers that are not finite, they must not meet the next one.
+                keys[at], values[at] = keys[last], values[last]
             keys[last].zero_()
             values[last].zero_()
         self.requests[at], self.lengths[at] = self.requests[last], self.lengths[last]
