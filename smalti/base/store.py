@@ -89,7 +89,10 @@ def list_folder(url: str | Path) -> list[str]:
 def make_folder(url: str | Path) -> str:
     """Create a folder and its parents (a no-op on object stores); returns it."""
     if is_local(url):
-        os.makedirs(url, exist_ok=True)
+        try:
+            os.makedirs(url, exist_ok=True)
+        except FileNotFoundError as error:  # parents are made too, so the place itself takes none (/proc)
+            raise DataError(f"no folder can be made at {url}", hint="name another folder") from error
     return str(url)
 
 

@@ -145,7 +145,7 @@ def _outside(error: OSError) -> "SmaltiError | None":
         found = DataError(
             f"'{place}' cannot be written or read: {why}",
             allowed="paths that this user may read, and folders that this user may write to",
-            hint="name another folder (folder=FOLDER, output=FOLDER or --output FOLDER, whichever the command takes)",
+            hint="name another folder (folder=, output=, work= or --output FOLDER, whichever the command takes)",
         )
     else:
         return None

@@ -42,8 +42,8 @@ def publication(output: str, *, kind: str, record_name: str) -> Iterator[Publica
     folder = Path(output)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"output '{output}' is a file, not a folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    with _only_writer(folder):
+    store.make_folder(folder)
+    with only_writer(folder):
         work = folder / _WORK
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
@@ -115,7 +115,7 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def _only_writer(folder: Path) -> Iterator[None]:
+def only_writer(folder: Path) -> Iterator[None]:
     # The lock is the system's and goes with the process: nothing stale is left behind by a kill.
     descriptor = os.open(folder, os.O_RDONLY)
     try:
