@@ -92,11 +92,13 @@ class CurateSourceConfig(Config):
     """The field that names the document; absent: file and row."""
     include: tuple[str, ...] = ()
     """Glob patterns (``*.md``, ``docs/*``) of paths to take from a folder; empty takes every kind that is known."""
-    rules: tuple[Preset, ...] = Field(("prose-light",), min_length=1)
+    rules: tuple[Preset, ...] = ("prose-light",)
     """Quality rules, as named presets that run in this order; all of them must pass. ``[none]`` keeps everything."""
 
     @model_validator(mode="after")
     def _rules_make_sense(self) -> Self:
+        if not self.rules:
+            raise ValueError("rules=[] names no rules; write [none] for none")
         if "none" in self.rules and len(self.rules) > 1:
             raise ValueError(f"rules={list(self.rules)}: 'none' stands alone")
         twice = sorted({name for name in self.rules if self.rules.count(name) > 1})
