@@ -88,7 +88,8 @@ def curate(
         print("\ndrops by rule\n" + table(DROP_COLUMNS, report.drop_rows()))
     for note in report.notes():
         print(f"note: {note}")
-    print(f"\nwritten to {loaded.output}; next: smalti data tokenize CONFIG documents={loaded.output} output=...")
+    print(f"\nwritten to {loaded.output}; next: smalti data dedup CONFIG documents={loaded.output} output=...")
+    print("(or without taking near-duplicates out: smalti data tokenize)")
 
 
 @app.command(epilog="Example: smalti data dedup demo-dedup threshold=0.8 --dry-run")
@@ -224,12 +225,12 @@ def _print_dedup_plan(config: "DedupConfig", as_json: bool) -> None:
     """What ``dedup --dry-run`` answers: the documents, and how likely MinHash proposes pairs of some similarities."""
     from smalti.base.units import format_bytes, format_frac
     from smalti.cli.tables import print_json, table
-    from smalti.data.dedup.corpus import check_score_field, read_corpus
+    from smalti.data.dedup.corpus import check_score_field, read_corpus, text_bytes
 
     corpus = read_corpus(config.documents)
     check_score_field(corpus, config.score_field)
     found = {
-        f"{part.source}/{part.split}": {"documents": part.n_documents, "bytes": sum(part.group_bytes)}
+        f"{part.source}/{part.split}": {"documents": part.n_documents, "bytes": text_bytes(part)}
         for part in corpus.parts
     }
     similarities = sorted({config.threshold, *(value / 20 for value in range(8, 20))})

@@ -218,6 +218,6 @@ def _next_steps() -> str:
         (f"smalti plan verify {RUN}", "what the plan predicted against what was measured"),
         ("smalti train demo-dense", "its dense twin on the same data"),
         ("smalti train demo name=longer train.duration=3000step", "the same model, longer"),
-        ("smalti data curate --help", "your own documents: folders, JSONL, Parquet"),
+        ("smalti data curate --help", "your own documents: folders, JSONL, Parquet; then data dedup and data tokenize"),
     ]
     return f"\n== Go on\n{pairs(steps)}\n\nEvery curve on one page, in a browser: {RUN}/report.html"

@@ -13,7 +13,10 @@ _LIVE_S, _PLAIN_S = 0.2, 5.0
 
 
 class ProgressLine:
-    """``with ProgressLine("tokens") as tell: tell("code", done, total)``; ``bytes`` are written as such."""
+    """``with ProgressLine("tokens") as tell: tell("code", done, total)``; ``bytes`` are written as such.
+
+    Work that is counted otherwise says so: ``tell("writing", done, total, "source")``.
+    """
 
     def __init__(self, unit: str = "bytes") -> None:
         self._unit = unit
@@ -27,8 +30,11 @@ class ProgressLine:
     def __exit__(self, *error: object) -> None:
         self._clear()
 
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """Tell that ``done`` of ``total`` are done; the end of ``what`` takes its live line away."""
+    def __call__(self, what: str, done: int, total: int, one: str | None = None) -> None:
+        """Tell that ``done`` of ``total`` are done; the end of ``what`` takes its live line away.
+
+        ``one`` is the word for one of few large pieces: the line says which of them is being worked on.
+        """
         if done == total:
             self._clear()
             return
@@ -38,6 +44,8 @@ class ProgressLine:
         self._shown = True
         frac = min(1.0, done / max(total, 1))  # a total that was estimated may be passed
         line = f"{what}: {self._amount(done)} of {self._amount(total, self._unit)}, {format_frac(frac)}"
+        if one is not None:
+            line = f"{what}: {one} {done + 1:,} of {total:,}"
         start, end = ("\r\x1b[K", "") if self._live else ("", "\n")
         print(start + line, end=end, file=sys.stderr, flush=True)
 

@@ -28,6 +28,13 @@ def test_other_units(now_s: list[float], capsys: pytest.CaptureFixture[str]) -> 
     assert lines(now_s, capsys, "tokens")[0] == "reading: 40 of 100 tokens, 40.0%"
 
 
+def test_large_pieces_are_counted(now_s: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.ProgressLine() as tell:
+        now_s[0] += 6.0
+        tell("comparing", 0, 3, "part")
+    assert capsys.readouterr().err == "comparing: part 1 of 3\n"
+
+
 def test_a_terminal_is_left_clean(
     now_s: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

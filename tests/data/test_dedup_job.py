@@ -1,6 +1,8 @@
 """The whole deduplication: planted corpora, traps, exactness, kills, stages, errors."""
 
+import errno
 import hashlib
+import json
 import os
 import random
 import signal
@@ -297,6 +299,54 @@ def test_an_alarm_is_loud_exits_with_3_and_leaves_the_result(tmp_path, capsys):
     assert kept_of(tmp_path / "out") == {"a"}
     assert "**ALARM**" in (tmp_path / "out/report.md").read_text()
     assert run([*arguments, "alarm_frac=0.7"]) == 0
+
+
+def test_a_dry_run_counts_texts_as_a_curation_does(tmp_path, capsys):
+    folder = made_corpus.write_parquet(texts(a="é" * 700, b="b" * 100), tmp_path / "c", files=1)
+    arguments = ["data", "dedup", "demo-dedup", f"documents={folder}", f"output={tmp_path / 'out'}", "--dry-run"]
+    assert run([*arguments, "--json"]) == 0
+    splits = json.loads(capsys.readouterr().out)["splits"]
+    assert splits["part-0/train"] == {"documents": 2, "bytes": 1500}
+
+
+@pytest.mark.parametrize("option", ["output", "work"])
+def test_a_place_that_takes_no_folder_exits_2(tmp_path, corpus, capsys, option):
+    folder, _ = corpus
+    places = {"output": str(tmp_path / "out"), "work": str(tmp_path / "work"), option: "/proc/smalti"}
+    arguments = [f"{name}={place}" for name, place in places.items()]
+    assert run(["data", "dedup", "demo-dedup", f"documents={folder}", *arguments]) == 2
+    assert "no folder can be made at /proc/smalti" in capsys.readouterr().err
+
+
+def test_a_full_disk_names_the_folders(tmp_path, corpus, capsys, monkeypatch):
+    def full(*_args, **_options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("smalti.data.dedup.selftest.plant", full)
+    folder, _ = corpus
+    places = [f"output={tmp_path / 'out'}", f"work={tmp_path / 'work'}"]
+    assert run(["data", "dedup", "demo-dedup", f"documents={folder}", *places]) == 75
+    err = capsys.readouterr().err
+    assert all(word in err for word in ("disk is full", "work=FOLDER", str(tmp_path / "out"), str(tmp_path / "work")))
+
+
+def test_progress_names_parts(tmp_path, corpus):
+    folder, _ = corpus
+    told = []
+    dedup(config_of(folder, tmp_path / "out"), lambda *one: told.append(one))
+    assert {one[0] for one in told if one[3:] == ("part",)} == {"candidates", "comparing", "deciding", "writing"}
+
+
+def test_notes_are_told_once(tmp_path, capsys):
+    folder = made_corpus.write_parquet(texts(a="one two three"), tmp_path / "c", files=1)
+    held_out = folder / "documents/part-0/heldout.parquet"
+    train = folder / "documents/part-0/train.parquet"
+    held_out.write_bytes(train.read_bytes())
+    pq.write_table(pq.read_table(train).slice(0, 0), train)
+    assert run(["data", "dedup", "demo-dedup", f"documents={folder}", f"output={tmp_path / 'out'}"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("so none was planted") == 1
+    assert "note: part-0: no training document is left" in out
 
 
 def test_a_dry_run_writes_nothing(tmp_path, corpus, capsys):

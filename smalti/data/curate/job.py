@@ -27,8 +27,8 @@ from smalti.data.curate.readers import RAW_SCHEMA, ReadOptions, read_tasks
 from smalti.data.curate.report import FORMAT_KIND, RECORD_NAME, Report, as_markdown
 from smalti.data.curate.tables import DOCUMENT_SCHEMA, DROP_SCHEMA, RowWriter
 
-Progress = Callable[[str, int, int], None]
-"""``progress(what, done, total)``: called often, in bytes of documents."""
+Progress = Callable[..., None]
+"""``progress(what, done, total)``: called often, in bytes of documents; ``progress(what, done, total, "source")``."""
 
 _STAGED_SCHEMA = pa.schema([("key", pa.int64()), ("source", pa.large_string()), *EXAMINED_SCHEMA])
 
@@ -46,7 +46,7 @@ def curate(config: CurateConfig, progress: Progress | None = None) -> Report:
 
     UserError for a config that does not fit what is on disk, DataError for input that is missing, broken or empty.
     """
-    tell = progress or (lambda what, done, total: None)
+    tell = progress or (lambda *told: None)
     found = {name: _find(name, config) for name in sorted(config.sources)}
     report = Report(skipped_files={name: files.skipped for name, files in found.items() if files.skipped})
     with publication(config.output, kind=FORMAT_KIND, record_name=RECORD_NAME) as result:
@@ -60,7 +60,7 @@ def curate(config: CurateConfig, progress: Progress | None = None) -> Report:
                 report.repeated_ids[name] = repeated
         equals = _equals(config, [str(path) for path in staged.values()])
         for number, (name, path) in enumerate(staged.items()):
-            tell("writing", number, len(staged))
+            tell("writing", number, len(staged), "source")
             _write(name, path, result.work, equals, report)
             path.unlink()
         stage.rmdir()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from smalti.base.errors import DataError, UserError
@@ -78,12 +79,13 @@ class Part:
         return sum(self.group_rows)
 
     def tasks(self) -> list[Task]:
-        """One for each row group."""
+        """One for each row group that has rows; other writers than ours make empty ones."""
         firsts = np.cumsum([self.first_key, *self.group_rows]).tolist()
         heldout = self.split == HELDOUT
         return [
             Task(str(self.path), group, firsts[group], self.source, heldout, n_bytes)
             for group, n_bytes in enumerate(self.group_bytes)
+            if self.group_rows[group]
         ]
 
 
@@ -138,6 +140,14 @@ def read_corpus(folder: str) -> Corpus:
     return Corpus(folder, f"{record.get('digest')} {sizes}", tuple(parts))
 
 
+def text_bytes(part: Part) -> int:
+    """Bytes of the texts of a documents file, as its curation counted them."""
+    try:
+        return int(pc.sum(pq.read_table(part.path, columns=["n_bytes"]).column("n_bytes")).as_py() or 0)
+    except (pa.ArrowException, OSError) as error:
+        raise damaged(part.path, error) from error
+
+
 def check_score_field(corpus: Corpus, field: str | None) -> None:
     """UserError when documents have no such numeric column."""
     if field is None:
@@ -165,7 +175,7 @@ def read_task(task: Task, score_field: str | None) -> pa.RecordBatch:
     n = len(rows)
     score = np.full(n, -np.inf)
     if score_field is not None:
-        given = np.asarray(table.column(score_field).cast(pa.float64()).fill_null(-np.inf))
+        given = np.asarray(table.column(score_field).cast(pa.float64(), safe=False).fill_null(-np.inf))
         score = np.where(np.isnan(given), -np.inf, given)
     arrays = [
         pa.array(task.first_key + rows, pa.int64()),

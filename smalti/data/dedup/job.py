@@ -10,7 +10,8 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,27 +23,35 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from smalti.base import store
-from smalti.base.errors import DataError, Refusal, UserError
+from smalti.base.errors import DataError, Refusal, TryElsewhere, UserError
 from smalti.base.hashing import digest_json, sha256_file
 from smalti.config.dedup import DedupConfig
-from smalti.data.curate.publish import publication
+from smalti.data.curate.publish import only_writer, publication
 from smalti.data.curate.report import FORMAT_KIND, RECORD_NAME, Report
 from smalti.data.dedup import selftest
 from smalti.data.dedup.buckets import PLANTED
 from smalti.data.dedup.corpus import Corpus, Task, check_score_field, read_corpus
-from smalti.data.dedup.decide import Near, decide
+from smalti.data.dedup.decide import Near, Ordered
 from smalti.data.dedup.output import source_tasks, write_source
 from smalti.data.dedup.plan import Plans
 from smalti.data.dedup.report import DedupReport, account, as_markdown
 from smalti.data.dedup.stages import Stages
-from smalti.data.engine import Failures
+from smalti.data.engine import Failures, as_ours
 
-Progress = Callable[[str, int, int], None]
-"""``progress(what, done, total)``: between the parts of the work, in bytes of documents or in parts."""
+Progress = Callable[..., None]
+"""``progress(what, done, total)`` between the parts of the work, in bytes of documents; or in parts:
+``progress(what, done, total, "part")``."""
 
 _BYTES_A_BAND = 100
 """About what the engine needs for one document in one band."""
+_BYTES_A_PAIR = 100
+"""About what it needs for one pair that a band proposes, until the same pairs of several bands are one."""
 _HISTOGRAM_BINS = 20
+_ROUNDS = 20
+"""Most times that what stays is looked through again; it ends by itself after two or three."""
+
+_PAIRS = pa.schema([("a", pa.int64()), ("b", pa.int64())])
+_COMPARED = pa.schema([*_PAIRS, ("jaccard", pa.float64()), ("containment", pa.float64())])
 
 
 def dedup(config: DedupConfig, progress: Progress | None = None) -> DedupReport:
@@ -51,17 +60,25 @@ def dedup(config: DedupConfig, progress: Progress | None = None) -> DedupReport:
     DataError when ``config.documents`` is not the output of a curation or is damaged; Refusal (exit code 3) when the
     planted documents are not found. An alarm of a source is in the report and raises nothing.
     """
-    tell = progress or (lambda what, done, total: None)
+    tell = progress or (lambda *told: None)
     corpus = read_corpus(config.documents)
     check_score_field(corpus, config.score_field)
     _check_output(config)
-    with publication(config.output, kind=FORMAT_KIND, record_name=RECORD_NAME) as result:
-        work = Path(config.work or os.path.join(config.output, ".stages")).resolve()
-        work.mkdir(parents=True, exist_ok=True)
-        failures, stages = Failures(work / "failures"), Stages(work, corpus.digest, config.from_stage)
-        run = _Run(config, corpus, Plans(config, failures), tell)
+    # In a folder of the user's everything lies under a name of ours.
+    work = (Path(config.work, "smalti-dedup") if config.work else Path(config.output, ".stages")).resolve()
+    with (
+        _full_disk_named(config.output, work),
+        publication(config.output, kind=FORMAT_KIND, record_name=RECORD_NAME) as result,
+        ExitStack() as held,
+    ):
+        store.make_folder(work)
+        held.enter_context(only_writer(work))
+        failures = Failures(work / "failures")
+        plans = Plans(config, failures)
+        stages = Stages(work, f"{corpus.digest} {plans.version}", config.from_stage)
+        run = _Run(config, corpus, plans, tell)
         decisions = run.stages(stages)
-        tell("writing", 0, corpus.n_bytes)
+        tell("writing", 0, 1, "part")
         target = result.work.resolve()
         tasks = source_tasks(corpus, decisions / "decisions.parquet", target)
         answers = [json.loads(answer) for answer in run.plans.each(write_source, tasks)]
@@ -79,6 +96,19 @@ def dedup(config: DedupConfig, progress: Progress | None = None) -> DedupReport:
         shutil.rmtree(failures.folder, ignore_errors=True)
         stages.remove()
     return report
+
+
+@contextmanager
+def _full_disk_named(output: str, work: Path) -> Iterator[None]:
+    """What writes Parquet does not say where the disk is full; of the places that a run writes to, we do."""
+    try:
+        yield
+    except (OSError, TryElsewhere) as error:
+        ours = as_ours(error)
+        if not isinstance(ours, TryElsewhere):
+            raise
+        hint = f"free space in {work} (or name another folder: work=FOLDER) and {output}; then the same command again"
+        raise TryElsewhere(ours.message, hint=hint) from error
 
 
 def _check_output(config: DedupConfig) -> None:
@@ -123,10 +153,10 @@ class _Run:
         sets = stages.stage("shingles", {}, lambda to: self._shingle(signed, proposed, to))
         compared = stages.stage("pairs", {}, lambda to: self._compare(proposed, sets, to))
         bounds = _some(config, ("threshold", "containment", "selftest_recall", "selftest_precision"))
-        return stages.stage("decisions", bounds, lambda to: self._decide(signed, proposed, compared, to))
+        return stages.stage("decisions", bounds, lambda to: self._decide(signed, proposed, sets, compared, to))
 
     def _sign(self, to: Path) -> None:
-        selftest.plant(self.corpus, self.config, to / "planted.parquet")
+        selftest.plant(self.corpus, self.config, self.plans.normalised, to / "planted.parquet")
         # The planted file moves with its stage, so it is read under the name that it has now.
         tasks = [*selftest.planted_tasks(to / "planted.parquet"), *self.corpus.tasks()]
         self._by_portions("signatures", tasks, lambda portion: self.plans.signatures(portion, to / "rows"))
@@ -138,16 +168,17 @@ class _Run:
 
     def _propose(self, signed: Path, to: Path) -> None:
         self.plans.equal(signed / "rows", to / "equal")
-        n_parts = math.ceil(
-            self.corpus.n_documents * self.config.bands * _BYTES_A_BAND / (self.config.memory_gb * 2**30)
-        )
+        # Bands are alike, so one tells how many pairs there will be in each.
+        pairs_bytes = self.plans.count_pairs(signed / "rows", to / "equal", 0) * _BYTES_A_PAIR
+        band_bytes = self.corpus.n_documents * _BYTES_A_BAND + pairs_bytes
+        n_parts = math.ceil(self.config.bands * band_bytes / (self.config.memory_gb * 2**30))
         bands = range(self.config.bands)
         per_part = math.ceil(self.config.bands / n_parts)
         groups = [bands[at : at + per_part] for at in range(0, self.config.bands, per_part)]
         n_shards = math.ceil(n_parts / len(groups))
         pieces = [(group, shard) for group in groups for shard in range(n_shards)]
         for number, (group, shard) in enumerate(pieces):
-            self._tell("candidates", number, len(pieces))
+            self.tell("candidates", number, len(pieces), "part")
             self.plans.candidates(signed / "rows", to / "equal", group, (shard, n_shards), to / "parts" / f"{number}")
         if len(pieces) == 1:
             os.replace(to / "parts" / "0", to / "pairs")
@@ -156,8 +187,9 @@ class _Run:
         shutil.rmtree(to / "parts")
 
     def _shingle(self, signed: Path, proposed: Path, to: Path) -> None:
-        pairs = _read(proposed / "pairs", ["a", "b"])
-        keys = np.unique(np.concatenate([_numbers(pairs, "a"), _numbers(pairs, "b")]))
+        keys = np.empty(0, np.int64)
+        for pairs in _portions(proposed / "pairs"):
+            keys = np.unique(np.concatenate([keys, _numbers(pairs, "a"), _numbers(pairs, "b")]))
         planted = keys[keys >= PLANTED]
         tasks = self.corpus.tasks_of(keys[keys < PLANTED])
         if len(planted):
@@ -171,45 +203,74 @@ class _Run:
         if not n_pairs:
             (to / "rows").mkdir()
             return
+        self._compare_all(proposed / "pairs", n_pairs, sets, to / "rows")
+
+    def _compare_all(self, pairs: Path, n_pairs: int, sets: Path, to: Path) -> None:
         metadata = [pq.read_metadata(path) for path in (sets / "rows").glob("*.parquet")]
         sets_bytes = sum(one.row_group(i).total_byte_size for one in metadata for i in range(one.num_row_groups))
         mean_bytes = sets_bytes / max(sum(one.num_rows for one in metadata), 1)
         n_parts = math.ceil(n_pairs * 2 * mean_bytes / (self.config.memory_gb * 2**30))
         for number in range(n_parts):
-            self._tell("comparing", number, n_parts)
-            self.plans.compare(proposed / "pairs", sets / "rows", (number, n_parts), to / "rows")
-        n_compared = sum(pq.read_metadata(path).num_rows for path in (to / "rows").glob("*.parquet"))
+            self.tell("comparing", number, n_parts, "part")
+            self.plans.compare(pairs, sets / "rows", (number, n_parts), to)
+        n_compared = sum(pq.read_metadata(path).num_rows for path in to.glob("*.parquet"))
         assert n_compared == n_pairs, f"{n_compared} of {n_pairs} pairs were compared"
 
-    def _decide(self, signed: Path, proposed: Path, compared: Path, to: Path) -> None:
-        self._tell("deciding", 0, 1)
+    def _decide(self, signed: Path, proposed: Path, sets: Path, compared: Path, to: Path) -> None:
+        self.tell("deciding", 0, 1, "part")
         config = self.config
-        pairs = _read(compared / "rows", ["a", "b", "jaccard", "containment"]).sort_by(
-            [("a", "ascending"), ("b", "ascending")]
-        )
-        real = pairs.filter(pc.less(pairs.column("b"), PLANTED))
-        histogram, _ = np.histogram(_numbers(real, "jaccard"), _HISTOGRAM_BINS, (0, 1))
-        is_near = pc.greater_equal(pairs.column("jaccard"), config.threshold)
-        if config.containment is not None:
-            is_near = pc.or_(is_near, pc.greater_equal(pairs.column("containment"), config.containment))
-        near = pairs.filter(is_near)
+        histogram = np.zeros(_HISTOGRAM_BINS, np.int64)
+        near = self._near(compared / "rows", histogram)
         equal = _read(proposed / "equal", ["key", "node"]).sort_by("key")
-        node_of = dict(zip(equal.column("key").to_pylist(), equal.column("node").to_pylist(), strict=True))
-        planted = pc.greater_equal(near.column("b"), PLANTED)
-        test = selftest.score(signed / "planted.parquet", config, self.plans.normalised, node_of, near.filter(planted))
-        _check_selftest(config, test)
-        near = near.filter(pc.invert(planted))
-        equal = equal.filter(pc.less(equal.column("key"), PLANTED))
-        found = Near(*(_numbers(near, name) for name in ("a", "b", "jaccard", "containment")))
-        keys = np.unique(np.concatenate([found.a, found.b, _numbers(equal, "key")]))
+        keys = np.unique(np.concatenate([_numbers(near, "a"), _numbers(near, "b"), _numbers(equal, "key")]))
         about = self.plans.about(signed / "rows", pa.table({"key": keys}))
-        gone = decide(about, _numbers(equal, "key"), _numbers(equal, "node"), found, config.threshold)
-        pq.write_table(gone, to / "decisions.parquet", row_group_size=1 << 16)
-        figures = {"candidates": real.num_rows, "near": near.num_rows, "histogram": histogram.tolist()}
+        ordered = Ordered(about, _numbers(equal, "key"), _numbers(equal, "node"))
+        near = self._complete(ordered, near, sets, to, histogram)
+        gone = ordered.decide(_as_near(near), config.threshold)
+        test = selftest.score(signed / "planted.parquet", config, self.plans.normalised, equal, near, gone)
+        _check_selftest(config, test)
+        pq.write_table(gone.filter(pc.less(gone.column("key"), PLANTED)), to / "decisions.parquet", row_group_size=1 << 16)
+        n_near = near.filter(pc.less(near.column("b"), PLANTED)).num_rows
+        figures = {"candidates": int(histogram.sum()), "near": n_near, "histogram": histogram.tolist()}
         store.write_json(to / "figures.json", {**figures, "selftest": vars(test)})
 
-    def _tell(self, what: str, part: int, n_parts: int) -> None:
-        self.tell(what, self.corpus.n_bytes * part // n_parts, self.corpus.n_bytes)
+    def _complete(self, ordered: Ordered, near: pa.Table, sets: Path, to: Path, histogram: Any) -> pa.Table:
+        """``near`` and what it lacks: not all near documents of a crowded bucket have met.
+
+        Two that stay are compared when one that goes is near to both, until no such pair is near: so of a family of
+        thousands one stays, as if all its pairs had been compared.
+        """
+        met: set[tuple[int, int]] = set()
+        for number in range(_ROUNDS):
+            pairs = zip(*(keys.tolist() for keys in ordered.unmet(_as_near(near), self.config.bucket_neighbours)), strict=True)
+            new = [pair for pair in pairs if pair not in met]
+            if not new:
+                break
+            met.update(new)
+            folder = to / f"round-{number}"
+            (folder / "pairs").mkdir(parents=True)
+            table = pa.table({"a": [pair[0] for pair in new], "b": [pair[1] for pair in new]}, _PAIRS)
+            pq.write_table(table, folder / "pairs" / "pairs.parquet")
+            self._compare_all(folder / "pairs", len(new), sets, folder / "rows")
+            found = self._near(folder / "rows", histogram)
+            shutil.rmtree(folder)
+            if not found.num_rows:
+                break
+            near = pa.concat_tables([near, found])
+        return near
+
+    def _near(self, compared: Path, histogram: Any) -> pa.Table:
+        """The near ones of the pairs that were compared, sorted; all pairs of real documents go into ``histogram``."""
+        config = self.config
+        found = [_COMPARED.empty_table()]
+        for pairs in _portions(compared):
+            real = pairs.filter(pc.less(pairs.column("b"), PLANTED))
+            histogram += np.histogram(_numbers(real, "jaccard"), _HISTOGRAM_BINS, (0, 1))[0]
+            is_near = pc.greater_equal(pairs.column("jaccard"), config.threshold)
+            if config.containment is not None:
+                is_near = pc.or_(is_near, pc.greater_equal(pairs.column("containment"), config.containment))
+            found.append(pairs.filter(is_near).select(_COMPARED.names).cast(_COMPARED))
+        return pa.concat_tables(found).sort_by([("a", "ascending"), ("b", "ascending")])
 
     def _by_portions(self, what: str, tasks: list[Task], do: Callable[[list[Task]], None]) -> None:
         """``do`` with so many tasks at a time as memory allows for."""
@@ -230,7 +291,7 @@ class _Run:
 
 
 def _check_selftest(config: DedupConfig, test: selftest.SelftestReport) -> None:
-    if test.recall < config.selftest_recall:
+    if test.recall is not None and test.recall < config.selftest_recall:
         raise Refusal(
             f"the self-test found {test.found} of {test.expected} planted near-duplicates; nothing was written",
             allowed=f"a recall of selftest_recall={config.selftest_recall} or more",
@@ -258,16 +319,24 @@ def _some(config: DedupConfig, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: getattr(config, name) for name in names}
 
 
+def _portions(folder: Path) -> Iterator[pa.Table]:
+    """A stage's rows for the driver, a row group at a time: numbers, never texts."""
+    for path in sorted(folder.glob("*.parquet")):
+        try:
+            with pq.ParquetFile(path) as file:
+                yield from (file.read_row_group(group) for group in range(file.num_row_groups))
+        except pa.ArrowException as error:
+            raise DataError(f"{folder} cannot be read: {error}", hint="remove that folder and run again") from error
+
+
 def _read(folder: Path, columns: list[str]) -> pa.Table:
-    """A stage's rows for the driver: numbers of documents that have partners, never texts."""
-    files = sorted(folder.glob("*.parquet"))
-    if not files:
-        kinds = {"jaccard": pa.float64(), "containment": pa.float64()}
-        return pa.schema([(name, kinds.get(name, pa.int64())) for name in columns]).empty_table()
-    try:
-        return pa.concat_tables([pq.read_table(path, columns=columns) for path in files])
-    except pa.ArrowException as error:
-        raise DataError(f"{folder} cannot be read: {error}", hint="remove that folder and run again") from error
+    """A stage's integers."""
+    tables = [table.select(columns) for table in _portions(folder)]
+    return pa.concat_tables([pa.schema([(name, pa.int64()) for name in columns]).empty_table(), *tables])
+
+
+def _as_near(pairs: pa.Table) -> Near:
+    return Near(*(_numbers(pairs, name) for name in _COMPARED.names))
 
 
 def _numbers(table: pa.Table, name: str) -> npt.NDArray[Any]:

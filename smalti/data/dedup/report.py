@@ -66,10 +66,11 @@ class DedupReport:
     def selftest_line(self) -> str:
         """Recall and precision on what was planted."""
         test = self.selftest
-        if not test.expected:
-            return f"self-test: nothing was planted: {test.note}"
+        if not sum(test.planted.values()):
+            return f"self-test: NOTHING WAS TESTED: {test.note}"
+        recall = "recall NOT TESTED" if test.recall is None else f"recall {test.recall:.4f}"
         return (
-            f"self-test: recall {test.recall:.4f} ({test.found} of {test.expected} copies and 5 % edits found), "
+            f"self-test: {recall} ({test.found} of {test.expected} copies and 5 % edits found), "
             f"precision {test.precision:.4f} ({test.wrong} of {test.planted['unrelated']} unrelated taken for near)"
         )
 
@@ -83,10 +84,10 @@ class DedupReport:
 
     def notes(self) -> list[str]:
         """What else the reader should know, beside the alarms."""
-        lines = [self.selftest.note] if self.selftest.note else []
+        lines = [self.selftest.note] if self.selftest.note and self.selftest.expected else []
         return lines + [
             f"{source}: no training document is left" for source, splits in self._sources()
-            if splits[TRAIN].read.documents and not splits[TRAIN].kept.documents
+            if not splits[TRAIN].kept.documents
         ]  # fmt: skip
 
     def histogram_text(self) -> str:
@@ -126,8 +127,7 @@ def account(report: Report, source: str, counts: dict[str, Any]) -> None:
         entry = report.of(source, split)
         drops = {rule: Count(*count) for rule, count in sorted(found["drops"].items())}
         entry.read, entry.drops = Count(*found["read"]), drops
-        dropped = entry.dropped
-        entry.kept = Count(entry.read.documents - dropped.documents, entry.read.n_bytes - dropped.n_bytes)
+        entry.kept = Count(*found["kept"])
         entry.check()
 
 
