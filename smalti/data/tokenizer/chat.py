@@ -113,7 +113,9 @@ class TemplateChat:
             return str(self._template.render(messages=plain, tools=None, documents=None, add_generation_prompt=True,
                                              **self._variables))  # fmt: skip
         except Exception as error:  # a template is a program: it may raise anything
-            raise UserError(f"the chat template {self.source} does not take these messages: {error}") from error
+            # Clients of a server read this: the file's name, not where it stands.
+            name = self.source.rsplit("/", 1)[-1]
+            raise UserError(f"the chat template {name} does not take these messages: {error}") from error
 
     def prompt_ids(self, messages: Sequence[Message], tokenizer: Encoder, begin_id: int) -> list[int]:
         """Control tokens count where the template writes them; in the messages they are text."""

@@ -25,6 +25,7 @@ class Choice:
     engine: Engine
     scored: bool
     """True when the client asked for log-probabilities."""
+    prompt_ids: tuple[int, ...]
     echo: str | None = None
     """The prompt's text, where it is shown before the answer."""
     added: int = 0
@@ -38,7 +39,7 @@ class Choice:
     _row: ScoreRow = field(init=False)
 
     def __post_init__(self) -> None:
-        self._row = ScoreRow(self.engine.tokenizer)
+        self._row = ScoreRow(self.engine.tokenizer, self.engine.decoder_after(self.prompt_ids))
 
     def add(self, piece: Piece) -> Delta:
         """Take a piece; returns what may be shown because of it."""

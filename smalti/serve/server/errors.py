@@ -7,6 +7,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from smalti.base.errors import SmaltiError, TryElsewhere, UserError
+from smalti.serve.engine.sampling import NotFinite
 from smalti.serve.engine.scheduler import QueueFull
 
 INVALID = "invalid_request_error"
@@ -47,8 +48,8 @@ def unsupported(field: str, why: str) -> ApiError:
     return ApiError(400, f"'{field}' {why}", param=field, code="unsupported_parameter")
 
 
-def from_engine(error: BaseException) -> ApiError:
-    """What the engine raised: with all its lines where the request is to blame, else its kind and not its innards."""
+def from_house(error: SmaltiError) -> ApiError:
+    """What refused a request before it ran: the request is to blame (with all the error's lines), or the moment."""
     if isinstance(error, QueueFull):
         return ApiError(
             429,
@@ -61,7 +62,18 @@ def from_engine(error: BaseException) -> ApiError:
         return shutting_down()
     if isinstance(error, UserError):
         return ApiError(400, str(error), code="invalid_value")
-    return ApiError(500, f"the engine failed ({type(error).__name__})", kind="server_error", code="engine_failed")
+    return from_engine(error)
+
+
+def from_engine(error: BaseException) -> ApiError:
+    """What ended a request that ran, or the engine: never the client's fault. Its kind, and not its innards."""
+    what = error.message if isinstance(error, NotFinite) else f"the engine failed ({type(error).__name__})"
+    return ApiError(500, what, kind="server_error", code="engine_failed")
+
+
+def from_bug(error: Exception) -> ApiError:
+    """What nobody foresaw."""
+    return ApiError(500, f"a bug in the server ({type(error).__name__})", kind="server_error")
 
 
 def shutting_down() -> ApiError:
@@ -80,7 +92,7 @@ def install(app: FastAPI) -> None:
 
     async def house(request: Request, error: Exception) -> Response:
         assert isinstance(error, SmaltiError)
-        return from_engine(error).response()
+        return from_house(error).response()
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -94,7 +106,7 @@ def install(app: FastAPI) -> None:
 
     async def bug(request: Request, error: Exception) -> Response:
         # The traceback is written by uvicorn, to which the error goes on.
-        return ApiError(500, f"a bug in the server ({type(error).__name__})", kind="server_error").response()
+        return from_bug(error).response()
 
     app.add_exception_handler(ApiError, api)
     app.add_exception_handler(SmaltiError, house)

@@ -21,13 +21,21 @@ class Prompt:
     """How many tokens at the head the client did not write (the begin token)."""
 
 
-def read_prompt(value: Any) -> list[str | list[int]]:
-    """One text or list of ids, or several. Raises ApiError for anything else."""
+def n_prompts(value: Any) -> int:
+    """How many prompts a request has, before a look at each."""
+    return len(value) if isinstance(value, list) and value and not _is_id(value[0]) else 1
+
+
+def read_prompt(value: Any, limit_tokens: int) -> list[str | list[int]]:
+    """One text or list of ids, or several. Raises ApiError for anything else, and for lists of too many ids."""
     if isinstance(value, str):
         return [value]
     if value is None:
         return [""]
     if isinstance(value, list) and value:
+        for ids in value if isinstance(value[0], list) else [value] if _is_id(value[0]) else []:
+            if isinstance(ids, list) and len(ids) > limit_tokens:
+                raise _too_long(f"{len(ids)}", limit_tokens, "prompt")
         if all(_is_id(one) for one in value):
             return [value]
         if all(isinstance(one, str) for one in value):
@@ -42,13 +50,20 @@ def read_prompt(value: Any) -> list[str | list[int]]:
     )
 
 
-def to_tokens(prompt: str | list[int], engine: Engine) -> Prompt:
-    """A text gets the begin token before it; ids are taken as they are. Raises ApiError where they do not fit."""
+def to_tokens(prompt: str | list[int], engine: Engine, *, answered: bool) -> Prompt:
+    """A text gets the begin token before it; ids are taken as they are. Raises ApiError where they do not fit.
+
+    ``answered``: room is needed for one token at least; else the prompt is only scored, and may fill the context.
+    """
+    longest = engine.limit_tokens - answered
     if isinstance(prompt, str):
-        ids = [engine.begin_id, *engine.tokenizer.encode(prompt)]
+        ids = [engine.begin_id, *BoundedEncoder(engine, "prompt").encode(prompt)]
         made = Prompt(tuple(ids), prompt, 1)
     else:
-        outside = next((token for token in prompt if not 0 <= token < engine.tokenizer.vocab_size), None)
+        unused = engine.tokenizer.unused_ids
+        outside = next(
+            (token for token in prompt if not 0 <= token < engine.tokenizer.vocab_size or token in unused), None
+        )
         if outside is not None:
             shown = str(outside) if -(10**20) < outside < 10**20 else "a number of many digits"
             raise ApiError(
@@ -59,29 +74,49 @@ def to_tokens(prompt: str | list[int], engine: Engine) -> Prompt:
                 code="invalid_value",
             )
         made = Prompt(tuple(prompt), engine.tokenizer.decode(prompt, skip_special=False), 0)
-    check_length(len(made.ids), engine, "prompt")
+    if len(made.ids) > longest:
+        raise _too_long(f"{len(made.ids)}", engine.limit_tokens, "prompt")
     return made
 
 
 def chat_to_tokens(messages: Sequence[Message], chat: ChatFormat, engine: Engine) -> Prompt:
     """The conversation in the model's own form. Raises ApiError where it does not fit."""
-    ids = chat.prompt_ids(messages, engine.tokenizer, engine.begin_id)
+    ids = chat.prompt_ids(messages, BoundedEncoder(engine, "messages"), engine.begin_id)
     if not ids:
         raise ApiError(400, "these messages make an empty prompt", param="messages", code="invalid_value")
-    check_length(len(ids), engine, "messages")
+    if len(ids) >= engine.limit_tokens:
+        raise _too_long(f"{len(ids)}", engine.limit_tokens, "messages")
     return Prompt(tuple(ids), "", 0)
 
 
-def check_length(n_tokens: int, engine: Engine, param: str) -> None:
-    """Raises ApiError where no room is left for an answer of one token."""
-    if n_tokens >= engine.limit_tokens:
-        raise ApiError(
-            400,
-            f"This model's maximum context length is {engine.limit_tokens} tokens, answer included; the {param} "
-            f"{'have' if param == 'messages' else 'has'} {n_tokens}",
-            param=param,
-            code="context_length_exceeded",
-        )
+class BoundedEncoder:
+    """The engine's tokenizer for the texts of one prompt; refuses, before any work, what cannot fit the context.
+
+    Encoding holds Python's lock: megabytes that are refused afterwards would make everybody wait.
+    """
+
+    def __init__(self, engine: Engine, param: str) -> None:
+        self._tokenizer, self._limit_tokens, self._param = engine.tokenizer, engine.limit_tokens, param
+        self._bytes = 0
+        self.special_ids = engine.tokenizer.special_ids
+        self.token_bytes = engine.tokenizer.token_bytes
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """Its ids. Raises ApiError where the bytes so far are more than the context's tokens can have."""
+        self._bytes += len(text.encode("utf-8", "replace"))
+        if self._bytes > self._limit_tokens * self._tokenizer.most_token_bytes:
+            raise _too_long(f"{self._bytes} bytes, far more", self._limit_tokens, self._param)
+        return self._tokenizer.encode(text, special=special)
+
+
+def _too_long(what: str, limit_tokens: int, param: str) -> ApiError:
+    return ApiError(
+        400,
+        f"This model's maximum context length is {limit_tokens} tokens, answer included; the {param} "
+        f"{'have' if param == 'messages' else 'has'} {what}",
+        param=param,
+        code="context_length_exceeded",
+    )
 
 
 def _is_id(value: Any) -> bool:

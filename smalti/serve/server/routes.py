@@ -6,8 +6,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from smalti.serve.engine.sampling import SamplingParams
-from smalti.serve.server.errors import ApiError, unsupported
-from smalti.serve.server.prompts import chat_to_tokens, read_prompt, to_tokens
+from smalti.serve.server.errors import ApiError
+from smalti.serve.server.prompts import chat_to_tokens, n_prompts, read_prompt, to_tokens
 from smalti.serve.server.schemas import ChatRequest, CompletionRequest, ignored, read
 from smalti.serve.server.serving import Asked, Serving, answer
 from smalti.serve.server.shapes import ChatShape, CompletionShape
@@ -53,12 +53,15 @@ def _model(serving: Serving) -> dict[str, object]:
 
 async def _completion(serving: Serving, body: CompletionRequest) -> Asked:
     serving.check_model(body.model)
-    texts, n, echo = read_prompt(body.prompt), body.n or 1, bool(body.echo)
-    serving.check_choices(len(texts) * n)
-    max_tokens = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    n, echo, given = body.n or 1, bool(body.echo), body.longest()
+    serving.check_choices(n_prompts(body.prompt) * n)
+    texts = read_prompt(body.prompt, serving.engine.limit_tokens)
+    max_tokens = _COMPLETION_TOKENS if given is None else given
     if max_tokens == 0 and not echo:
         raise ApiError(400, "'max_tokens': 0 is only for 'echo'", param="max_tokens", code="invalid_value")
-    prompts = await asyncio.to_thread(lambda: [to_tokens(text, serving.engine) for text in texts])
+    prompts = await asyncio.to_thread(
+        lambda: [to_tokens(text, serving.engine, answered=max_tokens > 0) for text in texts]
+    )
     asks_prompt_scores = echo and (body.logprobs is not None or max_tokens == 0)
     params = _params(
         body, max_tokens, body.logprobs, prompt_logprobs=(body.logprobs or 0) if asks_prompt_scores else None
@@ -82,15 +85,11 @@ async def _chat(serving: Serving, body: ChatRequest) -> Asked:
     serving.check_choices(body.n or 1)
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "'top_logprobs' needs 'logprobs': true", param="top_logprobs", code="invalid_value")
-    if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
-        raise ApiError(400, "'max_tokens' and 'max_completion_tokens' differ", param="max_tokens", code="invalid_value")
-    if (body.model_extra or {}).get("echo") or (body.model_extra or {}).get("prompt"):
-        raise unsupported("echo" if (body.model_extra or {}).get("echo") else "prompt", "is for /v1/completions")
-    messages = [message.plain() for message in body.messages]
-    prompt = await asyncio.to_thread(chat_to_tokens, messages, serving.chat, serving.engine)
-    given = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    given = body.longest()
     if given == 0:
         raise ApiError(400, "'max_tokens' must be 1 or more", param="max_tokens", code="invalid_value")
+    messages = [message.plain() for message in body.messages]
+    prompt = await asyncio.to_thread(chat_to_tokens, messages, serving.chat, serving.engine)
     max_tokens = serving.engine.limit_tokens if given is None else given
     scored = bool(body.logprobs)
     return Asked(

@@ -5,16 +5,20 @@ in a header of the answer. ``null`` means absent, as with OpenAI. Numbers are nu
 """
 
 import json
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from smalti.serve.engine.sampling import LEAST_TEMPERATURE
 from smalti.serve.server.errors import ApiError, unsupported
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1000
 MAX_TOP_LOGPROBS = 20
+MAX_MESSAGES = 4096
+"""Also the parts of one message."""
 
 _SEED = 1 << 63
 _NO_EFFECT: dict[str, tuple[Any, ...]] = {
@@ -65,6 +69,9 @@ _NO_EFFECT: dict[str, tuple[Any, ...]] = {
 class _Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
 
+    elsewhere: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {}
+    """Fields of the other route: why they are refused, and the values that ask for nothing."""
+
 
 class StreamOptions(_Body):
     """How a stream is sent."""
@@ -77,6 +84,7 @@ class _Ask(_Body):
 
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
@@ -86,6 +94,21 @@ class _Ask(_Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
+
+    @field_validator("temperature")
+    @classmethod
+    def _not_nearly_zero(cls, value: float | None) -> float | None:
+        if value is not None and 0 < value < LEAST_TEMPERATURE:
+            raise ValueError(f"{value} is neither 0 (the likeliest token) nor {LEAST_TEMPERATURE} or more")
+        return value
+
+    def longest(self) -> int | None:
+        """The most tokens of an answer, by either of its two names."""
+        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
+            raise ApiError(
+                400, "'max_tokens' and 'max_completion_tokens' differ", param="max_tokens", code="invalid_value"
+            )
+        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
 
     def stops(self) -> tuple[str, ...]:
         """The stop texts as a tuple."""
@@ -113,6 +136,10 @@ class CompletionRequest(_Ask):
     """A text, a list of texts, a list of token ids, or a list of such lists; see ``prompts.read_prompt``."""
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
+    elsewhere = {
+        "messages": ("is for /v1/chat/completions; here it is 'prompt'", ()),
+        "top_logprobs": ("is for /v1/chat/completions; here 'logprobs' is their number", ()),
+    }
 
 
 class ContentPart(_Body):
@@ -126,11 +153,13 @@ class ChatMessage(_Body):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Field(max_length=MAX_MESSAGES)] | None = None
 
     def plain(self) -> dict[str, str]:
         """Role and text. Raises ApiError for tools and for parts that are no text."""
-        if self.role in ("tool", "function") or (self.model_extra or {}).get("tool_calls"):
+        if self.role in ("tool", "function") or any(
+            (self.model_extra or {}).get(name) for name in ("tool_calls", "function_call")
+        ):
             raise unsupported("messages", "holds a call of a tool or its result; this server has no tools")
         role = "system" if self.role == "developer" else self.role
         if isinstance(self.content, str):
@@ -145,10 +174,13 @@ class ChatMessage(_Body):
 class ChatRequest(_Ask):
     """``POST /v1/chat/completions``."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    elsewhere = {
+        "prompt": ("is for /v1/completions; here it is 'messages'", ("",)),
+        "echo": ("is for /v1/completions", (False,)),
+    }
 
 
 T = TypeVar("T", CompletionRequest, ChatRequest)
@@ -187,12 +219,28 @@ async def read(request: Request, model: type[T]) -> T:
 
 def ignored(body: BaseModel) -> str:
     """The fields that had no effect, as the value of a header; empty when there are none."""
-    names = [name for name in body.model_extra or {} if name not in _NO_EFFECT]
+    names = list(dict.fromkeys(_unknown(body)))
     shown = ", ".join(json.dumps(name[:40])[1:-1] for name in names[:20])
     return shown if len(names) <= 20 else f"{shown}, and {len(names) - 20} more"
 
 
-def _refuse_what_changes_the_answer(body: BaseModel) -> None:
+def _unknown(body: BaseModel, place: str = "") -> Iterator[str]:
+    """Names of fields that are not ours, those inside others with the outer one's before them."""
+    for name, value in (body.model_extra or {}).items():
+        if value is not None and (place or name not in _NO_EFFECT):
+            yield place + name
+    for name in type(body).model_fields:
+        value = getattr(body, name)
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, BaseModel):
+                yield from _unknown(one, f"{place}{name}.")
+
+
+def _refuse_what_changes_the_answer(body: _Body) -> None:
+    for name, (why, nothing) in body.elsewhere.items():
+        value = (body.model_extra or {}).get(name)
+        if value is not None and not _is_among(value, nothing):
+            raise unsupported(name, why)
     for name, value in (body.model_extra or {}).items():
         if value is None or name not in _NO_EFFECT or _is_among(value, _NO_EFFECT[name]):
             continue

@@ -6,7 +6,7 @@ Promises: a token is reported once the text that it belongs to is shown, and nev
 from collections.abc import Iterable
 from typing import Any
 
-from smalti.data.tokenizer.encode import Tokenizer
+from smalti.data.tokenizer.encode import StreamDecoder, Tokenizer
 from smalti.serve.engine.sequence import TokenScore
 
 LEAST = -9999.0
@@ -19,9 +19,10 @@ Placed = tuple[TokenScore, int]
 class ScoreRow:
     """The tokens of one answer, each with the place of its text; hands out those whose text is shown."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, stream: StreamDecoder) -> None:
+        """``stream`` has seen what stands before the answer."""
         self._tokenizer = tokenizer
-        self._stream = tokenizer.decode_stream()
+        self._stream = stream
         self._place = 0
         self._held: list[Placed] = []
 

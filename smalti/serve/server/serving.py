@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
+from smalti.base import log
 from smalti.base.clock import wall_s
 from smalti.base.rng import derive_key
 from smalti.data.tokenizer.chat import ChatFormat
@@ -15,7 +16,7 @@ from smalti.serve.engine.loop import EngineLoop
 from smalti.serve.engine.sampling import SamplingParams
 from smalti.serve.server.answers import Answers, ClientGone, Job
 from smalti.serve.server.choices import Choice, Delta
-from smalti.serve.server.errors import ApiError
+from smalti.serve.server.errors import ApiError, from_bug
 from smalti.serve.server.metrics import Metrics
 from smalti.serve.server.prompts import Prompt
 from smalti.serve.server.shapes import CompletionShape, usage
@@ -95,7 +96,13 @@ async def answer(serving: Serving, request: Request, asked: Asked) -> Response:
     jobs = asked.jobs()
     choices = [
         Choice(
-            index, serving.engine, asked.scored, prompt.text if asked.echo else None, prompt.added, asked.strip
+            index,
+            serving.engine,
+            asked.scored,
+            prompt.ids,
+            prompt.text if asked.echo else None,
+            prompt.added,
+            asked.strip,
         )
         for index, prompt in enumerate(prompt for prompt in asked.prompts for _ in range(asked.n))
     ]  # fmt: skip
@@ -145,6 +152,9 @@ async def _events(answers: Answers, choices: list[Choice], asked: Asked) -> Asyn
         return
     except ApiError as error:
         yield event(error.body())
+    except Exception as error:
+        log.get("serve").exception("a stream ended with a bug")
+        yield event(from_bug(error).body())
     yield DONE
 
 
