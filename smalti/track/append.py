@@ -1,7 +1,7 @@
 """Files of one JSON object a line, safe against a process that dies and a disk that fills while it is written.
 
-Promises: a line is there whole or not at all once ``write`` is back, and two processes never mix theirs (each holds the
-file's lock for a line); a line that a dying process left torn is skipped, never taken for data, and the next one does
+Promises: a line is there whole or not at all once ``write`` is back, and neither processes nor threads mix theirs (each
+holds a lock for a line); a line that a dying process left torn is skipped, never taken for data, and the next one does
 not suffer for it. A full or failing disk is TryElsewhere. Local files only.
 """
 
@@ -10,6 +10,7 @@ import fcntl
 import json
 import math
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -41,6 +42,7 @@ class LineFile:
     def __init__(self, path: str | Path) -> None:
         """TryElsewhere where the disk takes no new file."""
         self.path = Path(path)
+        self._lock = threading.Lock()  # the file's own keeps processes apart, not the threads of one
         with disk_trouble(path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -51,7 +53,7 @@ class LineFile:
         TryElsewhere where the disk is full, failing or read-only; the lines before are untouched then.
         """
         line = json.dumps({key: _finite(value) for key, value in values.items()}, ensure_ascii=False, allow_nan=False)
-        with disk_trouble(self.path), _locked(self._file):
+        with disk_trouble(self.path), self._lock, _locked(self._file):
             size = os.fstat(self._file).st_size
             healed = b"" if _ends_with_line(self._file, size) else b"\n"
             try:

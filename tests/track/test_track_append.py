@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -157,3 +159,20 @@ def test_metrics_cut_on_a_full_disk_are_75_and_as_they_were(tmp_path, monkeypatc
         append.rewrite(tmp_path / "events.jsonl", lambda line: line["step"] < 2)
     monkeypatch.undo()
     assert [line["step"] for line in read_lines(tmp_path / "events.jsonl")] == [1, 2]
+
+
+def test_threads_do_not_mix_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file's own lock keeps processes apart; threads of one share the descriptor and pass it."""
+    inside = [0]
+
+    def slow(file: int, data: bytes) -> None:
+        inside[0] += 1
+        assert inside[0] == 1
+        time.sleep(0.02)
+        inside[0] -= 1
+
+    monkeypatch.setattr(append, "_write_all", slow)
+    file = append.LineFile(tmp_path / "lines.jsonl")
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: file.write({"step": number}), range(8)))
+    file.close()
