@@ -16,6 +16,7 @@ import psutil
 from smalti.base import clock, log
 
 Reading = dict[str, float]
+_BLOCK = "/sys/block"
 
 
 class System:
@@ -97,13 +98,27 @@ class _Machine:
         whole = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         own = self._process.cpu_times()
         found = {"cpu_all": whole, "cpu_busy": whole - idle, "process_cpu": own.user + own.system}
-        if (disk := psutil.disk_io_counters()) is not None:  # None in a container without disks of its own
-            found |= {"disk_read_bytes": float(disk.read_bytes), "disk_write_bytes": float(disk.write_bytes)}
+        if disks := _disks():
+            found["disk_read_bytes"] = float(sum(disk.read_bytes for disk in disks))
+            found["disk_write_bytes"] = float(sum(disk.write_bytes for disk in disks))
         cards = {name: card for name, card in psutil.net_io_counters(pernic=True).items() if name != "lo"}
         if cards:
             found["net_in_bytes"] = float(sum(card.bytes_recv for card in cards.values()))
             found["net_out_bytes"] = float(sum(card.bytes_sent for card in cards.values()))
         return found
+
+
+def _disks() -> list[Any]:
+    """Counters of the disks; none in a container without disks of its own.
+
+    On Linux only what is a device: volumes of LVM, RAID or encryption lie on one, and would count its bytes again.
+    """
+    found = psutil.disk_io_counters(perdisk=True) or {}
+    devices = [disk for name, disk in found.items() if os.path.exists(f"{_BLOCK}/{name}/device")]
+    if devices or not found:
+        return devices
+    total = psutil.disk_io_counters()
+    return [] if total is None else [total]
 
 
 def _nvidia() -> list[Callable[[], Reading]]:

@@ -128,3 +128,19 @@ def test_a_sample_costs_less_than_a_thousandth_of_ten_seconds(tmp_path: Path) ->
         sampler.sample()
     assert (time.thread_time() - before_s) / 50 < 0.001 * 10 / 2
     sampler.close()
+
+
+def test_bytes_of_volumes_that_lie_on_a_disk_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(n_bytes: int) -> Any:
+        return SimpleNamespace(read_bytes=n_bytes, write_bytes=2 * n_bytes)
+
+    found = {"sda": of(100), "sda1": of(90), "dm-0": of(90)}
+    monkeypatch.setattr(system.psutil, "disk_io_counters", lambda perdisk=False: found if perdisk else of(190))
+    monkeypatch.setattr(system, "_BLOCK", str(tmp_path))
+    for name, inside in (("sda", "device"), ("dm-0", "dm")):
+        (tmp_path / name / inside).mkdir(parents=True)
+    assert system._disks() == [found["sda"]]
+    monkeypatch.setattr(system, "_BLOCK", str(tmp_path / "absent"))
+    assert system._disks()[0].read_bytes == 190
+    monkeypatch.setattr(system.psutil, "disk_io_counters", lambda perdisk=False: {} if perdisk else None)
+    assert system._disks() == []
