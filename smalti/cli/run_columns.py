@@ -12,6 +12,7 @@ from typing import Any
 from smalti.base.clock import age_s
 from smalti.base.errors import UserError, nearest
 from smalti.base.units import format_count, format_frac, format_seconds
+from smalti.config.durations import to_seconds
 from smalti.config.yaml_lines import inline
 from smalti.track.listing import RunSummary
 from smalti.track.report.read import get
@@ -59,6 +60,12 @@ def conditions(texts: Sequence[str]) -> Callable[[RunSummary], bool]:
     return lambda run: all(test(run) for test in tests)
 
 
+def metrics(names: Sequence[str], where: Sequence[str]) -> list[str]:
+    """The metrics among columns and in conditions: ``list_runs`` has to look for them."""
+    asked = [*names, *(found["column"].strip() for found in map(_CONDITION.fullmatch, where) if found)]
+    return [name for name in asked if "/" in name and name not in COLUMNS]
+
+
 def _condition(text: str) -> Callable[[RunSummary], bool]:
     found = _CONDITION.fullmatch(text)
     if found is None:
@@ -68,9 +75,12 @@ def _condition(text: str) -> Callable[[RunSummary], bool]:
             hint="--where state=done --where 'loss<2.5'",
         )
     of, sign, wanted = column(found["column"].strip()), found["sign"], found["value"].strip()
-    limit = _as_number(wanted)
+    limit = _limit(wanted)
     if limit is None and sign not in ("=", "!="):
-        raise UserError(f"--where '{text}': '{wanted}' is not a number, and {sign} compares numbers")
+        raise UserError(
+            f"--where '{text}': '{wanted}' is not a number, and {sign} compares numbers",
+            allowed="a number, a percentage as 30%, a time as 90s, 5min or 2h",
+        )
 
     def holds(run: RunSummary) -> bool:
         value = of.value(run)
@@ -150,6 +160,20 @@ def _as_number(value: Any) -> float | None:
     try:
         return float(value)
     except (TypeError, ValueError):
+        return None
+
+
+def _limit(text: str) -> float | None:
+    """A number as metrics have it: ``30%`` is 0.3, ``1h`` is 3600."""
+    if text.endswith("%"):
+        percent = _as_number(text[:-1])
+        return None if percent is None else percent / 100
+    number = _as_number(text)
+    if number is not None:
+        return number
+    try:
+        return to_seconds(text)
+    except ValueError:
         return None
 
 

@@ -36,7 +36,8 @@ def ls(
     """List the runs in a folder, newest heartbeat first.
 
     A column is one of run, state, step, loss, eval, tokens, speed, mfu, time, attempt, heartbeat, reason and folder; or
-    any metric (loss/train/total); or any key of the config (train.optimizer.lr).
+    any metric (loss/train/total); or any key of the config (train.optimizer.lr). --where compares what the files
+    hold, so mfu is 0 to 1 and time is in seconds; 'mfu>30%' and 'time>1h' are understood too.
     """
     from smalti.cli import run_columns
     from smalti.cli.tables import print_json, print_table
@@ -46,7 +47,7 @@ def ls(
     shown, wanted = run_columns.columns(names), run_columns.conditions(where or [])
     if sort is not None:
         run_columns.column(sort)  # a wrong name is told before the folder is read
-    found = list_runs(folder)
+    found = list_runs(folder, metrics=run_columns.metrics([*names, *([sort] if sort else [])], where or []))
     kept = [run for run in found if wanted(run)]
     if sort is not None:
         kept = run_columns.ordered(kept, sort, reverse=reverse)

@@ -1,10 +1,12 @@
 """What a list of runs says about each; reads run folders only, and of long files only what it needs.
 
-Promises: a folder that cannot be read is listed with what is wrong with it and never stops the list; a hundred runs
-take about a tenth of a second. ``track/report/read.py`` reads one run whole.
+Promises: a folder that cannot be read is listed with what is wrong with it and never stops the list. Lines of
+``metrics.jsonl`` are taken apart only at its end, and where they hold held-out results or a metric that was asked for.
+``track/report/read.py`` reads one run whole.
 """
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,7 +54,7 @@ class RunSummary:
     problem: str | None = None
     """What is wrong with the folder; ``state`` is ``broken`` then."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Newest value of every metric of the last steps."""
+    """Newest value of every metric of the last steps, and of those that were asked for."""
     config: dict[str, Any] = field(default_factory=dict, repr=False)
     """``config.yaml`` as plain values."""
 
@@ -61,19 +63,22 @@ class RunSummary:
         return {name: value for name, value in asdict(self).items() if name != "config"}
 
 
-def list_runs(folder: str) -> list[RunSummary]:
-    """All run folders right under ``folder``, newest heartbeat first. DataError if ``folder`` does not exist."""
+def list_runs(folder: str, *, metrics: Collection[str] = ()) -> list[RunSummary]:
+    """All run folders right under ``folder``, newest heartbeat first; ``metrics`` are looked for in the whole file.
+
+    DataError if ``folder`` does not exist.
+    """
     root = Path(folder)
     if not root.is_dir():
         raise DataError(f"there is no folder '{folder}'", hint="smalti runs ls FOLDER")
-    found = [summary(entry) for entry in sorted(root.iterdir()) if _is_run(entry)]
+    found = [summary(entry, metrics=metrics) for entry in sorted(root.iterdir()) if _is_run(entry)]
     return sorted(found, key=lambda run: run.heartbeat or "", reverse=True)
 
 
-def summary(folder: Path) -> RunSummary:
+def summary(folder: Path, *, metrics: Collection[str] = ()) -> RunSummary:
     """One run, read quickly; whatever is wrong with its folder is said in ``problem``."""
     try:
-        return _read(folder)
+        return _read(folder, metrics)
     except (OSError, ValueError, yaml.YAMLError) as error:
         text = " ".join(str(error).split())
         return RunSummary(folder.name, str(folder), "broken", problem=text[:200])
@@ -106,10 +111,11 @@ def _is_run(folder: Path) -> bool:
         return folder.is_dir()  # may not be looked into: the list says so
 
 
-def _read(folder: Path) -> RunSummary:
+def _read(folder: Path, asked: Collection[str]) -> RunSummary:
     config = _config(folder / "config.yaml")
     status = _status(folder / "status.json")
     step, metrics = newest(folder / "metrics.jsonl")
+    metrics |= _last_of(folder / "metrics.jsonl", [name for name in asked if name not in metrics])
     hours = metrics.get("time/train")
     return RunSummary(
         name=str(config.get("name") or folder.name),
@@ -146,6 +152,19 @@ def newest(path: Path) -> tuple[int | None, dict[str, float]]:
     for row in rows:
         values.update(_numbers(row))
     return max((row["step"] for row in rows), default=None), values
+
+
+def _last_of(path: Path, names: Collection[str]) -> dict[str, float]:
+    """The last value of each of these metrics anywhere in the file."""
+    values: dict[str, float] = {}
+    if not names or not path.exists():
+        return values
+    marks = [f'"{name}"'.encode() for name in names]
+    with path.open("rb") as file:
+        for line in file:
+            if any(mark in line for mark in marks) and (row := _row(line)) is not None:
+                values.update((name, value) for name, value in _numbers(row).items() if name in names)
+    return values
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

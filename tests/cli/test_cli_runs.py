@@ -53,6 +53,7 @@ def test_ls_shows_every_run_and_what_is_broken(capsys: pytest.CaptureFixture[str
         (("--where", "state=done"), ["base"]),
         (("--where", "run=lr-*"), ["lr-low"]),
         (("--where", "step>50", "--sort", "step"), ["lr-low", "base"]),
+        (("--where", "time>1s", "--where", "time<99h", "--where", "loss<99900%", "--sort", "step"), ["lr-low", "base"]),
         (("--where", "step>50", "--sort", "step", "--reverse"), ["base", "lr-low"]),
         (("--sort", "train.optimizer.lr"), ["lr-low", "base", "waiting", "broken"]),
         (("--where", "train.optimizer.lr=1e-3"), ["lr-low"]),

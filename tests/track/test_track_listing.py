@@ -74,6 +74,19 @@ def test_the_newest_values_of_a_long_file_are_at_its_end(tmp_path: Path) -> None
     assert newest(path) == (7, {"loss/train/total": 2.0})
 
 
+def test_a_metric_that_was_asked_for_is_found_in_the_whole_file(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/config.yaml").write_text("name: one\n")
+    rows: list[dict[str, float | str]] = [
+        {"step": step, "loss/train/total": 1.0, "note": "x" * 300} for step in range(1, 1000)
+    ]
+    rows.insert(300, {"step": 300, "metrics/eval/code/bits_per_byte": 1.5})
+    rows.insert(500, {"step": 500, "metrics/eval/code/bits_per_byte": 1.25})
+    write_lines(tmp_path / "one/metrics.jsonl", rows)
+    (run,) = list_runs(str(tmp_path), metrics=["metrics/eval/code/bits_per_byte", "ckpt/save_s"])
+    assert run.metrics == {"loss/train/total": 1.0, "metrics/eval/code/bits_per_byte": 1.25}
+
+
 def test_many_runs_are_listed_fast(tmp_path: Path) -> None:
     whole = make_run(tmp_path / "0000")
     for number in range(1, 200):
