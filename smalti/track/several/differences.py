@@ -17,6 +17,8 @@ _Z = 1.959964
 _BATCHES = 10
 _T = 2.262157
 """Student's t for 95 % and the 9 degrees of freedom of ten batch means."""
+_LEAST = 2 * _BATCHES
+"""Places that say something new, below which batch means do not keep their 5 % (docs/log.md)."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class Difference:
     half_width: float | None = None
     how: str = ""
     """What the noise was told from: ``200 questions, paired``."""
+    why_not: str = ""
+    """Why there is no verdict, where more of the same would give one."""
 
     @property
     def value(self) -> float | None:
@@ -36,14 +40,14 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """``equal``, ``inside the noise``, ``lower``, ``higher``, or nothing where the noise is unknown."""
+        """``equal``, ``inside the noise``, ``lower``, ``higher``; ``why_not`` where the noise is unknown."""
         value = self.value
         if value is None:
             return ""
         if value == 0:
             return "equal"
         if self.half_width is None:
-            return ""
+            return self.why_not
         return "inside the noise" if abs(value) <= self.half_width else "lower" if value < 0 else "higher"
 
     def to_json(self) -> dict[str, Any]:
@@ -55,19 +59,35 @@ def of_curves(before: Sequence[float], after: Sequence[float], *, what: str) -> 
     """Means of two curves at the same places, by their differences place by place.
 
     Neighbouring steps are alike, so the error comes from the means of ten batches of places (batch means; Law and
-    Carson 1979); with fewer than twenty places it stays unknown.
+    Carson 1979). Where they are so much alike that fewer than twenty places say something new, it stays unknown.
     """
     pairs = [(a, b) for a, b in zip(before, after, strict=True) if math.isfinite(a) and math.isfinite(b)]
     if not pairs:
         return Difference(None, None)
     means = [sum(side) / len(pairs) for side in zip(*pairs, strict=True)]
-    if len(pairs) < 2 * _BATCHES:
-        return Difference(means[0], means[1], how=f"{len(pairs)} {what}")
     apart = [b - a for a, b in pairs]
+    if _independent(apart) < _LEAST:
+        return Difference(means[0], means[1], how=f"{len(pairs)} {what}", why_not=f"too few {what} to tell")
     edges = [round(k * len(apart) / _BATCHES) for k in range(_BATCHES + 1)]
     blocks = [apart[low:high] for low, high in itertools.pairwise(edges)]
     centre = [sum(block) / len(block) for block in blocks]
     return Difference(means[0], means[1], _T * _standard_error(centre), f"{len(pairs)} {what}, paired")
+
+
+def _independent(values: Sequence[float]) -> float:
+    """How many of the values say something new: n (1 - r) / (1 + r), with r how alike neighbours are.
+
+    r is the first autocorrelation, less what it is too small by in a short series (Marriott and Pope 1954).
+    """
+    n = len(values)
+    mean = sum(values) / n
+    away = [value - mean for value in values]
+    square = sum(one * one for one in away)
+    if square == 0:
+        return n
+    alike = sum(a * b for a, b in itertools.pairwise(away)) / square
+    alike = min(max(alike + (1 + 3 * max(alike, 0)) / n, 0.0), 1.0)
+    return n * (1 - alike) / (1 + alike)
 
 
 def of_scores(
