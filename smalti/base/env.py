@@ -1,7 +1,9 @@
 """The one place outside ``cli/`` that reads or sets the environment. torchrun's names are honoured, never renamed."""
 
 import os
+import re
 from dataclasses import dataclass
+from typing import Any
 
 from smalti.base.errors import UserError
 
@@ -84,6 +86,20 @@ def serve_key() -> str | None:
 def user_folder() -> str:
     """Where user-wide files may lie (``SMALTI_HOME``, default ``~/.smalti``)."""
     return os.environ.get("SMALTI_HOME", os.path.join(os.path.expanduser("~"), ".smalti"))
+
+
+def without_home(value: Any) -> Any:
+    """The same with the home folder, and any other that holds a login, written as ``~``."""
+    if isinstance(value, dict):
+        return {key: without_home(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [without_home(one) for one in value]
+    if not isinstance(value, str):
+        return value
+    home = os.path.expanduser("~")
+    if len(home) > 1:
+        value = re.sub(rf"{re.escape(home)}(?![\w.-])", "~", value)
+    return re.sub(r"/(?:home|Users)/[^/\s]+", "~", value)
 
 
 def _whole(name: str, default: int) -> int:

@@ -49,6 +49,7 @@ def env(
 
     Of environment variables the names, and values only where they can hold no secret; the home folder is written as ~.
     """
+    from smalti.base.env import without_home
     from smalti.cli.tables import print_json
 
     found = without_home(gather(torch=not no_torch))
@@ -112,20 +113,6 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
             harmless = _HARMLESS.fullmatch(name) and not _SECRET.search(name) and _PLAIN.fullmatch(value)
             told[name] = value if harmless else "(set)"
     return told
-
-
-def without_home(value: Any) -> Any:
-    """The same with the home folder, and any other that holds a login, written as ``~``."""
-    if isinstance(value, dict):
-        return {key: without_home(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [without_home(one) for one in value]
-    if not isinstance(value, str):
-        return value
-    home = os.path.expanduser("~")
-    if len(home) > 1:
-        value = re.sub(rf"{re.escape(home)}(?![\w.-])", "~", value)
-    return re.sub(r"/(?:home|Users)/[^/\s]+", "~", value)
 
 
 def text(found: dict[str, Any]) -> str:

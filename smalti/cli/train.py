@@ -78,11 +78,14 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str]) -> int:
     _warn(why_not)
     parallel = loaded.config.train.parallel
     folder = RunFolder.open(loaded.config, loaded.origins, argv=["smalti", *arguments])
-    try:
-        command = [sys.executable, "-m", "smalti", *arguments]
-        outcome = agent.run(command, ranks=parallel.ranks, folder=folder, threads=parallel.threads)
+
+    def ended(outcome: agent.Outcome) -> None:
         agent.announce(outcome)
         trackers.complete(folder)
+
+    try:
+        command = [sys.executable, "-m", "smalti", *arguments]
+        outcome = agent.run(command, ranks=parallel.ranks, folder=folder, threads=parallel.threads, at_end=ended)
     finally:
         folder.close()
     if outcome.code == ExitCode.DONE:

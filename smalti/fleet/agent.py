@@ -9,7 +9,7 @@ of the attempt hold. Does not restart: the same command does.
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Self
@@ -57,11 +57,13 @@ def run(
     threads: int | str = "auto",
     grace_s: float = 2.5,
     stop_s: float = 120.0,
+    at_end: Callable[[Outcome], None] | None = None,
 ) -> Outcome:
     """Run one attempt of ``command`` on ``ranks`` local ranks to its end.
 
     ``threads``: CPU threads of each rank, "auto" for cores / ranks. ``grace_s``: how long the other ranks have to end
-    by themselves once one is dead. ``stop_s``: how long they have to save after SIGTERM or Ctrl-C. Raises TryElsewhere
+    by themselves once one is dead. ``stop_s``: how long they have to save after SIGTERM or Ctrl-C. ``at_end`` is called
+    with the outcome while signals are still caught: none of them may change the exit code any more. Raises TryElsewhere
     where the run folder cannot be written before a rank is started; later the outcome is returned all the same.
     """
     assert folder.attempt is not None
@@ -87,8 +89,10 @@ def run(
             if attempt_at_port + 1 == _PORT_TRIES or not _port_was_taken(watch, _last_step(folder) > step_before):
                 break
             get("fleet").info("the port for the ranks was taken by another process; starting them again")
-    outcome = _judge(watch, folder)
-    _record(outcome, watch, events, folder, clock.now_s() - started_s)
+        outcome = _judge(watch, folder)
+        _record(outcome, watch, events, folder, clock.now_s() - started_s)
+        if at_end is not None:
+            at_end(outcome)
     return outcome
 
 

@@ -14,9 +14,10 @@ from smalti.base.clock import utc_text
 from smalti.base.env import cpu_count
 from smalti.track.packages import package_versions
 
-_URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
+_URL_LOGIN = re.compile(r"(?<=://)[^/\s]+@")
 _SECRET_VALUE = re.compile(
-    r"(?i)((?:secret|password|passwd|credential|(?:api|access|auth)[_-]?(?:key|token))[a-z0-9_.-]*=)\S+"
+    r"(?i)((?:(?:secret|password|passwd|credential|(?:api|access|auth)[_-]?(?:key|token))[a-z0-9_.-]*"
+    r"|key|token|signature|(?<![a-z0-9])sig)=)\S+"
 )
 
 

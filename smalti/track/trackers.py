@@ -10,12 +10,13 @@ from typing import Any
 
 import yaml
 
+from smalti.base import log
 from smalti.base.errors import SmaltiError, UserError
 from smalti.config.load import from_dict
 from smalti.config.track import SinkName, TrackConfig
 from smalti.track.run import RunFolder
 from smalti.track.sinks import mlflow
-from smalti.track.sinks.about import About, about_run
+from smalti.track.sinks.about import FOLDER, About, about_run
 from smalti.track.sinks.feed import Events, Feed, Tracker, brief
 from smalti.track.sinks.mlflow import Mlflow
 from smalti.track.sinks.tensorboard import TensorBoard
@@ -29,7 +30,9 @@ TRACKERS: dict[SinkName, Callable[[TrackConfig, About], Tracker]] = {
 """Name in ``track.sinks`` -> what makes it."""
 
 _END_S = 10.0
-"""How long the end of an attempt waits for each tracker that still lacks lines."""
+"""How long the end of a run waits for trackers that still lack lines, all of them together."""
+_STOP_S = 1.5
+"""The same after an error or a stop: the parent of the ranks gives rank 0 2.5 s to end once another one is dead."""
 
 
 def check(track: TrackConfig, folder: str | Path) -> None:
@@ -51,25 +54,34 @@ def follow(track: TrackConfig, folder: str | Path, events: Events) -> list[Feed]
 
 
 def close(feeds: Sequence[Feed], state: str) -> None:
-    """End the attempt at all trackers, with a state of ``status.json``."""
+    """End the attempt at all trackers, with a state of ``status.json``; they are waited for together."""
+    _close(feeds, state, wait_s=_END_S if state == "done" else _STOP_S)
+
+
+def _close(feeds: Sequence[Feed], state: str, *, wait_s: float) -> None:
     for feed in feeds:
-        feed.close(state, wait_s=_END_S)
+        feed.end(state, wait_s=wait_s)
+    for feed in feeds:
+        feed.wait()
 
 
 def complete(folder: RunFolder) -> None:
-    """End at the trackers what a rank that died has left open there: the rest of the lines, and the status."""
-    track = _track(folder)
-    about = about_run(folder.path)
-    left_open: list[SinkName] = [name for name in track.sinks if about.record(name).get("open")]
-    if not left_open:
-        return
-    events = folder.event_log()
+    """End at the trackers what a rank that died has left open there: the rest of the lines, and the status.
+
+    Where rank 0 itself has waited for a tracker in vain, nobody does so again. An error is a warning.
+    """
     try:
-        close([_start(name, track, folder.path, events) for name in left_open], _state(folder))
-    except SmaltiError:
-        return  # the next attempt, or 'smalti runs send', does it
-    finally:
-        events.close()
+        track, about = _track(folder), about_run(folder.path)
+        told = {event.get("tracker") for event in folder.events()
+                if event["event"] == "tracker_behind" and event["attempt"] == folder.attempt}  # fmt: skip
+        left_open: list[SinkName] = [
+            name for name in track.sinks if about.record(name).get("open") and name not in told
+        ]
+        # The log of events stays open: a feed that still waits for its tracker may write to it.
+        events = folder.event_log() if left_open else _Silent()
+        _close([_start(name, track, folder.path, events) for name in left_open], _state(folder), wait_s=_END_S)
+    except Exception as error:  # the next attempt, or 'smalti runs send', does it
+        log.get("track").warning("the trackers were not told how the attempt ended: %s", brief(error))
 
 
 def send(run: str | Path, overrides: Sequence[str] = ()) -> dict[str, int]:
@@ -98,17 +110,20 @@ def publish(
 ) -> list[str]:
     """Put a file or folder, and numbers at ``step``, to where the run is tracked (MLflow alone takes files).
 
-    Returns a line for people for each tracker that was asked; none for a run that is not tracked there. A tracker
-    that does not answer is a line too.
+    Returns a line for people for each tracker that was asked; none for a run that is not tracked there, or not any more
+    since an attempt without the tracker. A tracker that does not answer is a line too.
     """
     root = Path(run)
-    if not (root / "config.yaml").exists() or not about_run(root).record(Mlflow.name):
-        return []
-    folder = RunFolder.read(root)
-    track = _track(folder)
-    if track.mlflow.upload_max_bytes == 0:
+    if not (root / "config.yaml").exists() or not (root / FOLDER / f"{Mlflow.name}.json").exists():
         return []
     try:
+        folder = RunFolder.read(root)
+        track = _track(folder)
+        was_left = Mlflow.name not in track.sinks and any(
+            Mlflow.name in _track(folder, attempt=attempt).sinks for attempt in [0, *folder.attempts()]
+        )
+        if track.mlflow.upload_max_bytes == 0 or was_left:
+            return []
         return [Mlflow(track, about_run(root)).publish(Path(path), at, numbers or {}, step)]
     except Exception as error:
         return [f"warning: mlflow: {at} is not uploaded ({brief(error)}); run the command again when it is back"]
@@ -139,10 +154,10 @@ def _refused(tracker: Tracker, error: Exception) -> UserError:
     )
 
 
-def _track(folder: RunFolder, overrides: Sequence[str] = ()) -> TrackConfig:
-    """The ``track`` section of the newest attempt, whatever kind of training it was."""
-    attempts = folder.attempts()
-    own = folder.log_folder(attempts[-1]) / "config.yaml" if attempts else None
+def _track(folder: RunFolder, overrides: Sequence[str] = (), *, attempt: int | None = None) -> TrackConfig:
+    """The ``track`` section of an attempt, of the newest where none is named, whatever kind of training it was."""
+    number = attempt if attempt is not None else max(folder.attempts(), default=None)
+    own = folder.log_folder(number) / "config.yaml" if number is not None else None
     path = own if own is not None and own.exists() else folder.path / "config.yaml"
     tree: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     short = [override.removeprefix("track.") for override in overrides]

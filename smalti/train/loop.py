@@ -95,9 +95,9 @@ def fit(job: Job) -> None:
     heartbeat = Cadence("5s", total_steps=job.total_steps, global_batch_tokens=1)
     vote = Vote(3)
     job.status("running")
-    for hook in job.hooks:
-        hook.on_start(job)
     with StopSignals() as signals, job.recorder:
+        for hook in job.hooks:
+            hook.on_start(job)
         batches = iter(read_ahead(job.batches, state.step, job.total_steps, job.prefetch_steps))
         stop = Stop.NONE
         while state.step < job.total_steps and not stop:

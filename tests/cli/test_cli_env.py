@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from smalti.cli.env import variables, without_home
+from smalti.base.env import without_home
+from smalti.cli.env import variables
 from smalti.cli.main import run as smalti
 
 SECRETS = {

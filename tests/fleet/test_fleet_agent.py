@@ -398,3 +398,14 @@ def test_a_killed_agent_leaves_no_rank_behind(tmp_path):
 def test_a_command_that_cannot_start_leaves_nobody(tmp_path):
     with pytest.raises(FileNotFoundError):
         agent.run(["/nonexistent/python"], ranks=2, folder=RunFolder.join(tmp_path, 0), threads=1)
+
+
+def test_signals_after_the_ranks_are_gone_leave_the_exit_code_alone(tmp_path: Path) -> None:
+    """What is done at the end, as telling trackers, may take seconds."""
+
+    def send(outcome: agent.Outcome) -> None:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+
+    outcome, _ = run(tmp_path, "sys.exit(75)", ranks=1, at_end=send)
+    assert outcome.code == 75

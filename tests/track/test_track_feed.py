@@ -2,8 +2,9 @@
 
 import json
 import math
+import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from smalti.base.errors import UserError
 from smalti.config.track import TrackConfig
 from smalti.track import trackers
 from smalti.track.events import EventLog, read_events
+from smalti.track.run import RunFolder
 from smalti.track.sinks import feed as room
 from smalti.track.sinks.about import about_run
 from smalti.track.sinks.feed import Feed, Row
@@ -28,6 +30,7 @@ class FakeTracker:
 
     def __init__(self, has: Mapping[str, int] | None = None) -> None:
         self.has, self.rows, self.ended, self.down, self.asked = has or {}, list[Row](), "", False, 0
+        self.end_s: float | None = None
 
     def check(self) -> None:
         pass
@@ -40,9 +43,9 @@ class FakeTracker:
         self._answer()
         self.rows += rows
 
-    def close(self, state: str) -> None:
+    def close(self, state: str, end_s: float | None) -> None:
         self._answer()
-        self.ended = state
+        self.ended, self.end_s = state, end_s
 
     def _answer(self) -> None:
         self.asked += 1
@@ -79,7 +82,7 @@ def test_lines_arrive_in_order_with_their_times(tmp_path: Path) -> None:
         metrics.write(step, {"loss/train/total": float(step), "moe/load_imbalance": math.nan})
     assert feed.close("done", wait_s=5) == 0
     assert tracker.steps() == list(range(1, 40))
-    assert tracker.ended == "done"
+    assert (tracker.ended, tracker.end_s) == ("done", tracker.rows[-1].time_s)
     assert tracker.rows[0].values["loss/train/total"] == 1.0
     assert math.isnan(tracker.rows[0].values["moe/load_imbalance"])
     assert abs(tracker.rows[0].time_s - time.time()) < 60
@@ -201,12 +204,144 @@ def test_what_is_told_of_a_run_holds_no_secret(tmp_path: Path) -> None:
     assert about.last_step() == 600
 
 
+def test_a_resumed_run_does_not_wait_for_its_tracker(tmp_path: Path) -> None:
+    """Nor its first step, nor its end longer than it was told."""
+    tracker = FakeTracker()
+    tracker.open = lambda: time.sleep(20)  # type: ignore[method-assign, assignment, return-value]
+    before_s = time.monotonic()
+    feed, _ = started(tracker, tmp_path, must_answer=False)
+    assert time.monotonic() - before_s < 0.5
+    feed.close("failed", wait_s=0.1)
+    assert time.monotonic() - before_s < 3
+
+
+def test_old_lines_do_not_hold_up_new_ones(tmp_path: Path) -> None:
+    """A resumed run skips what the tracker has at once, and not a chunk at each turn."""
+    old = room._CHUNK_LINES * 20
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps({"step": step, "loss/train/total": 1.0}) + "\n" for step in range(old))
+    )
+    tracker = FakeTracker({"loss/train/total": old - 1})
+    metrics = MetricsLog(tmp_path)
+    metrics.write(old, {"loss/train/total": 1.0})
+    feed = Feed(tracker, tmp_path, EventLog(tmp_path), every_s=60)
+    feed.start(must_answer=False)
+    wait(lambda: tracker.steps() == [old])
+    time.sleep(0.2)
+    assert tracker.asked == 2  # open and send: where nothing is new it waits
+    feed.close("done", wait_s=5)
+
+
+def test_trackers_that_are_down_are_waited_for_together(tmp_path: Path) -> None:
+    feeds = []
+    for number in range(3):
+        tracker = FakeTracker()
+        feed, metrics = started(tracker, tmp_path / str(number))
+        tracker.down = True
+        metrics.write(1, {"loss/train/total": 1.0})
+        feeds.append(feed)
+    before_s = time.monotonic()
+    trackers.close(feeds, "failed")
+    assert time.monotonic() - before_s < 2.4  # what the parent of the ranks gives rank 0 after a death
+    assert [read_events(tmp_path / str(number))[-1]["event"] for number in range(3)] == ["tracker_behind"] * 3
+
+
+class Hangs:
+    """An MLflow server that takes requests and never answers."""
+
+    def __init__(self) -> None:
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.uri = f"http://bob:hunter2@127.0.0.1:{self.socket.getsockname()[1]}"
+
+
+@pytest.fixture
+def tracked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A run whose rank 0 died while its MLflow server hangs; there is a login in the server's address."""
+    pytest.importorskip("mlflow")
+    server = Hangs()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    folder = make_run(tmp_path / "demo", steps=5)
+    config = folder / "config.yaml"
+    config.write_text(config.read_text() + "track: {sinks: [mlflow]}\n")
+    (folder / "trackers").mkdir()
+    record = {"uri": server.uri.replace("bob:hunter2", "***"), "run_id": "a" * 32, "open": True}
+    (folder / "trackers/mlflow.json").write_text(json.dumps(record))
+    yield folder
+    server.socket.close()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_login_in_the_address_is_told_nowhere(
+    tracked: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trackers, "_END_S", 2.0)
+    trackers.complete(RunFolder(tracked, 2))
+    said = "\n".join(
+        [*caplog.messages, json.dumps(read_events(tracked)), *trackers.publish(tracked, tracked / "config.yaml", "x")]
+    )
+    assert "tracker_lost" in said
+    assert "***@127.0.0.1" in said
+    assert "is not uploaded" in said
+    assert "hunter2" not in said
+
+
+def test_the_parent_does_not_wait_again_where_rank_0_has(tracked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "_start", lambda *given: pytest.fail("a tracker was asked"))
+    EventLog(tracked, 2).write("tracker_behind", tracker="mlflow", lines=5)
+    trackers.complete(RunFolder(tracked, 2))
+
+
+def test_an_error_at_the_end_of_an_attempt_is_a_warning(tracked: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tracked / "trackers/mlflow.json").write_text("{")
+    trackers.complete(RunFolder(tracked, 2))
+    assert "the trackers were not told how the attempt ended" in caplog.text
+
+
+def test_a_folder_that_is_no_attempt_stops_nothing(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "demo", steps=5)
+    (folder / "logs/attempt-0.bak").mkdir(parents=True)
+    assert about_run(folder).name == "demo"
+
+
+def test_an_attempt_without_the_tracker_leaves_it(tracked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers.Mlflow, "publish", lambda *given: "uploaded")
+    assert trackers.publish(tracked, tracked, "x") == ["uploaded"]
+    later = tracked / "logs/attempt-7"
+    later.mkdir(parents=True)
+    (later / "config.yaml").write_text((tracked / "config.yaml").read_text().replace("[mlflow]", "[]"))
+    assert trackers.publish(tracked, tracked, "x") == []
+
+
+def test_neither_home_nor_key_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/srv/people/ada")
+    folder = make_run(tmp_path / "demo", steps=5)
+    (folder / "config.yaml").write_text(
+        "name: demo\napi_key: sk-12345 two\nhf_token: hf_abc\nblobs:\n- https://a.net/c?sv=1&sig=SIGNED\n"
+        "folder: /srv/people/ada/runs\nother: [{password: 12345}, /home/bob/x]\nseed: 3\n"
+    )
+    made_by = {"command": ["/srv/people/ada/bin/smalti", "train", "--hf-token=hf_abc"], "packages": {}}
+    (folder / "provenance.json").write_text(json.dumps(made_by))
+    about = about_run(folder)
+    for told in (str(about.params), about.config_text, str(about.tags)):
+        assert not [word for word in ("12345", "two", "hf_abc", "SIGNED", "ada", "bob") if word in told], told
+    assert about.tags["smalti.command"] == "~/bin/smalti train --hf-token=***"
+    assert about.params["folder"] == "~/runs"
+    assert about.params["seed"] == 3
+    assert "seed: 3\n" in about.config_text
+
+
 @pytest.mark.parametrize(
     ("given", "environment", "said"),
     [
         ({"sinks": ["mlflow"]}, {}, "no server is named"),
         ({"sinks": ["mlflow"], "mlflow": {"uri": "http://127.0.0.1:9"}}, {}, "cannot be used: ConnectionRefusedError"),
-        ({"sinks": ["mlflow"]}, {"MLFLOW_TRACKING_URI": "http://a:word@127.0.0.1:9"}, "***@127.0.0.1:9 cannot"),
+        (
+            {"sinks": ["mlflow"]},
+            {"MLFLOW_TRACKING_URI": "http://a:word@127.0.0.1:9"},
+            "***@127.0.0.1:9 cannot be used: Conn",
+        ),
         ({"sinks": ["mlflow"]}, {"MLFLOW_TRACKING_URI": "sqlite:///x.db"}, "is not that of a server"),
     ],
 )

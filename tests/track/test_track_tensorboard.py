@@ -1,6 +1,7 @@
 """Event files that TensorBoard's own reader reads back: every value once, also after a crash and a resume."""
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from made_run import CONFIG, make_run
 from smalti.config.track import TrackConfig
 from smalti.track import trackers
 from smalti.track.events import EventLog
+from smalti.track.run import RunFolder
 from smalti.track.sinks.jsonl import MetricsLog, read_metrics
 
 pytest.importorskip("tensorboardX")
@@ -27,15 +29,18 @@ def read(folder: Path) -> Any:
 def attempt(folder: Path, steps: range, *, resumed_step: int, number: float, state: str | None = "done") -> None:
     """One process life: cut the metrics, follow, log ``steps``; without a state it dies before the end."""
     metrics = MetricsLog(folder, resumed_step=resumed_step)
-    feeds = trackers.follow(TRACK, folder, EventLog(folder))
+    feeds = trackers.follow(TRACK, folder, EventLog(folder)) if state is not None else []
     for step in steps:
         metrics.write(step, {"loss/train/total": number + step, "system/cpu_frac": math.nan})
+    metrics.close()
     if state is not None:
         trackers.close(feeds, state)
         return
-    for feed in feeds:  # all but the last words
-        feed._turn()
-    metrics.close()
+    (feed,) = trackers.follow(TRACK, folder, EventLog(folder))
+    end_s = time.monotonic() + 10
+    while feed._lines.offset < (folder / "metrics.jsonl").stat().st_size:  # all but the last words
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
 
 
 def run_folder(tmp_path: Path) -> Path:
@@ -64,6 +69,21 @@ def test_what_is_done_again_after_a_crash_is_there_once(tmp_path: Path) -> None:
     attempt(folder, range(21, 41), resumed_step=20, number=0.75)
     found = [(one.step, one.value) for one in read(folder).Scalars("loss/train/total")]
     assert found == [(step, step + (0.5 if step <= 20 else 0.75)) for step in range(1, 41)]
+
+
+@pytest.mark.filterwarnings("ignore:Detected out of order")
+def test_the_last_lines_of_a_rank_that_was_killed_are_sent_by_its_parent(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path)
+    (folder / "config.yaml").write_text(CONFIG + "track: {sinks: [tensorboard]}\n")
+    attempt(folder, range(1, 31), resumed_step=-1, number=0.5, state=None)
+    metrics = MetricsLog(folder)
+    metrics.write(31, {"loss/train/total": 31.5})
+    run = RunFolder(folder, 0)
+    trackers.complete(run)
+    assert [one.step for one in read(folder).Scalars("loss/train/total")] == list(range(1, 32))
+    files = len(list((folder / "tb").iterdir()))
+    trackers.complete(run)
+    assert len(list((folder / "tb").iterdir())) == files  # it is closed
 
 
 def test_an_attempt_sends_what_the_one_before_left_out(tmp_path: Path) -> None:

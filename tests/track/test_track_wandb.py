@@ -64,7 +64,7 @@ def attempt(folder: Path, track: TrackConfig, steps: range, resumed_step: int, s
 
 
 KILLED = """
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
 from smalti.config.track import TrackConfig
 from smalti.track import trackers
@@ -72,10 +72,11 @@ from smalti.track.events import EventLog
 from smalti.track.sinks.jsonl import MetricsLog
 folder = Path(sys.argv[1])
 metrics = MetricsLog(folder, resumed_step=-1)
-feed = trackers.follow(TrackConfig(sinks=("wandb",)), folder, EventLog(folder))[0]
 for step in range(1, 301):
     metrics.write(step, {"loss/train/total": step / 4})
-feed._turn()
+feed = trackers.follow(TrackConfig(sinks=("wandb",)), folder, EventLog(folder))[0]
+while feed._lines.offset < (folder / "metrics.jsonl").stat().st_size:
+    time.sleep(0.01)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

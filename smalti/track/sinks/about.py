@@ -1,22 +1,23 @@
 """What a tracker is told of a run beside its numbers, read from the run folder alone; and what is kept about trackers.
 
-Promises: secrets never: values under names that sound secret, and logins in addresses, are ``***``; no host, no user.
+Promises: secrets never: values under names that sound secret, and logins in addresses, are ``***``; no host, no user
+(home folders are ``~``).
 """
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from smalti.base import clock, store
+from smalti.base.env import without_home
 from smalti.config.show import flatten
+from smalti.config.yaml_lines import parse, to_yaml
 from smalti.track.append import disk_trouble, read_lines
 from smalti.track.events import read_events
 from smalti.track.provenance import redact
+from smalti.track.run import RunFolder
 from smalti.track.sinks import jsonl
 
 FOLDER = "trackers"
@@ -38,8 +39,8 @@ class About:
 
     @property
     def config_text(self) -> str:
-        """``config.yaml``, logins masked."""
-        return redact((self.folder / "config.yaml").read_text(encoding="utf-8"))
+        """``config.yaml`` as ``params`` has it, for people."""
+        return to_yaml(_masked_tree("", _read(self.folder / "config.yaml")))
 
     def last_step(self) -> int:
         """The last step in ``metrics.jsonl``; -1 where it has none."""
@@ -72,14 +73,25 @@ def about_run(folder: str | Path) -> About:
 
 
 def _values(config: Path) -> dict[str, Any]:
-    tree = yaml.safe_load(config.read_text(encoding="utf-8"))
-    return {key: _masked(key, value) for key, value in flatten(tree).items()}
+    return {key: _masked(key, value) for key, value in flatten(_read(config)).items()}
+
+
+def _read(config: Path) -> Any:
+    return parse(config.read_text(encoding="utf-8"), str(config), lines=False).value or {}
+
+
+def _masked_tree(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _masked_tree(str(key), child) for key, child in value.items()}
+    return [_masked_tree(name, child) for child in value] if isinstance(value, list) else _masked(name, value)
 
 
 def _masked(key: str, value: Any) -> Any:
-    """The value, or its masked text where a secret is in it."""
+    """The value, or its masked text where a secret is in it, or a home folder."""
+    if value is not None and redact(f"{key}=x") != f"{key}=x":
+        return "***"
     plain = value if isinstance(value, str) else json.dumps(value)
-    shown = redact(f"{key}={plain}").partition("=")[2]
+    shown = without_home(redact(plain))
     return value if shown == plain else shown
 
 
@@ -98,11 +110,12 @@ def _tags(root: Path, first: Mapping[str, Any], made_by: Mapping[str, Any]) -> d
         (event for event in reversed(read_events(root)) if event["event"] == "auto_resolved"), {}
     )
     tags |= {f"smalti.{key}": resolved.get(key) for key in _RESOLVED}
-    attempts = sorted((root / "logs").glob("attempt-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    for attempt in attempts:
-        tags["smalti.attempt"] = attempt.name.rpartition("-")[2]
-        if (attempt / "config.yaml").exists():
-            other = _values(attempt / "config.yaml")
+    run = RunFolder(root)
+    for attempt in run.attempts():
+        tags["smalti.attempt"] = str(attempt)
+        own = run.log_folder(attempt) / "config.yaml"
+        if own.exists():
+            other = _values(own)
             changes = [f"{key}: {first.get(key)} -> {value}" for key, value in other.items() if first.get(key) != value]
-            tags[f"smalti.changed_in_{re.sub('-', '_', attempt.name)}"] = "; ".join(changes)
-    return {key: redact(str(value)) for key, value in tags.items() if value is not None}
+            tags[f"smalti.changed_in_attempt_{attempt}"] = "; ".join(changes)
+    return {key: without_home(redact(str(value))) for key, value in tags.items() if value is not None}

@@ -18,11 +18,14 @@ from typing import Any, Protocol
 from smalti.base import clock, log
 from smalti.base.errors import SmaltiError
 from smalti.track.append import parse_line
+from smalti.track.provenance import redact
 from smalti.track.sinks import jsonl
 
 _EVERY_S = 3.0
 _LONGEST_PAUSE_S = 60.0
 _CHUNK_LINES = 500
+_GRACE_S = 0.5
+"""How much longer than it was told the end waits for a request that is under way."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,8 @@ class Tracker(Protocol):
     def send(self, rows: Sequence[Row]) -> None:
         """Take rows, oldest first."""
 
-    def close(self, state: str) -> None:
-        """All is sent: say how the attempt ended, as a state of ``status.json``."""
+    def close(self, state: str, end_s: float | None) -> None:
+        """All is sent: say how the attempt ended, as a state of ``status.json``, and the time of the last line."""
 
 
 class Events(Protocol):
@@ -73,27 +76,32 @@ class Feed:
         self._closing = threading.Event()
         self._deadline_s = 0.0
         self._state = "running"
+        self._last_s: float | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"smalti-{tracker.name}", daemon=True)
 
     def start(self, *, must_answer: bool) -> None:
-        """Open the tracker and begin. ``must_answer``: raise where it does not; otherwise it is tried again later."""
-        try:
+        """Begin. ``must_answer``: open the tracker first, and raise where it does not answer; else the thread does."""
+        if must_answer:
             self._open()
-        except Exception as error:
-            if must_answer:
-                raise
-            self._failed(error)
         self._thread.start()
 
     def close(self, state: str, *, wait_s: float) -> int:
         """Send the rest and end with ``state``, for at most about ``wait_s``; returns how many lines were not sent."""
+        self.end(state, wait_s=wait_s)
+        return self.wait()
+
+    def end(self, state: str, *, wait_s: float) -> None:
+        """The first half of ``close``: tell the thread, which then has ``wait_s`` from now on."""
         self._state, self._deadline_s = state, clock.now_s() + wait_s
         self._closing.set()
-        self._thread.join(timeout=wait_s + 1)
+
+    def wait(self) -> int:
+        """The second half: wait for the thread and say what is missing."""
+        self._thread.join(timeout=max(0.0, self._deadline_s - clock.now_s()) + _GRACE_S)
         left = self._lines.count_left()
         if left or not self._closed:
-            what = f"{left} lines of metrics.jsonl are" if left else f"the state '{state}' is"
+            what = f"{left} lines of metrics.jsonl are" if left else f"the state '{self._state}' is"
             log.get("track").warning(
                 "%s not at %s; to send what is missing: smalti runs send %s",
                 what, self.tracker.name, self._lines.path.parent,
@@ -102,8 +110,9 @@ class Feed:
         return left
 
     def _run(self) -> None:
-        while not self._closing.wait(self._pause_s):
-            self._turn()
+        while not self._closing.is_set():
+            if self._turn() or self._lost:
+                self._closing.wait(self._pause_s)
         while not self._turn():
             left_s = self._deadline_s - clock.now_s()
             if left_s <= 0:
@@ -111,7 +120,7 @@ class Feed:
             if self._lost:
                 time.sleep(min(1.0, left_s))
         try:
-            self.tracker.close(self._state)
+            self.tracker.close(self._state, self._last_s)
             self._closed = True
         except Exception as error:
             self._failed(error)
@@ -130,12 +139,13 @@ class Feed:
             self._failed(error)
             return False
         self._lines.offset = end
+        self._last_s = rows[-1].time_s if rows else self._last_s
         if self._lost:
             self._lost = False
             log.get("track").info("%s takes lines again", self.tracker.name)
             self._event("tracker_back")
         self._pause_s = self._every_s
-        return not rows
+        return len(rows) < _CHUNK_LINES
 
     def _open(self) -> None:
         self._has = self.tracker.open()
@@ -217,11 +227,11 @@ def _row(line: bytes) -> Row | None:
 
 
 def brief(error: Exception) -> str:
-    """The first line of an error, short enough for a log line; of a failed request what the system said of it."""
+    """The first line of an error, short, without logins; of a failed request what the system said of it."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno is not None:
             error = cause
         cause = cause.__cause__ or cause.__context__
-    text = str(error).strip().splitlines()
+    text = redact(str(error)).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__

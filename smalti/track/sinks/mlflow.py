@@ -29,6 +29,8 @@ _TAG_CHARS = 5000
 """Limits of the REST API, https://mlflow.org/docs/latest/rest-api.html#request-limits (tags: of older servers)."""
 
 _ANSWER_S = 10.0
+_LOGIN = re.compile(r"(?<=://)[^/\s]+@")
+"""In an address; the client sends it as a header, urllib takes it for a part of the host."""
 
 _STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "interrupted": "KILLED"}
 
@@ -44,7 +46,6 @@ class Mlflow:
         self.uri = _uri(track.mlflow, about)
         self._client: Any = None
         self._run_id = ""
-        self._last_ms: int | None = None
         self.place: Mapping[str, str] = {}
 
     def check(self) -> None:
@@ -53,7 +54,7 @@ class Mlflow:
             raise missing_extra("mlflow-skinny", "mlflow", "track.sinks=[mlflow]")
         if self.uri.startswith(("http://", "https://")):
             try:
-                with urllib.request.urlopen(f"{self.uri.rstrip('/')}/health", timeout=_ANSWER_S):
+                with urllib.request.urlopen(f"{_LOGIN.sub('', self.uri).rstrip('/')}/health", timeout=_ANSWER_S):
                     pass
             except urllib.error.HTTPError:  # it wants a key, or is another make: the client will see
                 pass
@@ -89,11 +90,11 @@ class Mlflow:
         ]
         for start in range(0, len(values), _METRICS_A_REQUEST):
             self._client.log_batch(self._run_id, metrics=values[start : start + _METRICS_A_REQUEST], synchronous=True)
-        self._last_ms = round(rows[-1].time_s * 1000)
 
-    def close(self, state: str) -> None:
-        """Set the status."""
-        self._client.set_terminated(self._run_id, _STATUS[state], end_time=self._last_ms)
+    def close(self, state: str, end_s: float | None) -> None:
+        """Set the status, and the time of the last line as the end."""
+        end_ms = None if end_s is None else round(end_s * 1000)
+        self._client.set_terminated(self._run_id, _STATUS[state], end_time=end_ms)
         self._keep(is_open=False)
 
     def publish(self, path: Path, at: str, numbers: Mapping[str, float], step: int | None) -> str:
@@ -198,7 +199,7 @@ def _client(uri: str) -> Any:
 def unreachable(uri: str, error: Exception) -> UserError:
     """The error for a server that does not answer at the first contact."""
     return UserError(
-        f"MLflow at {redact(uri)} cannot be used: {redact(brief(error))}",
+        f"MLflow at {redact(uri)} cannot be used: {brief(error)}",
         allowed="an MLflow server that answers now (later it may come and go)",
         hint="start it, mend track.mlflow.uri or MLFLOW_TRACKING_URI, or train without it: track.sinks=[]",
     )

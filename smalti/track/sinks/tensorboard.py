@@ -2,6 +2,7 @@
 
 Promises: what is sent is in the file when ``send`` is back, so a kill loses the last few seconds at most; a resumed run
 takes back what it does again (TensorBoard drops it when it reads). Shows metrics, and the config as text; no files.
+tensorboardX imports PyTorch where that is installed: a second or two, in our thread, also of ``smalti runs send``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,8 @@ class TensorBoard:
     def __init__(self, track: TrackConfig, about: About) -> None:
         self._about, self._folder = about, about.folder / FOLDER
         self._has: dict[str, int] = {}
+        # Now, and not in open(): by then the training may have done some of the steps again that are taken back.
+        self._last = about.last_step() if about.record(self.name) else -1
         self._file: Any = None
         self.place: Mapping[str, str] = {"folder": str(self._folder)}
 
@@ -51,7 +54,7 @@ class TensorBoard:
             name = f"{_FILES}{clock.wall_s():.0f}.smalti.{there:04d}"
             self._file = RecordWriter(str(self._folder / name))
         sent = self._about.record(self.name).get("sent", {}) if there else {}
-        last = min(self._about.last_step(), max(sent.values(), default=-1))
+        last = min(self._last, max(sent.values(), default=-1))
         self._has = {metric: min(step, last) for metric, step in sent.items()}
         now_s = clock.wall_s()
         self._write(Event(wall_time=now_s, file_version="brain.Event:2"))
@@ -61,6 +64,7 @@ class TensorBoard:
             text = "".join(f"    {line}\n" for line in self._about.config_text.splitlines())
             self._write(Event(wall_time=now_s, summary=summary.text("config", text)))
         self._file.flush()
+        self._keep(is_open=True)
         return dict(self._has)
 
     def send(self, rows: Sequence[Row]) -> None:
@@ -73,11 +77,15 @@ class TensorBoard:
             self._write(Event(wall_time=row.time_s, step=row.step, summary=Summary(value=values)))
             self._has |= dict.fromkeys(row.values, row.step)
         self._file.flush()
-        self._about.keep(self.name, {**self.place, "sent": self._has})
+        self._keep(is_open=True)
 
-    def close(self, state: str) -> None:
+    def close(self, state: str, end_s: float | None) -> None:
         """Close the file; TensorBoard knows no state."""
         self._file.close()
+        self._keep(is_open=False)
+
+    def _keep(self, *, is_open: bool) -> None:
+        self._about.keep(self.name, {**self.place, "open": is_open, "sent": self._has})
 
     def _write(self, event: Any) -> None:
         self._file.write(event.SerializeToString())

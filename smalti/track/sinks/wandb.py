@@ -87,7 +87,7 @@ class Wandb:
             self._has |= dict.fromkeys(row.values, row.step)
         self._keep(is_open=True)
 
-    def close(self, state: str) -> None:
+    def close(self, state: str, end_s: float | None) -> None:
         """End W&B's process; a run that was stopped is marked as preempted."""
         if state in ("stopped", "interrupted"):
             self._run.mark_preempting()
