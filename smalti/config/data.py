@@ -92,11 +92,19 @@ class CurateSourceConfig(Config):
     """The field that names the document; absent: file and row."""
     include: tuple[str, ...] = ()
     """Glob patterns (``*.md``, ``docs/*``) of paths to take from a folder; empty takes every kind that is known."""
+    keep_fields: tuple[str, ...] = ()
+    """Numeric fields, in JSONL and Parquet, that stay with the document as columns of the output; ``score_field`` of a
+    deduplication may name one. Null is allowed in them, nothing else that is not a number."""
     rules: tuple[Preset, ...] = ("prose-light",)
     """Quality rules, as named presets that run in this order; all of them must pass. ``[none]`` keeps everything."""
 
     @model_validator(mode="after")
-    def _rules_make_sense(self) -> Self:
+    def _names_make_sense(self) -> Self:
+        taken = sorted({"id", "text", "group", "n_bytes"} & set(self.keep_fields))
+        if taken:
+            raise ValueError(f"keep_fields name '{taken[0]}', which is a column of every document already")
+        if len(set(self.keep_fields)) < len(self.keep_fields):
+            raise ValueError(f"keep_fields={list(self.keep_fields)} names a field twice")
         if not self.rules:
             raise ValueError("rules=[] names no rules; write [none] for none")
         if "none" in self.rules and len(self.rules) > 1:

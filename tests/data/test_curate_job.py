@@ -8,9 +8,11 @@ import pytest
 
 from smalti.base.errors import DataError, UserError
 from smalti.config.data import CurateConfig
+from smalti.config.dedup import DedupConfig
 from smalti.data.curate.heldout import split_of
 from smalti.data.curate.job import curate
 from smalti.data.curate.tables import DROP_SCHEMA, read_documents
+from smalti.data.dedup.job import dedup
 
 SENTENCE = "The function returns the number {} of the items that it has been given by the caller."
 
@@ -209,6 +211,39 @@ def test_missing_group_field_is_named(tmp_path):
         curate(config(tmp_path))
 
 
+def test_numeric_fields_are_kept_for_dedup_and_do_not_hinder_tokenize(tmp_path):
+    values = [0.5, 2, None, -1e300]
+    write(tmp_path / "a.jsonl", [{**record(i, group=group_on("train", i)), "q": q} for i, q in enumerate(values)])
+    curate(config(tmp_path, sources={"a": {"path": str(tmp_path / "a.jsonl"), "id_field": "id", "keep_fields": ["q"]}}))
+    table = pq.read_table(tmp_path / "out/documents/a/train.parquet")
+    assert dict(zip(table.column("id").to_pylist(), table.column("q").to_pylist(), strict=True)) == {
+        f"d{i}": None if q is None else float(q) for i, q in enumerate(values)
+    }
+    assert set(kept(tmp_path, "a", "train")[0]) == {"id", "text", "group", "n_bytes"}
+    text = " ".join(f"w{i}" for i in range(60))
+    near = [{"id": name, "text": text + end, "q": q} for name, end, q in (("a", "", 1), ("b", " x", 3), ("c", " y", 2))]
+    write(tmp_path / "a.jsonl", [{**one, "group": group_on("train")} for one in near])
+    curate(config(tmp_path, sources={"a": {"path": str(tmp_path / "a.jsonl"), "id_field": "id", "keep_fields": ["q"]}}))
+    output = tmp_path / "unique"
+    dedup(DedupConfig(documents=str(tmp_path / "out"), output=str(output), score_field="q"))
+    assert pq.read_table(output / "documents/a/train.parquet").column("id").to_pylist() == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [("high", "'q' holds str, not a number"), (True, "holds bool"), (10**400, "too large"), (..., "no field 'q'")],
+)
+def test_a_kept_field_holds_numbers(tmp_path, value, message):
+    write(tmp_path / "a.jsonl", [record(0) | ({} if value is ... else {"q": value})])
+    with pytest.raises(DataError, match=message):
+        curate(config(tmp_path, sources={"a": {"path": str(tmp_path / "a.jsonl"), "keep_fields": ["q"]}}))
+    write(tmp_path / "b.txt", [record(0)])
+    with pytest.raises(DataError, match="a file of text has no field 'q'"):
+        curate(
+            config(tmp_path, sources={"a": {"path": str(tmp_path / "b.txt"), "keep_fields": ["q"]}}, group_field=None)
+        )
+
+
 def test_progress_is_told(tmp_path):
     write(tmp_path / "a.jsonl", [record(i) for i in range(20)])
     told = []
@@ -225,6 +260,8 @@ def test_progress_is_told(tmp_path):
         ({"sources": {"a": {"path": "x", "rules": ["none", "c4-2019"]}}}, "'none' stands alone"),
         ({"sources": {"a": {"path": "x", "rules": ["c4-2019", "c4-2019"]}}}, "twice"),
         ({"sources": {"a": {"path": "x", "rules": []}}}, r"\[none\] for none"),
+        ({"sources": {"a": {"path": "x", "keep_fields": ["text"]}}}, "a column of every document already"),
+        ({"sources": {"a": {"path": "x", "keep_fields": ["q", "q"]}}}, "names a field twice"),
         ({"heldout_frac": 0.5}, "less than 0.5"),
     ],
 )

@@ -21,6 +21,7 @@ EXAMINED_SCHEMA = pa.schema(
         ("reason", pa.large_string()),
         ("score", pa.float64()),
         ("digest", pa.large_string()),
+        ("numbers", pa.large_string()),
     ]
 )
 """``rule`` is null for a document that stays; the text of one that goes is left empty. ``digest``: BLAKE2b-128, hex."""
@@ -54,6 +55,7 @@ class Examination:
             columns["reason"].append(verdict.reason)
             columns["score"].append(verdict.score)
             columns["digest"].append(hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest())
+            columns["numbers"].append(row["numbers"])
         arrays = [pa.array(columns[field.name], field.type) for field in EXAMINED_SCHEMA]
         return pa.RecordBatch.from_arrays(arrays, schema=EXAMINED_SCHEMA)
 

@@ -4,6 +4,7 @@ Promises: the same inputs and config give the same files, byte for byte; every d
 ``documents/`` or in ``drops/``, and the report adds up. In memory are the duplicates and one batch of texts.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -25,7 +26,7 @@ from smalti.data.curate.heldout import HELDOUT, SPLITS
 from smalti.data.curate.publish import publication
 from smalti.data.curate.readers import RAW_SCHEMA, ReadOptions, read_tasks
 from smalti.data.curate.report import FORMAT_KIND, RECORD_NAME, Report, as_markdown
-from smalti.data.curate.tables import DOCUMENT_SCHEMA, DROP_SCHEMA, RowWriter
+from smalti.data.curate.tables import DROP_SCHEMA, RowWriter, documents_schema
 
 Progress = Callable[..., None]
 """``progress(what, done, total)``: called often, in bytes of documents; ``progress(what, done, total, "source")``."""
@@ -61,7 +62,7 @@ def curate(config: CurateConfig, progress: Progress | None = None) -> Report:
         equals = _equals(config, [str(path) for path in staged.values()])
         for number, (name, path) in enumerate(staged.items()):
             tell("writing", number, len(staged), "source")
-            _write(name, path, result.work, equals, report)
+            _write(name, path, result.work, equals, report, config.sources[name].keep_fields)
             path.unlink()
         stage.rmdir()
         if not report.kept_documents:
@@ -98,7 +99,11 @@ class _Reading:
         """Write ``path``; returns how many documents repeat an id."""
         source = self.config.sources[name]
         options = ReadOptions(
-            source.text_field, source.id_field, self.config.group_field, unreadable=self.config.unreadable
+            source.text_field,
+            source.id_field,
+            self.config.group_field,
+            source.keep_fields,
+            self.config.unreadable,
         )
         examination = Examination(
             source.rules, self.config.normalize, self.config.seed, float(self.config.heldout_frac)
@@ -148,12 +153,20 @@ def _names(keys: set[int], paths: list[str]) -> dict[int, str]:
     return names
 
 
-def _write(name: str, staged: Path, work: Path, equals: dict[int, _Equal], report: Report) -> None:
+def _write(
+    name: str,
+    staged: Path,
+    work: Path,
+    equals: dict[int, _Equal],
+    report: Report,
+    keep_fields: tuple[str, ...],
+) -> None:
     """Second pass over one source."""
+    schema = documents_schema(keep_fields)
     with ExitStack() as stack:
         drops = stack.enter_context(RowWriter(work / "drops" / f"{name}.parquet", DROP_SCHEMA))
         documents = {
-            split: stack.enter_context(RowWriter(work / "documents" / name / f"{split}.parquet", DOCUMENT_SCHEMA))
+            split: stack.enter_context(RowWriter(work / "documents" / name / f"{split}.parquet", schema))
             for split in SPLITS
         }
         for row in _rows(staged):
@@ -168,6 +181,7 @@ def _write(name: str, staged: Path, work: Path, equals: dict[int, _Equal], repor
                 n_bytes = len(row["text"].encode())
                 account.keep(row["n_raw_bytes"], n_bytes)
                 kept = {key: row[key] for key in ("id", "text", "group")}
+                kept |= dict(zip(keep_fields, json.loads(row["numbers"] or "[]"), strict=True))
                 documents[row["split"]].add(kept | {"n_bytes": n_bytes}, n_bytes)
     for split in SPLITS:
         report.of(name, split).check()

@@ -25,16 +25,18 @@ RAW_SCHEMA = pa.schema(
         ("group", pa.large_string()),
         ("text", pa.large_string()),
         ("problem", pa.large_string()),
+        ("numbers", pa.large_string()),
     ]
 )
-"""``problem`` is null, or says why the record could not be read (then ``text`` is empty)."""
+"""``problem`` is null, or says why the record could not be read (then ``text`` is empty). ``numbers``: the kept
+fields as a JSON list, null where there are none."""
 
 _BATCH_BYTES = 4 << 20
 _BATCH_ROWS = 4096
 _CHUNK_BYTES = 1 << 20
 _TASK_BYTES = 16 << 20
 
-Record = tuple[str, str, str, str | None]
+Record = tuple[str, str, str, str | None, str | None]
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class ReadOptions:
     text_field: str = "text"
     id_field: str | None = None
     group_field: str | None = None
+    keep_fields: tuple[str, ...] = ()
     unreadable: Literal["stop", "drop"] = "stop"
 
 
@@ -98,17 +101,20 @@ def _records(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
     elif file.kind == "jsonl":
         yield from _jsonl(file, options)
     else:
-        yield _text(file)
+        yield _text(file, options)
 
 
-def _text(file: SourceFile) -> Record:
+def _text(file: SourceFile, options: ReadOptions) -> Record:
+    if options.keep_fields:
+        what = f"{file.path}: a file of text has no field '{options.keep_fields[0]}' (keep_fields)"
+        return file.name, file.name, "", what, None
     with _open(file) as stream:
         data = stream.read()
     try:
-        return file.name, file.name, data.decode("utf-8"), None
+        return file.name, file.name, data.decode("utf-8"), None, None
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        return file.name, file.name, "", f"{file.path}:{line}: {_bad_utf8(data, error)}"
+        return file.name, file.name, "", f"{file.path}:{line}: {_bad_utf8(data, error)}", None
 
 
 def _jsonl(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
@@ -120,20 +126,21 @@ def _jsonl(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
             try:
                 value = json.loads(line.decode("utf-8"))
             except UnicodeDecodeError as error:
-                yield row_id, row_id, "", f"{file.path}:{number}: {_bad_utf8(line, error)}"
+                yield row_id, row_id, "", f"{file.path}:{number}: {_bad_utf8(line, error)}", None
                 continue
             except (ValueError, RecursionError) as error:
-                yield row_id, row_id, "", f"{file.path}:{number}: this line is not valid JSON: {error}"
+                yield row_id, row_id, "", f"{file.path}:{number}: this line is not valid JSON: {error}", None
                 continue
             if not isinstance(value, dict):
                 what = f"this line holds {type(value).__name__}, not an object"
-                yield row_id, row_id, "", f"{file.path}:{number}: {what}"
+                yield row_id, row_id, "", f"{file.path}:{number}: {what}", None
                 continue
             yield _fields(value, row_id, f"{file.path}:{number}", options)
 
 
 def _parquet(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
-    fields = [options.text_field, *(name for name in (options.id_field, options.group_field) if name)]
+    named = (name for name in (options.id_field, options.group_field) if name)
+    fields = [options.text_field, *named, *options.keep_fields]
     try:
         table = pq.ParquetFile(file.path)
     except (pa.ArrowInvalid, OSError) as error:
@@ -144,7 +151,7 @@ def _parquet(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
             raise DataError(
                 f"{file.path} has no field '{missing[0]}'",
                 allowed=", ".join(table.schema_arrow.names),
-                hint="name the right field: text_field and id_field of the source, group_field of the whole",
+                hint="name the right field: text_field, id_field, keep_fields of the source, group_field of the whole",
             )
         number = 0
         for batch in table.iter_batches(batch_size=1024, columns=list(dict.fromkeys(fields))):
@@ -162,11 +169,12 @@ def _fields(value: dict[str, Any], row_id: str, where: str, options: ReadOptions
         text.encode("utf-8")
         own_id = row_id if options.id_field is None else _name(value, options.id_field)
         group = own_id if options.group_field is None else _name(value, options.group_field)
+        numbers = json.dumps([_number(value, name) for name in options.keep_fields]) if options.keep_fields else None
     except UnicodeEncodeError as error:
-        return row_id, row_id, "", f"{where}: field '{options.text_field}' holds half a surrogate pair: {error}"
+        return row_id, row_id, "", f"{where}: field '{options.text_field}' holds half a surrogate pair: {error}", None
     except ValueError as error:
-        return row_id, row_id, "", f"{where}: {error}"
-    return own_id, group, text, None
+        return row_id, row_id, "", f"{where}: {error}", None
+    return own_id, group, text, None, numbers
 
 
 def _field(value: dict[str, Any], name: str) -> Any:
@@ -182,6 +190,18 @@ def _name(value: dict[str, Any], name: str) -> str:
     text = str(found)
     text.encode("utf-8")
     return text
+
+
+def _number(value: dict[str, Any], name: str) -> float | None:
+    found = _field(value, name)
+    if found is None:
+        return None
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        raise ValueError(f"field '{name}' holds {type(found).__name__}, not a number")
+    try:
+        return float(found)
+    except OverflowError as error:
+        raise ValueError(f"field '{name}' holds a number that is too large") from error
 
 
 def _bad_utf8(data: bytes, error: UnicodeDecodeError) -> str:

@@ -1,6 +1,6 @@
 """The Parquet files of curation: documents and drops. Written so that equal rows give equal bytes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +14,12 @@ DOCUMENT_SCHEMA = pa.schema(
     [("id", pa.string()), ("text", pa.large_string()), ("group", pa.string()), ("n_bytes", pa.int64())]
 )
 """A clean document; ``n_bytes`` is the length of ``text`` in UTF-8."""
+
+
+def documents_schema(keep_fields: Sequence[str]) -> pa.Schema:
+    """Columns of the documents of a source that keeps some fields."""
+    return pa.schema([*DOCUMENT_SCHEMA, *((name, pa.float64()) for name in keep_fields)])
+
 
 DROP_SCHEMA = pa.schema(
     [
@@ -67,15 +73,18 @@ class RowWriter:
 
 
 def read_documents(path: Path | str, *, batch_rows: int = 512) -> Iterator[dict[str, Any]]:
-    """The rows of a documents file in order, page checksums verified. DataError when it is missing or damaged."""
+    """The rows of a documents file in order, page checksums verified; further columns are left out.
+
+    DataError when it is missing or damaged.
+    """
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            if file.schema_arrow.names != DOCUMENT_SCHEMA.names:
+            if not set(DOCUMENT_SCHEMA.names) <= set(file.schema_arrow.names):
                 raise DataError(
                     f"{path} has the fields {', '.join(file.schema_arrow.names)}",
                     allowed=", ".join(DOCUMENT_SCHEMA.names),
                 )
-            for batch in file.iter_batches(batch_size=batch_rows):
+            for batch in file.iter_batches(batch_size=batch_rows, columns=DOCUMENT_SCHEMA.names):
                 yield from batch.to_pylist()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(

@@ -159,7 +159,7 @@ def check_score_field(corpus: Corpus, field: str | None) -> None:
             raise UserError(
                 f"score_field={field} is not a numeric column of {part.path}",
                 allowed=", ".join(numbers) or "(the file has none)",
-                hint="leave score_field out: then of near documents the one with the smallest id stays",
+                hint=f"let curation keep it (keep_fields: [{field}] of each source), or leave score_field out",
             )
 
 
