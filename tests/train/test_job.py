@@ -179,6 +179,22 @@ def _fit_until(rank: int, config: RunConfig, step: int) -> int:
     return step
 
 
+def _refused_at_the_start(rank: int, config: RunConfig) -> bool:
+    class Refuses(Hook):
+        def on_start(self, job: Job) -> None:
+            raise Refusal("not today")
+
+    job = build(config, hooks=[Refuses()])
+    with pytest.raises(Refusal, match="not today"):
+        fit(job)
+    assert job.recorder._system is not None
+    return job.recorder._system._closing.is_set()
+
+
+def test_a_hook_that_raises_at_the_start_ends_the_recording_too(tmp_path: Path) -> None:
+    assert run_ranks(1, _refused_at_the_start, toy.config(tmp_path)) == [True]
+
+
 def test_damaged_newer_checkpoints_are_set_aside_and_later_ones_kept(tmp_path: Path) -> None:
     config = toy.config(tmp_path, checkpoint={"every": "4step", "keep": 2})
     run_ranks(1, _fit_until, config, 12)
