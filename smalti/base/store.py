@@ -120,7 +120,7 @@ def open_write(url: str | Path) -> Iterator[IO[bytes]]:
             yield file
         return
     final = Path(url)
-    final.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(final.parent)
     temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:

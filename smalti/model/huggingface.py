@@ -54,7 +54,7 @@ def save_folder(
         name: tensor.detach().to(dtype=dtype, device="cpu").contiguous()
         for name, tensor in family.weights_to_huggingface(config, _checked(config, state_dict)).items()
     }
-    target.mkdir(parents=True, exist_ok=True)
+    store.make_folder(target)
     staging = target / ".saving"
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()

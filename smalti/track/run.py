@@ -55,7 +55,7 @@ class RunFolder:
         run = cls(config.run_folder)
         try:
             with disk_trouble(run.path):
-                run.path.mkdir(parents=True, exist_ok=True)
+                store.make_folder(run.path)
                 run.take_lock()
                 run._begin(config, provenance(sys.argv if argv is None else argv, origins))
         except BaseException:

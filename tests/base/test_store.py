@@ -156,3 +156,9 @@ def test_make_folder(tmp_path: Path) -> None:
     made = store.make_folder(tmp_path / "a" / "b")
     assert os.path.isdir(made)
     assert store.make_folder("memory://bucket/none") == "memory://bucket/none"
+
+
+def test_a_place_that_takes_no_folder_is_an_error_of_the_users(tmp_path: Path) -> None:
+    for make in (store.make_folder, lambda url: store.write_text(f"{url}/x", "y")):
+        with pytest.raises(DataError, match="no folder can be made at /proc/smalti"):
+            make("/proc/smalti")
