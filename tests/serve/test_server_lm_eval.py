@@ -42,13 +42,14 @@ def test_the_score_is_ours(tmp_path: Path) -> None:
     engine = Engine.from_folder(run / "export")
     ours = ranked.run("arithmetic", engine, config, 159)
     data = tmp_path / "items.jsonl"
-    data.write_text("".join(json.dumps(sample) + "\n" for sample in ours.samples))
+    long = {"index": 999, "prompt": "x" + "7" * 300, "candidates": ["1", "2"], "gold": 0}  # its head is cut off
+    data.write_text("".join(json.dumps(sample) + "\n" for sample in [*ours.samples, long]))
     (tmp_path / "task").mkdir()
     (tmp_path / "task/arithmetic.yaml").write_text(TASK.format(data=data))
     with served(run, "--max-rows", "16") as server:
         arguments = (
             f"model=tiny,base_url={server.url}/v1/completions,tokenizer={run / 'export'},tokenizer_backend=huggingface,"
-            "tokenized_requests=False,max_length=160,num_concurrent=8"
+            "tokenized_requests=False,max_length=159,num_concurrent=8"
         )
         command = [sys.executable, "-W", "ignore", "-m", "lm_eval", "--model", "local-completions"]
         command += ["--model_args", arguments, "--tasks", "smalti_arithmetic", "--include_path", str(tmp_path / "task")]
@@ -56,11 +57,14 @@ def test_the_score_is_ours(tmp_path: Path) -> None:
         offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **offline})
     assert done.returncode == 0, done.stderr[-3000:]
-    (results,) = (tmp_path / "out").rglob("results_*.json")
-    assert json.loads(results.read_text())["results"]["smalti_arithmetic"]["acc,none"] == ours.score["value"]
     (samples,) = (tmp_path / "out").rglob("samples_*.jsonl")
     theirs = {row["doc"]["index"]: row for row in map(json.loads, samples.read_text().splitlines())}
+    cut = theirs.pop(long["index"])
     assert len(theirs) == 24
+    assert sum(row["acc"] for row in theirs.values()) / 24 == ours.score["value"]
+    rows = [np.array([engine.begin_id, *engine.tokenizer.encode(long["prompt"] + one)[-158:]]) for one in "12"]
+    nats = score(engine.model, [Window(row, len(row) - 1) for row in rows])
+    assert [float(answer[0][0]) for answer in cut["resps"]] == pytest.approx([-float(one) for one in nats], abs=1e-3)
     for sample in ours.samples:
         found = [float(answer[0][0]) for answer in theirs[sample["index"]]["resps"]]
         assert found == pytest.approx(_whole_candidates(engine, sample["prompt"], sample["candidates"]), abs=1e-3)
