@@ -30,6 +30,19 @@ class ModelFolder:
         """The run's name as noted by its export, else the folder's."""
         return str(self.record.get("run") or Path(self.folder).resolve().name)
 
+    def special_ids(self) -> tuple[int | None, frozenset[int]]:
+        """bos and eos ids as config.json and generation_config.json name them (eos may be a list there)."""
+        begin: int | None = None
+        ends: set[int] = set()
+        for name in ("config.json", "generation_config.json"):
+            path = store.join(self.folder, name)
+            values = store.read_json(path) if store.exists(path) else {}
+            if values.get("bos_token_id") is not None:
+                begin = int(values["bos_token_id"])
+            eos = values.get("eos_token_id")
+            ends |= {int(token) for token in (eos if isinstance(eos, list) else [] if eos is None else [eos])}
+        return begin, frozenset(ends)
+
 
 def find(name_or_path: str, *, runs: str = "runs") -> ModelFolder:
     """The model of ``runs/demo`` (its ``export/``), of ``demo`` (the same), or of a Hugging Face folder.

@@ -18,7 +18,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from smalti.base import log, store
+from smalti.base import log
 from smalti.base.errors import UserError
 from smalti.data.tokenizer.encode import StreamDecoder, Tokenizer, load_tokenizer
 from smalti.model.decoder import Decoder
@@ -102,10 +102,10 @@ class Engine:
         model = load_folder(folder, DTYPES[dtype])
         found = "cuda" if torch.cuda.is_available() else "cpu"
         tokenizer = load_tokenizer(folder)
-        begin, ends = _special_ids(str(folder))
+        files = ModelFolder(str(folder), None)
+        begin, ends = files.special_ids()
         place = found if device == "auto" else device
-        name = ModelFolder(str(folder), None).name
-        return cls(model.to(place), tokenizer, begin_id=begin, end_ids=ends, name=name, limits=limits)
+        return cls(model.to(place), tokenizer, begin_id=begin, end_ids=ends, name=files.name, limits=limits)
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
@@ -390,17 +390,3 @@ class _Answer:
             tuple(tokens) if sequence.params.logprobs is not None else (),
             tuple(token for piece in self.pieces for token in piece.prompt),
         )
-
-
-def _special_ids(folder: str) -> tuple[int | None, frozenset[int]]:
-    """bos and eos ids as a folder's config.json and generation_config.json name them (eos may be a list there)."""
-    begin: int | None = None
-    ends: set[int] = set()
-    for name in ("config.json", "generation_config.json"):
-        path = store.join(folder, name)
-        values = store.read_json(path) if store.exists(path) else {}
-        if values.get("bos_token_id") is not None:
-            begin = int(values["bos_token_id"])
-        eos = values.get("eos_token_id")
-        ends |= {int(token) for token in (eos if isinstance(eos, list) else [] if eos is None else [eos])}
-    return begin, frozenset(ends)
