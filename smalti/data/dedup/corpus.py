@@ -155,7 +155,7 @@ def check_score_field(corpus: Corpus, field: str | None) -> None:
     for part in corpus.parts:
         schema = pq.read_schema(part.path)
         numbers = [one.name for one in schema if pa.types.is_integer(one.type) or pa.types.is_floating(one.type)]
-        if field not in numbers:
+        if part.n_documents and field not in numbers:
             raise UserError(
                 f"score_field={field} is not a numeric column of {part.path}",
                 allowed=", ".join(numbers) or "(the file has none)",
