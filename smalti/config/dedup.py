@@ -28,9 +28,10 @@ class DedupConfig(Config):
     """Bands of the signature. A pair is a candidate when one band agrees: more bands miss fewer and cost time."""
     rows: Whole = Field(5, ge=1, le=64)
     """MinHash values in a band. Fewer rows miss fewer and propose more pairs in vain."""
-    bucket_documents: Whole = Field(100, ge=2)
+    bucket_documents: Whole = Field(20, ge=2)
     """In a bucket of at most so many documents all pairs are candidates. In a larger one (many documents share a
-    passage) each document meets only ``bucket_neighbours`` others, those whose signatures are most alike."""
+    passage) each document meets ``bucket_neighbours`` others whose signatures are alike, and as many that are the same
+    for all (held-out ones first). What stays beside the same near document is compared afterwards."""
     bucket_neighbours: Whole = Field(8, ge=1)
     """See ``bucket_documents``."""
     score_field: str | None = None
@@ -54,7 +55,8 @@ class DedupConfig(Config):
     memory_gb: Real = placement(4.0, gt=0)
     """About how much memory a part of the work may take; a larger corpus is worked on in more parts."""
     work: str | None = placement(None)
-    """Folder for the results of stages; absent: ``OUTPUT/.stages``. It can hold a third of the size of the texts."""
+    """Where ``smalti-dedup`` holds the results of stages; absent: ``OUTPUT/.stages``. They take up to a third of
+    the size of the texts."""
     keep_stages: bool = placement(False)
     """Leave the results of stages in place at the end, so that another threshold needs no new signatures."""
     from_stage: Stage | None = placement(None)

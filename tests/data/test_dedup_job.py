@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,8 +22,10 @@ from made_corpus import PlantedDocument
 from smalti.base.errors import DataError, Refusal, UserError
 from smalti.cli.main import run
 from smalti.config.dedup import DedupConfig
+from smalti.data.curate.publish import only_writer
 from smalti.data.curate.tables import read_documents
 from smalti.data.dedup.job import dedup
+from smalti.data.dedup.stages import Stages
 
 
 def config_of(folder: Path, output: Path, **changes) -> DedupConfig:
@@ -144,7 +147,103 @@ def test_small_empty_and_foreign_texts(tmp_path):
     )  # fmt: skip
     report = dedup(config_of(made_corpus.write_parquet(documents, tmp_path / "c", files=1), tmp_path / "out"))
     assert set(drops_of(tmp_path / "out")) == {"b", "f", "j", "l"}
-    assert "no document has" in str(report.selftest.note)
+    assert report.selftest.expected > 0
+    assert report.selftest.recall == 1.0  # words of one character each
+
+
+FAMILY_WORDS = 200
+
+
+def family(n: int, first: int = 0, of: int = 0) -> list[PlantedDocument]:
+    """Copies of one text, each with 5 % of its words replaced in one place: all near to each other."""
+    template = made(FAMILY_WORDS, -1 - of).split()
+    documents = []
+    for number in range(first, first + n):
+        rng = random.Random(number)
+        words = list(template)
+        at = rng.randrange(FAMILY_WORDS - 10)
+        words[at : at + 10] = [f"u{rng.randrange(10**6)}" for _ in range(10)]
+        documents.append(PlantedDocument(f"d{number:06d}", " ".join(words), "base"))
+    return documents
+
+
+def shingles_of(text: str) -> set[tuple[str, ...]]:
+    words = text.split()
+    return {tuple(words[i : i + 3]) for i in range(len(words) - 2)}
+
+
+def greedy(documents: list[PlantedDocument], heldout: set[str] = frozenset()) -> set[str]:
+    """By comparing with all that stay."""
+    kept: dict[str, set] = {}
+    for document in sorted(documents, key=lambda one: (one.id not in heldout, one.id)):
+        own = shingles_of(document.text)
+        near = any(len(own & other) >= 0.65 * len(own | other) for other in kept.values())
+        if document.id in heldout or not near:
+            kept[document.id] = own
+    return set(kept)
+
+
+def test_a_family_of_thousands_goes_but_for_what_comparing_all_pairs_would_leave(tmp_path):
+    documents = [*family(2500, of=0), *family(500, first=2500, of=1)]
+    documents += [PlantedDocument(f"x{i:03d}", made(200, 1000 + i), "base") for i in range(100)]
+    heldout = {"d000007", "d001000", "d002600"}
+    folder = made_corpus.write_parquet(documents, tmp_path / "c", heldout=heldout)
+    dedup(config_of(folder, tmp_path / "out", alarm_frac=1))
+    assert kept_of(tmp_path / "out") == greedy(documents, heldout)
+    turned = random.Random(0).sample(documents, len(documents))
+    folder = made_corpus.write_parquet(turned, tmp_path / "d", files=3, heldout=heldout)
+    dedup(config_of(folder, tmp_path / "turned", memory_gb=0.001))
+    assert kept_of(tmp_path / "turned") == kept_of(tmp_path / "out")
+
+
+def test_near_documents_that_differ_from_each_other_go_as_comparing_all_pairs_says(tmp_path):
+    """Three texts and what lies between them: near is not transitive, and buckets hold all three."""
+    first, second = made(FAMILY_WORDS, -1).split(), made(FAMILY_WORDS, -2).split()
+    documents = []
+    for number in range(600):
+        rng = random.Random(number)
+        cut = rng.choice((0, 40, 80)) + rng.randrange(8)
+        words = [*second[:cut], *first[cut:]]
+        at = rng.randrange(FAMILY_WORDS - 4)
+        words[at : at + 4] = [f"u{rng.randrange(10**6)}" for _ in range(4)]
+        documents.append(PlantedDocument(f"d{number:03d}", " ".join(words), "base"))
+    folder = made_corpus.write_parquet(documents, tmp_path / "c")
+    dedup(config_of(folder, tmp_path / "out", alarm_frac=1, bands=100))
+    assert kept_of(tmp_path / "out") == greedy(documents)
+
+
+def test_the_selftest_works_in_scripts_without_blanks_and_on_long_and_short_documents(tmp_path):
+    def letters(seed: int, n: int) -> str:
+        rng = random.Random(seed)
+        return "".join(chr(0x4E00 + rng.randrange(3000)) for _ in range(n))
+
+    corpora = {
+        "chinese": [letters(i, 300) for i in range(40)],
+        "long": [made(30_000, i) for i in range(3)],
+        "short": [made(9, i) for i in range(40)],
+    }
+    for name, found in corpora.items():
+        documents = [PlantedDocument(f"d{i:03d}", text, "base") for i, text in enumerate(found)]
+        folder = made_corpus.write_parquet(documents, tmp_path / name, files=1)
+        report = dedup(config_of(folder, tmp_path / f"{name}-out"))
+        assert report.selftest.recall >= 0.98, name
+        assert report.selftest.expected >= (50 if name != "long" else 9), name
+        assert not drops_of(tmp_path / f"{name}-out")
+
+
+def test_a_selftest_of_nothing_says_so(tmp_path, capsys):
+    folder = made_corpus.write_parquet(texts(a="one", b="two words"), tmp_path / "c", files=1)
+    report = dedup(config_of(folder, tmp_path / "out"))
+    assert report.selftest.recall is None
+    assert report.as_json()["dedup"]["selftest"]["recall"] is None
+    assert "NOTHING WAS TESTED" in report.selftest_line()
+
+
+def test_the_selftest_stops_a_config_that_takes_unrelated_texts_for_near(tmp_path):
+    documents = made_corpus.planted(400, seed=3, share={"base": 1.0})
+    folder = made_corpus.write_parquet(documents, tmp_path / "c")
+    with pytest.raises(Refusal, match="50 unrelated planted documents for near"):
+        dedup(config_of(folder, tmp_path / "out", shingle_words=1))
 
 
 def test_containment_finds_a_document_inside_another(tmp_path):
@@ -161,6 +260,20 @@ def test_a_score_column_chooses_who_stays(tmp_path):
     folder = made_corpus.write_parquet(texts(a=text, b=f"{text} longer"), tmp_path / "c", files=1)
     dedup(config_of(folder, tmp_path / "out", score_field="n_bytes"))
     assert set(drops_of(tmp_path / "out")) == {"a"}
+    paths = sorted((folder / "documents/part-0").iterdir())
+    tables = [pq.read_table(path) for path in paths]
+    large = pa.array([2**53 + 1, 2**60 + 1], pa.int64())
+    for field, values, gone in (
+        ("large", large, "a"),
+        ("quality", pa.array([float("nan"), 0.0]), "a"),
+        ("quality", pa.array([-1.0, None]), "b"),
+    ):
+        for path, table in zip(paths, tables, strict=True):
+            pq.write_table(table.append_column(field, values.slice(0, len(table))), path)
+        dedup(config_of(folder, tmp_path / "out", score_field=field))
+        assert set(drops_of(tmp_path / "out")) == {gone}
+    for path, table in zip(paths, tables, strict=True):
+        pq.write_table(table, path)
     with pytest.raises(UserError, match="score_field=quality is not a numeric column"):
         dedup(config_of(folder, tmp_path / "other", score_field="quality"))
 
@@ -198,11 +311,16 @@ def test_a_kill_at_any_time_changes_no_byte(tmp_path, corpus):
     folder, _ = corpus
     dedup(config_of(folder, tmp_path / "whole"))
     command = [sys.executable, "-m", "smalti", "data", "dedup", "demo-dedup", f"documents={folder}"]
-    for delay_s in (0.9, 1.5, 2.2):
+    stages = tmp_path / "killed/.stages"
+    for delay_s in (0.0, 0.1, 0.2):
         child = subprocess.Popen([*command, f"output={tmp_path / 'killed'}"], stderr=subprocess.DEVNULL)
+        until = time.monotonic() + 60
+        while child.poll() is None and not list(stages.glob(".*.tmp")) and time.monotonic() < until:
+            time.sleep(0.01)
         time.sleep(delay_s)
         child.kill()
-        child.wait()
+        assert child.wait() == -signal.SIGKILL, "it had ended before"
+    assert stages.exists()
     dedup(config_of(folder, tmp_path / "killed"))
     assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
 
@@ -230,11 +348,32 @@ def test_stages_that_are_kept_are_used_and_can_be_done_again(tmp_path, corpus):
 
 def test_a_work_folder_keeps_what_others_have_in_it(tmp_path, corpus):
     folder, _ = corpus
-    work = tmp_path / "work"
-    work.mkdir()
-    (work / "mine").write_text("x")
+    work = tmp_path / "work [1]*"  # signs of a pattern
+    for name in ("signatures", "failures", "pairs"):
+        (work / name).mkdir(parents=True)
+        (work / name / "mine.json").write_text("{}")
     dedup(config_of(folder, tmp_path / "out", work=str(work)))
-    assert [path.name for path in work.iterdir()] == ["mine"]
+    assert sorted(path.relative_to(work).as_posix() for path in work.rglob("*.json")) == [
+        "failures/mine.json",
+        "pairs/mine.json",
+        "signatures/mine.json",
+    ]
+
+
+def test_two_runs_do_not_share_a_work_folder(tmp_path, corpus):
+    folder, _ = corpus
+    (tmp_path / "smalti-dedup").mkdir()
+    with only_writer(tmp_path / "smalti-dedup"), pytest.raises(UserError, match="another process is writing"):
+        dedup(config_of(folder, tmp_path / "out", work=str(tmp_path)))
+
+
+def test_a_stage_that_is_removed_is_no_stage_from_the_first_moment(tmp_path, monkeypatch):
+    stages = Stages(tmp_path, "documents")
+    stages.stage("signatures", {}, lambda to: (to / "rows").mkdir())
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **options: None)  # as if it had been killed there
+    stages.remove()
+    assert (tmp_path / "signatures/rows").exists()
+    assert not (tmp_path / "signatures/stage.json").exists()
 
 
 def test_the_selftest_stops_a_config_that_finds_too_little(tmp_path, corpus):
@@ -345,7 +484,7 @@ def test_notes_are_told_once(tmp_path, capsys):
     pq.write_table(pq.read_table(train).slice(0, 0), train)
     assert run(["data", "dedup", "demo-dedup", f"documents={folder}", f"output={tmp_path / 'out'}"]) == 0
     out = capsys.readouterr().out
-    assert out.count("so none was planted") == 1
+    assert out.count("no document has") == 1
     assert "note: part-0: no training document is left" in out
 
 

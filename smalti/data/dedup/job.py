@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,15 +66,13 @@ def dedup(config: DedupConfig, progress: Progress | None = None) -> DedupReport:
     _check_output(config)
     # In a folder of the user's everything lies under a name of ours.
     work = (Path(config.work, "smalti-dedup") if config.work else Path(config.output, ".stages")).resolve()
+    failures = Failures(work / "failures")
+    plans = Plans(config, failures)
     with (
         _full_disk_named(config.output, work),
         publication(config.output, kind=FORMAT_KIND, record_name=RECORD_NAME) as result,
-        ExitStack() as held,
+        _locked(work),
     ):
-        store.make_folder(work)
-        held.enter_context(only_writer(work))
-        failures = Failures(work / "failures")
-        plans = Plans(config, failures)
         stages = Stages(work, f"{corpus.digest} {plans.version}", config.from_stage)
         run = _Run(config, corpus, plans, tell)
         decisions = run.stages(stages)
@@ -96,6 +94,14 @@ def dedup(config: DedupConfig, progress: Progress | None = None) -> DedupReport:
         shutil.rmtree(failures.folder, ignore_errors=True)
         stages.remove()
     return report
+
+
+@contextmanager
+def _locked(work: Path) -> Iterator[None]:
+    """The folder of the stages, made and for this process alone."""
+    store.make_folder(work)
+    with only_writer(work):
+        yield
 
 
 @contextmanager
@@ -227,9 +233,10 @@ class _Run:
         ordered = Ordered(about, _numbers(equal, "key"), _numbers(equal, "node"))
         near = self._complete(ordered, near, sets, to, histogram)
         gone = ordered.decide(_as_near(near), config.threshold)
-        test = selftest.score(signed / "planted.parquet", config, self.plans.normalised, equal, near, gone)
+        test = selftest.score(signed / "planted.parquet", config, self.plans.normalised, equal, gone)
         _check_selftest(config, test)
-        pq.write_table(gone.filter(pc.less(gone.column("key"), PLANTED)), to / "decisions.parquet", row_group_size=1 << 16)
+        gone = gone.filter(pc.less(gone.column("key"), PLANTED))
+        pq.write_table(gone, to / "decisions.parquet", row_group_size=1 << 16)
         n_near = near.filter(pc.less(near.column("b"), PLANTED)).num_rows
         figures = {"candidates": int(histogram.sum()), "near": n_near, "histogram": histogram.tolist()}
         store.write_json(to / "figures.json", {**figures, "selftest": vars(test)})
@@ -242,8 +249,8 @@ class _Run:
         """
         met: set[tuple[int, int]] = set()
         for number in range(_ROUNDS):
-            pairs = zip(*(keys.tolist() for keys in ordered.unmet(_as_near(near), self.config.bucket_neighbours)), strict=True)
-            new = [pair for pair in pairs if pair not in met]
+            a, b = ordered.unmet(_as_near(near), self.config.bucket_neighbours)
+            new = [pair for pair in zip(a.tolist(), b.tolist(), strict=True) if pair not in met]
             if not new:
                 break
             met.update(new)

@@ -48,7 +48,7 @@ def write_source(source: str, parts: str, decisions: str, work: str) -> str:
 def _write_part(source: str, part: dict[str, Any], decisions: str, work: Path, drops: Any) -> dict[str, Any]:
     gone = _decided(decisions, part["first_key"], part["first_key"] + part["n"])
     keys = np.asarray(gone.column("key"))
-    counts: dict[str, Any] = {"read": [0, 0], "drops": {}}
+    counts: dict[str, Any] = {"read": [0, 0], "kept": [0, 0], "drops": {}}
     next_key = part["first_key"]
     with ExitStack() as stack:
         writer = None
@@ -66,6 +66,8 @@ def _write_part(source: str, part: dict[str, Any], decisions: str, work: Path, d
             kept = table.filter(pa.array(mask))
             if kept.num_rows:
                 writer.write_table(kept)
+                n_kept, kept_bytes = counts["kept"]
+                counts["kept"] = [n_kept + kept.num_rows, kept_bytes + _total(kept.column("n_bytes"))]
             if len(rows):
                 dropped = table.select(["id", "n_bytes"]).take(pa.array(rows))
                 _drop(source, part["split"], dropped, gone.slice(start, stop - start), drops, counts["drops"])
@@ -74,6 +76,8 @@ def _write_part(source: str, part: dict[str, Any], decisions: str, work: Path, d
 
 def _drop(source: str, split: str, dropped: pa.Table, why: pa.Table, drops: Any, counts: dict[str, list[int]]) -> None:
     n = dropped.num_rows
+    ids = dropped.column("id").to_pylist()
+    assert ids == why.column("id").to_pylist(), f"decisions of other documents than those of {source}/{split}"
     columns = {
         "id": dropped.column("id"),
         "source": pa.array([source] * n, pa.string()),

@@ -8,6 +8,7 @@ written without blanks (Han, Hiragana, Katakana, Thai, Lao, Khmer, Myanmar) is a
 neither letter, mark, digit nor underscore separates words. So punctuation, layout and case never make two texts differ.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from smalti.config.dedup import DedupConfig
-from smalti.data.dedup.buckets import pairs_in_buckets
+from smalti.data.dedup.buckets import PLANTED, pairs_in_buckets
 from smalti.data.dedup.corpus import TASK_SCHEMA, TEXT_SCHEMA, Task, read_task
 from smalti.data.dedup.shingles import MAX_ROWS, shared, shingle_sets, similarities
 from smalti.data.engine import Failures, choose_runner, daft_module
@@ -40,19 +41,27 @@ class Plans:
     def __post_init__(self) -> None:
         choose_runner(self.config.runner, self.config.ray_address, "near-duplicate removal")
 
+    @property
+    def version(self) -> str:
+        """Of the engine, whose hashes lie in the results of the stages."""
+        return f"daft {daft_module().__version__}"
+
     def signatures(self, tasks: Sequence[Task], folder: Path) -> None:
-        """Write a row for each document: key, id, source, heldout, score, has_words, two digests, order, bands."""
+        """Write a row for each document: key, id, source, heldout, score, has_words, digests, order, place, bands."""
         daft = daft_module()
         col, functions = daft.col, daft.functions
         n_bands, n_rows = self.config.bands, self.config.rows
-        names = ["digest_0", "digest_1", "order", *map(band_name, range(n_bands))]
+        names = ["digest_0", "digest_1", "order", "place", *map(band_name, range(n_bands))]
         fields = [pa.field(name, pa.int64()) for name in names]
 
-        def cut(signatures: Any, *digests: Any) -> pa.StructArray:
+        def cut(signatures: Any, heldout: Any, *digests: Any) -> pa.StructArray:
             # Daft's cast of a hash to int64 makes half of them null; here the bits stay.
             hashes = [np.asarray(digest.to_arrow()) for digest in digests]
             values = np.asarray(signatures.to_arrow().flatten()).reshape(len(hashes[0]), n_bands * n_rows)
-            columns = [*hashes, *_bands(values, n_bands, n_rows)]
+            # Held-out documents come first (a set sign bit is a negative number); then the same order in all buckets.
+            place = (hashes[0] >> np.uint64(1)) | (_bools(heldout).astype(np.uint64) << np.uint64(63))
+            order, *bands = _bands(values, n_bands, n_rows)
+            columns = [*hashes, order, place, *bands]
             return pa.StructArray.from_arrays([pa.array(one.view(np.int64)) for one in columns], fields=fields)
 
         signature = functions.minhash(
@@ -69,18 +78,23 @@ class Plans:
         frame = frame.select(
             *(col(name) for name in ("key", "id", "source", "heldout", "score")),
             (col("words") != "").alias("has_words"),
-            self._function(cut, pa.struct(fields))(signature, *digests).alias("numbers"),
+            self._function(cut, pa.struct(fields))(signature, col("heldout"), *digests).alias("numbers"),
         )
         names = [name for name in frame.column_names if name != "numbers"]
         self._write(frame.select(*map(col, names), functions.unnest(col("numbers"))), folder)
 
     def equal(self, signatures: Path, folder: Path) -> None:
-        """Write (key, node) for each document whose words another one has too; the node is the smallest of the keys."""
+        """Write (key, node) for each document whose words another one has too; the node is one of these, held out if
+        any of them is."""
         daft = daft_module()
         col = daft.col
-        rows = self._read(signatures).select(col("key"), col("digest_0"), col("digest_1"))
+        ahead = 2 * PLANTED  # taken from the key, it brings a held-out document before all others
+        rank = daft.functions.when(col("heldout"), col("key") - ahead).otherwise(col("key"))
+        rows = self._read(signatures).select(col("key"), col("digest_0"), col("digest_1"), rank.alias("rank"))
         same = daft.Window().partition_by("digest_0", "digest_1")
-        rows = rows.with_column("node", col("key").min().over(same))
+        rows = rows.with_column("first", col("rank").min().over(same))
+        node = daft.functions.when(col("first") < 0, col("first") + ahead).otherwise(col("first"))
+        rows = rows.with_column("node", node)
         rows = rows.with_column("n_equal", col("key").count().over(same)).where(col("n_equal") > 1)
         self._write(rows.select(col("key"), col("node")), folder)
 
@@ -93,8 +107,8 @@ class Plans:
         col, functions = daft.col, daft.functions
         most, reach = self.config.bucket_documents, self.config.bucket_neighbours
 
-        def propose(hashes: Any, keys: Any, orders: Any) -> pa.Array:
-            rows = [_flat(column) for column in (hashes, keys, orders)]
+        def propose(*columns: Any) -> pa.Array:
+            rows = [_flat(column) for column in columns]
             shards = zip(*rows, strict=True)
             made = [pairs_in_buckets(*shard, bucket_documents=most, bucket_neighbours=reach) for shard in shards]
             offsets = np.cumsum([0, *(len(one) for one, _ in made)])
@@ -102,22 +116,34 @@ class Plans:
             flat = pa.StructArray.from_arrays([pa.array(side) for side in sides], fields=list(_PAIR))
             return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), flat)
 
-        rows = self._read(signatures).where(col("has_words"))
-        copies = self._read(equal).where(col("key") != col("node")).select(col("key"))
-        rows = rows.join(copies, on="key", how="anti")
+        rows = self._nodes(signatures, equal)
         number, n_parts = part
         frame = None
         for band in bands:
-            one = rows.select(col("key"), col("order"), col(band_name(band)).alias("hash"))
+            one = rows.select(col("key"), col("order"), col("place"), col(band_name(band)).alias("hash"))
             one = one.with_column("shard", functions.pmod(col("hash"), n_parts * _SHARDS))
             one = one.where(functions.pmod(col("shard"), n_parts) == number)
             frame = one if frame is None else frame.concat(one)
         assert frame is not None
-        lists = [functions.list_agg(col(name)).alias(name) for name in ("hash", "key", "order")]
+        lists = [functions.list_agg(col(name)).alias(name) for name in _BUCKET]
         frame = frame.groupby("shard").agg(*lists)
-        found = self._function(propose, pa.large_list(_PAIR), batch_size=1)(col("hash"), col("key"), col("order"))
+        found = self._function(propose, pa.large_list(_PAIR), batch_size=1)(*map(col, _BUCKET))
         frame = frame.select(found.alias("pair")).explode(col("pair")).where(functions.not_null(col("pair")))
         self._write(frame.select(functions.unnest(col("pair"))).distinct(), to)
+
+    def count_pairs(self, signatures: Path, equal: Path, band: int) -> int:
+        """About how many pairs ``candidates`` proposes in a band."""
+        daft = daft_module()
+        col = daft.col
+        most, reach = self.config.bucket_documents, self.config.bucket_neighbours
+        sizes = self._nodes(signatures, equal).groupby(band_name(band)).agg(col("key").count().alias("n"))
+        sizes = sizes.where(col("n") > 1).groupby("n").agg(col("n").count().alias("buckets"))
+        with self.failures.raised():
+            rows = sizes.to_pylist()
+        pairs_of = {
+            row["n"]: row["n"] * (row["n"] - 1) // 2 if row["n"] <= most else 2 * reach * row["n"] for row in rows
+        }
+        return sum(pairs_of[row["n"]] * row["buckets"] for row in rows)
 
     def shingles(self, tasks: Sequence[Task], folder: Path) -> None:
         """Write (key, shingles) for the documents of ``tasks``."""
@@ -215,6 +241,12 @@ class Plans:
         frame = frame.select(functions.unnest(col("row")))
         return frame.with_column("words", _words(col("text")))
 
+    def _nodes(self, signatures: Path, equal: Path) -> Any:
+        """The signatures of documents with words; of those with equal words only the node."""
+        col = daft_module().col
+        copies = self._read(equal).where(col("key") != col("node")).select(col("key"))
+        return self._read(signatures).where(col("has_words")).join(copies, on="key", how="anti")
+
     def _tasks(self, table: pa.Table) -> Any:
         daft = daft_module()
         frame = daft.from_arrow(table)
@@ -228,7 +260,8 @@ class Plans:
         return daft.func.batch(**options)(self.failures.telling(function))
 
     def _read(self, folder: Path, files: str = "*.parquet") -> Any:
-        return daft_module().read_parquet(str(folder / files))
+        # The folder's own name may hold signs of a pattern.
+        return daft_module().read_parquet(re.sub(r"([\\\[\]*?{}])", r"\\\1", str(folder)) + f"/{files}")
 
     def _write(self, frame: Any, folder: Path) -> None:
         # Small portions: a row of the pairs' plan carries two sets of shingles, and books have large ones.
@@ -236,6 +269,7 @@ class Plans:
             frame.write_parquet(str(folder), compression="zstd", write_mode="append")
 
 
+_BUCKET = ("hash", "key", "order", "place")
 _SHARDS = 16
 _MORSEL_ROWS = 4096
 
@@ -266,6 +300,10 @@ def _bands(values: Any, n_bands: int, n_rows: int) -> list[Any]:
                 mixed ^= mixed >> np.uint64(29)
             columns.append(mixed)
     return columns
+
+
+def _bools(column: Any) -> Any:
+    return np.asarray(column.to_arrow().to_numpy(zero_copy_only=False))
 
 
 def _flat(column: Any) -> list[Any]:

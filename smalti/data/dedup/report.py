@@ -67,7 +67,7 @@ class DedupReport:
         """Recall and precision on what was planted."""
         test = self.selftest
         if not sum(test.planted.values()):
-            return f"self-test: NOTHING WAS TESTED: {test.note}"
+            return f"self-test: {test.note}"
         recall = "recall NOT TESTED" if test.recall is None else f"recall {test.recall:.4f}"
         return (
             f"self-test: {recall} ({test.found} of {test.expected} copies and 5 % edits found), "

@@ -1,11 +1,10 @@
-"""Planted documents: copies, edits and unrelated texts made from the corpus, sent through the whole job, and scored.
+"""Planted documents: copies, edits and unrelated texts made from the corpus, sent through all stages, and scored.
 
 Promises: the choice depends on the documents and the seed alone; what should be found is computed apart, from the
-texts; planted documents never change what becomes of real ones (``buckets`` keeps them apart, ``decide`` never sees
-them).
+texts; planted documents never change what becomes of real ones (``buckets`` keeps them apart, and they come last in the
+order of ``decide``). They go as far as the decision; nothing of them is written to the output.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +24,16 @@ from smalti.data.dedup.shingles import shared, shingle_sets, similarities
 EDITED_FRAC = 0.05
 KINDS = ("copy", "edited", "unrelated")
 _GROUPS = 8
-_MIN_WORDS, _MAX_WORDS = 20, 5000
+_MIN_WORDS, _MAX_WORDS = 5, 5000
+_MAX_CHARS = 20 * _MAX_WORDS
+_LONG_DOCUMENTS, _LONG_CHARS = 8, 4 << 20
+_UNRELATED_WORDS = 3
+"""What is unrelated is so by runs of so many words: single words in another order are another text."""
 _FACTS = [("key", pa.int64()), ("partner", pa.int64()), ("kind", pa.string()), ("partner_text", pa.large_string())]
 _PLANTED_SCHEMA = pa.schema([*DOCUMENT_SCHEMA, *_FACTS])
+
+Normalised = Callable[[list[str]], pa.Array]
+"""The plan's own normalisation: the words of each text with single blanks between them."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +51,9 @@ class SelftestReport:
     note: str | None = None
 
     @property
-    def recall(self) -> float:
-        """Found among expected."""
-        return self.found / self.expected if self.expected else 1.0
+    def recall(self) -> float | None:
+        """Found among expected; None when nothing was expected, so nothing was tested."""
+        return self.found / self.expected if self.expected else None
 
     @property
     def precision(self) -> float:
@@ -66,19 +72,22 @@ class SelftestReport:
         }
 
 
-def plant(corpus: Corpus, config: DedupConfig, path: Path) -> None:
+def plant(corpus: Corpus, config: DedupConfig, normalised: Normalised, path: Path) -> None:
     """Write the planted documents to ``path``; none where the corpus has no document that serves as a partner."""
     rng = np.random.default_rng(derive_key(config.seed, "dedup selftest"))
-    partners = _partners(corpus, config.selftest_documents)
-    pool = [word for _, text in partners for word in text.split()[:200]]
+    partners = _partners(corpus, config.selftest_documents, normalised)
+    pool = [word for _, _, words in partners for word in words[:200]]
     rows = []
-    for number in range(config.selftest_documents if partners else 0):
-        key, text = partners[number % len(partners)]
-        kind = KINDS[(0, 1, 1, 2)[number % 4]]
-        other = partners[(number + len(partners) // 2) % len(partners)][1]
+    # Long documents are few: each serves once for each kind.
+    is_long = any(len(text) > _MAX_CHARS for _, text, _ in partners)
+    n_planted = min(config.selftest_documents, 4 * len(partners) if is_long else config.selftest_documents)
+    for number in range(n_planted if partners else 0):
+        key, text, words = partners[number % len(partners)]
+        kind = KINDS[(0, 1, 1, 2)[(number // len(partners) if is_long else number) % 4]]
+        other = partners[(number + len(partners) // 2) % len(partners)][2]
         made = text
         if kind != "copy":
-            made = edit(text, pool, rng) if kind == "edited" else _unrelated(text, other, rng)
+            made = " ".join(edit(words, pool, rng) if kind == "edited" else _unrelated(words, other, rng))
         row = {"id": f"planted-{number}", "text": made, "group": "", "n_bytes": len(made.encode())}
         rows.append(row | {"key": PLANTED + number, "partner": key, "kind": kind, "partner_text": text})
     pq.write_table(pa.Table.from_pylist(rows, schema=_PLANTED_SCHEMA), path, row_group_size=max(len(rows), 1))
@@ -93,86 +102,105 @@ def planted_tasks(path: Path) -> list[Task]:
     return [Task(str(path), 0, PLANTED, "", False, groups[0].total_byte_size)] if n_rows else []
 
 
-def edit(text: str, pool: Sequence[str], rng: np.random.Generator) -> str:
-    """``text`` with 5 % of its words (one at least) replaced, deleted, or followed by a new one, in equal shares."""
-    pieces = re.split(r"(\s+)", text)
-    words = [place for place, piece in enumerate(pieces) if place % 2 == 0 and piece]
+def edit(words: Sequence[str], pool: Sequence[str], rng: np.random.Generator) -> list[str]:
+    """``words`` with 5 % of them (one at least) replaced, deleted, or followed by a new one, in equal shares."""
+    pieces = [[word] for word in words]
     n_edits = max(1, round(EDITED_FRAC * len(words)))
-    for place, what in zip(
-        rng.choice(words, n_edits, replace=False).tolist(), rng.integers(3, size=n_edits), strict=True
-    ):
+    places = rng.choice(len(words), n_edits, replace=False).tolist()
+    for place, what in zip(places, rng.integers(3, size=n_edits).tolist(), strict=True):
         new = pool[int(rng.integers(len(pool)))]
-        pieces[place] = (new, "", f"{pieces[place]} {new}")[what]
-    return "".join(pieces)
+        pieces[place] = ([new], [], [words[place], new])[what]
+    return [word for piece in pieces for word in piece]
 
 
-def score(
-    path: Path,
-    config: DedupConfig,
-    normalised: Callable[[list[str]], pa.Array],
-    node_of: dict[int, int],
-    near: pa.Table,
-) -> SelftestReport:
+def score(path: Path, config: DedupConfig, normalised: Normalised, equal: pa.Table, gone: pa.Table) -> SelftestReport:
     """Hold what the run found against what the texts say.
 
-    ``node_of`` gives the node of keys that share their words; ``near`` are the verified near pairs (a, b) with a
-    planted b; ``normalised`` is the plan's own normalisation.
+    ``equal`` (key, node; sorted by key) are the documents that share their words, ``gone`` those that go.
     """
     rows = pq.read_table(path).to_pylist()
     if not rows:
-        nothing = f"no document has {_MIN_WORDS} to {_MAX_WORDS:,} words, so none was planted"
+        nothing = f"NOTHING WAS TESTED: no document has {_MIN_WORDS} words or more"
         return SelftestReport(dict.fromkeys(KINDS, 0), 0, 0, 0, nothing)
-    width = config.shingle_words
-    sets = [
-        shingle_sets(normalised([row[name] for row in rows[at : at + 500]]), width)
-        for name in ("text", "partner_text")
-        for at in range(0, len(rows), 500)
-    ]
-    half = len(sets) // 2
-    pairs = [similarities(*shared(one, two)) for one, two in zip(sets[:half], sets[half:], strict=True)]
-    jaccard, containment = (np.concatenate([pair[side] for pair in pairs]) for side in (0, 1))
-    is_near = jaccard >= config.threshold
-    if config.containment is not None:
-        is_near |= containment >= config.containment
-    found = set(zip(near.column("b").to_pylist(), near.column("a").to_pylist(), strict=True))
-    found_any = {key for key, _ in found} | {key for key, node in node_of.items() if key >= PLANTED > node}
-    expected = hits = wrong = 0
-    for row, should in zip(rows, is_near.tolist(), strict=True):
-        partner = node_of.get(row["partner"], row["partner"])
+    sides = [_in_portions(normalised, [row[name] for row in rows]) for name in ("text", "partner_text")]
+    is_near = _are_near(sides, config, config.shingle_words)
+    repeats = _are_near(sides, config, max(config.shingle_words, _UNRELATED_WORDS))
+    node_of = _Nodes(equal)
+    goners = set(gone.column("key").to_pylist())
+    n_near = expected = hits = wrong = 0
+    for row, should, repeat in zip(rows, is_near, repeats, strict=True):
+        # Of planted documents with the same words one stands for all, as it does among real ones.
+        node, partner = node_of(row["key"]), node_of(row["partner"])
+        goes = node < PLANTED or node in goners
         if row["kind"] == "unrelated":
-            wrong += not should and row["key"] in found_any
+            wrong += goes and not repeat  # a text that repeats itself is near to its own words in any order
         elif should:
-            expected += 1
-            # Of planted documents with the same words one stands for all, as it does among real ones.
-            node = node_of.get(row["key"], row["key"])
-            hits += node == partner or (node, partner) in found
+            n_near += 1
+            if partner not in goners:  # what is near to a document that goes itself may rightly stay
+                expected += 1
+                hits += goes
     planted = {kind: sum(row["kind"] == kind for row in rows) for kind in KINDS}
+    n = planted["copy"] + planted["edited"]
     note: str | None = None
-    if config.containment is None and expected < 0.9 * (planted["copy"] + planted["edited"]):
-        n = planted["copy"] + planted["edited"]
-        note = f"only {expected} of {n} copies and 5 % edits are near by threshold={config.threshold}"
+    if not n_near:
+        note = f"NOTHING WAS TESTED: none of {n} copies and 5 % edits is near by threshold={config.threshold}"
+    elif not expected:
+        note = "NOTHING WAS TESTED: every document that was copied goes itself"
+    elif config.containment is None and n_near < 0.9 * n:
+        note = f"only {n_near} of {n} copies and 5 % edits are near by threshold={config.threshold}"
     return SelftestReport(planted, expected, hits, wrong, note)
 
 
-def _partners(corpus: Corpus, n_wanted: int) -> list[tuple[int, str]]:
-    """Documents of fitting length with their keys, evenly spaced in some evenly spaced row groups."""
-    tasks = corpus.tasks()
-    chosen = [tasks[i] for i in np.unique(np.linspace(0, len(tasks) - 1, _GROUPS).astype(int)).tolist()]
-    found: list[tuple[int, str]] = []
-    for task in chosen:
-        texts = read_group(task.path, task.row_group, ["text"]).column("text")
-        rows = np.unique(np.linspace(0, len(texts) - 1, 4 * n_wanted // len(chosen) + 1).astype(int)).tolist()
-        fit = [(task.first_key + row, text) for row in rows if _fits(text := texts[row].as_py())]
-        found += fit[:: max(1, len(fit) * len(chosen) // n_wanted)]
+class _Nodes:
+    """Key -> the key that stands for all with its words."""
+
+    def __init__(self, equal: pa.Table) -> None:
+        self._keys, self._nodes = (np.asarray(equal.column(name)) for name in ("key", "node"))
+
+    def __call__(self, key: int) -> int:
+        place = int(np.searchsorted(self._keys, key))
+        return int(self._nodes[place]) if place < len(self._keys) and self._keys[place] == key else key
+
+
+def _in_portions(normalised: Normalised, texts: list[str]) -> list[pa.Array]:
+    return [normalised(texts[at : at + 500]) for at in range(0, len(texts), 500)]
+
+
+def _are_near(sides: list[list[pa.Array]], config: DedupConfig, shingle_words: int) -> list[bool]:
+    found: list[bool] = []
+    for texts in zip(*sides, strict=True):
+        jaccard, containment = similarities(*shared(*(shingle_sets(text, shingle_words) for text in texts)))
+        is_near = jaccard >= config.threshold
+        if config.containment is not None:
+            is_near |= containment >= config.containment
+        found += is_near.tolist()
     return found
 
 
-def _fits(text: str) -> bool:
-    return _MIN_WORDS <= len(text[: 20 * _MAX_WORDS].split()) <= _MAX_WORDS and len(text) < 20 * _MAX_WORDS
+def _partners(corpus: Corpus, n_wanted: int, normalised: Normalised) -> list[tuple[int, str, list[str]]]:
+    """Documents with their keys and words, evenly spaced in some evenly spaced row groups; long ones only where there
+    are no others."""
+    tasks = corpus.tasks()
+    chosen = [tasks[i] for i in np.unique(np.linspace(0, len(tasks) - 1, _GROUPS).astype(int)).tolist()]
+    found: list[tuple[int, str, list[str]]] = []
+    long: list[tuple[int, str]] = []
+    for task in chosen:
+        texts = read_group(task.path, task.row_group, ["text"]).column("text")
+        rows = np.unique(np.linspace(0, len(texts) - 1, 4 * n_wanted // len(chosen) + 1).astype(int)).tolist()
+        some = [(task.first_key + row, texts[row].as_py()) for row in rows]
+        short = [(key, text) for key, text in some if len(text) <= _MAX_CHARS]
+        long += [(key, text) for key, text in some if _MAX_CHARS < len(text) <= _LONG_CHARS][:_LONG_DOCUMENTS]
+        fit = [one for one in _with_words(short, normalised) if len(one[2]) >= _MIN_WORDS]
+        found += fit[:: max(1, len(fit) * len(chosen) // n_wanted)]
+    return found or _with_words(long[:_LONG_DOCUMENTS], normalised)
 
 
-def _unrelated(text: str, other: str, rng: np.random.Generator) -> str:
-    """The words of ``text`` in random order behind a little of ``other``: shared words and a shared beginning."""
-    words = text.split()
-    head = other.split()[: len(words) // 5]
-    return " ".join([*head, *(words[i] for i in rng.permutation(len(words)))])
+def _with_words(some: list[tuple[int, str]], normalised: Normalised) -> list[tuple[int, str, list[str]]]:
+    words = normalised([text for _, text in some]).to_pylist() if some else []
+    return [(key, text, line.split(" ")) for (key, text), line in zip(some, words, strict=True)]
+
+
+def _unrelated(words: Sequence[str], other: Sequence[str], rng: np.random.Generator) -> list[str]:
+    """``words`` in random order behind a little of ``other``: shared words and a shared beginning."""
+    head = other[: min(len(words) // 5, len(other) // 2)]
+    return [*head, *(words[i] for i in rng.permutation(len(words)).tolist())]

@@ -14,7 +14,7 @@ from typing import Any
 from smalti.base import store
 from smalti.base.hashing import digest_json
 
-FORMAT = 1
+FORMAT = 2
 """Raised by every change after which old stages would give other results."""
 
 _RECORD = "stage.json"
@@ -43,7 +43,7 @@ class Stages:
             return folder
         self._anew = True
         for old in (folder, making):
-            shutil.rmtree(old, ignore_errors=True)
+            _remove(old)
         making.mkdir(parents=True)
         make(making)
         store.write_json(making / _RECORD, {"stage": name, "digest": self._digest, "settings": settings})
@@ -53,7 +53,7 @@ class Stages:
     def remove(self) -> None:
         """Take the results of all stages away, and the folder where nothing else lies in it."""
         for folder in self._mine:
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
         with suppress(OSError):  # others have something in it
             self.work.rmdir()
 
@@ -61,3 +61,9 @@ class Stages:
         # The record is written last and the folder renamed after it: a folder that has one is whole.
         path = folder / _RECORD
         return path.exists() and store.read_json(path).get("digest") == self._digest
+
+
+def _remove(folder: Path) -> None:
+    # The record first: a kill in between must not leave half a stage that looks whole.
+    (folder / _RECORD).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
