@@ -46,7 +46,21 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     if "--debug" in arguments:
         arguments.remove("--debug")
         os.environ[_DEBUG] = "1"  # the ranks are children of this process
-    raise SystemExit(run(arguments))
+    code = run(arguments)
+    if code and "daft" in sys.modules:
+        _leave(code)
+    raise SystemExit(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit without Python's own end: after an error threads of Daft 0.7.26 are still at work, and abort in it."""
+    import atexit
+
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -208,3 +208,15 @@ def test_config_schema_and_show_and_diff(tmp_path):
     assert done.returncode == 3
     assert done.stdout == "identity:\n  seed: 17 -> 3\n"
     assert smalti("config", "diff", "c.yaml", "c.yaml", "--kind", "curate", cwd=tmp_path).returncode == 0
+
+
+def test_after_an_error_threads_of_the_engine_do_not_change_the_exit_code():
+    code = (
+        "import atexit, sys, threading, time, types; sys.modules['daft'] = types.ModuleType('daft')\n"
+        "atexit.register(print, 'tidied up')\n"
+        "threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        "from smalti.cli.main import main; main(['data', 'curate', 'nowhere.yaml'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (2, "tidied up\n")
+    assert "nowhere.yaml" in done.stderr
