@@ -141,6 +141,13 @@ def test_other_kinds_of_tokenizers_work_and_say_why_they_are_slow(tmp_path):
     assert "".join(stream.push(i) for i in (1, 2, 3, 1)) + stream.finish() == tokenizer.decode([1, 2, 3, 1])
 
 
+def test_a_unigram_model_has_no_bytes_of_its_own():
+    tokenizer = Tokenizer(Inner(models.Unigram([("<unk>", 0.0), ("a", -1.0), ("</s>", -2.0)], 0)), "</s>")
+    assert tokenizer.unused_ids == frozenset()
+    with pytest.raises(UserError, match="the id 1 "):
+        tokenizer.token_bytes(1)
+
+
 def changed(how) -> Tokenizer:
     inner = train_bpe(TEXTS, 300)
     how(inner)

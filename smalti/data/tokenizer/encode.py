@@ -119,7 +119,8 @@ class Tokenizer:
     @cached_property
     def _token_bytes(self) -> dict[int, bytes]:
         added = {token["id"]: token["content"].encode() for token in self._parts["added_tokens"]}
-        return token_bytes_of(self._parts) | added
+        # Other kinds may hold their vocabulary as a list, and their tokens are not in GPT-2's printable form.
+        return (token_bytes_of(self._parts) if self._is_byte_level else {}) | added
 
     def save(self, folder: str | Path) -> None:
         """Write what ``transformers.AutoTokenizer`` and ``load_tokenizer`` read."""
