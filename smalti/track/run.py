@@ -20,12 +20,12 @@ from smalti.config.identity import difference, placement_difference
 from smalti.config.load import dump, load
 from smalti.config.run import JobConfig, RunConfig
 from smalti.track.append import disk_trouble
+from smalti.track.attempts import attempts, log_folder
 from smalti.track.events import EventLog, read_events
 from smalti.track.provenance import provenance
 from smalti.track.sinks.jsonl import MetricsLog, read_metrics
 
 STATES = ("starting", "running", "stopped", "interrupted", "failed", "done")
-_ATTEMPT = re.compile(r"attempt-(\d+)")
 _CHECKPOINT = re.compile(r"step-(\d+)")
 _MARKS = ("config.yaml", "metrics.jsonl", "events.jsonl", "config.json")
 """A folder with one of these is a run, or (the last) an exported model, and is meant itself when it is named."""
@@ -116,8 +116,7 @@ class RunFolder:
 
     def attempts(self) -> list[int]:
         """Numbers of the attempts so far, rising."""
-        found = (_ATTEMPT.fullmatch(entry.name) for entry in (self.path / "logs").glob("attempt-*"))
-        return sorted(int(match[1]) for match in found if match)
+        return attempts(self.path)
 
     def set_status(self, state: str, *, step: int | None = None, reason: str | None = None) -> None:
         """Write ``status.json``; call it regularly while training (it holds the heartbeat). ``step`` None keeps it.
@@ -151,7 +150,7 @@ class RunFolder:
         """``logs/attempt-N``."""
         number = self.attempt if attempt is None else attempt
         assert number is not None, "a reader names the attempt"
-        return self.path / "logs" / f"attempt-{number}"
+        return log_folder(self.path, number)
 
     def rank_log(self, rank: int) -> Path:
         """``logs/attempt-N/rank-NNN.log``."""

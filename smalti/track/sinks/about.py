@@ -15,9 +15,9 @@ from smalti.base.env import without_home
 from smalti.config.show import flatten
 from smalti.config.yaml_lines import parse, to_yaml
 from smalti.track.append import disk_trouble, read_lines
+from smalti.track.attempts import attempts, log_folder
 from smalti.track.events import read_events
 from smalti.track.provenance import redact
-from smalti.track.run import RunFolder
 from smalti.track.sinks import jsonl
 
 FOLDER = "trackers"
@@ -110,10 +110,9 @@ def _tags(root: Path, first: Mapping[str, Any], made_by: Mapping[str, Any]) -> d
         (event for event in reversed(read_events(root)) if event["event"] == "auto_resolved"), {}
     )
     tags |= {f"smalti.{key}": resolved.get(key) for key in _RESOLVED}
-    run = RunFolder(root)
-    for attempt in run.attempts():
+    for attempt in attempts(root):
         tags["smalti.attempt"] = str(attempt)
-        own = run.log_folder(attempt) / "config.yaml"
+        own = log_folder(root, attempt) / "config.yaml"
         if own.exists():
             other = _values(own)
             changes = [f"{key}: {first.get(key)} -> {value}" for key, value in other.items() if first.get(key) != value]
