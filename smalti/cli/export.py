@@ -41,7 +41,8 @@ def export(
     folder = room.export(run, step=step, output=output, dtype=dtype.value)
     record = store.read_json(store.join(folder, room.RECORD))
     n_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
-    print(f"{folder}: step {record['step']}, {record['dtype']}, weights {format_bytes(n_bytes)}; read back: same logits")
+    what = f"step {record['step']}, {record['dtype']}, weights {format_bytes(n_bytes)}"
+    print(f"{folder}: {what}; read back: same logits")
     if verify:
         print(f"transformers gives the same logits: relative error {room.verify(folder):.1e} (fp32)")
     for line in publish(run, folder, "export") if upload and output is None else ():
