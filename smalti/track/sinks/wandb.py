@@ -25,6 +25,8 @@ _STEP = "time/batch"
 """The axis of all charts. W&B's own counter may only rise, and a held-out result belongs to a step that has gone by."""
 
 
+_ANSWER_S = 20.0
+"""How long W&B's process may look for its site; a process of ours that ends meanwhile waits for it."""
 _BLOCK_BYTES, _HEAD_BYTES = 32768, 7
 _FULL, _FIRST, _LAST = 1, 2, 4
 
@@ -68,7 +70,7 @@ class Wandb:
             settings=wandb.Settings(
                 silent=True, console="off", disable_git=True, disable_code=True,
                 x_disable_stats=True, x_disable_machine_info=True, x_disable_meta=True, x_save_requirements=False,
-                host="-",
+                host="-", init_timeout=_ANSWER_S,
             ),
         )  # fmt: skip
         self._run.define_metric(_STEP)
