@@ -1,7 +1,8 @@
 """Paired timing: two ways of doing the same work, run by turns in one process, and the ratio of each pair.
 
 On a machine whose load changes a single time says little, but a neighbour slows both halves of a pair alike. The result
-is the median of the ratios with the 10th and 90th percentile. It promises nothing about absolute times.
+is the median of the ratios with the 10th and 90th percentile, which never lie outside what was measured (of few pairs
+they are close to the smallest and the largest ratio). It promises nothing about absolute times.
 """
 
 import statistics
@@ -55,7 +56,7 @@ def paired(slow: Callable[[], object], fast: Callable[[], object], *, names: tup
 def ratio_of(slow_s: list[float], fast_s: list[float], *, names: tuple[str, str]) -> Ratio:
     """The ratio of times that were taken elsewhere: entry n of both lists is one pair, taken close together."""
     ratios = [a / b for a, b in zip(slow_s, fast_s, strict=True)]
-    tenths = statistics.quantiles(ratios, n=10)
+    tenths = statistics.quantiles(ratios, n=10, method="inclusive")
     return Ratio(
         slow=names[0],
         fast=names[1],

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from paired import paired
+from paired import paired, ratio_of
 
 
 def test_ratio_of_two_sleeps():
@@ -16,3 +16,8 @@ def test_ratio_of_two_sleeps():
 def test_too_few_pairs_are_refused():
     with pytest.raises(ValueError, match="at least 3"):
         paired(lambda: None, lambda: None, names=("a", "b"), pairs=2)
+
+
+def test_the_spread_of_few_pairs_lies_within_them():
+    ratio = ratio_of([2.0, 3.0], [1.0, 1.0], names=("slow", "fast"))
+    assert 2.0 <= ratio.ratio_p10 <= ratio.ratio <= ratio.ratio_p90 <= 3.0
