@@ -5,7 +5,7 @@ this order each document stays unless it is near to one that stays already. So w
 stays, no chain of likenesses takes a document along, and held-out documents all stay. Planted documents come last, so
 they change nothing for the others.
 
-In memory are the documents that have a partner (about 600 bytes each) and the near pairs (about 100 bytes each), no
+In memory are the documents that have a partner (about 600 bytes each) and the near pairs (about 300 bytes each), no
 texts.
 """
 

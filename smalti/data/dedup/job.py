@@ -47,6 +47,8 @@ _BYTES_A_BAND = 100
 _BYTES_A_PAIR = 100
 """About what it needs for one pair that a band proposes, until the same pairs of several bands are one."""
 _HISTOGRAM_BINS = 20
+_BESIDE = 2
+"""Of the documents that stay beside one that goes, how many are compared with all that are near to it."""
 _ROUNDS = 20
 """Most times that what stays is looked through again; it ends by itself after two or three."""
 
@@ -249,7 +251,7 @@ class _Run:
         """
         met: set[tuple[int, int]] = set()
         for number in range(_ROUNDS):
-            a, b = ordered.unmet(_as_near(near), self.config.bucket_neighbours)
+            a, b = ordered.unmet(_as_near(near), _BESIDE)
             new = [pair for pair in zip(a.tolist(), b.tolist(), strict=True) if pair not in met]
             if not new:
                 break
