@@ -183,6 +183,7 @@ def greedy(documents: list[PlantedDocument], heldout: set[str] = frozenset()) ->
     return set(kept)
 
 
+@pytest.mark.slow
 def test_a_family_of_thousands_goes_but_for_what_comparing_all_pairs_would_leave(tmp_path):
     documents = [*family(2500, of=0), *family(500, first=2500, of=1)]
     documents += [PlantedDocument(f"x{i:03d}", made(200, 1000 + i), "base") for i in range(100)]
