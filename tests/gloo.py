@@ -1,7 +1,8 @@
 """Run a function on several gloo ranks of this machine, for tests.
 
-Ranks are forked (importing torch anew in each costs seconds) and meet through a file, so no port can clash. Each has
-one thread: an OpenMP pool does not survive a fork.
+Ranks are forked by a server of their own, which has imported torch and started no thread: an OpenMP pool that another
+test left in this process would not survive a fork, and its first parallel region would wait for ever. They meet through
+a file, so no port can clash. Functions and their arguments are pickled: functions of modules only.
 """
 
 import os
@@ -19,7 +20,8 @@ import torch.multiprocessing as mp
 
 def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 120) -> list[Any]:
     """``[function(rank, *args) for each rank]``, each in a process of its own inside one gloo group."""
-    context = mp.get_context("fork")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed", "smalti.train.job"])
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
             context.Process(target=_rank, args=(rank, world_size, folder, function, args)) for rank in range(world_size)
@@ -53,4 +55,4 @@ def _rank(rank: int, world_size: int, folder: str, function: Callable[..., Any],
         result = ("error", traceback.format_exc())
     with open(os.path.join(folder, f"result-{rank}"), "wb") as file:
         pickle.dump(result, file)
-    os._exit(0)  # no clean-up of what the parent forked
+    os._exit(0)  # no clean-up of what the server forked

@@ -14,6 +14,11 @@ from smalti.plan.params import count
 MICROBATCH_LIMIT_TOKENS = 16_384
 """What ``microbatch_tokens: auto`` never goes above."""
 
+SHORT_ROW_TOKENS = 1024
+SCORE_BLOCK_TOKENS = 128
+"""Rows up to the first keep their attention probabilities on a CPU, cut in blocks of the second, as
+``model/blocks/short_attention.py`` does (a test holds both equal)."""
+
 _BYTES = {"fp32": 4, "bf16": 2}
 
 
@@ -68,6 +73,7 @@ def memory_per_rank(config: RunConfig, *, ranks: int | None = None) -> Memory:
             microbatch,
             compute_bytes=compute,
             checkpointing=parallel.activation_checkpointing == "full",
+            kept_scores_tokens=_kept_scores_tokens(config),
         ),
         logits_bytes=chunk * config.model.vocab_size * (compute + 4 + 4),
         microbatch_tokens=microbatch,
@@ -83,26 +89,37 @@ def microbatch_tokens(config: RunConfig, *, ranks: int | None = None) -> int:
     return min(share, max(1, MICROBATCH_LIMIT_TOKENS // seq_len)) * seq_len
 
 
-def activation_bytes(model: ModelConfig, tokens: int, *, compute_bytes: int, checkpointing: bool) -> int:
+def activation_bytes(
+    model: ModelConfig, tokens: int, *, compute_bytes: int, checkpointing: bool, kept_scores_tokens: int = 0
+) -> int:
     """Bytes that the blocks keep for the backward pass of ``tokens`` tokens.
 
     For each token and layer, in the compute format: the inputs and outputs of both norms (4 hidden); rotated query,
     key, value and the attention output ((2 heads + 2 kv_heads) x head_dim); in the MLP gate, activated gate, up and
     product (4 intermediate; 2 when not gated) for each expert that it is sent to, with the copies of its row before
     and after (2 hidden each). In fp32 the attention's log-sum-exp and the router's probabilities. After Korthikanti et
-    al. 2022 (arXiv 2205.05198), without dropout and stored attention scores. ``checkpointing`` keeps one hidden row
-    for each layer, and one layer in full.
+    al. 2022 (arXiv 2205.05198), without dropout; attention keeps no scores but on a CPU over short rows, where each
+    head keeps ``kept_scores_tokens`` of them a token. ``checkpointing`` keeps one hidden row for each layer, and one
+    layer in full.
     """
     hidden, heads, width = model.hidden_size, model.num_attention_heads, model.width_per_head
     chosen = model.moe.num_experts_per_tok if model.moe else 1
     mlp = chosen * model.intermediate_size * (4 if model.gated else 2) + (2 * chosen * hidden if model.moe else 0)
-    attention = 2 * (heads + model.kv_heads) * width
+    attention = 2 * (heads + model.kv_heads) * width + heads * kept_scores_tokens
     qk_norm = (heads + model.kv_heads) * width if model.qk_norm else 0
     in_fp32 = heads + (2 * model.moe.num_experts if model.moe else 0)
     layer = (4 * hidden + attention + qk_norm + mlp) * compute_bytes + in_fp32 * 4
     if checkpointing:
         return tokens * (model.num_hidden_layers * hidden * compute_bytes + layer)
     return tokens * model.num_hidden_layers * layer
+
+
+def _kept_scores_tokens(config: RunConfig) -> int:
+    """Attention probabilities that a head keeps for each token (``model/blocks/short_attention.py``): a CPU's alone."""
+    seq_len = config.data.seq_len
+    if config.train.parallel.device != "cpu" or seq_len > SHORT_ROW_TOKENS:
+        return 0
+    return (seq_len + min(seq_len, SCORE_BLOCK_TOKENS)) // 2
 
 
 def _split(amount: int, shares: int) -> int:

@@ -128,17 +128,6 @@ def test_verify_as_a_gate(run_folder: Path) -> None:
         call(plan.app, "verify", str(run_folder.parent / "nowhere"))
 
 
-def test_runs_ls_and_show(run_folder: Path) -> None:
-    folder = str(run_folder.parent)
-    text = call(runs.app, "ls", folder)
-    assert text.splitlines()[1].split()[:3] == ["small", "done", "100"]
-    (listed,) = json.loads(call(runs.app, "ls", folder, "--json"))
-    assert listed["evals"] == {"demo": "2026-03-01T12-07-00.000Z"}
-    shown = call(runs.app, "show", str(run_folder))
-    assert "metrics/eval/code/bits_per_byte" in shown
-    assert json.loads(call(runs.app, "show", str(run_folder), "--json")) == listed
-
-
 def test_runs_ls_of_nothing(tmp_path: Path) -> None:
     assert call(runs.app, "ls", str(tmp_path)) == f"no run in {tmp_path}\n"
     with pytest.raises(DataError, match="no folder"):

@@ -62,6 +62,22 @@ def test_activations_are_linear_in_tokens_and_layers() -> None:
     assert activation_bytes(deeper, 100, compute_bytes=2, checkpointing=False) == 2 * base
 
 
+def test_short_rows_keep_their_scores_on_a_cpu() -> None:
+    from smalti.model.blocks import short_attention
+    from smalti.plan import memory
+
+    assert short_attention._LONGEST_TOKENS == memory.SHORT_ROW_TOKENS
+    assert short_attention._BLOCK_TOKENS == memory.SCORE_BLOCK_TOKENS
+    config = made_config("train.parallel.device=cpu")
+    seq_len, model = config.data.seq_len, config.model
+    scores = config.model.num_attention_heads * (seq_len + min(seq_len, 128)) // 2 * 4
+    tokens = memory.microbatch_tokens(config)
+    more = memory.memory_per_rank(config).activations_bytes
+    less = memory.memory_per_rank(made_config("train.parallel.device=cuda")).activations_bytes
+    bytes_each = 2 if config.train.precision.compute == "bf16" else 4
+    assert seq_len > 1024 or more - less == tokens * model.num_hidden_layers * scores // 4 * bytes_each
+
+
 def test_checkpointing_saves_with_depth() -> None:
     deep = made_config("model.num_hidden_layers=32").model
     whole = activation_bytes(deep, 100, compute_bytes=2, checkpointing=False)
@@ -92,6 +108,6 @@ def test_activations_of_a_real_step(changes: tuple[str, ...]) -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         output = model(ids, head=lambda hidden, weight: hidden.sum())
-    predicted = activation_bytes(config, 2 * seq_len, compute_bytes=4, checkpointing=False)
+    predicted = activation_bytes(config, 2 * seq_len, compute_bytes=4, checkpointing=False, kept_scores_tokens=seq_len)
     assert output.value is not None
     assert 1 / 1.3 < sum(saved.values()) / predicted < 1.3

@@ -104,6 +104,7 @@ def _own(rank: int, root: Path, world_size: int) -> list[float]:
     return [parameter.detach().full_tensor().item() for parameter in job.state.model.parameters()]
 
 
+@pytest.mark.slow
 def test_any_module_with_its_own_loss_trains(tmp_path: Path) -> None:
     one = run_ranks(1, _own, tmp_path / "1", 1)[0]
     two = run_ranks(2, _own, tmp_path / "2", 2)
@@ -121,6 +122,7 @@ def test_a_job_config_alone_describes_no_model(tmp_path: Path) -> None:
     assert "hint:" in message
 
 
+@pytest.mark.slow
 def test_init_from_takes_weights_only(tmp_path: Path) -> None:
     first = toy.config(tmp_path, duration="20step")
     assert run_ranks(1, _fit, first) == [20]
@@ -152,6 +154,7 @@ def test_init_from_weights_that_the_model_has_no_place_for_is_refused(tmp_path: 
     assert "'blocks.1." in run_ranks(1, _error, shallow, DataError)[0]
 
 
+@pytest.mark.slow
 def test_a_run_resumes_without_what_it_was_initialised_from(tmp_path: Path) -> None:
     first = toy.config(tmp_path, duration="2step")
     run_ranks(1, _fit, first)
@@ -195,6 +198,7 @@ def test_a_hook_that_raises_at_the_start_ends_the_recording_too(tmp_path: Path) 
     assert run_ranks(1, _refused_at_the_start, toy.config(tmp_path)) == [True]
 
 
+@pytest.mark.slow
 def test_damaged_newer_checkpoints_are_set_aside_and_later_ones_kept(tmp_path: Path) -> None:
     config = toy.config(tmp_path, checkpoint={"every": "4step", "keep": 2})
     run_ranks(1, _fit_until, config, 12)
