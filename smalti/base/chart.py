@@ -78,6 +78,7 @@ def line_chart(
     *,
     title: str,
     x_label: str = "",
+    log_x: bool = False,
     log_y: bool = False,
     from_zero: bool = False,
     markers: Sequence[Marker] = (),
@@ -85,16 +86,19 @@ def line_chart(
     width: int = 720,
     height: int = 280,
 ) -> str:
-    """Lines over a common x axis. ``log_y`` drops values at or below 0; without a finite point it says so."""
-    ok: Callable[[float], bool] = (lambda value: value > 0) if log_y else (lambda value: True)
-    clean = [[(x, y) if _finite(x, y) and ok(y) else None for x, y in zip(s.x, s.y, strict=True)] for s in series]
+    """Lines over a common x axis. ``log_x`` and ``log_y`` drop points at or below 0; without a point it says so."""
+
+    def ok(x: float, y: float) -> bool:
+        return _finite(x, y) and not (log_x and x <= 0) and not (log_y and y <= 0)
+
+    clean = [[(x, y) if ok(x, y) else None for x, y in zip(s.x, s.y, strict=True)] for s in series]
     points = [point for line in clean for point in line if point is not None]
     colours = [index if one.colour is None else one.colour for index, one in enumerate(series)]
     frame = _Frame(title, width, height, [(s.name, c) for s, c in zip(series, colours, strict=True) if not s.faint])
     if not points:
         return frame.empty()
     y_values = [y for _, y in points] + ([0.0] if from_zero and not log_y else [])
-    x_scale = _Scale([x for x, _ in points], frame.left, frame.right)
+    x_scale = _Scale([x for x, _ in points], frame.left, frame.right, log=log_x)
     y_scale = _Scale(y_values, frame.bottom, frame.top, log=log_y, loose=True)
     write_y = format_y or _short
     body = [frame.axes(x_scale, y_scale, x_label, write_y)]
@@ -236,7 +240,8 @@ class _Scale:
 
     def __call__(self, value: float) -> float:
         if self.log:
-            frac = math.log(value / self.low) / math.log(self.high / self.low)
+            low = math.log(self.low)  # differences of logarithms: a ratio of the values may pass what a float holds
+            frac = (math.log(value) - low) / (math.log(self.high) - low)
         else:
             frac = (value - self.low) / (self.high - self.low)
         return self._begin + frac * (self._end - self._begin)

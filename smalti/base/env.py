@@ -2,7 +2,8 @@
 
 import os
 import re
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from smalti.base.errors import UserError
@@ -81,6 +82,47 @@ def log_level() -> str:
 def serve_key() -> str | None:
     """The key that ``smalti serve`` asks of every request (``SMALTI_SERVE_KEY``); None where it is not set."""
     return os.environ.get("SMALTI_SERVE_KEY") or None
+
+
+@dataclass(frozen=True)
+class StoreSettings:
+    """What Smalti itself reads of the variables of stores; the rest (``AWS_...``) is read by obstore."""
+
+    hub_endpoint: str
+    hub_token: str | None = field(repr=False)
+    s3_endpoint: str | None
+    signature: tuple[str | None, ...] = field(repr=False)
+    """The values of the variables that obstore reads: others mean another connection."""
+
+
+def store_settings() -> StoreSettings:
+    """Endpoint and token of the Hugging Face Hub (``HF_ENDPOINT``; ``HF_TOKEN``, or what its own login has saved), and
+    the variables of other stores. One that is empty counts as not set: it is taken out of the environment, because
+    obstore, which reads it there, ends in a panic over an empty endpoint."""
+    token = os.environ.get("HF_TOKEN") or None
+    if token is None:
+        home = os.environ.get("HF_HOME", os.path.join(os.path.expanduser("~"), ".cache", "huggingface"))
+        with suppress(OSError), open(os.path.join(home, "token"), encoding="utf-8") as file:
+            token = file.read().strip() or None
+    names = sorted(name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_")))
+    for name in [name for name in names if not os.environ[name].strip()]:
+        del os.environ[name]
+        names.remove(name)
+    return StoreSettings(
+        hub_endpoint=(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/"),
+        hub_token=token,
+        s3_endpoint=os.environ.get("AWS_ENDPOINT_URL_S3") or None,
+        signature=tuple(f"{name}={os.environ[name]}" for name in names),
+    )
+
+
+def store_keys(prefix: str) -> tuple[str, str]:
+    """The keys of a second S3 store: ``PREFIX_ACCESS_KEY_ID`` and ``PREFIX_SECRET_ACCESS_KEY``."""
+    names = (f"{prefix}_ACCESS_KEY_ID", f"{prefix}_SECRET_ACCESS_KEY")
+    for name in names:
+        if not os.environ.get(name):
+            raise UserError(f"keys={prefix} in a URL needs the environment variable {name}", hint=f"export {name}=...")
+    return os.environ[names[0]], os.environ[names[1]]
 
 
 def user_folder() -> str:

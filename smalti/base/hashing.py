@@ -29,6 +29,10 @@ def digest_json(value: Any) -> str:
     return sha256_bytes(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode())
 
 
-def xxh3(data: bytes | memoryview) -> int:
-    """XXH3-64 of ``data`` as an unsigned integer: about 20 GB/s, no protection against an adversary."""
-    return xxhash.xxh3_64_intdigest(data)
+def xxh3(data: bytes | memoryview, seed: int = 0) -> int:
+    """XXH3-64 of ``data`` as an unsigned integer, seeded (u64): about 20 GB/s, no protection against an adversary."""
+    return xxhash.xxh3_64_intdigest(data, seed)
+
+
+xxh3_digest = xxhash.xxh3_64_digest
+"""``xxh3_digest(data, seed)``: the same as 8 bytes, big-endian, with a seed (u64)."""

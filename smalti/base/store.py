@@ -1,8 +1,9 @@
-"""Storage through one port (fsspec): a path is local or a URL (``s3://...``).
+"""Storage through one port: a path is local or a URL (``s3://...``), of a cloud (``cloud.py``) or known to fsspec.
 
 Promises: a local write appears whole or not at all (temporary file, fsync, rename); a missing file is a DataError that
-names it; a listing that failed raises instead of being empty. Does not promise rename on object stores: a file is
-written to a local temporary first and then put in one piece, so that an error on the way leaves nothing there.
+names it; a listing that failed raises instead of being empty; reading lists nothing. Does not promise rename on object
+stores: a file is written to a local temporary first and then put in one piece, so that an error on the way leaves
+nothing there.
 """
 
 import json
@@ -13,9 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
-
+from smalti.base import cloud
 from smalti.base.errors import DataError
 
 
@@ -25,26 +24,39 @@ def is_local(url: str | Path) -> bool:
 
 
 def join(url: str | Path, *parts: str) -> str:
-    """Join path parts under a folder given as path or URL."""
-    return "/".join([str(url).rstrip("/"), *(part.strip("/") for part in parts)])
+    """Join path parts under a folder given as path or URL; a URL's options (``?endpoint=...``) stay at its end."""
+    folder, mark, options = str(url).partition("?") if not is_local(url) else (str(url), "", "")
+    return "/".join([folder.rstrip("/"), *(part.strip("/") for part in parts)]) + mark + options
 
 
 def exists(url: str | Path) -> bool:
-    """True if a file or folder is there."""
+    """True if a file is there; a folder too, but in stores of clouds, which have none."""
     if is_local(url):
         return os.path.exists(url)
-    filesystem, path = fsspec.core.url_to_fs(str(url))
+    if cloud.is_cloud(str(url)):
+        return cloud.size_bytes(str(url)) is not None
+    filesystem, path = _filesystem(url)
     return bool(filesystem.exists(path))
 
 
 def size_bytes(url: str | Path) -> int:
     """Size of a file."""
+    if cloud.is_cloud(str(url)):
+        found = cloud.size_bytes(str(url))
+        if found is None:
+            raise _missing(url)
+        return found
     filesystem, path = _existing(url)
     return int(filesystem.size(path))
 
 
 def read_bytes(url: str | Path) -> bytes:
     """The whole file."""
+    if cloud.is_cloud(str(url)):
+        try:
+            return cloud.read_bytes(str(url))
+        except FileNotFoundError as error:
+            raise _missing(url) from error
     filesystem, path = _existing_file(url)
     return bytes(filesystem.cat_file(path))
 
@@ -53,11 +65,13 @@ def read_range(url: str | Path, start: int, length: int) -> bytes:
     """``length`` bytes from ``start`` (fewer only at the end of the file); both at least 0."""
     assert start >= 0, start
     assert length >= 0, length
-    filesystem, path = fsspec.core.url_to_fs(str(url))
-    try:  # asking first whether it exists would be a second request for every block of a token file
+    try:  # asking first whether it exists would be a second request
+        if cloud.is_cloud(str(url)):
+            return cloud.read_range(str(url), start, length)
+        filesystem, path = _filesystem(url)
         return bytes(filesystem.cat_file(path, start=start, end=start + length))
     except FileNotFoundError as error:
-        raise DataError(f"{url} does not exist") from error
+        raise _missing(url) from error
 
 
 def read_text(url: str | Path) -> str:
@@ -78,6 +92,11 @@ def read_json(url: str | Path) -> Any:
 
 def list_folder(url: str | Path) -> list[str]:
     """Sorted base names in a folder; one that does not exist, or a file, is a DataError and not an empty list."""
+    if cloud.is_cloud(str(url)):
+        found = cloud.names(str(url))
+        if not found:
+            raise DataError(f"{url} is a file, not a folder") if exists(url) else _missing(url)
+        return found
     filesystem, path = _existing(url)
     if not filesystem.isdir(path):
         raise DataError(f"{url} is a file, not a folder")
@@ -139,8 +158,8 @@ def _put_at_the_end(url: str) -> Iterator[IO[bytes]]:
 
     fsspec's own file objects commit what they hold when they are closed, also on the way out of an exception.
     """
-    filesystem, path = fsspec.core.url_to_fs(url)
-    if isinstance(filesystem, LocalFileSystem):
+    filesystem, path = (None, url) if cloud.is_cloud(url) else _filesystem(url)
+    if url.startswith(("file://", "local://")):
         with open_write(path) as file:
             yield file
         return
@@ -148,13 +167,28 @@ def _put_at_the_end(url: str) -> Iterator[IO[bytes]]:
         temporary = os.path.join(folder, "object")
         with open(temporary, "wb") as file:
             yield file
-        filesystem.put_file(temporary, path)
+        if filesystem is None:
+            cloud.put(url, temporary)
+        else:
+            filesystem.put_file(temporary, path)
+
+
+def _missing(url: str | Path) -> DataError:
+    return DataError(f"{url} does not exist")
+
+
+def _filesystem(url: str | Path) -> tuple[Any, str]:
+    """fsspec's file system and the path in it. Imported here: it takes longer than all the rest of a start."""
+    import fsspec
+
+    found: tuple[Any, str] = fsspec.core.url_to_fs(str(url))
+    return found
 
 
 def _existing(url: str | Path) -> tuple[Any, str]:
-    filesystem, path = fsspec.core.url_to_fs(str(url))
+    filesystem, path = _filesystem(url)
     if not filesystem.exists(path):
-        raise DataError(f"{url} does not exist")
+        raise _missing(url)
     return filesystem, path
 
 

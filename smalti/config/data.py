@@ -1,11 +1,81 @@
-"""The ``data:`` section of a run, and the configs of ``smalti data curate`` and ``smalti data tokenize``."""
+"""The ``data:`` section of a run: which tokens, in which mixture and order, read from where."""
 
 import re
-from typing import Literal, Self
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from smalti.config.schema import Config, Duration, Real, Whole, placement, split_duration
+from smalti.base.errors import UserError
+from smalti.config.durations import PastLength, RunLength
+from smalti.config.places import Place
+from smalti.config.schema import Config, Duration, Real, WallTime, Whole, placement, split_duration
+from smalti.config.train import ScheduleConfig
+
+TokenDtype = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
+
+_FORMS_OF_OPTION = {
+    "column": ("mds", "text"),
+    "dtype": ("mds", "raw"),
+    "files": ("megatron", "raw", "text"),
+    "eod_id": ("mds", "megatron", "raw", "litdata"),
+    "vocab_size": ("mds", "megatron", "raw", "litdata"),
+    "document_ends": ("raw",),
+}
+
+
+class SourceConfig(Config):
+    """One source: where its tokens lie and in which form. A plain path stands for ``{path: PATH}``."""
+
+    path: Place = placement()
+    """Folder or URL (``s3://``, ``gs://``, ``az://``, ``https://``, ``hf://``). What lies there is named by its digest,
+    so the same data may move."""
+    mirrors: tuple[Place, ...] = placement(())
+    """Copies of the same folder, asked in this order when ``path`` does not answer."""
+    format: Literal["auto", "smalti", "mds", "megatron", "raw", "litdata", "text"] = "auto"
+    """Who wrote it; auto: told by the files."""
+    column: str | None = None
+    """Of ``mds``: the column that holds the tokens (absent: the only one that can); of ``text``: the one that holds the
+    text (absent: ``text``)."""
+    dtype: TokenDtype | None = None
+    """Numbers in files that do not say it: ``raw`` without a header, ``mds`` with a column of plain bytes."""
+    files: tuple[str, ...] = ()
+    """Of ``raw``, ``megatron`` and ``text``: which files below ``path``, in this order (``megatron``: without their
+    ``.bin``); locally also patterns (``*.npy``), each in sorted order. In a store all must be named: nothing is
+    listed."""
+    eod_id: Whole | None = Field(None, ge=0, lt=1 << 32)
+    """The token that closes a document, in forms that do not say it."""
+    vocab_size: Whole | None = Field(None, ge=1, le=1 << 32)
+    """Ids must lie below, in forms that do not say it: checked wherever tokens are read; up to 65,536 a token takes 2
+    bytes in memory."""
+    document_ends: str | None = None
+    """Of ``raw``: a file named as the token file with this at its end (datatrove: ``.index``) holds the ends of its
+    documents, in tokens, as 8-byte numbers."""
+
+    @model_validator(mode="after")
+    def _options_have_an_effect(self) -> Self:
+        if self.format != "auto":
+            self.check_format(self.format)
+        return self
+
+    def check_format(self, form: str) -> None:
+        """Raise ValueError for an option that has no effect in ``form``, one that ``format`` can be."""
+        for name, forms in _FORMS_OF_OPTION.items():
+            if getattr(self, name) != type(self).model_fields[name].default and form not in forms:
+                raise ValueError(f"{name} has no effect with format={form}; it is for {', '.join(forms)}")
+
+    @model_serializer(mode="wrap")
+    def _short(self, full: SerializerFunctionWrapHandler) -> Any:
+        """A section that says no more than its path is written as the path."""
+        return self.path if self == SourceConfig(path=self.path) else full(self)
+
+
+def _source(value: Any) -> Any:
+    return {"path": value} if isinstance(value, str) else value
+
+
+Source = Annotated[SourceConfig, BeforeValidator(_source)]
 
 
 class StageConfig(Config):
@@ -15,33 +85,139 @@ class StageConfig(Config):
     """Where the stage ends: ``0.8run``, ``400step`` or ``1e9tok``, counted from the start of the run."""
     weights: dict[str, Real] = Field(min_length=1)
     """Share of each source by name; any positive numbers, only their ratios count. Absent sources get none."""
+    weights_end: dict[str, Real] | None = Field(None, min_length=1)
+    """Weights at the end of the stage, reached in a straight line; absent: they stay as they are."""
+    seq_len: Whole | None = Field(None, ge=2)
+    """Tokens in a sequence of this stage; absent: ``data.seq_len``. A change starts every source's order anew."""
 
     @model_validator(mode="after")
-    def _weights_positive(self) -> Self:
-        for name, weight in self.weights.items():
-            if not 0 < weight < float("inf"):
-                raise ValueError(f"weight of '{name}' is {weight}; it must be above 0 (leave the source out for none)")
+    def _weights_make_sense(self) -> Self:
+        for weights in (self.weights, self.weights_end or {}):
+            for name, weight in weights.items():
+                if not 0 <= weight < float("inf") or (weight == 0 and self.weights_end is None):
+                    raise ValueError(
+                        f"weight of '{name}' is {weight}; it must be above 0 (leave the source out for none)"
+                    )
+            if weights and not any(weights.values()):
+                raise ValueError("all weights are 0 at one end of the stage; one must be above")
+        return self
+
+    @property
+    def names(self) -> set[str]:
+        """Sources that the stage reads."""
+        both = {**self.weights, **(self.weights_end or {})}
+        return {name for name in both if self.weights.get(name) or (self.weights_end or {}).get(name)}
+
+
+class PastConfig(PastLength):
+    """What a fork left behind: the schedule that the steps before ``at_step`` were learned by."""
+
+    seq_len: Whole = Field(ge=2)
+    """``data.seq_len`` until then."""
+    stages: tuple[StageConfig, ...] = Field(min_length=1)
+    """``data.stages`` until then; what they say of later steps was never learned."""
+    skip: tuple[tuple[Whole, Whole], ...] = ()
+    """``data.skip`` until then."""
+    lr: Real = Field(gt=0)
+    """``train.optimizer.lr`` until then."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """``train.schedule`` until then."""
+    digest: str = ""
+    """Names the future that the run had then; its newest checkpoint carries it."""
+
+
+class ShuffleConfig(Config):
+    """How far the order mixes a source."""
+
+    mode: Literal["full", "window"] = "full"
+    """``full``: any sequence of the source may stand anywhere. ``window``, for disks that cannot seek: chunks of
+    neighbouring sequences are shuffled, and sequences within a window of chunks."""
+    chunk_tokens: Whole = Field(524_288, ge=1)
+    """Tokens that lie together on disk and are read together, in window mode."""
+    window_chunks: Whole = Field(64, ge=2)
+    """Chunks among whose sequences the order mixes, in window mode."""
+
+    @model_validator(mode="after")
+    def _options_have_an_effect(self) -> Self:
+        for name in ("chunk_tokens", "window_chunks"):
+            if self.mode == "full" and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"shuffle.{name} has no effect with shuffle.mode=full; shuffle.mode=window uses it")
+        return self
+
+
+class FetchConfig(Config):
+    """How bytes are read from a store over a network; local folders use none of it but ``prefetch``."""
+
+    prefetch: WallTime = placement("10s")
+    """Seconds of training that are read ahead."""
+    prefetch_bytes: Whole = placement(1 << 30, ge=1)
+    """At most this much is read ahead on one rank."""
+    concurrency: Whole = placement(32, ge=1)
+    """Requests under way at one time on one rank."""
+    requests_per_s: Real = placement(1000.0, gt=0)
+    """Requests that the whole job starts in a second, over all ranks."""
+    timeout: WallTime = placement("20s")
+    """A request without an answer for so long has failed."""
+    give_up: WallTime = placement("10min")
+    """A range that no mirror has given for so long ends the attempt."""
+    cache: str | None = placement(None)
+    """Local folder that keeps what was read, for all ranks of a node; absent: nothing is kept."""
+    cache_bytes: Whole = placement(100 << 30, ge=1)
+    """The oldest files of the cache go when it holds more."""
+
+    @model_validator(mode="after")
+    def _options_have_an_effect(self) -> Self:
+        if self.cache is None and self.cache_bytes != type(self).model_fields["cache_bytes"].default:
+            raise ValueError("fetch.cache_bytes has no effect without fetch.cache=FOLDER")
         return self
 
 
 class DataConfig(Config):
     """Which tokens, in which mixture, cut into which sequences."""
 
-    sources: dict[str, str] = Field(min_length=1)
-    """Name -> folder of token files (as written by ``smalti data tokenize``)."""
+    sources: dict[str, Source] = Field(min_length=1)
+    """Name -> folder of token files (as written by ``smalti data tokenize``), or a section with ``path`` and more."""
     tokenizer: str | None = placement(None)
     """Folder of the tokenizer that wrote them; it is checked and copied into the run, so that the model can be exported
     with it. Absent: the run trains, but has no tokenizer to export."""
     seq_len: Whole = Field(ge=2)
-    """Tokens in a sequence."""
+    """Tokens in a sequence; held-out loss in the loop is measured at this length, whatever a stage has."""
     stages: tuple[StageConfig, ...] = Field(min_length=1)
     """The mixture over time; the last stage ends with the run."""
-    heldout: dict[str, str] = Field(default_factory=dict)
+    shuffle: ShuffleConfig = ShuffleConfig()
+    """How far the order mixes a source."""
+    packing: Literal["concat", "best-fit"] = "concat"
+    """How sequences are cut: ``concat`` chops documents one after another; ``best-fit`` splits no document that fits
+    into a sequence (from an index that ``smalti data pack`` writes)."""
+    skip: tuple[tuple[Whole, Whole], ...] = ()
+    """Spans of positions [begin, end) whose sequences are left out; what follows moves up, the mixture stays exact.
+    They apply in the order listed, each to the positions that the ones before leave: ``[[0, 100], [0, 100]]`` leaves
+    out the first 200, and spans that overlap are not a union. So a later skip is added at the end, in the positions
+    that the run has by then."""
+    takedowns: Place | None = None
+    """A file of documents that must not be learned: lines of JSON with ``source`` and ``document``."""
+    history: tuple[PastConfig, ...] = ()
+    """Written by ``smalti train --fork``, not by hand: by which schedule the first steps were learned."""
+    heldout: dict[str, Place] = Field(default_factory=dict)
     """Name -> folder of token files that are never trained on; measured in the loop and by ``smalti eval``."""
     mask_documents: bool = True
     """Attention stays inside a document; false lets a sequence see all that stands before."""
-    prefetch_steps: Whole = placement(2, ge=0)
-    """Batches read ahead of the step, in a thread."""
+    fetch: FetchConfig = FetchConfig()
+    """Reading ahead, and from stores over a network."""
+
+    @model_validator(mode="after")
+    def _skips_are_spans(self) -> Self:
+        for index, (begin, end) in enumerate(self.skip):
+            if not 0 <= begin < end:
+                raise ValueError(f"data.skip[{index}] is [{begin}, {end}]; it must be [begin, end), 0 <= begin < end")
+        return self
+
+    @model_validator(mode="after")
+    def _history_rises(self) -> Self:
+        steps = [0, *(past.at_step for past in self.history)]
+        if any(later <= step for step, later in pairwise(steps)):
+            raise ValueError(f"at_step of data.history is {steps[1:]}; each fork must lie behind the one before")
+        return self
 
     @model_validator(mode="after")
     def _names_known(self) -> Self:
@@ -51,128 +227,47 @@ class DataConfig(Config):
                     f"source '{name}' cannot be a part of a metric's name; use letters, digits, '.', '_' and '-'"
                 )
         for index, stage in enumerate(self.stages):
-            unknown = sorted(set(stage.weights) - set(self.sources))
+            unknown = sorted(stage.names - set(self.sources))
             if unknown:
                 raise ValueError(
                     f"stage {index} weighs '{unknown[0]}', which is not a source; sources: {', '.join(self.sources)}"
                 )
-        used = {name for stage in self.stages for name in stage.weights}
-        unused = sorted(set(self.sources) - used)
-        if unused:
-            raise ValueError(f"source '{unused[0]}' has no weight in any stage, so it would have no effect")
+        gone = sorted(_names(past.stages for past in self.history) - set(self.sources))
+        if gone:
+            raise ValueError(f"source '{gone[0]}' was learned before a fork, so it must stay among data.sources")
         if split_duration(self.stages[-1].until) != (1.0, "run"):
             raise ValueError(f"the last stage ends at '{self.stages[-1].until}'; it must end at '1run'")
         return self
 
+    def require_every_source_used(self) -> None:
+        """UserError for a source that no stage weighs. Not a validator: a recipe may still name what only the past of
+        a forked run read, and the run folder alone knows that."""
+        unused = sorted(set(self.sources) - _names([self.stages, *(past.stages for past in self.history)]))
+        if unused:
+            raise UserError(
+                f"source '{unused[0]}' has no weight in any stage, so it would have no effect",
+                allowed="sources that data.stages weigh",
+                hint=f"take data.sources.{unused[0]} out, or give it a weight",
+            )
 
-Preset = Literal[
-    "none",
-    "prose-light",
-    "code-light",
-    "gopher-2021",
-    "gopher-repetition-2021",
-    "c4-2019",
-    "fineweb-code-0.01",
-    "fineweb-paper-0.1",
-]
-"""The names of the rule presets; what they hold stands in ``smalti/data/curate/rules``."""
+    def before_fork(self) -> tuple["DataConfig", RunLength]:
+        """The config as it was before the last fork of ``history``, and the length that the run had."""
+        past, earlier = self.history[-1], self.history[:-1]
+        names = _names([past.stages, *(one.stages for one in earlier)])
+        changes = {
+            "sources": {name: source for name, source in self.sources.items() if name in names},
+            "seq_len": past.seq_len,
+            "stages": past.stages,
+            "skip": past.skip,
+            "history": earlier,
+        }
+        return self.model_copy(update=changes), RunLength.of(past, earlier)
 
-SplitPattern = Literal["gpt2", "cl100k", "o200k"]
-"""How text is cut into words before bytes are merged; the expressions: ``smalti/data/tokenizer/patterns.py``."""
-
-
-class CurateSourceConfig(Config):
-    """One source of raw documents."""
-
-    path: str
-    """A folder of text, Markdown or code files, a JSONL file (also .gz, .zst), a Parquet file, or a folder of such."""
-    text_field: str = "text"
-    """The field that holds the text, in JSONL and Parquet."""
-    id_field: str | None = None
-    """The field that names the document; absent: file and row."""
-    include: tuple[str, ...] = ()
-    """Glob patterns (``*.md``, ``docs/*``) of paths to take from a folder; empty takes every kind that is known."""
-    keep_fields: tuple[str, ...] = ()
-    """Numeric fields, in JSONL and Parquet, that stay with the document as columns of the output; ``score_field`` of a
-    deduplication may name one. Null is allowed in them, nothing else that is not a number."""
-    rules: tuple[Preset, ...] = ("prose-light",)
-    """Quality rules, as named presets that run in this order; all of them must pass. ``[none]`` keeps everything."""
-
-    @model_validator(mode="after")
-    def _names_make_sense(self) -> Self:
-        taken = sorted({"id", "text", "group", "n_bytes"} & set(self.keep_fields))
-        if taken:
-            raise ValueError(f"keep_fields name '{taken[0]}', which is a column of every document already")
-        if len(set(self.keep_fields)) < len(self.keep_fields):
-            raise ValueError(f"keep_fields={list(self.keep_fields)} names a field twice")
-        if not self.rules:
-            raise ValueError("rules=[] names no rules; write [none] for none")
-        if "none" in self.rules and len(self.rules) > 1:
-            raise ValueError(f"rules={list(self.rules)}: 'none' stands alone")
-        twice = sorted({name for name in self.rules if self.rules.count(name) > 1})
-        if twice:
-            raise ValueError(f"rules name '{twice[0]}' twice")
-        return self
+    @property
+    def seq_lens(self) -> tuple[int, ...]:
+        """Tokens in a sequence, stage by stage."""
+        return tuple(stage.seq_len or self.seq_len for stage in self.stages)
 
 
-class CurateConfig(Config):
-    """Raw documents -> clean, unique documents, with every drop recorded."""
-
-    sources: dict[str, CurateSourceConfig] = Field(min_length=1)
-    """Name -> where the documents come from."""
-    output: str
-    """Local folder that receives ``documents/``, ``drops/``, ``report.json`` and ``report.md``; replaced by a rerun."""
-    heldout_frac: Real = Field(0.05, ge=0, lt=0.5)
-    """Share of groups (files) set aside before anything is learned."""
-    group_field: str | None = None
-    """The field by which held-out documents are chosen (all documents of a group fall on one side, over all sources);
-    absent: the id. Files of text have no fields: their group is their path."""
-    seed: Whole = 17
-    """Chooses the held-out groups."""
-    normalize: bool = True
-    """Unicode NFC, line ends, control characters, trailing blanks, blank lines at both ends."""
-    dedup: Literal["exact", "none"] = "exact"
-    """``exact``: of equal texts one stays, over all sources: a held-out one before a training one, then the first by
-    name of source, file and row. A training document that equals a held-out one is always dropped this way."""
-    unreadable: Literal["stop", "drop"] = "stop"
-    """A record that cannot be read (broken JSON, bad UTF-8, no text): stop and name it, or drop it and record why."""
-
-    @model_validator(mode="after")
-    def _sources_name_folders(self) -> Self:
-        for name in self.sources:
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) or name == "tokenizer":
-                raise ValueError(
-                    f"source '{name}' cannot name a folder; use letters, digits, '.', '_' and '-' (not 'tokenizer')"
-                )
-        return self
-
-
-class TokenizeConfig(Config):
-    """Documents -> token files."""
-
-    documents: str
-    """The output folder of ``smalti data curate``."""
-    output: str
-    """Local folder that receives ``tokenizer/`` and one folder of token files for each source and split."""
-    tokenizer: str = "train"
-    """``train`` a byte-level BPE on the training split, or the path of a ``tokenizer.json`` (or its folder), or of a
-    tiktoken rank file."""
-    vocab_size: Whole = Field(4096, ge=260)
-    """Size of a vocabulary that is trained here, special tokens included."""
-    train_bytes: Whole = Field(50_000_000, ge=1)
-    """At most this much text is read to train the tokenizer, spread over the sources."""
-    pattern: SplitPattern | None = None
-    """How text is cut into words. Absent: ``cl100k`` for training; for a rank file, the one that goes with its size."""
-    eod_token: str | None = None
-    """The token that ends a document, of a tokenizer that is loaded; absent: the one it declares."""
-
-    @model_validator(mode="after")
-    def _options_have_an_effect(self) -> Self:
-        if self.tokenizer == "train":
-            if self.eod_token is not None:
-                raise ValueError("eod_token has no effect on a tokenizer that is trained here ('<|endoftext|>')")
-            return self
-        for name in ("vocab_size", "train_bytes"):
-            if name in self.model_fields_set:
-                raise ValueError(f"{name} has no effect on a tokenizer that is loaded ('{self.tokenizer}')")
-        return self
+def _names(every_stages: Iterable[Iterable[StageConfig]]) -> set[str]:
+    return {name for stages in every_stages for stage in stages for name in stage.names}

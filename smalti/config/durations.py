@@ -1,51 +1,191 @@
 """Durations in steps. A run is as long as it is; a cadence in wall-clock time is the loop's affair."""
 
-from smalti.config.schema import NotAllowed, split_duration
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+from pydantic import Field, ValidationError
+
+from smalti.config.schema import Config, Length, NotAllowed, Whole, split_duration
+
+L = TypeVar("L", bound="LengthConfig")
 
 
-def total_steps(duration: str, *, global_batch_tokens: int) -> int:
-    """Steps of a whole run; tokens are rounded up to whole steps, and a run has at least one."""
-    amount, unit = split_duration(duration)
-    assert unit in ("step", "tok"), duration
-    return max(1, int(amount) if unit == "step" else -(-int(amount) // global_batch_tokens))
+class BatchStageConfig(Config):
+    """A first part of the run with another batch."""
+
+    until: Length
+    """Where it ends, counted from the start of the run: ``400step`` or ``1e9tok``."""
+    global_batch_tokens: Whole = Field(ge=1)
+    """Tokens in one step until then; a multiple of seq_len."""
 
 
-def to_steps(duration: str, *, total_steps: int, global_batch_tokens: int) -> int:
-    """Steps of a part of a run of ``total_steps``: rounded to the nearest, at most the whole."""
-    amount, unit = split_duration(duration)
-    assert unit in ("step", "tok", "run"), duration
-    if unit == "run":
-        steps = round(amount * total_steps)
-    elif unit == "tok":
-        steps = round(amount / global_batch_tokens)
-    else:
-        steps = int(amount)
-    return min(steps, total_steps)
+class LengthConfig(Config):
+    """How long a run is: the first fields of ``train:``."""
+
+    duration: Length
+    """Length of the run: ``600step`` or ``2e9tok``."""
+    global_batch_tokens: Whole = Field(ge=1)
+    """Tokens in one step, over all ranks; a multiple of seq_len."""
+    batch_ramp: tuple[BatchStageConfig, ...] = ()
+    """Other batches before that one, in the order of their ends."""
 
 
-def check_schedule(duration: str, warmup: str, decay: str, *, global_batch_tokens: int) -> None:
-    """Raise NotAllowed where warmup and decay together do not fit into a run of ``duration``."""
-    total = total_steps(duration, global_batch_tokens=global_batch_tokens)
-    rise, fall = (_exact_steps(part, total, global_batch_tokens) for part in (warmup, decay))
+class PastLength(LengthConfig):
+    """A length that held until a fork."""
+
+    at_step: Whole = Field(ge=1)
+    """Steps that were done when the run was forked."""
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """How many steps a run has, and how many tokens each of them takes."""
+
+    total_steps: int
+    batches: tuple[tuple[int, int], ...]
+    """(first step, tokens in a step): parts with one size of the global batch, rising from step 0."""
+
+    @classmethod
+    def of(cls, train: LengthConfig, history: Sequence[PastLength] = ()) -> Self:
+        """The length of a run of this config, whose first steps were those of ``history``.
+
+        Raises NotAllowed for a ramp whose parts are empty or pass the end, and for an end before the last fork.
+        """
+        former, at = None, 0
+        for past in history:
+            former, at = cls._behind(former, at, past), past.at_step
+        return cls._behind(former, at, train)
+
+    @classmethod
+    def _behind(cls, former: Self | None, at: int, train: LengthConfig) -> Self:
+        """The first ``at`` steps of ``former``, then what ``train`` says of later ones."""
+        parts = [part for part in former.batches if part[0] < at] if former else []
+        start, tokens = at, former.tokens(at) if former else 0
+        for index, part in enumerate(train.batch_ramp):
+            amount, unit = split_duration(part.until)
+            end = int(amount) if unit == "step" else start + int((amount - tokens) / part.global_batch_tokens + 0.5)
+            if end <= start == at > 0:
+                continue  # over before the fork
+            if end <= start:
+                raise NotAllowed(
+                    f"train.batch_ramp[{index}] ends at '{part.until}', which is step {end:,}",
+                    allowed=f"an end after step {start:,}",
+                    hint=f"give train.batch_ramp[{index}].until a later end",
+                )
+            _append(parts, start, part.global_batch_tokens)
+            tokens += (end - start) * part.global_batch_tokens
+            start = end
+        _append(parts, start, train.global_batch_tokens)
+        amount, unit = split_duration(train.duration)
+        total = int(amount) if unit == "step" else start - (int(tokens - amount) // train.global_batch_tokens)
+        if total <= at and former:
+            raise NotAllowed(
+                f"train.duration={train.duration} ends at step {max(total, 0):,}; {at:,} steps were done at the fork",
+                allowed=f"more than {at}step",
+                hint=f"train.duration={2 * at}step",
+            )
+        if train.batch_ramp and total <= start:
+            raise NotAllowed(
+                f"train.batch_ramp ends at step {start:,}; the run, train.duration={train.duration}, ends before",
+                allowed="a ramp that ends inside the run",
+                hint="make the run longer (train.duration), or the ramp shorter",
+            )
+        return cls(max(1, total), tuple(parts))
+
+    @classmethod
+    def of_plain(cls, config: Mapping[str, Any]) -> Self | None:
+        """The length of a run whose config is plain values, of any version; None where they do not tell."""
+        train = config.get("train")
+        if not isinstance(train, Mapping):
+            return None
+        data = config.get("data")
+        history = (data.get("history") if isinstance(data, Mapping) else None) or ()
+        try:
+            return cls.of(_picked(LengthConfig, train), [_picked(PastLength, past) for past in history])
+        except (ValidationError, NotAllowed, TypeError):
+            return None
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of the whole run."""
+        return self.tokens(self.total_steps)
+
+    @property
+    def largest_batch_tokens(self) -> int:
+        """Tokens of the largest step."""
+        return max(size for _, size in self.batches)
+
+    def batch_tokens(self, step: int) -> int:
+        """Tokens of update ``step`` (from 0)."""
+        return self.batches[bisect_right(self.batches, step, key=lambda part: part[0]) - 1][1]
+
+    def tokens(self, steps: int) -> int:
+        """Tokens of the first ``steps`` updates."""
+        ends = [*(start for start, _ in self.batches[1:]), steps]
+        return sum(
+            max(0, min(end, steps) - start) * size for (start, size), end in zip(self.batches, ends, strict=True)
+        )
+
+    def step_at(self, duration: str) -> int:
+        """The step nearest to ``100step``, ``2e9tok`` or ``0.8run`` (a share of the steps), from the start."""
+        return int(self.exact_steps(duration) + 0.5)
+
+    def exact_steps(self, duration: str) -> float:
+        """Steps from the start of the run to ``duration``, not rounded; the last batch goes on behind the end."""
+        amount, unit = split_duration(duration)
+        assert unit in ("step", "tok", "run"), duration
+        if unit != "tok":
+            return amount * (self.total_steps if unit == "run" else 1)
+        return self._steps_of(amount)
+
+    def exact_last_steps(self, duration: str) -> float:
+        """Steps from ``duration`` before the end of the run to its end, not rounded."""
+        amount, unit = split_duration(duration)
+        if unit != "tok":
+            return self.exact_steps(duration)
+        rest = self.total_tokens - amount
+        return self.total_steps - (self._steps_of(rest) if rest > 0 else rest / self.batches[0][1])
+
+    def _steps_of(self, tokens: float) -> float:
+        before = 0
+        for (start, size), (end, _) in zip(self.batches, self.batches[1:], strict=False):
+            if before + (end - start) * size >= tokens:
+                return start + (tokens - before) / size
+            before += (end - start) * size
+        start, size = self.batches[-1]
+        return start + (tokens - before) / size
+
+
+def _append(parts: list[tuple[int, int]], start: int, size: int) -> None:
+    if not parts or parts[-1][1] != size:
+        parts.append((start, size))
+
+
+def _picked(model: type[L], values: Mapping[str, Any]) -> L:
+    return model(**{key: values[key] for key in model.model_fields if key in values})
+
+
+def check_schedule(length: RunLength, duration: str, warmup: str, decay: str) -> None:
+    """Raise NotAllowed where warmup and decay together do not fit into a run of ``length``, given as ``duration``."""
+    total = length.total_steps
+    rise, fall = length.exact_steps(warmup), length.exact_last_steps(decay)
     run = f"the run, train.duration={duration}, has {total:,} step{'s' if total > 1 else ''}"
     # A share of the run may be half a step more than it says once it is rounded; what is written decides.
     if rise > total * (1 + 1e-9):
         raise NotAllowed(
-            f"schedule.warmup={warmup} is {rise:,.0f} steps; {run}",
+            f"train.schedule.warmup={warmup} is {rise:,.0f} steps; {run}",
             allowed=f"at most {total}step, less the decay",
             hint="train.schedule.warmup=0.02run, or make the run longer (train.duration)",
         )
     if rise + fall > total * (1 + 1e-9):
         raise NotAllowed(
-            f"schedule.warmup={warmup} and schedule.decay={decay} are {rise:,.0f} + {fall:,.0f} steps; {run}",
+            f"train.schedule.warmup={warmup} and train.schedule.decay={decay} are {rise:,.0f} + {fall:,.0f} steps; "
+            f"{run}",
             allowed=f"together at most {total}step, or 1run",
             hint="train.schedule.warmup=0.02run train.schedule.decay=0.2run, or make the run longer (train.duration)",
         )
-
-
-def _exact_steps(duration: str, total: int, global_batch_tokens: int) -> float:
-    amount, unit = split_duration(duration)
-    return amount * {"run": total, "tok": 1 / global_batch_tokens, "step": 1}[unit]
 
 
 def to_seconds(cadence: str) -> float | None:

@@ -5,6 +5,7 @@ Two configs of equal identity train the same model from the same data in the sam
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from smalti.config.schema import Config, is_placement
@@ -25,7 +26,10 @@ def identity(config: Config) -> dict[str, Any]:
 
 
 def difference(before: Config, after: Config) -> list[str]:
-    """What differs in identity, a line each: ``train.optimizer.lr: 0.003 -> 0.004``. Empty: the same run."""
+    """What differs in identity, a line each: ``train.optimizer.lr: 0.003 -> 0.004``. Empty: the same run.
+
+    Lists of sections are compared item by item: ``data.stages.1: absent -> {weights: ...}``.
+    """
     return _lines(identity(before), identity(after))
 
 
@@ -63,8 +67,8 @@ def _lines(before: Any, after: Any, path: Path = ()) -> list[str]:
     if isinstance(before, dict) and isinstance(after, dict) and before and after:
         keys = [*before, *(key for key in after if key not in before)]
         pairs: list[tuple[Any, Any, str | int]] = [(before.get(k, ABSENT), after.get(k, ABSENT), k) for k in keys]
-    elif _sections(before) and _sections(after) and len(before) == len(after):
-        pairs = [(old, new, index) for index, (old, new) in enumerate(zip(before, after, strict=True))]
+    elif _sections(before) and _sections(after):
+        pairs = [(old, new, index) for index, (old, new) in enumerate(zip_longest(before, after, fillvalue=ABSENT))]
     else:
         return [f"{dotted(path)}: {_text(before)} -> {_text(after)}"]
     return [line for old, new, part in pairs for line in _lines(old, new, (*path, part))]

@@ -129,7 +129,8 @@ class Schema:
         if kind == "object" and "properties" in node:
             return f"a section with the keys {', '.join(node['properties'])}"
         if kind == "object":
-            return f"a mapping of names, each to {self.describe(node.get('additionalProperties', {}))}"
+            names = "at least one name" if node.get("minProperties") else "names"
+            return f"a mapping of {names}, each to {self.describe(node.get('additionalProperties', {}))}"
         return {"boolean": "true or false", "null": "null"}.get(str(kind), "any value")
 
 
@@ -155,6 +156,8 @@ def as_user_error(
         if item["type"] == "extra_forbidden":
             path = item["loc"]
         grouped.setdefault(path, []).append(item)
+    for path in _hollow(grouped):
+        del grouped[path]
     problems = [_problem(schema, path, items[0], value, origins, label) for path, items in grouped.items()]
     if len(problems) == 1:
         return UserError(problems[0].message, allowed=problems[0].allowed, hint=problems[0].hint)
@@ -164,6 +167,12 @@ def as_user_error(
         lines += [f"  allowed: {problem.allowed}"] if problem.allowed else []
         lines += [f"  hint: {problem.hint}"] if problem.hint else []
     return UserError("\n".join(lines))
+
+
+def _hollow(grouped: Mapping[Path, list[Any]]) -> list[Path]:
+    """Lists that are too short only because their items, which have problems of their own, do not count."""
+    paths = [path for path, items in grouped.items() if items[0]["type"] == "too_short"]
+    return [path for path in paths if any(len(other) > len(path) and other[: len(path)] == path for other in grouped)]
 
 
 def _problem(schema: Schema, path: Path, item: Any, value: Any, origins: Mapping[Path, str], label: str) -> Problem:
@@ -187,9 +196,10 @@ def _problem(schema: Schema, path: Path, item: Any, value: Any, origins: Mapping
     if item["type"] == "value_error" and item.get("ctx"):
         error = item["ctx"]["error"]
         text = str(error)
+        if isinstance(error, NotAllowed):
+            return Problem(f"{where}: {key + ': ' if key else ''}{text}", error.allowed, error.hint)
         if schema.keys(node):
-            allowed, hint = (error.allowed, error.hint) if isinstance(error, NotAllowed) else (None, None)
-            return Problem(f"{where}: {key + ': ' if key else ''}{text}", allowed, hint)
+            return Problem(f"{where}: {key + ': ' if key else ''}{text}", None, None)
         return Problem(f"{where}: {key} = {inline(_at(value, path))}: {text}", schema.describe(node), None)
     given = _at(value, path)
     return Problem(

@@ -5,7 +5,8 @@ from typing import Self
 
 from pydantic import field_validator, model_validator
 
-from smalti.config.data import DataConfig
+from smalti.config.data import DataConfig, PastConfig
+from smalti.config.durations import RunLength, check_schedule
 from smalti.config.model import ModelConfig
 from smalti.config.schema import Config, Whole, placement
 from smalti.config.track import TrackConfig
@@ -33,12 +34,28 @@ class JobConfig(Config):
         """Where the run's files lie."""
         return self.folder or f"runs/{self.name}"
 
+    @property
+    def history(self) -> tuple[PastConfig, ...]:
+        """What held until each fork; only runs of ``smalti train`` are forked."""
+        return ()
+
+    @property
+    def length(self) -> RunLength:
+        """Steps of the run, and tokens of each; the first ones by the history of its forks."""
+        return RunLength.of(self.train, self.history)
+
     @field_validator("name")
     @classmethod
     def _name_is_a_folder_name(cls, name: str) -> str:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
             raise ValueError(f"'{name}' cannot be a folder name; use letters, digits, '.', '_' and '-'")
         return name
+
+    @model_validator(mode="after")
+    def _schedule_fits_the_run(self) -> Self:
+        train = self.train
+        check_schedule(self.length, train.duration, train.schedule.warmup, train.schedule.decay)
+        return self
 
 
 class RunConfig(JobConfig):
@@ -49,20 +66,62 @@ class RunConfig(JobConfig):
     data: DataConfig
     """The tokens."""
 
+    @property
+    def history(self) -> tuple[PastConfig, ...]:
+        """What held until each fork."""
+        return self.data.history
+
     @model_validator(mode="after")
     def _batch_of_whole_sequences(self) -> Self:
-        seq_len, batch = self.data.seq_len, self.train.global_batch_tokens
-        if batch % seq_len:
-            raise ValueError(
-                f"train.global_batch_tokens={batch} is not a multiple of data.seq_len={seq_len}; "
-                f"the nearest are {batch // seq_len * seq_len} and {(batch // seq_len + 1) * seq_len}"
-            )
-        micro = self.train.microbatch_tokens
-        if isinstance(micro, int) and micro % seq_len:
-            raise ValueError(f"train.microbatch_tokens={micro} is not a multiple of data.seq_len={seq_len}")
-        if seq_len > self.model.max_position_embeddings:
-            raise ValueError(
-                f"data.seq_len={seq_len} is longer than model.max_position_embeddings="
-                f"{self.model.max_position_embeddings}"
-            )
+        micro, longest = self.train.microbatch_tokens, self.model.max_position_embeddings
+        fields = {part.global_batch_tokens: f"train.batch_ramp[{i}]" for i, part in enumerate(self.train.batch_ramp)}
+        fields[self.train.global_batch_tokens] = "train"
+        keys = {stage.seq_len: f"data.stages[{i}].seq_len" for i, stage in enumerate(self.data.stages)}
+        keys[self.data.seq_len] = "data.seq_len"
+        for batch, seq_len in self.batches_and_lengths:
+            field, key = fields.get(batch, "data.history"), keys.get(seq_len, "data.history.seq_len")
+            if batch % seq_len:
+                below, above = batch // seq_len * seq_len, (batch // seq_len + 1) * seq_len
+                raise ValueError(
+                    f"{field}.global_batch_tokens={batch} is not a multiple of {key}={seq_len}; "
+                    + (f"the nearest are {below} and {above}" if below else f"the least is {above}")
+                )
+            if isinstance(micro, int) and micro % seq_len:
+                raise ValueError(f"train.microbatch_tokens={micro} is not a multiple of {key}={seq_len}")
+            if seq_len > longest:
+                raise ValueError(f"{key}={seq_len} is longer than model.max_position_embeddings={longest}")
         return self
+
+    @property
+    def seq_len_parts(self) -> tuple[tuple[int, int], ...]:
+        """(first step, seq_len): parts of the run with sequences of one length, rising from step 0."""
+        parts: list[tuple[int, int]] = []
+        data, length, ends = self.data, self.length, self.length.total_steps
+        while True:  # from the last fork back to the beginning
+            at = data.history[-1].at_step if data.history else 0
+            starts = [0, *(length.step_at(stage.until) for stage in data.stages[:-1])]
+            own = zip(starts, [*starts[1:], ends], data.seq_lens, strict=True)
+            parts = [(max(start, at), seq_len) for start, end, seq_len in own if end > at and start < ends] + parts
+            if not data.history:
+                break
+            data, length = data.before_fork()
+            ends = at
+        return tuple(part for i, part in enumerate(parts) if i == 0 or parts[i - 1][1] != part[1])
+
+    @property
+    def batches_and_lengths(self) -> tuple[tuple[int, int], ...]:
+        """(tokens in a step, seq_len): the pairs that meet in some step, in the order of the run."""
+        length, lengths = self.length, self.seq_len_parts
+        steps = sorted({start for start, _ in (*length.batches, *lengths) if start < length.total_steps})
+        pairs = [(length.batch_tokens(step), [n for start, n in lengths if start <= step][-1]) for step in steps]
+        return tuple(dict.fromkeys(pairs))
+
+    def tokens_by_seq_len(self, steps: int | None = None) -> dict[int, int]:
+        """Tokens of the first ``steps`` steps (absent: of the run), by the length of the sequences that held them."""
+        length, found = self.length, dict[int, int]()
+        end = length.total_steps if steps is None else steps
+        starts = [start for start, _ in self.seq_len_parts]
+        for (start, seq_len), stop in zip(self.seq_len_parts, [*starts[1:], end], strict=True):
+            tokens = length.tokens(min(stop, end)) - length.tokens(min(start, end))
+            found[seq_len] = found.get(seq_len, 0) + tokens
+        return {seq_len: tokens for seq_len, tokens in found.items() if tokens}

@@ -50,7 +50,7 @@ def split_duration(text: str) -> tuple[float, str]:
     """'2e9tok' -> (2e9, 'tok'); units: step, tok, run (a fraction of the run), s, min, h."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"'{text}' is not a duration; write a number and a unit: 100step, 2e9tok, 0.8run")
+        raise ValueError(f"'{text}' is not a length of time or training; write a number and a unit")
     if not math.isfinite(float(match["amount"])):
         raise ValueError(f"'{text}' is too large a number")
     return float(match["amount"]), match["unit"]
@@ -113,7 +113,7 @@ Cadence = Annotated[
 ]
 """How often something happens; may be wall-clock time (``30min``), so it is a placement field only."""
 
-WallTime = Annotated[str, _duration(("s", "min", "h"))]
+WallTime = Annotated[str, _duration(("s", "min", "h")), _duration_schema("10s", "10min", "2h")]
 """A length of time: ``10min``. Placement fields only."""
 
 Real = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number_from_text)]

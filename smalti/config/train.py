@@ -4,8 +4,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from smalti.config.durations import check_schedule
-from smalti.config.schema import BelowOne, Cadence, Config, Count, Duration, Length, Real, WallTime, Whole, placement
+from smalti.config.durations import LengthConfig
+from smalti.config.schema import BelowOne, Cadence, Config, Count, Duration, Real, WallTime, Whole, placement
 
 
 class OptimizerConfig(Config):
@@ -88,13 +88,9 @@ class CheckpointConfig(Config):
     """Newest complete checkpoints that stay."""
 
 
-class TrainConfig(Config):
+class TrainConfig(LengthConfig):
     """How the model learns."""
 
-    duration: Length
-    """Length of the run: ``600step`` or ``2e9tok``."""
-    global_batch_tokens: Whole = Field(ge=1)
-    """Tokens in one step, over all ranks; a multiple of seq_len."""
     microbatch_tokens: Count | Literal["auto"] = placement("auto")
     """Tokens in one forward pass on one rank; auto: the rank's whole share, at most 16,384 tokens."""
     optimizer: OptimizerConfig
@@ -117,20 +113,9 @@ class TrainConfig(Config):
     """Held-out tokens per source in the loop."""
 
     @model_validator(mode="after")
-    def _schedule_fits_the_run(self) -> Self:
-        check_schedule(
-            self.duration,
-            self.schedule.warmup,
-            self.schedule.decay,
-            global_batch_tokens=self.global_batch_tokens,
-        )
-        return self
-
-    @model_validator(mode="after")
     def _microbatch_fits_the_batch(self) -> Self:
-        if isinstance(self.microbatch_tokens, int) and self.microbatch_tokens > self.global_batch_tokens:
-            raise ValueError(
-                f"microbatch_tokens={self.microbatch_tokens} is more than "
-                f"global_batch_tokens={self.global_batch_tokens}"
-            )
+        largest = max(self.global_batch_tokens, *(part.global_batch_tokens for part in self.batch_ramp), 0)
+        if isinstance(self.microbatch_tokens, int) and self.microbatch_tokens > largest:
+            most = "the largest batch" if self.batch_ramp else "global_batch_tokens"
+            raise ValueError(f"microbatch_tokens={self.microbatch_tokens} is more than {most}={largest}")
         return self

@@ -1,30 +1,39 @@
-"""The layout of one token file (``*.tok``), byte by byte; all numbers little-endian.
+"""The layout of one token file (``*.tok``), byte by byte; all numbers little-endian but the checksum.
 
-    0        header, 4096 bytes: magic, version, width of a token, block size, tokens, end-of-document id, digest of the
-             tokenizer, zeros, and in the last 8 bytes the XXH3-64 of the 4088 before
-    4096     tokens, u16 or u32, one after another; seen as blocks of 64 KiB, the last one shorter
-    ...      XXH3-64 of each block, u64
-    end - 8  XXH3-64 of that table
+    0       header, 4096 bytes: magic, version, width of a token, block size, tokens in the file, end-of-document id,
+            digest of the tokenizer, salt of the data set, number of the file, zeros, and in the last 8 bytes the
+            XXH3-64 of the 4088 before
+    4096    blocks of 8192 bytes, each
+              0     8176 bytes of tokens, u16 or u32, one after another; after the last token of the file zeros
+              8176  u64: documents that end before this block, counted through all files of the data set
+              8184  XXH3-64 (big-endian) of the 8184 bytes before, seeded with salt, file and block
 
-Promises: every byte that a reader relies on is under a checksum; the file says by itself what it holds; the length of
-a sequence is not frozen into it. Does not promise protection against an adversary (the manifest's SHA-256 does that).
+Promises: every byte is under a checksum; a block carries its own proof, so that one ranged read of a sequence brings
+all that is needed to trust it; a block of another place, file, version or data set fails like a damaged one; the length
+of a sequence is not frozen into the file. Does not promise protection against an adversary (the manifest's SHA-256 does
+that). Why the checksum stands in the block: docs/decisions/0012.
 """
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
+import numpy.typing as npt
 
 from smalti.base.errors import DataError
-from smalti.base.hashing import xxh3
+from smalti.base.hashing import xxh3, xxh3_digest
 
 MAGIC = b"SMALTITK"
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 4096
-BLOCK_BYTES = 65_536
+BLOCK_BYTES = 8192
 CHECKSUM_BYTES = 8
+PAYLOAD_BYTES = BLOCK_BYTES - 16
+HASHED_BYTES = BLOCK_BYTES - CHECKSUM_BYTES
 
-_FIELDS = struct.Struct("<8sIIQQq32s")
+_FIELDS = struct.Struct("<8sIIQQq32sQQ")
+_SPREAD = 0x9E3779B97F4A7C15
+"""Odd, so that every block of a data set has a seed of its own."""
 _HINT = "copy the file again from where it was written, or run 'smalti data tokenize' again"
 
 
@@ -38,31 +47,36 @@ class Header:
     eod_id: int
     tokenizer_digest: str
     """Hex SHA-256 of the tokenizer that made the tokens."""
-
-    @property
-    def dtype(self) -> "np.dtype[np.unsignedinteger]":
-        """The type of a token on disk."""
-        return np.dtype("<u2" if self.token_bytes == 2 else "<u4")
-
-    @property
-    def data_bytes(self) -> int:
-        """Bytes of all tokens."""
-        return self.n_tokens * self.token_bytes
-
-    @property
-    def n_blocks(self) -> int:
-        """Blocks of 64 KiB, the last one perhaps shorter."""
-        return -(-self.data_bytes // BLOCK_BYTES)
-
-    @property
-    def file_bytes(self) -> int:
-        """Size of the whole file."""
-        return HEADER_BYTES + self.data_bytes + (self.n_blocks + 1) * CHECKSUM_BYTES
+    salt: int
+    """u64, the same in all files of a data set and in no other."""
+    file: int
+    """Number of the file in its data set."""
 
 
 def token_bytes_for(vocab_size: int) -> int:
     """Width of a token on disk: 2 bytes up to a vocabulary of 65,536, else 4."""
     return 2 if vocab_size <= 65_536 else 4
+
+
+def block_dtype(token_bytes: int) -> "np.dtype[np.void]":
+    """A block as a record: ``tokens``, ``before`` (documents that end before it), ``checksum``."""
+    tokens = (f"<u{token_bytes}", (PAYLOAD_BYTES // token_bytes,))
+    return np.dtype([("tokens", *tokens), ("before", "<u8"), ("checksum", ">u8")])
+
+
+def n_blocks(n_tokens: int, token_bytes: int) -> int:
+    """Blocks that hold ``n_tokens`` tokens, the last one perhaps filled up with zeros."""
+    return -(-n_tokens * token_bytes // PAYLOAD_BYTES)
+
+
+def file_bytes(n_tokens: int, token_bytes: int) -> int:
+    """Size of a file of ``n_tokens`` tokens."""
+    return HEADER_BYTES + n_blocks(n_tokens, token_bytes) * BLOCK_BYTES
+
+
+def block_start(block: int) -> int:
+    """Where a block begins in its file, in bytes."""
+    return HEADER_BYTES + block * BLOCK_BYTES
 
 
 def pack_header(header: Header) -> bytes:
@@ -75,6 +89,8 @@ def pack_header(header: Header) -> bytes:
         header.n_tokens,
         header.eod_id,
         bytes.fromhex(header.tokenizer_digest),
+        header.salt,
+        header.file,
     )
     body = fields.ljust(HEADER_BYTES - CHECKSUM_BYTES, b"\0")
     return body + struct.pack("<Q", xxh3(body))
@@ -89,48 +105,75 @@ def unpack_header(data: bytes, file: str) -> Header:
     body = data[: HEADER_BYTES - CHECKSUM_BYTES]
     if struct.unpack("<Q", data[HEADER_BYTES - CHECKSUM_BYTES : HEADER_BYTES])[0] != xxh3(body):
         raise DataError(f"{file} is corrupt: the checksum of its header does not match", hint=_HINT)
-    _, version, token_bytes, block_bytes, n_tokens, eod_id, tokenizer = _FIELDS.unpack_from(body)
+    _, version, token_bytes, block_bytes, n_tokens, eod_id, tokenizer, salt, number = _FIELDS.unpack_from(body)
     if version != VERSION or block_bytes != BLOCK_BYTES or token_bytes not in (2, 4):
         raise DataError(
             f"{file} has format version {version}, {token_bytes} bytes per token, blocks of {block_bytes:,} bytes",
             allowed=f"version {VERSION}, 2 or 4 bytes per token, blocks of {BLOCK_BYTES:,} bytes",
             hint="write the tokens again with 'smalti data tokenize' of this version",
         )
-    return Header(token_bytes, n_tokens, eod_id, tokenizer.hex())
+    return Header(token_bytes, n_tokens, eod_id, tokenizer.hex(), salt, number)
 
 
-def pack_checksums(checksums: list[int]) -> bytes:
-    """The table that closes a file: one XXH3-64 for each block, and one over the table."""
-    table = np.asarray(checksums, dtype="<u8").tobytes()
-    return table + struct.pack("<Q", xxh3(table))
+def agree(found: Header, expected: Header, file: str) -> None:
+    """Compare a file's header with what the manifest says of it. Raises DataError with the difference."""
+    for field in fields(Header):
+        values = getattr(found, field.name), getattr(expected, field.name)
+        if values[0] != values[1]:
+            raise DataError(
+                f"{file} is not the file that the manifest lists: its {field.name} is {values[0]}, not {values[1]}",
+                hint=_HINT,
+            )
 
 
-def unpack_checksums(
-    data: bytes, header: Header, expected: int, file: str
-) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
-    """The checksums of all blocks, u64 [n_blocks]; ``expected`` is the table's own checksum from the manifest."""
-    table = data[:-CHECKSUM_BYTES]
-    if len(data) != (header.n_blocks + 1) * CHECKSUM_BYTES:
-        raise DataError(f"{file} is truncated inside its table of checksums", hint=_HINT)
-    own = struct.unpack("<Q", data[-CHECKSUM_BYTES:])[0]
-    if xxh3(table) != own:
-        raise DataError(f"{file} is corrupt: its table of block checksums does not match its own checksum", hint=_HINT)
-    if own != expected:
-        raise DataError(
-            f"{file} is not the file that the manifest lists: its blocks add up to {own:016x}, not {expected:016x}",
-            hint=_HINT,
-        )
-    return np.frombuffer(table, dtype="<u8")
+def seeds(salt: int, blocks: npt.NDArray[np.int64]) -> list[int]:
+    """Seeds of the checksums of blocks, which are numbered through all files of a data set."""
+    found: list[int] = (blocks.astype(np.uint64) * np.uint64(_SPREAD) + np.uint64(salt)).tolist()
+    return found
 
 
-def check_block(block: memoryview, checksum: int, file: str, index: int) -> None:
-    """Compare one block with its checksum; DataError names file and block."""
-    if xxh3(block) != checksum:
-        first = HEADER_BYTES + index * BLOCK_BYTES
-        raise DataError(
-            f"{file} is corrupt: block {index} (bytes {first:,} to {first + len(block):,}) does not match its checksum",
-            hint=_HINT,
-        )
+def pack_blocks(
+    tokens: npt.NDArray[np.unsignedinteger], *, eod_id: int, before: int, salt: int, first_block: int
+) -> npt.NDArray[np.void]:
+    """Tokens [n] as whole blocks, the last one filled up with zeros. ``before``: documents that end before the first of
+    them; ``first_block``: its number, counted through all files of the data set."""
+    width = tokens.dtype.itemsize
+    blocks = np.zeros(n_blocks(tokens.size, width), block_dtype(width))
+    size = PAYLOAD_BYTES // width
+    whole = tokens.size // size
+    blocks["tokens"][:whole] = tokens[: whole * size].reshape(whole, size)
+    blocks["tokens"][whole:, : tokens.size - whole * size] = tokens[whole * size :]
+    ends = np.flatnonzero(tokens == eod_id) // size
+    blocks["before"] = before + np.searchsorted(ends, np.arange(len(blocks)))
+    found = checksums(blocks.data.cast("B"), seeds(salt, first_block + np.arange(len(blocks))))
+    blocks["checksum"] = np.frombuffer(found, ">u8")
+    return blocks
+
+
+def checksums(blocks: memoryview, seeds_of_blocks: list[int]) -> bytes:
+    """The checksums of whole blocks of bytes, one after another: what must stand at their ends."""
+    starts = range(0, len(blocks), BLOCK_BYTES)
+    return b"".join(
+        [xxh3_digest(blocks[at : at + HASHED_BYTES], seed) for at, seed in zip(starts, seeds_of_blocks, strict=True)]
+    )
+
+
+def wrong_blocks(blocks: memoryview, seeds_of_blocks: list[int]) -> list[int]:
+    """Which of these whole blocks of bytes do not match their checksum; mostly none."""
+    stored = np.frombuffer(blocks, np.uint64).reshape(-1, BLOCK_BYTES // 8)[:, -1].tobytes()
+    found = checksums(blocks, seeds_of_blocks)
+    if found == stored:
+        return []
+    return np.flatnonzero(np.frombuffer(found, np.uint64) != np.frombuffer(stored, np.uint64)).tolist()
+
+
+def bad_block(file: str, block: int) -> DataError:
+    """The error for a block that fails its check wherever it is read from."""
+    start = block_start(block)
+    return DataError(
+        f"{file} is corrupt: block {block} (bytes {start:,} to {start + BLOCK_BYTES:,}) does not match its checksum",
+        hint=_HINT,
+    )
 
 
 def short_file(file: str, found_bytes: int, expected_bytes: int) -> DataError:

@@ -1,11 +1,10 @@
-"""Reads tokens by range, from a local folder or an object store, and checks what it reads.
+"""A folder of token files as a ``Source``: one long array of tokens, read by range, from a local folder or a store.
 
 Promises: every block that is touched is verified on every read, so a token that is handed out is a token that was
-written; a wrong file is named with its block. Local files are read with pread, not mapped: a file cut short or a bad
-disk is an error with a name, not a SIGBUS that kills the rank. Threads may share a source. Does not cache.
+written; what is bad is named. Where documents begin and end is found from the blocks alone, no further file is read.
+Nothing is opened before the first read. Threads may share a source. Does not cache.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,167 +12,169 @@ import numpy as np
 import numpy.typing as npt
 
 from smalti.base import store
-from smalti.base.errors import DataError
+from smalti.base.errors import DataError, UserError
 from smalti.base.hashing import sha256_file
+from smalti.data.fetch import Files, open_files
 from smalti.data.tokens import format as layout
-from smalti.data.tokens.manifest import Manifest, TokenFile
+from smalti.data.tokens.blocks import GROUP_BLOCKS, BlockReader, Int64s, Runs
+from smalti.data.tokens.ids import IDS_NAME
+from smalti.data.tokens.manifest import FILE_NAME, Manifest, read_manifest
+
+_PROBES = 15
+"""Blocks that a search for a document looks at in one go: a store over a network then answers in few rounds."""
 
 
 class TokenSource:
-    """The tokens of one folder as one long array, read by range.
+    """The tokens of one folder; see ``data/source.py`` for what a source does."""
 
-    Raises DataError at once when a local file is missing, has the wrong size or a damaged header; files in an object
-    store are looked at when they are first read.
-    """
+    checked = "every block (XXH3-64)"
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = str(folder)
-        self.manifest = Manifest.load(folder)
-        self._starts = np.cumsum([0, *(file.n_tokens for file in self.manifest.files)], dtype=np.int64)
-        local = store.is_local(folder)
-        self._files = [_File(store.join(folder, file.name), file, self.manifest, local) for file in self.manifest.files]
-        if local:
-            for file in self._files:
-                file.open()
+    def __init__(self, folder: str | Path, *, index: bytes | None = None, files: Files | None = None) -> None:
+        """``index``: the bytes of ``manifest.json`` where somebody has read them already; ``files``: how to reach the
+        folder, where more than its path is to be said. Raises DataError for a manifest that is missing or damaged."""
+        self.where = str(folder)
+        files = files or open_files(self.where)
+        self.manifest = manifest = Manifest.parse(
+            read_manifest(files) if index is None else index, store.join(folder, FILE_NAME)
+        )
+        self.n_tokens = manifest.n_tokens
+        self.dtype: np.dtype[Any] = np.dtype("<u2" if manifest.dtype == "u16" else "<u4")
+        self.digest = manifest.digest
+        self.tokenizer_digest: str | None = manifest.tokenizer_digest
+        self.vocab_size: int | None = manifest.vocab_size
+        self.eod_id: int | None = manifest.eod_id
+        self.n_documents: int | None = manifest.n_documents
+        self._blocks = BlockReader(self.where, manifest, files)
+        self._block_tokens = layout.PAYLOAD_BYTES // manifest.token_bytes
+        self._record = layout.block_dtype(manifest.token_bytes)
 
-    @property
-    def n_tokens(self) -> int:
-        """Tokens in all files, end-of-document tokens included."""
-        return self.manifest.n_tokens
+    def read_rows(self, begins: Int64s, out: npt.NDArray[Any]) -> None:
+        """Fill ``out`` [n, length] of ``dtype``, contiguous: row i with tokens [begins[i], begins[i] + length)."""
+        assert out.dtype == self.dtype, (out.dtype, self.dtype)
+        assert out.flags.c_contiguous
+        length = out.shape[1]
+        if not out.size:
+            return
+        begins = np.asarray(begins, dtype=np.int64)
+        self._require(int(begins.min()), int(begins.max()) + length)
+        runs, begin, end, to = self._cut(begins, length)
+        width, flat = self.dtype.itemsize, out.data.cast("B")
+        begin, end, to = begin * width, end * width, to * width
+        starts, stops, targets, ends = begin.tolist(), end.tolist(), to.tolist(), (to + end - begin).tolist()
+        for _, blocks, data in self._blocks.read(runs):
+            at = 0
+            for start, stop, target, last in zip(
+                starts[blocks], stops[blocks], targets[blocks], ends[blocks], strict=True
+            ):
+                flat[target:last] = data[at + start : at + stop]
+                at += layout.BLOCK_BYTES
 
     def read(self, begin_token: int, n: int) -> npt.NDArray[np.int64]:
-        """Tokens [begin_token, begin_token + n) as int64 [n]. Raises DataError outside the data or on a bad block."""
-        out = np.empty(n, dtype=np.int64)
-        self.read_into(begin_token, out)
-        return out
+        """Tokens [begin_token, begin_token + n) as int64 [n]."""
+        self._require(begin_token, begin_token + n)
+        out = np.empty((1, n), dtype=self.dtype)
+        self.read_rows(np.array([begin_token]), out)
+        tokens: npt.NDArray[np.int64] = out[0].astype(np.int64)
+        return tokens
 
-    def read_into(self, begin_token: int, out: npt.NDArray[np.int64]) -> None:
-        """Fill ``out`` [n] with the tokens from ``begin_token`` on; a sequence costs one read of whole blocks."""
-        end = begin_token + out.size
-        if not 0 <= begin_token <= end <= self.n_tokens:
-            raise DataError(
-                f"tokens {begin_token:,} to {end:,} of {self.folder} were asked for",
-                allowed=f"0 to {self.n_tokens:,}",
-            )
-        done = 0
-        index = int(np.searchsorted(self._starts, begin_token, side="right")) - 1
-        while done < out.size:
-            inside = begin_token + done - int(self._starts[index])
-            n = min(out.size - done, self.manifest.files[index].n_tokens - inside)
-            self._files[index].read_into(inside, out[done : done + n])
-            done += n
-            index += 1
+    def documents_at(self, tokens: Int64s) -> Int64s:
+        """Number of the document that each token [n] belongs to, its end-of-document token included."""
+        tokens = np.asarray(tokens, dtype=np.int64)
+        if not tokens.size:
+            return tokens
+        self._require(int(tokens.min()), int(tokens.max()) + 1)
+        file, inside = np.divmod(tokens, self.manifest.file_tokens)
+        block, inside = np.divmod(inside, self._block_tokens)
+        found = np.empty(tokens.size, np.int64)
+        for which, _, data in self._blocks.read(Runs(file, block, np.ones_like(block))):
+            records = np.frombuffer(data, self._record)
+            before = np.arange(self._block_tokens) < inside[which, None]
+            found[which] = records["before"] + ((records["tokens"] == self.eod_id) & before).sum(axis=1)
+        return found
+
+    def document_span(self, document: int) -> tuple[int, int]:
+        """Tokens [begin, end) of a document, its end-of-document token included."""
+        if not 0 <= document < self.manifest.n_documents:
+            raise UserError(f"document {document:,} of {self.where}", allowed=f"0 to {self.manifest.n_documents - 1:,}")
+        return (self._end_of(document - 1) if document else 0), self._end_of(document)
+
+    @property
+    def n_reread(self) -> int:
+        """Blocks that failed their check and were good when read again."""
+        return self._blocks.n_reread
+
+    def check_files(self) -> None:
+        """Look at every file of a local folder: there, and of the right size. Raises DataError."""
+        self._blocks.check_files()
 
     def verify(self) -> None:
-        """Read every byte of every local file and compare its SHA-256 with the manifest. Raises DataError."""
-        for file in self._files:
-            file.verify()
-
-    def close(self) -> None:
-        """Close the files; they open again when read."""
-        for file in self._files:
-            file.close()
-
-
-class _File:
-    """One token file; opens on first use, keeps a descriptor and the checksums of its blocks."""
-
-    def __init__(self, path: str, entry: TokenFile, manifest: Manifest, local: bool) -> None:
-        self.path, self.entry, self.manifest, self.local = path, entry, manifest, local
-        self._descriptor = -1
-        self._checksums: list[int] | None = None
-        self._dtype = np.dtype("<u2" if manifest.dtype == "u16" else "<u4")
-        self._data_bytes = entry.n_tokens * self._dtype.itemsize
-
-    def open(self) -> None:
-        """Check size, header and table of checksums against the manifest."""
-        if self.local:
-            if not os.path.isfile(self.path):
-                raise DataError(f"{self.path} does not exist, but the manifest lists it", hint="copy the folder again")
-            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            found = os.fstat(self._descriptor).st_size if self.local else store.size_bytes(self.path)
-            if found != self.entry.n_bytes:
-                raise layout.short_file(self.path, found, self.entry.n_bytes)
-            header = layout.unpack_header(bytes(self._bytes(0, layout.HEADER_BYTES)), self.path)
-            self._agree(header)
-            table_start = layout.HEADER_BYTES + header.data_bytes
-            table = bytes(self._bytes(table_start, self.entry.n_bytes - table_start))
-            checksums = layout.unpack_checksums(table, header, int(self.entry.checksums, 16), self.path)
-        except BaseException:
-            self.close()
-            raise
-        self._checksums = checksums.tolist()
-
-    def read_into(self, begin: int, out: npt.NDArray[np.int64]) -> None:
-        """Fill ``out`` with the tokens of this file from ``begin`` on."""
-        if self._checksums is None:
-            self.open()
-        width = self._dtype.itemsize
-        first = begin * width // layout.BLOCK_BYTES
-        start = first * layout.BLOCK_BYTES
-        last = -(-(begin + out.size) * width // layout.BLOCK_BYTES)
-        stop = min(last * layout.BLOCK_BYTES, self._data_bytes)
-        data = self._verified(first, start, stop)
-        out[:] = np.frombuffer(data, self._dtype, count=out.size, offset=begin * width - start)
-
-    def _verified(self, first_block: int, start: int, stop: int) -> memoryview:
-        data = self._bytes(layout.HEADER_BYTES + start, stop - start)
-        try:
-            self._check(data, first_block)
-        except DataError:
-            if self.local:
-                raise
-            # a transfer can damage what lies intact in the store: one more try before the file is blamed
-            data = self._bytes(layout.HEADER_BYTES + start, stop - start)
-            self._check(data, first_block)
-        return data
-
-    def _check(self, data: memoryview, first_block: int) -> None:
-        assert self._checksums is not None
-        for number, start in enumerate(range(0, len(data), layout.BLOCK_BYTES), start=first_block):
-            layout.check_block(data[start : start + layout.BLOCK_BYTES], self._checksums[number], self.path, number)
-
-    def _bytes(self, start: int, length: int) -> memoryview:
-        if not self.local:
-            data = memoryview(store.read_range(self.path, start, length))
-            if len(data) != length:
-                raise layout.short_file(self.path, start + len(data), self.entry.n_bytes)
-            return data
-        buffer: npt.NDArray[Any] = np.empty(length, dtype=np.uint8)
-        view = buffer.data
-        done = 0
-        while done < length:
-            n = os.preadv(self._descriptor, [view[done:]], start + done)
-            if n == 0:
-                raise layout.short_file(self.path, start + done, self.entry.n_bytes)
-            done += n
-        return view
-
-    def _agree(self, header: layout.Header) -> None:
-        manifest = self.manifest
-        pairs = (
-            ("tokens", header.n_tokens, self.entry.n_tokens),
-            ("bytes per token", header.token_bytes, self._dtype.itemsize),
-            ("end-of-document id", header.eod_id, manifest.eod_id),
-            ("tokenizer", header.tokenizer_digest, manifest.tokenizer_digest),
-        )
-        for what, found, expected in pairs:
+        """Read every byte of every local file, and compare its SHA-256 with the manifest. Raises DataError."""
+        if not store.is_local(self.where):
+            raise DataError(f"{self.where} is not local, so it is not read whole", hint="copy the folder here first")
+        self.check_files()
+        expected_of = {self._blocks.path(file): digest for file, digest in enumerate(self.manifest.file_digests())}
+        if self.manifest.ids_sha256:
+            expected_of[store.join(self.where, IDS_NAME)] = self.manifest.ids_sha256
+        for path, expected in expected_of.items():
+            if not Path(path).is_file():
+                raise DataError(f"{path} does not exist, but the manifest lists it", hint="copy the folder again")
+            found = sha256_file(path)
             if found != expected:
-                raise DataError(f"{self.path} does not fit its manifest: {what} {found}, not {expected}")
-
-    def verify(self) -> None:
-        if not self.local:
-            raise DataError(f"{self.path} is not local, so it is not read whole", hint="copy the folder here first")
-        found = sha256_file(self.path)
-        if found != self.entry.digest:
-            raise DataError(f"{self.path} has the SHA-256 {found}, the manifest says {self.entry.digest}")
+                raise DataError(f"{path} has the SHA-256 {found}, the manifest says {expected}")
 
     def close(self) -> None:
-        descriptor, self._descriptor = self._descriptor, -1
-        self._checksums = None
-        if descriptor >= 0:
-            os.close(descriptor)
+        """Close files and connections; they open again when read."""
+        self._blocks.close()
 
-    def __del__(self) -> None:
-        self.close()
+    def _require(self, begin: int, end: int) -> None:
+        if not 0 <= begin <= end <= self.n_tokens:
+            raise DataError(
+                f"tokens {begin:,} to {end:,} of {self.where} were asked for", allowed=f"0 to {self.n_tokens:,}"
+            )
+
+    def _cut(self, begins: Int64s, length: int) -> tuple[Runs, Int64s, Int64s, Int64s]:
+        """Rows as runs of blocks, and for each block in turn: the tokens [begin, end) that are wanted of it, and where
+        in the rows (one after another) they go. A row that crosses the end of a file is more than one run."""
+        size = self._block_tokens
+        most = (GROUP_BLOCKS - 1) * size
+        to = np.arange(len(begins)) * length
+        left = np.full(len(begins), length)
+        cut = []
+        while begins.size:
+            file = begins // self.manifest.file_tokens
+            inside = begins - file * self.manifest.file_tokens
+            n = np.minimum(np.minimum(left, most), self.manifest.file_tokens - inside)
+            cut.append((file, inside, n, to))
+            more = left > n
+            begins, to, left = (begins + n)[more], (to + n)[more], (left - n)[more]
+        file, inside, n, to = cut[0] if len(cut) == 1 else (np.concatenate(parts) for parts in zip(*cut, strict=True))
+        first = inside // size
+        skip = inside - first * size
+        count = (skip + n - 1) // size + 1
+        nth = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+        skip, n, to = (np.repeat(part, count) for part in (skip, n, to))
+        begin = np.where(nth == 0, skip, 0)
+        return Runs(file, first, count), begin, np.minimum(skip + n - nth * size, size), to + nth * size - skip + begin
+
+    def _end_of(self, document: int) -> int:
+        """The token after the end of a document: a search over the counts in the blocks."""
+        low, high = 0, self.manifest.n_blocks
+        while high - low > 1:  # the block in which it ends is in [low, high)
+            probes = np.unique(np.linspace(low, high, _PROBES + 2).astype(np.int64)[1:-1])
+            probes = probes[probes > low]
+            before = self._read_records(probes)["before"].astype(np.int64)
+            passed = int(np.searchsorted(before, document, side="right"))
+            low, high = (
+                int(probes[passed - 1]) if passed else low,
+                int(probes[passed]) if passed < len(probes) else high,
+            )
+        record = self._read_records(np.array([low]))[0]
+        ends = np.flatnonzero(record["tokens"] == self.eod_id)
+        file, block = divmod(low, self.manifest.blocks_per_file)
+        at = int(ends[document - int(record["before"])])
+        return file * self.manifest.file_tokens + block * self._block_tokens + at + 1
+
+    def _read_records(self, numbers: Int64s) -> npt.NDArray[np.void]:
+        file, block = np.divmod(numbers, self.manifest.blocks_per_file)
+        runs = Runs(file, block, np.ones_like(block))
+        return np.concatenate([np.frombuffer(data, self._record).copy() for _, _, data in self._blocks.read(runs)])

@@ -1,27 +1,33 @@
 """Writes documents into token files.
 
-Promises: each file appears whole or not at all, the manifest comes last, so a writer that was killed leaves a folder
-that no reader takes for a data set. Memory stays near ``_FLUSH_TOKENS`` tokens. Does not promise to append to a
-finished data set, nor to write to an object store (write locally, then copy the folder).
+Promises: each file appears whole or not at all, the manifest comes last, so a writer that was killed or met a full disk
+leaves a folder that no reader takes for a data set; a second writer in the same folder is refused. Memory stays near
+``_FLUSH_TOKENS`` tokens. Does not promise to append to a finished data set, nor to write to an object store (write
+locally, then copy the folder).
 """
 
+import fcntl
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Literal, Self
+from typing import IO, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from smalti.base import store
 from smalti.base.errors import DataError, UserError
-from smalti.base.hashing import sha256_file, xxh3
+from smalti.base.hashing import sha256_file
 from smalti.data.tokens import format as layout
 from smalti.data.tokens import manifest as manifests
-from smalti.data.tokens.manifest import Manifest, TokenFile
+from smalti.data.tokens.ids import IDS_NAME, IdWriter
+from smalti.data.tokens.manifest import Manifest
 
 _FLUSH_TOKENS = 1 << 20
 DEFAULT_FILE_TOKENS = 1 << 28
+_LEFT_OVER = ("tokens-*.tok", ".tokens-*.tok.*.tmp", f".{IDS_NAME}.*.tmp", IDS_NAME)
+"""What a writer that was killed leaves: without a manifest it is no data set."""
 
 
 class TokenWriter:
@@ -34,9 +40,14 @@ class TokenWriter:
         vocab_size: int,
         eod_id: int,
         tokenizer_digest: str,
+        salt: str | None = None,
         file_tokens: int = DEFAULT_FILE_TOKENS,
     ) -> None:
-        """``tokenizer_digest``: hex SHA-256; ``file_tokens``: tokens in each file but the last."""
+        """``tokenizer_digest``: hex SHA-256; ``file_tokens``: tokens in each file but the last.
+
+        ``salt``: 16 hex digits that stand for what is written, so that a block of another data set never passes for one
+        of this; the same documents with the same salt give the same bytes. Without one it is drawn by chance.
+        """
         if not store.is_local(folder):
             raise UserError(
                 f"token files cannot be written to '{folder}'",
@@ -47,16 +58,16 @@ class TokenWriter:
             raise UserError(f"vocab_size is {vocab_size}", allowed="1 to 4294967296")
         if not 0 <= eod_id < vocab_size:
             raise UserError(f"eod_id is {eod_id}", allowed=f"an id of the vocabulary, 0 to {vocab_size - 1}")
-        if len(tokenizer_digest) != 64 or set(tokenizer_digest) - set("0123456789abcdef"):
-            raise UserError(
-                f"tokenizer_digest is '{tokenizer_digest}'", allowed="a SHA-256 in 64 lower-case hex digits"
-            )
+        if salt is None:
+            salt = os.urandom(8).hex()
+        for name, value, digits in (("tokenizer_digest", tokenizer_digest, 64), ("salt", salt, 16)):
+            if len(value) != digits or set(value) - set("0123456789abcdef"):
+                raise UserError(f"{name} is '{value}'", allowed=f"{digits} lower-case hex digits")
         if file_tokens < 1:
             raise UserError(f"file_tokens is {file_tokens}", allowed="1 or more")
-        if store.exists(store.join(folder, manifests.FILE_NAME)):
-            raise UserError(f"{folder} already holds token files", hint="name another folder, or remove this one first")
         self.folder = Path(store.make_folder(folder))
         self.vocab_size, self.eod_id, self.tokenizer_digest = vocab_size, eod_id, tokenizer_digest
+        self.salt = salt
         self.n_documents = 0
         self.n_text_bytes = 0
         self._file_tokens = file_tokens
@@ -64,14 +75,25 @@ class TokenWriter:
         self._pending: list[npt.NDArray[Any]] = []
         self._pending_tokens = 0
         self._open: _OpenFile | None = None
-        self._files: list[TokenFile] = []
+        self._ids: IdWriter | None = None
+        self._digests: list[str] = []
+        self._n_tokens = 0
+        self._n_ended = 0
         self._closed = False
+        self._lock = _lock(self.folder)
+        if (self.folder / manifests.FILE_NAME).exists():
+            self.abort()
+            raise UserError(f"{folder} already holds token files", hint="name another folder, or remove this one first")
+        for pattern in _LEFT_OVER:
+            for path in self.folder.glob(pattern):
+                path.unlink()
 
-    def add(self, ids: npt.ArrayLike, n_text_bytes: int = 0) -> None:
+    def add(self, ids: npt.ArrayLike, n_text_bytes: int = 0, document_id: str | None = None) -> None:
         """Append one document: its ids [n] WITHOUT the end-of-document id, which is written after them.
 
-        ``n_text_bytes`` is the document's length in UTF-8, the denominator of bits per byte. Raises DataError for an
-        id outside the vocabulary and for a document that contains the end-of-document id (it would be cut in two).
+        ``n_text_bytes`` is the document's length in UTF-8, the denominator of bits per byte; ``document_id`` (of all
+        documents or of none) goes to ``ids.parquet``. Raises DataError for an id outside the vocabulary and for a
+        document that contains the end-of-document id (it would be cut in two).
         """
         assert not self._closed, "add() after close()"
         array = np.asarray(ids)
@@ -89,6 +111,7 @@ class TokenWriter:
                 f"document {self.n_documents} contains the end-of-document id {self.eod_id}",
                 hint="encode documents with special tokens switched off",
             )
+        self._add_id(document_id)
         self._pending += [array.astype(self._dtype), np.array([self.eod_id], self._dtype)]
         self._pending_tokens += array.size + 1
         self.n_documents += 1
@@ -105,30 +128,39 @@ class TokenWriter:
                 f"no document was written to {self.folder}: the corpus is empty",
                 hint="check the source's path and its quality rules",
             )
-        self._flush()
-        self._finish_file()
-        self._closed = True
-        manifest = Manifest(
-            format=manifests.FORMAT,
-            dtype=self._dtype_name(),
-            n_tokens=sum(file.n_tokens for file in self._files),
-            n_documents=self.n_documents,
-            n_text_bytes=self.n_text_bytes,
-            eod_id=self.eod_id,
-            vocab_size=self.vocab_size,
-            tokenizer_digest=self.tokenizer_digest,
-            files=tuple(self._files),
-        )
-        manifest = Manifest(**{**vars(manifest), "digest": manifest.content_digest()})
-        manifest.save(self.folder)
+        try:
+            self._flush()
+            self._finish_file()
+            manifest = Manifest(
+                format=manifests.FORMAT,
+                dtype="u16" if self._dtype.itemsize == 2 else "u32",
+                n_tokens=self._n_tokens,
+                n_documents=self.n_documents,
+                n_text_bytes=self.n_text_bytes,
+                eod_id=self.eod_id,
+                vocab_size=self.vocab_size,
+                tokenizer_digest=self.tokenizer_digest,
+                salt=self.salt,
+                file_tokens=self._file_tokens,
+                sha256=manifests.join_digests(self._digests),
+                ids_sha256=self._ids.finish() if self._ids is not None else "",
+            ).with_digest()
+            manifest.save(self.folder)
+            self._ids = None
+        finally:
+            self.abort()
         return manifest
 
     def abort(self) -> None:
-        """Drop the file that is being written; no manifest will come."""
+        """Drop the file that is being written; no manifest will come. After ``close`` it does nothing."""
         self._closed = True
-        if self._open is not None:
-            self._open.discard()
-            self._open = None
+        for unfinished in (self._open, self._ids):
+            if unfinished is not None:
+                unfinished.discard()
+        self._open = self._ids = None
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
 
     def __enter__(self) -> Self:
         return self
@@ -141,8 +173,16 @@ class TokenWriter:
         elif not self._closed:
             self.close()
 
-    def _dtype_name(self) -> Literal["u16", "u32"]:
-        return "u16" if self._dtype.itemsize == 2 else "u32"
+    def _add_id(self, document_id: str | None) -> None:
+        if document_id is not None and self.n_documents == 0:
+            self._ids = IdWriter(self.folder)
+        if (self._ids is None) != (document_id is None):
+            raise DataError(
+                f"document {self.n_documents} has {'no' if document_id is None else 'an'} id, unlike those before",
+                allowed="ids for all documents of a data set, or for none",
+            )
+        if self._ids is not None and document_id is not None:
+            self._ids.add(document_id)
 
     def _flush(self) -> None:
         if not self._pending:
@@ -151,7 +191,7 @@ class TokenWriter:
         self._pending, self._pending_tokens = [], 0
         while tokens.size:
             if self._open is None:
-                self._open = _OpenFile(self.folder / f"tokens-{len(self._files):05d}.tok")
+                self._open = _OpenFile(self.folder, self._header(), self._first_block(), self._n_ended)
             room = self._file_tokens - self._open.n_tokens
             self._open.write(tokens[:room])
             tokens = tokens[room:]
@@ -160,42 +200,47 @@ class TokenWriter:
 
     def _finish_file(self) -> None:
         if self._open is not None:
-            self._files.append(self._open.finish(self._dtype.itemsize, self.eod_id, self.tokenizer_digest))
+            self._digests.append(self._open.finish())
+            self._n_tokens += self._open.n_tokens
+            self._n_ended = self._open.n_ended
             self._open = None
+
+    def _header(self) -> layout.Header:
+        width, salt = self._dtype.itemsize, int(self.salt, 16)
+        return layout.Header(width, self._file_tokens, self.eod_id, self.tokenizer_digest, salt, len(self._digests))
+
+    def _first_block(self) -> int:
+        return len(self._digests) * layout.n_blocks(self._file_tokens, self._dtype.itemsize)
 
 
 class _OpenFile:
     """One token file on its way, under a temporary name."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, folder: Path, header: layout.Header, first_block: int, n_ended: int) -> None:
+        """``header`` of a full file; ``first_block`` and ``n_ended`` (documents) count through all files."""
+        self.path = folder / manifests.file_name(header.file)
         self.n_tokens = 0
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self.n_ended = n_ended
+        self._header, self._next_block = header, first_block
+        self._block_tokens = layout.PAYLOAD_BYTES // header.token_bytes
+        self._temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
         self._file: IO[bytes] = open(self._temporary, "w+b")  # noqa: SIM115 (closed by finish or discard)
         self._file.write(bytes(layout.HEADER_BYTES))
-        self._partial = b""
-        self._checksums: list[int] = []
+        self._rest: npt.NDArray[Any] = np.zeros(0, f"<u{header.token_bytes}")
 
     def write(self, tokens: npt.NDArray[Any]) -> None:
-        data = tokens.tobytes()
-        self._file.write(data)
         self.n_tokens += tokens.size
-        data = self._partial + data
-        whole = len(data) // layout.BLOCK_BYTES * layout.BLOCK_BYTES
-        view = memoryview(data)
-        for start in range(0, whole, layout.BLOCK_BYTES):
-            self._checksums.append(xxh3(view[start : start + layout.BLOCK_BYTES]))
-        self._partial = data[whole:]
+        tokens = np.concatenate([self._rest, tokens]) if self._rest.size else tokens
+        whole = tokens.size // self._block_tokens * self._block_tokens
+        self._write_blocks(tokens[:whole])
+        self._rest = tokens[whole:]
 
-    def finish(self, token_bytes: int, eod_id: int, tokenizer_digest: str) -> TokenFile:
-        if self._partial:
-            self._checksums.append(xxh3(self._partial))
-        header = layout.Header(token_bytes, self.n_tokens, eod_id, tokenizer_digest)
-        table = layout.pack_checksums(self._checksums)
+    def finish(self) -> str:
+        """Give the file its name; returns its SHA-256."""
         try:
-            self._file.write(table)
+            self._write_blocks(self._rest)
             self._file.seek(0)
-            self._file.write(layout.pack_header(header))
+            self._file.write(layout.pack_header(replace(self._header, n_tokens=self.n_tokens)))
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
@@ -204,9 +249,34 @@ class _OpenFile:
         except BaseException:
             self.discard()
             raise
-        own = f"{xxh3(table[: -layout.CHECKSUM_BYTES]):016x}"
-        return TokenFile(self.path.name, self.n_tokens, header.file_bytes, digest, own)
+        return digest
 
     def discard(self) -> None:
-        self._file.close()
-        self._temporary.unlink(missing_ok=True)
+        try:
+            self._file.close()
+        except OSError:  # what was still to be written does not fit on the disk: it is not wanted any more
+            pass
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+    def _write_blocks(self, tokens: npt.NDArray[Any]) -> None:
+        if not tokens.size:
+            return
+        header = self._header
+        blocks = layout.pack_blocks(
+            tokens, eod_id=header.eod_id, before=self.n_ended, salt=header.salt, first_block=self._next_block
+        )
+        self._file.write(blocks.data.cast("B"))
+        self._next_block += len(blocks)
+        self.n_ended += int((tokens == header.eod_id).sum())
+
+
+def _lock(folder: Path) -> int:
+    """A descriptor that keeps other writers out until it is closed; it goes with the process."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise UserError(f"another writer is at work in {folder}", hint="wait for it to end") from error
+    return descriptor

@@ -1,0 +1,277 @@
+"""Stores over a network, through obstore: how a URL is opened, and what a store's error means.
+
+The only module that imports obstore. S3 and its kin (by endpoint), GCS, Azure, HTTP(S) and the Hugging Face Hub, which
+is HTTP. Credentials come from each cloud's own environment variables, which obstore reads; docs/guides/object-stores.md
+lists them. Promises: reading never lists. Does not promise to work in a process that was forked from one that has read
+from a store (its threads are gone): that is an error, not a hang.
+"""
+
+import os
+import re
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import parse_qsl, urlsplit
+
+from smalti.base import env
+from smalti.base.errors import DataError, SmaltiError, TryElsewhere, UserError, missing_extra
+
+SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "azure", "adl", "abfs", "abfss", "http", "https", "hf")
+"""Schemes of URLs that are opened here; others belong to fsspec."""
+
+_S3_OPTIONS = ("endpoint", "region", "keys")
+
+Trouble = Literal["missing", "forbidden", "keyless", "short", "refused", "slow", "again"]
+"""What an error means for the reader: no such file; not ours to read; nobody gives us keys; the file ends before; asked
+in a way that will never work; the store asks for fewer requests; try again."""
+
+_used_in: list[int] = []
+
+
+def is_cloud(url: str) -> bool:
+    """True for a URL that is opened here."""
+    return url.partition("://")[0] in SCHEMES and "://" in url
+
+
+def split(url: str) -> tuple[str, str]:
+    """(what is opened once, path inside): bucket, container, host or repository with its options, and the rest."""
+    parts = urlsplit(url, allow_fragments=False)  # a name may have a #
+    path = parts.path.strip("/")
+    if parts.scheme == "hf":
+        root, path = _hub(parts.netloc + parts.path)
+        return root, path
+    options = f"?{parts.query}" if parts.query else ""
+    return f"{parts.scheme}://{parts.netloc}{options}", path
+
+
+def open_store(root: str, *, timeout_s: float, retries: bool) -> Any:
+    """The obstore store of a root of ``split``; one per process, with its pool of connections.
+
+    retries: obstore's own, for single small files; the fetch engine brings its own and must see every failure.
+    """
+    return _opened(root, timeout_s, retries, env.store_settings())
+
+
+def guard_fork() -> None:
+    """Call before each request. Raises SmaltiError in a process forked after its parent has made one."""
+    if not _used_in:
+        _used_in.append(os.getpid())
+    elif _used_in[0] != os.getpid():
+        raise SmaltiError(
+            "this process was forked from one that had read from a store over a network, and cannot read from it",
+            hint="start processes by spawn or forkserver: multiprocessing.get_context('spawn')",
+        )
+
+
+def trouble(error: BaseException) -> Trouble:
+    """What an error of a store means; obstore has no status codes but in its text."""
+    if isinstance(error, FileNotFoundError):
+        return "missing"
+    if isinstance(error, PermissionError) or type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
+        return "forbidden"
+    text = str(error)
+    if "169.254.169.254" in text or "metadata.google.internal" in text:
+        return "keyless"  # none are set, and this machine has no role that gives some
+    found = re.search(r"status code: (\d{3})", text)
+    code = int(found[1]) if found else 0
+    if code == 416:
+        return "short"
+    if code == 429 or (code == 503 and re.search("SlowDown|reduce your request rate|ServerBusy", text)):
+        return "slow"
+    if code == 400 and "ExpiredToken" in text:
+        return "forbidden"
+    if 400 <= code < 500 and code != 408:
+        return "refused"
+    if isinstance(error, (ValueError, NotImplementedError)) or type(error).__name__ in (
+        "NotSupportedError",
+        "InvalidPathError",
+        "UnknownConfigurationKeyError",
+    ):
+        return "refused"
+    if "non-partial response" in text or "without LOCATION" in text:
+        return "refused"
+    return "again"
+
+
+def reason(error: BaseException) -> str:
+    """An error in one line, without obstore's "Debug source"."""
+    if isinstance(error, TimeoutError):
+        return str(error) or "no answer in time"
+    text = str(error).partition("\n\nDebug source")[0].strip() or type(error).__name__
+    return re.sub(r"\s+", " ", text)[:500]
+
+
+def told(url: str, error: BaseException) -> SmaltiError:
+    """The error for a request that failed for good."""
+    kind = trouble(error)
+    if kind == "missing":
+        return DataError(f"{url} does not exist", hint="compare the path with what lies in the store")
+    if kind in ("forbidden", "keyless"):
+        return DataError(
+            f"{url} may not be read: {reason(error)}",
+            hint=f"set the credentials of this store ({_variables(url)}); docs/guides/object-stores.md",
+        )
+    if kind == "short":
+        return DataError(f"{url} ends before the bytes that were asked for", hint="copy the file again")
+    if kind == "refused":
+        return DataError(f"{url} cannot be read: {reason(error)}", hint=_refused_hint(error))
+    return TryElsewhere(f"{url}: {reason(error)}")
+
+
+def _refused_hint(error: BaseException) -> str:
+    text = str(error)
+    if "without LOCATION" in text:
+        return "the bucket lies in another region: set AWS_REGION"
+    if "ange request not supported" in text or "non-partial" in text:
+        return "this server gives no ranges of files: use another one, or copy the folder"
+    return "compare endpoint, region and credentials with docs/guides/object-stores.md"
+
+
+def _variables(url: str) -> str:
+    scheme = url.partition("://")[0]
+    if scheme in ("gs", "gcs"):
+        return "GOOGLE_APPLICATION_CREDENTIALS"
+    if scheme in ("az", "azure", "adl", "abfs", "abfss"):
+        return "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN"
+    if scheme == "hf" or "/resolve" in url:
+        return "HF_TOKEN"
+    if scheme in ("http", "https"):
+        return "a host that asks for none; only stores of clouds take credentials"
+    return "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for other stores than Amazon's also AWS_ENDPOINT_URL"
+
+
+# ---- opening --------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def _opened(root: str, timeout_s: float, retries: bool, settings: env.StoreSettings) -> Any:
+    try:
+        from obstore.store import from_url
+    except ImportError as error:
+        raise missing_extra("obstore", "cloud", f"reading {root.partition('?')[0]}") from error
+    wait = timedelta(seconds=timeout_s)
+    client: Any = {
+        "timeout": wait,
+        "connect_timeout": min(wait, timedelta(seconds=5)),
+        "allow_http": True,  # where the user's endpoint is http; nothing falls back to it
+        "user_agent": "smalti",
+    }
+    short = timedelta(milliseconds=100)
+    backoff = {"init_backoff": short, "max_backoff": timedelta(seconds=5), "base": 2}
+    retry: Any = {"max_retries": 8 if retries else 0, "retry_timeout": timedelta(minutes=2), "backoff": backoff}
+    address, options = _address(root, settings)
+    if root.startswith("hf://") and settings.hub_token:
+        client["default_headers"] = {"Authorization": f"Bearer {settings.hub_token}"}
+    try:
+        return from_url(address, client_options=client, retry_config=retry, **options)
+    except Exception as error:
+        raise UserError(
+            f"{root} cannot be opened: {reason(error)}", hint="docs/guides/object-stores.md says what each store needs"
+        ) from error
+
+
+def _address(root: str, settings: env.StoreSettings) -> tuple[str, dict[str, Any]]:
+    """What obstore is given for a root, and its options."""
+    parts = urlsplit(root)
+    if parts.scheme == "hf":
+        return f"{settings.hub_endpoint}/{root.removeprefix('hf://')}", {}
+    options: dict[str, Any] = {}
+    given = dict(parse_qsl(parts.query, keep_blank_values=True))
+    for name in given:
+        if parts.scheme not in ("s3", "s3a") or name not in _S3_OPTIONS:
+            raise UserError(
+                f"'{name}' in {root}", allowed="in s3:// URLs: ?" + "=...&".join(_S3_OPTIONS) + "=...; elsewhere none"
+            )
+    if "endpoint" in given:
+        options["endpoint"] = given["endpoint"]
+        if settings.s3_endpoint:
+            raise UserError(
+                f"AWS_ENDPOINT_URL_S3 is set, and would win over the endpoint in {root}",
+                hint="set AWS_ENDPOINT_URL instead; an endpoint in a URL wins over that",
+            )
+    if "region" in given:
+        options["region"] = given["region"]
+    if "keys" in given:
+        key, secret = env.store_keys(given["keys"])
+        # not as options: a session token in the environment belongs to other keys
+        credential = {"access_key_id": key, "secret_access_key": secret, "token": None, "expires_at": None}
+        options["credential_provider"] = lambda: credential
+    return f"{parts.scheme}://{parts.netloc}", options
+
+
+def _hub(rest: str) -> tuple[str, str]:
+    """``hf://datasets/ORG/NAME@REVISION/path`` is ``https://huggingface.co/datasets/ORG/NAME/resolve/REVISION/path``."""
+    found = re.fullmatch(
+        r"((?:datasets/|spaces/|buckets/)?)((?!datasets/|spaces/|buckets/)[\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.*))?",
+        rest.strip("/"),
+    )
+    if found is None:
+        raise UserError(
+            f"hf://{rest} names no repository",
+            allowed="hf://datasets/ORG/NAME/path, hf://datasets/ORG/NAME@REVISION/path, hf://buckets/ORG/NAME/path",
+        )
+    kind, repository, revision, path = found.groups()
+    resolve = "resolve" if kind == "buckets/" else f"resolve/{revision or 'main'}"
+    return f"hf://{kind}{repository}/{resolve}", (path or "").strip("/")
+
+
+# ---- single small files, for base/store.py --------------------------------------------------------------------------
+
+_TIMEOUT_S = 60.0
+
+
+def size_bytes(url: str) -> int | None:
+    """Size of a file, None where there is none."""
+    try:
+        return int(_ask(lambda obstore, store, path: obstore.head(store, path), url)["size"])
+    except FileNotFoundError:
+        return None
+
+
+def read_bytes(url: str) -> bytes:
+    """The whole file. Raises FileNotFoundError."""
+    return bytes(_ask(lambda obstore, store, path: obstore.get(store, path).bytes(), url))
+
+
+def read_range(url: str, start: int, length: int) -> bytes:
+    """Bytes from ``start``; fewer at the end of the file. Raises FileNotFoundError."""
+    if length == 0:
+        return b""
+
+    def get(obstore: Any, store: Any, path: str) -> Any:
+        return obstore.get_range(store, path, start=start, length=length)
+
+    return bytes(_ask(get, url, past_end=b""))
+
+
+def names(url: str) -> list[str]:
+    """Base names directly below a folder; empty for one that does not exist."""
+
+    def look(obstore: Any, store: Any, path: str) -> Any:
+        return obstore.list_with_delimiter(store, f"{path}/" if path else None)
+
+    found = _ask(look, url)
+    paths = [*found["common_prefixes"], *(entry["path"] for entry in found["objects"])]
+    return sorted(os.path.basename(path.rstrip("/")) for path in paths)
+
+
+def put(url: str, local_path: str) -> None:
+    """Put a local file there in one piece."""
+    _ask(lambda obstore, store, path: obstore.put(store, path, Path(local_path)), url)
+
+
+def _ask(what: Any, url: str, past_end: Any = None) -> Any:
+    root, path = split(url)
+    store = open_store(root, timeout_s=_TIMEOUT_S, retries=True)
+    guard_fork()
+    import obstore
+
+    try:
+        return what(obstore, store, path)
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        if past_end is not None and trouble(error) == "short":
+            return past_end
+        raise told(url, error) from error
