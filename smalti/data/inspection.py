@@ -9,119 +9,128 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from smalti.base import store
 from smalti.base.errors import DataError
+from smalti.config.data import FetchConfig, SourceConfig
+from smalti.config.load import from_dict
 from smalti.data.curate.heldout import SPLITS
 from smalti.data.curate.publish import read_record
 from smalti.data.curate.report import FORMAT_KIND as CURATE_KIND
 from smalti.data.curate.report import RECORD_NAME as CURATE_RECORD
 from smalti.data.curate.tables import read_documents
+from smalti.data.document_lengths import context_summary, find_documents, length_curve, length_summary
+from smalti.data.source import Source
+from smalti.data.sources import open_source, read_index
 from smalti.data.tokenize import KIND as TOKENIZE_KIND
 from smalti.data.tokenize import RECORD_NAME as TOKENIZE_RECORD
 from smalti.data.tokenize import TOKENIZER_FOLDER
 from smalti.data.tokenizer.encode import Tokenizer, load_tokenizer
 from smalti.data.tokens import TokenSource
 
-_SCAN_TOKENS = 1 << 22
 _SAMPLE_TOKENS = 512
 
 
 def inspect_folder(
-    folder: str, *, tokenizer: str | None = None, n_samples: int = 3, limit_tokens: int = 100_000_000
+    folder: str,
+    *,
+    options: Sequence[str] = (),
+    tokenizer: str | None = None,
+    n_samples: int = 3,
+    limit_tokens: int = 100_000_000,
 ) -> dict[str, Any]:
-    """Plain values about a folder of token files, the output of a tokenization, or the output of a curation.
+    """Plain values about tokens of any form that a run can read, the output of a tokenization, or that of a curation.
 
     ``parts`` lists one entry a source and split: ``name``, ``manifest`` or ``counts``, ``lengths`` (``unit`` tokens
-    without the end-of-document token, or bytes) and ``samples``. At most ``limit_tokens`` of each folder are read.
-    DataError when the folder is none of the three, or the tokenizer is not the one that made the tokens.
+    without the end-of-document token, or bytes) and ``samples``; of tokens also ``contexts`` and ``curve`` (see
+    ``document_lengths``). Of a folder of more than ``limit_tokens`` about so many are read, at evenly spaced places.
+    ``options`` are fields of a source (``format=mds``). DataError when the folder is none of these, or the tokenizer is
+    not the one that made the tokens.
     """
-    if os.path.isfile(Path(folder) / "manifest.json"):
-        return {"kind": "tokens", "parts": [_tokens(folder, "", tokenizer, n_samples, limit_tokens)]}
-    if os.path.isfile(Path(folder) / TOKENIZE_RECORD):
-        record = read_record(folder, kind=TOKENIZE_KIND, record_name=TOKENIZE_RECORD, verb="smalti data tokenize")
-        names = [f"{source}/{split}" for source, splits in record["sources"].items() for split in splits]
-        own = tokenizer or str(Path(folder) / TOKENIZER_FOLDER)
-        parts = [_tokens(str(Path(folder) / name), name, own, n_samples, limit_tokens) for name in names]
-        return {"kind": "tokenized", "parts": parts}
-    if os.path.isfile(Path(folder) / CURATE_RECORD):
-        record = read_record(folder, kind=CURATE_KIND, record_name=CURATE_RECORD, verb="smalti data curate")
-        return {"kind": "documents", "parts": _documents(folder, record, n_samples)}
-    raise DataError(
-        f"{folder} holds nothing to inspect",
-        allowed="a folder of token files, or the output folder of 'smalti data curate' or 'smalti data tokenize'",
-    )
+    if store.is_local(folder) and not options:
+        if os.path.isfile(Path(folder) / TOKENIZE_RECORD):
+            record = read_record(folder, kind=TOKENIZE_KIND, record_name=TOKENIZE_RECORD, verb="smalti data tokenize")
+            names = [f"{source}/{split}" for source, splits in record["sources"].items() for split in splits]
+            own = tokenizer or str(Path(folder) / TOKENIZER_FOLDER)
+            parts = [_tokens(str(Path(folder) / name), name, (), own, n_samples, limit_tokens) for name in names]
+            return {"kind": "tokenized", "parts": parts}
+        if os.path.isfile(Path(folder) / CURATE_RECORD):
+            record = read_record(folder, kind=CURATE_KIND, record_name=CURATE_RECORD, verb="smalti data curate")
+            return {"kind": "documents", "parts": _documents(folder, record, n_samples)}
+    return {"kind": "tokens", "parts": [_tokens(folder, folder, options, tokenizer, n_samples, limit_tokens)]}
 
 
-def length_summary(lengths: npt.NDArray[np.int64], unit: str) -> dict[str, Any]:
-    """Count, mean, median, 90th percentile, longest, and a histogram whose bins double: [0], [1], [2, 3], [4, 7] ..."""
-    if not lengths.size:
-        return {"unit": unit, "documents": 0, "histogram": []}
-    # bit length of each value, exact for all that a document can be (below 2**53)
-    bins = np.frexp(lengths.astype(np.float64))[1].astype(np.int64)
-    bins[lengths == 0] = 0
-    counts = np.bincount(bins)
-    return {
-        "unit": unit,
-        "documents": int(lengths.size),
-        "mean": round(float(lengths.mean()), 1),
-        "median": int(np.median(lengths)),
-        "p90": int(np.percentile(lengths, 90)),
-        "longest": int(lengths.max()),
-        "histogram": [
-            {"from": 2 ** (number - 1) if number else 0, "to": 2**number - 1 if number else 0, "documents": int(count)}
-            for number, count in enumerate(counts)
-            if number >= int(bins.min())
-        ],
-    }
+def _tokens(
+    folder: str, name: str, options: Sequence[str], tokenizer: str | None, n_samples: int, limit_tokens: int
+) -> dict[str, Any]:
+    config = from_dict(SourceConfig, {"path": folder}, "the source", options).config
+    if tokenizer is None:
+        tokenizer = _tokenizer_beside(folder)
+    try:
+        index = read_index(config, FetchConfig(), tokenizer=tokenizer)
+    except DataError as error:
+        if not store.is_local(folder) or options:
+            raise
+        raise DataError(
+            f"{folder} holds nothing to inspect: {error.message}",
+            allowed="tokens of any form that a run can read, or an output of 'smalti data curate' or 'tokenize'",
+            hint=error.hint,
+        ) from error
+    source = open_source(config, index, FetchConfig(), tokenizer=tokenizer)
+    loaded = _matching_tokenizer(folder, tokenizer, source.tokenizer_digest)
+    keys = ("n_tokens", "n_documents", "vocab_size", "eod_id", "tokenizer_digest", "digest", "checked")
+    facts = {"dtype": f"u{8 * source.dtype.itemsize}", **{key: getattr(source, key) for key in keys}}
+    if isinstance(source, TokenSource):
+        facts |= {"n_text_bytes": source.manifest.n_text_bytes, "files": source.manifest.n_files}
+    return {"name": name, "manifest": facts, **_look(source, loaded, n_samples, limit_tokens)}
 
 
-def _tokens(folder: str, name: str, tokenizer: str | None, n_samples: int, limit_tokens: int) -> dict[str, Any]:
-    source = TokenSource(folder)
-    manifest = source.manifest
-    ends = _document_ends(source, limit_tokens)
-    lengths = np.diff(ends, prepend=-1) - 1
-    loaded = _matching_tokenizer(folder, tokenizer, manifest.tokenizer_digest)
-    samples = []
-    for index in _evenly(ends.size, n_samples):
-        begin = int(ends[index] - lengths[index])
-        ids = source.read(begin, min(int(lengths[index]), _SAMPLE_TOKENS)).tolist()
-        samples.append({"document": index, "n_tokens": int(lengths[index]), **_shown(ids, loaded)})
+def _look(source: Source, tokenizer: Tokenizer | None, n_samples: int, limit_tokens: int) -> dict[str, Any]:
+    """Lengths of the documents, what context lengths make of them, and some documents."""
+    found = find_documents(source, limit_tokens)
+    if found is None:
+        return {
+            "lengths": length_summary(np.empty(0, dtype=np.int64), "tokens"),
+            "contexts": [],
+            "samples": [_sample(source, 0, source.n_tokens, tokenizer)][:n_samples],
+            "note": "where its documents end is not known; a token that closes them may be named: eod_id=0",
+        }
+    chosen = _evenly(found.lengths.size, n_samples)
+    begins = found.begins[list(chosen)]
+    numbers = source.documents_at(begins).tolist() if source.n_documents is not None else [None] * len(chosen)
+    samples = [
+        {"document": number} | _sample(source, int(found.begins[i]), int(found.lengths[i]), tokenizer)
+        for number, i in zip(numbers, chosen, strict=True)
+    ]
     part = {
-        "name": name or folder,
-        "manifest": {
-            **{key: getattr(manifest, key) for key in ("dtype", "n_tokens", "n_documents", "n_text_bytes")},
-            **{key: getattr(manifest, key) for key in ("vocab_size", "eod_id", "tokenizer_digest", "digest")},
-            "files": len(manifest.files),
-        },
-        "lengths": length_summary(lengths, "tokens"),
+        "lengths": length_summary(found.lengths, "tokens"),
+        "contexts": context_summary(found.lengths),
+        "curve": length_curve(found.lengths),
         "samples": samples,
     }
-    if source.n_tokens > limit_tokens:
-        part["note"] = f"lengths are of the first {limit_tokens:,} tokens"
-    return part
+    return part | ({"note": found.note} if found.note else {})
 
 
-def _document_ends(source: TokenSource, limit_tokens: int) -> npt.NDArray[np.int64]:
-    """Positions of the end-of-document tokens, among the first ``limit_tokens``."""
-    found = []
-    stop = min(source.n_tokens, limit_tokens)
-    for begin in range(0, stop, _SCAN_TOKENS):
-        tokens = source.read(begin, min(_SCAN_TOKENS, stop - begin))
-        found.append(np.flatnonzero(tokens == source.manifest.eod_id) + begin)
-    return np.concatenate(found).astype(np.int64)
+def _sample(source: Source, begin: int, n: int, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    row = np.empty((1, min(n, _SAMPLE_TOKENS)), dtype=source.dtype)
+    source.read_rows(np.array([begin], dtype=np.int64), row)
+    return {"first_token": begin, "n_tokens": n, **_shown(row[0].tolist(), tokenizer)}
 
 
-def _matching_tokenizer(folder: str, given: str | None, digest: str) -> Tokenizer | None:
-    """The tokenizer that is named, or one that lies beside the tokens; None when there is none beside them."""
-    if given is None:
-        parents = Path(folder).resolve().parents
-        beside = [parent / TOKENIZER_FOLDER for parent in parents[:2]]
-        given = next((str(path) for path in beside if path.is_dir()), None)
+def _tokenizer_beside(folder: str) -> str | None:
+    """The tokenizer that 'smalti data tokenize' wrote beside the tokens, where there is one."""
+    if not store.is_local(folder):
+        return None
+    beside = [parent / TOKENIZER_FOLDER for parent in Path(folder).resolve().parents[:2]]
+    return next((str(path) for path in beside if path.is_dir()), None)
+
+
+def _matching_tokenizer(folder: str, given: str | None, digest: str | None) -> Tokenizer | None:
+    """The tokenizer, where there is one; DataError where it is known not to be the one that made the tokens."""
     if given is None:
         return None
     tokenizer = load_tokenizer(given)
-    if tokenizer.digest != digest:
+    if digest is not None and tokenizer.digest != digest:
         raise DataError(
             f"{given} is not the tokenizer that made the tokens of {folder}",
             allowed=f"the one with the digest {digest[:12]}..., not {tokenizer.digest[:12]}...",

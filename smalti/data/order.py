@@ -6,139 +6,119 @@ depends on seed, names of the sources, their numbers of sequences and the schedu
 promise secrecy: the cipher is made to shuffle, not to hide.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from math import isqrt
 
 import numpy as np
 import numpy.typing as npt
 
 from smalti.base.errors import UserError
 from smalti.base.rng import derive_key
-from smalti.data.mixture import Int64s, Schedule
+from smalti.config.data import ShuffleConfig
+from smalti.data.permutation import MAX_SIZE, Permutation
+from smalti.data.schedule import Schedule
+from smalti.data.tables import Int64s
+from smalti.data.window import WindowPermutation
 
-MAX_SIZE = 1 << 62
-_ROUNDS = 8
-_SMALL_ROUNDS = 16
-_SMALL_SIZE = 1 << 16
+__all__ = ["MAX_SIZE", "Order", "Permutation", "Restart"]
+
 _KEPT_PERMUTATIONS = 256
-# odd multipliers of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014)
-_MULTIPLY_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MULTIPLY_2 = np.uint64(0x94D049BB133111EB)
-_HALF = np.uint64(32)
-
-_Words = npt.NDArray[np.uint64]
 
 
-class Permutation:
-    """A keyed bijection of 0 .. size-1, computed for any indices without a table.
+@dataclass(frozen=True)
+class Restart:
+    """A source whose order begins anew in an era before its last epoch was read to the end."""
 
-    A Feistel network over index = left * B + right with unequal parts A = ceil(sqrt(size)), B = ceil(size / A) and
-    addition modulo a part in place of XOR. The domain A * B exceeds ``size`` by less than A, so cycle-walking (Black
-    and Rogaway, "Ciphers with arbitrary finite domains", 2002) passes an index through again with a chance of
-    1 / sqrt(size); parts of whole bits would walk up to twice on average, which small batches pay most for. The round
-    function multiplies, folds by xor-shift and multiplies again: affine round functions leave the low bits of
-    neighbours correlated (0.998 at lag 1 for 2**20). Eight rounds; sixteen for small sizes, where each mixes less.
-    """
-
-    def __init__(self, size: int, key: int) -> None:
-        if not 1 <= size <= MAX_SIZE:
-            raise UserError(f"a permutation of {size:,}", allowed="1 to 2**62")
-        self.size, self.key = size, key
-        left = isqrt(size - 1) + 1
-        self._parts = (np.uint64(left), np.uint64(-(-size // left)))
-        rounds = _SMALL_ROUNDS if size <= _SMALL_SIZE else _ROUNDS
-        self._keys = [np.uint64(derive_key("feistel", key, size, number)) for number in range(rounds)]
-
-    def __call__(self, indices: npt.ArrayLike) -> Int64s:
-        """Where each index [n] goes, int64 [n]."""
-        return self._walk(indices, self._encrypt)
-
-    def inverse(self, indices: npt.ArrayLike) -> Int64s:
-        """Which index goes to each of these [n], int64 [n]."""
-        return self._walk(indices, self._decrypt)
-
-    def _walk(self, indices: npt.ArrayLike, through: Callable[[_Words], _Words]) -> Int64s:
-        given = np.asarray(indices, dtype=np.int64)
-        if given.size and not (given.min() >= 0 and given.max() < self.size):
-            raise UserError(
-                f"index {given.max() if given.min() >= 0 else given.min():,}", allowed=f"0 to {self.size - 1:,}"
-            )
-        words = through(given.ravel().astype(np.uint64))
-        outside = np.flatnonzero(words >= self.size)
-        while outside.size:
-            again = through(words[outside])
-            words[outside] = again
-            outside = outside[again >= self.size]
-        return words.astype(np.int64).reshape(given.shape)
-
-    def _encrypt(self, words: _Words) -> _Words:
-        halves = list(np.divmod(words, self._parts[1]))
-        for number, key in enumerate(self._keys):
-            part = self._parts[number % 2]
-            moved = halves[number % 2]
-            moved += _mix(halves[1 - number % 2], key, part)
-            np.subtract(moved, part, out=moved, where=moved >= part)
-        return np.asarray(halves[0] * self._parts[1] + halves[1])
-
-    def _decrypt(self, words: _Words) -> _Words:
-        halves = list(np.divmod(words, self._parts[1]))
-        for number, key in reversed(list(enumerate(self._keys))):
-            part = self._parts[number % 2]
-            moved = halves[number % 2]
-            moved += part - _mix(halves[1 - number % 2], key, part)
-            np.subtract(moved, part, out=moved, where=moved >= part)
-        return np.asarray(halves[0] * self._parts[1] + halves[1])
-
-
-def _mix(words: _Words, key: np.uint64, part: np.uint64) -> _Words:
-    """The round function: a number below ``part`` that depends on every bit of the word and of the key."""
-    mixed = words + key
-    mixed *= _MULTIPLY_1
-    mixed ^= mixed >> _HALF
-    mixed *= _MULTIPLY_2
-    mixed >>= _HALF
-    # scales 32 bits down to 0 .. part-1; a part is at most 2**31
-    mixed *= part
-    mixed >>= _HALF
-    return mixed
+    era: int
+    source: int
+    epoch: int
+    """The first epoch of the era; those before it are over."""
+    read: int
+    """Sequences of the epoch before that were read, in the sequence length of the era before: they may come again."""
+    size: int
+    """Sequences of a whole epoch before."""
 
 
 class Order:
-    """Position of training -> (source, epoch, sequence). Holds no array longer than a table of the schedule."""
+    """Position of training -> (source, epoch, sequence). Holds no array longer than a table of the schedule.
 
-    def __init__(self, schedule: Schedule, sizes: Mapping[str, int], seed: int) -> None:
-        """``sizes``: sequences in one epoch of each source."""
-        assert set(sizes) == set(schedule.sources), "sizes and schedule name other sources"
-        for name, size in sizes.items():
-            if size < 1:
-                raise UserError(f"source '{name}' has {size} sequences", allowed="1 or more")
-        self.schedule, self.seed = schedule, seed
-        self.sizes = tuple(sizes[name] for name in schedule.sources)
+    Each epoch of each source has an order of its own. A new era begins the next epoch of every source that was read
+    before, with as many sequences as the source has at the era's seq_len.
+    """
+
+    def __init__(
+        self, schedule: Schedule, sizes: Sequence[Mapping[str, int]], seed: int, shuffle: ShuffleConfig | None = None
+    ) -> None:
+        """``sizes``: for each era, sequences in one epoch of each source."""
+        assert len(sizes) == len(schedule.eras), "sizes and schedule have other eras"
+        for of_era in sizes:
+            assert set(of_era) == set(schedule.sources), "sizes and schedule name other sources"
+            for name, size in of_era.items():
+                if size < 1:
+                    raise UserError(f"source '{name}' has {size} sequences", allowed="1 or more")
+        self.schedule, self.seed, self.shuffle = schedule, seed, shuffle or ShuffleConfig()
+        self.sizes = tuple(tuple(of_era[name] for name in schedule.sources) for of_era in sizes)
+        """[eras][sources]"""
         self._sizes = np.array(self.sizes, dtype=np.int64)
+        self._first_epochs = np.zeros_like(self._sizes)
+        for era in range(1, len(sizes)):
+            read = schedule.ordinals_end(schedule.eras[era].start_step, era - 1)
+            self._first_epochs[era] = self._first_epochs[era - 1] + -(-read // self._sizes[era - 1])
         # the keys of a permutation cost 0.1 ms, as much as shuffling a thousand positions
         self.permutation = lru_cache(maxsize=_KEPT_PERMUTATIONS)(self._permutation)
 
     def locate(self, positions: npt.ArrayLike) -> tuple[npt.NDArray[np.int16], Int64s, Int64s]:
-        """Positions [n] -> source index [n], epoch [n], sequence within the source [n]."""
-        source, ordinal = self.schedule.locate(positions)
-        size = self._sizes[source]
-        epoch, index = np.divmod(ordinal, size)
+        """Positions [n] -> source index [n], epoch [n], sequence within the source [n], in the seq_len of its era."""
+        source, ordinal, era = self.schedule.locate(positions)
+        passed, index = np.divmod(ordinal, self._sizes[era, source])
+        epoch = self._first_epochs[era, source] + passed
         sequence = np.empty_like(index)
-        # a batch meets one or two epochs of each source, so this loop is short
-        pairs = epoch * len(self.sizes) + source
-        for pair in np.unique(pairs).tolist():
-            number, which = divmod(pair, len(self.sizes))
-            here = pairs == pair
-            sequence[here] = self.permutation(which, number)(index[here])
+        # a batch meets one or two epochs of each source, many only where a source is tiny
+        pairs = epoch * len(self.schedule.sources) + source
+        by_pair = np.argsort(pairs, axis=None, kind="stable")
+        ordered = pairs.ravel()[by_pair]
+        cuts = np.flatnonzero(np.diff(ordered)) + 1
+        for here in np.split(by_pair, cuts) if ordered.size else ():
+            number, which = divmod(int(pairs.flat[here[0]]), len(self.schedule.sources))
+            sequence.flat[here] = self.permutation(which, number)(index.flat[here])
         return source, epoch, sequence
 
     def position_of(self, source: int, epoch: int, sequences: npt.ArrayLike) -> Int64s:
         """Where sequences [n] of one epoch of one source stand in training. UserError if the run never reads them."""
+        era = self.era_of(source, epoch)
         index = self.permutation(source, epoch).inverse(sequences)
-        return self.schedule.position_of(source, index + epoch * self.sizes[source])
+        passed = epoch - int(self._first_epochs[era, source])
+        return self.schedule.position_of(source, era, index + passed * self.sizes[era][source])
 
-    def _permutation(self, source: int, epoch: int) -> Permutation:
+    def epochs_begun(self, step: int) -> Int64s:
+        """[sources] epochs of each source that the steps before ``step`` began."""
+        era = self.schedule.era(max(step - 1, 0))
+        begun: Int64s = self._first_epochs[era] + -(-self.schedule.ordinals_end(step, era) // self._sizes[era])
+        return begun
+
+    def restarts(self) -> list[Restart]:
+        """Where a change of seq_len begins an order anew with sequences of the epoch before unread."""
+        found = []
+        for era in range(1, len(self.sizes)):
+            read = self.schedule.ordinals_end(self.schedule.eras[era].start_step, era - 1)
+            used = self.schedule.counts(self.schedule.total_steps, era)
+            for source, size in enumerate(self.sizes[era - 1]):
+                if read[source] % size and used[source]:
+                    epoch = int(self._first_epochs[era, source])
+                    found.append(Restart(era, source, epoch, int(read[source]) % size, size))
+        return found
+
+    def era_of(self, source: int, epoch: int) -> int:
+        """The era that an epoch of a source belongs to."""
+        return int(np.searchsorted(self._first_epochs[:, source], epoch, side="right")) - 1
+
+    def _permutation(self, source: int, epoch: int) -> Permutation | WindowPermutation:
         """The shuffle of one epoch of one source."""
         key = derive_key("order", self.seed, self.schedule.sources[source], epoch)
-        return Permutation(self.sizes[source], key)
+        era = self.era_of(source, epoch)
+        size = self.sizes[era][source]
+        if self.shuffle.mode == "full":
+            return Permutation(size, key)
+        chunk = max(1, self.shuffle.chunk_tokens // self.schedule.eras[era].seq_len)
+        return WindowPermutation(size, key, chunk=chunk, window_chunks=self.shuffle.window_chunks)

@@ -1,102 +1,140 @@
-"""What fixes the order of the data, in less than 1 kB of JSON, and the refusal to go on with anything else."""
+"""What fixes the data of a run, in less than 1 kB of JSON, and the refusal to go on with anything else.
+
+A checkpoint keeps ``state(step)``: digests of the data, of the schedule, and of its *past*, which is all that chose the
+tokens of the steps before. Promises: equal past, equal tokens in those steps; a changed past is always refused; a
+changed future too, unless a fork has accepted it (``data.history``). Where it is refused, the difference is shown as
+far as 1 kB can hold it. One exception: a longer list of takedowns is another future only, yet a step of the past that
+is asked for again is masked by the list of now. What was read is what counts: a source may change, come or go before
+its first sequence.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from smalti.base.errors import UserError
 from smalti.base.hashing import digest_json
-from smalti.data.mixture import Schedule
-from smalti.data.tokens.manifest import Manifest
+from smalti.data.schedule import Schedule
 
-FORMAT = 1
+if TYPE_CHECKING:
+    from smalti.config.data import PastConfig
+
+FORMAT = 2
 STATE_BYTES = 1000
-_SHORT = 8
+_DIGEST, _SHORT = 32, 8
 
 _WORDS = {
-    "format": "format of the state",
     "seed": "seed",
-    "seq_len": "data.seq_len",
-    "global_batch_sequences": "sequences in a global batch (train.global_batch_tokens / data.seq_len)",
     "mask_documents": "data.mask_documents",
     "tokenizer": "digest of the tokenizer",
+    "packing": "data.packing",
+    "shuffle": "data.shuffle",
 }
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Digests and numbers that, together with a step, name every token of a run."""
+    """All that chooses the tokens of a run."""
 
-    fields: Mapping[str, Any]
-    """Plain values, compared one by one."""
+    fixed: Mapping[str, Any]
+    """Plain values that hold from the first step to the last."""
     sources: Mapping[str, str]
-    """Name -> digest of the source's manifest."""
-    stages: tuple[str, ...]
-    """Digest of each stage."""
-    schedule: str
+    """Name -> digest of the source's content."""
+    packs: Mapping[str, Mapping[int, str]]
+    """Name -> seq_len -> digest of the source's best-fit index; empty without."""
+    schedule: Schedule
+    takedowns: str | None
+    """Digest of the documents that are not learned from. A longer list is another future: it masks from then on."""
+    history: "Sequence[PastConfig]"
 
     @classmethod
     def of(
         cls,
-        manifests: Mapping[str, Manifest],
+        sources: Mapping[str, str],
         schedule: Schedule,
         *,
-        seed: int,
-        seq_len: int,
-        global_batch_sequences: int,
-        mask_documents: bool,
+        history: "Sequence[PastConfig]" = (),
+        packs: Mapping[str, Mapping[int, str]] | None = None,
+        takedowns: str | None = None,
+        **fixed: Any,
     ) -> Self:
-        """The identity of a stream."""
-        tokenizer = next(iter(manifests.values())).tokenizer_digest
-        fields = {
-            "format": FORMAT,
-            "seed": seed,
-            "seq_len": seq_len,
-            "global_batch_sequences": global_batch_sequences,
-            "mask_documents": mask_documents,
-            "tokenizer": tokenizer,
-        }
-        sources = {name: manifest.digest for name, manifest in manifests.items()}
-        return cls(fields, sources, tuple(stage.digest for stage in schedule.stages), schedule.digest)
+        """The identity of a stream; ``fixed`` may change in no fork."""
+        return cls(fixed, sources, packs or {}, schedule, takedowns, history)
 
-    @property
-    def data_digest(self) -> str:
-        """Names all token files of all sources."""
-        return digest_json(dict(self.sources))
+    def past_digest(self, step: int) -> str:
+        """Names every token of the steps before ``step``, and nothing of what comes later."""
+        read: dict[str, list[Any]] = {}
+        for number, era in enumerate(self.schedule.eras):
+            if era.start_step < step:
+                taken = dict(zip(self.schedule.sources, self.schedule.counts(step, number).tolist(), strict=True))
+                for name in sorted(name for name, count in taken.items() if count):
+                    pack = self.packs.get(name, {}).get(era.seq_len)
+                    read.setdefault(name, [self.sources[name]]).append([era.seq_len, pack])
+        order = self.schedule.past_digest(step) if step else ""
+        return digest_json([FORMAT, order, read, dict(self.fixed)])[:_DIGEST]
 
-    def state(self) -> dict[str, Any]:
+    def state(self, step: int) -> dict[str, Any]:
         """JSON of less than 1 kB; the lists that only serve to name a difference are left out where they are long."""
-        state: dict[str, Any] = {**self.fields, "data": self.data_digest, "schedule": self.schedule}
+        state: dict[str, Any] = {
+            "format": FORMAT,
+            **self.fixed,
+            "data": digest_json([dict(self.sources), _in_json(self.packs)])[:_DIGEST],
+            "schedule": self.schedule.digest[:_DIGEST],
+            "past": self.past_digest(step),
+            **({} if self.takedowns is None else {"takedowns": self.takedowns[:_DIGEST]}),
+        }
         for key, value in (
+            ("history", [past.at_step for past in self.history]),
             ("sources", {name: digest[:_SHORT] for name, digest in self.sources.items()}),
-            ("stages", [digest[:_SHORT] for digest in self.stages]),
+            ("spans", [f"{span.start_step} {span.digest[:_SHORT]}" for span in self.schedule.spans]),
         ):
-            if len(json.dumps({**state, key: value})) < STATE_BYTES:
+            if value and len(json.dumps({**state, key: value})) < STATE_BYTES:
                 state[key] = value
+        assert len(json.dumps(state)) < STATE_BYTES, "the fixed fields alone are too long"
         return state
 
-    def check(self, state: Mapping[str, Any]) -> None:
-        """Raises UserError with every difference between ``state`` (saved) and this identity (given now)."""
-        mine = self.state()
-        found = [
-            f"{word}: saved {state.get(key)!r}, now {mine[key]!r}"
-            for key, word in _WORDS.items()
-            if state.get(key) != mine[key]
-        ]
-        if state.get("data") != mine["data"]:
-            found += self._source_differences(state.get("sources"))
-        if state.get("schedule") != mine["schedule"]:
-            found += self._stage_differences(state.get("stages"))
-        if found:
+    def check(self, state: Mapping[str, Any], step: int) -> None:
+        """Raises UserError with every difference between ``state``, saved after ``step`` steps, and this identity."""
+        if state.get("format") != FORMAT:
             raise UserError(
-                "the data of this run is not the data that it was saved with:\n  " + "\n  ".join(found),
+                f"the state of the data has format {state.get('format')!r}",
+                allowed=f"{FORMAT}",
+                hint="go on with the version of Smalti that saved it, or start a new run from its weights: init_from",
+            )
+        mine = self.state(step)
+        shown = "".join(f"\n  {line}" for line in self._differences(state, mine))
+        if state.get("past") != mine["past"]:
+            raise UserError(
+                f"the first {step:,} steps of this run were not learned from this data in this order:{shown}",
+                allowed="the past as it was; only what comes later may change, with --fork",
                 hint="restore what changed, or start a new run (another name) from the checkpoint's weights: init_from",
             )
+        accepted = {past.digest for past in self.history if past.at_step >= step}
+        if future_digest(state) not in {future_digest(mine), *accepted}:
+            raise UserError(
+                f"this run had another future when it was saved after {step:,} steps (saved -> now):{shown}",
+                allowed="the data and the order that it was saved with",
+                hint="take the change back; or accept it from here on: the same command with --fork",
+            )
+
+    def _differences(self, saved: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
+        lines = [
+            f"{_WORDS.get(key, key)}: {saved.get(key)!r} -> {value!r}"
+            for key, value in self.fixed.items()
+            if saved.get(key) != value
+        ]
+        if saved.get("data") != mine["data"]:
+            lines += self._source_differences(saved.get("sources"))
+        if saved.get("schedule") != mine["schedule"]:
+            lines += self._span_differences(saved.get("spans"))
+        if saved.get("takedowns") != mine.get("takedowns"):
+            lines.append(f"data.takedowns: digest {saved.get('takedowns')} -> {mine.get('takedowns')}")
+        return lines or ["an earlier part of the schedule (data.history)"]
 
     def _source_differences(self, saved: Any) -> list[str]:
         if not isinstance(saved, dict):
-            return ["the token files of at least one source (the list of sources was too long to be saved)"]
+            return ["the content of at least one source (the list of sources was too long to be saved)"]
         mine = {name: digest[:_SHORT] for name, digest in self.sources.items()}
         lines = []
         for name in sorted(set(saved) | set(mine)):
@@ -105,15 +143,26 @@ class Identity:
             elif name not in saved:
                 lines.append(f"source '{name}': given now, not saved")
             elif saved[name] != mine[name]:
-                lines.append(f"token files of source '{name}': saved digest {saved[name]}, now {mine[name]}")
-        return lines or ["the token files of at least one source"]
+                lines.append(f"content of source '{name}': digest {saved[name]} -> {mine[name]}")
+        return lines or ["a best-fit index of at least one source"]
 
-    def _stage_differences(self, saved: Any) -> list[str]:
+    def _span_differences(self, saved: Any) -> list[str]:
         if not isinstance(saved, list):
-            return ["the mixture (its stages were too many to be saved one by one)"]
-        if len(saved) != len(self.stages):
-            return [f"the mixture: saved {len(saved)} stages, now {len(self.stages)}"]
-        changed = [i for i, digest in enumerate(self.stages) if saved[i] != digest[:_SHORT]]
-        return [f"the mixture: begin or weights of data.stages[{i}]" for i in changed] or [
-            "the mixture: names of its sources"
-        ]
+            return ["the schedule (its spans were too many to be saved one by one)"]
+        mine = [f"{span.start_step} {span.digest[:_SHORT]}" for span in self.schedule.spans]
+        shorter = min(len(saved), len(mine))
+        same = next((i for i in range(shorter) if saved[i] != mine[i]), shorter)
+        starts = [int(str(spans[same]).split()[0]) for spans in (saved, mine) if same < len(spans)]
+        if not starts:
+            return ["data.skip, or names of sources"]
+        stage = self.schedule.spans[min(same, len(mine) - 1)].stage
+        return [f"from step {min(starts):,} on: weights, batch or seq_len (data.stages[{stage}] of now)"]
+
+
+def future_digest(state: Mapping[str, Any]) -> str:
+    """Names all that a saved state says of the data of a run, past and future."""
+    return digest_json([state.get(key) for key in ("data", "schedule", "takedowns")])[:_DIGEST]
+
+
+def _in_json(packs: Mapping[str, Mapping[int, str]]) -> dict[str, Any]:
+    return {name: {str(seq_len): digest for seq_len, digest in found.items()} for name, found in packs.items()}

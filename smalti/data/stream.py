@@ -1,49 +1,59 @@
 """The deterministic stream of batches: the same tokens in the same order on any number of ranks, from any step.
 
-Promises: ``batch(step)`` is a pure function of data, config and seed; ranks and microbatch size only cut the same
-global batch differently; every rank gets the same number of microbatches; the state is below 1 kB, holds no position
-(the step is the position) and is bound to digests of data and schedule; a changed source is refused by name. Does not
-promise to fill a rank that is short: it gets an empty microbatch whose targets are all ignored. Does not read ahead:
-whoever trains does, from a thread (``batch`` may be called from any).
+Promises: ``batch(step)`` is a pure function of data, config and seed; ranks and microbatches only cut the same global
+batch differently; every rank gets the same number of microbatches; the state is below 1 kB, holds no position (the step
+is the position) and is bound to digests of data and schedule; a changed source is refused by name. With ``indexes``
+given nothing is opened before the first read. Does not promise to fill a rank that is short: it gets an empty
+microbatch whose targets are all ignored. Does not read ahead: whoever trains does, from a thread (``batch`` may be
+called from any).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from smalti.base.errors import DataError, UserError
-from smalti.config.data import DataConfig
-from smalti.data.mixture import build_schedule
+from smalti.base.errors import UserError
+from smalti.data.batch import Batch
+from smalti.data.opening import open_sources, pack_digests, read_indexes, sequences_of, takedowns_of
 from smalti.data.order import Order
-from smalti.data.pack import IGNORE, n_sequences, split
+from smalti.data.pack.rows import Joints, Sequences
+from smalti.data.schedule import build_schedule, tokens_before
+from smalti.data.source import Int64s
 from smalti.data.state import Identity
-from smalti.data.tokens.reader import TokenSource
+from smalti.data.takedowns import blank
+
+if TYPE_CHECKING:
+    from smalti.config.data import DataConfig
+    from smalti.config.durations import RunLength
+
+_HASHED_ROWS = 64
 
 
 @dataclass(frozen=True)
-class Batch:
-    """One microbatch of one rank: S sequences of L tokens."""
+class Row:
+    """Where a sequence of a step comes from."""
 
-    inputs: npt.NDArray[np.int64]
-    """[S, L]"""
-    targets: npt.NDArray[np.int64]
-    """[S, L]; IGNORE (-100) does not count."""
-    positions: npt.NDArray[np.int32]
-    """[S, L] within the document."""
-    documents: npt.NDArray[np.int32]
-    """[S, L] which document of the row."""
+    position: int
+    source: str
+    epoch: int
+    index: int
+    """Which sequence of the source."""
+    pieces: list[tuple[int, int]]
+    """Tokens [begin, end) of the source that are its targets. The first input of a piece is the token before."""
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Sequences as they were read."""
+
+    tokens: npt.NDArray[Any]
     source: npt.NDArray[np.int16]
-    """[S] index into ``Stream.sources``; -1 in an empty batch."""
-    first_position: int
-    """Position of the first sequence in the order of training; the others follow without a gap."""
-
-    @property
-    def is_empty(self) -> bool:
-        """True for the stand-in that a rank without sequences left gets."""
-        return bool(self.source[0] < 0)
+    joints: Joints | None
+    masked: npt.NDArray[np.bool_] | None
 
 
 class Stream:
@@ -51,137 +61,177 @@ class Stream:
 
     def __init__(
         self,
-        config: DataConfig,
+        config: "DataConfig",
         *,
         seed: int,
-        total_steps: int,
-        global_batch_tokens: int,
+        length: "RunLength",
         rank: int = 0,
         world_size: int = 1,
-        microbatch_sequences: int,
+        microbatch_tokens: int,
+        indexes: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Opens the sources. Raises DataError when one is missing, damaged, shorter than a sequence, or of another
-        tokenizer than the rest; UserError for a batch that is not whole sequences."""
-        if global_batch_tokens < config.seq_len or global_batch_tokens % config.seq_len:
-            raise UserError(
-                f"global_batch_tokens={global_batch_tokens}", allowed=f"a multiple of data.seq_len={config.seq_len}"
-            )
-        if total_steps < 1 or microbatch_sequences < 1:
-            raise UserError(
-                f"total_steps={total_steps}, microbatch_sequences={microbatch_sequences}", allowed="1 or more"
-            )
+        """``indexes``: what ``read_indexes(config)`` gave one rank for all; absent, it is read here.
+
+        Raises DataError for a source that is missing, damaged, shorter than a sequence, of another tokenizer than the
+        rest, or without the best-fit index that the config asks for; UserError for a schedule that cannot be.
+        """
+        if microbatch_tokens < 1:
+            raise UserError(f"microbatch_tokens={microbatch_tokens}", allowed="1 or more")
         assert 0 <= rank < world_size
-        self.config, self.seq_len = config, config.seq_len
-        self.total_steps, self.global_batch_sequences = total_steps, global_batch_tokens // config.seq_len
-        self.rank, self.world_size, self.microbatch_sequences = rank, world_size, microbatch_sequences
-        self.sources = tuple(sorted(config.sources))
-        self._tokens = [TokenSource(config.sources[name]) for name in self.sources]
-        _check_one_tokenizer(self.sources, self._tokens)
-        manifest = self._tokens[0].manifest
-        self.eod_id, self.vocab_size = manifest.eod_id, manifest.vocab_size
-        self.tokenizer_digest = manifest.tokenizer_digest
-        self.schedule = build_schedule(config, total_steps * self.global_batch_sequences, self.global_batch_sequences)
-        self.order = Order(self.schedule, _sizes(self.sources, self._tokens, config.seq_len), seed)
+        self.config, self.rank, self.world_size, self.microbatch_tokens = config, rank, world_size, microbatch_tokens
+        self.schedule = build_schedule(config, length)
+        self.sources = self.schedule.sources
+        indexes = read_indexes(config) if indexes is None else indexes
+        found = open_sources(config, indexes, rank, world_size)
+        self.opened = found.sources
+        self.eod_id, self.vocab_size, self.tokenizer_digest = found.eod_id, found.vocab_size, found.tokenizer_digest
+        self._fill_id = found.fill_id
+        self._sequences: list[dict[str, Sequences]] = [
+            sequences_of(config, found, indexes, era.seq_len) for era in self.schedule.eras
+        ]
+        self._takedowns = takedowns_of(indexes)
+        # a source that an era does not read may be shorter than its sequences: its size there is never asked for
+        sizes = [
+            {name: of_era[name].size if name in of_era else 1 for name in self.sources} for of_era in self._sequences
+        ]
+        self.order = Order(self.schedule, sizes, seed, config.shuffle)
+        self._dtype = np.dtype(max(source.dtype for source in self.opened.values()))
         self.identity = Identity.of(
-            {name: tokens.manifest for name, tokens in zip(self.sources, self._tokens, strict=True)},
+            {name: source.digest for name, source in self.opened.items()},
             self.schedule,
+            history=config.history,
+            packs=pack_digests(config, indexes),
+            takedowns=None if self._takedowns is None else self._takedowns.digest,
             seed=seed,
-            seq_len=config.seq_len,
-            global_batch_sequences=self.global_batch_sequences,
             mask_documents=config.mask_documents,
+            tokenizer=self.tokenizer_digest,
+            packing=config.packing,
+            shuffle=list(config.shuffle.model_dump().values()),
         )
 
     def batch(self, step: int) -> list[Batch]:
         """This rank's microbatches of ``step`` (0 to total_steps - 1).
 
-        Rows of the global batch go to ranks in contiguous, nearly equal parts; each rank chops its part.
+        Rows of the global batch go to ranks in contiguous, nearly equal parts; each rank chops its part into
+        microbatches of as many sequences as ``microbatch_tokens`` holds, at least one.
         """
         self._check_step(step)
-        n, world, micro = self.global_batch_sequences, self.world_size, self.microbatch_sequences
-        begin, end = n * self.rank // world, n * (self.rank + 1) // world
-        largest_part = -(-n // world)
-        first_position = step * n + begin
-        rows, source = self.rows(first_position, end - begin)
-        inputs, targets, positions, documents = split(rows, self.eod_id, mask_documents=self.config.mask_documents)
+        n, first, seq_len = self.schedule.rows(step), self.schedule.first_position(step), self.schedule.seq_len(step)
+        micro = max(1, self.microbatch_tokens // seq_len)
+        begin, end = self._part(n, self.rank)
+        rows = self._read(step, np.arange(first + begin, first + end))
         batches = []
-        for start in range(0, largest_part, micro):
+        for start in range(0, -(-n // self.world_size), micro):
             if start < end - begin:
-                cut = slice(start, start + micro)
-                arrays = inputs[cut], targets[cut], positions[cut], documents[cut], source[cut]
-                batches.append(Batch(*arrays, first_position=first_position + start))
+                batches.append(self._cut(rows, start, start + micro, first + begin))
             else:
-                batches.append(self._empty(first_position + end - begin))
+                batches.append(self._empty(seq_len, first + end))
         return batches
 
-    def rows(self, first_position: int, n: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int16]]:
-        """Sequences at positions [first_position, first_position + n): tokens [n, L+1], source [n]."""
-        source, _, sequence = self.order.locate(np.arange(first_position, first_position + n))
-        out = np.empty((n, self.seq_len + 1), dtype=np.int64)
-        for row, which, index in zip(out, source.tolist(), sequence.tolist(), strict=True):
-            self._tokens[which].read_into(index * self.seq_len, row)
-        return out, source
+    def rows_of(self, step: int, rank: int | None = None) -> list[Row]:
+        """Where each sequence of ``step`` comes from (of one rank's part, or of all), in order. Reads no token."""
+        self._check_step(step)
+        n, first, era = self.schedule.rows(step), self.schedule.first_position(step), self.schedule.era(step)
+        begin, end = (0, n) if rank is None else self._part(n, rank)
+        positions = np.arange(first + begin, first + end)
+        source, epoch, index = self.order.locate(positions)
+        pieces: list[list[tuple[int, int]]] = [[] for _ in range(end - begin)]
+        for which in sorted(set(source.tolist())):
+            here = np.flatnonzero(source == which)
+            row, _, start, length = self._sequences[era][self.sources[which]].pieces(index[here])
+            for number, a, b in zip(here[row].tolist(), start.tolist(), (start + length).tolist(), strict=True):
+                pieces[number].append((a, b))
+        names = [self.sources[which] for which in source.tolist()]
+        columns = (positions.tolist(), names, epoch.tolist(), index.tolist(), pieces)
+        return [Row(*cells) for cells in zip(*columns, strict=True)]
+
+    def sequences_holding(self, source: str, begin: int, end: int, era: int) -> Int64s:
+        """Indexes of the sequences of an era whose targets include any of the tokens [begin, end) of a source."""
+        return self._sequences[era][source].holding(begin, end)
 
     def tokens_by_source(self, steps_done: int) -> dict[str, int]:
-        """Tokens that the first ``steps_done`` steps took from each source, over all ranks."""
-        counts = self.schedule.counts(steps_done * self.global_batch_sequences)
-        return {name: int(count) * self.seq_len for name, count in zip(self.sources, counts, strict=True)}
+        """Tokens that the first ``steps_done`` steps took from each source, over all ranks, padding included."""
+        return tokens_before(self.schedule, steps_done)
 
-    def state(self) -> dict[str, Any]:
-        """What fixes the order, as JSON below 1 kB. With the number of steps done it is all that a resume needs."""
-        return self.identity.state()
+    def state(self, step: int) -> dict[str, Any]:
+        """What fixes the order, as JSON below 1 kB: with the number of steps done, all that a resume needs."""
+        return self.identity.state(step)
 
-    def check(self, state: dict[str, Any]) -> None:
-        """Raises UserError, naming every difference, unless ``state`` describes this very stream."""
-        self.identity.check(state)
+    def check(self, state: dict[str, Any], step: int) -> None:
+        """Raises UserError, naming every difference, unless ``state``, saved after ``step`` steps, is of this stream
+        (or of one whose past it shares and whose future a fork has replaced)."""
+        self.identity.check(state, step)
 
     def order_hash(self, first_step: int, n_steps: int) -> str:
         """SHA-256 of all tokens of these steps in global order (rows [L+1] as int64), whatever the ranks."""
         digest = sha256()
         for step in range(first_step, first_step + n_steps):
             self._check_step(step)
-            rows, _ = self.rows(step * self.global_batch_sequences, self.global_batch_sequences)
-            digest.update(rows.astype("<i8", copy=False).tobytes())
+            first = self.schedule.first_position(step)
+            for start in range(0, self.schedule.rows(step), _HASHED_ROWS):
+                end = min(start + _HASHED_ROWS, self.schedule.rows(step))
+                rows = self._read(step, np.arange(first + start, first + end))
+                digest.update(rows.tokens.astype("<i8").data)
         return digest.hexdigest()
 
     def close(self) -> None:
         """Close the files; they open again when read."""
-        for tokens in self._tokens:
-            tokens.close()
+        for source in self.opened.values():
+            source.close()
+        for of_era in self._sequences:
+            for sequences in of_era.values():
+                sequences.close()
 
-    def _empty(self, first_position: int) -> Batch:
-        inputs = np.full((1, self.seq_len), self.eod_id, dtype=np.int64)
-        positions = np.arange(self.seq_len, dtype=np.int32)[None]
-        documents = np.zeros((1, self.seq_len), dtype=np.int32)
+    def _read(self, step: int, positions: Int64s) -> _Rows:
+        """The sequences at these positions of a step: one call for each source, so that a store is asked at once."""
+        source, _, index = self.order.locate(positions)
+        n, era, seq_len = positions.size, self.schedule.era(step), self.schedule.seq_len(step)
+        tokens = np.empty((n, seq_len + 1), dtype=self._dtype)
+        joints: list[Joints] = []
+        masked: npt.NDArray[np.bool_] | None = None
+        for which in sorted(set(source.tolist())):
+            here = np.flatnonzero(source == which)
+            name = self.sources[which]
+            own = self.opened[name].dtype
+            part = tokens if here.size == n and own == self._dtype else np.empty((here.size, seq_len + 1), dtype=own)
+            filled = self._sequences[era][name].read(index[here], part)
+            if self._takedowns is not None and name in self._takedowns.spans:
+                pieces = self._sequences[era][name].pieces(index[here])
+                filled = blank(part, filled, pieces, self._takedowns.spans[name], self._fill_id)
+            if part is not tokens:
+                tokens[here] = part
+            if filled.joints is not None:
+                joints.append(filled.joints._replace(row=here[filled.joints.row]))
+            if filled.masked is not None:
+                masked = np.zeros((n, seq_len), dtype=bool) if masked is None else masked
+                masked[here] = filled.masked
+        return _Rows(tokens, source, Joints.of(joints) if joints else None, masked)
+
+    def _cut(self, rows: _Rows, start: int, end: int, first_position: int) -> Batch:
+        masked = None if rows.masked is None else rows.masked[start:end]
         return Batch(
-            inputs, np.full_like(inputs, IGNORE), positions, documents, np.full(1, -1, dtype=np.int16), first_position
+            rows.tokens[start:end],
+            rows.source[start:end],
+            first_position + start,
+            eod_id=self.eod_id,
+            mask_documents=self.config.mask_documents,
+            joints=None if rows.joints is None else rows.joints.among(start, end),
+            masked=masked if masked is not None and masked.any() else None,
         )
 
+    def _empty(self, seq_len: int, first_position: int) -> Batch:
+        return Batch(
+            np.full((1, seq_len + 1), self._fill_id, dtype=self._dtype),
+            np.full(1, -1, dtype=np.int16),
+            first_position,
+            eod_id=self.eod_id,
+            mask_documents=self.config.mask_documents,
+            masked=np.ones((1, seq_len), dtype=bool),
+        )
+
+    def _part(self, n: int, rank: int) -> tuple[int, int]:
+        return n * rank // self.world_size, n * (rank + 1) // self.world_size
+
     def _check_step(self, step: int) -> None:
-        if not 0 <= step < self.total_steps:
-            raise UserError(f"step {step:,} of the stream", allowed=f"0 to {self.total_steps - 1:,}")
-
-
-def _check_one_tokenizer(names: tuple[str, ...], tokens: list[TokenSource]) -> None:
-    first = tokens[0].manifest
-    for name, source in zip(names, tokens, strict=True):
-        other = source.manifest
-        for field in ("tokenizer_digest", "vocab_size", "eod_id"):
-            if getattr(other, field) != getattr(first, field):
-                raise DataError(
-                    f"source '{name}' ({source.folder}) has {field}={getattr(other, field)}, "
-                    f"source '{names[0]}' ({tokens[0].folder}) has {getattr(first, field)}",
-                    allowed="sources made by one tokenizer",
-                    hint="run 'smalti data tokenize' for all sources with the same tokenizer",
-                )
-
-
-def _sizes(names: tuple[str, ...], tokens: list[TokenSource], seq_len: int) -> dict[str, int]:
-    sizes = {name: n_sequences(source.n_tokens, seq_len) for name, source in zip(names, tokens, strict=True)}
-    for name, source in zip(names, tokens, strict=True):
-        if sizes[name] == 0:
-            raise DataError(
-                f"source '{name}' ({source.folder}) has {source.n_tokens:,} tokens, less than one sequence",
-                allowed=f"at least data.seq_len + 1 = {seq_len + 1:,} tokens",
-                hint="give the source more documents, or make data.seq_len smaller",
-            )
-    return sizes
+        if not 0 <= step < self.schedule.total_steps:
+            raise UserError(f"step {step:,} of the stream", allowed=f"0 to {self.schedule.total_steps - 1:,}")

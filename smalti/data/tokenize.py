@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from smalti.base.errors import DataError
+from smalti.base.hashing import digest_json
 from smalti.base.units import format_bytes
-from smalti.config.data import TokenizeConfig
+from smalti.config.curate import TokenizeConfig
 from smalti.data.curate.heldout import SPLITS, TRAIN
 from smalti.data.curate.publish import publication, read_record
 from smalti.data.curate.report import FORMAT_KIND as CURATE_KIND
@@ -141,7 +142,11 @@ def tokenize(config: TokenizeConfig, progress: Progress | None = None) -> Tokeni
         for source in corpus.sources:
             encoder.compare(source, corpus.documents(source, TRAIN))
             report.manifests[source] = {
-                split: writing.write(corpus.documents(source, split), result.work / source / split)
+                split: writing.write(
+                    corpus.documents(source, split),
+                    result.work / source / split,
+                    salt=digest_json([corpus.digest, source, split, tokenizer.digest])[:16],
+                )
                 for split in SPLITS
                 if corpus.sizes_bytes[source, split]
             }
@@ -238,19 +243,20 @@ class _Writing:
         self.encoder, self.tell, self.total_bytes = encoder, tell, total_bytes
         self.done_bytes = 0
 
-    def write(self, documents: Iterator[dict[str, Any]], folder: Path) -> Manifest:
-        """One split of one source."""
+    def write(self, documents: Iterator[dict[str, Any]], folder: Path, *, salt: str) -> Manifest:
+        """One split of one source; ``salt`` stands for its documents and the tokenizer."""
         tokenizer = self.encoder.tokenizer
         writer = TokenWriter(
             folder,
             vocab_size=tokenizer.vocab_size,
             eod_id=tokenizer.eod_id,
             tokenizer_digest=tokenizer.digest,
+            salt=salt,
         )
         try:
             for batch in _batches(documents):
                 for document, ids in zip(batch, self.encoder.encode([row["text"] for row in batch]), strict=True):
-                    writer.add(ids, document["n_bytes"])
+                    writer.add(ids, document["n_bytes"], document["id"])
                     self.done_bytes += document["n_bytes"]
                 self.tell("tokenizing", self.done_bytes, self.total_bytes)
             return writer.close()

@@ -41,6 +41,8 @@ class SourceFile:
     kind: Kind
     compression: Compression
     n_bytes: int
+    data: bytes | None = field(default=None, repr=False)
+    """Its bytes, where they are held already; ``path`` is then for messages."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,14 @@ def find_files(path: str, include: Sequence[str] = ()) -> FoundFiles:
     return FoundFiles(tuple(sorted(found, key=lambda file: file.name)), dict(sorted(skipped.items())))
 
 
+def held_file(path: str, data: bytes) -> SourceFile:
+    """A file whose bytes are at hand. UserError for one that is of no known kind."""
+    file = _source_file(path, os.path.basename(path), data)
+    if file is None:
+        raise _unknown(path)
+    return file
+
+
 def _walk(root: str, include: Sequence[str]) -> tuple[list[SourceFile], Counter[str]]:
     found: list[SourceFile] = []
     skipped: Counter[str] = Counter()
@@ -97,7 +107,7 @@ def _walk(root: str, include: Sequence[str]) -> tuple[list[SourceFile], Counter[
     return found, skipped
 
 
-def _source_file(path: str, name: str) -> SourceFile | None:
+def _source_file(path: str, name: str, data: bytes | None = None) -> SourceFile | None:
     base, suffix = os.path.splitext(os.path.basename(name))
     compression = _COMPRESSED.get(suffix.lower(), "none")
     inner = base if compression != "none" else base + suffix
@@ -106,7 +116,7 @@ def _source_file(path: str, name: str) -> SourceFile | None:
         kind = "text"
     if kind is None or (kind == "parquet" and compression != "none"):
         return None
-    return SourceFile(path, name, kind, compression, os.path.getsize(path))
+    return SourceFile(path, name, kind, compression, os.path.getsize(path) if data is None else len(data), data)
 
 
 def _unknown(path: str) -> UserError:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from smalti.base import store
 from smalti.base.errors import DataError, UserError
 from smalti.base.hashing import digest_json, sha256_file
-from smalti.config.data import CurateConfig
+from smalti.config.curate import CurateConfig
 from smalti.data.curate import engine
 from smalti.data.curate.examine import EXAMINED_SCHEMA, Examination
 from smalti.data.curate.files import FoundFiles, find_files

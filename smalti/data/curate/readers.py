@@ -48,6 +48,8 @@ class ReadOptions:
     group_field: str | None = None
     keep_fields: tuple[str, ...] = ()
     unreadable: Literal["stop", "drop"] = "stop"
+    limit_bytes: int | None = None
+    """Of one unpacked file: more is an error, before it is held."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def _text(file: SourceFile, options: ReadOptions) -> Record:
 
 def _jsonl(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
     with _open(file) as stream:
-        for number, line in enumerate(stream, start=1):
+        for number, line in enumerate(_lines(stream, file, options.limit_bytes), start=1):
             if not line.strip():
                 continue
             row_id = f"{file.name}:{number}"
@@ -138,11 +140,28 @@ def _jsonl(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
             yield _fields(value, row_id, f"{file.path}:{number}", options)
 
 
+def _lines(stream: IO[bytes], file: SourceFile, limit_bytes: int | None) -> Iterator[bytes]:
+    """The lines; never holds more of them than ``limit_bytes`` and one byte."""
+    if limit_bytes is None:
+        yield from stream
+        return
+    left = limit_bytes
+    while line := stream.readline(left + 1):
+        left -= len(line)
+        if left < 0:
+            raise _too_large(file, limit_bytes)
+        yield line
+
+
+def _too_large(file: SourceFile, limit_bytes: int) -> DataError:
+    return DataError(f"{file.path} unpacks to more than {limit_bytes:,} bytes", allowed=f"{limit_bytes:,} bytes")
+
+
 def _parquet(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
     named = (name for name in (options.id_field, options.group_field) if name)
     fields = [options.text_field, *named, *options.keep_fields]
     try:
-        table = pq.ParquetFile(file.path)
+        table = pq.ParquetFile(file.path if file.data is None else pa.BufferReader(file.data))
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"{file.path} is not a Parquet file: {error}") from error
     with table:
@@ -154,11 +173,20 @@ def _parquet(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
                 hint="name the right field: text_field, id_field, keep_fields of the source, group_field of the whole",
             )
         number = 0
+        if options.limit_bytes is not None and _unpacked_bytes(table, fields) > options.limit_bytes:
+            raise _too_large(file, options.limit_bytes)
         for batch in table.iter_batches(batch_size=1024, columns=list(dict.fromkeys(fields))):
             for value in batch.to_pylist():
                 number += 1
                 row_id = f"{file.name}:{number}"
                 yield _fields(value, row_id, f"{file.path}, row {number}", options)
+
+
+def _unpacked_bytes(table: Any, fields: Sequence[str]) -> int:
+    """Of these columns, as the file says it."""
+    groups = (table.metadata.row_group(number) for number in range(table.metadata.num_row_groups))
+    columns = (group.column(number) for group in groups for number in range(group.num_columns))
+    return sum(one.total_uncompressed_size for one in columns if one.path_in_schema in fields)
 
 
 def _fields(value: dict[str, Any], row_id: str, where: str, options: ReadOptions) -> Record:
@@ -226,8 +254,9 @@ def _open(file: SourceFile) -> Iterator[IO[bytes]]:
 
 def _stream(file: SourceFile) -> IO[bytes]:
     if file.compression == "gz":
-        return cast(IO[bytes], gzip.open(file.path, "rb"))
+        return cast(IO[bytes], gzip.open(file.path if file.data is None else io.BytesIO(file.data), "rb"))
     if file.compression == "zst":
         # Through Arrow: the streams of the package zstandard end without an error where a file was cut off.
-        return io.BufferedReader(pa.input_stream(file.path, compression="zstd"), _CHUNK_BYTES)
-    return open(file.path, "rb")
+        packed = file.path if file.data is None else pa.BufferReader(file.data)
+        return io.BufferedReader(pa.input_stream(packed, compression="zstd"), _CHUNK_BYTES)
+    return open(file.path, "rb") if file.data is None else io.BytesIO(file.data)

@@ -13,7 +13,7 @@ from typing import Any
 
 from smalti.base import store
 from smalti.base.errors import DataError, UserError, missing_extra
-from smalti.config.data import SplitPattern
+from smalti.config.curate import SplitPattern
 from smalti.data.tokenizer.bulk import is_byte_level, structure_of, tiktoken_of, token_bytes_of
 from smalti.data.tokenizer.identity import digest_of
 from smalti.data.tokenizer.patterns import EOD

@@ -6,7 +6,7 @@ own are trained with too: an expression that both engines know makes identical i
 
 from dataclasses import dataclass
 
-from smalti.config.data import SplitPattern
+from smalti.config.curate import SplitPattern
 
 EOD = "<|endoftext|>"
 """Ends every document in our own tokenizers."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from smalti.base import store
 from smalti.base.errors import DataError, UserError, missing_extra
-from smalti.config.data import SplitPattern
+from smalti.config.curate import SplitPattern
 from smalti.data.tokenizer.patterns import EOD, KNOWN_RANKS, KnownRanks, byte_symbols
 from smalti.data.tokenizer.train import empty_bpe
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from smalti.base.errors import DataError, UserError, missing_extra
-from smalti.config.data import SplitPattern
+from smalti.config.curate import SplitPattern
 from smalti.data.tokenizer.patterns import EOD, PATTERNS
 
 _BYTES = 256

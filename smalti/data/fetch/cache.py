@@ -1,0 +1,146 @@
+"""A folder of a node that keeps what was read, for all its ranks: one file for each range, no lock, no index.
+
+A block's name is a digest of what it holds (data, file, range), so ranks that write the same block write the same
+bytes, and each writes beside and renames. A block carries its own checksum; one that fails is a miss. Everything lies
+in the subfolder ``smalti-blocks``, which is used only where Smalti made it; nothing but blocks in it is ever removed.
+A disk that is full or read-only costs the cache, with one warning, and nothing else.
+"""
+
+import os
+import re
+import threading
+import time
+from contextlib import suppress
+from hashlib import sha256
+
+from smalti.base import log
+from smalti.base.hashing import xxh3
+from smalti.data.fetch.files import Range
+
+_FOLDER, _MARKER = "smalti-blocks", "MADE-BY-SMALTI"
+_MAGIC = b"smaltib1"
+_HEAD_BYTES = 24
+_BLOCK = re.compile(r"[0-9a-f]{40}\.block")
+_TEMPORARY = re.compile(r"\.[0-9a-f]{40}\.[0-9]+\.tmp")
+_STALE_S = 3600.0
+_SUBFOLDERS = 256
+_GROUP_BYTES = 64 << 20
+_SCANS = 32
+"""A group is looked through when this process has written so many-th of its bytes; the cache may be larger by that."""
+
+
+class BlockCache:
+    """The cache in ``folder``; ``data`` names the data, so that what it holds is never taken for another's."""
+
+    def __init__(self, folder: str, cache_bytes: int, data: str) -> None:
+        self._root, self._data = os.path.join(folder, _FOLDER), data
+        groups = min(_SUBFOLDERS, max(1, cache_bytes // _GROUP_BYTES))
+        self._groups = 1 << (groups.bit_length() - 1)
+        self._group_bytes = cache_bytes // self._groups
+        self._written = [self._group_bytes] * self._groups
+        self._reads, self._writes = True, True
+        self._claim(folder)
+
+    def get(self, wanted: Range) -> memoryview | None:
+        """A range that was kept, or None."""
+        if not self._reads:
+            return None
+        path = self._path(wanted)
+        try:
+            with open(path, "rb") as file:
+                found = file.read()
+        except OSError:
+            return None
+        payload = memoryview(found)[_HEAD_BYTES:]
+        if len(payload) == wanted.length and found[:_HEAD_BYTES] == _head(payload):
+            return payload
+        self.drop(wanted)
+        return None
+
+    def put(self, wanted: Range, data: memoryview) -> None:
+        """Keep a range."""
+        if not self._writes:
+            return
+        path = self._path(wanted)
+        folder, name = os.path.split(path)
+        temporary = os.path.join(folder, f".{name.removesuffix('.block')}.{os.getpid()}{threading.get_ident()}.tmp")
+        try:
+            os.makedirs(folder, exist_ok=True)
+            with open(temporary, "wb") as file:
+                file.write(_head(data))
+                file.write(data)
+            os.replace(temporary, path)
+            self._wrote(name, len(data) + _HEAD_BYTES)
+        except OSError as error:
+            with suppress(OSError):
+                os.unlink(temporary)
+            self._writes = False
+            log.get("data").warning("the cache %s takes no more: %s; reading goes on", self._root, error.strerror)
+
+    def drop(self, wanted: Range) -> None:
+        """Forget a range: it failed a check."""
+        with suppress(OSError):
+            os.unlink(self._path(wanted))
+
+    def _path(self, wanted: Range) -> str:
+        key = f"{self._data}\0{wanted.name}\0{wanted.start}\0{wanted.length}"
+        name = sha256(key.encode()).hexdigest()[:40]
+        return os.path.join(self._root, name[:2], f"{name}.block")
+
+    def _claim(self, folder: str) -> None:
+        """Make the subfolder, or see that it is ours; where it is not, there is no cache."""
+        marker = os.path.join(self._root, _MARKER)
+        try:
+            os.makedirs(folder, exist_ok=True)
+            with suppress(FileExistsError):
+                os.mkdir(self._root)
+            if not os.path.exists(marker):
+                if set(os.listdir(self._root)) - {_MARKER}:  # another rank may have just made it
+                    self._reads = self._writes = False
+                    log.get("data").warning("%s was not made by Smalti; there is no cache", self._root)
+                    return
+                with open(marker, "w", encoding="utf-8") as file:
+                    file.write("Blocks that Smalti has read from a store. The folder may be removed at any time.\n")
+        except OSError as error:
+            self._writes = False
+            self._reads = os.path.exists(marker)
+            log.get("data").warning("the cache %s takes nothing: %s; reading goes on", self._root, error.strerror)
+
+    def _wrote(self, name: str, n_bytes: int) -> None:
+        group = int(name[:2], 16) % self._groups
+        self._written[group] += n_bytes
+        if self._written[group] > self._group_bytes // _SCANS:
+            self._written[group] = 0
+            self._trim(group)
+
+    def _trim(self, group: int) -> None:
+        """Remove the oldest blocks of a group above its bytes, and temporaries that a killed process has left."""
+        blocks: list[tuple[float, int, str]] = []
+        for number in range(group, _SUBFOLDERS, self._groups):
+            with suppress(FileNotFoundError), os.scandir(os.path.join(self._root, f"{number:02x}")) as entries:
+                for entry in entries:
+                    with suppress(FileNotFoundError):
+                        blocks += _looked_at(entry)
+        total = sum(size for _, size, _ in blocks)
+        for _, size, path in sorted(blocks):
+            if total <= self._group_bytes:
+                return
+            with suppress(FileNotFoundError):  # another rank has removed it
+                os.unlink(path)
+            total -= size
+
+
+def _looked_at(entry: "os.DirEntry[str]") -> list[tuple[float, int, str]]:
+    """(age, size, path) of a block; nothing for what is none."""
+    if not entry.is_file(follow_symlinks=False):
+        return []
+    if _BLOCK.fullmatch(entry.name):
+        status = entry.stat(follow_symlinks=False)
+        return [(status.st_mtime, status.st_size, entry.path)]
+    if _TEMPORARY.fullmatch(entry.name) and time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE_S:
+        os.unlink(entry.path)
+    return []
+
+
+def _head(payload: memoryview) -> bytes:
+    return _MAGIC + len(payload).to_bytes(8, "little") + xxh3(payload).to_bytes(8, "little")

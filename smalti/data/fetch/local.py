@@ -1,0 +1,120 @@
+"""Files of a local folder, by pread: no copy is mapped, so a file cut short is an error with a name and no SIGBUS."""
+
+import errno
+import os
+from collections.abc import Sequence
+
+from smalti.base.errors import DataError, TryElsewhere
+from smalti.data.fetch.descriptors import OpenFile, OpenFiles
+from smalti.data.fetch.files import Files, Range, confined
+
+
+class LocalFiles:
+    """A local folder; where it has mirrors, what cannot be read here is read there."""
+
+    def __init__(self, folder: str, mirrors: Files | None = None) -> None:
+        self.where = folder
+        self.mirrored = mirrors is not None
+        self._mirrors = mirrors
+        self._open: OpenFiles[str] = OpenFiles()
+        self._again: set[Range] = set()
+        """Ranges that were read again from a mirror; next time the disk is asked first."""
+
+    def whole(self, name: str) -> bytes:
+        """A whole file."""
+        try:
+            opened = self._opened(name)
+            return bytes(self._pread(opened, Range(name, 0, os.fstat(opened.descriptor).st_size)))
+        except (DataError, TryElsewhere):
+            if self._mirrors is None:
+                raise
+            return self._mirrors.whole(name)
+
+    def size(self, name: str) -> int:
+        """Bytes of a file."""
+        path = f"{self.where}/{confined(name)}"
+        try:
+            return os.stat(path).st_size
+        except OSError as error:
+            if self._mirrors is None:
+                raise _told(path, error) from error
+            return self._mirrors.size(name)
+
+    def read(self, wanted: Sequence[Range]) -> list[memoryview]:
+        """The bytes of each range."""
+        return [self._one(one) for one in wanted]
+
+    def read_again(self, wanted: Range) -> memoryview:
+        """From a mirror where there is one and from the disk once more, in turns: a disk may err once, too."""
+        if self._mirrors is None:
+            return self._read(wanted)
+        from_disk = wanted in self._again
+        (self._again.discard if from_disk else self._again.add)(wanted)
+        readings = [self._mirrors.read_again, self._read]
+        first, second = reversed(readings) if from_disk else readings
+        try:
+            return first(wanted)
+        except (DataError, TryElsewhere):
+            return second(wanted)
+
+    def counts(self) -> dict[str, float]:
+        """Of the mirrors; reading a local disk is not counted."""
+        return self._mirrors.counts() if self._mirrors else {}
+
+    def close(self) -> None:
+        """Close descriptors; they open again when read."""
+        self._open.close()
+        if self._mirrors is not None:
+            self._mirrors.close()
+
+    def _one(self, wanted: Range) -> memoryview:
+        try:
+            return self._read(wanted)
+        except (DataError, TryElsewhere):
+            if self._mirrors is None:
+                raise
+            return self._mirrors.read([wanted])[0]
+
+    def _read(self, wanted: Range) -> memoryview:
+        return self._pread(self._opened(wanted.name), wanted)
+
+    def _opened(self, name: str) -> OpenFile:
+        opened = self._open.by_key.get(name)
+        if opened is None:
+            path = f"{self.where}/{confined(name)}"
+            try:
+                opened = OpenFile(path)
+            except OSError as error:
+                raise _told(path, error) from error
+            self._open.keep(name, opened)
+        return opened
+
+    def _pread(self, opened: OpenFile, wanted: Range) -> memoryview:
+        path = f"{self.where}/{wanted.name}"
+        view = memoryview(bytearray(wanted.length))
+        done = 0
+        while done < wanted.length:
+            try:
+                n = os.preadv(opened.descriptor, [view[done:]], wanted.start + done)
+            except OSError as error:
+                raise _told(path, error) from error
+            if n == 0:
+                raise short(path, wanted, os.fstat(opened.descriptor).st_size)
+            done += n
+        return view
+
+
+def short(path: str, wanted: Range, found_bytes: int) -> DataError:
+    """The error for a range that ends behind the end of its file."""
+    return DataError(
+        f"{path} has {found_bytes:,} bytes; bytes {wanted.start:,} to {wanted.start + wanted.length:,} were asked for",
+        hint="the file is cut short: copy it again",
+    )
+
+
+def _told(path: str, error: OSError) -> DataError | TryElsewhere:
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return DataError(f"{path} does not exist", hint="copy the folder again")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EISDIR):
+        return DataError(f"{path} cannot be read: {error.strerror}")
+    return TryElsewhere(f"{path} cannot be read: {error.strerror}", hint="look at the disk of this machine")

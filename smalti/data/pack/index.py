@@ -1,0 +1,277 @@
+"""The best-fit index on disk: which pieces of a source make each sequence. Written once, mapped into memory.
+
+A folder ``packs/SEQ_LEN`` beside the token files holds ``pack.json`` (what was packed, how, digests) and four columns
+(see ``best_fit.Rows``). A column is blocks of 4,096 bytes: values, and in the last 8 bytes the XXH3-64 of them, seeded
+with what was packed, the column and the block, so that a flipped bit, a block of another index and a stale one fail.
+
+Promises: an index of another source, another sequence length or another version of the algorithm is refused; every
+block is checked before its first use; opening reads ``pack.json`` and file sizes only. Local folders only. Does not
+promise to survive a file that is cut short while a run maps it: the system ends a process that reads behind the end.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from smalti.base.errors import DataError, UserError
+from smalti.base.hashing import digest_json, sha256_file, xxh3
+from smalti.data.pack.best_fit import ALGORITHM
+from smalti.data.source import Int64s
+
+if TYPE_CHECKING:
+    from smalti.data.pack.best_fit import Rows
+    from smalti.data.source import Source
+
+FORMAT = 1
+RECORD_NAME = "pack.json"
+KIND = "pack"
+
+_BLOCK_BYTES = 4096
+_CHECK_BYTES = 8
+_WRITE_BLOCKS = 1 << 14
+_COLUMNS = {"starts": "<u8", "begins": "<u8", "lengths": "<u4", "places": "<u4"}
+
+
+@dataclass(frozen=True)
+class PackRecord:
+    """``pack.json``: what the index holds, and the digests that bind it."""
+
+    algorithm: str
+    seq_len: int
+    source_digest: str
+    n_tokens: int
+    n_documents: int
+    n_cut_documents: int
+    """Documents longer than a sequence."""
+    n_rows: int
+    n_pieces: int
+    files: dict[str, str]
+    """SHA-256 of each column's file."""
+    digest: str = ""
+    """Over everything above."""
+
+    @property
+    def padding_frac(self) -> float:
+        """Share of all rows that holds no target."""
+        return 1 - self.n_tokens / (self.n_rows * self.seq_len)
+
+    def content_digest(self) -> str:
+        """The digest that the content asks for."""
+        return digest_json({key: value for key, value in vars(self).items() if key != "digest"})
+
+    def path(self, folder: str, column: str) -> Path:
+        """File of a column; named by the record's digest, so that a run that maps it never finds another's bytes."""
+        return Path(folder) / f"{column}.{self.seed:016x}.col"
+
+    @property
+    def seed(self) -> int:
+        """Seeds the checks of all blocks."""
+        return int(digest_json([FORMAT, self.algorithm, self.seq_len, self.source_digest])[:16], 16)
+
+    @classmethod
+    def parse(cls, data: bytes, where: str, *, source_digest: str, source: str, seq_len: int) -> Self:
+        """Read and check ``pack.json``. Raises DataError where it is damaged or of another source, length, version."""
+        hint = pack_command(source, seq_len)
+        try:
+            raw = json.loads(data)
+            assert isinstance(raw, dict)
+            head = {key: raw.pop(key) for key in ("format", "kind", "complete", "entries")}
+            record = cls(**raw)
+        except (ValueError, KeyError, TypeError, AssertionError) as error:
+            raise DataError(f"{where} is not the record of a pack index", hint=hint) from error
+        if not head["complete"]:
+            raise DataError(f"the writing of {where} was cut off", hint=hint)
+        if record.algorithm != ALGORITHM or head["format"] != FORMAT:
+            raise DataError(
+                f"{where} was written by {record.algorithm}, format {head['format']}",
+                allowed=f"{ALGORITHM}, format {FORMAT}",
+                hint=hint,
+            )
+        if record.digest != record.content_digest():
+            raise DataError(f"{where} was changed after it was written: its digest does not match", hint=hint)
+        if record.seq_len != seq_len:
+            raise DataError(f"{where} packs sequences of {record.seq_len} tokens, not {seq_len}", hint=hint)
+        if record.source_digest != source_digest:
+            raise DataError(
+                f"{where} belongs to other tokens: those of digest {record.source_digest[:12]}; "
+                f"{source} has {source_digest[:12]}",
+                hint=hint,
+            )
+        return record
+
+
+class PackIndex:
+    """Rows of one source at one sequence length. Maps the files when it is first asked. Threads may share it."""
+
+    def __init__(self, record: PackRecord, folder: str) -> None:
+        self.record, self.folder = record, folder
+        self.n_rows, self.seq_len = record.n_rows, record.seq_len
+        self._columns: dict[str, _Column] = {}
+
+    def pieces(self, rows: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Rows [n] -> for each of their pieces: place in ``rows`` [m], first token [m], length [m]."""
+        first, last = self._column("starts").take(np.stack([rows, rows + 1]))
+        counts = last - first
+        if (counts < 1).any():
+            raise DataError(f"{self.folder} holds a sequence without pieces", hint="run 'smalti data pack' again")
+        owner = np.repeat(np.arange(rows.size), counts)
+        at = np.arange(owner.size) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
+        return owner, self._column("begins").take(at), self._column("lengths").take(at)
+
+    def rows_of(self, begin: int, end: int) -> Int64s:
+        """Rows whose targets include any of the tokens [begin, end), rising."""
+        places = self._column("places")
+        # pieces of the corpus lie without a gap, so the first is the last one that begins at or before ``begin``
+        first = self._count(lambda k: self._begin(places, k) <= begin, self.record.n_pieces) - 1
+        last = self._count(lambda k: self._begin(places, k) < end, self.record.n_pieces)
+        at = places.take(np.arange(max(first, 0), last))
+        return np.unique(np.array([self._row(place) for place in at.tolist()], dtype=np.int64))
+
+    def verify(self) -> None:
+        """Read all files and compare their SHA-256 with the record. Raises DataError."""
+        for name, digest in self.record.files.items():
+            path = self.record.path(self.folder, name)
+            if sha256_file(path) != digest:
+                raise DataError(f"{path} is corrupt: its SHA-256 is not that of its record", hint=self._hint())
+
+    def close(self) -> None:
+        """Let go of the files; they are mapped again when asked."""
+        self._columns.clear()
+
+    def _row(self, place: int) -> int:
+        starts = self._column("starts")
+        return self._count(lambda row: int(starts.take(np.array([row]))[0]) <= place, self.n_rows) - 1
+
+    def _begin(self, places: "_Column", piece: int) -> int:
+        return int(self._column("begins").take(places.take(np.array([piece])))[0])
+
+    @staticmethod
+    def _count(holds: Callable[[int], bool], n: int) -> int:
+        """How many of 0 .. n-1 hold, where those that do come first."""
+        low, high = 0, n
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if holds(middle) else (low, middle)
+        return low
+
+    def _column(self, name: str) -> "_Column":
+        column = self._columns.get(name)
+        if column is None:
+            n = self.record.n_rows + 1 if name == "starts" else self.record.n_pieces
+            path = self.record.path(self.folder, name)
+            column = self._columns[name] = _Column(path, name, n, self.record.seed, self._hint())
+        return column
+
+    def _hint(self) -> str:
+        return f"write the index again: smalti data pack FOLDER --seq-len {self.seq_len}"
+
+
+class _Column:
+    """One column of integers in checked blocks, mapped into memory."""
+
+    def __init__(self, path: Path, name: str, n: int, seed: int, hint: str) -> None:
+        self._path, self._n, self._hint = path, n, hint
+        self._dtype = np.dtype(_COLUMNS[name])
+        self._seed = _block_seed(seed, name)
+        self._per_block = (_BLOCK_BYTES - _CHECK_BYTES) // self._dtype.itemsize
+        n_blocks = -(-n // self._per_block)
+        found = os.path.getsize(path) if path.is_file() else -1
+        if found != n_blocks * _BLOCK_BYTES:
+            what = "is missing" if found < 0 else f"has {found:,} bytes, not {n_blocks * _BLOCK_BYTES:,}"
+            raise DataError(f"{path} {what}", hint=hint)
+        mapped = np.memmap(path, dtype=np.uint8, mode="r", shape=(n_blocks, _BLOCK_BYTES))
+        self._blocks = mapped.view(np.ndarray)
+        self._values = self._blocks.view(self._dtype)
+        self._is_checked = np.zeros(n_blocks, dtype=bool)
+
+    def take(self, at: Int64s) -> Int64s:
+        """Values at these places, of any shape."""
+        block, inside = np.divmod(at, self._per_block)
+        if at.size and not (at.min() >= 0 and at.max() < self._n):
+            raise DataError(f"{self._path} was asked for value {at.max():,} of {self._n:,}", hint=self._hint)
+        for number in np.unique(block[~self._is_checked[block]]).tolist():
+            self._check(number)
+        return self._values[block, inside].astype(np.int64)
+
+    def _check(self, number: int) -> None:
+        data = self._blocks[number]
+        if _check_of(data[:-_CHECK_BYTES].data, self._seed, number) != int(data[-_CHECK_BYTES:].view("<u8")[0]):
+            raise DataError(f"{self._path} is corrupt: block {number} does not match its check", hint=self._hint)
+        self._is_checked[number] = True
+
+
+def pack_folder(source: str, seq_len: int) -> str:
+    """Where the index of a folder of tokens lies."""
+    return f"{source.rstrip('/')}/packs/{seq_len}"
+
+
+def pack_command(source: str, seq_len: int) -> str:
+    """What writes it."""
+    return f"smalti data pack {source} --seq-len {seq_len}"
+
+
+def read_record(source: str, seq_len: int) -> bytes:
+    """``pack.json`` of a folder of tokens. Raises DataError where there is none."""
+    if "://" in source:
+        raise UserError(
+            f"data.packing=best-fit, and {source} is not a local folder",
+            allowed="local folders, whose index is mapped into memory",
+            hint="copy the tokens and their packs/ to a local disk, or data.packing=concat",
+        )
+    path = Path(pack_folder(source, seq_len)) / RECORD_NAME
+    if not path.is_file():
+        raise DataError(
+            f"{source} has no best-fit index for sequences of {seq_len} tokens", hint=pack_command(source, seq_len)
+        )
+    return path.read_bytes()
+
+
+def write_index(
+    source: "Source", rows: "Rows", *, seq_len: int, n_documents: int, n_cut_documents: int, folder: str
+) -> PackRecord:
+    """Write rows as the index of ``source`` into ``folder``; what lay there goes once it is whole."""
+    from smalti.data.curate.publish import publication
+
+    record = PackRecord(
+        ALGORITHM, seq_len, source.digest, source.n_tokens, n_documents, n_cut_documents,
+        rows.starts.size - 1, rows.begins.size, {},
+    )  # fmt: skip
+    with publication(folder, kind=KIND, record_name=RECORD_NAME) as result:
+        for name, dtype in _COLUMNS.items():
+            path = record.path(str(result.work), name)
+            _write_column(path, getattr(rows, name), np.dtype(dtype), _block_seed(record.seed, name))
+            record.files[name] = sha256_file(path)
+        record = PackRecord(**{**vars(record), "digest": record.content_digest()})
+        result.record.update(vars(record))
+    return record
+
+
+def _write_column(path: Path, values: npt.NDArray[Any], dtype: "np.dtype[Any]", seed: int) -> None:
+    per_block = (_BLOCK_BYTES - _CHECK_BYTES) // dtype.itemsize
+    with open(path, "wb") as file:
+        for first in range(0, values.size, per_block * _WRITE_BLOCKS):
+            part = values[first : first + per_block * _WRITE_BLOCKS]
+            blocks = np.zeros((-(-part.size // per_block), _BLOCK_BYTES), dtype=np.uint8)
+            cells = np.zeros(blocks.shape[0] * per_block, dtype=dtype)
+            cells[: part.size] = part
+            blocks[:, :-_CHECK_BYTES] = cells.view(np.uint8).reshape(blocks.shape[0], -1)
+            number = first // per_block
+            checks = [_check_of(block[:-_CHECK_BYTES].data, seed, number + i) for i, block in enumerate(blocks)]
+            blocks[:, -_CHECK_BYTES:] = np.array(checks, dtype="<u8")[:, None].view(np.uint8)
+            file.write(blocks.data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _block_seed(seed: int, column: str) -> int:
+    return (seed ^ (list(_COLUMNS).index(column) << 60)) & (1 << 64) - 1
+
+
+def _check_of(data: memoryview, seed: int, number: int) -> int:
+    return xxh3(data, (seed + number) & (1 << 64) - 1)
