@@ -149,7 +149,7 @@ def _load(kind: str, name: str, overrides: list[str]) -> "Loaded[Any]":
 
 
 def _models() -> "dict[str, type[Config]]":
-    from smalti.config.data import CurateConfig, TokenizeConfig
+    from smalti.config.curate import CurateConfig, TokenizeConfig
     from smalti.config.dedup import DedupConfig
     from smalti.config.eval import EvalConfig
     from smalti.config.model import ModelConfig

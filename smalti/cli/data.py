@@ -1,14 +1,20 @@
 """``smalti data``: from documents to token files, and a look into both."""
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from smalti.cli.data_explain import explain
+from smalti.cli.data_inspect import inspect
+from smalti.cli.data_pack import pack
+from smalti.cli.data_to_mds import to_mds
+from smalti.cli.extras import need_data_extra
 from smalti.cli.progress import ProgressLine
 
 if TYPE_CHECKING:
-    from smalti.config.data import CurateConfig
+    from smalti.config.curate import CurateConfig
     from smalti.config.dedup import DedupConfig
 
 app = typer.Typer(
@@ -66,8 +72,8 @@ def curate(
     Writes OUTPUT/documents/SOURCE/{train,heldout}.parquet, OUTPUT/drops/SOURCE.parquet (each drop with its rule, reason
     and score), OUTPUT/report.json and report.md. The same command again replaces them with the same.
     """
-    from smalti.cli.tables import print_json, table
-    from smalti.config.data import CurateConfig
+    from smalti.cli.tables import table
+    from smalti.config.curate import CurateConfig
     from smalti.config.load import load
     from smalti.data.curate.report import COLUMNS, DROP_COLUMNS
 
@@ -75,21 +81,17 @@ def curate(
     if dry_run:
         _print_inputs(loaded, as_json)
         return
-    _need_data_extra()
+    need_data_extra()
     from smalti.data.curate.job import curate as run
 
     with ProgressLine() as tell:
         report = run(loaded, tell)
-    if as_json:
-        print_json(report.as_json())
-        return
-    print(table(COLUMNS, report.rows()))
-    if report.drop_rows():
-        print("\ndrops by rule\n" + table(DROP_COLUMNS, report.drop_rows()))
-    for note in report.notes():
-        print(f"note: {note}")
-    print(f"\nwritten to {loaded.output}; next: smalti data dedup CONFIG documents={loaded.output} output=...")
-    print("(or without taking near-duplicates out: smalti data tokenize)")
+    drops = ["drops by rule\n" + table(DROP_COLUMNS, report.drop_rows())] if report.drop_rows() else []
+    then = (
+        f"written to {loaded.output}; next: smalti data dedup CONFIG documents={loaded.output} output=...\n"
+        "(or without taking near-duplicates out: smalti data tokenize)"
+    )
+    _print_report(report, COLUMNS, as_json, below=drops, notes=report.notes(), then=then)
 
 
 @app.command(epilog="Example: smalti data dedup demo-dedup threshold=0.8 --dry-run")
@@ -104,12 +106,11 @@ def dedup(
     Takes and writes folders as 'smalti data curate' does. Held-out documents all stay; training documents that are near
     to one go. Exit code 3: a source lost more than alarm_frac (the result is written), or the self-test failed.
     """
-    from smalti.cli.tables import print_json, table
     from smalti.config.dedup import DedupConfig
     from smalti.config.load import load
 
     loaded = load(DedupConfig, config, overrides or []).config
-    _need_data_extra()
+    need_data_extra()
     if dry_run:
         _print_dedup_plan(loaded, as_json)
         return
@@ -118,17 +119,14 @@ def dedup(
 
     with ProgressLine() as tell:
         report = run(loaded, tell)
-    if as_json:
-        print_json(report.as_json())
-    else:
-        print(table(COLUMNS, report.rows()))
-        if report.n_candidates:
-            print(f"\nsimilarity of the {report.n_candidates:,} pairs compared\n{report.histogram_text()}")
-        print(f"\n{report.selftest_line()}")
-        print(f"{report.near_heldout_documents:,} training document(s) went for being near to a held-out one")
-        for note in report.notes():
-            print(f"note: {note}")
-        print(f"\nwritten to {loaded.output}; next: smalti data tokenize CONFIG documents={loaded.output} output=...")
+    below = [
+        f"{report.selftest_line()}\n"
+        f"{report.near_heldout_documents:,} training document(s) went for being near to a held-out one"
+    ]
+    if report.n_candidates:
+        below.insert(0, f"similarity of the {report.n_candidates:,} pairs compared\n{report.histogram_text()}")
+    then = f"written to {loaded.output}; next: smalti data tokenize CONFIG documents={loaded.output} output=..."
+    _print_report(report, COLUMNS, as_json, below=below, notes=report.notes(), then=then)
     for line in report.alarm_lines():
         print(f"ALARM: {line}", file=sys.stderr)
     if report.alarms:
@@ -142,60 +140,44 @@ def tokenize(config: _Config, overrides: _Overrides = None, as_json: _Json = Fal
     Writes OUTPUT/tokenizer/ (Hugging Face form) and OUTPUT/SOURCE/{train,heldout}/ with manifest.json and *.tok. The
     same command again replaces them with the same.
     """
-    from smalti.cli.tables import print_json, table
-    from smalti.config.data import TokenizeConfig
+    from smalti.config.curate import TokenizeConfig
     from smalti.config.load import load
 
     loaded = load(TokenizeConfig, config, overrides or []).config
-    _need_data_extra()
+    need_data_extra()
     from smalti.data.tokenize import COLUMNS
     from smalti.data.tokenize import tokenize as run
 
     with ProgressLine() as tell:
         report = run(loaded, tell)
+    vocabulary = (
+        f"vocabulary of {report.vocab_size:,}; end of document {report.eod_id}; digest {report.tokenizer_digest[:12]}"
+    )
+    then = f"written to {loaded.output}; look inside: smalti data inspect {loaded.output}"
+    _print_report(report, COLUMNS, as_json, below=[vocabulary], notes=report.notes, then=then)
+
+
+app.command(epilog="Example: smalti data inspect data/demo/tokens/code/train --samples 1")(inspect)
+app.command(epilog="Example: smalti data explain runs/demo --step 2 --row 0 --text")(explain)
+app.command(epilog="Example: smalti data pack data/demo/tokens/code/train --seq-len 512 --dry-run")(pack)
+app.command("to-mds", epilog="Example: smalti data to-mds data/demo/tokens/code/train mds --seq-len 512 --dry-run")(
+    to_mds
+)
+
+
+def _print_report(
+    report: Any, columns: Sequence[str], as_json: bool, *, below: Sequence[str], notes: Sequence[str], then: str
+) -> None:
+    """JSON; or the table, the blocks below it, the notes, and what to type next."""
+    from smalti.cli.tables import print_json, table
+
     if as_json:
         print_json(report.as_json())
         return
-    print(table(COLUMNS, report.rows()))
-    print(
-        f"\nvocabulary of {report.vocab_size:,}; end of document {report.eod_id}; digest {report.tokenizer_digest[:12]}"
-    )
-    for note in report.notes:
+    print("\n\n".join([table(columns, report.rows()), *below]))
+    for note in notes:
         print(f"note: {note}")
-    print(f"written to {loaded.output}; look inside: smalti data inspect {loaded.output}")
-
-
-@app.command(epilog="Example: smalti data inspect data/demo/tokens/code/train --samples 1")
-def inspect(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Token files, or an output of curate or tokenize.")],
-    samples: Annotated[int, typer.Option(min=0, help="How many documents to show of each part.")] = 2,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="The tokenizer that made the tokens; absent: the one beside them.")
-    ] = None,
-    as_json: _Json = False,
-) -> None:
-    """Show the manifest, how long the documents are, and some of them."""
-    from smalti.cli.tables import print_json
-
-    _need_data_extra()
-    from smalti.data.inspection import inspect_folder
-
-    found = inspect_folder(folder, tokenizer=tokenizer, n_samples=samples)
-    if as_json:
-        print_json(found)
-        return
-    print("\n\n".join(_part_text(part) for part in found["parts"]))
-
-
-def _need_data_extra() -> None:
-    """The packages of the extra ``data`` are checked by name, so that a missing one is a hint and not a traceback."""
-    from importlib.util import find_spec
-
-    from smalti.base.errors import missing_extra
-
-    for package in ("pyarrow", "daft", "tokenizers"):
-        if find_spec(package) is None:
-            raise missing_extra(package, "data", "smalti data")
+    print(f"\n{then}")
 
 
 def _print_inputs(config: "CurateConfig", as_json: bool) -> None:
@@ -246,44 +228,3 @@ def _print_dedup_plan(config: "DedupConfig", as_json: bool) -> None:
     print(table(("s", "compared"), [(value, format_frac(chance)) for value, chance in chances.items()]))
     print(f"near: {config.threshold} or more of the shingles of {config.shingle_words} words; runner: {config.runner}")
     print(f"nothing was written; without --dry-run the result goes to {config.output}")
-
-
-def _part_text(part: dict[str, Any]) -> str:
-    from smalti.cli.tables import pairs
-
-    blocks = [f"== {part['name']}"]
-    if "manifest" in part:
-        blocks.append(pairs([(key, _plain(value)) for key, value in part["manifest"].items()]))
-    else:
-        counts = part["counts"]
-        blocks.append(pairs([(f"{a} {b}", f"{n:,}") for a in ("documents", "bytes") for b, n in counts[a].items()]))
-    lengths = part["lengths"]
-    if lengths["documents"]:
-        shown = ", ".join(f"{key} {lengths[key]:,}" for key in ("mean", "median", "p90", "longest"))
-        blocks.append(f"document length in {lengths['unit']}: {shown}\n" + _histogram(lengths["histogram"]))
-    if "note" in part:
-        blocks.append(f"note: {part['note']}")
-    blocks += [_sample_text(sample) for sample in part["samples"]]
-    return "\n\n".join(blocks)
-
-
-def _histogram(bins: list[dict[str, int]]) -> str:
-    widest = max(entry["documents"] for entry in bins)
-    labels = [f"{entry['from']:,} - {entry['to']:,}" for entry in bins]
-    width = max(map(len, labels))
-    lines = []
-    for label, entry in zip(labels, bins, strict=True):
-        bar = "#" * -(-40 * entry["documents"] // widest)
-        lines.append(f"  {label:>{width}}  {entry['documents']:>9,}  {bar}".rstrip())
-    return "\n".join(lines)
-
-
-def _sample_text(sample: dict[str, Any]) -> str:
-    size = f"{sample['n_tokens']:,} tokens" if "n_tokens" in sample else f"{sample['id']}, {sample['n_bytes']:,} bytes"
-    text = sample.get("text", str(sample.get("ids", ""))[:400])
-    lines = text[:400].splitlines()[:10]
-    return "\n".join([f"-- document {sample['document']} ({size})", *(f"   | {line}" for line in lines)])
-
-
-def _plain(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)

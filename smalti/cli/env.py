@@ -12,14 +12,10 @@ import typer
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _STORAGE = {
-    "s3": ("s3fs", "s3fs"),
-    "gs": ("gcsfs", "gcsfs"),
-    "abfs": ("adlfs", "adlfs"),
-    "http": ("aiohttp", "aiohttp"),
+    **dict.fromkeys(("s3", "gs", "az", "http", "hf"), ("obstore", "obstore")),
     "hdfs": ("pyarrow", "pyarrow"),
-    "hf": ("huggingface_hub", "huggingface_hub"),
 }
-"""Protocol -> the module that fsspec needs for it, and the package that holds it."""
+"""Protocol -> the module that it needs, and the package that holds it."""
 
 _TOLD = re.compile(
     r"(?:SMALTI|OMP|MKL|KMP|GOMP|NCCL|TORCH|TORCHELASTIC|TORCHINDUCTOR|PYTORCH|CUDA|CUBLAS|GLOO|HIP|HSA|ROCR|MIOPEN|SLURM|"

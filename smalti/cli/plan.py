@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from smalti.cli.plan_data import data
+
 if TYPE_CHECKING:
     from smalti.config.run import RunConfig
     from smalti.plan.budget import Budget
@@ -40,13 +42,13 @@ def budget(
 
     The time is training FLOPs / (matmul rate x efficiency); data, evals in the loop and checkpoints are not in it.
     """
-    from smalti.data.mixture import tokens_by_source
+    from smalti.data.schedule import tokens_by_source
     from smalti.plan import budget as room
 
     config = _load(recipe, overrides)
     known = _rate(config, gpu=gpu, rate=rate, measure=measure)
     plan = room.budget(config, rate_flops_per_s=known.flops_per_s, efficiency_frac=efficiency, device=known.device)
-    taken = tokens_by_source(config.data, total_steps=plan.steps, global_batch_tokens=plan.global_batch_tokens)
+    taken = tokens_by_source(config.data, config.length)
     epochs = {name: taken[name] / size for name, size in _source_tokens(config).items()}
     if as_json:
         from smalti.cli.tables import print_json
@@ -80,6 +82,9 @@ def memory(recipe: _Recipe, overrides: _Overrides = None, gpu: _Gpu = None, as_j
         share = format_frac(parts.total_bytes / capacity)
         lines.append(("of device", f"{share} of {format_bytes(capacity)}; leave 2 to 6 GB for CUDA and NCCL"))
     print(pairs(lines))
+
+
+app.command(epilog="Example: smalti plan data recipe.yaml --tokens code=464e9 --tokens prose=4.87e9")(data)
 
 
 @app.command(epilog="Example: smalti plan verify runs/demo --within 1.5")
@@ -198,8 +203,8 @@ def _source_tokens(config: "RunConfig") -> dict[str, int]:
     from smalti.base import store
 
     found = {}
-    for name, folder in config.data.sources.items():
-        path = store.join(folder, "manifest.json")
+    for name, source in config.data.sources.items():
+        path = store.join(source.path, "manifest.json")
         if store.exists(path):
             found[name] = int(store.read_json(path)["n_tokens"])
     return found
@@ -208,7 +213,7 @@ def _source_tokens(config: "RunConfig") -> dict[str, int]:
 def _budget_text(config: "RunConfig", plan: "Budget", known: _Rate, epochs: dict[str, float]) -> str:
     from smalti.base.units import format_count, format_flops, format_frac, format_seconds
     from smalti.cli.tables import pairs
-    from smalti.plan.budget import CHINCHILLA_TOKENS_PER_PARAM
+    from smalti.plan.budget import CHINCHILLA_TOKENS_PER_PARAM, length_text
     from smalti.plan.flops import CAUSAL_FORMULA, FORMULA, FORMULA_TEXT, mfu
 
     params = plan.params
@@ -218,7 +223,7 @@ def _budget_text(config: "RunConfig", plan: "Budget", known: _Rate, epochs: dict
         ("parameters", f"{format_count(params.total)} total, {format_count(params.active)} active"),
         ("", f"{format_count(params.embedding)} embedding, {format_count(params.head)} output head, "
              f"{format_count(params.non_embedding)} in the blocks"),
-        ("tokens", f"{format_count(plan.tokens)} = {plan.steps} steps x {plan.global_batch_tokens} tokens"),
+        ("tokens", f"{format_count(plan.tokens)} = {length_text(config.length)}"),
         ("tokens / parameter", f"{per_param} (Chinchilla: about {CHINCHILLA_TOKENS_PER_PARAM} for a dense model)"),
         *(("epochs of " + name, f"{value:.2f}") for name, value in epochs.items()),
         ("FLOPs / token", f"{format_flops(plan.flops_per_token)} by {FORMULA}; "

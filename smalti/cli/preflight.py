@@ -2,34 +2,48 @@
 
 import errno
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smalti.base.errors import DataError, UserError
-from smalti.base.units import format_count
+from smalti.base.units import format_bytes, format_count
 
 if TYPE_CHECKING:
+    from smalti.config.fork import Fork
     from smalti.config.run import RunConfig
     from smalti.data.inputs import Inputs
 
+_FILES = ("files of a source that was not read yet",)
 
-def check(config: "RunConfig", *, ranks: int) -> "Inputs":
-    """Raise for a mesh that does not fit ``ranks``, missing or foreign tokens, a vocabulary that is too small, stages
-    that do not fit the run, weights to begin with that are not there, trackers that do not answer, and a folder that
-    holds another run."""
-    from smalti.data.inputs import check_inputs
+
+def check(config: "RunConfig", *, ranks: int, fork: "Fork | None" = None) -> None:
+    """Raise for a mesh that does not fit ``ranks``, stages that do not fit the run, folders of tokens and weights to
+    begin with that are not there, trackers that do not answer, and a folder that holds another run."""
     from smalti.track import trackers
     from smalti.track.run import RunFolder
 
     _check_run_folder(config.run_folder)
-    RunFolder(config.run_folder).require_free_or_same(config)
+    if fork is None:
+        RunFolder(config.run_folder).require_free_or_same(config)
+    _check_stages(config)
+    config.data.require_every_source_used()
     _check_mesh(config, ranks)
     if config.init_from is not None and not _has_checkpoint(config) and not Path(config.init_from).exists():
         raise DataError(f"init_from = {config.init_from} does not exist", allowed="a checkpoint or Hugging Face folder")
-    _check_stages(config)
     _check_folders(config)
+    _check_files(config)
     trackers.check(config.track, config.run_folder)
-    return check_inputs(config)
+
+
+def lies_here(config: "RunConfig") -> bool:
+    """Whether all that the run reads lies in local folders. What lies in a store is left to rank 0, which checks it
+    alike: an index is then asked for once by the whole job, and not by every node as well."""
+    from smalti.base import store
+
+    sources = config.data.sources.values()
+    paths = [path for source in sources for path in (source.path, *source.mirrors)]
+    return all(store.is_local(path) for path in (*paths, *config.data.heldout.values()))
 
 
 def _check_run_folder(folder: str) -> None:
@@ -48,7 +62,8 @@ def _check_folders(config: "RunConfig") -> None:
     from smalti.base import store
 
     for section in ("sources", "heldout"):
-        for name, folder in getattr(config.data, section).items():
+        for name, given in getattr(config.data, section).items():
+            folder = given if isinstance(given, str) else given.path
             if store.is_local(folder) and not Path(folder).exists():
                 of_demo = Path(folder).parts[:2] == ("data", "demo")
                 raise DataError(
@@ -56,6 +71,35 @@ def _check_folders(config: "RunConfig") -> None:
                     allowed="a folder of token files",
                     hint="smalti demo writes it" if of_demo else "smalti data tokenize RECIPE writes token files",
                 )
+
+
+def _check_files(config: "RunConfig") -> None:
+    """A list of takedowns that is not there, and a folder for the cache that cannot be one."""
+    from smalti.base import store
+
+    takedowns, cache = config.data.takedowns, config.data.fetch.cache
+    if takedowns is not None and store.is_local(takedowns) and not Path(takedowns).is_file():
+        raise DataError(
+            f"data.takedowns = {takedowns} is not a file (seen from {Path.cwd()})",
+            allowed='a file with lines such as {"source": "web", "document": 1234}',
+            hint="name one, or leave data.takedowns out where nothing is taken down",
+        )
+    if cache is None:
+        return
+    if not store.is_local(cache):
+        raise UserError(
+            f"data.fetch.cache={cache} is not a local folder", allowed="a folder on a disk of the node", hint="a path"
+        )
+    there = next(path for path in (Path(cache), *Path(cache).absolute().parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"data.fetch.cache={cache} cannot be used: {there}: {error.strerror}",
+            allowed="a folder that can be made and written",
+            hint="name another one, or leave data.fetch.cache out",
+        ) from error
 
 
 def not_exportable(config: "RunConfig") -> str | None:
@@ -81,13 +125,9 @@ def _check_mesh(config: "RunConfig", ranks: int) -> None:
 
 def _check_stages(config: "RunConfig") -> None:
     """The stages of the mixture over the run's length, as the stream will lay them out."""
-    from smalti.config.durations import total_steps
-    from smalti.data.mixture import build_schedule
+    from smalti.data.schedule import build_schedule
 
-    batch_tokens = config.train.global_batch_tokens
-    steps = total_steps(config.train.duration, global_batch_tokens=batch_tokens)
-    sequences = batch_tokens // config.data.seq_len
-    build_schedule(config.data, steps * sequences, sequences)
+    build_schedule(config.data, config.length)
 
 
 def _has_checkpoint(config: "RunConfig") -> bool:
@@ -95,33 +135,69 @@ def _has_checkpoint(config: "RunConfig") -> bool:
     return any(Path(config.run_folder).glob("checkpoints/step-*/COMPLETE"))
 
 
-def plan_text(config: "RunConfig", checked: "Inputs", *, ranks: int) -> str:
-    """What would be started, in lines for people."""
-    from smalti.data.mixture import tokens_by_source
-    from smalti.plan.budget import budget
+def plan_text(config: "RunConfig", checked: "Inputs", *, ranks: int, fork: "Fork | None" = None) -> str:
+    """What would be started, in lines for people; with a fork, what it would change."""
+    from smalti.cli.plan_data import dry_run_lines
+    from smalti.plan.budget import budget, length_text
 
     numbers = budget(config)
-    taken = tokens_by_source(
-        config.data, total_steps=numbers.steps, global_batch_tokens=config.train.global_batch_tokens
-    )
     count = f"{ranks} {'rank' if ranks == 1 else 'ranks'}"
     lines = [
         f"run        {config.name}  ->  {config.run_folder}{_existing(config)}",
         f"model      {config.model.family}, {format_count(numbers.params.total)} parameters, "
         f"{format_count(numbers.params.active)} active",
-        f"length     {numbers.steps} steps x {config.train.global_batch_tokens} tokens "
-        f"= {format_count(numbers.tokens)} tokens, {format_count(numbers.total_flops)} FLOPs",
+        f"length     {length_text(config.length)} = {format_count(numbers.tokens)} tokens, "
+        f"{format_count(numbers.total_flops)} FLOPs",
+        *_fork_lines(fork),
         f"placement  {count} on {config.train.parallel.device}, replicate {config.train.parallel.replicate}",
     ]
-    for name, manifest in checked.sources.items():
-        epochs = taken[name] / manifest.n_tokens
-        lines.append(f"source     {name}: {format_count(manifest.n_tokens)} tokens, {epochs:.2f} epochs")
+    lines += dry_run_lines(config, checked.sources)
+    lines += _order_lines(config, checked)
     for name, manifest in checked.heldout.items():
         lines.append(f"held out   {name}: {format_count(manifest.n_tokens)} tokens")
+    lines += [f"warning    {line}" for line in checked.unknown]
     reason = not_exportable(config)
     if reason is not None:
         lines.append(f"warning    {reason}")
     return "\n".join(lines)
+
+
+def _order_lines(config: "RunConfig", checked: "Inputs") -> list[str]:
+    """What changes which tokens are read when, and is not as it is by default."""
+    data, lines = config.data, []
+    if len(data.stages) > 1 or data.stages[0].seq_len is not None:
+        begins = [0, *(config.length.step_at(stage.until) for stage in data.stages[:-1])]
+        lines += [
+            f"stage {n:<5}from step {begin:,}, seq_len {seq_len:,}"
+            for n, (begin, seq_len) in enumerate(zip(begins, data.seq_lens, strict=True))
+        ]
+    if data.packing != "concat":
+        lines.append(f"packing    {data.packing}")
+    if data.shuffle.mode != "full":
+        shuffle = data.shuffle
+        lines.append(
+            f"shuffle    {shuffle.mode}: {shuffle.window_chunks} chunks of {format_count(shuffle.chunk_tokens)} tokens"
+        )
+    if data.skip:
+        spans = [f"[{begin:,}, {end:,})" for begin, end in data.skip]
+        each = ", each of the positions that the ones before leave" if len(spans) > 1 else ""
+        lines.append(f"skip       positions {', then '.join(spans)}{each}")
+    if data.takedowns is not None:
+        from smalti.data.takedowns import Takedowns
+
+        count = sum(len(spans) for spans in Takedowns.read(data.takedowns, checked.sources).spans.values())
+        empty = "" if count else ": the list is empty, so it has no effect"
+        lines.append(f"takedowns  {count:,} {'document' if count == 1 else 'documents'} of {data.takedowns}{empty}")
+    if data.fetch.cache is not None:
+        lines.append(f"cache      {data.fetch.cache}, at most {format_bytes(data.fetch.cache_bytes)}")
+    return lines
+
+
+def _fork_lines(fork: "Fork | None") -> list[str]:
+    if fork is None:
+        return []
+    done = f"{fork.at_step:,} steps = {format_count(fork.after.length.tokens(fork.at_step))} tokens stay as they are"
+    return [f"fork       {done}; what changes after them:", *(f"           {line}" for line in fork.changes or _FILES)]
 
 
 def _existing(config: "RunConfig") -> str:

@@ -3,11 +3,13 @@
 import re
 import signal
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from smalti.config.fork import Fork
     from smalti.config.load import Loaded
     from smalti.config.run import RunConfig
     from smalti.track.run import RunFolder
@@ -30,6 +32,9 @@ def train(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the config with where each value came from; start nothing.")
     ] = False,
+    fork: Annotated[
+        bool, typer.Option("--fork", help="Go on from the newest checkpoint with another future: data, length, rate.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check config, data and mesh, print the plan; start nothing.")
     ] = False,
@@ -39,8 +44,12 @@ def train(
     Ctrl-C saves and leaves (exit 130), a second one leaves at once. SIGTERM saves and leaves (exit 75). Under torchrun
     the world that it made is joined, and what the ranks print goes where torchrun sends it (--log-dir, --redirects);
     otherwise train.parallel.ranks processes are started here, with a log of each in the run's logs/attempt-N.
+
+    --fork keeps what the run has learned, in the same folder, and changes what comes next: sources, stages, sequence
+    length, skips, duration, batch or learning rate. The changes are printed, and kept in the events of the run.
     """
     from smalti.base.env import inside_world, world
+    from smalti.base.errors import UserError
     from smalti.config.load import load, show
     from smalti.config.run import RunConfig
 
@@ -48,22 +57,40 @@ def train(
         # Until the loop listens, Ctrl-C ends a rank as SIGTERM does: by the signal, not by 130, which means "saved".
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     loaded = load(RunConfig, recipe, overrides or [])
+    if print_config and fork:
+        raise UserError("--print-config prints the recipe, which --fork does not change", hint="--fork --dry-run")
     if print_config:
         print(show(loaded), end="")
         return
     if inside_world() and not dry_run:
-        raise typer.Exit(_as_rank(loaded))
+        raise typer.Exit(_as_rank(loaded, fork=fork))
     from smalti.cli import preflight
+    from smalti.data.inputs import check_inputs
+    from smalti.track.run import RunFolder
 
     ranks = world().world_size if inside_world() else loaded.config.train.parallel.ranks
-    checked = preflight.check(loaded.config, ranks=ranks)
+    planned = _planned_fork(loaded.config) if fork else None
+    folder = RunFolder(loaded.config.run_folder)
+    loaded = replace(loaded, config=planned.after if planned else folder.with_history(loaded.config))
+    preflight.check(loaded.config, ranks=ranks, fork=planned)
     if dry_run:
-        print(preflight.plan_text(loaded.config, checked, ranks=ranks))
+        print(preflight.plan_text(loaded.config, check_inputs(loaded.config), ranks=ranks, fork=planned))
         return
-    raise typer.Exit(_as_agent(loaded, ["train", recipe, *(overrides or [])]))
+    if preflight.lies_here(loaded.config):
+        check_inputs(loaded.config)
+    raise typer.Exit(_as_agent(loaded, ["train", recipe, *(overrides or [])], fork=planned))
 
 
-def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str]) -> int:
+def _planned_fork(config: "RunConfig") -> "Fork | None":
+    from smalti.data.fork import plan_fork
+
+    planned = plan_fork(config)
+    if planned is None:
+        print(f"{config.run_folder} has this future already; it goes on", file=sys.stderr)
+    return planned
+
+
+def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork | None") -> int:
     """Open the run folder, run one attempt, say how it ended."""
     from smalti.base import clock, log
     from smalti.base.env import log_level
@@ -77,7 +104,19 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str]) -> int:
     started_s, why_not = clock.now_s(), preflight.not_exportable(loaded.config)
     _warn(why_not)
     parallel = loaded.config.train.parallel
-    folder = RunFolder.open(loaded.config, loaded.origins, argv=["smalti", *arguments])
+    argv = ["smalti", *arguments, *(["--fork"] if fork else [])]
+    folder = RunFolder.open(loaded.config, loaded.origins, argv=argv, fork=fork)
+
+    if fork:
+        lines = [f"{folder.path}: another future from step {fork.at_step:,} on", *fork.changes]
+        print("\n  ".join(lines), file=sys.stderr)
+
+    before = folder.saved_step()
+    finished = before is not None and before >= loaded.config.length.total_steps
+    count = f"{parallel.ranks} {'rank' if parallel.ranks == 1 else 'ranks'}"
+    where = " at step 0" if before is None else f" from step {before:,}"
+    rest = ": all steps are done, only the last checkpoint is verified" if finished else ""
+    print(f"{folder.path}: starting {count}{where}{rest}", file=sys.stderr)
 
     def ended(outcome: agent.Outcome) -> None:
         agent.announce(outcome)
@@ -89,7 +128,8 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str]) -> int:
     finally:
         folder.close()
     if outcome.code == ExitCode.DONE:
-        print(_done_text(folder, clock.now_s() - started_s, exportable=why_not is None), file=sys.stderr)
+        seconds = None if finished else clock.now_s() - started_s
+        print(_done_text(folder, seconds, exportable=why_not is None), file=sys.stderr)
     return int(outcome.code)
 
 
@@ -98,18 +138,19 @@ def _warn(why_not_exportable: str | None) -> None:
         print(f"warning: {why_not_exportable}", file=sys.stderr)
 
 
-def _done_text(folder: "RunFolder", seconds: float, *, exportable: bool) -> str:
-    """``runs/x: done, 40 steps in 2m03s; next: ...``; the time is that of this attempt."""
+def _done_text(folder: "RunFolder", seconds: float | None, *, exportable: bool) -> str:
+    """``runs/x: done, 40 steps in 2m03s; next: ...``; the time is that of this attempt, None: it had nothing to do."""
     from smalti.base.units import format_seconds
 
     rows = folder.metrics()
     steps = int(rows[-1]["step"]) if rows else folder.saved_step() or 0
-    text = f"{folder.path}: done, {steps} {'step' if steps == 1 else 'steps'} in {format_seconds(seconds)}"
+    text = f"{folder.path}: done, {steps} {'step' if steps == 1 else 'steps'}"
+    text += " (it was finished already)" if seconds is None else f" in {format_seconds(seconds)}"
     resumed = f" (attempt {folder.attempt})" if folder.attempt else ""
     return text + resumed + (f"; next: smalti export {folder.path}" if exportable else "")
 
 
-def _as_rank(loaded: "Loaded[RunConfig]") -> int:
+def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool) -> int:
     """Train as one rank of the world that this process was started in."""
     from smalti.base import log
     from smalti.base.env import attempt_is_open, log_level, world
@@ -133,7 +174,7 @@ def _as_rank(loaded: "Loaded[RunConfig]") -> int:
     from smalti.train import job
 
     try:
-        job.run(config, loaded.origins, evaluate=heldout_hook(config))
+        job.run(config, loaded.origins, evaluation=heldout_hook, fork=fork)
     except RuntimeError as error:
         if place.world_size == 1 or not lost_peer(error):
             raise

@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from smalti import __version__
-from smalti.base import store
-from smalti.base.errors import DataError
+from smalti.base import log, store
+from smalti.base.errors import DataError, TryElsewhere, UserError
 from smalti.base.units import format_count
+from smalti.config.data import SourceConfig
 from smalti.config.run import RunConfig
-from smalti.data.tokens.manifest import Manifest
+from smalti.data.sources import open_source, read_index
 from smalti.plan.flops import FORMULA, train_flops_per_token
 from smalti.plan.params import count
 from smalti.track.sinks.jsonl import read_metrics
+
+_GIVE_UP = "5s"
+"""A card does not wait for a store that is down."""
 
 
 def model_card(run_folder: str | Path, config: RunConfig, step: int, dtype: str) -> str:
@@ -61,7 +65,7 @@ def _shape_rows(config: RunConfig, dtype: str) -> list[tuple[str, str]]:
         ("layers, hidden size", f"{model.num_hidden_layers}, {model.hidden_size}"),
         ("query heads, key/value heads", f"{model.num_attention_heads}, {model.kv_heads}"),
         ("vocabulary", f"{model.vocab_size:,}"),
-        ("longest context", f"{model.max_position_embeddings:,} tokens (trained at {config.data.seq_len:,})"),
+        ("longest context", f"{model.max_position_embeddings:,} tokens (trained at {_lengths(config)})"),
         ("weights", dtype),
     ]
     if model.moe:
@@ -69,15 +73,21 @@ def _shape_rows(config: RunConfig, dtype: str) -> list[tuple[str, str]]:
     return rows
 
 
+def _lengths(config: RunConfig) -> str:
+    return ", ".join(f"{seq_len:,}" for seq_len in config.tokens_by_seq_len())
+
+
 def _training_rows(config: RunConfig, step: int) -> list[tuple[str, str]]:
-    tokens = step * config.train.global_batch_tokens
-    per_token = train_flops_per_token(config.model, config.data.seq_len)
+    length, by_seq_len = config.length, config.tokens_by_seq_len(step)
+    tokens = length.tokens(step)
+    flops = sum(train_flops_per_token(config.model, seq_len) * n for seq_len, n in by_seq_len.items())
+    batches = [f"{size:,} from step {start:,}" for start, size in length.batches if start < step]
     optimizer, precision = config.train.optimizer, config.train.precision
     return [
         ("steps", f"{step:,}"),
         ("tokens trained", f"{tokens:,}"),
-        ("tokens in a step", f"{config.train.global_batch_tokens:,}"),
-        ("FLOPs", f"{tokens * per_token:.3g} ({per_token:.3g} a token, formula {FORMULA})"),
+        ("tokens in a step", ", ".join(batches) if len(batches) > 1 else f"{length.batch_tokens(0):,}"),
+        ("FLOPs", f"{flops:.3g} ({flops / max(1, tokens):.3g} a token, formula {FORMULA})"),
         ("optimizer", f"{optimizer.name}, lr {optimizer.lr:g}, weight decay {optimizer.weight_decay:g}"),
         ("precision", f"compute {precision.compute}, master weights {precision.master}"),
         ("seed", str(config.seed)),
@@ -92,16 +102,27 @@ def _data(run: Path, config: RunConfig, step: int) -> str:
         if name.startswith("data/mix/") and name.endswith("/tokens")
     }
     rows = []
-    for name, folder in config.data.sources.items():
-        try:
-            manifest = Manifest.load(folder)
-            held, digest = f"{manifest.n_tokens:,}", manifest.digest[:12]
-        except DataError:
-            held, digest = "(not found when exported)", ""
+    for name, source in config.data.sources.items():
+        held, digest = _held(config, source)
         rows.append((name, f"{trained[name]:,.0f}" if name in trained else "unknown", held, digest))
     until = f" by step {logged_step:,}" if trained and logged_step != step else ""
     text = _table(("source", f"tokens trained{until}", "tokens in the source", "digest"), rows)
     return text + "\n\nLicences of the documents are not recorded here; whoever passes the model on has to state them."
+
+
+def _held(config: RunConfig, source: SourceConfig) -> tuple[str, str]:
+    """Tokens and digest of a source, whoever wrote it; or why they are not known."""
+    fetch = config.data.fetch.model_copy(update={"give_up": _GIVE_UP})
+    try:
+        index = read_index(source, fetch, tokenizer=config.data.tokenizer)
+        opened = open_source(source, index, fetch, tokenizer=config.data.tokenizer)
+    except DataError:
+        return "(not found when exported)", ""
+    except (UserError, TryElsewhere) as error:
+        log.get("export").warning("the card does not say how many tokens %s has: %s", source.path, error.message)
+        return "(could not be reached when exported)", ""
+    opened.close()
+    return f"{opened.n_tokens:,}", opened.digest[:12]
 
 
 def _evals(run: Path, step: int) -> str:

@@ -5,7 +5,10 @@ socket. Every rendezvous key is prefixed by the attempt, so a restarted attempt 
 (gloo does, with torchrun's own shared store: docs/log.md).
 """
 
+import pickle
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,6 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from smalti.base.env import World
 from smalti.base.errors import TryElsewhere, UserError
+
+T = TypeVar("T")
 
 
 def pick_device(choice: str, world: World) -> torch.device:
@@ -55,6 +60,30 @@ def join(world: World, device: torch.device, timeout_s: float) -> None:
             ) from error
     prefixed = dist.PrefixStore(f"smalti/attempt-{world.attempt}", store)
     dist.init_process_group(backend, store=prefixed, rank=world.rank, world_size=world.world_size, timeout=timeout)
+
+
+def from_first(work: Callable[[], T]) -> T:
+    """What ``work`` gives rank 0, on every rank; they all raise what it raises. Only rank 0 does it."""
+    found: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            found[0] = work()
+        except Exception as error:  # whatever it is: the others wait for an answer
+            found[1] = _as_sent(error)
+    dist.broadcast_object_list(found, src=0)
+    result, failure = found
+    if failure is not None:
+        raise failure
+    return result  # type: ignore[no-any-return]
+
+
+def _as_sent(error: Exception) -> Exception:
+    """``error``, or what it says where it cannot be pickled and made anew."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"rank 0: {type(error).__name__}: {error}")
+    return error
 
 
 def leave() -> None:

@@ -12,6 +12,7 @@ B: windows in one forward. T: seq_len. N: counted tokens. D: hidden size. V: voc
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,8 @@ from smalti.base.errors import DataError
 from smalti.config.data import DataConfig
 from smalti.config.run import RunConfig
 from smalti.data import pack
+from smalti.data.fetch import Share, open_files
+from smalti.data.inputs import heldout_key
 from smalti.data.tokens.reader import TokenSource
 from smalti.evals.likelihood import token_nats
 from smalti.train.loop import Evaluate
@@ -41,16 +44,18 @@ class _Source:
     tokens_per_byte: float
 
 
-def heldout_hook(config: RunConfig) -> Evaluate | None:
+def heldout_hook(config: RunConfig, indexes: Mapping[str, bytes] | None = None) -> Evaluate | None:
     """The function that measures ``data.heldout``; None where a run names no held-out source.
 
     It returns ``metrics/eval/<source>/LanguageCrossEntropy`` (nats per token) and
     ``metrics/eval/<source>/bits_per_byte`` (nats per token / ln 2 * tokens per UTF-8 byte of all held-out documents).
-    The token files are read here, so a missing or corrupt one is found before the first step.
+    The token files are read here, so a missing or corrupt one is found before the first step. ``indexes``: what
+    ``data.inputs.read_inputs`` gave; absent, each rank reads the manifests itself.
     """
     if not config.data.heldout:
         return None
-    sources = [_load(name, folder, config) for name, folder in config.data.heldout.items()]
+    known = indexes or {}
+    sources = [_load(name, config, known.get(heldout_key(name))) for name in config.data.heldout]
 
     def evaluate(model: nn.Module, step: int) -> dict[str, float]:
         was_training = model.training
@@ -64,8 +69,11 @@ def heldout_hook(config: RunConfig) -> Evaluate | None:
     return evaluate
 
 
-def _load(name: str, folder: str, config: RunConfig) -> _Source:
-    tokens, seq_len = TokenSource(folder), config.data.seq_len
+def _load(name: str, config: RunConfig, index: bytes | None) -> _Source:
+    folder, seq_len = config.data.heldout[name], config.data.seq_len
+    share = Share(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else Share(0, 1)
+    files = open_files(folder, fetch=config.data.fetch, share=share)
+    tokens = TokenSource(folder, index=index, files=files)
     manifest = tokens.manifest
     wanted = math.ceil(config.train.eval_tokens / seq_len)
     n_all = pack.n_sequences(manifest.n_tokens, seq_len)
@@ -83,6 +91,7 @@ def _load(name: str, folder: str, config: RunConfig) -> _Source:
         )
     # Equally spaced: files are written in the order of names, so their head is no sample of them.
     rows_ST1 = np.stack([tokens.read(row * n_all // n_rows * seq_len, seq_len + 1) for row in range(n_rows)])
+    tokens.close()
     return _Source(name, rows_ST1, manifest.eod_id, manifest.n_tokens / manifest.n_text_bytes)
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from smalti.base.errors import UserError
-from smalti.config.durations import total_steps
+from smalti.config.durations import RunLength
 from smalti.config.run import RunConfig
 from smalti.plan.efficiency import efficiency_frac as expected_frac
 from smalti.plan.flops import FORMULA, train_flops_per_token, train_flops_per_token_causal
@@ -29,13 +29,11 @@ class Budget:
     """Tokens of the whole run."""
     steps: int
     """Optimizer steps."""
-    global_batch_tokens: int
-    """Tokens of one step."""
-    seq_len: int
-    """Tokens of one sequence."""
-    flops_per_token: int
-    """Forward and backward, under ``FORMULA``."""
-    flops_per_token_causal: int
+    global_batch_tokens: float
+    """Tokens of one step; the mean where batches change."""
+    flops_per_token: float
+    """Forward and backward, under ``FORMULA``; the mean where sequences of several lengths are learned."""
+    flops_per_token_causal: float
     """The same with attention halved, for comparison only."""
     total_flops: float
     """Of the whole run, under ``FORMULA``."""
@@ -90,25 +88,36 @@ def budget(
         raise UserError(f"a rate of {rate_flops_per_s} FLOP/s cannot be", allowed="a number above 0")
     if efficiency_frac is not None and not 0 < efficiency_frac <= 1:
         raise UserError(f"an efficiency of {efficiency_frac} cannot be", allowed="above 0, at most 1")
-    batch = config.train.global_batch_tokens
-    steps = total_steps(config.train.duration, global_batch_tokens=batch)
-    per_token = train_flops_per_token(config.model, config.data.seq_len)
-    frac = step_s = None
+    length, by_seq_len, model = config.length, config.tokens_by_seq_len(), config.model
+    steps, tokens = length.total_steps, length.total_tokens
+    flops = sum(train_flops_per_token(model, seq_len) * n for seq_len, n in by_seq_len.items())
+    causal = sum(train_flops_per_token_causal(model, seq_len) * n for seq_len, n in by_seq_len.items())
+    frac = total_s = None
     if rate_flops_per_s is not None:
-        frac = efficiency_frac or expected_frac(config.model, device=device, compute=config.train.precision.compute)
-        step_s = per_token * batch / (rate_flops_per_s * frac)
+        frac = efficiency_frac or expected_frac(model, device=device, compute=config.train.precision.compute)
+        total_s = flops / (rate_flops_per_s * frac)
     return Budget(
-        params=count(config.model),
-        tokens=steps * batch,
+        params=count(model),
+        tokens=tokens,
         steps=steps,
-        global_batch_tokens=batch,
-        seq_len=config.data.seq_len,
-        flops_per_token=per_token,
-        flops_per_token_causal=train_flops_per_token_causal(config.model, config.data.seq_len),
-        total_flops=float(per_token) * steps * batch,
+        global_batch_tokens=_mean(tokens, steps),
+        flops_per_token=_mean(flops, tokens),
+        flops_per_token_causal=_mean(causal, tokens),
+        total_flops=float(flops),
         rate_flops_per_s=rate_flops_per_s,
         efficiency_frac=frac,
-        step_s=step_s,
-        total_s=None if step_s is None else step_s * steps,
-        tokens_per_s=None if step_s is None else batch / step_s,
+        step_s=None if total_s is None else total_s / steps,
+        total_s=total_s,
+        tokens_per_s=None if total_s is None else tokens / total_s,
     )
+
+
+def length_text(length: RunLength) -> str:
+    """``600 steps x 8192 tokens``, or with a ramp ``100 steps x 4096 + 500 steps x 8192 tokens``."""
+    parts = [(start, size) for start, size in length.batches if start < length.total_steps]
+    ends = [*(start for start, _ in parts[1:]), length.total_steps]
+    return " + ".join(f"{end - start} steps x {n}" for (start, n), end in zip(parts, ends, strict=True)) + " tokens"
+
+
+def _mean(total: int, n: int) -> float:
+    return total // n if total % n == 0 else total / n

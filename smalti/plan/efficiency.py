@@ -13,10 +13,10 @@ from smalti.config.model import ModelConfig
 
 Table = tuple[tuple[int, float], ...]
 
-CPU_FRAC: Table = ((64, 0.15), (128, 0.30), (256, 0.38), (384, 0.45), (1024, 0.55))
+CPU_FRAC: Table = ((64, 0.15), (128, 0.30), (256, 0.50), (384, 0.66), (1024, 0.72))
 """Width -> share of the measured bf16 matmul rate, eager, dense. Measured on 2 cores (EPYC, avx512_bf16): the recipe
-``demo`` (width 128, mixture of experts) reaches 0.23 of 450 GFLOP/s; width 384, 6 layers, dense 0.45. The others are
-drawn between and beyond these."""
+``demo`` (width 128, mixture of experts) reaches 0.23 of 450 GFLOP/s; width 384, 6 layers, dense 0.66 to 0.71
+(bench/train_cpu.py). The others are drawn between and beyond these."""
 
 CUDA_FRAC: Table = ((256, 0.10), (768, 0.28), (1536, 0.44), (2048, 0.52), (4096, 0.58))
 """Width -> share of what a large matmul reaches (0.8 of the published peak). From LLM Foundry's published H100 bf16
@@ -25,9 +25,9 @@ table, MFU / 0.8: 760M 34.9 %, 1B 41.8 %, 7B 46.4 %; below 1,536 drawn by hand."
 MOE_FACTOR = 0.76
 """Routing, permutation and ragged matmuls: a mixture of experts reaches about this share of a dense model's rate."""
 
-FP32_SPEEDUP = 4.0
-"""In fp32 the matmuls take about four times as long while the rest does not: the same table gives 0.76 for fp32 at
-width 384, as measured."""
+FP32_SPEEDUP = 1.7
+"""In fp32 the matmuls take longer (2.15 times on the machine above) and the rest less so: the same table then gives
+0.77 for fp32 at width 384, as measured there."""
 
 
 def efficiency_frac(

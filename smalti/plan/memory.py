@@ -81,12 +81,18 @@ def memory_per_rank(config: RunConfig, *, ranks: int | None = None) -> Memory:
 
 
 def microbatch_tokens(config: RunConfig, *, ranks: int | None = None) -> int:
-    """Tokens in one forward pass on one rank; ``auto`` is the rank's share, at most 16,384, in whole sequences."""
-    train, seq_len = config.train, config.data.seq_len
+    """Tokens in one forward pass on one rank; ``auto`` is the rank's share, at most 16,384, in whole sequences.
+
+    Where batches or lengths of sequences change, it is the most that any step asks for.
+    """
+    train = config.train
     if isinstance(train.microbatch_tokens, int):
         return train.microbatch_tokens
-    share = _split(train.global_batch_tokens // seq_len, ranks or train.parallel.ranks)
-    return min(share, max(1, MICROBATCH_LIMIT_TOKENS // seq_len)) * seq_len
+    world = ranks or train.parallel.ranks
+    return max(
+        min(_split(batch // seq_len, world), max(1, MICROBATCH_LIMIT_TOKENS // seq_len)) * seq_len
+        for batch, seq_len in config.batches_and_lengths
+    )
 
 
 def activation_bytes(
@@ -116,7 +122,7 @@ def activation_bytes(
 
 def _kept_scores_tokens(config: RunConfig) -> int:
     """Attention probabilities that a head keeps for each token (``model/blocks/short_attention.py``): a CPU's alone."""
-    seq_len = config.data.seq_len
+    seq_len = min(config.data.seq_lens)  # it keeps most for each token where rows are short
     if config.train.parallel.device != "cpu" or seq_len > SHORT_ROW_TOKENS:
         return 0
     return (seq_len + min(seq_len, SCORE_BLOCK_TOKENS)) // 2

@@ -14,11 +14,13 @@ FILE_NAME = "events.jsonl"
 
 EVENTS: dict[str, str] = {
     "attempt_started": "the ranks of an attempt are being started",
+    "forked": "the run has another future from this step on; its past stays",
     "resumed": "training goes on from a checkpoint",
     "auto_resolved": "what a value 'auto' became on this machine",
     "checkpoint_saved": "a complete checkpoint lies in the run folder",
     "checkpoint_failed": "a checkpoint could not be written; the earlier ones stand",
     "checkpoint_rejected": "a checkpoint did not verify and was passed over",
+    "data_slow": "a step waited for its data; at most one a minute",
     "eval": "held-out loss was measured in the loop",
     "stopped": "training stopped before its end, after saving",
     "tracker_opened": "the run is copied to a tracker; with the tracker's name for it",

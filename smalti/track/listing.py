@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from smalti.base.errors import DataError
-from smalti.config.durations import total_steps
+from smalti.config.durations import RunLength
 from smalti.track.append import read_lines
 
 _MARKS = ("config.yaml", "status.json", "metrics.jsonl", "events.jsonl")
@@ -203,8 +203,5 @@ def _status(path: Path) -> dict[str, Any]:
 
 
 def _steps_total(config: dict[str, Any]) -> int | None:
-    train = config.get("train")
-    try:
-        return total_steps(str(train["duration"]), global_batch_tokens=int(train["global_batch_tokens"]))  # type: ignore[index]
-    except (TypeError, KeyError, ValueError, AssertionError, ZeroDivisionError):
-        return None
+    length = RunLength.of_plain(config)
+    return None if length is None else length.total_steps

@@ -16,6 +16,9 @@ _PART = {"<i>": r"[0-9]+"}
 _ANY_PART = r"[A-Za-z0-9_.-]+"
 
 
+_FETCH = "rank 0, sum since the start of the attempt"
+
+
 @dataclass(frozen=True)
 class Metric:
     """One row of the table."""
@@ -121,6 +124,15 @@ TABLE: tuple[Metric, ...] = (
     Metric("memory/current_active_mem", "GB", "rank 0", "Device memory in use."),
     Metric("data/wait_frac", "1", "recent steps", "Share of the time that a step waited for data."),
     Metric("data/mix/<source>/tokens", "tokens", "sum", "Tokens of a source learned since the start of the run."),
+    Metric("data/fetch/requests", "1", _FETCH, "Requests sent to stores, second ones included."),
+    Metric("data/fetch/bytes", "bytes", _FETCH, "Bytes received from stores."),
+    Metric("data/fetch/retries", "1", _FETCH, "Requests sent again after a failure."),
+    Metric("data/fetch/hedges", "1", _FETCH, "Second requests sent because the first took long."),
+    Metric("data/fetch/slowdowns", "1", _FETCH, "Answers that asked for fewer requests (503 SlowDown, 429)."),
+    Metric("data/fetch/failovers", "1", _FETCH, "Ranges that another copy gave than the first in the list."),
+    Metric("data/fetch/cache_hits", "1", _FETCH, "Ranges that came from the node's cache."),
+    Metric("data/fetch/rereads", "1", _FETCH, "Blocks that failed their check and were good when read again."),
+    Metric("data/fetch/wait_s", "s", _FETCH, "Time that readers waited for stores, summed over threads."),
     Metric("ckpt/save_s", "s", "last", "Time that a checkpoint took."),
     Metric("ckpt/bytes", "bytes", "last", "Size of a checkpoint."),
     Metric("health/ecc_errors", "1", "sum", "Uncorrected memory errors of the devices."),

@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar, overload
 from smalti.base import store
 from smalti.base.clock import utc_text
 from smalti.base.errors import DataError, UserError, nearest
+from smalti.config.fork import Fork, is_of_history, with_history
 from smalti.config.identity import difference, placement_difference
 from smalti.config.load import dump, load
 from smalti.config.run import JobConfig, RunConfig
@@ -42,9 +43,17 @@ class RunFolder:
         self._lock: int | None = None
 
     @classmethod
-    def open(cls, config: JobConfig, origins: Mapping[str, str], *, argv: Sequence[str] | None = None) -> Self:
+    def open(
+        cls,
+        config: JobConfig,
+        origins: Mapping[str, str],
+        *,
+        argv: Sequence[str] | None = None,
+        fork: Fork | None = None,
+    ) -> Self:
         """Start the next attempt of the run that ``config`` describes, making its folder if there is none.
 
+        With ``fork`` the run becomes its ``after`` (``config`` is not looked at), once nobody else trains in it.
         UserError where the folder belongs to another identity (unless nothing came of that: no step, no checkpoint),
         or where another process is training in it; TryElsewhere where the disk is full, failing or read-only.
         """
@@ -57,7 +66,14 @@ class RunFolder:
             with disk_trouble(run.path):
                 store.make_folder(run.path)
                 run.take_lock()
-                run._begin(config, provenance(sys.argv if argv is None else argv, origins))
+                if fork is not None:
+                    run._fork(fork)
+                    config = fork.after
+                run._begin(run.with_history(config), provenance(sys.argv if argv is None else argv, origins))
+                if fork is not None:
+                    events = run.event_log()
+                    events.write("forked", step=fork.at_step, changes=list(fork.changes))
+                    events.close()
         except BaseException:
             run.close()
             raise
@@ -85,7 +101,7 @@ class RunFolder:
     @overload
     def config(self, model: type[J]) -> J: ...
     def config(self, model: type[Any] = RunConfig) -> Any:
-        """The config of the first attempt (identity is that of all)."""
+        """The config of the first attempt, or of the last fork (identity is that of all attempts since)."""
         return load(model, str(self.path / "config.yaml")).config
 
     @overload
@@ -161,14 +177,24 @@ class RunFolder:
         found = (_CHECKPOINT.fullmatch(mark.parent.name) for mark in self.checkpoints.glob("step-*/COMPLETE"))
         return max((int(match[1]) for match in found if match), default=None)
 
+    def checkpoint(self, step: int) -> Path:
+        """Folder of the checkpoint after ``step`` steps."""
+        return self.checkpoints / f"step-{step:08d}"
+
     @property
     def checkpoints(self) -> Path:
         """Folder of the checkpoints."""
         return self.path / "checkpoints"
 
+    def with_history(self, config: J) -> J:
+        """``config``, as a recipe gives it, with what this folder knows of the forks of its run."""
+        if not (self.path / "config.yaml").exists() or self._is_unused():
+            return config
+        return with_history(config, self._stored(type(config)))
+
     def require_identity(self, config: JobConfig) -> None:
         """UserError unless ``config`` is of this folder's identity (a recipe may be edited while ranks start)."""
-        self._same_identity(self._stored(type(config)), config)
+        self._same_identity(self._stored(type(config)), self.with_history(config))
 
     def require_free_or_same(self, config: JobConfig) -> None:
         """UserError where ``open`` would refuse ``config`` as another identity; nothing is written."""
@@ -198,6 +224,19 @@ class RunFolder:
             if placement_difference(before, config):
                 store.write_text(self.log_folder() / "config.yaml", dump(config))
         self.set_status("starting")
+
+    def _fork(self, fork: Fork) -> None:
+        """Give the run its new future; its attempts so far keep the config that they ran under."""
+        if difference(self._stored(RunConfig), fork.before) or self.saved_step() != fork.at_step:
+            raise UserError(
+                f"{self.path} went on while it was being forked", hint="give the same command again, once it has ended"
+            )
+        text = (self.path / "config.yaml").read_text(encoding="utf-8")
+        for number in self.attempts():
+            own = self.log_folder(number) / "config.yaml"
+            if not own.exists():
+                store.write_text(own, text)
+        store.write_text(self.path / "config.yaml", dump(fork.after))
 
     def _is_unused(self) -> bool:
         """Nothing came of the attempts so far, if there were any: no step on record, no checkpoint."""
@@ -234,11 +273,14 @@ class RunFolder:
     def _same_identity(self, before: JobConfig, config: JobConfig) -> None:
         lines = difference(before, config)
         if lines:
-            shown = "".join(f"\n  {line}" for line in lines)
+            forked = any(map(is_of_history, lines))
+            shown = "".join(f"\n  {line}" for line in lines if not is_of_history(line))
             raise UserError(
                 f"{self.path} holds another run; what differs (there -> here):{shown}",
                 allowed="the same identity (ranks, device, cadences and other placement may change)",
-                hint=f"start a new run with name={config.name}-2, or take the change back to resume this one",
+                hint=f"start a new run with name={config.name}-2, or take the change back to resume this one; "
+                "--fork gives this run another future, if only data, length or learning rate differ"
+                + (f"; it was forked, and 'smalti train {self.path}' resumes it" if forked else ""),
             )
 
     def take_lock(self) -> None:

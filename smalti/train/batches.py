@@ -1,17 +1,20 @@
-"""From the stream's numpy rows to device tensors, read ahead in one thread.
+"""From the stream's numpy rows to device tensors.
 
 ``Batches`` is the seam: any object with ``batch(step)``, a list of this rank's microbatches (the same number on every
-rank), and ``state()``, a small JSON value that a checkpoint keeps and ``check`` compares on resume.
+rank), and ``state(step)``, a small JSON value that a checkpoint keeps and ``check`` compares on resume.
 """
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from smalti.base.errors import DataError
+from smalti.data.vocabulary import require_below, unsaid
+
 if TYPE_CHECKING:
+    from smalti.data.batch import Batch
     from smalti.data.stream import Stream
 
 IGNORE = -100
@@ -24,11 +27,12 @@ class Batches(Protocol):
     def batch(self, step: int) -> Sequence[Any]:
         """This rank's microbatches of update ``step``; a pure function of ``step``."""
 
-    def state(self) -> dict[str, Any]:
-        """What identifies the data and its order; saved in each checkpoint."""
+    def state(self, step: int) -> dict[str, Any]:
+        """What identifies the data and its order; saved in the checkpoint after ``step`` updates."""
 
-    def check(self, state: dict[str, Any]) -> None:
-        """Raise a UserError that names the difference where ``state`` belongs to other data or another order."""
+    def check(self, state: dict[str, Any], step: int) -> None:
+        """Raise a UserError that names the difference where ``state``, saved after ``step`` updates, belongs to other
+        data or another order."""
 
 
 class Microbatch(NamedTuple):
@@ -47,48 +51,85 @@ class Microbatch(NamedTuple):
 class TokenBatches:
     """The stream as tensors on a device."""
 
-    def __init__(self, stream: "Stream", device: torch.device, *, mask_documents: bool) -> None:
+    def __init__(
+        self, stream: "Stream", device: torch.device, *, mask_documents: bool, vocab_size: int | None = None
+    ) -> None:
+        """``vocab_size``: of the model; ids of sources that do not say their vocabulary are checked against it."""
         self._stream = stream
+        self._vocab_size = vocab_size if vocab_size is not None and unsaid(stream.opened) else None
+        if self._vocab_size is not None and (stream.eod_id or 0) >= self._vocab_size:
+            raise DataError(
+                f"eod_id={stream.eod_id} of a source is no token of the model, model.vocab_size={self._vocab_size}",
+                allowed=f"0 to {self._vocab_size - 1:,}",
+            )
         self._device = device
         self._mask_documents = mask_documents
 
     def batch(self, step: int) -> list[Microbatch]:
         """This rank's microbatches of update ``step``."""
-        return [self._to_device(rows) for rows in self._stream.batch(step)]
+        return self.place(self.read(step))
 
-    def state(self) -> dict[str, Any]:
+    def read(self, step: int) -> "list[Batch]":
+        """The same as rows in memory; may be called from several threads at a time."""
+        batches = self._stream.batch(step)
+        for batch in batches:
+            if self._vocab_size is not None and int(batch.tokens.max()) >= self._vocab_size:
+                self._refuse(batch, self._vocab_size, step)
+        return batches
+
+    def place(self, rows: "Sequence[Batch]") -> list[Microbatch]:
+        """Rows as tensors on the device."""
+        return [self._to_device(one) for one in rows]
+
+    def close(self) -> None:
+        """End reads that are under way."""
+        self._stream.close()
+
+    def state(self, step: int) -> dict[str, Any]:
         """The stream's digests."""
-        return self._stream.state()
+        return self._stream.state(step)
 
-    def check(self, state: dict[str, Any]) -> None:
+    def check(self, state: dict[str, Any], step: int) -> None:
         """Refuse the state of another stream."""
-        self._stream.check(state)
+        self._stream.check(state, step)
 
     def tokens_by_source(self, step: int) -> dict[str, int]:
         """Tokens of each source in the first ``step`` updates."""
         return self._stream.tokens_by_source(step)
 
-    def _to_device(self, rows: Any) -> Microbatch:
+    def _refuse(self, batch: "Batch", vocab_size: int, step: int) -> None:
+        """A DataError about the first row with an id that the model does not have."""
+        row = int((batch.tokens >= vocab_size).any(axis=1).argmax())
+        name = self._stream.sources[int(batch.source[row])]
+        place = f"position {batch.first_position + row:,} (step {step:,}; {self._stream.opened[name].where})"
+        require_below(batch.tokens[row], vocab_size, name, place)
+
+    def _to_device(self, rows: "Batch") -> Microbatch:
+        """Tokens travel as they lie on disk, 2 bytes each; the rest is made where they arrive."""
+
         def tensor(array: Any) -> Tensor:
-            return torch.from_numpy(array).to(torch.int64).to(self._device, non_blocking=True)
+            return torch.from_numpy(array).to(self._device, non_blocking=True)
 
-        documents = tensor(rows.documents) if self._mask_documents else None
-        return Microbatch(tensor(rows.inputs), tensor(rows.targets), tensor(rows.positions), documents)
+        tokens = tensor(rows.tokens).to(torch.int64)
+        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        # nothing is changed in place: inputs and targets of a single row are one piece of memory
+        if rows.masked is not None:
+            targets = targets.masked_fill(tensor(rows.masked), IGNORE)
+        begins = None
+        if rows.joints is not None:
+            row, column, token = (tensor(array) for array in rows.joints)
+            inputs = inputs.index_put((row, column), token)
+            begins = torch.zeros_like(inputs, dtype=torch.bool)
+            begins[row, column] = True
+        elif rows.eod_id is not None:
+            begins = inputs == rows.eod_id
+        return Microbatch(inputs, targets, *_numbered(inputs, begins if self._mask_documents else None))
 
 
-def read_ahead(batches: Batches, first_step: int, last_step: int, depth: int) -> Iterator[Sequence[Any]]:
-    """``batches.batch(step)`` for each step of [first_step, last_step), ``depth`` of them read ahead in a thread."""
-    if depth == 0:
-        for step in range(first_step, last_step):
-            yield batches.batch(step)
-        return
-    with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as pool:
-        waiting: list[Future[Sequence[Any]]] = []
-        try:
-            for step in range(first_step, last_step):
-                while len(waiting) <= depth and step + len(waiting) < last_step:
-                    waiting.append(pool.submit(batches.batch, step + len(waiting)))
-                yield waiting.pop(0).result()
-        finally:
-            for future in waiting:
-                future.cancel()
+def _numbered(inputs: Tensor, begins: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Where documents begin (S, T), or None: rows are not divided -> positions (S, T), documents (S, T) or None."""
+    along = torch.arange(inputs.shape[1], device=inputs.device).expand_as(inputs)
+    if begins is None:
+        return along.contiguous(), None
+    started = torch.where(begins, along, 0).cummax(dim=1).values
+    return along - started, begins.cumsum(dim=1)

@@ -1,32 +1,32 @@
 """When something is due: every so many steps, or every so many seconds."""
 
 from smalti.base import clock
-from smalti.config.durations import to_seconds, to_steps
+from smalti.config.durations import RunLength, to_seconds
+from smalti.config.schema import split_duration
 
 
 class Cadence:
-    """``due(step)`` after update number ``step`` (from 1). In steps it is a pure function of ``step``.
+    """``due(step)`` after update number ``step`` (from 1). In steps or tokens it is a pure function of ``step``.
 
-    In seconds it follows this process's clock, so its answer must be voted on (``by_clock``).
+    In seconds it follows this process's clock, so its answer must be voted on.
     """
 
-    def __init__(self, every: str, *, total_steps: int, global_batch_tokens: int) -> None:
+    def __init__(self, every: str, length: RunLength) -> None:
         self._seconds = to_seconds(every)
-        self._steps = 0
-        if self._seconds is None:
-            steps = to_steps(every, total_steps=total_steps, global_batch_tokens=global_batch_tokens)
-            self._steps = max(1, steps)
+        self._length = length
         self._last_s = clock.now_s()
-
-    @property
-    def by_clock(self) -> bool:
-        """Whether the answer depends on this process's clock."""
-        return self._seconds is not None
+        amount, unit = split_duration(every)
+        self._tokens = int(amount) if unit == "tok" else None
+        by_steps = self._seconds is None and self._tokens is None
+        self._steps = max(1, min(length.step_at(every), length.total_steps)) if by_steps else 0
 
     def due(self, step: int) -> bool:
         """Whether it is time after update number ``step``."""
-        if self._seconds is None:
+        if self._steps:
             return step % self._steps == 0
+        if self._tokens is not None:  # the step in which another so many tokens are full
+            return self._length.tokens(step) // self._tokens > self._length.tokens(step - 1) // self._tokens
+        assert self._seconds is not None
         return clock.now_s() - self._last_s >= self._seconds
 
     def done(self) -> None:

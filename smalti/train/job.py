@@ -6,7 +6,7 @@ config's own sections.
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from smalti.base import env, log
 from smalti.base.env import World
 from smalti.base.errors import DataError, SmaltiError, UserError
-from smalti.config.durations import to_seconds, total_steps
+from smalti.config.durations import to_seconds
 from smalti.config.run import JobConfig, RunConfig
-from smalti.data.inputs import check_inputs
+from smalti.data.fork import plan_fork
+from smalti.data.inputs import check_inputs, read_inputs
 from smalti.data.stream import Stream
 from smalti.dist import checkpoint, fsdp, mesh
 from smalti.dist.allocator import keep_freed_memory
@@ -44,11 +45,16 @@ from smalti.train.record import Recorder
 from smalti.train.schedule import WarmupStableDecay
 from smalti.train.step import Loss, TrainState
 
+MakeEvaluate = Callable[[RunConfig, Mapping[str, bytes]], Evaluate | None]
+"""(config, what rank 0 has read of sources and held-out sets) -> what measures while the run trains."""
 
-def run(config: RunConfig, origins: Mapping[str, str], *, evaluate: Evaluate | None = None) -> None:
+
+def run(config: RunConfig, origins: Mapping[str, str], *, evaluation: MakeEvaluate, fork: bool = False) -> None:
     """Build and fit as a rank of the world that this process is in, and leave that world."""
     try:
-        fit(build(config, origins=origins, evaluate=evaluate))
+        job = build(config, origins=origins, fork=fork)
+        job.evaluate = evaluation(config, job.indexes)
+        fit(job)
     finally:
         mesh.leave()
 
@@ -62,56 +68,47 @@ def build(
     evaluate: Evaluate | None = None,
     hooks: Sequence[Hook] = (),
     origins: Mapping[str, str] | None = None,
+    fork: bool = False,
 ) -> Job:
     """Everything that ``fit`` needs, resumed from the newest checkpoint of the run folder where there is one.
 
     model: any module that ``loss`` understands; absent, the config's. Its weights are taken from rank 0. loss:
-    ``(model, microbatch) -> (sum, weight, metrics)``. batches: an object with ``batch(step)``, ``state()`` and
-    ``check(state)``; ``batch`` returns this rank's microbatches, as many as on any other rank.
+    ``(model, microbatch) -> (sum, weight, metrics)``. batches: an object with ``batch(step)``, ``state(step)`` and
+    ``check(state, step)``; ``batch`` returns this rank's microbatches, as many as on any other. fork: as ``--fork``.
     """
     world, train = env.world(), config.train
     _all_described(config, model, loss, batches)
     device, resolved = _take_place(config, world)
-    folder = _folder(config, world, origins or {})
+    folder, config = _folder(config, world, origins or {}, fork=fork)
     events: EventLog | _Nowhere = folder.event_log() if world.is_first else _Nowhere()
-    steps = total_steps(train.duration, global_batch_tokens=train.global_batch_tokens)
+    indexes = _read_inputs(config) if isinstance(config, RunConfig) and batches is None else {}
     if isinstance(config, RunConfig):
-        microbatch = microbatch_tokens(config, ranks=world.world_size) // config.data.seq_len
-        resolved["microbatch_sequences"] = microbatch
-        batches = batches or _token_batches(config, folder, world, device, steps, microbatch)
+        microbatch = resolved["microbatch_tokens"] = microbatch_tokens(config, ranks=world.world_size)
+        batches = batches or _token_batches(config, indexes, folder, world, device, microbatch)
         loss = loss or LanguageLoss(config.model, train.loss)
     assert batches is not None and loss is not None
     path = _find_checkpoint(folder, events)
     model = _sharded(config, model, device, resumes=path is not None)
-    optimizer, lr = build_optimizer(model, train.optimizer), WarmupStableDecay.of(train, total_steps=steps)
+    optimizer, lr = build_optimizer(model, train.optimizer), WarmupStableDecay.of(config)
     state = TrainState(model, optimizer, lr, train.optimizer.clip_norm)
     before = _resume(path, state, batches, events)
     peak = _peak(device, train.precision.compute, world)
     events.write("auto_resolved", **resolved, **_size(config), peak_flops_per_s=peak)
-    recorder = Recorder(
-        _sinks(config, folder, state.step, steps) if world.is_first else [],
-        total_steps=steps,
-        tokens_before=float(before.get("tokens", 0)),
-        train_s_before=float(before.get("train_s", 0)),
-        flops_per_token=_flops_per_token(config),
-        peak_flops_per_s=peak,
-        world_size=world.world_size,
-        feeds=trackers.follow(config.track, folder.path, events) if world.is_first else [],
-        system=_system(config, folder) if world.is_first else None,
-    )
     return Job(
         config=config,
         state=state,
         loss=loss,
         batches=batches,
-        total_steps=steps,
+        length=config.length,
         folder=folder,
         is_first=world.is_first,
-        recorder=recorder,
+        recorder=_recorder(config, folder, world, events, before, step=state.step, peak=peak),
         events=events,
         tensors=lambda: tensors_of(state),
         evaluate=evaluate,
         hooks=hooks,
+        indexes=indexes,
+        **_prefetch(config),
     )
 
 
@@ -131,8 +128,13 @@ def _size(config: JobConfig) -> dict[str, int]:
     return {"params_total": params.total, "params_active": params.active}
 
 
-def _flops_per_token(config: JobConfig) -> float | None:
-    return float(train_flops_per_token(config.model, config.data.seq_len)) if isinstance(config, RunConfig) else None
+def _flops_per_token(config: JobConfig) -> Callable[[int], float] | None:
+    """FLOPs of a token of update number ``step`` (from 1), by the length of its sequences."""
+    if not isinstance(config, RunConfig):
+        return None
+    model, parts = config.model, config.seq_len_parts
+    per_token = [(start, float(train_flops_per_token(model, seq_len))) for start, seq_len in parts]
+    return lambda step: next(flops for start, flops in reversed(per_token) if start < step)
 
 
 # ---- model ----------------------------------------------------------------------------------------------------------
@@ -237,7 +239,7 @@ def _resume(path: str | None, state: TrainState, batches: Batches, events: Any) 
     if path is None:
         return {}
     saved = checkpoint.read_state(path)
-    batches.check(saved["stream"])
+    batches.check(saved["stream"], saved["step"])
     checkpoint.load(path, tensors_of(state))
     state.step = saved["step"]
     log.get("train").info("resumed from %s", path)
@@ -263,14 +265,19 @@ def _take_place(config: JobConfig, world: World) -> tuple[torch.device, dict[str
     return device, {"ranks": world.world_size, "device": str(device), "threads": threads, "compile": compiles}
 
 
-def _folder(config: JobConfig, world: World, origins: Mapping[str, str]) -> RunFolder:
-    """Join the attempt that the agent opened; under another launcher rank 0 opens it."""
+def _folder(config: JobConfig, world: World, origins: Mapping[str, str], *, fork: bool) -> tuple[RunFolder, JobConfig]:
+    """Join the attempt that the agent opened; under another launcher rank 0 opens it. And the config as it is there."""
     if env.attempt_is_open():
-        return RunFolder.join(config.run_folder, world.attempt)
-    opened = RunFolder.open(config, origins) if world.is_first else None
+        folder = RunFolder.join(config.run_folder, world.attempt)
+        return folder, folder.with_history(config)
+    opened = None
+    if world.is_first:
+        planned = plan_fork(config) if fork and isinstance(config, RunConfig) else None
+        opened = RunFolder.open(config, origins, fork=planned)
     attempt = [opened.attempt if opened else None]
     dist.broadcast_object_list(attempt, src=0)
-    return opened or RunFolder.join(config.run_folder, attempt[0] or 0)
+    folder = opened or RunFolder.join(config.run_folder, attempt[0] or 0)
+    return folder, folder.with_history(config)
 
 
 def _set_threads(config: JobConfig, world: World) -> int:
@@ -299,22 +306,41 @@ def _peak(device: torch.device, precision: str, world: World) -> float | None:
 # ---- data and sinks -------------------------------------------------------------------------------------------------
 
 
+def _read_inputs(config: RunConfig) -> dict[str, bytes]:
+    config.data.require_every_source_used()
+    indexes = mesh.from_first(lambda: read_inputs(config.data))
+    check_inputs(config, indexes)
+    return indexes
+
+
 def _token_batches(
-    config: RunConfig, folder: RunFolder, world: World, device: torch.device, steps: int, microbatch: int
+    config: RunConfig,
+    indexes: dict[str, bytes],
+    folder: RunFolder,
+    world: World,
+    device: torch.device,
+    microbatch: int,
 ) -> TokenBatches:
-    check_inputs(config)
     if world.is_first and config.data.tokenizer is not None:
         _keep_tokenizer(config.data.tokenizer, folder)
     stream = Stream(
         config.data,
+        indexes=indexes,
         seed=config.seed,
-        total_steps=steps,
-        global_batch_tokens=config.train.global_batch_tokens,
+        length=config.length,
         rank=world.rank,
         world_size=world.world_size,
-        microbatch_sequences=microbatch,
+        microbatch_tokens=microbatch,
     )
-    return TokenBatches(stream, device, mask_documents=config.data.mask_documents)
+    return TokenBatches(stream, device, mask_documents=config.data.mask_documents, vocab_size=config.model.vocab_size)
+
+
+def _prefetch(config: JobConfig) -> dict[str, Any]:
+    if not isinstance(config, RunConfig):
+        return {}
+    seconds = to_seconds(config.data.fetch.prefetch)
+    assert seconds is not None
+    return {"prefetch_s": seconds, "prefetch_bytes": config.data.fetch.prefetch_bytes}
 
 
 def _keep_tokenizer(source: str, folder: RunFolder) -> None:
@@ -325,10 +351,34 @@ def _keep_tokenizer(source: str, folder: RunFolder) -> None:
         os.replace(temporary, kept)
 
 
-def _sinks(config: JobConfig, folder: RunFolder, step: int, steps: int) -> list[Any]:
+def _recorder(
+    config: JobConfig,
+    folder: RunFolder,
+    world: World,
+    events: Any,
+    before: Mapping[str, Any],
+    *,
+    step: int,
+    peak: float | None,
+) -> Recorder:
+    """``before``: what the checkpoint says beside tensors."""
+    return Recorder(
+        _sinks(config, folder, step) if world.is_first else [],
+        length=config.length,
+        tokens_before=float(before.get("tokens", 0)),
+        train_s_before=float(before.get("train_s", 0)),
+        flops_per_token=_flops_per_token(config),
+        peak_flops_per_s=peak,
+        world_size=world.world_size,
+        feeds=trackers.follow(config.track, folder.path, events) if world.is_first else [],
+        system=_system(config, folder) if world.is_first else None,
+    )
+
+
+def _sinks(config: JobConfig, folder: RunFolder, step: int) -> list[Any]:
     sinks: list[Any] = [folder.metrics_log(resumed_step=step if step else -1)]
     if config.track.console:
-        sinks.append(ConsoleSink(steps, every_s=config.track.console_every_s))
+        sinks.append(ConsoleSink(config.length.total_steps, every_s=config.track.console_every_s))
     return sinks
 
 

@@ -2,10 +2,14 @@
 
     resume -> [ batch -> step -> log? -> evaluate? -> save? -> stop? ] ... -> last evaluation and save
 
-All ranks run the same loop and vote on whatever one of them sees alone, so they enter every collective together.
+All ranks run the same loop and vote on whatever one of them sees alone, so they enter every collective together. No
+rank begins a step before all have its batch: with the votes of a step each rank says whether it has the next batch
+already, and only where one has not, they vote on until it has. So a wait for data is a wait between two steps, in which
+a stop is heard and a checkpoint can be written.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,11 +17,14 @@ from torch import Tensor, nn
 
 from smalti.base import clock, log
 from smalti.base.errors import Interrupted, TryElsewhere
-from smalti.config.run import JobConfig, RunConfig
+from smalti.config.durations import RunLength
+from smalti.config.run import JobConfig
+from smalti.data.fetch import counts
 from smalti.dist import checkpoint
 from smalti.track.run import RunFolder
-from smalti.train.batches import Batches, read_ahead
+from smalti.train.batches import Batches, TokenBatches
 from smalti.train.cadence import Cadence
+from smalti.train.read_ahead import ReadAhead
 from smalti.train.record import Recorder
 from smalti.train.signals import Stop, StopSignals
 from smalti.train.step import Loss, StepResult, TrainState, train_step
@@ -25,6 +32,12 @@ from smalti.train.vote import Vote
 
 Evaluate = Callable[[nn.Module, int], dict[str, float]]
 """(model, step) -> metrics; called on every rank at the same step."""
+
+_SLOW_S, _TELL_SLOW_S = 1.0, 60.0
+_HEAR_S = 0.5
+"""How often ranks that wait for data ask each other whether to stop."""
+READ_THREADS = 8
+"""Batches of the stream that are read at a time, where a store's latency asks for it."""
 
 
 class Events(Protocol):
@@ -58,7 +71,7 @@ class Job:
     state: TrainState
     loss: Loss
     batches: Batches
-    total_steps: int
+    length: RunLength
     folder: RunFolder
     is_first: bool
     recorder: Recorder
@@ -67,11 +80,18 @@ class Job:
     """What a checkpoint holds, by name."""
     evaluate: Evaluate | None = None
     hooks: Sequence[Hook] = field(default_factory=tuple)
+    indexes: Mapping[str, bytes] = field(default_factory=dict)
+    """What rank 0 has read of sources and held-out sets (``data.inputs.read_inputs``); empty for foreign batches."""
+    prefetch_s: float = 10.0
+    """Seconds of training that are read ahead."""
+    prefetch_bytes: int = 1 << 30
+    has_read: bool = False
+    told_slow_s: float = -math.inf
 
     @property
-    def prefetch_steps(self) -> int:
-        """Batches read ahead of the step."""
-        return self.config.data.prefetch_steps if isinstance(self.config, RunConfig) else 2
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        return self.length.total_steps
 
     def status(self, state: str) -> None:
         """Write the run's state and heartbeat (rank 0)."""
@@ -91,29 +111,34 @@ def fit(job: Job) -> None:
         with job.recorder:
             job.status("done")
         return
-    save_when, evaluate_when, log_when = (_cadence(job, every) for every in _cadences(job))
-    heartbeat = Cadence("5s", total_steps=job.total_steps, global_batch_tokens=1)
-    vote = Vote(3)
+    save_when, evaluate_when, log_when = (Cadence(every, job.length) for every in _cadences(job))
+    heartbeat = Cadence("5s", job.length)
+    vote = Vote(4)
     job.status("running")
-    with StopSignals() as signals, job.recorder:
+    with StopSignals() as signals, job.recorder, _reading(job) as batches:
         for hook in job.hooks:
             hook.on_start(job)
-        batches = iter(read_ahead(job.batches, state.step, job.total_steps, job.prefetch_steps))
-        stop = Stop.NONE
+        stop, lacking, saved_step = Stop.NONE, 1, state.step
         while state.step < job.total_steps and not stop:
-            upcoming = state.step + 1
-            vote.start(signals.asked, save_when.due(upcoming), evaluate_when.due(upcoming))
-            _one_step(job, batches)
-            asked, save_now, evaluate_now = vote.result()
-            stop, is_last = Stop(asked), state.step == job.total_steps
+            upcoming, before_s = state.step + 1, clock.now_s()
+            stop = _wait_for_data(signals, vote, batches) if lacking else stop
+            save_now = evaluate_now = 0
+            if not stop:
+                lacks_next = not batches.has(upcoming)
+                vote.start(signals.asked, save_when.due(upcoming), evaluate_when.due(upcoming), lacks_next)
+                _one_step(job, batches, before_s)
+                asked, save_now, evaluate_now, lacking = vote.result()
+                stop = Stop(asked)
+            is_last = state.step == job.total_steps
             if log_when.due(state.step) or save_now or evaluate_now or stop or is_last:
-                job.recorder.flush(_mixture(job))
+                job.recorder.flush(_of_data(job))
                 log_when.done()
             if evaluate_now or is_last:
                 _evaluate(job)
                 evaluate_when.done()
-            if save_now or stop or is_last:
-                _save(job, must_succeed=bool(stop) or is_last)
+            if (save_now or stop or is_last) and state.step != saved_step:
+                if _save(job, must_succeed=bool(stop) or is_last):
+                    saved_step = state.step
                 save_when.done()
             if heartbeat.due(state.step):
                 job.status("running")
@@ -123,15 +148,48 @@ def fit(job: Job) -> None:
         _leave(job, stop)
 
 
-def _one_step(job: Job, batches: Any) -> None:
-    before_s = clock.now_s()
+def _reading(job: Job) -> ReadAhead[Any]:
+    """Batches read ahead; those of our stream in several threads, and in the few bytes that they have on disk."""
+    ours, first, last = job.batches, job.state.step, job.total_steps
+    kept: Any = {"prefetch_s": job.prefetch_s, "prefetch_bytes": job.prefetch_bytes}
+    if isinstance(ours, TokenBatches):
+        return ReadAhead(ours.read, first, last, threads=READ_THREADS, interrupt=ours.close, **kept)
+    return ReadAhead(ours.batch, first, last, **kept)
+
+
+def _wait_for_data(signals: StopSignals, vote: Vote, batches: ReadAhead[Any]) -> Stop:
+    """Return on all ranks together when each has its next batch, or when one was asked to stop."""
+    stop, lacking = Stop.NONE, 1
+    while lacking and not stop:
+        has = batches.wait(_HEAR_S)
+        vote.start(signals.asked, 0, 0, not has)
+        asked, _, _, lacking = vote.result()
+        stop = Stop(asked)
+    return stop
+
+
+def _one_step(job: Job, batches: Any, before_s: float) -> None:
+    """``before_s``: since when the step waits for its data."""
     microbatches = next(batches)
     wait_s = clock.now_s() - before_s
+    _tell_slow(job, wait_s)
+    if isinstance(job.batches, TokenBatches):
+        microbatches = job.batches.place(microbatches)
     lr = job.state.lr(job.state.step)
     result = train_step(job.state, microbatches, job.loss)
     job.recorder.add(job.state.step, lr, result, wait_s=wait_s)
     for hook in job.hooks:
         hook.on_step(job, result)
+
+
+def _tell_slow(job: Job, wait_s: float) -> None:
+    """A warning and an event where a step waited for its data, but for the first one, which always does."""
+    first, job.has_read = not job.has_read, True
+    if first or wait_s < _SLOW_S or clock.now_s() - job.told_slow_s < _TELL_SLOW_S:
+        return
+    job.told_slow_s = clock.now_s()
+    log.get("train").warning("step %d waited %.1f s for its data", job.state.step, wait_s)
+    job.events.write("data_slow", step=job.state.step, wait_s=round(wait_s, 3), **counts.PROCESS.as_dict())
 
 
 def _evaluate(job: Job) -> None:
@@ -145,7 +203,8 @@ def _evaluate(job: Job) -> None:
     job.events.write("eval", step=job.state.step, seconds=round(seconds, 3), metrics=metrics)
 
 
-def _save(job: Job, *, must_succeed: bool) -> None:
+def _save(job: Job, *, must_succeed: bool) -> bool:
+    """Whether it was saved."""
     before_s = clock.now_s()
     step = job.state.step
     kept = job.config.train.checkpoint.keep
@@ -156,7 +215,7 @@ def _save(job: Job, *, must_succeed: bool) -> None:
         if must_succeed:
             raise
         log.get("train").warning("%s; training goes on and saves again at the next turn", error.message)
-        return
+        return False
     finally:
         job.recorder.outside(clock.now_s() - before_s)
     seconds = clock.now_s() - before_s
@@ -164,6 +223,7 @@ def _save(job: Job, *, must_succeed: bool) -> None:
     job.events.write("checkpoint_saved", step=step, path=path, seconds=round(seconds, 3))
     for hook in job.hooks:
         hook.on_checkpoint(job, path)
+    return True
 
 
 def train_state(job: Job) -> dict[str, Any]:
@@ -172,7 +232,7 @@ def train_state(job: Job) -> dict[str, Any]:
         "step": job.state.step,
         "tokens": job.recorder.tokens,
         "train_s": job.recorder.train_s,
-        "stream": job.batches.state(),
+        "stream": job.batches.state(job.state.step),
     }
 
 
@@ -184,22 +244,23 @@ def _leave(job: Job, stop: Stop) -> None:
         return
     job.status("interrupted" if stop == Stop.INTERRUPTED else "stopped")
     job.events.write("stopped", step=step, reason=stop.name.lower())
-    text = f"stopped at step {step} of {job.total_steps} with a checkpoint saved"
+    what = "with a checkpoint saved" if step else "before the first"
+    text = f"stopped at step {step} of {job.total_steps} {what}"
     hint = "run the same command again to go on"
     raise Interrupted(text, hint=hint) if stop == Stop.INTERRUPTED else TryElsewhere(text, hint=hint)
 
 
-def _mixture(job: Job) -> dict[str, float]:
-    counts = getattr(job.batches, "tokens_by_source", None)
-    if counts is None:
-        return {}
-    return {f"data/mix/{name}/tokens": float(tokens) for name, tokens in counts(job.state.step).items()}
+def _of_data(job: Job) -> dict[str, float]:
+    """Tokens of each source, and what fetching them has cost."""
+    by_source = getattr(job.batches, "tokens_by_source", None)
+    tokens = {} if by_source is None else by_source(job.state.step)
+    fetched = counts.PROCESS.as_dict() if counts.PROCESS["requests"] + counts.PROCESS["cache_hits"] else {}
+    return {
+        **{f"data/mix/{name}/tokens": float(n) for name, n in tokens.items()},
+        **{f"data/fetch/{name}": amount for name, amount in fetched.items()},
+    }
 
 
 def _cadences(job: Job) -> tuple[str, str, str]:
     train = job.config.train
     return train.checkpoint.every, train.eval_every, train.log_every
-
-
-def _cadence(job: Job, every: str) -> Cadence:
-    return Cadence(every, total_steps=job.total_steps, global_batch_tokens=job.config.train.global_batch_tokens)

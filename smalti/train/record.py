@@ -1,7 +1,7 @@
 """From step results to metrics: reads the device only when a line is due; stops the run on a number that is none."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from smalti.base import clock
 from smalti.base.errors import Interrupted, Refusal, TryElsewhere
+from smalti.config.durations import RunLength
 from smalti.plan.flops import mfu
 from smalti.track import trackers
 from smalti.track.sinks.feed import Feed
@@ -31,32 +32,33 @@ class Sink(Protocol):
 class Recorder:
     """Keeps results on the device until ``flush``; every rank runs one, only those with sinks write.
 
-    Throughput is over the wall clock between two flushes, less what was spent outside steps (``outside``). Left as a
-    context, it closes the sinks and tells the trackers how the attempt ended.
+    Throughput is over the wall clock between two flushes, less what was spent outside steps (``outside``); steps of
+    unequal batches share it by their tokens. Left as a context, it closes the sinks and tells the trackers how the
+    attempt ended.
     """
 
     def __init__(
         self,
         sinks: list[Sink],
         *,
-        total_steps: int,
+        length: RunLength,
         tokens_before: float,
         train_s_before: float,
-        flops_per_token: float | None,
+        flops_per_token: Callable[[int], float] | None,
         peak_flops_per_s: float | None,
         world_size: int,
         feeds: Sequence[Feed] = (),
         system: System | None = None,
     ) -> None:
-        """``feeds`` copy to trackers what the sinks write; the readings of ``system`` go with the line at hand."""
-        self._sinks, self._total = sinks, total_steps
+        """``feeds`` copy to trackers what the sinks write; the readings of ``system`` go with the line at hand.
+        ``flops_per_token`` is that of update number ``step``, whose sequences have their own length."""
+        self._sinks, self._length = sinks, length
         self._feeds, self._system = feeds, system
         self._flops_per_token, self._peak, self._world_size = flops_per_token, peak_flops_per_s, world_size
         self.tokens, self.train_s = tokens_before, train_s_before
         self._waiting: list[tuple[int, float, StepResult]] = []
         self._window_s = clock.now_s()
         self._wait_s = self._outside_s = 0.0
-        self._step_s: float | None = None
 
     def add(self, step: int, lr: float, result: StepResult, *, wait_s: float) -> None:
         """Take the result of update number ``step``; ``wait_s`` is the time spent waiting for its batch."""
@@ -73,8 +75,8 @@ class Recorder:
         now_s = clock.now_s()
         window_s = max(now_s - self._window_s - self._outside_s, 1e-9)
         if rows:
-            self._step_s = window_s / len(rows)
             self.train_s += window_s
+        window_tokens = sum(self._length.batch_tokens(row[0] - 1) for row in rows)
         wait_frac = min(self._wait_s / window_s, 1.0)
         self._waiting, self._window_s, self._wait_s, self._outside_s = [], now_s, 0.0, 0.0
         for step, lr, result, loss, grad_norm in rows:
@@ -84,7 +86,7 @@ class Recorder:
                     hint="lower train.optimizer.lr or lengthen train.schedule.warmup, with init_from=CHECKPOINT",
                 )
             self.tokens += float(result.weight)
-            metrics = self._of_step(step, lr, result, loss, grad_norm)
+            metrics = self._of_step(step, lr, result, loss, grad_norm, planned_per_s=window_tokens / window_s)
             metrics["data/wait_frac"] = wait_frac
             if step == rows[-1][0]:
                 metrics.update(extra or {})
@@ -107,9 +109,12 @@ class Recorder:
             sink.close()
         trackers.close(self._feeds, _state(error))
 
-    def _of_step(self, step: int, lr: float, result: StepResult, loss: float, grad_norm: float) -> dict[str, float]:
-        assert self._step_s is not None
-        tokens_per_s = float(result.weight) / self._step_s
+    def _of_step(
+        self, step: int, lr: float, result: StepResult, loss: float, grad_norm: float, *, planned_per_s: float
+    ) -> dict[str, float]:
+        step_s = self._length.batch_tokens(step - 1) / planned_per_s
+        tokens_per_s = float(result.weight) / step_s
+        tokens_left = self._length.total_tokens - self._length.tokens(step)
         hours = _SECONDS_PER_HOUR
         metrics = {
             "loss/train/total": loss,
@@ -118,16 +123,17 @@ class Recorder:
             "time/batch": float(step),
             "time/token": self.tokens,
             "time/train": self.train_s / hours,
-            "time/remaining_estimate": (self._total - step) * self._step_s / hours,
-            "throughput/batches_per_sec": 1 / self._step_s,
+            "time/remaining_estimate": tokens_left / planned_per_s / hours,
+            "throughput/batches_per_sec": 1 / step_s,
             "throughput/tokens_per_sec": tokens_per_s,
             "throughput/device/tokens_per_sec": tokens_per_s / self._world_size,
         }
         metrics.update(_scalars(result.metrics))
         if self._flops_per_token is not None:
-            metrics["throughput/flops_per_sec"] = tokens_per_s * self._flops_per_token
+            flops_per_token = self._flops_per_token(step)
+            metrics["throughput/flops_per_sec"] = tokens_per_s * flops_per_token
             if self._peak is not None:
-                metrics["throughput/device/mfu"] = mfu(tokens_per_s, self._flops_per_token, self._peak)
+                metrics["throughput/device/mfu"] = mfu(tokens_per_s, flops_per_token, self._peak)
         return metrics
 
 

@@ -5,11 +5,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from pydantic import TypeAdapter
-
-from smalti.config.durations import total_steps
-from smalti.config.schema import Length
-from smalti.track.report.read import RunRecord, get
+from smalti.config.durations import RunLength
+from smalti.track.report.read import RunRecord
 
 
 def event_words(event: Mapping[str, Any]) -> str:
@@ -49,12 +46,8 @@ def interval(score: Mapping[str, Any]) -> tuple[float, float] | None:
 
 def whole_steps(run: RunRecord) -> str:
     """Steps of the whole run, as text; '?' where the config does not tell."""
-    batch = get(run.config, "train.global_batch_tokens")
-    try:
-        duration = TypeAdapter(Length).validate_python(get(run.config, "train.duration"))
-        return str(total_steps(duration, global_batch_tokens=batch))
-    except (ValueError, TypeError, ZeroDivisionError):
-        return "?"
+    length = RunLength.of_plain(run.config)
+    return "?" if length is None else str(length.total_steps)
 
 
 def brief(value: Any) -> str:

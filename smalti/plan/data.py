@@ -1,0 +1,348 @@
+"""What a run asks of its data: epochs and repeats of every source and stage, requests, bytes, dollars, start-up.
+
+Pure arithmetic on counts; who reads manifests and schedule hands them in. Promises: sequences and epochs as the order
+of training will have them, to the sequence; requests as an upper bound (one for each range; neighbours that are fetched
+together and caches only lower it; of packed sequences, whose pieces differ in number, the mean of that). Where a change
+of seq_len draws a source anew, what is seen twice is an expectation.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any
+
+REPEATS_HALF_LIFE = 15.387756
+"""R*_D: after so many repeats a repeated token has lost 1 - 1/e of its worth. Muennighoff et al., "Scaling
+Data-Constrained Language Models", JMLR 26(53), 2025 (arXiv 2305.16264), appendix A; fitted on models of up to 9B
+parameters and 900B tokens."""
+
+WORTH_FORMULA = "D' = U + U R* (1 - exp(-R_D / R*)), R* = 15.39, R_D = repeats of U tokens (Muennighoff et al. 2025)"
+
+MANY_EPOCHS = 4
+"""Up to here repeated tokens changed the loss hardly more than new ones would have (ibid., abstract)."""
+TOO_MANY_EPOCHS = 16
+"""R* repeats: by the formula the next repeat is worth 1/e of new tokens."""
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class EpochCounts:
+    """One epoch of a source, cut into sequences of one length."""
+
+    sequences: int
+    ranges_per_sequence: float = 1.0
+    """More where a sequence is packed from pieces."""
+    padding_frac: float = 0.0
+    """Share of the sequences that is filled up with nothing."""
+
+
+@dataclass(frozen=True)
+class SourceCounts:
+    """What is known of a source before it is read."""
+
+    name: str
+    n_tokens: int
+    """In all documents."""
+    eras: tuple[EpochCounts, ...] = ()
+    """One for each era (a span of training with one seq_len)."""
+    token_bytes: int = 2
+    stored_bytes: int = 0
+    index_bytes: int = 0
+    """Read once for the whole job."""
+    block_bytes: int = 1
+    """What is read at least, with its check."""
+    payload_bytes: int = 1
+    """Bytes of tokens in a block."""
+    digest: str | None = None
+    """Of the source, for its pack index; None where its size is only given by hand."""
+    layout_known: bool = True
+    """False: written by others; what lies around its tokens, and so what reading it costs, is not known."""
+
+
+@dataclass(frozen=True)
+class StageCounts:
+    """What the schedule takes in one stage; lists go by source."""
+
+    name: str
+    start_step: int
+    end_step: int
+    seq_len: int
+    era: int
+    weights: tuple[Fraction, ...]
+    """As they are quantised, at the beginning of the stage."""
+    weights_end: tuple[Fraction, ...]
+    """At its end; equal to ``weights`` without a ramp."""
+    sequences: tuple[int, ...]
+    passed: tuple[int, ...] | None = None
+    """The same with what ``data.skip`` leaves out, which goes through a source too; None: nothing is left out."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the job reads, and what that costs."""
+
+    ranks: int
+    first_batch_sequences: int
+    """Of all ranks."""
+    concurrency: int
+    """Requests under way on one rank."""
+    requests_per_s: float
+    """Of the whole job."""
+    request_latency_s: float = 0.05
+    usd_per_million_requests: float = 0.4
+    """The default is that of S3 Standard, us-east-1 (aws.amazon.com/s3/pricing, 2026), as is the next."""
+    usd_per_gib_month: float = 0.023
+    usd_per_gib_egress: float = 0.0
+    """Nothing inside one region; about 0.09 out of S3 to elsewhere."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one stage takes of one source."""
+
+    name: str
+    weight: Fraction
+    weight_end: Fraction
+    sequences: int
+    tokens: int
+    epochs: float
+    """Of this stage alone."""
+    epochs_after: float
+    """Of the run up to the end of this stage."""
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One stage."""
+
+    name: str
+    start_step: int
+    end_step: int
+    seq_len: int
+    era: int
+    tokens: int
+    shares: tuple[Share, ...]
+
+
+@dataclass(frozen=True)
+class SourcePlan:
+    """One source over the whole run."""
+
+    name: str
+    n_tokens: int
+    sequences: int
+    tokens: int
+    """Taken, padding included."""
+    share_frac: float
+    """Of all tokens of the run."""
+    epochs: float
+    """Gone through, with what ``data.skip`` leaves out."""
+    taken_epochs: float
+    """Without it."""
+    unique_frac: float
+    """Share of the source that is seen at all; where seq_len changes, its expectation."""
+    restart_tokens: float
+    """Seen again only because a change of seq_len began the order anew, though the source was not exhausted."""
+    effective_tokens: float
+    """What the tokens taken are worth in tokens never seen before, by ``WORTH_FORMULA``."""
+    padding_frac: float
+    requests: int | None
+    """None, as the next two: not known."""
+    read_bytes: int | None
+    stored_bytes: int | None
+
+    @property
+    def worth_frac(self) -> float:
+        """Worth of a token taken, beside a new one."""
+        taken = self.taken_epochs * self.n_tokens
+        return self.effective_tokens / taken if taken else 1.0
+
+
+@dataclass(frozen=True)
+class DataPlan:
+    """The data of a run in numbers; what depends on the layout of a source is None where that is not known."""
+
+    tokens: int
+    steps: int
+    sources: tuple[SourcePlan, ...]
+    stages: tuple[StagePlan, ...]
+    index_requests: int | None
+    index_bytes: int | None
+    first_batch_s: float | None
+    """From the first request to the first whole batch on every rank, with nothing cached."""
+    tokens_per_s_limit: float | None
+    """The speed that ``requests_per_s`` allows."""
+    requests: int | None
+    """For sequences and indexes, over the whole run."""
+    read_bytes: int | None
+    """The same in bytes."""
+    stored_bytes: int | None
+    """Of all sources."""
+    requests_usd: float | None
+    egress_usd: float | None
+    storage_usd_per_month: float | None
+
+    @property
+    def padding_frac(self) -> float:
+        """Share of all tokens of the run that are padding."""
+        return sum(source.tokens * source.padding_frac for source in self.sources) / self.tokens
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object with units in the names; weights are written as fractions, as they are used."""
+        value = asdict(self)
+        for stage in value["stages"]:
+            for share in stage["shares"]:
+                share.update({key: str(share[key]) for key in ("weight", "weight_end")})
+        for row, source in zip(value["sources"], self.sources, strict=True):
+            row["worth_frac"] = source.worth_frac
+        return {**value, "padding_frac": self.padding_frac, "worth_formula": WORTH_FORMULA}
+
+    def above(self, epochs: float) -> tuple[SourcePlan, ...]:
+        """Sources that are gone through more often than ``epochs``."""
+        return tuple(source for source in self.sources if source.epochs > epochs)
+
+    def repeats_text(self, source: SourcePlan, epochs: float) -> str:
+        """How often a source is gone through, and in which stages it is or passes ``epochs``, in a line."""
+        k = self.sources.index(source)
+        told = []
+        for stage in self.stages:
+            alone, after = stage.shares[k].epochs, stage.shares[k].epochs_after
+            if alone > epochs and len(self.stages) > 1:
+                told.append(f"{alone:.2f} times in stage {stage.name} alone")
+            elif after > epochs >= after - alone:
+                told.append(f"passes {epochs:g} in stage {stage.name}")
+        return (
+            f"source '{source.name}' is gone through {source.epochs:.2f} times ({', '.join(told)}); "
+            f"a token of it is worth {source.worth_frac:.0%} of a new one"
+        )
+
+
+def plan_data(sources: Sequence[SourceCounts], stages: Sequence[StageCounts], reading: Reading) -> DataPlan:
+    """The plan of a run whose stages take ``stages[i].sequences[k]`` sequences of ``sources[k]``."""
+    planned = _stages(sources, stages)
+    tokens = sum(stage.tokens for stage in planned)
+    by_source = tuple(
+        _source(source, [(stage.era, stage.seq_len, stage.sequences[k], _passed(stage)[k]) for stage in stages], tokens)
+        for k, source in enumerate(sources)
+    )
+    return DataPlan(
+        tokens=tokens,
+        steps=stages[-1].end_step,
+        sources=by_source,
+        stages=planned,
+        **_costs(sources, by_source, min(stage.seq_len for stage in stages), reading),
+    )
+
+
+def _costs(
+    sources: Sequence[SourceCounts], planned: Sequence[SourcePlan], shortest: int, reading: Reading
+) -> dict[str, Any]:
+    """What depends on the layout of the sources; None where that is not known of all."""
+    known = all(source.layout_known for source in sources)
+    requests = len(sources) + sum(source.requests or 0 for source in planned)
+    index_bytes = sum(source.index_bytes for source in sources)
+    read_bytes = index_bytes + sum(source.read_bytes or 0 for source in planned)
+    stored_bytes = sum(source.stored_bytes or 0 for source in planned)
+    most_ranges = max(era.ranges_per_sequence for source in sources for era in source.eras)
+    costs = {
+        "index_requests": len(sources),
+        "index_bytes": index_bytes,
+        "first_batch_s": _first_batch_s(reading, most_ranges),
+        "tokens_per_s_limit": shortest * reading.requests_per_s / most_ranges,
+        "requests": requests,
+        "read_bytes": read_bytes,
+        "stored_bytes": stored_bytes,
+        "requests_usd": requests / 1e6 * reading.usd_per_million_requests,
+        "egress_usd": read_bytes / GIB * reading.usd_per_gib_egress,
+        "storage_usd_per_month": stored_bytes / GIB * reading.usd_per_gib_month,
+    }
+    return costs if known else dict.fromkeys(costs)
+
+
+def effective_tokens(n_tokens: float, epochs: float, unique_frac: float = 1.0) -> float:
+    """``WORTH_FORMULA`` for ``epochs`` of ``n_tokens``, of which ``unique_frac`` were seen at all."""
+    unique_frac = min(unique_frac, epochs)
+    if unique_frac <= 0:
+        return 0.0
+    repeats = epochs / unique_frac - 1
+    return n_tokens * unique_frac * (1 + REPEATS_HALF_LIFE * -math.expm1(-repeats / REPEATS_HALF_LIFE))
+
+
+def _stages(sources: Sequence[SourceCounts], stages: Sequence[StageCounts]) -> tuple[StagePlan, ...]:
+    after = [0.0] * len(sources)
+    planned = []
+    for stage in stages:
+        shares = []
+        for k, source in enumerate(sources):
+            epochs = _passed(stage)[k] / source.eras[stage.era].sequences
+            after[k] += epochs
+            taken = stage.sequences[k]
+            weights = stage.weights[k], stage.weights_end[k]
+            shares.append(Share(source.name, *weights, taken, taken * stage.seq_len, epochs, after[k]))
+        tokens = sum(share.tokens for share in shares)
+        planned.append(
+            StagePlan(stage.name, stage.start_step, stage.end_step, stage.seq_len, stage.era, tokens, tuple(shares))
+        )
+    return tuple(planned)
+
+
+def _passed(stage: StageCounts) -> tuple[int, ...]:
+    return stage.sequences if stage.passed is None else stage.passed
+
+
+def _source(source: SourceCounts, taken: Sequence[tuple[int, int, int, int]], run_tokens: int) -> SourcePlan:
+    """``taken``: (era, seq_len, sequences, the same with skipped ones) of each stage."""
+    by_era = [0.0] * len(source.eras)
+    requests = read_bytes = padding = taken_epochs = 0.0
+    for number, seq_len, n, passed in taken:
+        era = source.eras[number]
+        by_era[number] += passed / era.sequences
+        taken_epochs += n / era.sequences
+        requests += n * era.ranges_per_sequence
+        read_bytes += n * _sequence_bytes(source, era, seq_len)
+        padding += n * seq_len * era.padding_frac
+    epochs = sum(by_era)
+    # each era draws its sequences anew, independently of what the eras before it came to
+    unique_frac = min(_met_frac([part for part in by_era if part]), taken_epochs)
+    tokens = sum(seq_len * n for _, seq_len, n, _ in taken)
+    return SourcePlan(
+        name=source.name,
+        n_tokens=source.n_tokens,
+        sequences=sum(n for _, _, n, _ in taken),
+        tokens=tokens,
+        share_frac=tokens / run_tokens,
+        epochs=epochs,
+        taken_epochs=taken_epochs,
+        unique_frac=unique_frac,
+        restart_tokens=max(0.0, (min(taken_epochs, 1.0) - unique_frac) * source.n_tokens),
+        effective_tokens=effective_tokens(source.n_tokens, taken_epochs, unique_frac),
+        padding_frac=padding / tokens if tokens else 0.0,
+        requests=math.ceil(requests) if source.layout_known else None,
+        read_bytes=math.ceil(read_bytes) if source.layout_known else None,
+        stored_bytes=source.stored_bytes if source.layout_known else None,
+    )
+
+
+def _met_frac(parts: Sequence[float]) -> float:
+    """Share of a source that is met at all by draws of so many epochs each; exact for one draw however small."""
+    if len(parts) < 2 or max(parts) >= 1:
+        return min(sum(parts), 1.0)
+    return -math.expm1(sum(math.log1p(-part) for part in parts))
+
+
+def _sequence_bytes(source: SourceCounts, era: EpochCounts, seq_len: int) -> float:
+    """Expected bytes of the blocks that one sequence touches, when its ranges begin anywhere in a block."""
+    wanted_bytes = ((1 - era.padding_frac) * seq_len + era.ranges_per_sequence) * source.token_bytes
+    first_tokens = era.ranges_per_sequence * source.token_bytes
+    blocks = era.ranges_per_sequence + max(0.0, wanted_bytes - first_tokens) / source.payload_bytes
+    return blocks * source.block_bytes
+
+
+def _first_batch_s(reading: Reading, ranges_per_sequence: float) -> float:
+    """The indexes, then the ranges of a rank in rounds, unless the job's own limit holds them up longer."""
+    of_rank = -(-reading.first_batch_sequences // reading.ranks) * ranges_per_sequence
+    rounds = math.ceil(of_rank / reading.concurrency)
+    limit_s = reading.first_batch_sequences * ranges_per_sequence / reading.requests_per_s
+    return reading.request_latency_s + max(rounds * reading.request_latency_s, limit_s)

@@ -1,0 +1,179 @@
+"""Batches of the steps to come, read in threads while a step runs; how many is measured in seconds of training.
+
+Promises: steps come in their order, and an error of a step comes at that step's turn; as many are kept ahead as last
+``prefetch_s`` at the step time measured lately, at least one, within ``prefetch_bytes``; several are read at a time
+where reading takes longer than a step, so that a store's latency hides. Ends at once: a read that hangs is left behind.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from math import ceil
+from statistics import median
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from smalti.base import clock
+
+T = TypeVar("T")
+
+_UNKNOWN_DEPTH = 4
+"""Steps ahead until a step has been timed, and a batch weighed."""
+_LATELY = 9
+_END_S = 1.0
+
+
+class ReadAhead(Generic[T]):
+    """An iterator over ``read(step)`` for each step of [first_step, last_step), and a context that ends the threads.
+
+    threads: how many may call ``read`` at a time; 1 for a reader that counts on being called step by step. interrupt:
+    called at the end where reads are under way, to make them return.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int], T],
+        first_step: int,
+        last_step: int,
+        *,
+        prefetch_s: float,
+        prefetch_bytes: int,
+        threads: int = 1,
+        interrupt: Callable[[], None] | None = None,
+    ) -> None:
+        self._read, self._last, self._interrupt = read, last_step, interrupt
+        self._prefetch_s, self._prefetch_bytes, self._most = prefetch_s, prefetch_bytes, threads
+        self._change = threading.Condition()
+        self._next_read = self._next_given = first_step
+        self._ready: dict[int, tuple[T | None, BaseException | None]] = {}
+        self._running = 0
+        self._starving = self._closed = False
+        self._step_s: deque[float] = deque(maxlen=_LATELY)
+        self._read_s: deque[float] = deque(maxlen=_LATELY)
+        self._batch_bytes = 0
+        self._given_s: float | None = None
+        self._threads = [
+            threading.Thread(target=self._work, name=f"read-ahead-{number}", daemon=True) for number in range(threads)
+        ]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with self._change:
+            self._closed = True
+            self._ready.clear()
+            self._change.notify_all()
+            running = self._running
+        if running and self._interrupt is not None:
+            self._interrupt()
+        end_s = clock.now_s() + _END_S
+        for thread in self._threads:
+            thread.join(max(0.0, end_s - clock.now_s()))
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def wait(self, seconds: float) -> bool:
+        """Whether the next step's batch, or its error, is there; waits up to ``seconds`` for it."""
+        with self._change:
+            self._ask()
+            return self._change.wait_for(lambda: self._next_given in self._ready or self._closed, timeout=seconds)
+
+    def has(self, step: int) -> bool:
+        """Whether the batch of a step to come, or its error, is there; true beyond the last step."""
+        return step >= self._last or step in self._ready
+
+    def __next__(self) -> T:
+        with self._change:
+            if self._next_given >= self._last or self._closed:
+                raise StopIteration
+            self._ask()
+            while self._next_given not in self._ready:  # as long as the reader's own deadlines allow
+                self._change.wait()
+            found, error = self._ready.pop(self._next_given)
+            self._next_given += 1
+            self._starving = False
+            self._given_s = clock.now_s()
+            self._change.notify_all()
+        if error is not None:
+            raise error
+        return found  # type: ignore[return-value]  # None only with an error, or where the reader gives it
+
+    def _ask(self) -> None:
+        """The trainer wants the next batch now."""
+        if self._given_s is not None:
+            self._step_s.append(clock.now_s() - self._given_s)
+            self._given_s = None
+        self._starving = self._next_given not in self._ready
+        self._change.notify_all()
+
+    @property
+    def depth(self) -> int:
+        """Steps that are kept ahead now."""
+        if not self._step_s or not self._read_s:
+            return _UNKNOWN_DEPTH
+        wanted = max(1, ceil(self._prefetch_s / max(median(self._step_s), 1e-6)))
+        return max(1, min(wanted, self._prefetch_bytes // max(self._batch_bytes, 1)))
+
+    @property
+    def width(self) -> int:
+        """Reads at a time: as many as steps pass while one lasts; all while the trainer waits."""
+        if self._starving or not self._step_s or not self._read_s:
+            return self._most
+        return min(self._most, ceil(median(self._read_s) / max(median(self._step_s), 1e-6)) + 1)
+
+    def _work(self) -> None:
+        while True:
+            with self._change:
+                while not (self._closed or self._may_begin()):
+                    self._change.wait()
+                if self._closed:
+                    return
+                step = self._next_read
+                self._next_read += 1
+                self._running += 1
+            begun_s = clock.now_s()
+            found, error, size_bytes = None, None, 0
+            try:
+                found = self._read(step)
+                size_bytes = n_bytes(found)
+            except BaseException as caught:  # it is raised where the step is asked for
+                error = caught
+            with self._change:
+                self._running -= 1
+                self._read_s.append(clock.now_s() - begun_s)
+                self._batch_bytes = max(self._batch_bytes, size_bytes)
+                if not self._closed:
+                    self._ready[step] = found, error
+                self._change.notify_all()
+
+    def _may_begin(self) -> bool:
+        ahead = self._next_read - self._next_given
+        return self._next_read < self._last and ahead < self.depth and self._running < self.width
+
+
+def n_bytes(value: Any) -> int:
+    """Bytes of the arrays and tensors in a batch: in lists, tuples, mappings and the attributes of objects, each object
+    once. What cannot be weighed weighs nothing."""
+    total, seen, left = 0, set[int](), [value]
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        try:
+            own = getattr(one, "nbytes", None)
+            if isinstance(own, int):
+                total += own
+            elif isinstance(one, Mapping):
+                left += one.values()
+            elif isinstance(one, (list, tuple)):
+                left += one
+            else:
+                left += getattr(one, "__dict__", {}).values()
+        except Exception:  # the reader's own kind of object: weighing it is no reason to end a run
+            continue
+    return total
