@@ -101,7 +101,7 @@ def files_to_files(folder: Path, texts: list[str], tokenizer: Any) -> Work:
     """`smalti data tokenize` as a user runs it, with a tokenizer that is there already: Parquet in, token files out."""
     from made_corpus import PlantedDocument, write_parquet
 
-    from smalti.config.data import TokenizeConfig
+    from smalti.config.curate import TokenizeConfig
     from smalti.data.tokenize import tokenize
 
     documents = [PlantedDocument(f"text-{number:06d}", text, "base") for number, text in enumerate(texts)]

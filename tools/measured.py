@@ -95,7 +95,7 @@ def _memory_bytes(pid: int) -> int:
                 total += int(one.memory_full_info().pss)
             except (psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError):
                 continue
-    except psutil.NoSuchProcess:
+    except psutil.NoSuchProcess:  # it ended between wait4 and here: the next turn of the watch sees that
         pass
     return total
 

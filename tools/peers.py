@@ -60,7 +60,7 @@ def _torch_pin() -> str:
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, stdout=sys.stderr, check=False)
+    done = subprocess.run(command, stdout=sys.stderr, check=False, cwd=ROOT)  # pins may name folders below it
     if done.returncode != 0:
         raise RuntimeError(
             f"'{shlex.join(command)}' failed with {done.returncode}; hint: PIP_ARGS holds more arguments for pip"

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from smalti.cli.main import VERBS, help_page
 from smalti.config import schema
-from smalti.config.data import CurateConfig, TokenizeConfig
+from smalti.config.curate import CurateConfig, TokenizeConfig
 from smalti.config.dedup import DedupConfig
 from smalti.config.run import RunConfig
 from smalti.track.events import EVENTS

@@ -27,11 +27,11 @@ class Rows:
         positions = torch.arange(rows.shape[1]).expand_as(rows)
         return [Microbatch(rows, pad(rows[:, 1:], (0, 1), value=IGNORE), positions, None)]
 
-    def state(self) -> dict[str, Any]:
+    def state(self, step: int) -> dict[str, Any]:
         """Nothing to resume."""
         return {}
 
-    def check(self, state: dict[str, Any]) -> None:
+    def check(self, state: dict[str, Any], step: int) -> None:
         """Nothing to compare."""
 
 

@@ -101,6 +101,12 @@ def test_logarithmic_axis() -> None:
     assert a - b == pytest.approx(b - c, abs=0.02)
 
 
+def test_log_x_spaces_decades_evenly_and_drops_zero() -> None:
+    svg = line_chart([Series("a", [0, 1, 10, 100], [5, 1, 2, 3])], title="t", log_x=True)
+    (x0, _), (x1, _), (x2, _) = path_points(svg)
+    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.02)
+
+
 def test_a_gap_breaks_the_line() -> None:
     svg = line_chart([Series("a", range(5), [1, 2, math.nan, 3, 4])], title="t")
     assert svg.count('class="l s0"') == 2

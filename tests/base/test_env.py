@@ -96,3 +96,12 @@ def test_our_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cpu_count_is_what_this_process_may_use() -> None:
     assert 1 <= env.cpu_count() <= (os.cpu_count() or 1)
+
+
+def test_an_empty_variable_of_a_store_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "HF_ENDPOINT", "HF_TOKEN"):
+        monkeypatch.setenv(name, "")
+    found = env.store_settings()
+    assert "AWS_ENDPOINT_URL" not in os.environ
+    assert not [value for value in found.signature if value and value.startswith("AWS_ENDPOINT_URL")]
+    assert (found.s3_endpoint, found.hub_endpoint) == (None, "https://huggingface.co")

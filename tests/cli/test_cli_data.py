@@ -6,7 +6,7 @@ import pytest
 from small_library import small_library
 
 from smalti.cli.main import run
-from smalti.config.data import CurateConfig, TokenizeConfig
+from smalti.config.curate import CurateConfig, TokenizeConfig
 from smalti.config.dedup import DedupConfig
 from smalti.config.load import load
 

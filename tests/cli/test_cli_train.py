@@ -84,13 +84,28 @@ def test_dry_run_prints_the_plan_and_starts_nothing(work):
     assert not (work / "runs").exists()
 
 
+def test_the_dry_run_tells_what_is_not_by_default(work):
+    (work / "none.jsonl").write_text("")
+    changes = ["data.skip=[[0,10],[0,9]]", "data.takedowns=none.jsonl", "data.fetch.cache=kept"]
+    done = train(work, "r.yaml", "--dry-run", "data.shuffle.mode=window", "data.stages.1.seq_len=64", *changes)
+    for line in (
+        "stage 1    from step 32, seq_len 64",
+        "shuffle    window: 64 chunks of 524k tokens",
+        "skip       positions [0, 10), then [0, 9), each of the positions that the ones before leave",
+        "takedowns  0 documents of none.jsonl: the list is empty, so it has no effect",
+        "cache      kept, at most 100.0 GiB",
+    ):
+        assert line in done.stdout.splitlines(), done.stdout + done.stderr
+    assert not (work / "kept").exists()
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
         (["data.sources.a=tokens/none"],
          ["data.sources.a = tokens/none does not exist (seen from ", "hint: smalti data tokenize"]),
         (["data.heldout.h=data/demo/tokens/x"], ["data.heldout.h = data/demo", "hint: smalti demo writes it"]),
-        (["data.sources.a=tokens"], ["data.sources.a = tokens", "manifest.json is missing"]),
+        (["data.sources.a=tokens"], ["data.sources.a = tokens", "holds no token files"]),
         (["folder=r.yaml"], ["'r.yaml' cannot be written or read: Not a directory", "hint: name another folder"]),
         (["folder=r.yaml/x"], ["r.yaml' cannot be written or read: Not a directory"]),
         (["train.parallel.replicate=3"], ["replicate=3 does not divide the 2 ranks", "1, 2", "replicate=2"]),
@@ -98,15 +113,21 @@ def test_dry_run_prints_the_plan_and_starts_nothing(work):
         (["model.vocab_size=300"], ["model.vocab_size=300 is smaller than the 512", "hint: model.vocab_size=512"]),
         (["init_from=nowhere"], ["init_from = nowhere does not exist"]),
         (["data.seq_len=2048", "train.global_batch_tokens=20480", "data.sources.a=tokens/short"],
-         ["tokens/short holds", "less than one sequence"]),
-        (["data.sources.b=tokens/foreign"], ["data.sources.b was written by another tokenizer"]),
+         ["(tokens/short) has ", "less than one sequence"]),
+        (["data.sources.b=tokens/foreign"], ["(tokens/foreign) has tokenizer_digest=cdcd", "by one tokenizer"]),
         (["train.optimizer.lrr=1"], ["did you mean train.optimizer.lr?"]),
+        (["data.takedowns=none.jsonl"], ["data.takedowns = none.jsonl is not a file", "leave data.takedowns out"]),
+        (["data.fetch.cache=r.yaml/x"], ["data.fetch.cache=r.yaml/x cannot be used"]),
+        (["data.sources.a={path: numbers, format: raw, files: [t.npy]}"],
+         ["source 'a' holds the token id 4,095 at its token 4,095 (numbers); model.vocab_size=512"]),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_before_anything_starts(work, overrides, words):
     write_tokens(work / "tokens/foreign", 9, tokenizer="cd" * 32)
     with TokenWriter(work / "tokens/short", vocab_size=512, eod_id=0, tokenizer_digest="ab" * 32) as writer:
         writer.add(np.arange(1, 100), 400)
+    (work / "numbers").mkdir()
+    np.save(work / "numbers/t.npy", np.arange(100_000))
     done = train(work, "r.yaml", *overrides)
     assert done.returncode == 2
     for word in words:

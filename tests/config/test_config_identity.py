@@ -21,7 +21,7 @@ def config(*overrides: str) -> RunConfig:
 @pytest.mark.parametrize(
     "override",
     ["train.parallel.ranks=4", "train.microbatch_tokens=16", "folder=elsewhere", "train.checkpoint.every=2step",
-     "track.console=false", "data.prefetch_steps=0"],
+     "track.console=false", "data.fetch.prefetch=5s"],
 )  # fmt: skip
 def test_placement_is_not_identity(override):
     assert difference(config(), config(override)) == []
@@ -64,4 +64,4 @@ def test_identity_holds_no_placement_and_no_empty_section():
     assert "folder" not in values
     assert "track" not in values
     assert "parallel" not in values["train"]
-    assert values["data"]["stages"] == [{"until": "1run", "weights": {"a": 1.0}}]
+    assert values["data"]["stages"] == [{"until": "1run", "weights": {"a": 1.0}, "weights_end": None, "seq_len": None}]

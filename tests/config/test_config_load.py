@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from smalti.base.errors import UserError
 from smalti.config import find
-from smalti.config.data import CurateConfig
-from smalti.config.durations import check_schedule
+from smalti.config.curate import CurateConfig
+from smalti.config.durations import RunLength, check_schedule
 from smalti.config.load import dump, from_dict, json_schema, load, show
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
@@ -135,19 +135,24 @@ def test_a_run_folder_is_loaded_by_its_config(recipe, tmp_path):
         ("train.log_every=0.0s", ["'0.0s' is no length"]),
         ("train.parallel.timeout=0min", ["'0min' is no length"]),
         ("train.schedule.warmup=200step",
-         ["train: schedule.warmup=200step is 200 steps; the run, train.duration=100step, has 100 steps",
+         ["train.schedule.warmup=200step is 200 steps; the run, train.duration=100step, has 100 steps",
           "allowed: at most 100step", "hint: train.schedule.warmup=0.02run"]),
         ("train.schedule.warmup=1638401tok", ["schedule.warmup=1638401tok is 100 steps; the run"]),
         ("train.schedule.decay=0.99run",
-         ["schedule.warmup=0.02run and schedule.decay=0.99run are 2 + 99 steps", "allowed: together at most 100step"]),
+         ["schedule.warmup=0.02run and train.schedule.decay=0.99run are 2 + 99 steps",
+          "allowed: together at most 100step"]),
         ("train.duration=3min", ["'3min' has the unit 'min'", "600step"]),
         ("train.optimizer=null", ["a section with the keys name, lr"]),
         ("train.optimizer.betas=[1]", ["train.optimizer.betas.1 is missing"]),
-        ("data.sources.b=null", ["data.sources.b = null", "text"]),
+        ("data.sources.b=null", ["data.sources.b = null", "path"]),
         ("data.heldout={a b: x}", ["source 'a b' cannot be a part of a metric's name"]),
         ("data.stages.0.weights.x=1", ["stage 0 weighs 'x'"]),
         ("data.stages.7.until=1run", ["'7' is not an item of data.stages", "0 to 1"]),
         ("data.seq_len=100", ["the nearest are 16300 and 16400"]),
+        ("train.global_batch_tokens=100", ["the least is 256"]),
+        ("data.fetch.prefetch=-3s", ["write a number and a unit", "allowed: a length such as 10s, 10min, 2h"]),
+        ("data.stages=[{weights: {}}]",
+         ["line: data.stages.0.weights = {} is not allowed\nallowed: a mapping of at least one"]),
         ("model.hidden_size=100", ["hidden_size=100 is not a multiple"]),
         ("model.preset=dbrxx", ["command line: model.preset = 'dbrxx'", "did you mean 'preset: dbrx'?"]),
         ("model.preset=7", ["model.preset = 7 is not allowed"]),
@@ -175,7 +180,8 @@ def test_a_schedule_may_fill_the_run_and_have_no_part(recipe):
 
 @given(st.integers(1, 10_000), st.integers(0, 100))
 def test_shares_that_sum_to_one_always_fit(steps, percent):
-    check_schedule(f"{steps}step", f"{percent / 100}run", f"{(100 - percent) / 100}run", global_batch_tokens=7)
+    length = RunLength(steps, ((0, 7),))
+    check_schedule(length, f"{steps}step", f"{percent / 100}run", f"{(100 - percent) / 100}run")
 
 
 def test_problems_are_told_together_with_their_lines(tmp_path):

@@ -14,7 +14,7 @@ EOD = 0
 def write_source(folder: Path, n_documents: int, *, seed: int = 0, vocab_size: int = 512, **kwargs: object) -> Manifest:
     """Random documents of 1 to 79 tokens."""
     rng = np.random.default_rng(seed)
-    options = {"eod_id": EOD, "tokenizer_digest": TOKENIZER, **kwargs}
+    options = {"eod_id": EOD, "tokenizer_digest": TOKENIZER, "salt": f"{seed:016x}", **kwargs}
     with TokenWriter(folder, vocab_size=vocab_size, **options) as writer:
         for _ in range(n_documents):
             ids = rng.integers(1, vocab_size, rng.integers(1, 80))

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from smalti.base.errors import DataError, UserError
-from smalti.config.data import CurateConfig
+from smalti.config.curate import CurateConfig
 from smalti.config.dedup import DedupConfig
 from smalti.data.curate.heldout import split_of
 from smalti.data.curate.job import curate

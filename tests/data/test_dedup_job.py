@@ -497,7 +497,7 @@ def test_a_dry_run_writes_nothing(tmp_path, corpus, capsys):
 
 
 def test_tokenize_takes_the_output(tmp_path, corpus):
-    from smalti.config.data import TokenizeConfig
+    from smalti.config.curate import TokenizeConfig
     from smalti.data.tokenize import tokenize
 
     folder, _ = corpus

@@ -1,92 +1,16 @@
-import time
 from fractions import Fraction
+from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from smalti.base.errors import UserError
 from smalti.config.data import DataConfig
-from smalti.data.mixture import UNIT, Schedule, Stage, build_schedule, quantise
+from smalti.config.durations import RunLength
+from smalti.data.mixture import RAMP_SPANS, Span, compile_spans, quantise
 
-
-@st.composite
-def schedules(draw: st.DrawFn) -> Schedule:
-    """Up to 7 sources and 6 stages, some sources absent from some stages, some stages a few positions long."""
-    n_sources, n_stages = draw(st.integers(1, 7)), draw(st.integers(1, 6))
-    unit = draw(st.integers(n_sources, 60))
-    start, stages = 0, []
-    for _ in range(n_stages):
-        present = draw(st.lists(st.booleans(), min_size=n_sources, max_size=n_sources).filter(any))
-        names = {str(i): draw(st.floats(0.01, 10)) for i, there in enumerate(present) if there}
-        weights = quantise(names, unit)
-        stages.append(Stage(start, tuple(weights.get(str(i), 0) for i in range(n_sources))))
-        start += draw(st.one_of(st.integers(1, 12), st.integers(1, 400)))
-    return Schedule([f"s{i}" for i in range(n_sources)], stages, start)
-
-
-@pytest.mark.proof
-@given(schedules())
-def test_no_prefix_is_off_by_a_whole_sequence(schedule: Schedule) -> None:
-    total = schedule.total_positions
-    source, _ = schedule.locate(np.arange(total))
-    counts = np.cumsum(source[:, None] == np.arange(len(schedule.sources)), axis=0)
-    starts = [stage.start for stage in schedule.stages]
-    per_position = np.array([stage.weights for stage in schedule.stages], dtype=np.int64)
-    shares = np.cumsum(per_position[np.searchsorted(starts, np.arange(total), side="right") - 1], axis=0)
-    assert np.abs(counts * schedule.unit - shares).max() < schedule.unit
-
-
-@pytest.mark.proof
-@given(schedules())
-def test_absent_source_gets_at_most_the_one_sequence_that_it_was_owed(schedule: Schedule) -> None:
-    ends = [*(stage.start for stage in schedule.stages[1:]), schedule.total_positions]
-    for stage, end in zip(schedule.stages, ends, strict=True):
-        got = schedule.counts(end) - schedule.counts(stage.start)
-        share = schedule.shares(stage.start)
-        for source, weight in enumerate(stage.weights):
-            if weight == 0:
-                assert got[source] <= 1
-                assert got[source] == 0 or share[source].denominator > 1
-
-
-@pytest.mark.proof
-@given(schedules())
-def test_counts_ordinals_and_inverse_agree_with_brute_force(schedule: Schedule) -> None:
-    total = schedule.total_positions
-    source, ordinal = schedule.locate(np.arange(total))
-    seen = [0] * len(schedule.sources)
-    for position in range(total):
-        if position % 7 == 0:
-            assert schedule.counts(position).tolist() == seen
-        assert ordinal[position] == seen[source[position]]
-        seen[source[position]] += 1
-    assert schedule.counts(total).tolist() == seen
-    for index in range(len(schedule.sources)):
-        here = np.flatnonzero(source == index)
-        assert np.array_equal(schedule.position_of(index, np.arange(here.size)), here)
-
-
-@pytest.mark.proof
-@given(schedules(), st.data())
-def test_shares_are_those_that_the_weights_say(schedule: Schedule, data: st.DataObject) -> None:
-    position = data.draw(st.integers(0, schedule.total_positions))
-    expected = [Fraction(0)] * len(schedule.sources)
-    for at in range(position):
-        stage = [stage for stage in schedule.stages if stage.start <= at][-1]
-        expected = [e + Fraction(w, schedule.unit) for e, w in zip(expected, stage.weights, strict=True)]
-    assert schedule.shares(position) == expected
-    assert all(abs(c - s) < 1 for c, s in zip(schedule.counts(position).tolist(), expected, strict=True))
-
-
-@pytest.mark.proof
-@given(schedules(), st.integers(1, 500))
-def test_a_longer_run_begins_alike(schedule: Schedule, more: int) -> None:
-    longer = Schedule(schedule.sources, schedule.stages, schedule.total_positions + more)
-    positions = np.arange(schedule.total_positions)
-    assert np.array_equal(schedule.locate(positions)[0], longer.locate(positions)[0])
-    assert schedule.digest == longer.digest
+UNIT = 1 << 16
 
 
 @pytest.mark.proof
@@ -109,33 +33,34 @@ def test_largest_remainder_and_minimum() -> None:
         quantise({"a": 1, "b": 1, "c": 1}, 2)
 
 
-def _data(*stages: dict[str, object], seq_len: int = 8) -> DataConfig:
-    names = sorted({name for stage in stages for name in stage["weights"]})
+def _data(*stages: dict[str, Any], seq_len: int = 8) -> DataConfig:
+    names = sorted({name for stage in stages for name in {**stage["weights"], **stage.get("weights_end", {})}})
     return DataConfig(sources={name: name for name in names}, seq_len=seq_len, stages=stages)
 
 
+def _spans(*stages: dict[str, Any], steps: int = 300, batches: tuple[tuple[int, int], ...] = ((0, 80),)) -> list[Span]:
+    config = _data(*stages)
+    return compile_spans(config, RunLength(steps, batches), sorted(config.sources))
+
+
 def test_decimal_weights_are_exact() -> None:
-    schedule = build_schedule(
-        _data({"until": "0.5run", "weights": {"a": 0.67, "b": 0.33}}, {"weights": {"a": 2, "b": 1}}), 3000, 10
-    )
-    assert schedule.unit == 300
-    assert [stage.weights for stage in schedule.stages] == [(201, 99), (200, 100)]
-    assert schedule.counts(1500).tolist() == [1005, 495]
-    assert schedule.counts(3000).tolist() == [2005, 995]
+    spans = _spans({"until": "0.5run", "weights": {"a": 0.67, "b": 0.33}}, {"weights": {"a": 2, "b": 1}})
+    assert [span.weights for span in spans] == [(201, 99), (200, 100)]
+    assert [span.start_step for span in spans] == [0, 150]
 
 
-def test_awkward_weights_fall_back_to_65536_parts_in_all_stages() -> None:
-    schedule = build_schedule(
-        _data({"until": "0.5run", "weights": {"a": 0.123457, "b": 0.9}}, {"weights": {"a": 1, "b": 2}}), 3000, 10
-    )
-    assert schedule.unit == UNIT
-    assert schedule.stages[1].weights == (21_845, 43_691)
+def test_awkward_weights_are_parts_of_a_multiple_of_the_batch() -> None:
+    stage = {"weights": {"a": 0.123457, "b": 0.9}}
+    for rows, parts in ((1, 1024), (10, 10_240), (1000, 66_000), (1024, 65_536), (4096, 262_144)):
+        (span,) = _spans(stage, batches=((0, rows * 8),))
+        assert sum(span.weights) == parts
+        assert abs(Fraction(span.weights[0], parts) - Fraction("0.123457") / Fraction("1.023457")) < Fraction(1, parts)
 
 
-@pytest.mark.parametrize(("until", "start"), [("0.8run", 800), ("30step", 300), ("3200tok", 400), ("3239tok", 400)])
-def test_ends_of_stages_lie_on_steps(until: str, start: int) -> None:
-    data = _data({"until": until, "weights": {"a": 1}}, {"weights": {"b": 1}})
-    assert build_schedule(data, 1000, 10).stages[1].start == start
+@pytest.mark.parametrize(("until", "step"), [("0.8run", 80), ("30step", 30), ("3200tok", 40), ("3239tok", 40)])
+def test_ends_of_stages_lie_on_steps(until: str, step: int) -> None:
+    spans = _spans({"until": until, "weights": {"a": 1}}, {"weights": {"b": 1}}, steps=100)
+    assert [span.start_step for span in spans] == [0, step]
 
 
 @pytest.mark.parametrize(
@@ -150,58 +75,37 @@ def test_ends_of_stages_lie_on_steps(until: str, start: int) -> None:
 def test_stage_without_a_step_or_beyond_the_run_is_refused(untils: tuple[str, ...], message: str) -> None:
     stages = [{"until": until, "weights": {"a": 1}} for until in untils]
     with pytest.raises(UserError, match=message):
-        build_schedule(_data(*stages, {"weights": {"a": 1}}), 1000, 10)
+        _spans(*stages, {"weights": {"a": 1}}, steps=100)
 
 
-def test_digest_follows_names_starts_and_weights_only() -> None:
-    base = Schedule(["a", "b"], [Stage(0, (1, 2)), Stage(9, (2, 1))], 30)
-    assert base.digest == Schedule(["a", "b"], [Stage(0, (1, 2)), Stage(9, (2, 1))], 90).digest
-    others = [
-        Schedule(["a", "c"], [Stage(0, (1, 2)), Stage(9, (2, 1))], 30),
-        Schedule(["a", "b"], [Stage(0, (1, 2)), Stage(10, (2, 1))], 30),
-        Schedule(["a", "b"], [Stage(0, (2, 1)), Stage(9, (2, 1))], 30),
-        Schedule(["a", "b"], [Stage(0, (1, 2))], 30),
-    ]
-    assert len({base.digest, *(other.digest for other in others)}) == 5
+def test_a_batch_of_part_of_a_sequence_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"a global batch of 84 tokens in data\.stages\[0\]") as caught:
+        _spans({"weights": {"a": 1}}, batches=((0, 84),))
+    assert caught.value.hint == "train.global_batch_tokens=80"
 
 
-def test_order_of_names_in_the_config_does_not_matter() -> None:
-    one = build_schedule(_data({"weights": {"a": 0.3, "b": 0.7}}), 100, 10)
-    data = DataConfig(sources={"b": "b", "a": "a"}, seq_len=8, stages=[{"weights": {"b": 0.7, "a": 0.3}}])
-    other = build_schedule(data, 100, 10)
-    assert (one.digest, one.sources) == (other.digest, other.sources)
-    assert np.array_equal(one.locate(np.arange(100))[0], other.locate(np.arange(100))[0])
+def test_ramps_are_steps_on_the_straight_line_between_normalised_weights() -> None:
+    (*ramp, after) = _spans(
+        {"until": "200step", "weights": {"a": 8, "b": 2}, "weights_end": {"b": 0.5, "c": 0.5}}, {"weights": {"c": 1}}
+    )
+    assert len(ramp) == RAMP_SPANS
+    assert after == Span(200, 10, 8, (0, 0, sum(after.weights)), 1)
+    for index, span in enumerate(ramp):
+        end = (ramp[index + 1] if index + 1 < len(ramp) else after).start_step
+        way = (span.start_step + end) / 2 / 200
+        expected = [0.8 * (1 - way), 0.2 * (1 - way) + 0.5 * way, 0.5 * way]
+        assert [w / sum(span.weights) for w in span.weights] == pytest.approx(expected, abs=1e-3)
+        assert min(span.weights) > 0
+    short = _spans({"weights": {"a": 1}, "weights_end": {"b": 1}}, steps=3)
+    assert [span.start_step for span in short] == [0, 1, 2]
+    assert [Fraction(span.weights[1], sum(span.weights)) for span in short] == [Fraction(n, 6) for n in (1, 3, 5)]
 
 
-def test_positions_outside_the_run_are_refused() -> None:
-    schedule = Schedule(["a"], [Stage(0, (1,))], 10)
-    for position in (-1, 10):
-        with pytest.raises(UserError, match=f"position {position} lies outside"):
-            schedule.locate([0, position])
-    with pytest.raises(UserError, match="position 11"):
-        schedule.counts(11)
-
-
-def test_trillions_of_tokens_need_no_more_than_tables(record) -> None:
-    """12T tokens in sequences of 4,096, five sources whose weights need all 65,536 parts, three stages."""
-    total = 12_000_000_000_000 // 4096
-    rng = np.random.default_rng(5)
-    weights = [quantise({str(i): float(w) for i, w in enumerate(rng.random(5))}, UNIT) for _ in range(3)]
-    starts = (0, int(0.6 * total), int(0.9 * total))
-    stages = [Stage(start, tuple(w.values())) for start, w in zip(starts, weights, strict=True)]
-    begun = time.perf_counter()
-    schedule = Schedule("abcde", stages, total)
-    built_s = time.perf_counter() - begun
-    positions = rng.integers(0, total, 10_000)
-    source, ordinal = schedule.locate(positions)
-    for index in range(5):
-        here = source == index
-        assert np.array_equal(schedule.position_of(index, ordinal[here]), positions[here])
-    for position in (0, 1, starts[1] - 1, starts[1], starts[1] + 65_537, starts[2], 2_000_000_000, total):
-        errors = [
-            abs(c - s) for c, s in zip(schedule.counts(position).tolist(), schedule.shares(position), strict=True)
-        ]
-        assert max(errors) < 1
-    stored = sum(table.segment.choice.size for table in schedule._tables)
-    assert stored <= 3 * 3 * UNIT
-    record("schedule_of_12T_tokens", {"built_s": round(built_s, 3), "table_slots": stored})
+def test_batch_ramps_cut_spans_and_weights_of_one_span_hang_on_nothing_else() -> None:
+    stages = ({"until": "100step", "weights": {"a": 0.123457, "b": 1}}, {"weights": {"a": 1, "b": 0.777773}})
+    spans = _spans(*stages, batches=((0, 24), (40, 80)))
+    assert [(span.start_step, span.rows, span.stage) for span in spans] == [(0, 3, 0), (40, 10, 0), (100, 10, 1)]
+    assert len({sum(span.weights) for span in spans}) == 1
+    alone = _spans(stages[0] | {"until": "1run"}, batches=((0, 24),))
+    assert alone[0].digest == spans[0].digest
+    assert len({span.digest for span in spans}) == 3

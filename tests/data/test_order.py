@@ -4,8 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smalti.base.errors import UserError
-from smalti.data.mixture import Schedule, Stage
+from smalti.config.data import DataConfig, ShuffleConfig
+from smalti.config.durations import RunLength
+from smalti.data.mixture import Span
 from smalti.data.order import MAX_SIZE, Order, Permutation
+from smalti.data.schedule import Schedule, build_schedule
 
 KEYS = st.integers(0, 2**63 - 1)
 
@@ -116,14 +119,15 @@ def test_keys_and_epochs_give_unrelated_orders() -> None:
 
 
 def _order(seed: int = 3) -> Order:
-    schedule = Schedule(["a", "b", "c"], [Stage(0, (5, 3, 2)), Stage(333, (1, 1, 8)), Stage(700, (4, 6, 0))], 3000)
-    return Order(schedule, {"a": 50, "b": 7, "c": 1000}, seed)
+    weights = {0: (5, 3, 2), 33: (1, 1, 8), 70: (4, 6, 0)}
+    schedule = Schedule(["a", "b", "c"], [Span(step, 10, 8, w, 0) for step, w in weights.items()], 300)
+    return Order(schedule, [{"a": 50, "b": 7, "c": 1000}], seed)
 
 
 def test_nothing_repeats_before_a_source_is_exhausted_across_stages() -> None:
     order = _order()
     source, epoch, sequence = order.locate(np.arange(3000))
-    for index, size in enumerate(order.sizes):
+    for index, size in enumerate(order.sizes[0]):
         epochs, mine = epoch[source == index], sequence[source == index]
         assert np.all(np.diff(epochs) >= 0)
         for number in range(int(epochs.max())):
@@ -159,9 +163,107 @@ def test_any_positions_in_any_order_agree() -> None:
 
 def test_positions_of_a_huge_run_are_found_at_once() -> None:
     # 2**45 sequences of 32k tokens: a million times the largest run so far
-    schedule = Schedule(["a", "b"], [Stage(0, (40_000, 25_536)), Stage(1 << 44, (1, 65_535))], 1 << 45)
-    order = Order(schedule, {"a": 1_000_003, "b": MAX_SIZE}, 1)
+    spans = [Span(0, 1024, 8, (40_000, 25_536), 0), Span(1 << 34, 1024, 8, (1, 65_535), 1)]
+    order = Order(Schedule(["a", "b"], spans, 1 << 35), [{"a": 1_000_003, "b": MAX_SIZE}], 1)
     positions = np.array([0, (1 << 44) - 1, 1 << 44, (1 << 45) - 1])
     source, epoch, sequence = order.locate(positions)
     for i, position in enumerate(positions.tolist()):
         assert order.position_of(int(source[i]), int(epoch[i]), sequence[i]) == position
+
+
+# --------------------------------------------------------------------------------------------- eras and windows
+
+
+def _eras(shuffle: ShuffleConfig | None = None, skip: tuple[tuple[int, int], ...] = ()) -> Order:
+    """seq_len 8, then 16 (half the sequences), then 8 again."""
+    spans = [Span(0, 10, 8, (3, 1), 0), Span(30, 6, 16, (1, 1), 1), Span(60, 10, 8, (1, 3), 2)]
+    sizes = [{"a": 100, "b": 700}, {"a": 50, "b": 350}, {"a": 100, "b": 700}]
+    return Order(Schedule(["a", "b"], [_of_4(span) for span in spans], 200, skip=skip), sizes, 5, shuffle)
+
+
+def _of_4(span: Span) -> Span:
+    return Span(span.start_step, span.rows, span.seq_len, tuple(w * 4 // sum(span.weights) for w in span.weights), 0)
+
+
+@pytest.mark.parametrize("skip", [(), ((5, 40), (290, 400), (20, 30))])
+@pytest.mark.parametrize("shuffle", [None, ShuffleConfig(mode="window", chunk_tokens=64, window_chunks=2)])
+def test_an_era_begins_the_next_epoch_of_every_source(
+    shuffle: ShuffleConfig | None, skip: tuple[tuple[int, int], ...]
+) -> None:
+    order = _eras(shuffle, skip)
+    schedule = order.schedule
+    positions = np.arange(schedule.total_positions)
+    source, epoch, sequence = order.locate(positions)
+    begun_before = np.zeros(2, dtype=np.int64)
+    for number, era in enumerate(schedule.eras):
+        end = (*(e.start_step for e in schedule.eras[1:]), schedule.total_steps)[number]
+        here = (positions >= era.first_position) & (positions < schedule.first_position(end))
+        for which in range(2):
+            mine = here & (source == which)
+            assert epoch[mine].min() >= begun_before[which]
+            assert skip or epoch[mine].min() == begun_before[which]
+            assert sequence[mine].max() < order.sizes[number][which]
+            pairs = epoch[mine] * 10_000 + sequence[mine]
+            assert np.unique(pairs).size == pairs.size
+            for one in np.unique(epoch[mine]).tolist():
+                picked = mine & (epoch == one)
+                assert np.array_equal(order.position_of(which, one, sequence[picked]), positions[picked])
+        begun_before = order.epochs_begun(end)
+        assert begun_before.tolist() == [int(epoch[here & (source == which)].max()) + 1 for which in range(2)]
+    assert [(r.era, r.source) for r in order.restarts()] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert order.restarts()[0].size == 100
+
+
+def test_windows_change_the_order_and_nothing_else() -> None:
+    full, windowed = _eras(), _eras(ShuffleConfig(mode="window", chunk_tokens=64, window_chunks=2))
+    for one, other, same in zip(full.locate(np.arange(300)), windowed.locate(np.arange(300)), (1, 1, 0), strict=True):
+        assert np.array_equal(one, other) == bool(same)
+
+
+# --------------------------------------------------------------------------------------------- a mixture that changes
+
+
+@pytest.mark.slow
+@pytest.mark.proof
+@given(st.data())
+def test_no_sequence_repeats_before_its_source_is_exhausted(drawn: st.DataObject) -> None:
+    """Exact sets, across stages, ramps of weights and of batches, skips and a fork; and every share exact."""
+    steps = drawn.draw(st.integers(20, 120))
+    edges = sorted(drawn.draw(st.sets(st.integers(1, steps - 1), min_size=1, max_size=3)))
+    weight = st.floats(0.01, 1).map(lambda x: round(x, 5))
+    stages: list[dict[str, object]] = []
+    for until in [*(f"{edge}step" for edge in edges), "1run"]:
+        stages.append({"until": until, "weights": {name: drawn.draw(weight) for name in "abc"}})
+        if drawn.draw(st.booleans()):
+            stages[-1]["weights_end"] = {name: drawn.draw(weight) for name in "bcd"}
+    stages[0]["weights"] = dict.fromkeys("abcd", 0.5)
+    ramp = ((0, 8 * drawn.draw(st.integers(1, 9))), (drawn.draw(st.integers(1, steps - 1)), 8 * 24))
+    length = RunLength(steps, ramp)
+    config = DataConfig(sources={name: name for name in "abcd"}, seq_len=8, stages=stages)
+    total = build_schedule(config, length).total_positions
+    begin = drawn.draw(st.integers(0, total - 1))
+    config = config.model_copy(update={"skip": ((begin, drawn.draw(st.integers(begin + 1, total))),)})
+    schedule = build_schedule(config, length)
+    if drawn.draw(st.booleans()):
+        fork = drawn.draw(st.integers(1, steps - 1))
+        stages = [{"weights": {"d": 0.7, "a": 0.123456}}]
+        skip = [pair for pair in config.skip if pair[0] < schedule.first_position(fork)]
+        turned = DataConfig(sources={"a": "a", "d": "d"}, seq_len=8, stages=stages, skip=skip)
+        schedule = build_schedule(turned, length, former=(schedule, fork))
+    sizes = {name: drawn.draw(st.integers(1, 400)) for name in "abcd"}
+    order = Order(schedule, [sizes], 11)
+    source, epoch, sequence = order.locate(np.arange(schedule.total_positions))
+    gone = int(sum(end - begin for begin, end in schedule.skip))
+    for which, size in enumerate(order.sizes[0]):
+        mine = source == which
+        assert np.all(np.diff(epoch[mine]) >= 0)
+        missing = 0
+        for number in np.unique(epoch[mine]).tolist():
+            seen = sequence[mine & (epoch == number)]
+            assert np.unique(seen).size == seen.size
+            if number < epoch[mine].max():
+                missing += size - seen.size
+        # what an epoch lacks before the next begins was skipped, and nothing else
+        assert missing <= gone
+    for step in range(1, steps + 1):
+        assert all(abs(int(c) - s) < 1 for c, s in zip(schedule.counts(step), schedule.shares(step), strict=True))

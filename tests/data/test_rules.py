@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smalti.config.data import Preset as PresetName
+from smalti.config.curate import Preset as PresetName
 from smalti.data.curate.rules.measure import (
     Text,
     count_sentences,

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import pytest
 from made_tokens import EOD, TOKENIZER, write_source
@@ -14,7 +13,8 @@ from made_tokens import EOD, TOKENIZER, write_source
 from smalti.base.errors import DataError, UserError
 from smalti.base.hashing import sha256_file
 from smalti.data.tokens import Manifest, TokenSource, TokenWriter
-from smalti.data.tokens.format import BLOCK_BYTES, HEADER_BYTES, Header, pack_header, unpack_header
+from smalti.data.tokens.format import HEADER_BYTES, Header, pack_header, unpack_header
+from smalti.data.tokens.manifest import FORMAT, file_name, join_digests
 
 VOCAB = 70_000
 
@@ -61,19 +61,6 @@ def test_width_follows_the_vocabulary(tmp_path: Path, vocab_size: int, dtype: st
     assert TokenSource(tmp_path / "s").read(0, 3).tolist() == [1, vocab_size - 1, EOD]
 
 
-def test_any_range_reads_what_was_written(written: tuple[Path, np.ndarray], proof) -> None:
-    folder, tokens = written
-    source = TokenSource(folder)
-    assert [file.n_tokens for file in source.manifest.files] == [45_000, 45_000, 10_001]
-    rng = np.random.default_rng(2)
-    edges = [0, 1, 16_383, 16_384, 16_385, 44_999, 45_000, 45_001, 90_000, 100_000, 100_001]
-    for _ in range(proof(300, 20_000)):
-        begin, end = np.sort(rng.choice(edges, 2) if rng.random() < 0.3 else rng.integers(0, tokens.size + 1, 2))
-        got = source.read(int(begin), int(end - begin))
-        assert got.dtype == np.int64
-        assert np.array_equal(got, tokens[begin:end])
-
-
 def test_small_additions_equal_one_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = write_source(tmp_path / "one", 500, file_tokens=3_000)
     monkeypatch.setattr("smalti.data.tokens.writer._FLUSH_TOKENS", 100)
@@ -85,66 +72,22 @@ def test_manifest_digests_are_those_of_the_files(written: tuple[Path, np.ndarray
     folder, _ = written
     manifest = Manifest.load(folder)
     assert manifest.digest == manifest.content_digest()
-    for file in manifest.files:
-        assert file.digest == sha256_file(folder / file.name)
-        assert file.n_bytes == (folder / file.name).stat().st_size
+    for file, digest in enumerate(manifest.file_digests()):
+        path = folder / file_name(file)
+        assert digest == sha256_file(path)
+        assert manifest.bytes_of_file(file) == path.stat().st_size
     TokenSource(folder).verify()
 
 
-def test_reading_outside_is_an_error(written: tuple[Path, np.ndarray]) -> None:
-    source = TokenSource(written[0])
-    for begin, n in ((-1, 2), (100_001, 1), (0, 100_002)):
-        with pytest.raises(DataError, match="allowed: 0 to 100,001"):
-            source.read(begin, n)
-
-
-def test_every_flipped_bit_is_noticed(copied: Path, proof) -> None:
-    path = copied / "tokens-00001.tok"
-    whole = path.read_bytes()
-    rng = np.random.default_rng(3)
-    for _ in range(proof(40, 3_000)):
-        at = int(rng.integers(len(whole)))
-        damaged = bytearray(whole)
-        damaged[at] ^= 1 << int(rng.integers(8))
-        path.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"tokens-00001\.tok"):
-            TokenSource(copied).read(0, 100_001)
-
-
-def test_a_bad_block_is_named_and_the_rest_still_reads(copied: Path) -> None:
-    path = copied / "tokens-00001.tok"
-    with path.open("r+b") as file:
-        file.seek(HEADER_BYTES + BLOCK_BYTES + 17)
-        file.write(b"\xff")
-    source = TokenSource(copied)
-    with pytest.raises(DataError) as caught:
-        source.read(45_000 + 20_000, 4)
-    assert "tokens-00001.tok is corrupt: block 1 (bytes 69,632 to 135,168)" in str(caught.value)
-    assert "hint: copy the file again" in str(caught.value)
-    source.read(45_000, 16_384)
-    source.read(45_000 + 2 * 16_384, 100)
-
-
-def test_damage_after_opening_is_noticed_on_the_next_read(copied: Path) -> None:
-    source = TokenSource(copied)
-    source.read(0, 10)
-    with (copied / "tokens-00000.tok").open("r+b") as file:
-        file.seek(HEADER_BYTES + 3)
-        file.write(b"\x77")
-    with pytest.raises(DataError, match="block 0"):
-        source.read(0, 10)
-    os.truncate(copied / "tokens-00000.tok", HEADER_BYTES + 100)
-    with pytest.raises(DataError, match="truncated"):
-        source.read(0, 10)
-
-
 @pytest.mark.parametrize("keep", [0, 7, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 1000, -1])
-def test_truncated_file_is_refused_at_open(copied: Path, keep: int) -> None:
+def test_truncated_file_is_refused(copied: Path, keep: int) -> None:
     path = copied / "tokens-00002.tok"
     size = path.stat().st_size
     os.truncate(path, keep if keep >= 0 else size + keep)
-    with pytest.raises(DataError, match=rf"tokens-00002\.tok is truncated: .* {size:,} expected"):
-        TokenSource(copied)
+    source = TokenSource(copied)
+    for look in (source.check_files, source.verify, lambda: source.read(95_000, 10)):
+        with pytest.raises(DataError, match=rf"tokens-00002\.tok is truncated: .* {size:,} expected"):
+            look()
 
 
 def test_missing_long_and_foreign_files_are_refused(copied: Path, tmp_path: Path) -> None:
@@ -152,15 +95,15 @@ def test_missing_long_and_foreign_files_are_refused(copied: Path, tmp_path: Path
     kept = first.read_bytes()
     first.write_bytes(kept + b"x")
     with pytest.raises(DataError, match=r"tokens-00000\.tok is too long"):
-        TokenSource(copied)
+        TokenSource(copied).check_files()
     shutil.copy(second, first)
-    with pytest.raises(DataError, match=r"tokens-00000\.tok is not the file that the manifest lists"):
-        TokenSource(copied)
+    with pytest.raises(DataError, match=r"tokens-00000\.tok is not the file that the manifest lists: its file is 1"):
+        TokenSource(copied).read(0, 5)
     first.unlink()
     with pytest.raises(DataError, match=r"tokens-00000\.tok does not exist"):
-        TokenSource(copied)
+        TokenSource(copied).check_files()
     first.write_bytes(kept)
-    TokenSource(copied)
+    TokenSource(copied).check_files()
 
 
 def test_manifest_that_was_changed_is_refused(copied: Path) -> None:
@@ -168,9 +111,16 @@ def test_manifest_that_was_changed_is_refused(copied: Path) -> None:
     whole = json.loads(path.read_text())
     for key, value, message in (
         ("eod_id", 5, "digest does not match"),
-        ("format", 99, "format 99"),
-        ("files", [{**whole["files"][0], "name": "../secret.tok"}], "plain names"),
+        ("format", 1, "format 1"),
         ("more", 1, "not a manifest"),
+        ("salt", "x" * 16, "does not add up"),
+        ("salt", "-" + "1" * 15, "does not add up"),
+        ("n_tokens", whole["n_tokens"] + 45_000, "does not add up"),
+        ("n_tokens", str(whole["n_tokens"]), "n_tokens is missing, unknown or of a wrong type"),
+        ("n_tokens", True, "wrong type"),
+        ("sha256", "?" + whole["sha256"][1:], "does not add up"),
+        ("file_tokens", 0, "does not add up"),
+        ("eod_id", VOCAB, "does not add up"),
     ):
         path.write_text(json.dumps({**whole, key: value}))
         with pytest.raises(DataError, match=message):
@@ -227,8 +177,61 @@ def test_error_while_writing_leaves_no_data_set(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         write()
-    with pytest.raises(DataError, match=r"manifest\.json is missing"):
+    with pytest.raises(DataError, match=r"manifest\.json does not exist"):
         TokenSource(tmp_path / "s")
+
+
+def test_a_second_writer_is_refused_while_the_first_is_at_work(tmp_path: Path) -> None:
+    options = {"vocab_size": 10, "eod_id": 0, "tokenizer_digest": TOKENIZER}
+    with TokenWriter(tmp_path / "s", **options) as writer:
+        writer.add([1])
+        with pytest.raises(UserError, match="another writer is at work"):
+            TokenWriter(tmp_path / "s", **options)
+    TokenSource(tmp_path / "s").verify()
+
+
+@pytest.mark.parametrize("room_bytes", [100_000, 3_000_000])
+def test_a_full_disk_leaves_no_data_set(tmp_path: Path, room_bytes: int) -> None:
+    """No file may grow beyond ``room_bytes``, which stands for a disk that is full there."""
+    program = (
+        "import resource, signal, sys, numpy as np\n"
+        "from smalti.data.tokens import TokenWriter\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)\n"
+        "with TokenWriter(sys.argv[1], vocab_size=512, eod_id=0, tokenizer_digest='ab' * 32) as writer:\n"
+        "    for _ in range(20): writer.add(np.ones(200_000, dtype=np.int64))\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "s"), str(room_bytes)]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert child.returncode == 1
+    assert child.stderr.rstrip().endswith("OSError: [Errno 27] File too large"), child.stderr
+    assert os.listdir(tmp_path / "s") == []
+
+
+def test_the_manifest_of_twelve_trillion_tokens_has_less_than_3_mb(tmp_path: Path, record) -> None:
+    n_tokens, file_tokens = 12 * 10**12, 1 << 28
+    digests = [os.urandom(32).hex() for _ in range(-(-n_tokens // file_tokens))]
+    manifest = Manifest(
+        format=FORMAT,
+        dtype="u32",
+        n_tokens=n_tokens,
+        n_documents=12 * 10**9,
+        n_text_bytes=50 * 10**12,
+        eod_id=0,
+        vocab_size=128_000,
+        tokenizer_digest=TOKENIZER,
+        salt="f" * 16,
+        file_tokens=file_tokens,
+        sha256=join_digests(digests),
+        ids_sha256="cd" * 32,
+    ).with_digest()
+    manifest.save(tmp_path)
+    size = (tmp_path / "manifest.json").stat().st_size
+    assert size <= 3_000_000
+    assert Manifest.load(tmp_path) == manifest
+    assert manifest.file_digests() == digests
+    assert sum(map(manifest.tokens_of_file, range(manifest.n_files))) == n_tokens
+    record("token_manifest", {"tokens": n_tokens, "files": manifest.n_files, "manifest_bytes": size})
 
 
 def test_killed_writer_leaves_no_data_set_and_can_be_repeated(tmp_path: Path) -> None:
@@ -247,62 +250,20 @@ def test_killed_writer_leaves_no_data_set_and_can_be_repeated(tmp_path: Path) ->
     child.send_signal(signal.SIGKILL)
     child.wait()
     child.stdout.close()
-    with pytest.raises(DataError, match=r"manifest\.json is missing"):
+    with pytest.raises(DataError, match=r"manifest\.json does not exist"):
         TokenSource(tmp_path / "s")
+    (tmp_path / "s" / "ids.parquet").write_bytes(b"of another writing")
+    (tmp_path / "s" / "tokens-00009.tok").write_bytes(b"of a longer writing")
     write_source(tmp_path / "s", 20)
     TokenSource(tmp_path / "s").verify()
-
-
-def test_reads_from_an_object_store_verify_too(copied: Path, written: tuple[Path, np.ndarray]) -> None:
-    memory = fsspec.filesystem("memory")
-    for path in copied.iterdir():
-        memory.pipe_file(f"/tokens/{path.name}", path.read_bytes())
-    source = TokenSource("memory://tokens")
-    assert np.array_equal(source.read(44_000, 50_000), written[1][44_000:94_000])
-    damaged = bytearray((copied / "tokens-00000.tok").read_bytes())
-    damaged[HEADER_BYTES + 5] ^= 4
-    memory.pipe_file("/tokens/tokens-00000.tok", bytes(damaged))
-    with pytest.raises(DataError, match=r"memory://tokens/tokens-00000\.tok is corrupt: block 0"):
-        source.read(0, 5)
-
-
-def test_a_damaged_transfer_is_tried_once_more(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from smalti.base import store
-
-    memory = fsspec.filesystem("memory")
-    for path in copied.iterdir():
-        memory.pipe_file(f"/again/{path.name}", path.read_bytes())
-    source = TokenSource("memory://again")
-    expected = source.read(0, 5)
-    intact, calls = store.read_range, []
-
-    def flaky(url: str, start: int, length: int) -> bytes:
-        data = bytearray(intact(url, start, length))
-        if not calls:
-            data[3] ^= 1
-        calls.append(start)
-        return bytes(data)
-
-    monkeypatch.setattr(store, "read_range", flaky)
-    assert np.array_equal(source.read(0, 5), expected)
-    assert len(calls) == 2
+    assert {"manifest.json", "tokens-00000.tok"} <= {*os.listdir(tmp_path / "s")}
+    assert [name for name in os.listdir(tmp_path / "s") if "tmp" in name or "ids" in name or "00009" in name] == []
 
 
 def test_header_round_trip_and_versions() -> None:
-    header = Header(2, 123, 5, TOKENIZER)
+    header = Header(2, 123, 5, TOKENIZER, 1 << 63, 7)
     data = pack_header(header)
     assert len(data) == HEADER_BYTES
     assert unpack_header(data, "f") == header
     with pytest.raises(DataError, match="not a token file"):
         unpack_header(b"PAR1" + data[4:], "f")
-
-
-def test_threads_share_a_source(written: tuple[Path, np.ndarray]) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    folder, tokens = written
-    source = TokenSource(folder)
-    begins = np.random.default_rng(4).integers(0, 99_000, 200).tolist()
-    with ThreadPoolExecutor(8) as pool:
-        for begin, got in zip(begins, pool.map(lambda b: source.read(b, 1000), begins), strict=True):
-            assert np.array_equal(got, tokens[begin : begin + 1000])

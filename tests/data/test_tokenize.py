@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from smalti.base.errors import DataError, UserError
-from smalti.config.data import CurateConfig, TokenizeConfig
+from smalti.config.curate import CurateConfig, TokenizeConfig
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.data.curate.job import curate
@@ -17,6 +17,7 @@ from smalti.data.inspection import inspect_folder, length_summary
 from smalti.data.tokenize import tokenize
 from smalti.data.tokenizer.encode import Tokenizer, load_tokenizer
 from smalti.data.tokens import TokenSource
+from smalti.data.tokens.ids import ids_of
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +65,7 @@ def test_token_files_hold_every_document_in_order(curated, tmp_path):
             assert [tokenizer.decode(ids) for ids in documents_of(folder)] == [row["text"] for row in rows]
             manifest = TokenSource(folder).manifest
             assert manifest.n_documents == len(rows)
+            assert ids_of(folder, range(len(rows))) == [row["id"] for row in rows]
             assert manifest.n_text_bytes == sum(len(row["text"].encode()) for row in rows)
             assert (manifest.tokenizer_digest, manifest.eod_id) == (tokenizer.digest, tokenizer.eod_id)
             assert manifest.vocab_size == tokenizer.vocab_size == 300
@@ -74,7 +76,7 @@ def test_token_files_hold_every_document_in_order(curated, tmp_path):
 def test_rerun_is_identical_to_the_byte(curated, tmp_path):
     tokenize(config(curated, tmp_path / "tokens"))
     first = everything(tmp_path / "tokens")
-    assert len(first) == 3 + 4 * 2 + 1
+    assert len(first) == 3 + 4 * 3 + 1
     tokenize(config(curated, tmp_path / "tokens"))
     assert everything(tmp_path / "tokens") == first
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tiny_runs import add_checkpoint, tiny_run
@@ -11,7 +12,7 @@ from smalti.base.errors import DataError, SmaltiError, UserError
 from smalti.config.load import load
 from smalti.config.run import RunConfig
 from smalti.data.tokenizer.encode import load_tokenizer
-from smalti.dist import checkpoint
+from smalti.dist import card, checkpoint
 from smalti.dist import export as room
 from smalti.dist.export import export
 from smalti.model.huggingface import load_folder
@@ -192,3 +193,22 @@ def test_bad_requests(tmp_path: Path) -> None:
     (run / "checkpoints/step-00000020/COMPLETE").unlink()
     with pytest.raises(UserError, match="no complete checkpoint"):
         export(run)
+
+
+def test_the_card_knows_sources_of_other_forms_and_says_which_were_out_of_reach(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    np.arange(1000, dtype=np.uint16).tofile(tmp_path / "raw.bin")
+    data = {
+        "sources": {
+            "raw": {"path": str(tmp_path / "raw.bin"), "format": "raw", "dtype": "uint16"},
+            "gone": str(tmp_path / "gone"),
+            "far": "http://127.0.0.1:9/tokens",
+        },
+        "stages": [{"weights": {"raw": 1, "gone": 1, "far": 1}}],
+    }
+    tree = _config(run).model_dump()
+    tree["data"] |= data
+    text = card.model_card(run, RunConfig.model_validate(tree), 20, "fp32")
+    assert "| raw | unknown | 1,000 |" in text
+    assert "| gone | unknown | (not found when exported) |" in text
+    assert "| far | unknown | (could not be reached when exported) |" in text

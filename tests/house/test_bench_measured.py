@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from measured import measured
@@ -15,8 +16,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's a
 def test_processor_time_of_a_child_and_of_an_orphan_counts() -> None:
     waited = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {SPIN!r}], check=True)"
     orphan = (
-        f"import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {SPIN!r} + 'time.sleep(60)'])\n"
-        "time.sleep(1.5)"
+        "import subprocess, sys\n"
+        f"spun = {SPIN!r} + 'print(flush=True)\\ntime.sleep(60)'\n"
+        "subprocess.Popen([sys.executable, '-c', spun], stdout=subprocess.PIPE).stdout.readline()"
     )
     for program in (SPIN, waited, orphan):
         cost = measured([sys.executable, "-c", program], cores=CORE)
@@ -30,9 +32,10 @@ def test_memory_of_a_child_counts() -> None:
     assert 60e6 < measured([sys.executable, "-c", program], cores=CORE).peak_bytes < 200e6
 
 
-def test_keeps_to_the_cores() -> None:
-    program = f"import os\nassert os.sched_getaffinity(0) == {{{CORE[0]}}}\nassert os.environ['GIVEN'] == 'yes'"
-    measured([sys.executable, "-c", program], cores=CORE, environment={"GIVEN": "yes"})
+def test_keeps_to_the_cores(tmp_path: Path) -> None:
+    program = "import os\nopen('seen', 'w').write(f'{sorted(os.sched_getaffinity(0))} {os.environ[\"GIVEN\"]}')"
+    measured([sys.executable, "-c", program], cores=CORE, environment={"GIVEN": "yes"}, folder=tmp_path)
+    assert (tmp_path / "seen").read_text() == f"{CORE} yes"
 
 
 def test_failure_shows_the_end_of_the_output() -> None:

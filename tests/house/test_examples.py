@@ -1,5 +1,6 @@
 """The documentation's Python and YAML are run and loaded, so they cannot drift."""
 
+import ast
 import json
 import os
 import re
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from smalti.config.data import CurateConfig, TokenizeConfig
+from smalti.config.curate import CurateConfig, TokenizeConfig
 from smalti.config.dedup import DedupConfig
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
@@ -37,10 +38,12 @@ def test_yaml_is_a_config(where, text):
         (kind for kind in WHOLE if value.keys() <= kind.model_fields.keys() and needed(kind) <= value.keys()), None
     )
     if kind is not None:
-        from_dict(kind, value, where)
+        assert isinstance(from_dict(kind, value, where).config, kind)
         return
+    assert value.keys() <= RunConfig.model_fields.keys()
     for key, section in value.items():  # sections of a run, each by itself
-        from_dict(RunConfig.model_fields[key].annotation, section, where)
+        annotation = RunConfig.model_fields[key].annotation
+        assert isinstance(from_dict(annotation, section, where).config, annotation)
 
 
 def needed(kind):
@@ -50,7 +53,7 @@ def needed(kind):
 
 @pytest.mark.parametrize(("where", "text"), blocks("python"), ids=lambda value: value if "#" in value[:60] else "")
 def test_python_is_python(where, text):
-    compile(text, where, "exec")
+    assert ast.parse(text, where).body
 
 
 @pytest.mark.slow

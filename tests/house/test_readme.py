@@ -30,7 +30,7 @@ def named() -> list[str]:
     found = set()
     for page in PAGES:
         text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-        for words in re.findall(r"`smalti ((?:[a-z|]+ ?)+)[^`]*`", text):
+        for words in re.findall(r"`smalti ((?:[a-z|-]+ ?)+)[^`]*`", text):
             first, _, rest = words.strip().partition(" ")
             found |= {f"{verb} {way}".strip() for verb in first.split("|") for way in rest.partition(" ")[0].split("|")}
     return sorted(found)

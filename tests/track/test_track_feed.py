@@ -290,7 +290,9 @@ def test_a_login_in_the_address_is_told_nowhere(
 def test_the_parent_does_not_wait_again_where_rank_0_has(tracked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "_start", lambda *given: pytest.fail("a tracker was asked"))
     EventLog(tracked, 2).write("tracker_behind", tracker="mlflow", lines=5)
+    before = read_events(tracked)
     trackers.complete(RunFolder(tracked, 2))
+    assert read_events(tracked) == before
 
 
 def test_an_error_at_the_end_of_an_attempt_is_a_warning(tracked: Path, caplog: pytest.LogCaptureFixture) -> None:

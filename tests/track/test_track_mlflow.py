@@ -332,6 +332,7 @@ def test_pages_show_curves_parameters_tags_and_the_model(server: Server, trained
             page.goto(address)
             for text in texts:
                 page.get_by_text(text).first.wait_for(timeout=30_000)
+                assert page.get_by_text(text).first.is_visible()
             page.wait_for_timeout(500)
             page.screenshot(path=str(tmp_path / f"mlflow-{name}.png"))
         browser.close()

@@ -58,14 +58,12 @@ def test_other_numbers_of_ranks_learn_the_same(kind: str, tmp_path: Path) -> Non
         results = run_ranks(world_size, _train, config)
         if not reference:
             reference, loads, tokens = results[0]["loss"], results[0]["load"], _tokens_in_order(results)
-            stream = Stream(
-                config.data, seed=config.seed, total_steps=24, global_batch_tokens=384, microbatch_sequences=1
-            )
+            stream = Stream(config.data, seed=config.seed, length=config.length, microbatch_tokens=32)
             order_hash = stream.order_hash(0, 24)
             continue
         assert _tokens_in_order(results) == tokens
         other = Stream(
-            config.data, seed=config.seed, total_steps=24, global_batch_tokens=384, microbatch_sequences=5,
+            config.data, seed=config.seed, length=config.length, microbatch_tokens=160,
             rank=world_size - 1, world_size=world_size,
         )  # fmt: skip
         assert other.order_hash(0, 24) == order_hash

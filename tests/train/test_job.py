@@ -70,11 +70,11 @@ class Points:
         x = x.chunk(self.world_size)[self.rank]
         return [(x, 2 * x + 1)]
 
-    def state(self) -> dict[str, Any]:
+    def state(self, step: int) -> dict[str, Any]:
         return {"points": 12}
 
-    def check(self, state: dict[str, Any]) -> None:
-        assert state == self.state()
+    def check(self, state: dict[str, Any], step: int) -> None:
+        assert state == self.state(step)
 
 
 def squared(model: nn.Module, microbatch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, Any]:

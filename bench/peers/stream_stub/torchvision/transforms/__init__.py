@@ -1,0 +1,1 @@
+"""Stand-in: see pyproject.toml above."""
