@@ -92,21 +92,22 @@ class StageConfig(Config):
 
     @model_validator(mode="after")
     def _weights_make_sense(self) -> Self:
-        for weights in (self.weights, self.weights_end or {}):
+        ends = [self.weights] if self.weights_end is None else [self.weights, self.weights_end]
+        for weights in ends:
             for name, weight in weights.items():
-                if not 0 <= weight < float("inf") or (weight == 0 and self.weights_end is None):
+                if weight < 0 or not any(end.get(name) for end in ends):
+                    what = f"{weight}" if weight < 0 or len(ends) == 1 else "0 at both ends of the stage"
                     raise ValueError(
-                        f"weight of '{name}' is {weight}; it must be above 0 (leave the source out for none)"
+                        f"weight of '{name}' is {what}; it must be above 0 (leave the source out for none)"
                     )
-            if weights and not any(weights.values()):
+            if not any(weights.values()):
                 raise ValueError("all weights are 0 at one end of the stage; one must be above")
         return self
 
     @property
     def names(self) -> set[str]:
         """Sources that the stage reads."""
-        both = {**self.weights, **(self.weights_end or {})}
-        return {name for name in both if self.weights.get(name) or (self.weights_end or {}).get(name)}
+        return {*self.weights, *(self.weights_end or {})}
 
 
 class PastConfig(PastLength):
@@ -194,8 +195,9 @@ class DataConfig(Config):
     They apply in the order listed, each to the positions that the ones before leave: ``[[0, 100], [0, 100]]`` leaves
     out the first 200, and spans that overlap are not a union. So a later skip is added at the end, in the positions
     that the run has by then."""
-    takedowns: Place | None = None
-    """A file of documents that must not be learned: lines of JSON with ``source`` and ``document``."""
+    takedowns: Place | None = placement(None)
+    """A file of documents that must not be learned: lines of JSON with ``source`` and ``document``. The file may lie
+    anywhere; another set of documents is another future, for ``--fork`` to accept."""
     history: tuple[PastConfig, ...] = ()
     """Written by ``smalti train --fork``, not by hand: by which schedule the first steps were learned."""
     heldout: dict[str, Place] = Field(default_factory=dict)
@@ -207,16 +209,25 @@ class DataConfig(Config):
 
     @model_validator(mode="after")
     def _skips_are_spans(self) -> Self:
-        for index, (begin, end) in enumerate(self.skip):
-            if not 0 <= begin < end:
-                raise ValueError(f"data.skip[{index}] is [{begin}, {end}]; it must be [begin, end), 0 <= begin < end")
+        past = {f"data.history[{index}].skip": past.skip for index, past in enumerate(self.history)}
+        for key, spans in {"data.skip": self.skip, **past}.items():
+            for index, (begin, end) in enumerate(spans):
+                if not 0 <= begin < end:
+                    raise ValueError(f"{key}[{index}] is [{begin}, {end}]; it must be [begin, end), 0 <= begin < end")
         return self
 
     @model_validator(mode="after")
-    def _history_rises(self) -> Self:
+    def _history_fits(self) -> Self:
         steps = [0, *(past.at_step for past in self.history)]
         if any(later <= step for step, later in pairwise(steps)):
             raise ValueError(f"at_step of data.history is {steps[1:]}; each fork must lie behind the one before")
+        for index, past in enumerate(self.history):
+            total = RunLength.of(past, self.history[:index]).total_steps
+            if past.at_step > total:
+                raise ValueError(
+                    f"data.history[{index}].at_step is {past.at_step:,}, but its run had {total:,} steps "
+                    f"(duration {past.duration}); it must be at most that"
+                )
         return self
 
     @model_validator(mode="after")

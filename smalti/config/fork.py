@@ -21,7 +21,6 @@ FUTURE = (
     "data.seq_len",
     "data.stages",
     "data.skip",
-    "data.takedowns",
     "data.heldout",
     "train.duration",
     "train.global_batch_tokens",

@@ -4,6 +4,7 @@ Promises: nothing is written; what is returned has been checked against the dige
 fork that is accepted here resumes. Reads one small file of the checkpoint and the indexes of the sources, no token.
 """
 
+from dataclasses import replace
 from math import gcd
 from typing import Any
 
@@ -19,8 +20,8 @@ from smalti.track.run import RunFolder
 
 
 def plan_fork(config: RunConfig) -> Fork | None:
-    """What ``--fork`` makes of the run in ``config``'s folder; None where the run was forked to just this future, so
-    that the same command again resumes.
+    """What ``--fork`` makes of the run in ``config``'s folder; None where the run was forked to just this future, with
+    or without a checkpoint since, so that the same command again resumes.
 
     UserError where there is no run or no checkpoint, where nothing differs, where something differs that is not the
     future, and where the past would change.
@@ -51,6 +52,10 @@ def plan_fork(config: RunConfig) -> Fork | None:
         )
     found = fork(before, config, at_step, future_digest(saved))
     found.after.data.require_every_source_used()
+    if not difference(before, found.after) and before.data.takedowns == found.after.data.takedowns:
+        return None
+    stream = _stream(found.after)
+    found = replace(found, changes=(*found.changes, *stream.identity.content_changes(saved)))
     if found.changes and _is_over(found):
         raise UserError(
             f"--fork would change nothing: {at_step:,} steps of {config.run_folder} are done, and these changes only "
@@ -58,7 +63,7 @@ def plan_fork(config: RunConfig) -> Fork | None:
             allowed=f"a change of what comes after step {at_step:,}",
             hint="take the changes back to go on; a stage's end (until) counts from the start of the run",
         )
-    _stream(found.after).check(saved, at_step)
+    stream.check(saved, at_step)
     return found
 
 

@@ -86,7 +86,7 @@ class Identity:
         }
         for key, value in (
             ("history", [past.at_step for past in self.history]),
-            ("sources", {name: digest[:_SHORT] for name, digest in self.sources.items()}),
+            ("sources", self._short_digests()),
             ("spans", [f"{span.start_step} {span.digest[:_SHORT]}" for span in self.schedule.spans]),
         ):
             if value and len(json.dumps({**state, key: value})) < STATE_BYTES:
@@ -118,33 +118,46 @@ class Identity:
                 hint="take the change back; or accept it from here on: the same command with --fork",
             )
 
+    def content_changes(self, saved: Mapping[str, Any]) -> list[str]:
+        """What differs in the content of sources that are in both, and of takedowns, a line each; as far as ``saved``
+        names its sources."""
+        before = saved.get("sources") or {}
+        lines = [
+            f"content of source '{name}': digest {before[name]} -> {digest}"
+            for name, digest in sorted(self._short_digests().items())
+            if before.get(name, digest) != digest
+        ]
+        mine = None if self.takedowns is None else self.takedowns[:_DIGEST]
+        if saved.get("takedowns") != mine:
+            lines.append(f"data.takedowns: digest {saved.get('takedowns')} -> {mine}")
+        return lines
+
+    def _short_digests(self) -> dict[str, str]:
+        return {name: digest[:_SHORT] for name, digest in self.sources.items()}
+
     def _differences(self, saved: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
         lines = [
             f"{_WORDS.get(key, key)}: {saved.get(key)!r} -> {value!r}"
             for key, value in self.fixed.items()
             if saved.get(key) != value
         ]
+        content = self.content_changes(saved)
         if saved.get("data") != mine["data"]:
-            lines += self._source_differences(saved.get("sources"))
+            lines += self._names(saved.get("sources"), content)
+        lines += content
         if saved.get("schedule") != mine["schedule"]:
             lines += self._span_differences(saved.get("spans"))
-        if saved.get("takedowns") != mine.get("takedowns"):
-            lines.append(f"data.takedowns: digest {saved.get('takedowns')} -> {mine.get('takedowns')}")
         return lines or ["an earlier part of the schedule (data.history)"]
 
-    def _source_differences(self, saved: Any) -> list[str]:
+    def _names(self, saved: Any, content: Sequence[str]) -> list[str]:
+        """Sources that came or went; where neither they nor ``content`` say it, what else the digest stands for."""
         if not isinstance(saved, dict):
             return ["the content of at least one source (the list of sources was too long to be saved)"]
-        mine = {name: digest[:_SHORT] for name, digest in self.sources.items()}
-        lines = []
-        for name in sorted(set(saved) | set(mine)):
-            if name not in mine:
-                lines.append(f"source '{name}': saved, not given now")
-            elif name not in saved:
-                lines.append(f"source '{name}': given now, not saved")
-            elif saved[name] != mine[name]:
-                lines.append(f"content of source '{name}': digest {saved[name]} -> {mine[name]}")
-        return lines or ["a best-fit index of at least one source"]
+        gone, new = sorted(set(saved) - set(self.sources)), sorted(set(self.sources) - set(saved))
+        lines = [f"source '{name}': saved, not given now" for name in gone]
+        lines += [f"source '{name}': given now, not saved" for name in new]
+        of_sources = any(line.startswith("content of") for line in content)
+        return lines or ([] if of_sources else ["a best-fit index of at least one source"])
 
     def _span_differences(self, saved: Any) -> list[str]:
         if not isinstance(saved, list):

@@ -21,7 +21,7 @@ def config(*overrides: str) -> RunConfig:
 @pytest.mark.parametrize(
     "override",
     ["train.parallel.ranks=4", "train.microbatch_tokens=16", "folder=elsewhere", "train.checkpoint.every=2step",
-     "track.console=false", "data.fetch.prefetch=5s"],
+     "track.console=false", "data.fetch.prefetch=5s", "data.takedowns=elsewhere.jsonl"],
 )  # fmt: skip
 def test_placement_is_not_identity(override):
     assert difference(config(), config(override)) == []

@@ -107,6 +107,13 @@ def test_a_run_folder_is_loaded_by_its_config(recipe, tmp_path):
     assert load(RunConfig, str(tmp_path)).config == config
 
 
+def _past(more: str = "skip: []", *, at_step: int = 30) -> str:
+    return (
+        f"data.history=[{{at_step: {at_step}, duration: 40step, global_batch_tokens: 16384, seq_len: 256, lr: 1e-3, "
+        f"stages: [{{weights: {{a: 1}}}}], {more}}}]"
+    )
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [
@@ -147,6 +154,14 @@ def test_a_run_folder_is_loaded_by_its_config(recipe, tmp_path):
         ("data.sources.b=null", ["data.sources.b = null", "path"]),
         ("data.heldout={a b: x}", ["source 'a b' cannot be a part of a metric's name"]),
         ("data.stages.0.weights.x=1", ["stage 0 weighs 'x'"]),
+        ("data.stages=[{weights: {a: 1, b: 0}, weights_end: {a: 2, b: 0}}]",
+         ["weight of 'b' is 0 at both ends of the stage; it must be above 0 (leave the source out for none)"]),
+        ("data.stages=[{weights: {a: 1, x: 0}, weights_end: {a: 2}}]", ["weight of 'x' is 0 at both ends"]),
+        ("data.stages=[{weights: {a: 1, b: 0}}]", ["weight of 'b' is 0.0; it must be above 0"]),
+        ("data.stages=[{weights: {a: 1}, weights_end: {a: 1, b: -1}}]", ["weight of 'b' is -1.0; it must be above 0"]),
+        (_past("skip: [[5, 3]]"), ["data.history[0].skip[0] is [5, 3]; it must be [begin, end), 0 <= begin < end"]),
+        (_past("skip: [[-1, 3]]"), ["data.history[0].skip[0] is [-1, 3]"]),
+        (_past(at_step=41), ["data.history[0].at_step is 41, but its run had 40 steps (duration 40step)"]),
         ("data.stages.7.until=1run", ["'7' is not an item of data.stages", "0 to 1"]),
         ("data.seq_len=100", ["the nearest are 16300 and 16400"]),
         ("train.global_batch_tokens=100", ["the least is 256"]),

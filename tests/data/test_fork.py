@@ -95,6 +95,7 @@ def test_a_fork_keeps_the_past_and_says_what_changes(run: Run) -> None:
 def test_a_fork_that_never_made_a_step_leaves_no_trace(run: Run) -> None:
     first = plan_fork(run.config("train.duration=30step"))
     RunFolder.open(run.config(), {}, argv=["smalti"], fork=first).close()
+    assert plan_fork(run.config("train.duration=30step")) is None, "the same command again goes on"
     second = plan_fork(run.config("train.duration=40step"))
     assert second is not None
     (past,) = second.after.data.history
@@ -104,7 +105,30 @@ def test_a_fork_that_never_made_a_step_leaves_no_trace(run: Run) -> None:
 def test_a_new_source_and_one_that_was_not_read_yet_may_come(run: Run) -> None:
     fork = plan_fork(run.config(f"data.sources.more={run.root}/more", "data.stages=[{weights: {more: 1}}]"))
     assert fork is not None
-    assert plan_fork(run.config(f"data.sources.math={run.root}/more")) is not None, "another content before it is read"
+    other = plan_fork(run.config(f"data.sources.math={run.root}/more"))
+    assert other is not None, "another content before it is read"
+    (line,) = other.changes
+    assert line.startswith("content of source 'math': digest ")
+
+
+def test_takedowns_are_their_documents_wherever_the_list_lies(run: Run) -> None:
+    first, moved, longer = (run.root / name for name in ("a.jsonl", "b.jsonl", "c.jsonl"))
+    for path, documents in ((first, [3]), (moved, [3]), (longer, [3, 5])):
+        path.write_text("".join(json.dumps({"source": "code", "document": n}) + "\n" for n in documents))
+    fork = plan_fork(run.config(f"data.takedowns={first}"))
+    assert fork is not None
+    (line,) = fork.changes
+    assert line.startswith("data.takedowns: digest None -> ")
+    run.train(run.config(), 7, fork)
+    assert run.folder.config().data.takedowns == str(first)
+    run.folder.require_identity(run.config(f"data.takedowns={moved}"))
+    assert plan_fork(run.config(f"data.takedowns={moved}")) is None, "the same documents"
+    saved = json.loads((run.folder.checkpoint(7) / "train_state.json").read_text())["stream"]
+    now, grown = streams(*(run.folder.with_history(run.config(f"data.takedowns={p}")) for p in (moved, longer)))
+    now.check(saved, 7)
+    with pytest.raises(UserError, match=r"data\.takedowns: digest"):
+        grown.check(saved, 7)
+    assert plan_fork(run.config(f"data.takedowns={longer}")) is not None
 
 
 @pytest.mark.parametrize(
