@@ -75,7 +75,7 @@ def compile_spans(data: DataConfig, length: RunLength, sources: Sequence[str], *
         begin = end
     unit = lcm(*(sum(weights.values()) for *_, weights, _ in found))
     return [
-        Span(start, rows, seq_len, tuple(_scaled(weights, unit).get(name, 0) for name in sources), index)
+        Span(start, rows, seq_len, _scaled(weights, sources, unit), index)
         for start, rows, seq_len, weights, index in found
     ]
 
@@ -157,5 +157,6 @@ def _rows(batch_tokens: int, seq_len: int, stage: int) -> int:
     return batch_tokens // seq_len
 
 
-def _scaled(weights: Mapping[str, int], unit: int) -> dict[str, int]:
-    return {name: weight * (unit // sum(weights.values())) for name, weight in weights.items()}
+def _scaled(weights: Mapping[str, int], sources: Sequence[str], unit: int) -> tuple[int, ...]:
+    factor = unit // sum(weights.values())
+    return tuple(weights.get(name, 0) * factor for name in sources)

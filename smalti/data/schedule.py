@@ -427,8 +427,7 @@ def build_schedule(data: DataConfig, length: RunLength, *, former: tuple[Schedul
 def tokens_by_source(data: DataConfig, length: RunLength) -> dict[str, int]:
     """Tokens that a whole run takes from each source, as the stream will hand them out. Raises like the schedule."""
     schedule = build_schedule(data, length)
-    taken = tokens_before(schedule, schedule.total_steps)
-    return taken
+    return tokens_before(schedule, schedule.total_steps)
 
 
 def tokens_before(schedule: Schedule, step: int) -> dict[str, int]:
@@ -468,4 +467,5 @@ def _renamed(span: Span, before: Sequence[str], after: Sequence[str]) -> Span:
 
 
 def _in_units(span: Span, unit: int) -> Span:
-    return replace(span, weights=tuple(weight * (unit // sum(span.weights)) for weight in span.weights))
+    factor = unit // sum(span.weights)
+    return replace(span, weights=tuple(weight * factor for weight in span.weights))

@@ -13,6 +13,7 @@ B: windows in one forward. T: seq_len. N: counted tokens. D: hidden size. V: voc
 
 import math
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,12 +22,14 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from smalti.base import store
 from smalti.base.errors import DataError
 from smalti.config.data import DataConfig
 from smalti.config.run import RunConfig
 from smalti.data import pack
 from smalti.data.fetch import Share, open_files
 from smalti.data.inputs import heldout_key
+from smalti.data.tokens.manifest import FILE_NAME, Manifest, read_manifest
 from smalti.data.tokens.reader import TokenSource
 from smalti.evals.likelihood import token_nats
 from smalti.train.loop import Evaluate
@@ -72,9 +75,13 @@ def heldout_hook(config: RunConfig, indexes: Mapping[str, bytes] | None = None) 
 def _load(name: str, config: RunConfig, index: bytes | None) -> _Source:
     folder, seq_len = config.data.heldout[name], config.data.seq_len
     share = Share(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else Share(0, 1)
-    files = open_files(folder, fetch=config.data.fetch, share=share)
+    fetch = config.data.fetch
+    if index is None:
+        with closing(open_files(folder, fetch=fetch, share=share)) as files:
+            index = read_manifest(files)
+    manifest = Manifest.parse(index, store.join(folder, FILE_NAME))
+    files = open_files(folder, fetch=fetch, share=share, digest=manifest.digest)
     tokens = TokenSource(folder, index=index, files=files)
-    manifest = tokens.manifest
     wanted = math.ceil(config.train.eval_tokens / seq_len)
     n_all = pack.n_sequences(manifest.n_tokens, seq_len)
     n_rows = min(n_all, wanted)

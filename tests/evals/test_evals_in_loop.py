@@ -8,18 +8,23 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from s3_server import object_server
 from tiny_models import UniformModel, dbrx_config, llama_config, tiny_model, write_byte_tokens
 
 from smalti.base.errors import DataError
 from smalti.config.run import RunConfig
 from smalti.data import pack
+from smalti.data.inputs import heldout_key
+from smalti.data.tokens.manifest import FILE_NAME
 from smalti.data.tokens.reader import TokenSource
 from smalti.evals.in_loop import heldout_hook
 
 TEXTS = ["def f():\n    return 1\n", "é€😀 " * 20, "x" * 40, "a longer one " * 30]
 
 
-def _config(folder: str, *, eval_tokens: int = 10_000, mask_documents: bool = True) -> RunConfig:
+def _config(
+    folder: str, *, eval_tokens: int = 10_000, mask_documents: bool = True, cache: str | None = None
+) -> RunConfig:
     return RunConfig.model_validate(
         {
             "name": "r",
@@ -30,6 +35,7 @@ def _config(folder: str, *, eval_tokens: int = 10_000, mask_documents: bool = Tr
                 "seq_len": 16,
                 "stages": [{"weights": {"code": 1}}],
                 "mask_documents": mask_documents,
+                "fetch": {"cache": cache, "requests_per_s": 10_000},
             },
             "train": {
                 "duration": "1step",
@@ -101,6 +107,7 @@ def _rank(rank: int, world_size: int, config: RunConfig, port_file: str, answers
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_any_number_of_ranks_gives_the_same(folder: str, tmp_path: Path) -> None:
     config = _config(folder, eval_tokens=16 * 5)  # five windows: three ranks get two, two and one
     hook = heldout_hook(config)
@@ -116,6 +123,24 @@ def test_any_number_of_ranks_gives_the_same(folder: str, tmp_path: Path) -> None
 def test_too_few_tokens_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="fewer than one sequence"):
         heldout_hook(_config(write_byte_tokens(tmp_path / "t", ["short"])))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("known", [True, False])
+def test_the_cache_of_the_node_keeps_heldout_blocks(folder: str, tmp_path: Path, known: bool) -> None:
+    objects = {f"set/{path.name}": path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
+    indexes = {heldout_key("code"): objects[f"set/{FILE_NAME}"]} if known else None
+    with object_server(objects) as server:
+        config = _config(f"{server.url}/set", cache=os.fspath(tmp_path / "cache"))
+        hooks, asked = [], []
+        for _ in range(2):
+            hooks.append(heldout_hook(config, indexes))
+            asked.append(server.gets(".tok"))
+        assert server.gets(FILE_NAME) == (0 if known else 2)
+    assert asked[0] == asked[1] > 0
+    model, alone = UniformModel(), heldout_hook(_config(folder))
+    assert alone is not None
+    assert all(hook is not None and hook(model, 0) == alone(model, 0) for hook in hooks)
 
 
 def test_no_heldout_no_hook(folder: str) -> None:

@@ -4,7 +4,6 @@ Promises: training never opens it; a damaged page is an error. One column, ``id`
 pyarrow (the extra ``data``), which is imported when a file is written or looked into.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import SEEK_CUR, SEEK_END, SEEK_SET, RawIOBase
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from smalti.base import store
 from smalti.base.errors import DataError, UserError, missing_extra
-from smalti.base.hashing import sha256_file
+from smalti.data.tokens.unfinished import Unfinished
 
 IDS_NAME = "ids.parquet"
 _GROUP_ROWS = 1 << 16
@@ -27,12 +26,15 @@ class IdWriter:
 
     def __init__(self, folder: Path) -> None:
         pa, pq = _pyarrow()
-        self._path = folder / IDS_NAME
-        self._temporary = folder / f".{IDS_NAME}.{os.getpid()}.tmp"
+        self._unfinished = Unfinished(folder / IDS_NAME)
         self._schema = pa.schema([pa.field("id", pa.string(), nullable=False)])
         self._array, self._table = pa.array, pa.Table.from_arrays
         self._file = pq.ParquetWriter(
-            self._temporary, self._schema, compression="zstd", use_dictionary=False, write_page_checksum=True
+            self._unfinished.temporary,
+            self._schema,
+            compression="zstd",
+            use_dictionary=False,
+            write_page_checksum=True,
         )
         self._ids: list[str] = []
 
@@ -46,18 +48,11 @@ class IdWriter:
         """Give the file its name; returns its SHA-256."""
         self._flush()
         self._file.close()
-        digest = sha256_file(self._temporary)
-        os.replace(self._temporary, self._path)
-        return digest
+        return self._unfinished.finish()
 
     def discard(self) -> None:
         """Remove what was written."""
-        try:
-            self._file.close()
-        except OSError:  # the disk is full: what was still to be written is not wanted any more
-            pass
-        finally:
-            self._temporary.unlink(missing_ok=True)
+        self._unfinished.discard(self._file)
 
     def _flush(self) -> None:
         if self._ids:

@@ -18,11 +18,11 @@ import numpy.typing as npt
 
 from smalti.base import store
 from smalti.base.errors import DataError, UserError
-from smalti.base.hashing import sha256_file
 from smalti.data.tokens import format as layout
 from smalti.data.tokens import manifest as manifests
 from smalti.data.tokens.ids import IDS_NAME, IdWriter
 from smalti.data.tokens.manifest import Manifest
+from smalti.data.tokens.unfinished import Unfinished
 
 _FLUSH_TOKENS = 1 << 20
 DEFAULT_FILE_TOKENS = 1 << 28
@@ -218,13 +218,12 @@ class _OpenFile:
 
     def __init__(self, folder: Path, header: layout.Header, first_block: int, n_ended: int) -> None:
         """``header`` of a full file; ``first_block`` and ``n_ended`` (documents) count through all files."""
-        self.path = folder / manifests.file_name(header.file)
         self.n_tokens = 0
         self.n_ended = n_ended
         self._header, self._next_block = header, first_block
         self._block_tokens = layout.PAYLOAD_BYTES // header.token_bytes
-        self._temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-        self._file: IO[bytes] = open(self._temporary, "w+b")  # noqa: SIM115 (closed by finish or discard)
+        self._unfinished = Unfinished(folder / manifests.file_name(header.file))
+        self._file: IO[bytes] = open(self._unfinished.temporary, "w+b")  # noqa: SIM115 (closed by finish or discard)
         self._file.write(bytes(layout.HEADER_BYTES))
         self._rest: npt.NDArray[Any] = np.zeros(0, f"<u{header.token_bytes}")
 
@@ -244,20 +243,13 @@ class _OpenFile:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-            digest = sha256_file(self._temporary)
-            os.replace(self._temporary, self.path)
+            return self._unfinished.finish()
         except BaseException:
             self.discard()
             raise
-        return digest
 
     def discard(self) -> None:
-        try:
-            self._file.close()
-        except OSError:  # what was still to be written does not fit on the disk: it is not wanted any more
-            pass
-        finally:
-            self._temporary.unlink(missing_ok=True)
+        self._unfinished.discard(self._file)
 
     def _write_blocks(self, tokens: npt.NDArray[Any]) -> None:
         if not tokens.size:
