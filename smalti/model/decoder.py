@@ -37,14 +37,19 @@ class DecoderOutput(NamedTuple):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + m attention(norm(x)), then x + m mlp(norm(x)), m the ``residual_multiplier``.
+
+    With ``norm_placement`` post the norms are of what is written: x + m norm(attention(x)).
+    """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.attention_norm = build_norm(config.norm, config.hidden_size, config.norm_eps)
         self.attention = Attention(config, layer)
         self.mlp_norm = build_norm(config.norm, config.hidden_size, config.norm_eps)
-        self.mlp: MLP | MoE = MLP(config) if config.moe is None else MoE(config)
+        self.mlp: MLP | MoE = MoE(config) if config.has_experts(layer) else MLP(config)
+        self.norm_placement = config.norm_placement
+        self.residual_multiplier = config.residual_multiplier
 
     def forward(
         self,
@@ -55,15 +60,25 @@ class Block(nn.Module):
         cache: Cache | None = None,
     ) -> tuple[Tensor, RouterStats | None]:
         """[B, T, D] -> [B, T, D] and this layer's router sums (None when dense)."""
-        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), rope, mask_BTS, cache)
+        pre = self.norm_placement == "pre"
+        read_BTD = self.attention_norm(x_BTD) if pre else x_BTD
+        change_BTD = self.attention(read_BTD, rope, mask_BTS, cache)
+        x_BTD = self._add(x_BTD, change_BTD if pre else self.attention_norm(change_BTD))
+        read_BTD, stats = self.mlp_norm(x_BTD) if pre else x_BTD, None
         if isinstance(self.mlp, MoE):
-            change_BTD, stats = self.mlp(self.mlp_norm(x_BTD), mask_BT)
-            return x_BTD + change_BTD, stats
-        return x_BTD + self.mlp(self.mlp_norm(x_BTD)), None
+            change_BTD, stats = self.mlp(read_BTD, mask_BT)
+        else:
+            change_BTD = self.mlp(read_BTD)
+        return self._add(x_BTD, change_BTD if pre else self.mlp_norm(change_BTD)), stats
+
+    def _add(self, x_BTD: Tensor, change_BTD: Tensor) -> Tensor:
+        return x_BTD + (change_BTD if self.residual_multiplier == 1 else change_BTD * self.residual_multiplier)
 
 
 class Decoder(nn.Module):
     """The model of a ``ModelConfig``. Parameters: ``embed. blocks.N. norm. lm_head.`` (no lm_head when tied).
+
+    With ``embedding_norm`` also ``embedding_norm.``.
 
     Weights are torch's defaults until ``smalti.model.init.init_weights`` or a state dict sets them.
     """
@@ -72,6 +87,9 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embed = build_embed(config)
+        self.embedding_norm = (
+            build_norm(config.norm, config.hidden_size, config.norm_eps) if config.embedding_norm else None
+        )
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = build_norm(config.norm, config.hidden_size, config.norm_eps)
         self.lm_head = build_lm_head(config)
@@ -94,6 +112,8 @@ class Decoder(nn.Module):
         """
         _, time = input_ids_BT.shape
         x_BTD = self.embed(input_ids_BT)
+        if self.embedding_norm is not None:
+            x_BTD = self.embedding_norm(x_BTD)
         mask_BTS = None
         if cache is not None:
             assert documents_BT is None and positions_BT is None, "a cached row is one document from its begin on"
@@ -112,8 +132,17 @@ class Decoder(nn.Module):
             cache.advance(time)
         hidden_BTD = self.norm(x_BTD)
         weight_VD = self.embed.weight if self.lm_head is None else self.lm_head.weight
-        value = F.linear(hidden_BTD, weight_VD) if head is None else head(hidden_BTD, weight_VD)
+        value = self.logits(hidden_BTD, weight_VD) if head is None else head(hidden_BTD, weight_VD)
         return DecoderOutput(value, _over_layers(per_layer))
+
+    def logits(self, hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
+        """What a head makes logits with: hidden @ weight^T, bounded by ``final_logit_softcapping``; [B, T, V]."""
+        return soft_cap(F.linear(hidden_BTD, weight_VD), self.config.final_logit_softcapping)
+
+
+def soft_cap(x: Tensor, bound: float | None) -> Tensor:
+    """bound tanh(x / bound), in the shape and dtype of x; x itself without a bound (Gemma 2, arXiv:2408.00118)."""
+    return x if bound is None else bound * torch.tanh(x / bound)
 
 
 def _over_layers(per_layer: list[RouterStats]) -> RouterStats | None:

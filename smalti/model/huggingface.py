@@ -22,7 +22,7 @@ from smalti.base.errors import DataError, UserError
 from smalti.config.model import ModelConfig
 from smalti.model.decoder import Decoder
 from smalti.model.zoo import dbrx, llama
-from smalti.model.zoo.family import Family, Weights
+from smalti.model.zoo.family import Family, Weights, to_ours, to_theirs
 
 FAMILIES: dict[str, Family] = {"llama": llama.FAMILY, "dbrx": dbrx.FAMILY}
 
@@ -52,7 +52,7 @@ def save_folder(
     family = _family_of(config)
     theirs = {
         name: tensor.detach().to(dtype=dtype, device="cpu").contiguous()
-        for name, tensor in family.weights_to_huggingface(config, _checked(config, state_dict)).items()
+        for name, tensor in to_theirs(family, config, _checked(config, state_dict)).items()
     }
     store.make_folder(target)
     staging = target / ".saving"
@@ -61,7 +61,15 @@ def save_folder(
     try:
         _write_shards(staging, theirs, max_shard_bytes)
         text_dtype = str(dtype).removeprefix("torch.")
-        described = family.config_to_huggingface(config, bos_id=eod_id, eos_id=eod_id, dtype=text_dtype)
+        described = {
+            "architectures": [family.architecture],
+            "model_type": family.model_type,
+            **family.config_to_huggingface(config),
+            "bos_token_id": eod_id,
+            "eos_token_id": eod_id,
+            "use_cache": True,
+            "dtype": text_dtype,
+        }
         generation = {"_from_model_config": True, "bos_token_id": eod_id, "eos_token_id": eod_id}
         store.write_json(staging / "generation_config.json", generation)
         store.write_json(staging / "config.json", described)
@@ -87,7 +95,7 @@ def read_folder(folder: str | Path, dtype: torch.dtype | None = None) -> tuple[M
     family, config = _read_config(source)
     expected = {name: tuple(tensor.shape) for name, tensor in _expected(family, config).items()}
     theirs = _read_tensors(source, _locate(source), expected, dtype)
-    return config, family.weights_from_huggingface(config, theirs)
+    return config, to_ours(family, config, theirs)
 
 
 def _local(folder: str | Path) -> Path:
@@ -121,7 +129,7 @@ def _skeleton(config: ModelConfig) -> Weights:
 
 def _expected(family: Family, config: ModelConfig) -> Weights:
     """The tensors that a folder must hold, on the meta device: what we would write."""
-    return family.weights_to_huggingface(config, _skeleton(config))
+    return to_theirs(family, config, _skeleton(config))
 
 
 def _checked(config: ModelConfig, state_dict: Weights) -> Weights:

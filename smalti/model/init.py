@@ -4,7 +4,7 @@ Promises: the same arguments give the same values whatever was drawn before, und
 any rank may draw a parameter (or one expert) by itself. Does not promise equal bits on another kind of CPU or torch.
 
 Normal values with the standard deviation ``initializer_range``; matrices that write to the residual stream get it
-divided by sqrt(2 * layers) (GPT-2, Radford et al. 2019, section 2.3); norm weights are 1.
+divided by sqrt(2 * layers) (GPT-2, Radford et al. 2019, section 2.3); norm weights are 1, biases 0.
 """
 
 from collections.abc import Sequence
@@ -21,6 +21,8 @@ def draw(name: str, shape: Sequence[int], config: ModelConfig, seed: int, dtype:
 
     A 3-D parameter holds one matrix per expert, each with a key of its own: expert e is the same in any subset.
     """
+    if name.endswith(".bias"):
+        return torch.zeros(tuple(shape), dtype=dtype, device="cpu")
     if "norm" in name.split(".")[-2]:
         return torch.ones(tuple(shape), dtype=dtype, device="cpu")
     std = initial_std(name, config)

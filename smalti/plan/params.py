@@ -46,15 +46,25 @@ def count(config: ModelConfig) -> Params:
 
     Layer: q ``hidden x heads x head_dim``, k and v ``hidden x kv_heads x head_dim`` each, o as q; MLP ``hidden x
     intermediate`` three times when gated, twice otherwise, times the experts; router ``hidden x experts``; two norms
-    of ``hidden`` and, with ``qk_norm``, two of ``head_dim``. No biases anywhere.
+    of ``hidden`` and, with ``qk_norm``, two of a head or of all heads. Biases count with their matrices.
     """
     hidden, layers, head_dim = config.hidden_size, config.num_hidden_layers, config.width_per_head
-    one_mlp = hidden * config.intermediate_size * (3 if config.gated else 2)
-    experts, chosen = (config.moe.num_experts, config.moe.num_experts_per_tok) if config.moe else (1, 1)
-    attention = layers * hidden * head_dim * 2 * (config.num_attention_heads + config.kv_heads)
-    mlp, mlp_active = layers * one_mlp * experts, layers * one_mlp * chosen
-    router = layers * hidden * experts if config.moe else 0
-    norm = layers * (2 * hidden + (2 * head_dim if config.qk_norm else 0)) + hidden
+    heads, kv_heads, matrices = config.num_attention_heads, config.kv_heads, 3 if config.gated else 2
+    moe = sum(config.has_experts(layer) for layer in range(layers))
+    plain = hidden * config.intermediate_size * matrices
+    plain += ((matrices - 1) * config.intermediate_size + hidden) * config.mlp_bias
+    expert = hidden * config.expert_width * matrices
+    experts, chosen, shared = (0, 0, 0)
+    if config.moe is not None:
+        experts, chosen = config.moe.num_experts, config.moe.num_experts_per_tok
+        shared = config.moe.num_shared_experts
+    attention = layers * hidden * head_dim * 2 * (heads + kv_heads)
+    attention += layers * (head_dim * (heads + 2 * kv_heads) + hidden) * config.attention_bias
+    mlp = (layers - moe) * plain + moe * expert * (experts + shared)
+    mlp_active = (layers - moe) * plain + moe * expert * (chosen + shared)
+    router = moe * hidden * experts
+    qk_norm = {None: 0, "head": 2, "full": heads + kv_heads}[config.qk_norm] * head_dim
+    norm = layers * (2 * hidden + qk_norm) + hidden * (1 + config.embedding_norm)
     embedding = config.vocab_size * hidden
     head = 0 if config.tie_word_embeddings else embedding
     total = embedding + head + attention + mlp + router + norm

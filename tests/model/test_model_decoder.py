@@ -14,7 +14,7 @@ from smalti.plan.params import count
 
 CONFIGS = {
     "dense": dense(),
-    "qk_norm": dense(qk_norm=True, head_dim=6),
+    "qk_norm": dense(qk_norm="head", head_dim=6),
     "plain_mlp": dense(gated=False, activation="gelu", tie_word_embeddings=True, norm="layernorm"),
     "moe": sparse(clip_qkv=0.5),
     "moe_plain": sparse(gated=False),

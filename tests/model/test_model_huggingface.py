@@ -144,7 +144,7 @@ def test_state_dict_that_does_not_fit_is_refused_before_anything_is_written(tmp_
 
 
 def test_family_without_a_form_is_refused(tmp_path):
-    config = dense(qk_norm=True)
+    config = dense(qk_norm="head")
     with pytest.raises(UserError, match="'decoder'"):
         save_folder(tmp_path, config, built(config).state_dict(), eod_id=0)
 

@@ -58,7 +58,7 @@ def test_scales():
         intermediate_size=256,
         num_hidden_layers=8,
         initializer_range=0.05,
-        qk_norm=True,
+        qk_norm="head",
     )
     model = Decoder(config)
     init_weights(model, config, 0)

@@ -30,7 +30,7 @@ def models(draw: st.DrawFn) -> ModelConfig:
         head_dim=head_dim,
         norm=draw(st.sampled_from(["rmsnorm", "layernorm"])),
         gated=draw(st.booleans()),
-        qk_norm=draw(st.booleans()),
+        qk_norm=draw(st.sampled_from([None, "head", "full"])),
         tie_word_embeddings=draw(st.booleans()),
         moe=None
         if experts is None
@@ -101,7 +101,7 @@ def by_hand(**changes: Any) -> ModelConfig:
         (by_hand(), 80 + 80 + 2 * (192 + 144 + 16) + 8),
         (by_hand(tie_word_embeddings=True), 80 + 2 * (192 + 144 + 16) + 8),
         (by_hand(gated=False), 80 + 80 + 2 * (192 + 96 + 16) + 8),
-        (by_hand(qk_norm=True), 80 + 80 + 2 * (192 + 144 + 16 + 4) + 8),
+        (by_hand(qk_norm="head"), 80 + 80 + 2 * (192 + 144 + 16 + 4) + 8),
         (
             by_hand(moe=MoEConfig(num_experts=3, num_experts_per_tok=1)),
             80 + 80 + 2 * (192 + 3 * 144 + 24 + 16) + 8,

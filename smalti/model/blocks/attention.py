@@ -50,12 +50,16 @@ class Attention(nn.Module):
         self.layer = layer
         self.head_width = head_width
         self.clip_qkv = config.clip_qkv
-        self.q_proj = nn.Linear(width, config.num_attention_heads * head_width, bias=False)
-        self.k_proj = nn.Linear(width, config.kv_heads * head_width, bias=False)
-        self.v_proj = nn.Linear(width, config.kv_heads * head_width, bias=False)
-        self.o_proj = nn.Linear(config.num_attention_heads * head_width, width, bias=False)
-        self.q_norm = RMSNorm(head_width, config.norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(head_width, config.norm_eps) if config.qk_norm else None
+        bias, heads, kv_heads = config.attention_bias, config.num_attention_heads, config.kv_heads
+        self.q_proj = nn.Linear(width, heads * head_width, bias=bias)
+        self.k_proj = nn.Linear(width, kv_heads * head_width, bias=bias)
+        self.v_proj = nn.Linear(width, kv_heads * head_width, bias=bias)
+        self.o_proj = nn.Linear(heads * head_width, width, bias=bias)
+        self.qk_norm = config.qk_norm
+        per_norm = {None: (0, 0), "head": (1, 1), "full": (heads, kv_heads)}[config.qk_norm]
+        self.q_norm, self.k_norm = (
+            RMSNorm(n_heads * head_width, config.norm_eps) if n_heads else None for n_heads in per_norm
+        )
 
     def forward(
         self,
@@ -79,12 +83,13 @@ class Attention(nn.Module):
     def _project(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, time, _ = x_BTD.shape
         query, key, value = self.q_proj(x_BTD), self.k_proj(x_BTD), self.v_proj(x_BTD)
+        per_head = (batch, time, -1, self.head_width)
+        if self.q_norm is not None and self.k_norm is not None:
+            shape = per_head if self.qk_norm == "head" else (batch, time, -1)
+            query, key = self.q_norm(query.view(shape)), self.k_norm(key.view(shape))
         if self.clip_qkv is not None:
             query, key, value = (part.clamp(-self.clip_qkv, self.clip_qkv) for part in (query, key, value))
-        query_BTHd, key_BTKd, value_BTKd = (part.view(batch, time, -1, self.head_width) for part in (query, key, value))
-        if self.q_norm is not None and self.k_norm is not None:
-            query_BTHd, key_BTKd = self.q_norm(query_BTHd), self.k_norm(key_BTKd)
-        return query_BTHd, key_BTKd, value_BTKd
+        return query.view(per_head), key.view(per_head), value.view(per_head)
 
 
 def _attend_cached(query_BHTd: Tensor, reads: "list[Read]") -> Tensor:

@@ -4,6 +4,7 @@ Shapes: ... any leading dims, D hidden, F intermediate.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,19 +14,24 @@ from smalti.config.model import ModelConfig
 
 def activation(config: ModelConfig) -> Callable[[Tensor], Tensor]:
     """The pointwise function that the config names; ``gelu`` is the exact one, with erf."""
-    functions: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu}
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "silu": F.silu,
+        "gelu": F.gelu,
+        "gelu_tanh": partial(F.gelu, approximate="tanh"),
+        "relu": F.relu,
+    }
     return functions[config.activation]
 
 
 class MLP(nn.Module):
-    """down(act(gate(x)) * up(x)), or down(act(up(x))) when not gated; no bias."""
+    """down(act(gate(x)) * up(x)), or down(act(up(x))) when not gated."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        width, inner = config.hidden_size, config.intermediate_size
-        self.gate_proj = nn.Linear(width, inner, bias=False) if config.gated else None
-        self.up_proj = nn.Linear(width, inner, bias=False)
-        self.down_proj = nn.Linear(inner, width, bias=False)
+        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = nn.Linear(width, inner, bias=bias) if config.gated else None
+        self.up_proj = nn.Linear(width, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, width, bias=bias)
         self.activation = activation(config)
 
     def forward(self, x_D: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ class Experts(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         assert config.moe is not None
-        shape = (config.moe.num_experts, config.intermediate_size, config.hidden_size)
+        shape = (config.moe.num_experts, config.expert_width, config.hidden_size)
         self.gate_proj = nn.Parameter(torch.empty(shape)) if config.gated else None
         self.up_proj = nn.Parameter(torch.empty(shape))
         self.down_proj = nn.Parameter(torch.empty(shape))

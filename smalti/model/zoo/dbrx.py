@@ -11,11 +11,19 @@ Not carried by a DBRX folder: ``moe.z_loss_coef`` and ``moe.kernel`` come back a
 
 from typing import Any
 
-import torch
-
 from smalti.base.errors import DataError
 from smalti.config.model import ModelConfig
-from smalti.model.zoo.family import Family, Json, Weights, build_config, need, read_activation, read_rope_theta
+from smalti.model.zoo.family import (
+    Family,
+    Json,
+    Rule,
+    build_config,
+    joined,
+    need,
+    read_activation,
+    read_rope_theta,
+    same,
+)
 from smalti.model.zoo.family import refuse_unless as refuse
 
 _NO_CLIP = 65504.0
@@ -39,12 +47,10 @@ _FUSED = "norm_attn_norm.attn.Wqkv.weight"
 _PARTS = ("attention.q_proj.weight", "attention.k_proj.weight", "attention.v_proj.weight")
 
 
-def config_to_huggingface(config: ModelConfig, *, bos_id: int | None, eos_id: int | None, dtype: str) -> Json:
-    """The ``config.json`` of ``DbrxForCausalLM``."""
+def config_to_huggingface(config: ModelConfig) -> Json:
+    """``DbrxConfig``."""
     assert config.moe is not None
     return {
-        "architectures": ["DbrxForCausalLM"],
-        "model_type": "dbrx",
         "d_model": config.hidden_size,
         "n_heads": config.num_attention_heads,
         "n_layers": config.num_hidden_layers,
@@ -70,10 +76,6 @@ def config_to_huggingface(config: ModelConfig, *, bos_id: int | None, eos_id: in
         "rope_parameters": {"rope_theta": config.rope_theta, "rope_type": "default"},
         "initializer_range": config.initializer_range,
         "tie_word_embeddings": False,
-        "bos_token_id": bos_id,
-        "eos_token_id": eos_id,
-        "use_cache": True,
-        "dtype": dtype,
     }
 
 
@@ -112,35 +114,27 @@ def config_from_huggingface(raw: Json) -> ModelConfig:
     return build_config(fields)
 
 
-def weights_to_huggingface(config: ModelConfig, weights: Weights) -> Weights:
-    """Query, key and value are joined along the rows; experts [E, F, D] become [E * F, D] (a view)."""
-    theirs = {_OUTER[name]: tensor for name, tensor in weights.items() if name in _OUTER}
-    for layer in range(config.num_hidden_layers):
-        ours, block = f"blocks.{layer}.", f"transformer.blocks.{layer}."
-        theirs[block + _FUSED] = torch.cat([weights[ours + part] for part in _PARTS])
-        for name, other in _INNER.items():
-            theirs[block + other] = weights[ours + name]
-        for name, other in _EXPERTS.items():
-            theirs[block + other] = weights[ours + name].flatten(0, 1)
-    return theirs
-
-
-def weights_from_huggingface(config: ModelConfig, weights: Weights) -> Weights:
-    """The way back. The parts of the fused tensor are copies, so that no two parameters share memory."""
-    assert config.moe is not None
+def rules(config: ModelConfig) -> list[Rule]:
+    """Query, key and value are joined along the rows; experts [E, F, D] are [E * F, D] (a view)."""
     query, key_value = (heads * config.width_per_head for heads in (config.num_attention_heads, config.kv_heads))
-    ours = {name: weights[other] for name, other in _OUTER.items()}
+    found = [same(ours, theirs) for ours, theirs in _OUTER.items()]
     for layer in range(config.num_hidden_layers):
-        prefix, block = f"blocks.{layer}.", f"transformer.blocks.{layer}."
-        fused = weights[block + _FUSED].split([query, key_value, key_value])
-        ours |= {prefix + part: tensor.clone() for part, tensor in zip(_PARTS, fused, strict=True)}
-        for name, other in _INNER.items():
-            ours[prefix + name] = weights[block + other]
-        for name, other in _EXPERTS.items():
-            ours[prefix + name] = weights[block + other].unflatten(0, (config.moe.num_experts, -1))
-    return ours
+        ours, theirs = f"blocks.{layer}.", f"transformer.blocks.{layer}."
+        found.append(joined(tuple(ours + part for part in _PARTS), theirs + _FUSED, (query, key_value, key_value)))
+        found += [same(ours + name, theirs + other) for name, other in _INNER.items()]
+        found += [_flat(config, ours + name, theirs + other) for name, other in _EXPERTS.items()]
+    return found
 
 
-FAMILY = Family(
-    "dbrx", config_to_huggingface, config_from_huggingface, weights_to_huggingface, weights_from_huggingface
-)
+def _flat(config: ModelConfig, ours: str, theirs: str) -> Rule:
+    assert config.moe is not None
+    experts = config.moe.num_experts
+    return Rule(
+        (ours,),
+        (theirs,),
+        lambda tensors: [tensors[0].flatten(0, 1)],
+        lambda tensors: [tensors[0].unflatten(0, (experts, -1))],
+    )
+
+
+FAMILY = Family("dbrx", "DbrxForCausalLM", config_to_huggingface, config_from_huggingface, rules)

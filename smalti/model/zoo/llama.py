@@ -3,23 +3,15 @@
 from typing import Any
 
 from smalti.config.model import ModelConfig
-from smalti.model.zoo.family import Family, Json, Weights, build_config, need, read_activation, read_rope_theta
-from smalti.model.zoo.family import refuse_unless as refuse
+from smalti.model.zoo.family import Family, Json, Rule, build_config, need, read_activation, read_rope_theta, same
 
-_OUTER = {"embed.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight"}
-_INNER = {
-    "attention_norm": "input_layernorm",
-    "attention": "self_attn",
-    "mlp_norm": "post_attention_layernorm",
-    "mlp": "mlp",
-}
+_PARTS = ("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj")
+_MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 
-def config_to_huggingface(config: ModelConfig, *, bos_id: int | None, eos_id: int | None, dtype: str) -> Json:
-    """The ``config.json`` of ``LlamaForCausalLM``. ``rope_theta`` is repeated at the top for older readers."""
+def config_to_huggingface(config: ModelConfig) -> Json:
+    """``LlamaConfig``. ``rope_theta`` is repeated at the top for older readers."""
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -33,21 +25,15 @@ def config_to_huggingface(config: ModelConfig, *, bos_id: int | None, eos_id: in
         "rms_norm_eps": config.norm_eps,
         "rope_parameters": {"rope_theta": config.rope_theta, "rope_type": "default"},
         "rope_theta": config.rope_theta,
-        "attention_bias": False,
+        "attention_bias": config.attention_bias,
         "attention_dropout": 0.0,
-        "mlp_bias": False,
+        "mlp_bias": config.mlp_bias,
         "tie_word_embeddings": config.tie_word_embeddings,
-        "bos_token_id": bos_id,
-        "eos_token_id": eos_id,
-        "use_cache": True,
-        "dtype": dtype,
     }
 
 
 def config_from_huggingface(raw: Json) -> ModelConfig:
     """Our config of a ``config.json``; absent keys take the defaults of ``LlamaConfig``."""
-    refuse(raw, "attention_bias", (False, None), "our projections have no bias")
-    refuse(raw, "mlp_bias", (False, None), "our projections have no bias")
     hidden, heads = need(raw, "hidden_size"), need(raw, "num_attention_heads")
     head_dim = raw.get("head_dim")
     fields: dict[str, Any] = {
@@ -63,36 +49,30 @@ def config_from_huggingface(raw: Json) -> ModelConfig:
         "norm_eps": raw.get("rms_norm_eps", 1e-6),
         "activation": read_activation(raw.get("hidden_act", "silu")),
         "rope_theta": read_rope_theta(raw, raw.get("rope_theta")),
+        "attention_bias": bool(raw.get("attention_bias")),
+        "mlp_bias": bool(raw.get("mlp_bias")),
         "tie_word_embeddings": raw.get("tie_word_embeddings", False),
         "initializer_range": raw.get("initializer_range", 0.02),
     }
     return build_config(fields)
 
 
-def weights_to_huggingface(config: ModelConfig, weights: Weights) -> Weights:
-    """Our names to theirs; the tensors are the same objects."""
-    return {_to_theirs(name): tensor for name, tensor in weights.items()}
+def rules(config: ModelConfig) -> list[Rule]:
+    """Names alone: every tensor is stored as ours are."""
+    found = [same("embed.weight", "model.embed_tokens.weight"), same("norm.weight", "model.norm.weight")]
+    if not config.tie_word_embeddings:
+        found.append(same("lm_head.weight", "lm_head.weight"))
+    for layer in range(config.num_hidden_layers):
+        ours, theirs = f"blocks.{layer}.", f"model.layers.{layer}."
+        found.append(same(f"{ours}attention_norm.weight", f"{theirs}input_layernorm.weight"))
+        found.append(same(f"{ours}mlp_norm.weight", f"{theirs}post_attention_layernorm.weight"))
+        for parts, has_bias in ((_PARTS, config.attention_bias), (_MLP, config.mlp_bias)):
+            for part in parts:
+                other = theirs + part.replace("attention.", "self_attn.")
+                found += [
+                    same(f"{ours}{part}.{kind}", f"{other}.{kind}") for kind in ("weight", "bias")[: 1 + has_bias]
+                ]
+    return found
 
 
-def weights_from_huggingface(config: ModelConfig, weights: Weights) -> Weights:
-    """Their names to ours; the tensors are the same objects."""
-    return {_to_ours(name): tensor for name, tensor in weights.items()}
-
-
-def _to_theirs(name: str) -> str:
-    if not name.startswith("blocks."):
-        return _OUTER.get(name, name)
-    _, layer, part, rest = name.split(".", 3)
-    return f"model.layers.{layer}.{_INNER[part]}.{rest}"
-
-
-def _to_ours(name: str) -> str:
-    if not name.startswith("model.layers."):
-        return {theirs: ours for ours, theirs in _OUTER.items()}.get(name, name)
-    _, _, layer, part, rest = name.split(".", 4)
-    return f"blocks.{layer}.{ {theirs: ours for ours, theirs in _INNER.items()}[part] }.{rest}"
-
-
-FAMILY = Family(
-    "llama", config_to_huggingface, config_from_huggingface, weights_to_huggingface, weights_from_huggingface
-)
+FAMILY = Family("llama", "LlamaForCausalLM", config_to_huggingface, config_from_huggingface, rules)
