@@ -36,15 +36,15 @@ finally:
 
 def test_a_cluster_gives_the_same_bytes_and_our_errors(tmp_path):
     pytest.importorskip("ray")
-    documents = made_corpus.planted(2000, seed=2)
-    documents += family(200)  # crowded buckets, and what stays is looked through again
+    documents = made_corpus.planted(600, seed=2)
+    documents += family(100)  # crowded buckets, and what stays is looked through again
     heldout = {document.id for document in documents[::10]}
     folder = made_corpus.write_parquet(documents, tmp_path / "c", heldout=heldout)
     dedup(config_of(folder, tmp_path / "native"))
-    broken = made_corpus.write_parquet(documents[:300], tmp_path / "broken", files=1)
+    broken = made_corpus.write_parquet(documents[:100], tmp_path / "broken", files=1)
     damage(broken / "documents/part-0/train.parquet")
     calls = [
-        [f"documents={folder}", f"output={tmp_path / 'ray'}", "memory_gb=0.004"],  # and several parts
+        [f"documents={folder}", f"output={tmp_path / 'ray'}", "memory_gb=0.002"],  # and several parts
         [f"documents={broken}", f"output={tmp_path / 'never'}"],
     ]
     done = subprocess.run(

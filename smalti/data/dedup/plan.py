@@ -265,7 +265,9 @@ class Plans:
 
     def _write(self, frame: Any, folder: Path) -> None:
         # Small portions: a row of the pairs' plan carries two sets of shingles, and books have large ones.
-        with self.failures.raised(), daft_module().execution_config_ctx(default_morsel_size=_MORSEL_ROWS):
+        # One task for many small files: on a cluster a shuffle costs their number squared.
+        options = {"default_morsel_size": _MORSEL_ROWS, "enable_scan_task_split_and_merge": True}
+        with self.failures.raised(), daft_module().execution_config_ctx(**options):
             frame.write_parquet(str(folder), compression="zstd", write_mode="append")
 
 
