@@ -1,8 +1,9 @@
 """The child's half of bench/stream.py and bench/stream_start.py: one loader in one process, watched by its own clock.
 
-A contender's script says ``imported()`` when its imports are done, ``built()`` when its loader stands, and gives what
-the loader hands out to ``epoch()`` or ``first()``; ``end()`` prints one line of JSON for the parent. Times that begin
-at the start of the process count from when the parent asked for it (its monotonic clock, which all processes share).
+A contender's script hands its functions to ``run``, or it says ``imported()`` when its imports are done, ``built()``
+when its loader stands, gives what the loader hands out to ``epoch()`` or ``first()``, and ``end()`` prints one line
+of JSON for the parent. Times that begin at the start of the process count from when the parent asked for it (its
+monotonic clock, which all processes share).
 """
 
 import json
@@ -105,6 +106,33 @@ class Child:
         self.notes["epoch_s"] = time.monotonic() - begin_s
         self.notes["batches_timed"] = n - 1
         self._memory()
+
+    def run(
+        self,
+        make: Callable[[], None],
+        build: Callable[[], Any],
+        batches: Callable[[Any], Iterator[Any]],
+        state: Callable[[Any], Any],
+        rows: Callable[[Any], Any] = lambda batch: batch,
+    ) -> None:
+        """Do the job with a contender's functions, once its imports are done.
+
+        make: writes its data. build: its loader; batches: what that gives out; state: its state at the resume step;
+        rows: the rows [B, L] of a batch.
+        """
+        self.imported()
+        if self.job["do"] == "make":
+            make()
+        else:
+            loader = build()
+            self.built()
+            if self.job["do"] == "check":
+                self.check(map(rows, batches(loader)), lambda: state(loader))
+            elif self.job["do"] == "first":
+                self.first(rows(next(batches(loader))))
+            else:
+                self.epoch(batches(loader))
+        self.end()
 
     def end(self) -> None:
         """Tell the parent, and end without any clean-up but the interpreter's own."""

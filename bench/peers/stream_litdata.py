@@ -62,25 +62,10 @@ def batches(dataset: StreamingDataset) -> Iterator[Any]:
             yield batch
 
 
-def main() -> None:
-    """Do the job."""
-    child.imported()
-    if job["do"] == "make":
-        make()
-    else:
-        dataset = build()
-        child.built()
-        if job["do"] == "check":
-            child.check(
-                (batch.numpy() for batch in batches(dataset)),
-                lambda: dataset.state_dict(job["resume_step"] * job["batch_rows"], num_workers=0, batch_size=1),
-            )
-        elif job["do"] == "first":
-            child.first(next(batches(dataset)).numpy())
-        else:
-            child.epoch(batches(dataset))
-    child.end()
+def state(dataset: StreamingDataset) -> Any:
+    """As its loader would ask for it, without worker processes."""
+    return dataset.state_dict(job["resume_step"] * job["batch_rows"], num_workers=0, batch_size=1)
 
 
 if __name__ == "__main__":
-    main()
+    child.run(make, build, batches, state)

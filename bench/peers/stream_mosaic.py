@@ -49,25 +49,10 @@ def batches(dataset: StreamingDataset) -> Iterator[Any]:
             yield batch
 
 
-def main() -> None:
-    """Do the job."""
-    child.imported()
-    if job["do"] == "make":
-        make()
-    else:
-        dataset = build()
-        child.built()
-        if job["do"] == "check":
-            child.check(
-                batches(dataset),
-                lambda: dataset.state_dict(job["resume_step"] * job["batch_rows"], from_beginning=True),
-            )
-        elif job["do"] == "first":
-            child.first(next(batches(dataset)))
-        else:
-            child.epoch(batches(dataset))
-    child.end()
+def state(dataset: StreamingDataset) -> Any:
+    """As its loader would ask for it."""
+    return dataset.state_dict(job["resume_step"] * job["batch_rows"], from_beginning=True)
 
 
 if __name__ == "__main__":
-    main()
+    child.run(make, build, batches, state)

@@ -58,23 +58,4 @@ def batches(stream: Stream) -> Iterator[Any]:
         yield from (stream.batch(step)[0].tokens for step in steps)
 
 
-def main() -> None:
-    """Do the job."""
-    child.imported()
-    if job["do"] == "make":
-        make()
-    else:
-        stream = build()
-        child.built()
-        if job["do"] == "check":
-            rows = (batch[:, :-1] for batch in batches(stream))
-            child.check(rows, lambda: stream.state(job["resume_step"]))
-        elif job["do"] == "first":
-            child.first(next(batches(stream))[:, :-1])
-        else:
-            child.epoch(batches(stream))
-        stream.close()
-    child.end()
-
-
-main()
+child.run(make, build, batches, state=lambda stream: stream.state(job["resume_step"]), rows=lambda batch: batch[:, :-1])

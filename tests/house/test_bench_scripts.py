@@ -1,27 +1,11 @@
 """The benchmarks of the data area start, and measure ours where no peer is installed."""
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def run(script: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "bench" / script), *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tools")},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+from bench_script import ROOT, bench
 
 
 def test_no_benchmark_hides_a_module_of_the_standard_library() -> None:
@@ -31,16 +15,18 @@ def test_no_benchmark_hides_a_module_of_the_standard_library() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["dedup.py", "tokenizer.py"])
-def test_help(script: str) -> None:
-    assert "--record" in run(script, "--help")
+@pytest.mark.parametrize(
+    "script", ["dedup.py", "same_curve.py", "shuffle.py", "stream.py", "stream_start.py", "tokenizer.py"]
+)
+def test_help_says_how_to_keep_the_figures(script: str) -> None:
+    assert "--record" in bench(script, "--help")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's account of processes")
 def test_dedup_finds_what_was_planted(tmp_path: Path) -> None:
     arguments = ["--documents", "600", "--contenders", "smalti", "--rounds", "1", "--folder", str(tmp_path)]
-    table = run("dedup.py", *arguments)
+    table = bench("dedup.py", *arguments)
     assert "600 documents" in table
     found = next(line for line in table.splitlines() if line.startswith("smalti") and " /" in line)
     numbers = re.findall(r"[01]\.\d{4}", found)
@@ -55,5 +41,5 @@ def test_encoders_agree_on_their_ids(tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / f"{number}.py").write_text(f"def function_{number}(x):\n    return x + {number}  # Übung\n" * 50)
     arguments = ["--folder", str(tmp_path), "--rounds", "2", "--train-rounds", "2", "--vocab-size", "300"]
-    table = run("tokenizer.py", *arguments, "--without", "sentencepiece")
+    table = bench("tokenizer.py", *arguments, "--without", "sentencepiece")
     assert table.count("'smalti': 20, 'tiktoken': 20, 'tokenizers': 20, 'tokenizers-fast': 20") == 2

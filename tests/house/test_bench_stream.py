@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bench_script import bench
 from sparse_tokens import fill, sparse_tokens
-
-ROOT = Path(__file__).resolve().parents[2]
 
 START = """
 import json, os, sys
@@ -26,25 +25,6 @@ assert batch.inputs.shape == batch.positions.shape == (8, 4096)
 heavy = {"torch", "pandas", "pyarrow", "fsspec", "obstore", "tokenizers", "huggingface_hub"} & set(sys.modules)
 print(json.dumps(sorted(heavy)))
 """
-
-
-def bench(script: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "bench" / script), *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tools")},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("script", ["stream.py", "stream_start.py", "shuffle.py", "same_curve.py"])
-def test_help_says_how_to_keep_the_figures(script: str) -> None:
-    assert "--record" in bench(script, "--help")
 
 
 @pytest.mark.slow
