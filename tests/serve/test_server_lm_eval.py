@@ -1,6 +1,5 @@
 """lm-eval-harness's ``local-completions`` on a task of ours gets the score that we compute in process."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -34,8 +33,6 @@ metric_list: [{{metric: acc}}]
 
 @pytest.mark.slow
 def test_the_score_is_ours(tmp_path: Path) -> None:
-    if importlib.util.find_spec("lm_eval") is None:
-        pytest.skip("lm-eval is not installed")
     run = tiny_run(tmp_path, context=160)
     export(run)
     config = EvalConfig(tasks=("arithmetic",), n=24, shots=2)
