@@ -8,6 +8,7 @@ from tiny_runs import tiny_run
 from smalti.cli.main import run as smalti
 
 
+@pytest.mark.slow
 def test_export_and_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tiny_run(tmp_path, family="dbrx")
     assert smalti(["export", str(run), "--dtype", "bf16", "--verify"]) == 0

@@ -193,6 +193,7 @@ def test_a_reader_that_leaves_early_is_no_error():
     assert (done.stdout, done.stderr) == ("{\n", "")
 
 
+@pytest.mark.slow
 def test_config_schema_and_show_and_diff(tmp_path):
     schema = json.loads(smalti("config", "schema").stdout)
     assert "train" in schema["properties"]

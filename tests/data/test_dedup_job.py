@@ -118,6 +118,7 @@ def test_what_goes_is_what_counting_all_pairs_says(tmp_path):
         assert row["score"] == pytest.approx(len(sets[name] & sets[partner]) / len(sets[name] | sets[partner]))
 
 
+@pytest.mark.slow
 def test_the_order_and_the_files_of_the_input_change_nothing(tmp_path, corpus):
     folder, documents = corpus
     dedup(config_of(folder, tmp_path / "a"))
@@ -197,6 +198,7 @@ def test_a_family_of_thousands_goes_but_for_what_comparing_all_pairs_would_leave
     assert kept_of(tmp_path / "turned") == kept_of(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_near_documents_that_differ_from_each_other_go_as_comparing_all_pairs_says(tmp_path):
     """Three texts and what lies between them: near is not transitive, and buckets hold all three."""
     first, second = made(FAMILY_WORDS, -1).split(), made(FAMILY_WORDS, -2).split()
@@ -213,6 +215,7 @@ def test_near_documents_that_differ_from_each_other_go_as_comparing_all_pairs_sa
     assert kept_of(tmp_path / "out") == greedy(documents)
 
 
+@pytest.mark.slow
 def test_the_selftest_works_in_scripts_without_blanks_and_on_long_and_short_documents(tmp_path):
     def letters(seed: int, n: int) -> str:
         rng = random.Random(seed)
@@ -326,6 +329,7 @@ def test_a_kill_at_any_time_changes_no_byte(tmp_path, corpus):
     assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_stages_that_are_kept_are_used_and_can_be_done_again(tmp_path, corpus):
     folder, _ = corpus
     output, stages = tmp_path / "out", tmp_path / "out/.stages"
@@ -347,6 +351,7 @@ def test_stages_that_are_kept_are_used_and_can_be_done_again(tmp_path, corpus):
     assert files_of(output) == before
 
 
+@pytest.mark.slow
 def test_a_work_folder_keeps_what_others_have_in_it(tmp_path, corpus):
     folder, _ = corpus
     work = tmp_path / "work [1]*"  # signs of a pattern
@@ -385,6 +390,7 @@ def test_the_selftest_stops_a_config_that_finds_too_little(tmp_path, corpus):
     assert not (tmp_path / "out/documents").exists()
 
 
+@pytest.mark.slow
 def test_the_selftest_does_not_change_the_result(tmp_path, corpus):
     folder, _ = corpus
     dedup(config_of(folder, tmp_path / "few", selftest_documents=20))
@@ -470,6 +476,7 @@ def test_a_full_disk_names_the_folders(tmp_path, corpus, capsys, monkeypatch):
     assert all(word in err for word in ("disk is full", "work=FOLDER", str(tmp_path / "out"), str(tmp_path / "work")))
 
 
+@pytest.mark.slow
 def test_progress_names_parts(tmp_path, corpus):
     folder, _ = corpus
     told = []
@@ -496,6 +503,7 @@ def test_a_dry_run_writes_nothing(tmp_path, corpus, capsys):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_tokenize_takes_the_output(tmp_path, corpus):
     from smalti.config.curate import TokenizeConfig
     from smalti.data.tokenize import tokenize

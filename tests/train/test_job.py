@@ -114,6 +114,7 @@ def test_any_module_with_its_own_loss_trains(tmp_path: Path) -> None:
     assert "loss/train/total" in json.loads(lines[0])
 
 
+@pytest.mark.slow
 def test_a_job_config_alone_describes_no_model(tmp_path: Path) -> None:
     tree = toy.config(tmp_path).model_dump(mode="json")
     del tree["model"], tree["data"]
@@ -136,6 +137,7 @@ def test_init_from_takes_weights_only(tmp_path: Path) -> None:
     assert 0 < _distance(after, before) < 0.5 * _distance(after, fresh)  # two steps from the trained weights
 
 
+@pytest.mark.slow
 def test_init_from_another_shape_or_nothing_is_refused(tmp_path: Path) -> None:
     first = toy.config(tmp_path, duration="2step")
     run_ranks(1, _fit, first)
@@ -146,6 +148,7 @@ def test_init_from_another_shape_or_nothing_is_refused(tmp_path: Path) -> None:
     assert "is none of" in run_ranks(1, _error, nothing, DataError)[0]
 
 
+@pytest.mark.slow
 def test_init_from_weights_that_the_model_has_no_place_for_is_refused(tmp_path: Path) -> None:
     first = toy.config(tmp_path, duration="2step")
     run_ranks(1, _fit, first)
@@ -194,6 +197,7 @@ def _refused_at_the_start(rank: int, config: RunConfig) -> bool:
     return job.recorder._system._closing.is_set()
 
 
+@pytest.mark.slow
 def test_a_hook_that_raises_at_the_start_ends_the_recording_too(tmp_path: Path) -> None:
     assert run_ranks(1, _refused_at_the_start, toy.config(tmp_path)) == [True]
 
@@ -217,6 +221,7 @@ def test_damaged_newer_checkpoints_are_set_aside_and_later_ones_kept(tmp_path: P
     assert (folder / "latest").read_text().strip() == "step-00000024"
 
 
+@pytest.mark.slow
 def test_checkpoints_none_of_which_can_be_used_stop_the_run_and_nothing_is_lost(tmp_path: Path) -> None:
     config = toy.config(tmp_path, checkpoint={"every": "4step"})
     run_ranks(1, _fit_until, config, 12)
@@ -250,6 +255,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing_after_it(tmp_p
     assert not list(Path(config.run_folder).glob("checkpoints/step-*"))
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
     config = toy.config(tmp_path, duration="3step")
     assert run_ranks(1, _fit, config) == [3]
@@ -258,6 +264,7 @@ def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
     assert (Path(config.run_folder) / "metrics.jsonl").read_text() == before
 
 
+@pytest.mark.slow
 def test_other_data_under_a_checkpoint_is_refused(tmp_path: Path) -> None:
     config = toy.config(tmp_path, duration="6step", checkpoint={"every": "2step"})
     run_ranks(1, _fit, config)

@@ -74,7 +74,9 @@ def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("config", [DENSE, MOE], ids=["dense", "moe"])
-@pytest.mark.parametrize(("world_size", "microbatches"), [(2, 2), (4, 1), (2, 1)])
+@pytest.mark.parametrize(
+    ("world_size", "microbatches"), [(2, 2), *(pytest.param(n, 1, marks=pytest.mark.slow) for n in (2, 4))]
+)
 def test_any_split_gives_the_same_gradients(config: ModelConfig, world_size: int, microbatches: int) -> None:
     whole = run_ranks(1, _gradients_after_step, config, 4)[0]
     split = run_ranks(world_size, _gradients_after_step, config, microbatches)[0]
@@ -168,6 +170,7 @@ def _dtypes(rank: int) -> dict[str, set[torch.dtype]]:
     return seen
 
 
+@pytest.mark.slow
 def test_the_router_stays_in_fp32_where_the_rest_computes_in_bf16() -> None:
     for world_size in (1, 2):
         seen = run_ranks(world_size, _dtypes)[0]
