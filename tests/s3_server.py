@@ -9,10 +9,10 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 
@@ -33,6 +33,8 @@ class Faults:
     """The connection is closed at once."""
     flip: float = 0.0
     """One bit of the body is another."""
+    first: list[str] = field(default_factory=list)
+    """Faults of the next answers, in this order, before chance decides."""
     hang_s: float = 60.0
     latency_s: float = 0.0
     seed: int = 0
@@ -45,6 +47,10 @@ class Faults:
 
     def draw(self) -> str:
         """The fault of the next answer, or "none"."""
+        if self.first:
+            kind = self.first.pop(0)
+            self.done[kind] += 1
+            return kind
         dice = self.chance.random()
         for kind in ("unavailable", "slow_down", "hang", "truncate", "reset", "flip"):
             dice -= getattr(self, kind)
@@ -54,13 +60,18 @@ class Faults:
         return "none"
 
 
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[bool]]
+"""Reads a request and answers it; False: the connection ends."""
+
+
 class _Server:
     """An asyncio server in a thread."""
 
-    def __init__(self, handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]) -> None:
-        self._handle = handle
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
         self._loop = asyncio.new_event_loop()
         self._server: asyncio.Server | None = None
+        self._connections: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
         self.port = 0
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -79,8 +90,21 @@ class _Server:
         self._loop.run_until_complete(asyncio.sleep(0.01))
         self._loop.close()
 
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections[writer] = self._loop.create_task(self._serve(reader, writer))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while await self._answer(reader, writer):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+            self._connections.pop(writer, None)
+
     async def _open(self) -> None:
-        self._server = await asyncio.start_server(self._handle, "127.0.0.1", self.port, backlog=1000)
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port, backlog=1000)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def cut(self) -> None:
@@ -91,9 +115,10 @@ class _Server:
         if self._server is not None:
             self._server.close()
             self._server = None
-        for task in asyncio.all_tasks():
-            if task is not asyncio.current_task():
-                task.cancel()
+        for writer, task in list(self._connections.items()):
+            writer.transport.abort()
+            task.cancel()  # one that has not begun closes nothing itself
+        self._connections.clear()
 
     def back(self) -> None:
         """Listen again on the same port."""
@@ -125,16 +150,7 @@ class Objects:
         """GETs of paths with this ending."""
         return sum(n for what, n in self.counts.items() if what.startswith("GET") and what.endswith(ending))
 
-    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while await self._answer(reader, writer):
-                pass
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.close()
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         method, target, _ = head.split(" ", 2)
         path, _, query = target.partition("?")
@@ -177,17 +193,25 @@ class Objects:
         return fault != "truncate"
 
 
+Held = TypeVar("Held", "Objects", "Proxy")
+
+
 @contextmanager
-def object_server(objects: Mapping[str, bytes], faults: Faults | None = None) -> Iterator[Objects]:
-    """A store over HTTP and S3 with these objects (``bucket/key`` -> content)."""
-    held = Objects(objects, faults or Faults())
-    server = _Server(held.handle)
+def _running(held: Held) -> Iterator[Held]:
+    server = _Server(held.answer)
     server.start()
     held.url, held.server = f"http://127.0.0.1:{server.port}", server
     try:
         yield held
     finally:
         server.stop()
+
+
+@contextmanager
+def object_server(objects: Mapping[str, bytes], faults: Faults | None = None) -> Iterator[Objects]:
+    """A store over HTTP and S3 with these objects (``bucket/key`` -> content)."""
+    with _running(Objects(objects, faults or Faults())) as held:
+        yield held
 
 
 @contextmanager
@@ -202,6 +226,7 @@ def moto_server() -> Iterator[str]:
         yield f"http://{host}:{port}"
     finally:
         server.stop()
+        server._server.server_close()  # moto leaves its socket open
 
 
 @dataclass
@@ -215,16 +240,7 @@ class Proxy:
     server: Any = None
     counts: Counter[str] = field(default_factory=Counter)
 
-    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while await self._answer(reader, writer):
-                pass
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.close()
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = await reader.readuntil(b"\r\n\r\n")
         method = head.split(b" ", 1)[0].decode()
         target = head.split(b" ", 2)[1]
@@ -271,14 +287,8 @@ def _length(head: bytes) -> int:
 def fault_proxy(url: str, faults: Faults) -> Iterator[Proxy]:
     """A proxy in front of a server that gives its answers with faults."""
     host, _, port = url.removeprefix("http://").partition(":")
-    held = Proxy(host, int(port), faults)
-    server = _Server(held.handle)
-    server.start()
-    held.url, held.server = f"http://127.0.0.1:{server.port}", server
-    try:
+    with _running(Proxy(host, int(port), faults)) as held:
         yield held
-    finally:
-        server.stop()
 
 
 def s3_environment(url: str) -> dict[str, str]:

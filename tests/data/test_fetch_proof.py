@@ -148,6 +148,7 @@ def test_five_in_a_hundred_answers_are_bad(
         client.create_bucket(Bucket="bucket")
         for path, content in objects(tokens).items():
             store.write_bytes(f"s3://{path}", content)
+        client.close()
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         before = open_counts()
         far = data(tokens, "s3://bucket/web")
@@ -203,10 +204,12 @@ def test_a_copy_dies_and_comes_back_mid_run(
         for name, value in s3_environment(first.url).items():
             monkeypatch.setenv(name, value)
         far = data(tokens, "s3://bucket/web", (f"{second.url}/bucket/web",), prefetch="2s")
+        before = open_counts()
         acts = (first.server.cut, first.server.back, second.server.cut, second.server.back)
         with after(part_s, acts[0]), after(2 * part_s, acts[1]), after(3 * part_s, acts[2]), after(4 * part_s, acts[3]):
             found = run_through(far, data(tokens, str(tokens / "web")), seconds=5 * part_s)
         gets = {"first": first.gets(".tok"), "second": second.gets(".tok")}
+    assert open_counts()["retries"] > before["retries"]  # the cuts were felt
     assert gets["second"] > 0
     assert found["longest_wait_s"] < 10
     record("fetch_failover", {"part_s": part_s, **found, **gets})
@@ -216,9 +219,11 @@ def test_the_one_store_is_cut_and_comes_back(tokens: Path, monkeypatch: pytest.M
     with object_server(objects(tokens)) as server:
         for name, value in s3_environment(server.url).items():
             monkeypatch.setenv(name, value)
+        before = open_counts()
         far = data(tokens, "s3://bucket/web", prefetch="1s")
         with after(1, server.server.cut), after(3, server.server.back):
             run_through(far, data(tokens, str(tokens / "web")), seconds=4)
+    assert open_counts()["retries"] > before["retries"]  # the cut was felt
 
 
 def test_flipped_bits_on_the_way_are_read_again(tokens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
