@@ -74,11 +74,11 @@ class _Blocked(Exception):
 class _Step:
     """One open step: who took a seat, and who is ahead of its exact share after it."""
 
-    __slots__ = ("ahead", "pace", "taken", "whole")
+    __slots__ = ("ahead", "fraction", "pace", "taken")
 
-    def __init__(self, pace: "_Pace", taken: list[int], ahead: list[int], whole: list[bool]) -> None:
-        self.pace, self.taken, self.ahead, self.whole = pace, taken, ahead, whole
-        # whole: the exact share is a whole number after the step, so nobody may be ahead
+    def __init__(self, pace: "_Pace", taken: list[int], ahead: list[int], fraction: list[int]) -> None:
+        self.pace, self.taken, self.ahead, self.fraction = pace, taken, ahead, fraction
+        # fraction: of the exact share after the step; where it is 0 the share is whole, and nobody may be ahead
 
 
 class _Pace:
@@ -193,7 +193,7 @@ class _Walk:
             for _, source in due[:seats]:
                 taken[source] = 1
                 over[source] = 1
-        self.open.append(_Step(pace, taken, over, [not rest for rest in fraction]))
+        self.open.append(_Step(pace, taken, over, list(fraction)))
         for _ in range(seats - len(due)):
             self._change_hands(1)
         for _ in range(-seats):
@@ -259,7 +259,7 @@ class _Walk:
     def _may(self, index: int, source: int, by: int) -> bool:
         """Whether the count of a source after an open step may be one higher (lower)."""
         step = self.open[index]
-        return step.ahead[source] == 1 if by < 0 else step.ahead[source] == 0 and not step.whole[source]
+        return step.ahead[source] == 1 if by < 0 else step.ahead[source] == 0 and step.fraction[source] > 0
 
     def _apply(self, node: tuple[int, int], came: dict[tuple[int, int], tuple[int, int]], sign: int) -> None:
         self.open[node[0]].ahead[node[1]] += sign

@@ -32,6 +32,8 @@ from smalti.data.tables import Int16s, Int64s, Table, fingerprints, renamed
 
 FORMAT = 2
 MAX_POSITIONS = 1 << 46
+MAX_SOURCES = (1 << 15) - 1
+"""Indexes of sources are of 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Schedule:
     ) -> None:
         """``spans``: starts rise from 0, the weights of each have the same sum. Behind a ``former`` schedule they begin
         at its step; everything before that step stays what it was."""
+        if len(sources) > MAX_SOURCES:
+            raise UserError(f"a run of {len(sources):,} sources", allowed=f"at most {MAX_SOURCES:,}")
         past, fork = former or (None, 0)
         self.sources, self.total_steps = tuple(sources), total_steps
         earlier = (

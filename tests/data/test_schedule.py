@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from smalti.base.errors import UserError
 from smalti.config.data import DataConfig
 from smalti.config.durations import RunLength
-from smalti.data.schedule import Schedule, build_schedule
+from smalti.data.mixture import Span
+from smalti.data.schedule import MAX_SOURCES, Schedule, build_schedule
 
 
 def data(*stages: dict[str, Any], seq_len: int = 8, **more: Any) -> DataConfig:
@@ -305,6 +306,12 @@ def test_order_of_names_in_the_config_does_not_matter() -> None:
     other = build_schedule(turned, length)
     assert (one.digest, one.sources) == (other.digest, other.sources)
     assert np.array_equal(one.locate(np.arange(100))[0], other.locate(np.arange(100))[0])
+
+
+def test_more_sources_than_an_index_can_tell_apart_are_refused() -> None:
+    n = MAX_SOURCES + 1
+    with pytest.raises(UserError, match=r"a run of 32,768 sources\nallowed: at most 32,767"):
+        Schedule([f"s{number}" for number in range(n)], [Span(0, 1, 8, (1,) * n, 0)], 1)
 
 
 def test_positions_and_steps_outside_the_run_are_refused() -> None:
