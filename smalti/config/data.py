@@ -125,6 +125,8 @@ class PastConfig(PastLength):
     """``train.schedule`` until then."""
     digest: str = ""
     """Names the future that the run had then; its newest checkpoint carries it."""
+    accepted: str = ""
+    """Names the data of the future that the fork gave it instead; until a checkpoint carries that, no other will do."""
 
 
 class ShuffleConfig(Config):

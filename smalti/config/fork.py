@@ -5,7 +5,7 @@ is kept (a fork that never made a step leaves no trace). Knows nothing of checkp
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 from smalti.base.errors import UserError
@@ -40,6 +40,13 @@ class Fork:
     at_step: int
     changes: tuple[str, ...]
     """What differs, a line each: ``train.duration: 100step -> 200step``."""
+
+    def accepting(self, digest: str) -> "Fork":
+        """The same with the digest of the new future's data on record."""
+        data = self.after.data
+        last = data.history[-1].model_copy(update={"accepted": digest})
+        data = data.model_copy(update={"history": (*data.history[:-1], last)})
+        return replace(self, after=self.after.model_copy(update={"data": data}))
 
 
 def fork(before: RunConfig, wanted: RunConfig, at_step: int, digest: str) -> Fork:
@@ -97,7 +104,7 @@ def _history(before: RunConfig, at_step: int, digest: str) -> Sequence[PastConfi
     kept = [past for past in before.data.history if past.at_step < at_step]
     never_lived = [past for past in before.data.history if past.at_step >= at_step]
     if never_lived:
-        return [*kept, never_lived[0].model_copy(update={"at_step": at_step, "digest": digest})]
+        return [*kept, never_lived[0].model_copy(update={"at_step": at_step, "digest": digest, "accepted": ""})]
     data, train = before.data, before.train
     return [
         *kept,

@@ -52,9 +52,10 @@ def plan_fork(config: RunConfig) -> Fork | None:
         )
     found = fork(before, config, at_step, future_digest(saved))
     found.after.data.require_every_source_used()
-    if not difference(before, found.after) and before.data.takedowns == found.after.data.takedowns:
-        return None
     stream = _stream(found.after)
+    found = found.accepting(future_digest(stream.state(at_step)))
+    if not difference(before, found.after):
+        return None
     found = replace(found, changes=(*found.changes, *stream.identity.content_changes(saved)))
     if found.changes and _is_over(found):
         raise UserError(

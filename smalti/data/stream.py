@@ -105,6 +105,7 @@ class Stream:
             seed=seed,
             mask_documents=config.mask_documents,
             tokenizer=self.tokenizer_digest,
+            **self._said_by_config(),
             packing=config.packing,
             shuffle=list(config.shuffle.model_dump().values()),
         )
@@ -218,6 +219,10 @@ class Stream:
             joints=None if rows.joints is None else rows.joints.among(start, end),
             masked=masked if masked is not None and masked.any() else None,
         )
+
+    def _said_by_config(self) -> dict[str, int]:
+        """The token that ends documents, where no digest stands for it: masks and positions depend on it."""
+        return {} if self.tokenizer_digest is not None or self.eod_id is None else {"eod_id": self.eod_id}
 
     def _empty(self, seq_len: int, first_position: int) -> Batch:
         return Batch(

@@ -102,6 +102,27 @@ def test_a_fork_that_never_made_a_step_leaves_no_trace(run: Run) -> None:
     assert (past.at_step, past.duration) == (6, "20step")
 
 
+def test_a_fork_accepts_one_future_also_before_its_first_checkpoint(run: Run) -> None:
+    """A list of takedowns that the next command forgets, or a source that changes, is not the future accepted."""
+    listed = run.root / "a.jsonl"
+    listed.write_text(json.dumps({"source": "code", "document": 3}))
+    wanted = (f"data.takedowns={listed}", "train.duration=30step")
+    fork = plan_fork(run.config(*wanted))
+    assert fork is not None
+    RunFolder.open(run.config(), {}, argv=["smalti"], fork=fork).close()
+    saved = json.loads((run.folder.checkpoint(6) / "train_state.json").read_text())["stream"]
+    math = f"data.sources.math={run.root}/more"
+    assert plan_fork(run.config(*wanted)) is None
+    for overrides in (wanted[1:], (*wanted, math)):
+        (stream,) = streams(run.folder.with_history(run.config(*overrides)))
+        with pytest.raises(UserError, match="another future"):
+            stream.check(saved, 6)
+        again = plan_fork(run.config(*overrides))
+        assert again is not None
+        (stream,) = streams(again.after)
+        stream.check(saved, 6)
+
+
 def test_a_new_source_and_one_that_was_not_read_yet_may_come(run: Run) -> None:
     fork = plan_fork(run.config(f"data.sources.more={run.root}/more", "data.stages=[{weights: {more: 1}}]"))
     assert fork is not None

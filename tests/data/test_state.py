@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from made_tokens import write_source
 
@@ -131,6 +132,25 @@ def test_a_changed_source_that_was_read_is_named(root: Path, tmp_path: Path) -> 
         _stream(other).check(_saved(root, 1), 1)
     assert "content of source 'prose'" in str(caught.value)
     assert "'code'" not in str(caught.value)
+
+
+def test_where_documents_end_is_of_the_past_where_only_the_config_says_it(tmp_path: Path) -> None:
+    """Masks and positions of rows that were learned depend on it, and no digest of the files does."""
+    (tmp_path / "code").mkdir()
+    np.save(tmp_path / "code/a.npy", np.arange(5_000, dtype=np.uint16) % 97)
+
+    def made(**options: int) -> Stream:
+        data = DataConfig(
+            sources={"code": {"path": str(tmp_path / "code"), **options}}, seq_len=SEQ_LEN,
+            stages=[{"weights": {"code": 1}}],
+        )  # fmt: skip
+        return Stream(data, seed=17, length=RunLength(STEPS, ((0, ROWS * SEQ_LEN),)), microbatch_tokens=64)
+
+    made(eod_id=5).check(made(eod_id=5).state(4), 4)
+    for before, now, line in (({"eod_id": 5}, {"eod_id": 6}, "5 -> 6"), ({}, {"eod_id": 6}, "None -> 6"),
+                              ({"eod_id": 5}, {}, "5 -> None")):  # fmt: skip
+        with pytest.raises(UserError, match=f"were not learned(?s:.*)eod_id of data.sources: {line}"):
+            made(**now).check(made(**before).state(4), 4)
 
 
 def test_the_same_data_may_lie_elsewhere(root: Path, tmp_path: Path) -> None:
