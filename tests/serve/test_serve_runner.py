@@ -22,13 +22,13 @@ def threads(request):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.usefixtures("threads")
-def test_a_row_of_a_matmul_of_whole_eights_is_the_same_among_any_others(dtype: torch.dtype) -> None:
+def test_a_row_of_a_matmul_of_whole_sixteens_is_the_same_among_any_others(dtype: torch.dtype) -> None:
     draw = torch.Generator().manual_seed(0)
     for outputs, inputs in SHAPES:
         weight = torch.randn(outputs, inputs, generator=draw).to(dtype)
-        rows = torch.randn(64, inputs, generator=draw).to(dtype)
-        expected = torch.cat([F.linear(eight, weight) for eight in rows.split(8)])
-        for n_rows in (16, 24, 40, 64):
+        rows = torch.randn(32, inputs, generator=draw).to(dtype)
+        expected = torch.cat([F.linear(sixteen, weight) for sixteen in rows.split(16)])
+        for n_rows in (16, 32):
             assert torch.equal(F.linear(rows[:n_rows], weight), expected[:n_rows])
             assert torch.equal(F.linear(rows[:n_rows].roll(3, 0), weight), expected[:n_rows].roll(3, 0))
 
@@ -45,7 +45,7 @@ def test_logits_of_a_row_do_not_depend_on_length_or_number_of_the_others(dtype: 
     prompts = [[(index + 31 * place) % 1000 for place in range(length)] for index, length in enumerate(lengths)]
 
     def decoded(rows: list[int]) -> dict[int, torch.Tensor]:
-        runner = Runner(model, step_rows=8)
+        runner = Runner(model, step_rows=16)
         for row in rows:
             runner.read(row, prompts[row], lengths[row], (), 0, Vocabulary(1000))
             runner.start(row)
@@ -62,7 +62,7 @@ def test_logits_of_a_row_do_not_depend_on_length_or_number_of_the_others(dtype: 
 
 
 def test_what_a_row_leaves_behind_does_not_meet_the_next() -> None:
-    runner = Runner(tiny_model(llama_config()), step_rows=8)
+    runner = Runner(tiny_model(llama_config()), step_rows=16)
     for request in range(6):
         runner.read(request, [1, 2, 3], 3, (), 0, Vocabulary(257))
         runner.start(request)
@@ -80,7 +80,7 @@ def test_what_a_row_leaves_behind_does_not_meet_the_next() -> None:
 
 def test_the_row_that_takes_a_place_over_brings_nothing_of_the_one_that_left() -> None:
     model = tiny_model(llama_config())
-    runner = Runner(model, step_rows=8)
+    runner = Runner(model, step_rows=16)
     for request, length in enumerate((30, 5, 3)):
         runner.read(request, [1] * length, length, (), 0, Vocabulary(257))
         runner.start(request)
@@ -95,7 +95,7 @@ def test_the_row_that_takes_a_place_over_brings_nothing_of_the_one_that_left() -
 
 
 def test_memory_grows_with_the_rows_and_is_given_back() -> None:
-    runner = Runner(tiny_model(llama_config(context=1024)), step_rows=8)
+    runner = Runner(tiny_model(llama_config(context=1024)), step_rows=16)
     slots = runner._slots
 
     def rows() -> dict[int, int]:
