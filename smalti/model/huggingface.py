@@ -21,10 +21,12 @@ from smalti.base import store
 from smalti.base.errors import DataError, UserError
 from smalti.config.model import ModelConfig
 from smalti.model.decoder import Decoder
-from smalti.model.zoo import dbrx, llama
-from smalti.model.zoo.family import Family, Weights, to_ours, to_theirs
+from smalti.model.zoo import dbrx, llama, mistral, mpt, olmo2, qwen3
+from smalti.model.zoo.family import Family, Weights
 
-FAMILIES: dict[str, Family] = {"llama": llama.FAMILY, "dbrx": dbrx.FAMILY}
+FAMILIES: dict[str, Family] = {
+    module.FAMILY.model_type: module.FAMILY for module in (llama, mistral, qwen3, olmo2, mpt, dbrx)
+}
 
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -120,6 +122,22 @@ def _read_config(source: Path) -> tuple[Family, ModelConfig]:
     if kind not in FAMILIES:
         raise DataError(f"{source}/config.json has model_type={kind!r}", allowed=", ".join(FAMILIES))
     return FAMILIES[kind], FAMILIES[kind].config_from_huggingface(raw)
+
+
+def to_theirs(family: Family, config: ModelConfig, weights: Weights) -> Weights:
+    """All weights under their names."""
+    found: Weights = {}
+    for rule in family.rules(config):
+        found |= zip(rule.theirs, rule.to_theirs([weights[name] for name in rule.ours]), strict=True)
+    return found
+
+
+def to_ours(family: Family, config: ModelConfig, weights: Weights) -> Weights:
+    """All weights under our names."""
+    found: Weights = {}
+    for rule in family.rules(config):
+        found |= zip(rule.ours, rule.to_ours([weights[name] for name in rule.theirs]), strict=True)
+    return found
 
 
 def _skeleton(config: ModelConfig) -> Weights:

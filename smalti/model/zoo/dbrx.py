@@ -9,22 +9,16 @@ Checked against transformers 5.23 (``modeling_dbrx.py``), whose reader has three
 Not carried by a DBRX folder: ``moe.z_loss_coef`` and ``moe.kernel`` come back as their defaults.
 """
 
-from typing import Any
-
-from smalti.base.errors import DataError
 from smalti.config.model import ModelConfig
-from smalti.model.zoo.family import (
-    Family,
+from smalti.model.zoo.family import Family, Rule, joined, same
+from smalti.model.zoo.fields import (
+    LARGEST_LAYERS,
+    Fields,
     Json,
-    Rule,
-    build_config,
-    joined,
-    need,
-    read_activation,
-    read_rope_theta,
-    same,
+    activation_to_huggingface,
+    rope_from_huggingface,
+    rope_to_huggingface,
 )
-from smalti.model.zoo.family import refuse_unless as refuse
 
 _NO_CLIP = 65504.0
 _OUTER = {
@@ -65,15 +59,15 @@ def config_to_huggingface(config: ModelConfig) -> Json:
             "rope_theta": config.rope_theta,
         },
         "ffn_config": {
-            "ffn_act_fn": {"name": config.activation},
+            "ffn_act_fn": {"name": activation_to_huggingface(config)},
             "ffn_hidden_size": config.intermediate_size,
             "moe_num_experts": config.moe.num_experts,
             "moe_top_k": config.moe.num_experts_per_tok,
             "moe_jitter_eps": None,
             "moe_loss_weight": config.moe.balance_loss_coef,
-            "moe_normalize_expert_weights": 1.0,
+            "moe_normalize_expert_weights": config.moe.norm_topk_p if config.moe.norm_topk_prob else None,
         },
-        "rope_parameters": {"rope_theta": config.rope_theta, "rope_type": "default"},
+        **rope_to_huggingface(config),
         "initializer_range": config.initializer_range,
         "tie_word_embeddings": False,
     }
@@ -81,37 +75,64 @@ def config_to_huggingface(config: ModelConfig) -> Json:
 
 def config_from_huggingface(raw: Json) -> ModelConfig:
     """Our config of a ``config.json``; absent keys take the defaults of ``DbrxConfig``."""
-    attention, ffn = need(raw, "attn_config"), need(raw, "ffn_config")
-    if ffn.get("moe_normalize_expert_weights", 1.0) != 1.0:
-        raise DataError(
-            f"config.json has moe_normalize_expert_weights={ffn['moe_normalize_expert_weights']}: "
-            "our router divides the chosen weights by their sum",
-            allowed="1.0",
-        )
-    refuse(ffn, "moe_jitter_eps", (None, 0.0), "our router adds no jitter")
-    clip = attention.get("clip_qkv")
-    fields: dict[str, Any] = {
-        "family": "dbrx",
-        "vocab_size": need(raw, "vocab_size"),
-        "hidden_size": need(raw, "d_model"),
-        "intermediate_size": need(ffn, "ffn_hidden_size"),
-        "num_hidden_layers": need(raw, "n_layers"),
-        "num_attention_heads": need(raw, "n_heads"),
-        "num_key_value_heads": attention.get("kv_n_heads", 1),
-        "max_position_embeddings": raw.get("max_seq_len", 2048),
-        "norm": "layernorm",
-        "activation": read_activation((ffn.get("ffn_act_fn") or {"name": "silu"})["name"]),
-        "rope_theta": read_rope_theta(raw, attention.get("rope_theta")),
+    fields = Fields(raw)
+    hidden, longest = fields.take("d_model", int), fields.take("max_seq_len", int, 2048)
+    attention = _attention(fields.section("attn_config"))
+    theta, kv_heads = attention.pop("rope_theta"), attention["num_key_value_heads"]
+    rope = rope_from_huggingface(fields, theta or 10_000.0, longest)
+    if theta not in (None, rope["rope_theta"]):
+        raise fields.refusal("attn_config", f"two bases for the rotary frequencies: {theta} and {rope['rope_theta']}")
+    if fields.take("num_key_value_heads", int, kv_heads) != kv_heads:
+        raise fields.refusal("num_key_value_heads", f"attn_config.kv_n_heads={kv_heads} says otherwise")
+    return fields.build(
+        {
+            "family": "dbrx",
+            "vocab_size": fields.take("vocab_size", int),
+            "hidden_size": hidden,
+            "num_hidden_layers": fields.take("n_layers", int, most=LARGEST_LAYERS),
+            "num_attention_heads": fields.take("n_heads", int),
+            "max_position_embeddings": longest,
+            "norm": "layernorm",
+            "tie_word_embeddings": fields.take("tie_word_embeddings", bool, False),
+            "initializer_range": fields.take("initializer_range", float, 0.02),
+            **rope,
+            **attention,
+            **_ffn(fields.section("ffn_config"), hidden),
+        }
+    )
+
+
+def _attention(section: Fields) -> Json:
+    clip = section.take("clip_qkv", float, None)
+    converted = {
+        "num_key_value_heads": section.take("kv_n_heads", int, 1),
+        "rope_theta": section.take("rope_theta", float, None),
         "clip_qkv": None if clip is None or clip >= _NO_CLIP else clip,
-        "tie_word_embeddings": raw.get("tie_word_embeddings", False),
-        "initializer_range": raw.get("initializer_range", 0.02),
+    }
+    section.finish()
+    return converted
+
+
+def _ffn(section: Fields, hidden: int) -> Json:
+    function = section.section("ffn_act_fn")
+    power = section.take("moe_normalize_expert_weights", float, 1.0)
+    converted = {
+        "intermediate_size": section.take("ffn_hidden_size", int, 3584),
+        "activation": function.activation("name", "silu"),
         "moe": {
-            "num_experts": ffn.get("moe_num_experts", 4),
-            "num_experts_per_tok": ffn.get("moe_top_k", 1),
-            "balance_loss_coef": ffn.get("moe_loss_weight", 0.01),
+            "num_experts": section.take("moe_num_experts", int, 4),
+            "num_experts_per_tok": section.take("moe_top_k", int, 1),
+            "balance_loss_coef": section.take("moe_loss_weight", float, 0.01),
+            "norm_topk_prob": power is not None,
+            "norm_topk_p": 1.0 if power is None else power,
         },
     }
-    return build_config(fields)
+    section.only("hidden_size", (hidden,), "d_model says otherwise")
+    section.only("moe_jitter_eps", (None, 0), "our router adds no noise")
+    section.only("uniform_expert_assignment", (False,), "our router chooses by its scores")
+    function.finish()
+    section.finish()
+    return converted
 
 
 def rules(config: ModelConfig) -> list[Rule]:

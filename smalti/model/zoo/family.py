@@ -1,6 +1,6 @@
-"""What a family must offer, and the readings of ``config.json`` that families share.
+"""What a family must offer, and the parts of ``config.json`` and of the weights that families share.
 
-Promises: a ``config.json`` that asks for anything our blocks do not compute is refused by name, never approximated.
+The families that spell their configs and tensors as Llama does (all but MPT and DBRX) are made of the parts below.
 """
 
 from collections.abc import Callable
@@ -10,10 +10,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from smalti.base.errors import DataError
 from smalti.config.model import ModelConfig
+from smalti.model.zoo.fields import (
+    LARGEST_LAYERS,
+    Fields,
+    Json,
+    activation_to_huggingface,
+    rope_from_huggingface,
+    rope_to_huggingface,
+)
 
-Json = dict[str, Any]
 Weights = dict[str, Tensor]
 
 
@@ -47,6 +53,9 @@ class Family:
     """How the weights convert: every parameter of ``Decoder(config)`` is in exactly one rule."""
 
 
+# ---- weights --------------------------------------------------------------------------------------------------------
+
+
 def same(ours: str, theirs: str) -> Rule:
     """One tensor under another name."""
     return Rule((ours,), (theirs,), list, list)
@@ -74,72 +83,88 @@ def stacked(ours: str, theirs: tuple[str, ...], *, transposed: bool = False) -> 
     return Rule((ours,), theirs, lambda tensors: list(tensors[0]), lambda tensors: [torch.stack(tensors)])
 
 
-def to_theirs(family: Family, config: ModelConfig, weights: Weights) -> Weights:
-    """All weights under their names."""
-    found: Weights = {}
-    for rule in family.rules(config):
-        found |= zip(rule.theirs, rule.to_theirs([weights[name] for name in rule.ours]), strict=True)
+def outer_rules(config: ModelConfig) -> list[Rule]:
+    """Embedding, last norm, and the output head where it is not tied."""
+    head = [] if config.tie_word_embeddings else [same("lm_head.weight", "lm_head.weight")]
+    return [same("embed.weight", "model.embed_tokens.weight"), same("norm.weight", "model.norm.weight"), *head]
+
+
+def attention_rules(config: ModelConfig, layer: int) -> list[Rule]:
+    """The projections of one layer with their biases, and the norms of query and key where there are some."""
+    names = [f"{part}_proj.{kind}" for part in "qkvo" for kind in ("weight", "bias")[: 1 + config.attention_bias]] + (
+        ["q_norm.weight", "k_norm.weight"] if config.qk_norm else []
+    )
+    return [same(f"blocks.{layer}.attention.{name}", f"model.layers.{layer}.self_attn.{name}") for name in names]
+
+
+def mlp_rules(config: ModelConfig, layer: int) -> list[Rule]:
+    """The three matrices of a plain gated MLP with their biases."""
+    kinds = ("weight", "bias")[: 1 + config.mlp_bias]
+    names = [f"mlp.{part}_proj.{kind}" for part in ("gate", "up", "down") for kind in kinds]
+    return [same(f"blocks.{layer}.{name}", f"model.layers.{layer}.{name}") for name in names]
+
+
+def norm_rules(layer: int, attention: str = "input_layernorm", mlp: str = "post_attention_layernorm") -> list[Rule]:
+    """The two norms of one layer, by their names."""
+    ours, theirs = f"blocks.{layer}.", f"model.layers.{layer}."
+    return [
+        same(f"{ours}attention_norm.weight", f"{theirs}{attention}.weight"),
+        same(f"{ours}mlp_norm.weight", f"{theirs}{mlp}.weight"),
+    ]
+
+
+def dense_rules(config: ModelConfig) -> list[Rule]:
+    """Llama's names for a dense model whose norms stand before attention and MLP."""
+    found = outer_rules(config)
+    for layer in range(config.num_hidden_layers):
+        found += norm_rules(layer) + attention_rules(config, layer) + mlp_rules(config, layer)
     return found
 
 
-def to_ours(family: Family, config: ModelConfig, weights: Weights) -> Weights:
-    """All weights under our names."""
-    found: Weights = {}
-    for rule in family.rules(config):
-        found |= zip(rule.ours, rule.to_ours([weights[name] for name in rule.theirs]), strict=True)
-    return found
+# ---- config.json ----------------------------------------------------------------------------------------------------
 
 
-def build_config(fields: Json) -> ModelConfig:
-    """A ``ModelConfig`` from converted fields; a combination that it refuses is a DataError."""
-    try:
-        return ModelConfig(**fields)
-    except ValueError as error:
-        raise DataError(f"config.json describes a model that Smalti cannot build: {error}") from error
-
-
-def need(config: Json, key: str) -> Any:
-    """A key that must be there."""
-    if config.get(key) is None:
-        raise DataError(f"config.json has no '{key}'", hint="is this the config.json of a causal language model?")
-    return config[key]
-
-
-def refuse_unless(config: Json, key: str, allowed: tuple[Any, ...], why: str) -> None:
-    """DataError when an option has a value that our blocks do not compute; an absent key is fine."""
-    if key in config and config[key] not in allowed:
-        raise DataError(f"config.json has {key}={config[key]!r}: {why}", allowed=" or ".join(map(repr, allowed)))
-
-
-def read_activation(name: str) -> str:
-    """Our name of Hugging Face's activation."""
-    known = {
-        "silu": "silu",
-        "swish": "silu",
-        "gelu": "gelu",
-        "gelu_pytorch_tanh": "gelu_tanh",
-        "gelu_new": "gelu_tanh",
-        "relu": "relu",
+def shape_to_huggingface(config: ModelConfig) -> Json:
+    """What every family says that spells its config as Llama does."""
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.kv_heads,
+        "hidden_act": activation_to_huggingface(config),
+        "max_position_embeddings": config.max_position_embeddings,
+        "initializer_range": config.initializer_range,
+        "rms_norm_eps": config.norm_eps,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        **rope_to_huggingface(config),
     }
-    if name not in known:
-        raise DataError(f"config.json has the activation '{name}'", allowed=", ".join(known))
-    return known[name]
 
 
-def read_rope_theta(config: Json, older: Any = None) -> float:
-    """The base of the rotary frequencies, from ``rope_parameters`` (transformers 5) or from ``older`` (before).
-
-    Both may be present; then they must agree, because readers differ in which one they take.
-    """
-    refuse_unless(config, "rope_scaling", (None,), "scaled rotary embeddings are not supported")
-    newer = config.get("rope_parameters") or {}
-    kind = newer.get("rope_type", newer.get("type", "default"))
-    if kind != "default":
-        raise DataError(f"config.json has rope_type='{kind}': not supported", allowed="default")
-    theta = newer.get("rope_theta")
-    if theta is not None and older is not None and float(theta) != float(older):
-        raise DataError(
-            f"config.json gives two bases for the rotary frequencies: rope_parameters.rope_theta={theta} and {older}",
-            hint="keep the one that the model was trained with",
-        )
-    return float(theta if theta is not None else older if older is not None else 10_000.0)
+def shape_from_huggingface(
+    raw: Fields,
+    *,
+    max_positions: int,
+    norm_eps: float,
+    kv_heads: int | None = None,
+    activation: str = "silu",
+    rope_theta: float = 10_000.0,
+) -> dict[str, Any]:
+    """The way back; the arguments are the family's defaults of absent keys (``kv_heads`` None: as many as heads)."""
+    longest = raw.take("max_position_embeddings", int, max_positions)
+    return {
+        "vocab_size": raw.take("vocab_size", int),
+        "hidden_size": raw.take("hidden_size", int),
+        "intermediate_size": raw.take("intermediate_size", int),
+        "num_hidden_layers": raw.take("num_hidden_layers", int, most=LARGEST_LAYERS),
+        "num_attention_heads": raw.take("num_attention_heads", int),
+        "num_key_value_heads": raw.take("num_key_value_heads", int, kv_heads),
+        "activation": raw.activation("hidden_act", activation),
+        "max_position_embeddings": longest,
+        "initializer_range": raw.take("initializer_range", float, 0.02),
+        "norm_eps": raw.take("rms_norm_eps", float, norm_eps),
+        "tie_word_embeddings": raw.take("tie_word_embeddings", bool, False),
+        **rope_from_huggingface(raw, rope_theta, longest),
+    }

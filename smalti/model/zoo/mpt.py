@@ -1,0 +1,109 @@
+"""Family ``mpt``: ALiBi, LayerNorm without bias, plain MLP of 4 widths, clipped projections, tied head.
+
+Checked: transformers 5.23, whose ``MptForCausalLM`` computes only a part of what ``MptConfig`` can say; other values of
+those options are refused by name.
+"""
+
+from smalti.config.model import ModelConfig
+from smalti.model.zoo.family import Family, Rule, joined, same
+from smalti.model.zoo.fields import Fields, Json
+
+_OUTER = {"embed.weight": "transformer.wte.weight", "norm.weight": "transformer.norm_f.weight"}
+_INNER = {
+    "attention_norm.weight": "norm_1.weight",
+    "attention.o_proj.weight": "attn.out_proj.weight",
+    "mlp_norm.weight": "norm_2.weight",
+    "mlp.up_proj.weight": "ffn.up_proj.weight",
+    "mlp.down_proj.weight": "ffn.down_proj.weight",
+}
+_PARTS = ("attention.q_proj.weight", "attention.k_proj.weight", "attention.v_proj.weight")
+_IGNORED = "transformers does not compute it"
+
+
+def config_to_huggingface(config: ModelConfig) -> Json:
+    """``MptConfig``."""
+    return {
+        "vocab_size": config.vocab_size,
+        "d_model": config.hidden_size,
+        "n_heads": config.num_attention_heads,
+        "n_layers": config.num_hidden_layers,
+        "expansion_ratio": 4,
+        "max_seq_len": config.max_position_embeddings,
+        "resid_pdrop": 0.0,
+        "emb_pdrop": 0.0,
+        "layer_norm_epsilon": config.norm_eps,
+        "learned_pos_emb": False,
+        "no_bias": True,
+        "norm_type": "low_precision_layernorm",
+        "initializer_range": config.initializer_range,
+        "tie_word_embeddings": True,
+        "attn_config": {
+            "attn_type": "multihead_attention",
+            "attn_pdrop": 0,
+            "clip_qkv": config.clip_qkv,
+            "softmax_scale": config.attention_multiplier,
+            "prefix_lm": False,
+            "qk_ln": False,
+            "attn_uses_sequence_id": False,
+            "alibi": True,
+            "alibi_bias_max": 8,
+        },
+    }
+
+
+def config_from_huggingface(raw: Json) -> ModelConfig:
+    """Our config of a ``config.json``; absent keys take the defaults of ``MptConfig``."""
+    fields = Fields(raw)
+    hidden = fields.take("d_model", int)
+    converted = {
+        "family": "mpt",
+        "vocab_size": fields.take("vocab_size", int),
+        "hidden_size": hidden,
+        "intermediate_size": 4 * hidden,
+        "num_hidden_layers": fields.take("n_layers", int),
+        "num_attention_heads": fields.take("n_heads", int),
+        "max_position_embeddings": fields.take("max_seq_len", int, 2048),
+        "norm": "layernorm",
+        "norm_eps": fields.take("layer_norm_epsilon", float, 1e-5),
+        "activation": "gelu",
+        "gated": False,
+        "position": "alibi",
+        "initializer_range": fields.take("initializer_range", float, 0.02),
+        "tie_word_embeddings": fields.take("tie_word_embeddings", bool, True),
+        **_attention(fields.section("attn_config")),
+    }
+    fields.only("expansion_ratio", (4,), _IGNORED)
+    fields.only("no_bias", (True,), "the family has no biases")
+    fields.only("logit_scale", (None,), _IGNORED)
+    fields.only("norm_type", ("low_precision_layernorm", "layernorm"), _IGNORED)
+    fields.only("embedding_fraction", (1,), _IGNORED)
+    for key in ("learned_pos_emb", "init_device", "init_config"):  # without effect beside ALiBi and once trained
+        fields.ignore(key)
+    return fields.build(converted)
+
+
+def _attention(section: Fields) -> Json:
+    clip, scale = section.take("clip_qkv", float, None), section.take("softmax_scale", float, None)
+    section.only("attn_type", ("multihead_attention",), _IGNORED)
+    section.only("alibi", (True,), _IGNORED)
+    section.only("alibi_bias_max", (8,), _IGNORED)
+    section.only("qk_ln", (False,), _IGNORED)
+    section.only("prefix_lm", (False,), _IGNORED)
+    for key in ("attn_impl", "attn_uses_sequence_id"):  # how, not what; what is said of documents is said by the batch
+        section.ignore(key)
+    section.finish()
+    return {"clip_qkv": clip or None, "attention_multiplier": scale}
+
+
+def rules(config: ModelConfig) -> list[Rule]:
+    """Query, key and value are joined along the rows."""
+    width = config.hidden_size
+    found = [same(ours, theirs) for ours, theirs in _OUTER.items()]
+    for layer in range(config.num_hidden_layers):
+        ours, theirs = f"blocks.{layer}.", f"transformer.blocks.{layer}."
+        found.append(joined(tuple(ours + part for part in _PARTS), f"{theirs}attn.Wqkv.weight", (width,) * 3))
+        found += [same(ours + name, theirs + other) for name, other in _INNER.items()]
+    return found
+
+
+FAMILY = Family("mpt", "MptForCausalLM", config_to_huggingface, config_from_huggingface, rules)
