@@ -27,7 +27,7 @@ FREE: dict[str, set[str]] = {
     "qwen3": _EVERY | _ROTARY | {"head_dim", "attention_bias", "sliding_window", "layer_types"},
     "olmo2": _EVERY | _ROTARY | {"attention_bias"},
     "mpt": (_EVERY - {"num_key_value_heads", "activation"}) | {"norm_eps", "clip_qkv", "attention_multiplier"},
-    "dbrx": _EVERY | {"rope_theta", "clip_qkv", "moe"},
+    "dbrx": _EVERY | {"rope_theta", "rope_scaling", "clip_qkv", "moe"},
     "mixtral": _EVERY | _ROTARY | {"head_dim", "sliding_window", "moe"},
     "olmoe": _EVERY | _ROTARY | {"attention_bias", "clip_qkv", "moe"},
     "qwen3_moe": _EVERY | _ROTARY | {"head_dim", "attention_bias", "sliding_window", "moe"},

@@ -21,11 +21,12 @@ from smalti.base import store
 from smalti.base.errors import DataError, UserError
 from smalti.config.model import ModelConfig
 from smalti.model.decoder import Decoder
-from smalti.model.zoo import dbrx, llama, mistral, mpt, olmo2, qwen3
+from smalti.model.zoo import dbrx, llama, mistral, mixtral, mpt, olmo2, olmoe, qwen3, qwen3_moe
 from smalti.model.zoo.family import Family, Weights
 
 FAMILIES: dict[str, Family] = {
-    module.FAMILY.model_type: module.FAMILY for module in (llama, mistral, qwen3, olmo2, mpt, dbrx)
+    module.FAMILY.model_type: module.FAMILY
+    for module in (llama, mistral, qwen3, olmo2, mpt, dbrx, mixtral, olmoe, qwen3_moe)
 }
 
 _WHOLE = "model.safetensors"

@@ -1,0 +1,42 @@
+"""Family ``olmoe``: a mixture in every layer; query and key normalised as wholes, then clipped with the values.
+
+Checked: transformers 5.23. Not carried by its folders: ``moe.z_loss_coef`` and ``moe.kernel`` come back as their
+defaults.
+"""
+
+from smalti.config.model import ModelConfig
+from smalti.model.zoo.family import Family, shape_from_huggingface, shape_to_huggingface
+from smalti.model.zoo.fields import Fields, Json
+from smalti.model.zoo.mixture import mixture_rules, moe_from_huggingface, moe_to_huggingface
+
+
+def config_to_huggingface(config: ModelConfig) -> Json:
+    """``OlmoeConfig``."""
+    assert config.moe is not None
+    return {
+        **shape_to_huggingface(config),
+        **moe_to_huggingface(config, "num_experts"),
+        "attention_bias": config.attention_bias,
+        "clip_qkv": config.clip_qkv,
+        "norm_topk_prob": config.moe.norm_topk_prob,
+    }
+
+
+def config_from_huggingface(raw: Json) -> ModelConfig:
+    """Our config of a ``config.json``; absent keys take the defaults of ``OlmoeConfig``."""
+    fields = Fields(raw)
+    moe = moe_from_huggingface(fields, experts=64, per_token=8, loss_coef=0.01)
+    return fields.build(
+        {
+            "family": "olmoe",
+            **shape_from_huggingface(fields, max_positions=4096, norm_eps=1e-5),
+            "head_dim": fields.take("head_dim", int, None),
+            "attention_bias": fields.take("attention_bias", bool, False),
+            "qk_norm": "full",
+            "clip_qkv": fields.take("clip_qkv", float, None),
+            "moe": {**moe, "norm_topk_prob": fields.take("norm_topk_prob", bool, False)},
+        }
+    )
+
+
+FAMILY = Family("olmoe", "OlmoeForCausalLM", config_to_huggingface, config_from_huggingface, mixture_rules)
