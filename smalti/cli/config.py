@@ -106,22 +106,23 @@ def diff(
 
 def _list(recipes: list[str], presets: list[str], as_json: bool) -> None:
     from smalti.cli.tables import print_json, print_table
+    from smalti.config.find import DIAL
 
     kinds = {name: _guess(name) for name in recipes}
     if as_json:
         print_json({"recipes": kinds, "presets": presets})
         return
     rows = [(name, kind, _COMMANDS[kind]) for name, kind in kinds.items()]
-    rows += [(name, "model", "model.preset") for name in presets]
+    rows += [(name, "model", "model.preset") for name in (*presets, *DIAL)]
     print_table(("name", "kind", "for"), rows, empty="this package holds no recipe")
 
 
 def _guess(name: str) -> str:
     """The kind of config that knows most of a file's keys; of several the one that its name speaks of, or the first."""
     from smalti.base.errors import UserError, nearest
-    from smalti.config.find import find_recipe, keys_of, preset_names
+    from smalti.config.find import find_recipe, is_preset, keys_of, preset_names
 
-    if name in preset_names() and not Path(name).exists():
+    if is_preset(name) and not Path(name).exists():
         return "model"
     try:
         found = find_recipe(name)
@@ -139,11 +140,11 @@ def _guess(name: str) -> str:
 
 def _load(kind: str, name: str, overrides: list[str]) -> "Loaded[Any]":
     """A file, run folder or recipe of this kind; a preset where the kind is model and no such file is there."""
-    from smalti.config.find import preset_names
+    from smalti.config.find import is_preset
     from smalti.config.load import from_dict, load
 
     model = _model(kind)
-    if kind == "model" and name in preset_names() and not Path(name).exists():
+    if kind == "model" and is_preset(name) and not Path(name).exists():
         return from_dict(model, {"preset": name}, f"preset {name}", overrides)
     return load(model, name, overrides)
 

@@ -13,8 +13,13 @@ from pathlib import Path
 import yaml
 
 from smalti.base.errors import DataError, UserError, nearest
+from smalti.config.depth import DEEPEST, depth_preset
+from smalti.config.yaml_lines import to_yaml
 
 _SUFFIXES = (".yaml", ".yml")
+
+DIAL = (f"depth-N (N from 1 to {DEEPEST})", "depth-N-moe")
+"""Presets that are reckoned out: of a model of N layers (``smalti/config/depth.py``)."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +38,13 @@ def recipe_names() -> list[str]:
 
 
 def preset_names() -> list[str]:
-    """Names of the model presets in the package, sorted."""
+    """Names of the model presets in the package, sorted; besides them ``DIAL`` are presets."""
     return sorted(_entries(_room("presets")))
+
+
+def is_preset(name: str) -> bool:
+    """Whether ``find_preset`` finds it."""
+    return name in preset_names() or depth_preset(name) is not None
 
 
 def find_recipe(name_or_path: str, *, beside: str | None = None, fields: Collection[str] | None = None) -> Found:
@@ -64,13 +74,15 @@ def find_recipe(name_or_path: str, *, beside: str | None = None, fields: Collect
 
 def find_preset(name: str, *, where: str) -> Found:
     """The model preset of that name; ``where`` says who asked, for the error."""
-    presets = _entries(_room("presets"))
+    presets, dialled = _entries(_room("presets")), depth_preset(name)
     if name in presets:
         return Found(_read(presets[name]), f"preset {name}", str(presets[name]))
+    if dialled is not None:
+        return Found(to_yaml(dialled), f"preset {name}", f"preset {name}")
     close = nearest(name, presets)
     raise UserError(
         f"{where}: model.preset = '{name}' is not a preset",
-        allowed=", ".join(sorted(presets)),
+        allowed=", ".join([*sorted(presets), *DIAL]),
         hint=f"did you mean 'preset: {close}'?" if close else "leave 'preset' out and write the fields of model",
     )
 

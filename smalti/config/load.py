@@ -1,7 +1,8 @@
 """YAML + ``a.b=value`` -> a frozen config that knows where each value came from.
 
 Order of precedence: command line, recipe, its one ``base:``, model preset, default. Mappings are merged key by key,
-lists and plain values replace. Nothing is interpolated; nothing is read from the environment.
+lists and plain values replace. Nothing is interpolated; nothing is read from the environment. A preset may stand for
+another one, and may bring a ``train:`` section, which lies under that of the run.
 """
 
 import copy
@@ -13,7 +14,7 @@ from typing import Any, Generic, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from smalti.base.errors import UserError
-from smalti.config.find import find_preset, find_recipe, preset_names
+from smalti.config.find import DIAL, find_preset, find_recipe, preset_names
 from smalti.config.model import ModelConfig
 from smalti.config.problems import as_user_error
 from smalti.config.schema import Config
@@ -158,23 +159,21 @@ def _with_preset(tree: Tree, section: Path) -> Tree:
     if not isinstance(name, str):
         raise UserError(
             f"{where}: {dotted((*section, 'preset'))} = {inline(name)} is not allowed",
-            allowed=", ".join(preset_names()),
+            allowed=", ".join([*preset_names(), *DIAL]),
         )
     found = find_preset(name, where=where)
-    preset = _mapping(parse(found.text, found.label))
-    origins = {(*section, *path): origin for path, origin in preset.origins.items() if path}
-    result = Tree({}, {})
-    _set(result, section, preset.value)
-    result.origins.update(origins)
-    rest = {key: child for key, child in value.items() if key != "preset"}
-    _merge(result, section, rest, tree.origins)
-    if section:
-        _set(tree, section, _get(result.value, section))
-    else:
-        tree.value = result.value
-    tree.origins.update(result.origins)
-    tree.origins.pop((*section, "preset"), None)
-    return tree
+    preset = _with_preset(_mapping(parse(found.text, found.label)), ())
+    train = {"train": preset.value.pop("train")} if "train" in preset.value else {}
+    under = Tree(train if section else {}, {})
+    _set(under, section, preset.value)
+    under.origins = {
+        path if path[:1] == ("train",) else (*section, *path): origin for path, origin in preset.origins.items() if path
+    }
+    del value["preset"]
+    _merge(under, (), tree.value, tree.origins)
+    under.origins = {**tree.origins, **under.origins}
+    under.origins.pop((*section, "preset"), None)
+    return under
 
 
 def _get(value: Any, path: Path) -> Any:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from smalti.config.depth import PATTERN
 from smalti.config.find import preset_names
 from smalti.config.model import ModelConfig
 from smalti.config.schema import Config
@@ -37,7 +38,10 @@ def json_schema(model: type[Config]) -> dict[str, Any]:
     }
     holder = schema if model is ModelConfig else schema.get("$defs", {}).get("ModelConfig")
     if holder is not None:
-        preset = {"enum": preset_names(), "description": "A named model size whose fields the others override."}
+        preset = {
+            "anyOf": [{"enum": preset_names()}, {"type": "string", "pattern": f"^{PATTERN}$"}],
+            "description": "A named model size whose fields the others override; depth-N also sets train.",
+        }
         holder["properties"] = {"preset": preset, **holder["properties"]}
     return schema
 

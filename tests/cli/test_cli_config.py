@@ -22,7 +22,14 @@ def test_a_name_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("name", preset_names())
 def test_every_preset_can_be_shown(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["config", "show", name]) == 0
-    assert f"# preset {name}:" in capsys.readouterr().out
+    assert f"# preset {'dbrx-132b' if name == 'dbrx' else name}:" in capsys.readouterr().out
+
+
+def test_a_depth_can_be_shown_and_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config", "show", "depth-12"]) == 0
+    assert "num_hidden_layers: 12" in capsys.readouterr().out
+    assert run(["config", "show"]) == 0
+    assert "depth-N" in capsys.readouterr().out
 
 
 def test_the_kind_is_guessed_for_each(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from smalti.config.run import RunConfig
 
 BASE = {
     "name": "t",
-    "model": {"preset": "mpt-125m"},
+    "model": {"preset": "gpt-3-125m"},
     "data": {"sources": {"a": "x"}, "seq_len": 8, "stages": [{"weights": {"a": 1}}]},
     "train": {"duration": "10step", "global_batch_tokens": 64, "optimizer": {"lr": 3e-3}},
 }

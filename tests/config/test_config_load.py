@@ -1,5 +1,6 @@
 """Loading: precedence, origins, presets, base, round trip, and every bad input with the words it is answered with."""
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -285,7 +286,10 @@ def test_every_recipe_of_a_run_loads():
 def test_schema_offers_base_and_preset_and_descriptions():
     schema = json_schema(RunConfig)
     assert "base" in schema["properties"]
-    assert "dbrx" in schema["$defs"]["ModelConfig"]["properties"]["preset"]["enum"]
+    named, dialled = schema["$defs"]["ModelConfig"]["properties"]["preset"]["anyOf"]
+    assert "dbrx" in named["enum"]
+    assert re.search(dialled["pattern"], "depth-12-moe")
+    assert not re.search(dialled["pattern"], "depth-N")
     assert schema["properties"]["seed"]["description"]
     assert "required" not in schema
     assert schema["$defs"]["TrainConfig"]["properties"]["duration"]["examples"] == ["600step", "2e9tok"]

@@ -1,0 +1,75 @@
+"""One dial: ``preset: depth-N`` is a model of N layers, and the training that suits it.
+
+Promises arithmetic only: the same N gives the same values, none of the sizes ever falls as N rises, and each fits every
+family's rules of heads. The rule is put together from published ones (below) and has not been fitted by ourselves.
+
+Shape: 64 of width for each layer (at equal size the loss hardly depends on the ratio: Kaplan et al. 2020,
+arXiv:2001.08361, figure 5), in whole pairs of heads, 64 wide each and 128 from a width of 2,048 on; half as many
+key/value heads; SwiGLU of 8/3 of the width. ``depth-N-moe`` is the same with DBRX's 16 experts, top-4, each a quarter
+as wide, so that a token meets about as many parameters.
+
+Training: the laws of DeepSeek LLM (Bi et al. 2024, arXiv:2401.02954, equations 1, 2 and 4). M, the FLOPs of a token
+without the vocabulary, gives the compute C that such a model is best trained with, M = 0.1715 C^0.5243; C gives the
+duration, 5.8316 C^0.4757 tokens, the batch, 0.2920 C^0.3271 tokens, rounded to a power of two, and the learning rate,
+0.3118 C^-0.125. They were fitted from 1e17 to 3e20 FLOPs on dense models; for a mixture M is of the active parameters.
+"""
+
+import math
+import re
+from typing import Any
+
+DEEPEST = 128
+"""The largest N."""
+
+PATTERN = r"depth-([1-9][0-9]{0,2})(-moe)?"
+"""Names of these presets."""
+
+_ASPECT = 64
+_WIDE = 2048
+_CONTEXT_TOKENS = 2048
+_EXPERTS, _CHOSEN = 16, 4
+
+
+def depth_preset(name: str) -> dict[str, Any] | None:
+    """The model section of ``depth-N`` or ``depth-N-moe``, with the train section under ``train``; None of others."""
+    match = re.fullmatch(PATTERN, name)
+    if match is None or int(match[1]) > DEEPEST:
+        return None
+    layers, moe = int(match[1]), match[2] is not None
+    head_dim = 64 if layers * _ASPECT < _WIDE else 128
+    width = _up(layers * _ASPECT, 2 * head_dim)
+    heads = width // head_dim
+    intermediate = _up(8 * width / 3, 128)
+    model: dict[str, Any] = {
+        "family": "dbrx" if moe else "llama",
+        "vocab_size": 50432,
+        "hidden_size": width,
+        "intermediate_size": intermediate // _CHOSEN if moe else intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 2,
+        "max_position_embeddings": _CONTEXT_TOKENS,
+    }
+    if moe:
+        model |= {"norm": "layernorm", "clip_qkv": 8.0}
+        model["moe"] = {"num_experts": _EXPERTS, "num_experts_per_tok": _CHOSEN}
+    weights = width * head_dim * 2 * (heads + heads // 2) + 3 * width * intermediate
+    flops_per_token = 6 * layers * weights + 12 * layers * width * _CONTEXT_TOKENS
+    return {**model, "train": _training(flops_per_token)}
+
+
+def _training(flops_per_token: int) -> dict[str, Any]:
+    compute_flops = (flops_per_token / 0.1715) ** (1 / 0.5243)
+    return {
+        "duration": f"{_two_digits(5.8316 * compute_flops**0.4757)}tok",
+        "global_batch_tokens": max(_CONTEXT_TOKENS, 2 ** round(math.log2(0.2920 * compute_flops**0.3271))),
+        "optimizer": {"lr": float(f"{0.3118 * compute_flops**-0.125:.2g}")},
+    }
+
+
+def _up(value: float, multiple: int) -> int:
+    return math.ceil(value / multiple) * multiple
+
+
+def _two_digits(value: float) -> str:
+    return f"{value:.1e}".replace("e+0", "e").replace("e+", "e")
