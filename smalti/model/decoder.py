@@ -19,7 +19,7 @@ from smalti.model.blocks.attention import Attention, attention_mask
 from smalti.model.blocks.embed import build_embed, build_lm_head
 from smalti.model.blocks.kv_cache import Cache
 from smalti.model.blocks.mlp import MLP
-from smalti.model.blocks.moe import MoE, RouterStats
+from smalti.model.blocks.moe import MoE, RouterStats, over_layers
 from smalti.model.blocks.norm import build_norm
 from smalti.model.blocks.rope import rope_table
 
@@ -133,7 +133,7 @@ class Decoder(nn.Module):
         hidden_BTD = self.norm(x_BTD)
         weight_VD = self.embed.weight if self.lm_head is None else self.lm_head.weight
         value = self.logits(hidden_BTD, weight_VD) if head is None else head(hidden_BTD, weight_VD)
-        return DecoderOutput(value, _over_layers(per_layer))
+        return DecoderOutput(value, over_layers(per_layer))
 
     def logits(self, hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
         """What a head makes logits with: hidden @ weight^T, bounded by ``final_logit_softcapping``; [B, T, V]."""
@@ -143,10 +143,3 @@ class Decoder(nn.Module):
 def soft_cap(x: Tensor, bound: float | None) -> Tensor:
     """bound tanh(x / bound), in the shape and dtype of x; x itself without a bound (Gemma 2, arXiv:2408.00118)."""
     return x if bound is None else bound * torch.tanh(x / bound)
-
-
-def _over_layers(per_layer: list[RouterStats]) -> RouterStats | None:
-    if not per_layer:
-        return None
-    balance_L, z_L, load_L = zip(*per_layer, strict=True)
-    return RouterStats(torch.stack(balance_L).sum(), torch.stack(z_L).sum(), torch.stack(load_L))

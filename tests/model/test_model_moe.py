@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from model_cases import built, distance, ids, sparse
 
 from smalti.base.errors import UserError
-from smalti.model.blocks.moe import Experts, MoE, Router, router_stats
+from smalti.model.blocks.moe import MoE
+from smalti.model.blocks.moe.balance import router_stats
+from smalti.model.blocks.moe.experts import Experts
+from smalti.model.blocks.moe.router import Router, Routing
 from smalti.model.decoder import Decoder
 
 
@@ -105,7 +108,7 @@ def test_sums_by_hand():
     probability = logits.softmax(-1)
     chosen = probability.topk(2, dim=-1).indices
     mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
-    stats = router_stats(logits, probability, chosen, mask)
+    stats = router_stats(Routing(logits, probability, chosen, None), mask)
     balance = z = 0.0
     load = [0] * 4
     for row, length in ((0, 3), (1, 5)):
@@ -119,8 +122,8 @@ def test_sums_by_hand():
     assert stats.load_LE.tolist() == load
     assert (
         distance(
-            router_stats(logits, probability, chosen, torch.ones(2, 5, dtype=torch.bool)).balance_sum,
-            router_stats(logits, probability, chosen, None).balance_sum,
+            router_stats(Routing(logits, probability, chosen, None), torch.ones(2, 5, dtype=torch.bool)).balance_sum,
+            router_stats(Routing(logits, probability, chosen, None), None).balance_sum,
         )
         < 1e-6
     )
@@ -129,13 +132,15 @@ def test_sums_by_hand():
 def test_perfect_balance_gives_one_per_token():
     probability = torch.full((1, 8, 4), 0.25)
     chosen = torch.arange(8).remainder(4)[None, :, None]
-    assert float(router_stats(probability.log(), probability, chosen, None).balance_sum) == pytest.approx(8)
+    assert float(
+        router_stats(Routing(probability.log(), probability, chosen, None), None).balance_sum
+    ) == pytest.approx(8)
 
 
 def test_router_works_in_float32_under_bfloat16_weights():
-    router = Router(32, 4).to(torch.bfloat16)
+    router = Router(sparse()).to(torch.bfloat16)
     x = torch.randn(1, 3, 32).to(torch.bfloat16)
-    logits = router(x)
+    logits = router(x).logits_BTE
     assert logits.dtype == torch.float32
     assert torch.equal(logits, torch.nn.functional.linear(x.float(), router.weight.float()))
     logits.sum().backward()

@@ -1,0 +1,68 @@
+"""The router: which experts a token meets, and with what weights.
+
+Promises: logits, scores and weights are float32 whatever the parameters' dtype, because near ties decide; the weights
+come from the scores alone, a bias on the choice never reaches them.
+
+Shapes: B batch, T time, D hidden, E experts, k experts per token.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from smalti.config.model import ModelConfig
+
+
+class Routing(NamedTuple):
+    """What the router says of each token. A tuple, because FSDP looks for tensors in tuples, not in dataclasses."""
+
+    logits_BTE: Tensor
+    """float32."""
+    score_BTE: Tensor
+    """Softmax of the logits, or the sigmoid of each."""
+    expert_BTk: Tensor
+    """int64: the chosen experts, all different."""
+    weight_BTk: Tensor
+    """Factor on what each of them gives; float32."""
+
+
+class Router(nn.Module):
+    """A linear layer without bias, scores, and the k experts with the largest.
+
+    With ``bias_update_rate`` each expert has a ``choice_bias``, a buffer that is added to its score when experts are
+    chosen and nowhere else (DeepSeek-V3, arXiv:2412.19437, eq. 16); ``smalti.train.balance`` moves it between steps.
+    """
+
+    full_precision = True
+    """Asks the one who lays mixed precision on the model to leave this weight in float32."""
+    choice_bias: Tensor | None
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        assert config.moe is not None
+        self.config = config.moe
+        experts = config.moe.num_experts
+        self.weight = nn.Parameter(torch.empty(experts, config.hidden_size))
+        self.register_buffer("choice_bias", torch.zeros(experts) if config.moe.bias_update_rate else None)
+        nn.init.normal_(self.weight, std=config.hidden_size**-0.5)
+
+    def forward(self, x_BTD: Tensor) -> Routing:
+        """[B, T, D] in any dtype."""
+        logits_BTE = F.linear(x_BTD.float(), self.weight.float())
+        score_BTE = logits_BTE.softmax(dim=-1) if self.config.score == "softmax" else logits_BTE.sigmoid()
+        expert_BTk = self.choose(score_BTE.detach())
+        return Routing(logits_BTE, score_BTE, expert_BTk, self._weights(score_BTE.gather(-1, expert_BTk)))
+
+    def choose(self, score_BTE: Tensor) -> Tensor:
+        """The k experts of each token, [B, T, k], best first."""
+        if self.choice_bias is not None:
+            score_BTE = score_BTE + self.choice_bias.float()
+        return score_BTE.topk(self.config.num_experts_per_tok, dim=-1).indices
+
+    def _weights(self, chosen_BTk: Tensor) -> Tensor:
+        if self.config.norm_topk_prob:
+            norm_BT1 = torch.linalg.vector_norm(chosen_BTk, ord=self.config.norm_topk_p, dim=-1, keepdim=True)
+            chosen_BTk = chosen_BTk / norm_BT1.clamp(min=torch.finfo(torch.float32).tiny)
+        return chosen_BTk * self.config.routed_scaling_factor
