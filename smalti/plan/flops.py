@@ -13,7 +13,7 @@ FORMULA = "6N+12LHQS"
 
 FORMULA_TEXT = (
     "6 x matmul parameters a token meets (output head counted, embedding lookup not, active experts only) "
-    "+ 12 x layers x heads x head_dim x seq_len (attention, not halved for causality)"
+    "+ 12 x layers x heads x head_dim x seq_len (attention, not halved for causality; at most a layer's window)"
 )
 """``FORMULA`` in words."""
 
@@ -25,15 +25,17 @@ def train_flops_per_token(config: ModelConfig, seq_len: int) -> int:
     """FLOPs of forward and backward for one token under ``FORMULA``; a multiply-add is two.
 
     6 N: 2 forward, 4 backward (Kaplan et al. 2020, appendix; Chowdhery et al. 2022, PaLM, appendix B). Attention: two
-    matmuls of ``heads x head_dim x seq_len`` forward, twice that backward, 2 FLOPs each: 12. Recomputation
-    (activation checkpointing) is work, not progress, and is not counted. A document mask is not subtracted either.
+    matmuls of ``heads x head_dim x seq_len`` forward, twice that backward, 2 FLOPs each: 12; a layer with a sliding
+    window has at most the window's keys. Recomputation (activation checkpointing) is work, not progress, and is not
+    counted. A document mask is not subtracted either, and elementwise work (norms, biases, ALiBi, caps) is left out.
     """
-    return 6 * count(config).matmul_active + _attention(config, seq_len)
+    return 6 * count(config).matmul_active + 12 * _width(config) * sum(_spans(config, seq_len))
 
 
 def train_flops_per_token_causal(config: ModelConfig, seq_len: int) -> int:
-    """The same under ``CAUSAL_FORMULA``: attention halved."""
-    return 6 * count(config).matmul_active + _attention(config, seq_len) // 2
+    """The same under ``CAUSAL_FORMULA``: attention halved; with a window w, w - w^2 / 2s keys in place of s / 2."""
+    keys = sum(span - span**2 / (2 * seq_len) for span in _spans(config, seq_len))
+    return 6 * count(config).matmul_active + round(12 * _width(config) * keys)
 
 
 def mfu(tokens_per_s: float, flops_per_token: float, peak_flops_per_s: float) -> float:
@@ -41,5 +43,10 @@ def mfu(tokens_per_s: float, flops_per_token: float, peak_flops_per_s: float) ->
     return tokens_per_s * flops_per_token / peak_flops_per_s
 
 
-def _attention(config: ModelConfig, seq_len: int) -> int:
-    return 12 * config.num_hidden_layers * config.num_attention_heads * config.width_per_head * seq_len
+def _width(config: ModelConfig) -> int:
+    return config.num_attention_heads * config.width_per_head
+
+
+def _spans(config: ModelConfig, seq_len: int) -> list[int]:
+    """The most keys that a token of each layer has."""
+    return [min(seq_len, config.window(layer) or seq_len) for layer in range(config.num_hidden_layers)]

@@ -24,16 +24,18 @@ class Params:
     attention: int
     """Query, key, value and output matrices of all layers."""
     mlp: int
-    """MLP matrices of all layers, all experts."""
+    """MLP matrices of all layers, all experts, the shared ones too."""
     mlp_active: int
     """MLP matrices that one token meets."""
     router: int
     """Router matrices of all layers; 0 for a dense model."""
     norm: int
     """Weights of all norms."""
+    bias: int
+    """Biases of all layers."""
     matmul_active: int
     """Parameters that one token is multiplied with: attention, router, its experts, and the output head (also when
-    tied). The embedding is a lookup and the norms are elementwise, so neither is in it."""
+    tied). The embedding is a lookup, norms and biases are elementwise, so none of them is in it."""
 
     @property
     def non_embedding(self) -> int:
@@ -45,21 +47,22 @@ def count(config: ModelConfig) -> Params:
     """Count the parameters of ``config``.
 
     Layer: q ``hidden x heads x head_dim``, k and v ``hidden x kv_heads x head_dim`` each, o as q; MLP ``hidden x
-    intermediate`` three times when gated, twice otherwise, times the experts; router ``hidden x experts``; two norms
-    of ``hidden`` and, with ``qk_norm``, two of a head or of all heads. Biases count with their matrices.
+    intermediate`` three times when gated, twice otherwise, or as often for each expert, shared or not, with its own
+    width; router ``hidden x experts``; two norms of ``hidden`` and, with ``qk_norm``, two of a head or of all heads;
+    a bias for each column of attention's matrices and of a plain MLP's. Positions have no parameters.
     """
     hidden, layers, head_dim = config.hidden_size, config.num_hidden_layers, config.width_per_head
     heads, kv_heads, matrices = config.num_attention_heads, config.kv_heads, 3 if config.gated else 2
     moe = sum(config.has_experts(layer) for layer in range(layers))
     plain = hidden * config.intermediate_size * matrices
-    plain += ((matrices - 1) * config.intermediate_size + hidden) * config.mlp_bias
     expert = hidden * config.expert_width * matrices
     experts, chosen, shared = (0, 0, 0)
     if config.moe is not None:
         experts, chosen = config.moe.num_experts, config.moe.num_experts_per_tok
         shared = config.moe.num_shared_experts
     attention = layers * hidden * head_dim * 2 * (heads + kv_heads)
-    attention += layers * (head_dim * (heads + 2 * kv_heads) + hidden) * config.attention_bias
+    bias = layers * (head_dim * (heads + 2 * kv_heads) + hidden) * config.attention_bias
+    bias += (layers - moe) * ((matrices - 1) * config.intermediate_size + hidden) * config.mlp_bias
     mlp = (layers - moe) * plain + moe * expert * (experts + shared)
     mlp_active = (layers - moe) * plain + moe * expert * (chosen + shared)
     router = moe * hidden * experts
@@ -67,7 +70,7 @@ def count(config: ModelConfig) -> Params:
     norm = layers * (2 * hidden + qk_norm) + hidden * (1 + config.embedding_norm)
     embedding = config.vocab_size * hidden
     head = 0 if config.tie_word_embeddings else embedding
-    total = embedding + head + attention + mlp + router + norm
+    total = embedding + head + attention + mlp + router + norm + bias
     return Params(
         total=total,
         active=total - mlp + mlp_active,
@@ -78,5 +81,6 @@ def count(config: ModelConfig) -> Params:
         mlp_active=mlp_active,
         router=router,
         norm=norm,
+        bias=bias,
         matmul_active=attention + mlp_active + router + embedding,
     )
