@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from smalti.base.errors import UserError
+from smalti.model.decoder import Decoder
 
 _CHUNK_LOGITS = 1 << 20
 """Logits that exist at one time: 4 MiB in fp32, which stays in a CPU's cache; of 2^19 to 2^22 the fastest there."""
@@ -88,19 +89,27 @@ def _score_batch(model: nn.Module, windows: list[Window], device: torch.device) 
     targets_N = torch.from_numpy(targets).to(device)[counts_BT]
     row_N = counts_BT.nonzero()[:, 0]
 
+    assert isinstance(model, Decoder), "what is scored is a decoder"
+
     def head(hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
-        nats_N = token_nats(hidden_BTD[counts_BT], weight_VD, targets_N)
+        nats_N = token_nats(hidden_BTD[counts_BT], weight_VD, targets_N, logits=model.logits)
         return torch.zeros(len(windows), dtype=torch.float64, device=device).index_add_(0, row_N, nats_N.double())
 
     value: Tensor = model(torch.from_numpy(inputs).to(device), head=head).value
     return value
 
 
-def token_nats(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
-    """Cross-entropy of each target in nats, fp32 [N]; logits are made chunk by chunk."""
+def token_nats(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    targets_N: Tensor,
+    *,
+    logits: Callable[[Tensor, Tensor], Tensor] = F.linear,
+) -> Tensor:
+    """Cross-entropy of each target in nats, fp32 [N]; ``logits``, ``Decoder.logits``, makes them chunk by chunk."""
     rows = max(1, _CHUNK_LOGITS // weight_VD.shape[0])
     parts = [hidden_ND.new_zeros(0, dtype=torch.float32)]
     for hidden_CD, targets_C in zip(hidden_ND.split(rows), targets_N.split(rows), strict=True):
-        logits_CV = F.linear(hidden_CD, weight_VD).float()
+        logits_CV = logits(hidden_CD, weight_VD).float()
         parts.append(logits_CV.logsumexp(dim=-1) - logits_CV.gather(1, targets_C[:, None])[:, 0])
     return torch.cat(parts)

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from smalti.config.model import ModelConfig
-from smalti.model.blocks.attention import Attention, attention_mask
+from smalti.model.blocks.attention.choice import kernels_of
+from smalti.model.blocks.attention.module import Attention
+from smalti.model.blocks.attention.scores import Attend
 from smalti.model.blocks.embed import build_embed, build_lm_head
 from smalti.model.blocks.kv_cache import Cache
 from smalti.model.blocks.mlp import MLP
@@ -54,15 +56,15 @@ class Block(nn.Module):
     def forward(
         self,
         x_BTD: Tensor,
-        rope: tuple[Tensor, Tensor],
-        mask_BTS: Tensor | None = None,
+        rope: tuple[Tensor, Tensor] | None,
+        attend: Attend | None,
         mask_BT: Tensor | None = None,
         cache: Cache | None = None,
     ) -> tuple[Tensor, RouterStats | None]:
         """[B, T, D] -> [B, T, D] and this layer's router sums (None when dense)."""
         pre = self.norm_placement == "pre"
         read_BTD = self.attention_norm(x_BTD) if pre else x_BTD
-        change_BTD = self.attention(read_BTD, rope, mask_BTS, cache)
+        change_BTD = self.attention(read_BTD, rope, attend, cache)
         x_BTD = self._add(x_BTD, change_BTD if pre else self.attention_norm(change_BTD))
         read_BTD, stats = self.mlp_norm(x_BTD) if pre else x_BTD, None
         if isinstance(self.mlp, MoE):
@@ -106,7 +108,7 @@ class Decoder(nn.Module):
     ) -> DecoderOutput:
         """Token ids to logits [B, T, V], or to ``head(hidden_BTD, lm_head_weight_VD)`` run inside this forward.
 
-        positions_BT: default 0..T-1. documents_BT: attention stays inside equal numbers; absent, a row is one document.
+        positions_BT: default 0..T-1. documents_BT: attention stays inside a run of equal numbers; absent, a row is one.
         mask_BT: True for tokens that count in the router sums (nothing else); absent, all. cache: read and extended by
         T tokens; it says where they stand, so not together with positions or documents.
         """
@@ -114,18 +116,21 @@ class Decoder(nn.Module):
         x_BTD = self.embed(input_ids_BT)
         if self.embedding_norm is not None:
             x_BTD = self.embedding_norm(x_BTD)
-        mask_BTS = None
+        kernels: dict[int | None, Attend] = {}
+        lengths_B1 = None
         if cache is not None:
             assert documents_BT is None and positions_BT is None, "a cached row is one document from its begin on"
-            positions_BT = cache.begin(x_BTD)
+            positions_BT, lengths_B1 = cache.begin(x_BTD)
         else:
-            mask_BTS = attention_mask(x_BTD, 0, documents_BT)
+            kernels = kernels_of(self.config, x_BTD, documents_BT)
         if positions_BT is None:
             positions_BT = torch.arange(time, device=input_ids_BT.device)[None]
-        rope = rope_table(positions_BT, self.config.width_per_head, self.config.rope_theta, x_BTD.dtype)
+        rope = None
+        if self.config.position == "rope":
+            rope = rope_table(self.config, positions_BT, x_BTD.dtype, lengths_B1)
         per_layer: list[RouterStats] = []
-        for block in self.blocks:
-            x_BTD, stats = block(x_BTD, rope, mask_BTS, mask_BT, cache)
+        for layer, block in enumerate(self.blocks):
+            x_BTD, stats = block(x_BTD, rope, kernels.get(self.config.window(layer)), mask_BT, cache)
             if stats is not None:
                 per_layer.append(stats)
         if cache is not None:

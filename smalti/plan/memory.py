@@ -17,7 +17,7 @@ MICROBATCH_LIMIT_TOKENS = 16_384
 SHORT_ROW_TOKENS = 1024
 SCORE_BLOCK_TOKENS = 128
 """Rows up to the first keep their attention probabilities on a CPU, cut in blocks of the second, as
-``model/blocks/short_attention.py`` does (a test holds both equal)."""
+``model/blocks/attention/spans.py`` does (a test holds both equal)."""
 
 _BYTES = {"fp32": 4, "bf16": 2}
 
@@ -121,7 +121,7 @@ def activation_bytes(
 
 
 def _kept_scores_tokens(config: RunConfig) -> int:
-    """Attention probabilities that a head keeps for each token (``model/blocks/short_attention.py``): a CPU's alone."""
+    """Attention probabilities that a head keeps for each token (``model/blocks/attention/spans.py``): a CPU's alone."""
     seq_len = min(config.data.seq_lens)  # it keeps most for each token where rows are short
     if config.train.parallel.device != "cpu" or seq_len > SHORT_ROW_TOKENS:
         return 0

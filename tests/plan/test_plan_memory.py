@@ -63,11 +63,11 @@ def test_activations_are_linear_in_tokens_and_layers() -> None:
 
 
 def test_short_rows_keep_their_scores_on_a_cpu() -> None:
-    from smalti.model.blocks import short_attention
+    from smalti.model.blocks.attention import choice, spans
     from smalti.plan import memory
 
-    assert short_attention._LONGEST_TOKENS == memory.SHORT_ROW_TOKENS
-    assert short_attention._BLOCK_TOKENS == memory.SCORE_BLOCK_TOKENS
+    assert choice.LONGEST_KEPT_TOKENS == memory.SHORT_ROW_TOKENS
+    assert spans.BLOCK_TOKENS == memory.SCORE_BLOCK_TOKENS
     config = made_config("train.parallel.device=cpu")
     seq_len, model = config.data.seq_len, config.model
     scores = config.model.num_attention_heads * (seq_len + min(seq_len, 128)) // 2 * 4

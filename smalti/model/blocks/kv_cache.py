@@ -10,7 +10,9 @@ from torch import Tensor
 
 from smalti.base.errors import UserError
 from smalti.config.model import ModelConfig
-from smalti.model.blocks.attention import attention_mask
+from smalti.model.blocks.attention.choice import kernels_of, windows_of
+from smalti.model.blocks.attention.scores import Attend, bias_of_distance, scores_of
+from smalti.model.blocks.attention.sdpa import Dense, Fused
 
 
 class Read(NamedTuple):
@@ -20,15 +22,24 @@ class Read(NamedTuple):
     keys: Tensor
     """[B, K, S, d] of those rows, the new tokens included; so are the values."""
     values: Tensor
-    mask: Tensor | None
-    """What ``attention_mask`` gives: added to the scores; None for plain causal attention."""
+    attend: Attend
+    """The kernel for them."""
+
+
+class Place(NamedTuple):
+    """Where new tokens stand."""
+
+    positions_BT: Tensor
+    """[B or 1, T]."""
+    lengths_B1: Tensor
+    """[B or 1, 1]: what each row has room for, which rotary scalings that depend on a length go by."""
 
 
 class Cache(Protocol):
     """What ``Decoder.forward`` asks of a cache: ``begin`` once, ``update`` once in each layer, ``advance`` once."""
 
-    def begin(self, like_BTD: Tensor) -> Tensor:
-        """Get ready for T new tokens in each row; their positions, [B or 1, T]. UserError when they do not fit."""
+    def begin(self, like_BTD: Tensor) -> Place:
+        """Get ready for T new tokens in each row; where they stand. UserError when they do not fit."""
         ...
 
     def update(self, layer: int, keys_BKTd: Tensor, values_BKTd: Tensor) -> list[Read]:
@@ -40,10 +51,28 @@ class Cache(Protocol):
         ...
 
 
+def cached_kernels(
+    config: ModelConfig, positions_BT: Tensor, n_keys: int, dtype: torch.dtype
+) -> dict[int | None, Attend]:
+    """What attends in each layer, by ``config.window(layer)``, to the first keys of a cache of ``dtype``.
+
+    A query sees the keys up to its own position, as far as its window reaches.
+    """
+    scores = scores_of(config, positions_BT.device)
+    distance_BTS = positions_BT[..., None] - torch.arange(n_keys, device=positions_BT.device)
+    built: dict[int | None, Attend] = {}
+    for window in windows_of(config):
+        bias = bias_of_distance(distance_BTS, window, scores, dtype=dtype)
+        plain = positions_BT.shape[1] > 1 and scores.plain and window is None
+        built[window] = Fused(scores.scale, bias[:, None]) if plain else Dense(scores, bias)
+    return built
+
+
 class KVCache:
     """Keys and values of the tokens seen so far, preallocated: per layer two tensors [B, K, max_length_tokens, d].
 
-    All rows have the same ``length``.
+    All rows have the same ``length``. ``rope_length_tokens``: how long the rows will become, where that is not
+    ``max_length_tokens``; only rotary scalings that depend on a length ask.
     """
 
     def __init__(
@@ -52,6 +81,7 @@ class KVCache:
         batch_size: int,
         max_length_tokens: int,
         *,
+        rope_length_tokens: int | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -61,8 +91,10 @@ class KVCache:
             for _ in range(config.num_hidden_layers)
         ]
         self.max_length_tokens = max_length_tokens
+        self.rope_length_tokens = rope_length_tokens or max_length_tokens
         self.length = 0
-        self._mask: Tensor | None = None
+        self._config = config
+        self._kernels: dict[int | None, Attend] = {}
 
     def __len__(self) -> int:
         """Number of layers."""
@@ -73,18 +105,21 @@ class KVCache:
         keys_BKSd, values_BKSd = self.layers[layer]
         return keys_BKSd[:, :, : self.length], values_BKSd[:, :, : self.length]
 
-    def begin(self, like_BTD: Tensor) -> Tensor:
-        """Positions [1, T] of T new tokens. UserError when they do not fit."""
-        time = like_BTD.shape[1]
+    def begin(self, like_BTD: Tensor) -> Place:
+        """Where T new tokens stand, the same in all rows. UserError when they do not fit."""
+        time, device = like_BTD.shape[1], like_BTD.device
         if self.length + time > self.max_length_tokens:
             raise UserError(
                 f"the cache holds {self.max_length_tokens} tokens, {self.length} are taken: {time} more do not fit",
                 hint="make the KVCache with a larger max_length_tokens, or shorten the prompt",
             )
-        self._mask = attention_mask(like_BTD, self.length, None)
-        if self._mask is not None and self.length:
-            self._mask = self._mask.to(self.layers[0][0].dtype)
-        return torch.arange(self.length, self.length + time, device=like_BTD.device)[None]
+        positions_BT = torch.arange(self.length, self.length + time, device=device)[None]
+        if self.length == 0 and time > 1:
+            self._kernels = kernels_of(self._config, like_BTD, None)
+        else:
+            dtype = self.layers[0][0].dtype if self.length else like_BTD.dtype
+            self._kernels = cached_kernels(self._config, positions_BT, self.length + time, dtype)
+        return Place(positions_BT, positions_BT.new_tensor([[self.rope_length_tokens]]))
 
     def update(self, layer: int, keys_BKTd: Tensor, values_BKTd: Tensor) -> list[Read]:
         """Append T tokens to a layer. ``length`` stays until ``advance``."""
@@ -92,10 +127,11 @@ class KVCache:
         all_keys_BKSd, all_values_BKSd = self.layers[layer]
         all_keys_BKSd[:, :, self.length : end] = keys_BKTd
         all_values_BKSd[:, :, self.length : end] = values_BKTd
+        attend = self._kernels[self._config.window(layer)]
         if self.length == 0:
             # The new tokens are all there is: in their own dtype, which may have the faster kernel.
-            return [Read(slice(None), keys_BKTd, values_BKTd, self._mask)]
-        return [Read(slice(None), all_keys_BKSd[:, :, :end], all_values_BKSd[:, :, :end], self._mask)]
+            return [Read(slice(None), keys_BKTd, values_BKTd, attend)]
+        return [Read(slice(None), all_keys_BKSd[:, :, :end], all_values_BKSd[:, :, :end], attend)]
 
     def advance(self, n_tokens: int) -> None:
         """Count ``n_tokens`` as seen, after all layers have been written."""

@@ -237,8 +237,9 @@ class Engine:
         targets, n_top = ids[begin + 1 : end + 1] if scored else (), params.prompt_logprobs or 0
         try:
             logits_V, scores = self._runner.read(
-                sequence.request, ids[begin:end], len(ids), targets, n_top, self._vocabulary
-            )
+                sequence.request, ids[begin:end], len(ids), targets, n_top, self._vocabulary,
+                most_tokens=sequence.most_tokens,
+            )  # fmt: skip
         except NotFinite as error:
             self._end(sequence, "error", error)
             return

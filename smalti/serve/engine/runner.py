@@ -41,22 +41,38 @@ class Runner:
         return 2 * config.num_hidden_layers * config.kv_heads * config.width_per_head * self._dtype.itemsize
 
     def read(
-        self, request: int, ids: Rows[int], prompt_tokens: int, targets: Rows[int], n_top: int, vocabulary: Vocabulary
+        self,
+        request: int,
+        ids: Rows[int],
+        prompt_tokens: int,
+        targets: Rows[int],
+        n_top: int,
+        vocabulary: Vocabulary,
+        *,
+        most_tokens: int | None = None,
     ) -> tuple[Tensor, list[TokenScore]]:
         """Feed the next tokens of a prompt of ``prompt_tokens``; fp32 logits [V] after the last of them.
 
-        ``targets``: score these tokens, the i-th as what follows the i-th of ``ids``. Raises NotFinite.
+        ``targets``: score these tokens, the i-th as what follows the i-th of ``ids``. ``most_tokens``: what prompt and
+        answer may come to, for rotary scalings that depend on a length; absent, the prompt. Raises NotFinite.
         """
         if request not in self._prompts:
             self._prompts[request] = KVCache(
-                self._model.config, 1, prompt_tokens, dtype=self._dtype, device=self._device
+                self._model.config,
+                1,
+                prompt_tokens,
+                rope_length_tokens=most_tokens,
+                dtype=self._dtype,
+                device=self._device,
             )
         scores: list[TokenScore] = []
 
         def head(hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
             if targets:
-                scores.extend(score_hidden(hidden_BTD[0], weight_VD, targets, n_top, vocabulary))
-            return hidden_BTD[:, -1] @ weight_VD.T
+                scores.extend(
+                    score_hidden(hidden_BTD[0], weight_VD, targets, n_top, vocabulary, logits=self._model.logits)
+                )
+            return self._last_logits(hidden_BTD, weight_VD)
 
         ids_BT = torch.tensor([ids], dtype=torch.long, device=self._device)
         with torch.inference_mode():
@@ -82,9 +98,8 @@ class Runner:
             ids = [last[request] for request in requests]
             ids += [0] * (-len(ids) % self._step_rows)
             ids_BT = torch.tensor(ids, dtype=torch.long, device=self._device)[:, None]
-            logits_BV: Tensor = self._model(ids_BT, cache=self._slots, head=_last_logits).value
+            logits_BV: Tensor = self._model(ids_BT, cache=self._slots, head=self._last_logits).value
         return requests, logits_BV[: len(requests)].float()
 
-
-def _last_logits(hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
-    return hidden_BTD[:, -1] @ weight_VD.T
+    def _last_logits(self, hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
+        return self._model.logits(hidden_BTD[:, -1], weight_VD)

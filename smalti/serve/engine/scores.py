@@ -3,6 +3,7 @@
 N: places. C: those of a chunk. D: hidden size. V: vocabulary.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
@@ -49,13 +50,19 @@ def score(logits_NV: Tensor, ids: Rows[int], n_top: int, vocabulary: Vocabulary)
 
 
 def score_hidden(
-    hidden_ND: Tensor, weight_VD: Tensor, ids: Rows[int], n_top: int, vocabulary: Vocabulary
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    ids: Rows[int],
+    n_top: int,
+    vocabulary: Vocabulary,
+    *,
+    logits: Callable[[Tensor, Tensor], Tensor] = F.linear,
 ) -> list[TokenScore]:
-    """The same from the hidden states, chunk by chunk."""
+    """The same from the hidden states, chunk by chunk; ``logits`` is ``Decoder.logits``."""
     rows = max(1, _CHUNK_LOGITS // weight_VD.shape[0])
     scores: list[TokenScore] = []
     for start in range(0, len(ids), rows):
         part = ids[start : start + rows]
-        logits_CV = F.linear(hidden_ND[start : start + len(part)], weight_VD).float()
+        logits_CV = logits(hidden_ND[start : start + len(part)], weight_VD).float()
         scores += score(logits_CV, part, n_top, vocabulary)
     return scores

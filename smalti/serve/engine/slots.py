@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from smalti.config.model import ModelConfig
-from smalti.model.blocks.kv_cache import KVCache, Read
+from smalti.model.blocks.attention.scores import scores_of
+from smalti.model.blocks.attention.sdpa import Dense
+from smalti.model.blocks.kv_cache import KVCache, Place, Read, cached_kernels
 from smalti.serve.engine.scheduler import GRAIN_TOKENS, capacity_tokens
 
 
@@ -27,6 +29,7 @@ class Shelf:
         self.capacity_tokens = capacity_tokens
         self.requests: list[int] = []
         self.lengths: list[int] = []
+        self._config = config
         # Zeros, because what is masked is still multiplied, by 0, and must be finite.
         shape = (0, config.kv_heads, capacity_tokens, config.width_per_head)
         self.layers = [
@@ -74,18 +77,15 @@ class Shelf:
         self._length_n = torch.tensor(self.lengths, device=device)
         # In whole grains: sums then go in the same order however long the other rows are.
         self._end = -(-(max(self.lengths) + 1) // GRAIN_TOKENS) * GRAIN_TOKENS
-        unseen_nS = torch.arange(self._end, device=device) > self._length_n[:, None]
-        self._mask = torch.zeros(unseen_nS.shape, dtype=keys.dtype, device=device).masked_fill_(unseen_nS, -torch.inf)
+        self._kernels = cached_kernels(self._config, self._length_n[:, None], self._end, keys.dtype)
 
     def update(self, layer: int, keys_BKd: Tensor, values_BKd: Tensor) -> Read:
         """Store the new token of each row in a layer."""
         keys, values = self.layers[layer]
         keys[self._index_n, :, self._length_n] = keys_BKd[self._rows].to(keys.dtype)
         values[self._index_n, :, self._length_n] = values_BKd[self._rows].to(values.dtype)
-        n_rows = len(self.requests)
-        return Read(
-            self._rows, keys[:n_rows, :, : self._end], values[:n_rows, :, : self._end], self._mask[:, None, None]
-        )
+        n_rows, attend = len(self.requests), self._kernels[self._config.window(layer)]
+        return Read(self._rows, keys[:n_rows, :, : self._end], values[:n_rows, :, : self._end], attend)
 
     def _resize(self, rows: int) -> None:
         kept = len(self.requests)
@@ -105,6 +105,8 @@ class Slots:
         self._config, self._dtype, self._device = config, dtype, device
         self._shelves: dict[int, Shelf] = {}
         self._shelf_of: dict[int, Shelf] = {}
+        self._rope_length_of: dict[int, int] = {}
+        self._alone = Dense(scores_of(config, device), None)
 
     def requests(self) -> list[int]:
         """The requests in the order of the batch."""
@@ -112,10 +114,12 @@ class Slots:
 
     def join(self, request: int, cache: KVCache) -> None:
         """Take over a request whose prompt stands in ``cache`` (of one row)."""
+        self._rope_length_of[request] = cache.rope_length_tokens
         self._add(request, [(keys[0], values[0]) for keys, values in cache.layers], cache.length)
 
     def leave(self, request: int) -> None:
         """Free a request's row; nothing for one that has none."""
+        self._rope_length_of.pop(request, None)
         shelf = self._shelf_of.pop(request, None)
         if shelf is not None:
             shelf.remove(request)
@@ -132,23 +136,26 @@ class Slots:
                 if not shelf.requests:
                     del self._shelves[shelf.capacity_tokens]
 
-    def begin(self, like_BTD: Tensor) -> Tensor:
-        """Positions [B, 1] of the new tokens; 0 for rows beyond the requests."""
-        assert like_BTD.shape[1] == 1, "a decode step feeds one token to each row"
+    def begin(self, like_BTD: Tensor) -> Place:
+        """Where the new tokens stand, [B, 1]; at 0 for rows beyond the requests."""
+        n_rows, time = like_BTD.shape[:2]
+        assert time == 1, "a decode step feeds one token to each row"
         self._parts = [shelf for _, shelf in sorted(self._shelves.items())]
         positions: list[int] = []
         for shelf in self._parts:
             shelf.begin(len(positions))
             positions += shelf.lengths
-        self._beyond = slice(len(positions), like_BTD.shape[0])
-        positions += [0] * (like_BTD.shape[0] - len(positions))
-        return torch.tensor(positions, device=like_BTD.device)[:, None]
+        self._beyond = slice(len(positions), n_rows)
+        beyond = [0] * (n_rows - len(positions))
+        lengths = [self._rope_length_of[request] for request in self.requests()]
+        both = torch.tensor([positions + beyond, lengths + beyond], device=like_BTD.device)
+        return Place(both[0, :, None], both[1, :, None])
 
     def update(self, layer: int, keys_BKTd: Tensor, values_BKTd: Tensor) -> list[Read]:
         """Store the new tokens of a layer; what each shelf's rows attend to."""
         reads = [shelf.update(layer, keys_BKTd[:, :, 0], values_BKTd[:, :, 0]) for shelf in self._parts]
         if self._beyond.start < self._beyond.stop:
-            reads.append(Read(self._beyond, keys_BKTd[self._beyond], values_BKTd[self._beyond], None))
+            reads.append(Read(self._beyond, keys_BKTd[self._beyond], values_BKTd[self._beyond], self._alone))
         return reads
 
     def advance(self, n_tokens: int) -> None:

@@ -1,0 +1,1 @@
+"""Causal self-attention: one module, and the kernels that it may run on."""

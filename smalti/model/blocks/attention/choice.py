@@ -1,0 +1,181 @@
+"""Which kernel attends: chosen from device, dtype and what is asked of it, built once a batch for each kind of layer.
+
+Promises: a kernel that is chosen on an accelerator has run forward and backward there before, on a few tokens of the
+same shape of heads (a probe, once a process); what was chosen is told by ``described`` and ``here``.
+``docs/concepts/attention.md`` has the rules with their numbers.
+
+Shapes: B batch, T time, D hidden.
+"""
+
+import json
+from functools import cache
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from smalti.config.model import ModelConfig
+from smalti.model.blocks.attention.documents import Documents, masked_rows, whole_rows
+from smalti.model.blocks.attention.flex import Flex
+from smalti.model.blocks.attention.scores import Attend, Scores, scores_of
+from smalti.model.blocks.attention.sdpa import Fused, dense_rows
+from smalti.model.blocks.attention.spans import BLOCK_TOKENS
+from smalti.model.blocks.attention.varlen import Varlen
+
+Kernel = Literal["sdpa", "spans", "documents", "varlen", "flex", "dense"]
+
+LONGEST_KEPT_TOKENS = 1024
+"""Rows up to this keep their attention probabilities for backward on a CPU."""
+_LONGEST_MASKED_TOKENS = 256
+"""Packed rows up to this go through one mask on a CPU."""
+
+
+class Asked(NamedTuple):
+    """What a kernel must do."""
+
+    tokens: int
+    """In a row."""
+    documents: bool
+    """Rows are packed."""
+    window: int | None
+    """Absent too where it is no shorter than the rows."""
+    alibi: bool
+    cap: bool
+    heads: int
+    kv_heads: int
+    head_width: int
+    backward: bool
+    """Gradients are wanted."""
+
+    @property
+    def plain(self) -> bool:
+        """Nothing but causality within rows."""
+        return not (self.documents or self.window or self.alibi or self.cap)
+
+
+def kernels_of(config: ModelConfig, like_BTD: Tensor, documents_BT: Tensor | None) -> dict[int | None, Attend]:
+    """What attends in each layer of a batch, by ``config.window(layer)``; built once, without a cache."""
+    scores = scores_of(config, like_BTD.device)
+    built: dict[int | None, Attend] = {}
+    for window in windows_of(config):
+        asked = _asked(config, window, like_BTD.shape[1], documents_BT is not None, torch.is_grad_enabled())
+        kernel = choose(like_BTD.device.type, like_BTD.dtype, asked)
+        built[window] = _build(kernel, asked, like_BTD, scores, documents_BT)
+    return built
+
+
+def windows_of(config: ModelConfig) -> set[int | None]:
+    """The kinds of layers: their windows."""
+    return {config.window(layer) for layer in range(config.num_hidden_layers)}
+
+
+def choose(device: str, dtype: torch.dtype, asked: Asked) -> Kernel:
+    """The fastest kernel that can do it, by the rules of docs/concepts/attention.md."""
+    if device == "cpu":
+        if asked.documents and asked.tokens > _LONGEST_MASKED_TOKENS:
+            return "documents"
+        keeps = asked.backward and asked.tokens <= LONGEST_KEPT_TOKENS and dtype in (torch.float32, torch.bfloat16)
+        return "sdpa" if asked.plain and not keeps else "spans"
+    if asked.plain:
+        return "sdpa"
+    if device == "cuda":
+        simple = not (asked.alibi or asked.cap)
+        if simple and problem("varlen", device, dtype, _small(asked)) is None:
+            return "varlen"
+        if problem("flex", device, dtype, _small(asked)) is None:
+            return "flex"
+    return "dense"
+
+
+@cache
+def problem(kernel: Kernel, device: str, dtype: torch.dtype, asked: Asked) -> str | None:
+    """Why a kernel cannot do it here; None when it ran forward and, where wanted, backward on two short rows."""
+    tokens, scores = asked.tokens, _small_scores(asked, device)
+    like_BTD = torch.empty(2, tokens, 1, dtype=dtype, device=device)
+    documents_BT = (torch.arange(tokens, device=device) // 50).expand(2, -1) if asked.documents else None
+    shapes = [(2, n_heads, tokens, asked.head_width) for n_heads in (asked.heads, asked.kv_heads, asked.kv_heads)]
+    try:
+        with torch.enable_grad():
+            inputs = [torch.ones(shape, dtype=dtype, device=device, requires_grad=asked.backward) for shape in shapes]
+            mixed_BTHd = _build(kernel, asked, like_BTD, scores, documents_BT)(*inputs)
+            if asked.backward:
+                mixed_BTHd.sum().backward()
+            finite = bool(mixed_BTHd.isfinite().all())
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None if finite else "its result is not finite"
+
+
+def described(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, tokens: int, *, documents: bool
+) -> dict[str, Kernel]:
+    """The kernel of each kind of layer in training: ``full_attention`` and ``sliding_attention`` -> its name."""
+    return {
+        "full_attention" if window is None else "sliding_attention": choose(
+            device.type, dtype, _asked(config, window, tokens, documents, True)
+        )
+        for window in windows_of(config)
+    }
+
+
+def here(tokens: int = 2048) -> dict[str, dict[str, Kernel]]:
+    """Device and dtype -> what is asked -> the kernel that trains with rows of ``tokens`` on this machine."""
+    row = Asked(tokens, False, None, False, False, 8, 2, 64, True)
+    kinds = {
+        "rows": row,
+        "documents": row._replace(documents=True),
+        "window": row._replace(window=256),
+        "alibi": row._replace(alibi=True),
+        "soft-cap": row._replace(cap=True),
+    }
+    return {
+        f"{device} {name}": {kind: choose(device, dtype, asked) for kind, asked in kinds.items()}
+        for device in ("cpu", *(("cuda",) if torch.cuda.is_available() else ()))
+        for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32))
+    }
+
+
+def _asked(config: ModelConfig, window: int | None, tokens: int, documents: bool, backward: bool) -> Asked:
+    return Asked(
+        tokens,
+        documents,
+        None if window is None or window >= tokens else window,
+        config.position == "alibi",
+        config.attn_logit_softcapping is not None,
+        config.num_attention_heads,
+        config.kv_heads,
+        config.width_per_head,
+        backward,
+    )
+
+
+def _small(asked: Asked) -> Asked:
+    return asked._replace(tokens=BLOCK_TOKENS, window=asked.window and 16)
+
+
+def _small_scores(asked: Asked, device: str) -> Scores:
+    slopes_KG = torch.ones(asked.kv_heads, asked.heads // asked.kv_heads, device=device) if asked.alibi else None
+    return Scores(asked.head_width**-0.5, 30.0 if asked.cap else None, slopes_KG)
+
+
+def _build(kernel: Kernel, asked: Asked, like_BTD: Tensor, scores: Scores, documents_BT: Tensor | None) -> Attend:
+    window = asked.window
+    keep = asked.backward and asked.tokens <= LONGEST_KEPT_TOKENS and not asked.cap
+    if kernel == "sdpa":
+        return Fused(scores.scale)
+    if kernel == "varlen":
+        return Varlen(like_BTD, window, scores.scale, documents_BT)
+    if kernel == "flex":
+        return Flex(like_BTD, window, scores, documents_BT)
+    if kernel == "dense":
+        return dense_rows(like_BTD, window, scores, documents_BT)
+    if documents_BT is None:
+        return whole_rows(like_BTD, window, scores, keep=keep)
+    if kernel == "spans":
+        return masked_rows(like_BTD, window, scores, documents_BT, keep=keep)
+    longest_tokens = LONGEST_KEPT_TOKENS if asked.backward else BLOCK_TOKENS
+    return Documents(like_BTD, window, scores, documents_BT, keep=keep, longest_tokens=longest_tokens)
+
+
+if __name__ == "__main__":
+    print(json.dumps(here()))

@@ -1,0 +1,50 @@
+"""Attention over packed documents by torch's ``varlen_attn``: CUDA, bfloat16 and float16; no ALiBi, no soft cap.
+
+Finding where documents begin waits for the device once a batch, for their number alone.
+
+Shapes: B batch, T time, N tokens of all rows, H query heads, K key/value heads, d width of a head.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smalti.model.blocks.attention.scores import document_runs
+
+
+class Varlen:
+    """Offsets of the documents, for ``varlen_attn``."""
+
+    def __init__(self, like_BTD: Tensor, window: int | None, scale: float, documents_BT: Tensor | None) -> None:
+        (batch, self.time), device = like_BTD.shape[:2], like_BTD.device
+        self.scale, self.window = scale, window
+        n_tokens = batch * self.time
+        if documents_BT is None:
+            self.offsets = torch.arange(0, n_tokens + 1, self.time, dtype=torch.int32, device=device)
+        else:
+            begins = document_runs(documents_BT).flatten().nonzero()[:, 0]
+            self.offsets = torch.cat((begins, begins.new_tensor([n_tokens]))).to(torch.int32)
+
+    def __call__(self, query_BHTd: Tensor, key_BKTd: Tensor, value_BKTd: Tensor) -> Tensor:
+        """[B, T, H, d]."""
+        from torch.nn.attention.varlen import varlen_attn
+
+        known = inspect.signature(varlen_attn).parameters
+        repeats = query_BHTd.shape[1] // key_BKTd.shape[1]
+        options: dict[str, Any] = {}
+        if repeats > 1 and "enable_gqa" in known:
+            options["enable_gqa"] = True
+        elif repeats > 1:  # torch 2.11
+            key_BKTd, value_BKTd = (part.repeat_interleave(repeats, dim=1) for part in (key_BKTd, value_BKTd))
+        query_NHd, key_NKd, value_NKd = (
+            part.transpose(1, 2).flatten(0, 1) for part in (query_BHTd, key_BKTd, value_BKTd)
+        )
+        reach = -1 if self.window is None else self.window - 1
+        mixed_NHd = varlen_attn(
+            query_NHd, key_NKd, value_NKd, self.offsets, self.offsets, self.time, self.time,
+            scale=self.scale, window_size=(reach, 0), **options,
+        )  # fmt: skip
+        assert isinstance(mixed_NHd, Tensor)
+        return mixed_NHd.unflatten(0, (-1, self.time))
