@@ -3,8 +3,8 @@
 Promises: the shapes that a request meets while its prompt is read depend on that request alone. A decode step is padded
 to a multiple of ``step_rows`` rows; with 16 the matmuls of torch's CPU build give each row the same bits with 16 rows
 and with 32, the default ``max_rows`` (with fewer they do not; tests/serve/test_serve_runner.py looks). So the logits of
-a dense model are the same, bit for bit, alone and in any company, on a CPU. Experts get as many tokens as choose them, and a GPU's
-kernels change with the shape: there it holds up to rounding.
+a dense model are the same, bit for bit, alone and in any company, on a CPU. Experts get as many tokens as choose them,
+and a GPU's kernels change with the shape: there it holds up to rounding.
 
 B: rows. T: tokens fed at once. D: hidden size. V: vocabulary.
 """
