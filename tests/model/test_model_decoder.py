@@ -18,6 +18,12 @@ CONFIGS = {
     "plain_mlp": dense(gated=False, activation="gelu", tie_word_embeddings=True, norm="layernorm"),
     "moe": sparse(clip_qkv=0.5),
     "moe_plain": sparse(gated=False),
+    "alibi": dense(
+        position="alibi", num_attention_heads=6, num_key_value_heads=3, head_dim=5, attention_multiplier=0.3
+    ),
+    "windows": dense(sliding_window=4, layer_types=("sliding_attention", "full_attention"), attn_logit_softcapping=2.0),
+    "alibi_window": dense(position="alibi", sliding_window=3, attn_logit_softcapping=2.0, head_dim=7),
+    "yarn": dense(rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}),
 }
 
 
@@ -54,7 +60,7 @@ def test_no_token_sees_later_ones(config):
     assert distance(before[:, 7:], after[:, 7:]) > 1e-3
 
 
-@settings(max_examples=max(8, settings.default.max_examples // 10))
+@settings(max_examples=max(20, settings.default.max_examples // 10))
 @given(pieces=st.lists(st.integers(1, 5), min_size=1, max_size=6), name=st.sampled_from(sorted(CONFIGS)))
 def test_decoding_in_pieces_equals_one_forward(pieces, name):
     config = CONFIGS[name]
@@ -128,3 +134,30 @@ def test_same_input_same_bits_forward_and_backward(config):
         return [p.grad.clone() for p in model.parameters()]
 
     assert all(torch.equal(a, b) for a, b in zip(bits(), bits(), strict=True))
+
+
+def test_a_window_hides_what_is_before_it():
+    config = dense(sliding_window=4, num_hidden_layers=1)
+    model, tokens = built(config), ids(config, 1, 12)
+    changed = tokens.clone()
+    changed[:, 3] = (changed[:, 3] + 1) % config.vocab_size
+    with torch.no_grad():
+        before, after = model(tokens).value, model(changed).value
+    same = (before - after).abs().amax(-1)[0] < 1e-6
+    assert same.tolist() == [True] * 3 + [False] * 4 + [True] * 5
+
+
+def test_alibi_reads_beyond_the_length_that_the_config_names():
+    config = dense(position="alibi", max_position_embeddings=8)
+    longer = dense(position="alibi", max_position_embeddings=64)
+    tokens = ids(config, 1, 40)
+    with torch.no_grad():
+        assert torch.equal(built(config)(tokens).value, built(longer)(tokens).value)
+
+
+def test_final_soft_cap_bounds_the_logits():
+    config = dense(final_logit_softcapping=0.5)
+    tokens = ids(config, 1, 12)
+    with torch.no_grad():
+        capped, plain = built(config)(tokens).value, built(dense())(tokens).value
+    assert distance(capped, 0.5 * torch.tanh(plain / 0.5)) < 1e-6

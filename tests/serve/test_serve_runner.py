@@ -1,5 +1,7 @@
 """Where the promise of equal bits comes from: matmuls and attention that do not see the rows beside a row."""
 
+from typing import Any
+
 import pytest
 import torch
 from tiny_models import llama_config, tiny_model
@@ -59,6 +61,52 @@ def test_logits_of_a_row_do_not_depend_on_length_or_number_of_the_others(dtype: 
     for rows in ([0], [3, 4], [8], [2, 5, 9]):
         for row, logits in decoded(rows).items():
             assert torch.equal(logits, together[row])
+
+
+_LONGROPE = {
+    "rope_type": "longrope",
+    "original_max_position_embeddings": 70,
+    "short_factor": (1.0,) * 4,
+    "long_factor": (1.0, 2.0, 4.0, 9.0),
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"position": "alibi", "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 5},
+        {"sliding_window": 20, "layer_types": ("sliding_attention", "full_attention")},
+        {"position": "alibi", "sliding_window": 3, "attn_logit_softcapping": 2.0, "attention_multiplier": 0.7},
+        {"rope_scaling": _LONGROPE, "final_logit_softcapping": 3.0},
+    ],
+    ids=["alibi", "windows", "alibi, window, soft cap", "longrope"],
+)
+def test_with_every_option_a_request_reads_what_one_forward_reads_in_any_company(changes: dict[str, Any]) -> None:
+    fields = {
+        "family": "decoder", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 200, "initializer_range": 0.3,
+    }  # fmt: skip
+    model = tiny_model(ModelConfig(**(fields | changes)))
+    lengths = [1, 66, 69, 130]
+    prompts = [[(7 * index + place) % 64 for place in range(length)] for index, length in enumerate(lengths)]
+
+    def decoded(rows: list[int]) -> dict[int, torch.Tensor]:
+        runner = Runner(model, step_rows=16)
+        for row in rows:
+            for begin in range(0, lengths[row], 50):
+                piece = prompts[row][begin : begin + 50]
+                runner.read(row, piece, lengths[row], (), 0, Vocabulary(64), most_tokens=lengths[row] + 3)
+            runner.start(row)
+        for step in range(3):
+            requests, logits = runner.decode(dict.fromkeys(rows, step))
+        return dict(zip(requests, logits, strict=True))
+
+    together = decoded([0, 1, 2, 3])
+    for row, prompt in enumerate(prompts):
+        assert torch.equal(decoded([row])[row], together[row])
+        with torch.no_grad():
+            whole = model(torch.tensor([[*prompt, 0, 1, 2]])).value[0, -1]
+        assert torch.allclose(together[row], whole, atol=1e-4)
 
 
 def test_what_a_row_leaves_behind_does_not_meet_the_next() -> None:
