@@ -5,7 +5,6 @@ Shapes: B batch, T time, D hidden, E experts, k experts per token.
 
 from torch import Tensor, nn
 
-from smalti.base.errors import UserError
 from smalti.config.model import ModelConfig
 from smalti.model.blocks.moe.balance import RouterStats, router_stats
 from smalti.model.blocks.moe.experts import Experts
@@ -18,7 +17,6 @@ class MoE(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         assert config.moe is not None
-        _check_widths(config)
         self.router = Router(config)
         self.experts = Experts(config)
 
@@ -28,15 +26,3 @@ class MoE(nn.Module):
         expert_Nk, weight_Nk = routing.expert_BTk.flatten(0, 1), routing.weight_BTk.flatten(0, 1)
         out_ND = self.experts(x_BTD.flatten(0, 1), expert_Nk, weight_Nk)
         return out_ND.view_as(x_BTD), router_stats(routing, mask_BT)
-
-
-def _check_widths(config: ModelConfig) -> None:
-    """grouped_mm wants strides that are multiples of 16 bytes, that is 8 values of bfloat16."""
-    assert config.moe is not None
-    for name in ("hidden_size", "intermediate_size"):
-        if config.moe.kernel == "grouped" and getattr(config, name) % 8:
-            raise UserError(
-                f"model.{name}={getattr(config, name)} does not fit the 'grouped' expert kernel",
-                allowed="a multiple of 8 (rows of 16 bytes in bfloat16)",
-                hint=f"model.{name}={-(-getattr(config, name) // 8) * 8}, or model.moe.kernel=loop (slow)",
-            )
