@@ -54,7 +54,7 @@ class JobConfig(Config):
     @model_validator(mode="after")
     def _schedule_fits_the_run(self) -> Self:
         train = self.train
-        check_schedule(self.length, train.duration, train.schedule.warmup, train.schedule.decay)
+        check_schedule(self.length, train.duration, train.schedule.warmup, train.schedule.given_decay)
         return self
 
 

@@ -1,41 +1,91 @@
 """The ``train:`` section: optimizer, schedule, precision, loss, cadences, and where the ranks run."""
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from smalti.config.durations import LengthConfig
-from smalti.config.schema import BelowOne, Cadence, Config, Count, Duration, Real, WallTime, Whole, placement
+from smalti.config.schema import (
+    BelowOne,
+    Cadence,
+    Config,
+    Count,
+    Duration,
+    Real,
+    WallTime,
+    Whole,
+    placement,
+    split_duration,
+)
 
 
 class OptimizerConfig(Config):
-    """AdamW with decoupled weight decay; norms, biases and embeddings are exempt from decay by rule."""
+    """AdamW or Lion with decoupled weight decay; norms, biases and embeddings are exempt from decay by rule."""
 
-    name: Literal["adamw"] = "adamw"
-    """The update rule."""
+    name: Literal["adamw", "lion"] = "adamw"
+    """The update rule. Lion has one moment less; its rate is 3 to 10 times lower, its decay as many times higher."""
     lr: Real = Field(gt=0)
     """Peak learning rate."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
-    """Decay rates of the two moments, each below 1."""
-    eps: Real = Field(1e-8, gt=0)
-    """Added to the root of the second moment."""
+    """Decay rates, each below 1: of the two moments; for lion of what the update and the moment keep (0.9, 0.99)."""
+    eps: Real | None = Field(1e-8, gt=0)
+    """Added to the root of the second moment; adamw only."""
     weight_decay: Real = Field(0.1, ge=0)
     """Decoupled decay of matrices, times the learning rate."""
     clip_norm: Real = Field(1.0, gt=0)
     """Upper bound of the global gradient norm."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_lion(cls, values: Any) -> Any:
+        lion = isinstance(values, Mapping) and values.get("name") == "lion"
+        return {"betas": (0.9, 0.99), "eps": None, **values} if lion else values
+
+    @model_validator(mode="after")
+    def _eps_belongs_to_adamw(self) -> Self:
+        if self.name == "adamw" and self.eps is None:
+            raise ValueError("optimizer 'adamw' needs eps; its default is 1e-8")
+        if self.name == "lion" and self.eps is not None:
+            raise ValueError(f"eps={self.eps} has no effect: optimizer 'lion' takes the sign of its update")
+        return self
+
 
 class ScheduleConfig(Config):
-    """Warmup, stable, decay (WSD): linear up, flat, then down."""
+    """The learning rate over the run: linear up, a plateau, then down."""
 
+    name: Literal["wsd", "cosine", "inverse_sqrt"] = "wsd"
+    """``wsd``: flat until the decay; ``cosine``: one cosine from the warmup to the end; ``inverse_sqrt``: as
+    1 / sqrt(step) from the warmup on, until the decay."""
     warmup: Duration = "0.02run"
-    """Length of the linear rise from 0; with the decay at most the whole run."""
+    """Length of the linear rise; with the decay at most the whole run."""
+    start_frac: Real = Field(0.0, ge=0, lt=1)
+    """What the rise starts from, as a share of the peak; above 0 for re-warming (continued pretraining)."""
     decay: Duration = "0.2run"
-    """Length of the final fall."""
+    """Length of the final fall; for ``cosine`` all that the warmup leaves."""
     shape: Literal["linear", "sqrt", "cosine"] = "linear"
     """Form of the fall; ``sqrt`` is 1 - sqrt(x)."""
     final_frac: Real = Field(0.0, ge=0, le=1)
-    """Learning rate at the end, as a share of the peak."""
+    """Learning rate at the end, as a share of the peak (``inverse_sqrt``: of what it has come down to by then)."""
+
+    @property
+    def given_decay(self) -> str:
+        """The decay, but for a cosine, which takes whatever the warmup leaves: none."""
+        return "0step" if self.name == "cosine" else self.decay
+
+    @model_validator(mode="after")
+    def _options_have_an_effect(self) -> Self:
+        for name in ("decay", "shape"):
+            if self.name == "cosine" and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"schedule.{name} has no effect with schedule 'cosine', which falls from the warmup on"
+                )
+        rises = split_duration(self.warmup)[0] > 0
+        if self.start_frac and not rises:
+            raise ValueError(f"schedule.start_frac={self.start_frac} has no effect without a warmup")
+        if self.name == "inverse_sqrt" and not rises:
+            raise ValueError("schedule 'inverse_sqrt' needs a warmup: its length is the scale of the fall")
+        return self
 
 
 class PrecisionConfig(Config):
@@ -56,8 +106,8 @@ class LossConfig(Config):
 
     z_loss_coef: Real = Field(0.0, ge=0)
     """Weight of the squared log-partition of the output (0 switches it off)."""
-    chunk_tokens: Whole = placement(512, ge=1)
-    """Tokens whose logits exist at one time."""
+    chunk_bytes: Whole = placement(2**28, ge=1)
+    """Memory for logits, and what is made of them, that exist at one time."""
 
 
 class ParallelConfig(Config):

@@ -20,6 +20,7 @@ SCORE_BLOCK_TOKENS = 128
 ``model/blocks/attention/spans.py`` does (a test holds both equal)."""
 
 _BYTES = {"fp32": 4, "bf16": 2}
+_MOMENTS = {"adamw": 2, "lion": 1}
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,13 @@ class Memory:
     grads_bytes: int
     """Gradients in the master format, sharded."""
     moments_bytes: int
-    """The two moments of AdamW, sharded."""
+    """The moments of the optimizer, sharded: two of AdamW, one of Lion."""
     gathered_bytes: int
     """Weights in the compute format that are whole at one time: embedding and head, and two blocks."""
     activations_bytes: int
     """What one microbatch keeps for the backward pass."""
     logits_bytes: int
-    """Logits of one chunk: compute format, fp32 and the fp32 gradient."""
+    """Logits that exist at one time and what is made of them: at most ``train.loss.chunk_bytes``."""
     microbatch_tokens: int
     """The microbatch that the last two are for."""
 
@@ -62,11 +63,10 @@ def memory_per_rank(config: RunConfig, *, ranks: int | None = None) -> Memory:
     block = (params.total - params.embedding - params.head) / config.model.num_hidden_layers
     whole = params.embedding + params.head + 2 * block
     microbatch = microbatch_tokens(config, ranks=world)
-    chunk = min(train.loss.chunk_tokens, microbatch)
     return Memory(
         params_bytes=_split(params.total * _BYTES[train.precision.master], shards),
         grads_bytes=_split(params.total * _BYTES[train.precision.master], shards),
-        moments_bytes=_split(params.total * 2 * _BYTES[train.precision.moments], shards),
+        moments_bytes=_split(params.total * _MOMENTS[train.optimizer.name] * _BYTES[train.precision.moments], shards),
         gathered_bytes=int(whole * compute) if shards > 1 or compute != 4 else 0,
         activations_bytes=activation_bytes(
             config.model,
@@ -75,7 +75,7 @@ def memory_per_rank(config: RunConfig, *, ranks: int | None = None) -> Memory:
             checkpointing=parallel.activation_checkpointing == "full",
             kept_scores_tokens=_kept_scores_tokens(config),
         ),
-        logits_bytes=chunk * config.model.vocab_size * (compute + 4 + 4),
+        logits_bytes=min(train.loss.chunk_bytes, microbatch * config.model.vocab_size * _logit_bytes(config)),
         microbatch_tokens=microbatch,
     )
 
@@ -118,6 +118,11 @@ def activation_bytes(
     if checkpointing:
         return tokens * (model.num_hidden_layers * hidden * compute_bytes + layer)
     return tokens * model.num_hidden_layers * layer
+
+
+def _logit_bytes(config: RunConfig) -> int:
+    """The logit, in fp32 too, and its probability; with a soft cap three in fp32 (``train/cross_entropy.py``)."""
+    return 12 if config.model.final_logit_softcapping else {"fp32": 8, "bf16": 10}[config.train.precision.compute]
 
 
 def _kept_scores_tokens(config: RunConfig) -> int:

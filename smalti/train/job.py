@@ -42,7 +42,7 @@ from smalti.train.loop import Evaluate, Hook, Job, fit
 from smalti.train.loss import LanguageLoss
 from smalti.train.optim import build_optimizer, moments
 from smalti.train.record import Recorder
-from smalti.train.schedule import WarmupStableDecay
+from smalti.train.schedule import LearningRate
 from smalti.train.step import Loss, TrainState
 
 MakeEvaluate = Callable[[RunConfig, Mapping[str, bytes]], Evaluate | None]
@@ -89,7 +89,7 @@ def build(
     assert batches is not None and loss is not None
     path = _find_checkpoint(folder, events)
     model = _sharded(config, model, device, resumes=path is not None)
-    optimizer, lr = build_optimizer(model, train.optimizer), WarmupStableDecay.of(config)
+    optimizer, lr = build_optimizer(model, train.optimizer), LearningRate.of(config)
     state = TrainState(model, optimizer, lr, train.optimizer.clip_norm)
     before = _resume(path, state, batches, events)
     peak = _peak(device, train.precision.compute, world)

@@ -1,12 +1,16 @@
-"""The optimizer and its parameter groups."""
+"""The optimizers and their parameter groups."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from smalti.config.train import OptimizerConfig
+from smalti.dist.fsdp import local
 
 
-def decays(name: str, parameter: torch.Tensor) -> bool:
+def decays(name: str, parameter: Tensor) -> bool:
     """Whether weight decay applies: to matrices, and not to norms, biases and embeddings.
 
     A rule on shape and name, no list to keep: vectors (norm weights, biases) and anything called ``embed`` are exempt.
@@ -15,29 +19,67 @@ def decays(name: str, parameter: torch.Tensor) -> bool:
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW (fused) over two groups: those that decay, those that do not."""
+    """AdamW (fused) or Lion over two groups, those that decay and those that do not, with all its tensors in place."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     groups = [
         {"params": [p for name, p in named if decays(name, p)], "weight_decay": config.weight_decay},
         {"params": [p for name, p in named if not decays(name, p)], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+    if config.name == "lion":
+        return Lion(groups, lr=config.lr, betas=config.betas)
+    assert config.eps is not None
+    optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+    for _, parameter in named:
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer
 
 
-def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The optimizer's tensors by name (``optimizer.<parameter>.<moment>``), made (as zeros) where there are none yet.
+def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's tensors by name (``optimizer.<parameter>.<moment>``), as ``build_optimizer`` made them.
 
-    AdamW keeps ``step`` on the CPU for each parameter; it is a tensor like the rest.
+    AdamW keeps a ``step`` for each parameter; it is a tensor like the rest.
     """
-    found: dict[str, torch.Tensor] = {}
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        state = optimizer.state[parameter]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state["exp_avg"] = torch.zeros_like(parameter)
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
-        found.update({f"optimizer.{name}.{key}": value for key, value in state.items()})
-    return found
+    return {
+        f"optimizer.{name}.{key}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+class Lion(torch.optim.Optimizer):
+    """The sign of an average of gradients, with decoupled weight decay (Chen et al. 2023, arXiv 2302.06675, alg. 2).
+
+    w -= lr (sign(b1 m + (1 - b1) g) + decay w), then m = b2 m + (1 - b2) g. One moment, made with the optimizer; works
+    on shards, as each weight is updated by itself.
+    """
+
+    def __init__(
+        self, params: Iterable[Any], *, lr: float, betas: tuple[float, float], weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] = {"exp_avg": torch.zeros_like(parameter)}
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient; a closure is not taken."""
+        assert closure is None
+        for group in self.param_groups:
+            updated = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not updated:
+                continue
+            weights = [local(parameter) for parameter in updated]
+            gradients = [local(parameter.grad) for parameter in updated]
+            averages = [local(self.state[parameter]["exp_avg"]) for parameter in updated]
+            (update_beta, average_beta), lr = group["betas"], group["lr"]
+            directions = torch._foreach_lerp(averages, gradients, 1 - update_beta)
+            torch._foreach_sign_(directions)
+            torch._foreach_mul_(weights, 1 - lr * group["weight_decay"])
+            torch._foreach_add_(weights, directions, alpha=-lr)
+            torch._foreach_lerp_(averages, gradients, 1 - average_beta)

@@ -1,4 +1,9 @@
-"""The learning rate as a pure function of the step: warmup, stable, decay (arXiv 2404.06395)."""
+"""The learning rate as a pure function of the step: a warmup, a plateau, a fall.
+
+Warmup, stable, decay (WSD, arXiv 2404.06395); one cosine (arXiv 1608.03983, without restarts); the inverse square root
+(Noam, arXiv 1706.03762) with a cooldown (arXiv 2106.04560). A warmup that starts above 0 re-warms a model that was
+trained before (arXiv 2403.08763).
+"""
 
 import math
 from typing import Self
@@ -8,14 +13,20 @@ from smalti.config.run import JobConfig
 from smalti.config.train import ScheduleConfig
 
 
-class WarmupStableDecay:
-    """``schedule(step)`` is the rate of update ``step`` (from 0) of ``total_steps``."""
+class LearningRate:
+    """``rate(step)`` is the rate of update ``step`` (from 0) of ``total_steps``.
+
+    The last step of the warmup has the peak, and the step after the end of the run would have the final rate.
+    """
 
     def __init__(self, config: ScheduleConfig, *, lr: float, length: RunLength) -> None:
         self._config, self._lr, self._total = config, lr, length.total_steps
         self._former: list[tuple[int, Self]] = []
         self._warmup = min(length.step_at(config.warmup), self._total)
-        self._decay = min(int(length.exact_last_steps(config.decay) + 0.5), self._total)
+        cosine = config.name == "cosine"
+        self._shape = "cosine" if cosine else config.shape
+        decay = self._total - self._warmup if cosine else int(length.exact_last_steps(config.decay) + 0.5)
+        self._decay = min(decay, self._total)
 
     @classmethod
     def of(cls, config: JobConfig) -> Self:
@@ -33,14 +44,18 @@ class WarmupStableDecay:
             if step < at_step:
                 return former(step)
         if step < self._warmup:
-            return self._lr * (step + 1) / self._warmup
+            risen = (step + 1) / self._warmup
+            return self._lr * (risen + self._config.start_frac * (1 - risen))
+        rate = self._lr
+        if self._config.name == "inverse_sqrt":
+            rate *= math.sqrt(max(self._warmup, 1) / (step + 1))
         remaining = self._total - step
         if remaining > self._decay:
-            return self._lr
+            return rate
         passed = 1 - remaining / (self._decay + 1)
         fall = {
             "linear": passed,
             "sqrt": math.sqrt(passed),
             "cosine": 0.5 * (1 - math.cos(math.pi * passed)),
-        }[self._config.shape]
-        return self._lr * (1 - (1 - self._config.final_frac) * fall)
+        }[self._shape]
+        return rate * (1 - (1 - self._config.final_frac) * fall)

@@ -16,7 +16,18 @@ def test_no_benchmark_hides_a_module_of_the_standard_library() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "script", ["dedup.py", "same_curve.py", "shuffle.py", "stream.py", "stream_start.py", "tokenizer.py"]
+    "script",
+    [
+        "cross_entropy.py",
+        "dedup.py",
+        "experts.py",
+        "same_curve.py",
+        "shuffle.py",
+        "stability.py",
+        "stream.py",
+        "stream_start.py",
+        "tokenizer.py",
+    ],
 )
 def test_help_says_how_to_keep_the_figures(script: str) -> None:
     assert "--record" in bench(script, "--help")

@@ -15,7 +15,7 @@ from smalti.dist import mesh as meshes
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
 from smalti.train.batches import IGNORE, Microbatch
-from smalti.train.loss import LanguageLoss, cross_entropy_head
+from smalti.train.loss import LanguageLoss
 from smalti.train.optim import build_optimizer
 from smalti.train.step import TrainState, train_step
 
@@ -119,38 +119,6 @@ def test_gradient_equals_a_naive_float64_reference() -> None:
     assert ours["loss"] == pytest.approx(loss, rel=1e-6)
     for name, gradient in gradients.items():
         assert _relative(ours["gradients"][name], gradient) < 1e-5, name
-
-
-@pytest.mark.parametrize("z_loss_coef", [0.0, 1e-2])
-@pytest.mark.parametrize("chunk_tokens", [1, 7, 1000])
-def test_chunked_cross_entropy_equals_naive_float64(chunk_tokens: int, z_loss_coef: float) -> None:
-    torch.manual_seed(0)
-    hidden = torch.randn(2, 11, 8, requires_grad=True)
-    weight = torch.randn(13, 8, requires_grad=True)
-    targets = torch.randint(0, 13, (2, 11))
-    targets[0, :4] = IGNORE
-    total, z_loss = cross_entropy_head(targets, z_loss_coef, chunk_tokens)(hidden, weight)
-    (3.0 * total).backward()
-
-    hidden64 = hidden.detach().double().requires_grad_()
-    weight64 = weight.detach().double().requires_grad_()
-    logits = (hidden64 @ weight64.T).flatten(0, 1)
-    counted = targets.flatten() != IGNORE
-    want_z = z_loss_coef * (logits.logsumexp(-1)[counted] ** 2).sum()
-    want = torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="sum") + want_z
-    (3.0 * want).backward()
-    assert total.item() == pytest.approx(want.item(), rel=1e-5)
-    assert z_loss.item() == pytest.approx(want_z.item(), rel=1e-5)
-    assert not z_loss.requires_grad
-    assert _relative(hidden.grad, hidden64.grad) < 1e-5
-    assert _relative(weight.grad, weight64.grad) < 1e-5
-
-
-def test_no_gradient_is_formed_without_grad_mode() -> None:
-    hidden, weight = torch.randn(4, 8), torch.randn(13, 8, requires_grad=True)
-    with torch.no_grad():
-        total, _ = cross_entropy_head(torch.tensor([[1, 2, 3, IGNORE]]), 0.0, 2)(hidden[None], weight)
-    assert not total.requires_grad
 
 
 def _dtypes(rank: int) -> dict[str, set[torch.dtype]]:

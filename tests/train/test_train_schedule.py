@@ -1,22 +1,28 @@
 """The learning rate over a run, and the durations that it is given in."""
 
 import itertools
+import math
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from made_config import made_config
+from pydantic import ValidationError
 
 from smalti.config.durations import BatchStageConfig, LengthConfig, RunLength, to_seconds
 from smalti.config.run import JobConfig
 from smalti.config.schema import NotAllowed
+from smalti.config.train import ScheduleConfig
 from smalti.train.cadence import Cadence
-from smalti.train.schedule import WarmupStableDecay
+from smalti.train.schedule import LearningRate
 
 FORTY = RunLength(40, ((0, 1),))
 
 
 def _rates(**schedule: object) -> list[float]:
     train = {"duration": "100step", "global_batch_tokens": 10, "optimizer": {"lr": 2.0}, "schedule": schedule}
-    rate = WarmupStableDecay.of(JobConfig.model_validate({"name": "rates", "train": train}))
+    rate = LearningRate.of(JobConfig.model_validate({"name": "rates", "train": train}))
     return [rate(step) for step in range(100)]
 
 
@@ -33,6 +39,105 @@ def test_rises_stays_and_falls(shape: str) -> None:
 def test_linear_fall_is_even_and_ends_one_step_above_its_goal() -> None:
     rates = _rates(warmup="0step", decay="4step")
     assert rates[-5:] == pytest.approx([2.0, 1.6, 1.2, 0.8, 0.4])
+
+
+NAMES = st.sampled_from(["wsd", "cosine", "inverse_sqrt"])
+
+
+@st.composite
+def _schedules(draw: st.DrawFn) -> tuple[ScheduleConfig, int]:
+    """A schedule and the steps of its run."""
+    total, name = draw(st.integers(1, 300)), draw(NAMES)
+    warmup = draw(st.integers(int(name == "inverse_sqrt"), total))
+    given: dict[str, object] = {"name": name, "warmup": f"{warmup}step", "final_frac": draw(st.floats(0, 1))}
+    if warmup:
+        given["start_frac"] = draw(st.floats(0, 0.99))
+    if name != "cosine":
+        given["decay"] = f"{draw(st.integers(0, total - warmup))}step"
+        given["shape"] = draw(st.sampled_from(["linear", "sqrt", "cosine"]))
+    return ScheduleConfig.model_validate(given), total
+
+
+def _naive(config: ScheduleConfig, total: int, n: int) -> float:
+    """The share of the peak at n = step + 1: points that the definition names, and the curves between them."""
+    warmup = int(config.warmup.removesuffix("step"))
+    fall = total - warmup if config.name == "cosine" else int(config.decay.removesuffix("step"))
+    if n <= warmup:
+        return config.start_frac + (1 - config.start_frac) * n / warmup
+    plateau = (warmup / n) ** 0.5 if config.name == "inverse_sqrt" else 1.0
+    x = max(0.0, (n - (total - fall)) / (fall + 1))
+    shape = "cosine" if config.name == "cosine" else config.shape
+    left = {"linear": 1 - x, "sqrt": 1 - x**0.5, "cosine": (1 + math.cos(math.pi * x)) / 2}[shape]
+    return plateau * (config.final_frac + (1 - config.final_frac) * left)
+
+
+@pytest.mark.proof
+@given(_schedules())
+def test_equals_the_naive_formula_and_torch(drawn: tuple[ScheduleConfig, int]) -> None:
+    config, total = drawn
+    rate = LearningRate(config, lr=2.0, length=RunLength(total, ((0, 1),)))
+    rates = [rate(step) for step in range(total)]
+    assert rates == pytest.approx([2.0 * _naive(config, total, step + 1) for step in range(total)], abs=1e-12)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _naive(config, total, step + 1))
+    for step in range(min(total, 20)):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(rates[step], abs=1e-12)
+        optimizer.step()
+        scheduler.step()
+
+
+@pytest.mark.proof
+@given(_schedules())
+def test_rises_to_the_peak_then_never_rises_again_and_has_no_jumps(drawn: tuple[ScheduleConfig, int]) -> None:
+    config, total = drawn
+    rate = LearningRate(config, lr=2.0, length=RunLength(total, ((0, 1),)))
+    rates, warmup = [rate(step) for step in range(total)], int(config.warmup.removesuffix("step"))
+    assert all(0 <= value <= 2.0 for value in rates)
+    assert rates[:warmup] == sorted(rates[:warmup])
+    assert rates[warmup:] == pytest.approx(sorted(rates[warmup:], reverse=True), rel=1e-12)
+    if warmup:
+        assert rates[warmup - 1] == 2.0
+    fall = total - warmup if config.name == "cosine" else int(config.decay.removesuffix("step"))
+    steepest = max(1 / (1 + max(warmup, 1)), math.pi / 2 / (fall + 1), (1 / (fall + 1)) ** 0.5)
+    for earlier, later in itertools.pairwise(rates[max(0, warmup - 1) :]):
+        assert earlier - later <= 2.0 * steepest * 1.5 + 1e-12
+
+
+def test_cosine_is_the_textbook_one() -> None:
+    rates = _rates(name="cosine", warmup="10step", final_frac=0.1)
+    assert rates[9] == 2.0
+    assert rates[54] == pytest.approx(2.0 * (0.1 + 0.9 * (1 + math.cos(math.pi * 45 / 91)) / 2))
+    assert rates == sorted(rates[:10]) + sorted(rates[10:], reverse=True)
+
+
+def test_inverse_square_root_halves_at_four_times_the_warmup_and_cools_down() -> None:
+    rates = _rates(name="inverse_sqrt", warmup="10step", decay="20step")
+    assert rates[39] == pytest.approx(1.0)
+    assert rates[79] == pytest.approx(2.0 / 8**0.5)
+    assert rates[99] == pytest.approx(2.0 / 10**0.5 / 21)
+
+
+def test_rewarming_rises_from_where_it_is_told() -> None:
+    rates = _rates(warmup="4step", start_frac=0.2, decay="0.5run")
+    assert rates[:5] == pytest.approx([0.8, 1.2, 1.6, 2.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ({"name": "cosine", "decay": "0.3run"}, "schedule.decay has no effect with schedule 'cosine'"),
+        ({"name": "cosine", "shape": "sqrt"}, "schedule.shape has no effect"),
+        ({"warmup": "0step", "start_frac": 0.1}, "start_frac=0.1 has no effect without a warmup"),
+        ({"name": "inverse_sqrt", "warmup": "0run"}, "needs a warmup"),
+    ],
+)
+def test_what_has_no_effect_is_refused(schedule: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        ScheduleConfig.model_validate(schedule)
+
+
+def test_a_cosine_may_warm_up_as_long_as_the_run() -> None:
+    assert _rates(name="cosine", warmup="1run")[-1] == 2.0
 
 
 def _length(duration: str, batch: int, *ramp: tuple[str, int]) -> RunLength:
@@ -101,7 +206,7 @@ def test_the_first_steps_of_a_forked_run_keep_their_batches_and_rates() -> None:
         "train.duration=40step", "train.batch_ramp=[{until: 10step, global_batch_tokens: 4096}]", "data.seq_len=128",
         "data.stages=[{weights: {code: 1, prose: 1}}]",
     )  # fmt: skip
-    rate, former = WarmupStableDecay.of(config), WarmupStableDecay.of(before)
+    rate, former = LearningRate.of(config), LearningRate.of(before)
     assert [rate(step) for step in range(30)] == [former(step) for step in range(30)]
     assert rate(30) == 1e-3
     data, length = config.data.before_fork()

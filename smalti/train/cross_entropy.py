@@ -1,0 +1,202 @@
+"""Cross-entropy of an output head that never holds all logits: its memory does not grow with tokens x vocabulary.
+
+Promises: loss and gradients equal those of ``F.cross_entropy(soft_cap(hidden @ weight^T), targets)`` up to rounding;
+the logits of one *tile* (some tokens by some of the vocabulary) exist at a time, and what is held above inputs and
+gradients is at most ``chunk_bytes`` and a few tensors like ``hidden``; a GPU is never waited for.
+
+The gradient is formed in the forward pass, while a tile's probabilities are at hand (the idea of fused linear
+cross-entropy, arXiv 2410.10989). Which way a tile is cut:
+
+- Tokens, where the weight's gradient adds up over tiles: in place for weights in fp32; in an fp32 sum beside it for
+  others, where that takes at most half of ``chunk_bytes``. Each logit is computed once: three products, as in plain
+  cross-entropy.
+- Vocabulary, where such a sum is too large (and one in bf16 would lose what is small). A part of the vocabulary sees
+  all tokens in one product, which adds up in fp32 inside. The log-partition of all parts must be known before (as in
+  arXiv 2411.09009), so each logit is computed twice: four products.
+- Not at all, where all logits fit.
+
+Shapes: N tokens, D hidden, V vocabulary; C tokens and U vocabulary of a tile.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from smalti.base.errors import DataError
+from smalti.train.batches import IGNORE
+
+
+class _Options(NamedTuple):
+    z_loss_coef: float
+    soft_cap: float | None
+    chunk_bytes: int
+
+
+def cross_entropy_head(
+    targets_BT: Tensor, *, z_loss_coef: float = 0.0, soft_cap: float | None = None, chunk_bytes: int = 2**28
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """A head for ``Decoder.forward``: (hidden_BTD, weight_VD) -> (cross-entropy + z-loss, z-loss), fp32 sums.
+
+    Targets equal to IGNORE do not count; others outside the vocabulary are a DataError (on a GPU a device assertion).
+    The z-loss is z_loss_coef log(Z)^2 a token (PaLM, arXiv 2204.02311, section 5); the second value is for the log and
+    carries no gradient. soft_cap: the bound of ``model.final_logit_softcapping``.
+    """
+    options = _Options(z_loss_coef, soft_cap, chunk_bytes)
+
+    def head(hidden_BTD: Tensor, weight_VD: Tensor) -> tuple[Tensor, Tensor]:
+        targets_N = targets_BT.flatten()
+        _check(targets_N, weight_VD.shape[0])
+        return _ChunkedCrossEntropy.apply(
+            hidden_BTD.flatten(0, -2), weight_VD, targets_N, options, torch.is_grad_enabled()
+        )
+
+    return head
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, options: _Options, with_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        for_hidden, for_weight = (with_gradient and needed for needed in ctx.needs_input_grad[:2])
+        tokens, entries = _cut(hidden_ND, weight_VD, options, for_weight=for_weight)
+        grad_hidden_ND = _zeros(hidden_ND, parts=-(-weight_VD.shape[0] // entries)) if for_hidden else None
+        grad_weight_VD = _zeros(weight_VD, parts=-(-hidden_ND.shape[0] // tokens)) if for_weight else None
+        total, z_loss = (hidden_ND.new_zeros((), dtype=torch.float32) for _ in range(2))
+        counted_N1 = (targets_N != IGNORE)[:, None]
+        for rows in _slices(hidden_ND.shape[0], tokens):
+            hidden_CD, targets_C, counted_C = hidden_ND[rows], targets_N[rows], counted_N1[rows, 0]
+            tiles = [
+                _Tile(hidden_CD, weight_VD[columns], targets_C - columns.start, options)
+                for columns in _slices(weight_VD.shape[0], entries)
+            ]
+            log_partition_C, picked_C = _over_tiles([tile.sums(keep=len(tiles) == 1) for tile in tiles])
+            z_chunk = options.z_loss_coef * (log_partition_C.square() * counted_C).sum()
+            total += ((log_partition_C - picked_C) * counted_C).sum() + z_chunk
+            z_loss += z_chunk
+            if grad_hidden_ND is None and grad_weight_VD is None:
+                continue
+            read_CD = hidden_CD * counted_N1[rows]  # what does not count is cut out of both products
+            for tile, columns in zip(tiles, _slices(weight_VD.shape[0], entries), strict=True):
+                grad_CU = tile.gradient(log_partition_C)
+                if grad_hidden_ND is not None:
+                    _add_product(grad_hidden_ND[rows], grad_CU, tile.weight_UD)
+                if grad_weight_VD is not None:
+                    _add_product(grad_weight_VD[columns], grad_CU.T, read_CD)
+                del grad_CU  # before the next tile's logits
+        ctx.mark_non_differentiable(z_loss)
+        ctx.save_for_backward(
+            None if grad_hidden_ND is None else grad_hidden_ND.mul_(counted_N1).to(hidden_ND.dtype),
+            None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype),
+        )
+        return total, z_loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_total: Tensor, _grad_z: Tensor) -> tuple[Tensor | None, ...]:
+        """In place, as a copy would be as large as the weight; so torch refuses a second pass through the graph."""
+        return (*(None if saved is None else saved.mul_(grad_total) for saved in ctx.saved_tensors), None, None, None)
+
+
+class _Tile:
+    """Some tokens by some of the vocabulary; ``targets_C`` count from the first of that vocabulary."""
+
+    def __init__(self, hidden_CD: Tensor, weight_UD: Tensor, targets_C: Tensor, options: _Options) -> None:
+        self.weight_UD = weight_UD
+        self._hidden_CD, self._options = hidden_CD, options
+        self._inside_C1 = ((targets_C >= 0) & (targets_C < weight_UD.shape[0]))[:, None]
+        self._index_C1 = targets_C.clamp(0, weight_UD.shape[0] - 1)[:, None]
+        self._kept: tuple[Tensor, Tensor | None] | None = None
+
+    def sums(self, *, keep: bool) -> tuple[Tensor, Tensor]:
+        """log(sum(exp(logits))) of each token, and the logit of its target, 0 where that is in another tile."""
+        logits_CU, tanh_CU = self._logits()
+        probability_CU = torch.softmax(logits_CU, dim=-1, dtype=torch.float32)
+        # log Z = logit - log p at the largest p, which cannot underflow; cheaper than logsumexp + exp, and two amax
+        # cheaper than one max with its index.
+        log_partition_C = logits_CU.amax(dim=-1).float() - probability_CU.amax(dim=-1).log()
+        picked_C = (logits_CU.gather(1, self._index_C1) * self._inside_C1)[:, 0].float()
+        if keep:
+            self._kept = probability_CU, tanh_CU
+        return log_partition_C, picked_C
+
+    def gradient(self, log_partition_C: Tensor) -> Tensor:
+        """d(loss)/d(hidden @ weight^T), given the log-partition over all tiles. [C, U]; to be asked for once.
+
+        d/dlogits = softmax (1 + 2 z log Z) - onehot; through c tanh(x / c) it is times 1 - tanh^2.
+        """
+        if self._kept is None:
+            logits_CU, tanh_CU = self._logits()
+            grad_CU = logits_CU.float()
+            del logits_CU
+            grad_CU.sub_(log_partition_C[:, None]).exp_()
+        else:
+            (grad_CU, tanh_CU), self._kept = self._kept, None
+        if self._options.z_loss_coef:
+            grad_CU *= (1 + 2 * self._options.z_loss_coef * log_partition_C)[:, None]
+        grad_CU.scatter_add_(1, self._index_C1, -self._inside_C1.to(grad_CU.dtype))
+        if tanh_CU is not None:
+            grad_CU *= tanh_CU.square_().neg_().add_(1)
+        return grad_CU.to(self._hidden_CD.dtype)
+
+    def _logits(self) -> tuple[Tensor, Tensor | None]:
+        """Logits, and with a soft cap also tanh(logit / cap) before it, both in fp32 then."""
+        logits_CU = self._hidden_CD @ self.weight_UD.T
+        cap = self._options.soft_cap
+        if cap is None:
+            return logits_CU, None
+        tanh_CU = logits_CU.float().div_(cap).tanh_()
+        return tanh_CU * cap, tanh_CU
+
+
+def _over_tiles(sums: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    log_partitions, picked = zip(*sums, strict=True)
+    if len(sums) == 1:
+        return log_partitions[0], picked[0]
+    return torch.stack(log_partitions).logsumexp(dim=0), torch.stack(picked).sum(dim=0)
+
+
+def _cut(hidden_ND: Tensor, weight_VD: Tensor, options: _Options, *, for_weight: bool) -> tuple[int, int]:
+    """Tokens and vocabulary entries of a tile."""
+    tokens, vocabulary = max(1, hidden_ND.shape[0]), weight_VD.shape[0]
+    # The logit, in fp32 too, and its probability; with a soft cap three numbers in fp32.
+    bytes_each = 12 if options.soft_cap is not None else 8 if hidden_ND.dtype == torch.float32 else 10
+    logits = options.chunk_bytes // bytes_each
+    if tokens * vocabulary <= logits:
+        return tokens, vocabulary
+    if for_weight and weight_VD.dtype != torch.float32:
+        sum_bytes = weight_VD.numel() * (4 + weight_VD.element_size())  # and the product that is added
+        if 2 * sum_bytes > options.chunk_bytes:
+            return tokens, max(64, logits // tokens // 64 * 64)  # in whole strips of a matmul kernel
+        logits = (options.chunk_bytes - sum_bytes) // bytes_each
+    return max(1, logits // vocabulary), vocabulary
+
+
+def _zeros(like: Tensor, *, parts: int) -> Tensor:
+    """What a sum of so many products starts from: more than one add up in fp32."""
+    return torch.zeros_like(like, dtype=torch.float32 if parts > 1 else None)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
+
+
+def _slices(length: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, length)) for start in range(0, length, size))
+
+
+def _check(targets_N: Tensor, vocabulary: int) -> None:
+    wrong_N = (targets_N != IGNORE) & ((targets_N < 0) | (targets_N >= vocabulary))
+    if targets_N.device.type != "cpu":
+        torch._assert_async(~wrong_N.any(), "a target of the loss is outside the vocabulary")
+    elif wrong_N.any():
+        raise DataError(
+            f"target {int(targets_N[wrong_N][0])} of the loss is no token of a vocabulary of {vocabulary:,}",
+            allowed=f"0 to {vocabulary - 1:,}, or {IGNORE} where nothing is predicted",
+        )
