@@ -2,6 +2,7 @@
 
 import codecs
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,20 +60,37 @@ def llama_config(vocab_size: int = 257, context: int = 64) -> ModelConfig:
 
 
 def dbrx_config(vocab_size: int = 257, context: int = 64) -> ModelConfig:
-    return ModelConfig(
-        family="dbrx",
-        vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=context,
-        initializer_range=0.3,
-        norm="layernorm",
-        clip_qkv=8.0,
-        moe=MoEConfig(num_experts=4, num_experts_per_tok=2),
-    )
+    return family_config("dbrx", vocab_size, context)
+
+
+_FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"head_dim": 12, "sliding_window": 8},
+    "qwen3": {"qk_norm": "head", "sliding_window": 8, "layer_types": ("sliding_attention", "full_attention")},
+    "olmo2": {"qk_norm": "full", "norm_placement": "post"},
+    "mpt": {
+        "norm": "layernorm",
+        "position": "alibi",
+        "gated": False,
+        "activation": "gelu",
+        "intermediate_size": 128,
+        "num_key_value_heads": None,
+        "tie_word_embeddings": True,
+        "clip_qkv": 4.0,
+    },
+    "dbrx": {"norm": "layernorm", "clip_qkv": 8.0},
+    "mixtral": {"sliding_window": 8},
+    "olmoe": {"qk_norm": "full"},
+    "qwen3_moe": {"qk_norm": "head"},
+}
+
+
+def family_config(family: str, vocab_size: int = 257, context: int = 64) -> ModelConfig:
+    """A tiny model of any family, with what is its own."""
+    fields = llama_config(vocab_size, context).model_dump() | {"family": family} | _FAMILIES[family]
+    if family in ("dbrx", "mixtral", "olmoe", "qwen3_moe"):
+        fields |= {"intermediate_size": 32, "moe": MoEConfig(num_experts=4, num_experts_per_tok=2)}
+    return ModelConfig(**fields)
 
 
 def tiny_model(config: ModelConfig, seed: int = 3) -> Decoder:

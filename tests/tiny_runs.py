@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 import torch
-from tiny_models import dbrx_config, llama_config, tiny_model
+from tiny_models import family_config, tiny_model
 
 from smalti.config.load import dump
 from smalti.config.run import RunConfig
@@ -50,7 +50,7 @@ def tiny_run(root: Path, *, family: str = "llama", step: int = 20, context: int 
     tokenizer = tiny_tokenizer()
     folder = root / "data"
     tokenizer.save(folder / "tokenizer")
-    shape = {"llama": llama_config, "dbrx": dbrx_config}[family](vocab_size=320, context=context)
+    shape = family_config(family, vocab_size=320, context=context)
     config = RunConfig.model_validate(
         {
             "name": "tiny",

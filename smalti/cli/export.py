@@ -14,6 +14,7 @@ class Dtype(StrEnum):
 
     FP32 = "fp32"
     BF16 = "bf16"
+    FP16 = "fp16"
 
 
 @app.command(epilog="Example: smalti export runs/demo --dtype bf16 --verify")
@@ -29,7 +30,7 @@ def export(
 ) -> None:
     """Write a checkpoint as a Hugging Face folder: safetensors, configs, tokenizer, model card.
 
-    The weights are read back and must give the same logits before the folder appears.
+    The weights are read back and must be the same before the folder appears.
     """
     from smalti.base import store
     from smalti.base.units import format_bytes
@@ -42,7 +43,7 @@ def export(
     record = store.read_json(store.join(folder, room.RECORD))
     n_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
     what = f"step {record['step']}, {record['dtype']}, weights {format_bytes(n_bytes)}"
-    print(f"{folder}: {what}; read back: same logits")
+    print(f"{folder}: {what}; read back: the same")
     if verify:
         print(f"transformers gives the same logits: relative error {room.verify(folder):.1e} (fp32)")
     for line in publish(run, folder, "export") if upload and output is None else ():

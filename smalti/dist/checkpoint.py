@@ -14,7 +14,9 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -223,24 +225,51 @@ def load(path: str | Path, tensors: dict[str, Tensor]) -> None:
     dcp.load(dict(tensors), storage_reader=reader)
 
 
-def read_tensors(path: str | Path, prefix: str = "model.") -> dict[str, Tensor]:
-    """Full, plain CPU tensors of one process whose names start with ``prefix`` (which is cut off)."""
-    problem = fault(path)
-    if problem is not None:
-        raise DataError(f"checkpoint {path} cannot be used: {problem}", hint="name another step, or train again")
-    reader = _Reader(Path(path) / "shards")
-    wanted = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+def shapes(path: str | Path) -> dict[str, tuple[int, ...]]:
+    """The shape of each of the model's weights, by the names of its ``state_dict``; digests are not checked."""
+    return {name: tuple(entry.size) for name, entry in _stored_model(_Reader(Path(path) / "shards")).items()}
+
+
+def _stored_model(reader: "_Reader") -> dict[str, TensorStorageMetadata]:
+    return {
+        name.removeprefix("model."): entry
         for name, entry in reader.read_metadata().state_dict_metadata.items()
-        if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
+        if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
     }
-    dcp.load(dict(wanted), storage_reader=reader, no_dist=True)
-    return {name.removeprefix(prefix): tensor for name, tensor in wanted.items()}
+
+
+class StoredModel(Mapping[str, Tensor]):
+    """The model's weights in a checkpoint, by the names of its ``state_dict``: full, plain CPU tensors.
+
+    Each is read when it is asked for, by one process alone. DataError for a checkpoint that is damaged; every file is
+    read once to see that.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        problem = fault(path)
+        if problem is not None:
+            raise DataError(f"checkpoint {path} cannot be used: {problem}", hint="name another step, or train again")
+        self._reader = _Reader(Path(path) / "shards")
+        self._saved = _stored_model(self._reader)
+
+    def __getitem__(self, name: str) -> Tensor:
+        saved = self._saved[name]
+        tensor = torch.empty(saved.size, dtype=saved.properties.dtype)
+        with warnings.catch_warnings():  # one process reading alone is what is meant here
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            dcp.load({f"model.{name}": tensor}, storage_reader=self._reader, no_dist=True)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._saved)
+
+    def __len__(self) -> int:
+        return len(self._saved)
 
 
 def read_model(path: str | Path) -> dict[str, Tensor]:
-    """The model's weights as plain tensors, by the names of its ``state_dict``."""
-    return read_tensors(path, "model.")
+    """All weights of ``StoredModel`` at once."""
+    return dict(StoredModel(path))
 
 
 def _check_names(path: str | Path, saved: dict[str, Any], wanted: dict[str, Tensor]) -> None:
@@ -293,6 +322,13 @@ class _Reader(dcp.FileSystemReader):
     """DCP's reader with the guarded unpickler, confined to its folder."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        metadata = self._admitted_metadata
+        assert metadata.storage_meta is not None
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+    @cached_property
+    def _admitted_metadata(self) -> Metadata:
         data = store.read_bytes(Path(self.path) / ".metadata")
         try:
             metadata = _Unpickler(io.BytesIO(data)).load()
@@ -301,7 +337,6 @@ class _Reader(dcp.FileSystemReader):
         for info in metadata.storage_data.values():
             if os.path.basename(info.relative_path) != info.relative_path:
                 raise DataError(f"{self.path}/.metadata points outside its folder: {info.relative_path}")
-        metadata.storage_meta.load_id = self.load_id
         return metadata  # type: ignore[no-any-return]
 
 

@@ -1,15 +1,16 @@
 """A run's checkpoint -> a Hugging Face folder that stands alone: weights, configs, tokenizer, model card.
 
-Promises: the folder appears whole or not at all, in place of an older one; the weights in it were read back and gave
-the same logits before it appeared. Reads the run folder only: the checkpoint, ``config.yaml``, ``tokenizer/`` and, for
-the card, metrics, evals and provenance where they are there.
+Promises: the folder appears whole or not at all, in place of an older one; config and weights in it were read back and
+are the same, to the bit, before it appeared. Checkpoint and folder are gone through rule by rule, so the model is never
+whole in memory. Reads the run folder only: the checkpoint, ``config.yaml``, ``tokenizer/`` and, for the card, metrics,
+evals and provenance where they are there.
 """
 
 import os
 import shutil
-import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,13 +19,13 @@ from smalti import __version__
 from smalti.base import clock, store
 from smalti.base.errors import DataError, SmaltiError, UserError, missing_extra
 from smalti.config.load import load
+from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.data.tokenizer.encode import load_tokenizer
 from smalti.dist import card, checkpoint
-from smalti.model.decoder import Decoder
-from smalti.model.huggingface import load_folder, save_folder
+from smalti.model.huggingface import FAMILIES, load_folder, open_source, save_folder
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _LARGEST_ERROR = 1e-5
 RECORD = "export.json"
 """Which run and step the folder is of."""
@@ -35,7 +36,7 @@ def export(
     *,
     step: int | None = None,
     output: str | Path | None = None,
-    dtype: Literal["fp32", "bf16"] = "fp32",
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32",
 ) -> str:
     """Write the newest complete checkpoint (or that of ``step``) of a run to ``output``, default ``RUN/export``.
 
@@ -58,14 +59,19 @@ def export(
             f"the tokenizer in {run / 'tokenizer'} has {tokenizer.vocab_size} tokens, the model "
             f"{config.model.vocab_size}"
         )
-    with warnings.catch_warnings():  # one process reading alone is what is meant here
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        weights = checkpoint.read_model(source)
+    weights = checkpoint.StoredModel(source)
     temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     try:
         shutil.copytree(run / "tokenizer", temporary)
-        save_folder(temporary, config.model, weights, eod_id=tokenizer.eod_id, dtype=_DTYPES[dtype])
-        _check_reload(temporary, config, weights, _DTYPES[dtype])
+        save_folder(
+            temporary,
+            config.model,
+            weights,
+            eod_id=tokenizer.eod_id,
+            generation=_generation(run),
+            dtype=_DTYPES[dtype],
+        )
+        _check_same(temporary, config.model, weights, _DTYPES[dtype])
         record = {
             "run": config.name,
             "run_folder": str(run.resolve()),
@@ -149,17 +155,21 @@ def _tokenizer(run: Path) -> str:
     return str(run / "tokenizer")
 
 
-def _check_reload(folder: Path, config: RunConfig, weights: dict[str, Tensor], dtype: torch.dtype) -> None:
-    """The folder, read back, must give the logits of the weights that went into it."""
-    with torch.device("meta"):
-        model = Decoder(config.model)
-    rounded = {name: tensor.to(dtype).float() for name, tensor in weights.items()}
-    model.load_state_dict(rounded, strict=True, assign=True)
-    ids_BT = probe_ids(config.model.vocab_size, min(64, config.model.max_position_embeddings))
-    with torch.inference_mode():
-        error_frac = relative_error(load_folder(folder, torch.float32)(ids_BT).value, model.eval()(ids_BT).value)
-    if not error_frac < _LARGEST_ERROR:
-        raise SmaltiError(f"the exported model gives other logits when read back: relative error {error_frac:.2e}")
+def _generation(run: Path) -> dict[str, Any] | None:
+    """How ``generate`` shall sample, as the model said that the run began with."""
+    kept = run / "tokenizer" / "generation_config.json"
+    return dict(store.read_json(kept)) if kept.is_file() else None
+
+
+def _check_same(folder: Path, config: ModelConfig, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """The folder, read back, must hold the config and the weights that went into it."""
+    source = open_source(folder)
+    described = FAMILIES[config.family].config_to_huggingface
+    if described(source.config) != described(config):
+        raise SmaltiError(f"config.json of the exported model says something else when read back: {source.raw}")
+    for name, tensor in source.tensors():
+        if not torch.equal(tensor, weights[name].to(dtype)):
+            raise SmaltiError(f"weight {name} of the exported model is another when read back")
 
 
 def _put_in_place(temporary: Path, final: Path) -> None:

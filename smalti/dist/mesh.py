@@ -77,12 +77,26 @@ def from_first(work: Callable[[], T]) -> T:
     return result  # type: ignore[no-any-return]
 
 
+def together(work: Callable[[], T]) -> T:
+    """What ``work`` gives this rank; where it fails on any rank, all of them raise the first failure."""
+    result, failure = None, None
+    try:
+        result = work()
+    except Exception as error:  # whatever it is: the others wait for an answer
+        failure = _as_sent(error)
+    failures: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(failures, failure)
+    for failed in filter(None, failures):
+        raise failed
+    return result  # type: ignore[return-value]
+
+
 def _as_sent(error: Exception) -> Exception:
     """``error``, or what it says where it cannot be pickled and made anew."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        return RuntimeError(f"rank 0: {type(error).__name__}: {error}")
+        return RuntimeError(f"rank {dist.get_rank()}: {type(error).__name__}: {error}")
     return error
 
 

@@ -1,7 +1,9 @@
 """Export: a folder that stands alone, for us and for transformers, whole or not at all."""
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from smalti.data.tokenizer.encode import load_tokenizer
 from smalti.dist import card, checkpoint
 from smalti.dist import export as room
 from smalti.dist.export import export
-from smalti.model.huggingface import load_folder
+from smalti.model.huggingface import FAMILIES, load_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -44,21 +46,19 @@ def test_weights_tokenizer_and_record(run: Path) -> None:
     assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
 
 
-def test_equal_to_transformers(run: Path) -> None:
-    folder = export(run)
-    assert room.verify(folder) < 1e-5
-
-
-def test_greedy_text_equals_transformers(run: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.slow
+def test_logits_and_greedy_text_equal_those_of_transformers(family: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from smalti.serve.engine.engine import Engine
     from smalti.serve.engine.sampling import SamplingParams
 
-    folder = export(run)
+    folder = export(tiny_run(tmp_path, family=family))
+    assert room.verify(folder) < 1e-5
     engine = Engine.from_folder(folder)
     assert engine.name == "tiny"
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     without_text = list(range(engine.tokenizer.vocab_size, 320))  # our engine never chooses these padded rows
     prompts = ["def add(", "plain", "", "Grü", "([{"]
@@ -121,20 +121,26 @@ def test_a_failure_leaves_the_old_export(tmp_path: Path, monkeypatch: pytest.Mon
     assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
 
 
-def test_weights_that_read_back_differently_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_reads_back_differently_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tiny_run(tmp_path)
-    right = room.load_folder
+    right = room.open_source
 
-    def wrong(*arguments: object) -> torch.nn.Module:
-        model = right(*arguments)
-        with torch.no_grad():
-            model.lm_head.weight[5] += 1
-        return model
+    def wrong(folder: Path) -> Any:
+        path = folder / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-4] + b"\0\0\1\0")
+        return right(folder)
 
-    monkeypatch.setattr(room, "load_folder", wrong)
-    with pytest.raises(SmaltiError, match="other logits"):
+    monkeypatch.setattr(room, "open_source", wrong)
+    with pytest.raises(SmaltiError, match=r"weight blocks\.1\.mlp\.down_proj\.weight"):
+        export(run)
+    monkeypatch.setattr(room, "open_source", lambda folder: _with_other_eps(right(folder)))
+    with pytest.raises(SmaltiError, match="something else"):
         export(run)
     assert not (run / "export").exists()
+
+
+def _with_other_eps(source: Any) -> Any:
+    return dataclasses.replace(source, config=source.config.model_copy(update={"norm_eps": 1.0}))
 
 
 def test_the_card_says_what_the_run_says(tmp_path: Path) -> None:

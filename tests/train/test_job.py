@@ -18,7 +18,6 @@ from smalti.config.run import JobConfig, RunConfig
 from smalti.dist import checkpoint
 from smalti.model.init import draw
 from smalti.train import Hook, build, fit
-from smalti.train.job import read_weights
 from smalti.train.loop import Job
 from smalti.train.step import StepResult
 
@@ -42,6 +41,10 @@ def _error(rank: int, config: JobConfig, kind: type[Exception], given: dict[str,
     with pytest.raises(kind) as raised:
         _fit(rank, config, **(given or {}))
     return str(raised.value)
+
+
+def _weights(config: RunConfig) -> dict[str, torch.Tensor]:
+    return checkpoint.read_model(str(checkpoint.newest(f"{config.run_folder}/checkpoints")))
 
 
 def _distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
@@ -132,7 +135,7 @@ def test_init_from_takes_weights_only(tmp_path: Path) -> None:
     assert run_ranks(1, _fit, second) == [2]
     state = checkpoint.read_state(checkpoint.newest(f"{second.run_folder}/checkpoints") or "")
     assert (state["step"], state["tokens"]) == (2, 768)
-    before, after = read_weights(first.run_folder), read_weights(second.run_folder)
+    before, after = _weights(first), _weights(second)
     fresh = {name: draw(name, tensor.shape, first.model, first.seed) for name, tensor in before.items()}
     assert 0 < _distance(after, before) < 0.5 * _distance(after, fresh)  # two steps from the trained weights
 

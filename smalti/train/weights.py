@@ -1,0 +1,94 @@
+"""``init_from``: weights of another model, checked first, then loaded part by part into a model that may be sharded.
+
+Promises: nothing is loaded before all of it has been checked (names, shapes, digests or finite values), and every rank
+raises what any of them finds; a rank never holds more than its part of the model and the tensors of one rule.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from smalti.base import store
+from smalti.base.errors import DataError
+from smalti.dist import checkpoint, fsdp, mesh
+from smalti.model.huggingface import Source, companions, open_source
+
+
+def open_weights(source: str, model: nn.Module) -> Callable[[], None]:
+    """What loads ``source`` (a Hugging Face folder, a run, a checkpoint) into ``model``, once it has storage.
+
+    Called by all ranks. The model's weights alone are loaded; names and shapes must be the model's own.
+    """
+    if os.path.isfile(f"{source}/config.json"):
+        folder = mesh.together(lambda: _checked_folder(source, model))
+        return lambda: _load_folder(folder, model)
+    path = mesh.from_first(lambda: find_checkpoint(source))
+    mesh.together(lambda: _check_fits(source, checkpoint.shapes(path), model))
+    return lambda: checkpoint.load(path, {f"model.{name}": value for name, value in model.state_dict().items()})
+
+
+def find_checkpoint(source: str | Path) -> str:
+    """The newest checkpoint of a run, or the one that ``source`` is; its digests have been checked."""
+    if os.path.isfile(f"{source}/train_state.json"):
+        problem = checkpoint.fault(source)
+        if problem is not None:
+            raise DataError(f"checkpoint {source} cannot be used: {problem}", hint="name another one")
+        return str(source)
+    newest = checkpoint.newest(f"{source}/checkpoints")
+    if newest is None:
+        raise DataError(
+            f"init_from={source} is none of: a run folder with a checkpoint, a checkpoint, a Hugging Face folder",
+            hint="init_from=runs/NAME or init_from=runs/NAME/checkpoints/step-NNNNNNNN",
+        )
+    return newest
+
+
+def keep_tokenizer(source: str, kept: Path, init_from: str | None) -> None:
+    """Copy the tokenizer into the run, once, so that the run can be exported wherever its data has gone.
+
+    With it goes what the model of ``init_from`` says of chats and of sampling, where that is a Hugging Face folder.
+    """
+    if kept.exists():
+        return
+    temporary = kept.with_name(f".{kept.name}.{os.getpid()}")
+    shutil.copytree(source, temporary, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin", "*.pt", "*.pth"))
+    for name, data in companions(Path(init_from)).items() if init_from is not None else ():
+        if ("template" in name or name == "generation_config.json") and not (temporary / name).exists():
+            store.write_bytes(temporary / name, data)
+    os.replace(temporary, kept)
+
+
+def _checked_folder(source: str, model: nn.Module) -> Source:
+    folder = open_source(source)
+    _check_fits(source, folder.shapes(), model)
+    folder.check_values(dist.get_rank(), dist.get_world_size())
+    return folder
+
+
+def _load_folder(folder: Source, model: nn.Module) -> None:
+    wanted = model.state_dict()
+    for name, tensor in folder.tensors():
+        with torch.no_grad():
+            fsdp.assign(wanted[name], tensor.to(wanted[name].dtype))
+
+
+def _check_fits(source: str, found: dict[str, tuple[int, ...]], model: nn.Module) -> None:
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    strangers = sorted(set(found) ^ set(wanted))
+    if strangers:
+        where = f"init_from={source}" if strangers[0] in found else "the model"
+        raise DataError(
+            f"weight '{strangers[0]}' is only in {where} ({len(strangers)} weights do not pair up)",
+            allowed="a model section of the same shape as the weights",
+            hint="copy the model section of the run that the weights come from",
+        )
+    for name, shape in wanted.items():
+        if found[name] != shape:
+            raise DataError(
+                f"weight '{name}' of init_from={source} has shape {found[name]}; the model section asks for {shape}"
+            )
