@@ -68,6 +68,7 @@ def theirs(config):
 
 
 @pytest.mark.proof
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @settings(max_examples=2 * settings.default.max_examples)
 @given(config=configs(), length=st.integers(1, 9000))

@@ -102,6 +102,13 @@ def _attention() -> list[str]:
     return [name for name, enabled in asked.items() if enabled]
 
 
+def _attention_kernels() -> dict[str, dict[str, str]]:
+    """Device and dtype -> what a model asks of attention -> the kernel that trains rows of 2,048 tokens."""
+    from smalti.model.blocks.attention.choice import here
+
+    return {name: dict(chosen) for name, chosen in here(2048).items()}
+
+
 def _cpu_capability() -> str:
     import torch
 
@@ -130,6 +137,7 @@ _QUESTIONS: dict[str, Callable[[], Any]] = {
     "cudnn": _cudnn,
     "grouped_mm": _grouped_mm,
     "attention": _attention,
+    "attention_kernels": _attention_kernels,
     "flex_attention": lambda: find_spec("torch.nn.attention.flex_attention") is not None,
     "flash_attn_package": lambda: find_spec("flash_attn") is not None,
     "triton": lambda: find_spec("triton") is not None,

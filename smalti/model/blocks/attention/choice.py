@@ -7,7 +7,6 @@ same shape of heads (a probe, once a process); what was chosen is told by ``desc
 Shapes: B batch, T time, D hidden.
 """
 
-import json
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from smalti.config.model import ModelConfig
 from smalti.model.blocks.attention.documents import Documents, masked_rows, whole_rows
 from smalti.model.blocks.attention.flex import Flex
-from smalti.model.blocks.attention.scores import Attend, Scores, scores_of
+from smalti.model.blocks.attention.scores import Attend, Scores, bias_of_rows, scores_of
 from smalti.model.blocks.attention.sdpa import Fused, dense_rows
 from smalti.model.blocks.attention.spans import BLOCK_TOKENS
 from smalti.model.blocks.attention.varlen import Varlen
@@ -26,8 +25,8 @@ Kernel = Literal["sdpa", "spans", "documents", "varlen", "flex", "dense"]
 
 LONGEST_KEPT_TOKENS = 1024
 """Rows up to this keep their attention probabilities for backward on a CPU."""
-_LONGEST_MASKED_TOKENS = 256
-"""Packed rows up to this go through one mask on a CPU."""
+_LONGEST_MASKED_TOKENS, _LONGEST_MASKED_FORWARD_TOKENS = 256, 512
+"""Packed rows up to this go through one mask on a CPU, with and without a backward pass (documents.py measured it)."""
 
 
 class Asked(NamedTuple):
@@ -72,6 +71,8 @@ def windows_of(config: ModelConfig) -> set[int | None]:
 def choose(device: str, dtype: torch.dtype, asked: Asked) -> Kernel:
     """The fastest kernel that can do it, by the rules of docs/concepts/attention.md."""
     if device == "cpu":
+        if asked.documents and not asked.backward and not asked.alibi and not asked.cap:
+            return "sdpa" if asked.tokens <= _LONGEST_MASKED_FORWARD_TOKENS else "documents"
         if asked.documents and asked.tokens > _LONGEST_MASKED_TOKENS:
             return "documents"
         keeps = asked.backward and asked.tokens <= LONGEST_KEPT_TOKENS and dtype in (torch.float32, torch.bfloat16)
@@ -118,7 +119,7 @@ def described(
     }
 
 
-def here(tokens: int = 2048) -> dict[str, dict[str, Kernel]]:
+def here(tokens: int) -> dict[str, dict[str, Kernel]]:
     """Device and dtype -> what is asked -> the kernel that trains with rows of ``tokens`` on this machine."""
     row = Asked(tokens, False, None, False, False, 8, 2, 64, True)
     kinds = {
@@ -162,7 +163,8 @@ def _build(kernel: Kernel, asked: Asked, like_BTD: Tensor, scores: Scores, docum
     window = asked.window
     keep = asked.backward and asked.tokens <= LONGEST_KEPT_TOKENS and not asked.cap
     if kernel == "sdpa":
-        return Fused(scores.scale)
+        bias_BTS = None if asked.plain else bias_of_rows(like_BTD, window, scores, documents_BT)
+        return Fused(scores.scale, None if bias_BTS is None else bias_BTS[:, None])
     if kernel == "varlen":
         return Varlen(like_BTD, window, scores.scale, documents_BT)
     if kernel == "flex":
@@ -175,7 +177,3 @@ def _build(kernel: Kernel, asked: Asked, like_BTD: Tensor, scores: Scores, docum
         return masked_rows(like_BTD, window, scores, documents_BT, keep=keep)
     longest_tokens = LONGEST_KEPT_TOKENS if asked.backward else BLOCK_TOKENS
     return Documents(like_BTD, window, scores, documents_BT, keep=keep, longest_tokens=longest_tokens)
-
-
-if __name__ == "__main__":
-    print(json.dumps(here()))

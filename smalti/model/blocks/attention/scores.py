@@ -83,3 +83,14 @@ def document_runs(documents_BT: Tensor) -> Tensor:
     begins_BT = torch.ones_like(documents_BT, dtype=torch.bool)
     torch.ne(documents_BT[:, 1:], documents_BT[:, :-1], out=begins_BT[:, 1:])
     return begins_BT
+
+
+def bias_of_rows(like_BTD: Tensor, window: int | None, scores: Scores, documents_BT: Tensor | None) -> Tensor:
+    """The same over whole rows, [B or 1, T, T] or with slopes [B or 1, K, G, T, T]."""
+    at_T = torch.arange(like_BTD.shape[1], device=like_BTD.device)
+    distance_BTS, unseen_BTS = (at_T[:, None] - at_T)[None], None
+    if documents_BT is not None:
+        runs_BT = document_runs(documents_BT).cumsum(dim=1)
+        unseen_BTS = runs_BT[:, :, None] != runs_BT[:, None, :]
+        distance_BTS = distance_BTS.expand_as(unseen_BTS)
+    return bias_of_distance(distance_BTS, window, scores, unseen_BTS, dtype=like_BTD.dtype)

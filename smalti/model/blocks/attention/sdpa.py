@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from smalti.model.blocks.attention.scores import Scores, bias_of_distance, document_runs
+from smalti.model.blocks.attention.scores import Scores, bias_of_rows
 
 
 class Fused:
@@ -61,10 +61,4 @@ class Dense:
 
 def dense_rows(like_BTD: Tensor, window: int | None, scores: Scores, documents_BT: Tensor | None) -> Dense:
     """Whole rows, packed or not."""
-    at_T = torch.arange(like_BTD.shape[1], device=like_BTD.device)
-    distance_BTS, unseen_BTS = (at_T[:, None] - at_T)[None], None
-    if documents_BT is not None:
-        runs_BT = document_runs(documents_BT).cumsum(dim=1)
-        unseen_BTS = runs_BT[:, :, None] != runs_BT[:, None, :]
-        distance_BTS = distance_BTS.expand_as(unseen_BTS)
-    return Dense(scores, bias_of_distance(distance_BTS, window, scores, unseen_BTS, dtype=like_BTD.dtype))
+    return Dense(scores, bias_of_rows(like_BTD, window, scores, documents_BT))
