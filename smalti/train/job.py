@@ -26,6 +26,7 @@ from smalti.dist.allocator import keep_freed_memory
 from smalti.dist.peak import matmul_rate
 from smalti.dist.recompute import recompute
 from smalti.model import huggingface
+from smalti.model.blocks.attention.choice import described
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
 from smalti.plan.flops import train_flops_per_token
@@ -93,7 +94,7 @@ def build(
     state = TrainState(model, optimizer, lr, train.optimizer.clip_norm)
     before = _resume(path, state, batches, events)
     peak = _peak(device, train.precision.compute, world)
-    events.write("auto_resolved", **resolved, **_size(config), peak_flops_per_s=peak)
+    events.write("auto_resolved", **resolved, **_size(config), **_kernels(config, device), peak_flops_per_s=peak)
     return Job(
         config=config,
         state=state,
@@ -119,6 +120,15 @@ def _all_described(config: JobConfig, *given: object) -> None:
             f"build() was given no {absent[0]}, and a {type(config).__name__} does not describe one",
             hint=f"build(config, {absent[0]}=...), or give a RunConfig with model and data sections",
         )
+
+
+def _kernels(config: JobConfig, device: torch.device) -> dict[str, Any]:
+    """Which kernel attends, for each kind of layer, over the longest rows."""
+    if not isinstance(config, RunConfig):
+        return {}
+    dtype = fsdp.DTYPES[config.train.precision.compute]
+    tokens, packed = max(config.data.seq_lens), config.data.mask_documents
+    return {"attention": described(config.model, device, dtype, tokens, documents=packed)}
 
 
 def _size(config: JobConfig) -> dict[str, int]:
