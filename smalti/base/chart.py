@@ -25,7 +25,7 @@ font-variant-numeric:tabular-nums}
 .chart .v{fill:var(--chart-ink)}.chart .g{stroke:var(--chart-grid);stroke-width:1}
 .chart .a{stroke:var(--chart-soft);stroke-width:1}
 .chart .l{fill:none;stroke-width:1.75;stroke-linejoin:round;stroke-linecap:round}
-.chart .faint{opacity:.28;stroke-width:1}
+.chart .faint{opacity:.28;stroke-width:1}.chart .dashed{stroke-dasharray:6 4;stroke-width:1.25}
 .chart .m{stroke:var(--chart-soft);stroke-dasharray:3 3}.chart .h rect{fill:transparent}
 .chart .h line,.chart .h circle{opacity:0}.chart .h:hover line,.chart .h:hover circle{opacity:1}
 """ + "".join(f".chart .s{i}{{stroke:var(--c{i})}}.chart .f{i}{{fill:var(--c{i})}}\n" for i in range(8))
@@ -45,8 +45,20 @@ class Series:
     y: Sequence[float]
     faint: bool = False
     """Drawn thin, without legend and hover: raw values behind a smoothed line."""
+    dashed: bool = False
+    """Drawn with gaps, without legend and hover: a bound."""
     colour: int | None = None
     """Which of the eight colours; absent: the next."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Has a place in the legend, and shows its values."""
+        return not (self.faint or self.dashed)
+
+    @property
+    def style(self) -> str:
+        """CSS classes beside those of every line."""
+        return " faint" * self.faint + " dashed" * self.dashed
 
 
 @dataclass(frozen=True)
@@ -94,7 +106,7 @@ def line_chart(
     clean = [[(x, y) if ok(x, y) else None for x, y in zip(s.x, s.y, strict=True)] for s in series]
     points = [point for line in clean for point in line if point is not None]
     colours = [index if one.colour is None else one.colour for index, one in enumerate(series)]
-    frame = _Frame(title, width, height, [(s.name, c) for s, c in zip(series, colours, strict=True) if not s.faint])
+    frame = _Frame(title, width, height, [(s.name, c) for s, c in zip(series, colours, strict=True) if s.is_plain])
     if not points:
         return frame.empty()
     y_values = [y for _, y in points] + ([0.0] if from_zero and not log_y else [])
@@ -104,8 +116,8 @@ def line_chart(
     body = [frame.axes(x_scale, y_scale, x_label, write_y)]
     hovered: list[tuple[int, str, list[tuple[float, float]]]] = []
     for one, line, colour in zip(series, clean, colours, strict=True):
-        body.append(_polyline(line, x_scale, y_scale, colour, one.faint, frame.right - frame.left))
-        if not one.faint:
+        body.append(_polyline(line, x_scale, y_scale, colour, one.style, frame.right - frame.left))
+        if one.is_plain:
             hovered.append((colour, one.name, [point for point in line if point is not None]))
     for marker in markers:
         if x_scale.low <= marker.x <= x_scale.high:
@@ -302,7 +314,7 @@ def _legend(names: Sequence[tuple[str, int]], width: int) -> tuple[str, int]:
 
 
 def _polyline(
-    line: Sequence[tuple[float, float] | None], x: _Scale, y: _Scale, colour: int, faint: bool, pixels: float
+    line: Sequence[tuple[float, float] | None], x: _Scale, y: _Scale, colour: int, style: str, pixels: float
 ) -> str:
     runs: list[list[tuple[float, float]]] = [[]]
     for point in line:
@@ -310,7 +322,7 @@ def _polyline(
             runs.append([])
         else:
             runs[-1].append((x(point[0]), y(point[1])))
-    kind = f"l s{colour % _COLOURS}" + (" faint" if faint else "")
+    kind = f"l s{colour % _COLOURS}{style}"
     parts = []
     for run in filter(None, runs):
         if len(run) == 1:

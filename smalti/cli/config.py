@@ -104,6 +104,28 @@ def diff(
         raise typer.Exit(3)
 
 
+@app.command(epilog="Example: smalti config model runs/demo/export")
+def model(
+    source: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="A Hugging Face folder, a run folder or a checkpoint.")
+    ],
+    as_json: _Json = False,
+) -> None:
+    """Print the model: section of a model that exists, for a recipe that goes on from it (init_from)."""
+    from smalti.base.errors import DataError
+    from smalti.cli.tables import print_json
+    from smalti.config.yaml_lines import to_yaml
+    from smalti.train.origin import model_of
+
+    if not Path(source).exists():
+        raise DataError(f"{source} does not exist", allowed="a Hugging Face folder, a run folder or a checkpoint")
+    section = {"model": {"family": (found := model_of(source)).family, **found.model_dump(exclude_defaults=True)}}
+    if as_json:
+        print_json(section)
+    else:
+        print(to_yaml(section), end="")
+
+
 def _list(recipes: list[str], presets: list[str], as_json: bool) -> None:
     from smalti.cli.tables import print_json, print_table
     from smalti.config.find import DIAL

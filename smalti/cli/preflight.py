@@ -29,11 +29,21 @@ def check(config: "RunConfig", *, ranks: int, fork: "Fork | None" = None) -> Non
     _check_stages(config)
     config.data.require_every_source_used()
     _check_mesh(config, ranks)
-    if config.init_from is not None and not _has_checkpoint(config) and not Path(config.init_from).exists():
-        raise DataError(f"init_from = {config.init_from} does not exist", allowed="a checkpoint or Hugging Face folder")
+    origin_warnings(config)
     _check_folders(config)
     _check_files(config)
     trackers.check(config.track, config.run_folder)
+
+
+def origin_warnings(config: "RunConfig") -> list[str]:
+    """What is knowingly different between the run and the model that it starts from; raises for what may not be."""
+    if config.init_from is None or _has_checkpoint(config):  # it goes on from its own checkpoint
+        return []
+    if not Path(config.init_from).exists():
+        raise DataError(f"init_from = {config.init_from} does not exist", allowed="a checkpoint or Hugging Face folder")
+    from smalti.train import origin
+
+    return origin.check(config)
 
 
 def lies_here(config: "RunConfig") -> bool:
@@ -131,7 +141,6 @@ def _check_stages(config: "RunConfig") -> None:
 
 
 def _has_checkpoint(config: "RunConfig") -> bool:
-    """A run that goes on from its own checkpoint does not read ``init_from`` again."""
     return any(Path(config.run_folder).glob("checkpoints/step-*/COMPLETE"))
 
 
@@ -148,6 +157,7 @@ def plan_text(config: "RunConfig", checked: "Inputs", *, ranks: int, fork: "Fork
         f"{format_count(numbers.params.active)} active",
         f"length     {length_text(config.length)} = {format_count(numbers.tokens)} tokens, "
         f"{format_count(numbers.total_flops)} FLOPs",
+        *_origin_lines(config),
         *_fork_lines(fork),
         f"placement  {count} on {config.train.parallel.device}, replicate {config.train.parallel.replicate}",
     ]
@@ -155,11 +165,18 @@ def plan_text(config: "RunConfig", checked: "Inputs", *, ranks: int, fork: "Fork
     lines += _order_lines(config, checked)
     for name, manifest in checked.heldout.items():
         lines.append(f"held out   {name}: {format_count(manifest.n_tokens)} tokens")
-    lines += [f"warning    {line}" for line in checked.unknown]
+    lines += [f"warning    {line}" for line in (*checked.unknown, *origin_warnings(config))]
     reason = not_exportable(config)
     if reason is not None:
         lines.append(f"warning    {reason}")
     return "\n".join(lines)
+
+
+def _origin_lines(config: "RunConfig") -> list[str]:
+    if config.init_from is None:
+        return []
+    bounds = [f"{name} +{allowed_frac * 100:.3g} %" for name, allowed_frac in config.data.retain.items()]
+    return [f"from       {config.init_from}{', retains ' + ', '.join(bounds) if bounds else ''}"]
 
 
 def _order_lines(config: "RunConfig", checked: "Inputs") -> list[str]:

@@ -10,6 +10,7 @@ from smalti.config.run import RunConfig
 from smalti.plan.params import count
 from smalti.plan.verify import verify
 from smalti.track.listing import best_eval
+from smalti.track.report.continued import HEAD, continued
 from smalti.track.report.read import RunRecord, get, read_run
 from smalti.track.report.words import event_words, score_words, whole_steps
 from smalti.track.run import RunFolder
@@ -51,6 +52,7 @@ def about(folder: Path, *, n_events: int) -> dict[str, Any]:
         "attempts": _attempts(run),
         "metrics": {name: value for name, value in values.items() if value is not None},
         "best_eval": {"value": found.value, "step": found.step, "metric": found.metric} if found else None,
+        "continued": _continued(run),
         "evals": {one.suite: {"time": one.time, "tasks": one.tasks} for one in run.evals},
         "events": list(run.events[-n_events:]) if n_events else [],
         "bytes": sizes_bytes(folder),
@@ -66,6 +68,7 @@ def about_text(found: dict[str, Any]) -> str:
         _head(found),
         _attempts_text(found["attempts"]),
         _metrics_text(found),
+        _continued_text(found["continued"]),
         *(_suite_text(suite, one) for suite, one in found["evals"].items()),
         _plan_text(found["plan"]),
         _events_text(found["events"]),
@@ -203,6 +206,15 @@ def _metrics_text(found: dict[str, Any]) -> str:
         unit = "bits per byte" if best["metric"] == "bits_per_byte" else "nats per token"
         lines.append(("best held-out", f"{best['value']:.4f} {unit} at step {best['step']}, mean over sources"))
     return pairs(lines) if lines else ""
+
+
+def _continued(run: RunRecord) -> dict[str, Any] | None:
+    found = continued(run)
+    return found.to_json() if found else None
+
+
+def _continued_text(found: dict[str, Any] | None) -> str:
+    return f"{found['title']}\n{table(HEAD, [one['words'] for one in found['sets']])}" if found else ""
 
 
 def _suite_text(suite: str, found: dict[str, Any]) -> str:

@@ -130,7 +130,20 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
     if outcome.code == ExitCode.DONE:
         seconds = None if finished else clock.now_s() - started_s
         print(_done_text(folder, seconds, exportable=why_not is None), file=sys.stderr)
+        if loaded.config.init_from is not None:
+            _show_continued(folder)
     return int(outcome.code)
+
+
+def _show_continued(folder: "RunFolder") -> None:
+    """What the run has made of the model that it began with."""
+    from smalti.cli.tables import table
+    from smalti.track.report.continued import HEAD, continued
+    from smalti.track.report.read import read_run
+
+    found = continued(read_run(folder.path))
+    if found is not None:
+        print(f"\n{found.title()}\n{table(HEAD, found.words())}", file=sys.stderr)
 
 
 def _warn(why_not_exportable: str | None) -> None:

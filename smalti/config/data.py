@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, mode
 from smalti.base.errors import UserError
 from smalti.config.durations import PastLength, RunLength
 from smalti.config.places import Place
-from smalti.config.schema import Config, Duration, Real, WallTime, Whole, placement, split_duration
+from smalti.config.schema import Config, Duration, NotAllowed, Real, WallTime, Whole, placement, split_duration
 from smalti.config.train import ScheduleConfig
 
 TokenDtype = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
@@ -204,6 +204,9 @@ class DataConfig(Config):
     """Written by ``smalti train --fork``, not by hand: by which schedule the first steps were learned."""
     heldout: dict[str, Place] = Field(default_factory=dict)
     """Name -> folder of token files that are never trained on; measured in the loop and by ``smalti eval``."""
+    retain: dict[str, Real] = placement({})
+    """Of a run with ``init_from``: held-out sets of what its model knew already -> by which share their bits per byte
+    may rise until the run warns (0.02: 2 %). The other held-out sets are what it learns anew."""
     mask_documents: bool = True
     """Attention stays inside a document; false lets a sequence see all that stands before."""
     fetch: FetchConfig = FetchConfig()
@@ -229,6 +232,24 @@ class DataConfig(Config):
                 raise ValueError(
                     f"data.history[{index}].at_step is {past.at_step:,}, but its run had {total:,} steps "
                     f"(duration {past.duration}); it must be at most that"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _retained_are_heldout(self) -> Self:
+        for name, allowed_frac in self.retain.items():
+            if name not in self.heldout:
+                raise NotAllowed(
+                    f"data.retain names '{name}', which is not held out",
+                    allowed=f"names of data.heldout: {', '.join(self.heldout) or 'there are none'}",
+                    hint=f"data.heldout.{name}=FOLDER names its token files",
+                )
+            if not 0 < allowed_frac <= 1:
+                raise NotAllowed(
+                    f"data.retain.{name} is {allowed_frac:g}",
+                    allowed="a share above 0, at most 1",
+                    hint=f"data.retain.{name}={allowed_frac / 100 if allowed_frac > 1 else 0.02:g} is "
+                    f"{allowed_frac if allowed_frac > 1 else 2:g} %",
                 )
         return self
 

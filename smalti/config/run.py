@@ -8,7 +8,7 @@ from pydantic import field_validator, model_validator
 from smalti.config.data import DataConfig, PastConfig
 from smalti.config.durations import RunLength, check_schedule
 from smalti.config.model import ModelConfig
-from smalti.config.schema import Config, Whole, placement
+from smalti.config.schema import Config, NotAllowed, Whole, placement
 from smalti.config.track import TrackConfig
 from smalti.config.train import TrainConfig
 
@@ -23,7 +23,7 @@ class JobConfig(Config):
     folder: str | None = placement(None)
     """The run folder; absent: ``runs/<name>``."""
     init_from: str | None = None
-    """A checkpoint or Hugging Face folder whose weights (only) the run starts from."""
+    """A run, checkpoint or Hugging Face folder whose weights (only) the run starts from; the model must be the same."""
     train: TrainConfig
     """The training."""
     track: TrackConfig = TrackConfig()
@@ -90,6 +90,16 @@ class RunConfig(JobConfig):
                 raise ValueError(f"train.microbatch_tokens={micro} is not a multiple of {key}={seq_len}")
             if seq_len > longest:
                 raise ValueError(f"{key}={seq_len} is longer than model.max_position_embeddings={longest}")
+        return self
+
+    @model_validator(mode="after")
+    def _something_to_retain(self) -> Self:
+        if self.data.retain and self.init_from is None:
+            raise NotAllowed(
+                "data.retain has no effect without init_from: a model that starts afresh knows nothing yet",
+                allowed="data.retain in a run that continues a model",
+                hint="init_from=runs/NAME or a Hugging Face folder, or take data.retain out",
+            )
         return self
 
     @property

@@ -16,6 +16,8 @@ from smalti.config.run import RunConfig
 from smalti.data.sources import open_source, read_index
 from smalti.plan.flops import FORMULA, train_flops_per_token
 from smalti.plan.params import count
+from smalti.track.report.continued import HEAD, continued
+from smalti.track.report.read import read_run
 from smalti.track.sinks.jsonl import read_metrics
 
 _GIVE_UP = "5s"
@@ -32,6 +34,7 @@ def model_card(run_folder: str | Path, config: RunConfig, step: int, dtype: str)
         _use(),
         "## Model\n\n" + _table(("", ""), _shape_rows(config, dtype)),
         "## Training\n\n" + _table(("", ""), _training_rows(config, step)),
+        *_continued(run, step),
         "## Data\n\n" + _data(run, config, step),
         "## Evaluation\n\n" + _evals(run, step),
         "## Provenance\n\n" + _table(("", ""), _provenance_rows(run)),
@@ -71,6 +74,11 @@ def _shape_rows(config: RunConfig, dtype: str) -> list[tuple[str, str]]:
     if model.moe:
         rows.insert(2, ("experts", f"{model.moe.num_experts}, {model.moe.num_experts_per_tok} for each token"))
     return rows
+
+
+def _continued(run: Path, step: int) -> list[str]:
+    found = continued(read_run(run), step=step)
+    return [f"## Continued pretraining\n\n{found.title()}\n\n{_table(HEAD, found.words())}"] if found else []
 
 
 def _lengths(config: RunConfig) -> str:

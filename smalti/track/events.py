@@ -22,6 +22,7 @@ EVENTS: dict[str, str] = {
     "checkpoint_rejected": "a checkpoint did not verify and was passed over",
     "data_slow": "a step waited for its data; at most one a minute",
     "eval": "held-out loss was measured in the loop",
+    "forgetting": "a set of data.retain got worse than its bound, against before the first step",
     "stopped": "training stopped before its end, after saving",
     "tracker_opened": "the run is copied to a tracker; with the tracker's name for it",
     "tracker_lost": "a tracker takes nothing; what it lacks is sent when it is back",

@@ -240,7 +240,7 @@ class RunFolder:
 
     def _is_unused(self) -> bool:
         """Nothing came of the attempts so far, if there were any: no step on record, no checkpoint."""
-        return self.saved_step() is None and not self.metrics()
+        return self.saved_step() is None and not any(row.get("step") for row in self.metrics())
 
     def _is_of_another(self, config: JobConfig) -> bool:
         try:

@@ -38,6 +38,7 @@ from smalti.track.events import EventLog
 from smalti.track.run import RunFolder
 from smalti.track.sinks.console import ConsoleSink
 from smalti.track.system import System
+from smalti.train import forgetting, origin
 from smalti.train.batches import Batches, TokenBatches
 from smalti.train.loop import Evaluate, Hook, Job, fit
 from smalti.train.loss import LanguageLoss
@@ -89,6 +90,8 @@ def build(
         loss = loss or LanguageLoss(config.model, train.loss)
     assert batches is not None and loss is not None
     path = _find_checkpoint(folder, events)
+    if path is None and model is None:
+        _check_origin(config)
     model = _sharded(config, model, device, resumes=path is not None)
     optimizer, lr = build_optimizer(model, train.optimizer), LearningRate.of(config)
     state = TrainState(model, optimizer, lr, train.optimizer.clip_norm)
@@ -107,7 +110,7 @@ def build(
         events=events,
         tensors=lambda: tensors_of(state),
         evaluate=evaluate,
-        hooks=hooks,
+        hooks=(*forgetting.watch(config), *hooks),
         indexes=indexes,
         **_prefetch(config),
     )
@@ -177,6 +180,12 @@ def _sharded(config: JobConfig, given: nn.Module | None, device: torch.device, *
         described, seed = config.model, config.seed
         fsdp.materialize(model, device, lambda name, shape: draw(name, shape, described, seed))
     return model
+
+
+def _check_origin(config: JobConfig) -> None:
+    assert isinstance(config, RunConfig)
+    for line in mesh.from_first(lambda: origin.check(config)):
+        log.get("train").warning("%s", line)
 
 
 def _load_weights(model: nn.Module, source: str) -> None:

@@ -56,6 +56,9 @@ class Hook:
     def on_step(self, job: "Job", result: StepResult) -> None:
         """After each step. Reading a tensor of ``result`` waits for the device."""
 
+    def on_eval(self, job: "Job", metrics: Mapping[str, float]) -> None:
+        """After held-out loss was measured; the metrics are the same on every rank."""
+
     def on_checkpoint(self, job: "Job", path: str) -> None:
         """After a checkpoint is complete."""
 
@@ -118,6 +121,8 @@ def fit(job: Job) -> None:
     with StopSignals() as signals, job.recorder, _reading(job) as batches:
         for hook in job.hooks:
             hook.on_start(job)
+        if state.step == 0 and job.config.init_from is not None:  # what the weights could before they learn on
+            _evaluate(job)
         stop, lacking, saved_step = Stop.NONE, 1, state.step
         while state.step < job.total_steps and not stop:
             upcoming, before_s = state.step + 1, clock.now_s()
@@ -201,6 +206,8 @@ def _evaluate(job: Job) -> None:
     job.recorder.outside(seconds)
     job.recorder.write(job.state.step, metrics)
     job.events.write("eval", step=job.state.step, seconds=round(seconds, 3), metrics=metrics)
+    for hook in job.hooks:
+        hook.on_eval(job, metrics)
 
 
 def _save(job: Job, *, must_succeed: bool) -> bool:

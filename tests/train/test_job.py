@@ -146,18 +146,18 @@ def test_init_from_another_shape_or_nothing_is_refused(tmp_path: Path) -> None:
     run_ranks(1, _fit, first)
     model = first.model.model_dump(mode="json") | {"hidden_size": 64}
     other = _changed(first, name="other", folder=str(tmp_path / "o"), init_from=first.run_folder, model=model)
-    assert "has shape" in run_ranks(1, _error, other, DataError)[0]
+    assert "model.hidden_size is 64; in init_from=" in run_ranks(1, _error, other, UserError)[0]
     nothing = _changed(first, name="n", folder=str(tmp_path / "n"), init_from=str(tmp_path / "tokens"))
     assert "is none of" in run_ranks(1, _error, nothing, DataError)[0]
 
 
 @pytest.mark.slow
-def test_init_from_weights_that_the_model_has_no_place_for_is_refused(tmp_path: Path) -> None:
+def test_init_from_another_number_of_layers_is_refused(tmp_path: Path) -> None:
     first = toy.config(tmp_path, duration="2step")
     run_ranks(1, _fit, first)
     model = first.model.model_dump(mode="json") | {"num_hidden_layers": 1}
     shallow = _changed(first, name="s", folder=str(tmp_path / "s"), init_from=first.run_folder, model=model)
-    assert "'blocks.1." in run_ranks(1, _error, shallow, DataError)[0]
+    assert "model.num_hidden_layers is 1; in init_from=" in run_ranks(1, _error, shallow, UserError)[0]
 
 
 @pytest.mark.slow

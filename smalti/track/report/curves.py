@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from smalti.base.chart import Bar, Marker, Series, bar_chart, line_chart, stacked_area
 from smalti.base.units import format_count, format_frac
+from smalti.track.report.continued import Continued
 from smalti.track.report.read import RunRecord, smooth
 
 _EVAL, _LOSS, _BITS = "metrics/eval/", "/LanguageCrossEntropy", "/bits_per_byte"
@@ -47,6 +48,30 @@ def bits_chart(run: RunRecord) -> str | None:
     colours = source_colours(run)
     series = [Series(one, *run.series(f"{_EVAL}{one}{_BITS}"), colour=colours[one]) for one in sources]
     return line_chart(series, title="Held-out bits per byte", x_label="step", width=_SMALL_WIDTH, height=_SMALL_HEIGHT)
+
+
+def continued_chart(run: RunRecord, found: Continued, *, width: int) -> str | None:
+    """Change of bits per byte against before the first step, of old and new domain, with the bounds of what is to be
+    retained; None where the values are no comparison."""
+    if found.unlike:
+        return None
+    colours, series = source_colours(run), []
+    for one in found.changes:
+        domain, colour = ("new" if one.allowed_frac is None else "old"), colours[one.name]
+        steps, bits = run.series(f"{_EVAL}{one.name}{_BITS}")
+        series.append(Series(f"{domain}: {one.name}", steps, [bit / one.before - 1 for bit in bits], colour=colour))
+        if one.allowed_frac is not None:
+            series.append(
+                Series("bound", [0, steps[-1]], [one.allowed_frac, one.allowed_frac], dashed=True, colour=colour)
+            )
+    return line_chart(
+        series,
+        title="Change of bits per byte (dashed: bound)",
+        x_label="step",
+        format_y=lambda frac: f"{frac * 100:+.3g} %",
+        width=width,
+        height=260,
+    )
 
 
 def mixture_chart(run: RunRecord) -> str | None:

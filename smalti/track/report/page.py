@@ -8,6 +8,7 @@ from typing import Any
 
 from smalti.base.units import format_count, format_flops, format_frac, format_seconds
 from smalti.track.report import curves
+from smalti.track.report.continued import HEAD, continued
 from smalti.track.report.html import document, row, table, wide_and_narrow
 from smalti.track.report.machine import machine_charts
 from smalti.track.report.read import EvalRun, RunRecord
@@ -27,6 +28,7 @@ def page(run: RunRecord, parameters: tuple[int, int] | None) -> str:
     sections = (
         _header(run, parameters),
         _training(run),
+        _continued(run),
         _evals(run),
         _samples(run),
         _machine(run),
@@ -89,6 +91,18 @@ def _training(run: RunRecord) -> str:
         curves.loss_chart(run, width=1040, height=360), curves.loss_chart(run, width=_NARROW, height=280)
     )
     return f'<h2>Training</h2><figure>{loss}</figure><div class="grid below">{small}</div>'
+
+
+def _continued(run: RunRecord) -> str:
+    found = continued(run)
+    if found is None:
+        return ""
+    kinds = dict(zip(HEAD, ("k", "k v", "n", "n", "n v", "n", "k"), strict=True))
+    columns = tuple(kinds.items())
+    wide, narrow = (curves.continued_chart(run, found, width=width) for width in (1040, _NARROW))
+    chart = f"<figure>{wide_and_narrow(wide, narrow)}</figure>" if wide and narrow else ""
+    rows = "".join(row(columns, words) for words in found.words())
+    return f'<h2>Continued pretraining</h2><p class="note">{escape(found.title())}</p>{chart}' + table(columns, rows)
 
 
 def _machine(run: RunRecord) -> str:

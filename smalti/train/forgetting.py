@@ -1,0 +1,89 @@
+"""A run that continues a model says when it forgets: ``data.retain`` against the measurement before the first step."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from smalti.base import log
+from smalti.base.errors import UserError
+from smalti.config.run import JobConfig, RunConfig
+from smalti.dist import mesh
+from smalti.track.report.continued import Change, config_at, percent, unlikeness
+from smalti.track.report.read import read_run
+from smalti.train.loop import Hook, Job
+
+
+def watch(config: JobConfig) -> list[Hook]:
+    """The hook, where there is something to retain."""
+    return [Forgetting(config.data.retain)] if isinstance(config, RunConfig) and config.data.retain else []
+
+
+class Forgetting(Hook):
+    """One warning and event a set when it passes its bound, again at each further multiple of the bound, or when it
+    passes the bound anew after it had come back below. A resumed run knows what was said from ``metrics.jsonl``."""
+
+    def __init__(self, retain: Mapping[str, float]) -> None:
+        self._retain = retain
+        self._before: dict[str, float] = {}
+        self._told: dict[str, float] = {}
+
+    def on_start(self, job: Job) -> None:
+        """Take up what is on record. UserError where it was measured otherwise than this attempt would measure."""
+        if job.state.step:
+            self._before, self._told = mesh.from_first(lambda: self._on_record(job))
+
+    def _on_record(self, job: Job) -> tuple[dict[str, float], dict[str, float]]:
+        run = read_run(job.folder.path)
+        unlike = unlikeness(config_at(run, 0), job.config.model_dump(mode="json"), list(self._retain))
+        if unlike:
+            raise UserError(
+                f"data.retain compares with what was measured before the first step, and this would differ: {unlike}",
+                allowed="held-out sets measured as they were then",
+                hint="take the change back, or drop the comparison: data.retain={}",
+            )
+        for row in run.rows:
+            self._take(row["step"], row)
+        for name in self._retain.keys() - self._before.keys():
+            log.get("train").warning("data.retain: metrics.jsonl has no '%s' of step 0, so nothing watches it", name)
+        return self._before, self._told
+
+    def on_eval(self, job: Job, metrics: Mapping[str, float]) -> None:
+        """Warn of what is worse than its bound."""
+        for change in self._take(job.state.step, metrics):
+            assert change.allowed_frac is not None
+            if not job.is_first:
+                continue
+            log.get("train").warning(
+                "step %d: held-out '%s' is %s against before the run (%.4f -> %.4f bits per byte); data.retain allows "
+                "+%.3g %%. More of it in data.stages, or a lower learning rate, keeps it",
+                *(job.state.step, change.name, percent(change.worse_frac), change.before, change.after),
+                change.allowed_frac * 100,
+            )
+            job.events.write(
+                "forgetting",
+                step=job.state.step,
+                set=change.name,
+                before=change.before,
+                now=change.after,
+                worse_frac=change.worse_frac,
+                allowed_frac=change.allowed_frac,
+            )
+
+    def _take(self, step: int, metrics: Mapping[str, Any]) -> list[Change]:
+        """Remember a measurement; what is to be told about it."""
+        told = []
+        for name, allowed_frac in self._retain.items():
+            key = f"metrics/eval/{name}/bits_per_byte"
+            if key not in metrics:
+                continue
+            value = math.nan if metrics[key] is None else float(metrics[key])
+            if step == 0 and value > 0:
+                self._before[name] = value
+            if name not in self._before:
+                continue
+            change = Change(name, self._before[name], value, allowed_frac)
+            before = self._told.get(name, 0)
+            if change.bounds_passed > before:
+                told.append(change)
+            self._told[name] = max(before, change.bounds_passed) if change.bounds_passed else 0
+        return told

@@ -1,0 +1,106 @@
+"""What weights may be taken on into: the same model by value, the same tokenizer by content."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import llama_config
+from tiny_runs import tiny_run, tiny_tokenizer
+
+from smalti.base.errors import DataError, UserError
+from smalti.config.load import from_dict
+from smalti.config.run import RunConfig
+from smalti.train.origin import check, model_of
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A run folder with a tokenizer and a checkpoint."""
+    return tiny_run(tmp_path, context=96)
+
+
+def _config(source: Path, tokenizer: Path | None = None, **model: Any) -> RunConfig:
+    tree = {
+        "name": "next",
+        "init_from": str(source),
+        "model": llama_config(vocab_size=320, context=96).model_dump() | model,
+        "data": {"sources": {"a": "a"}, "seq_len": 32, "stages": [{"weights": {"a": 1}}]},
+        "train": {"duration": "4step", "global_batch_tokens": 64, "optimizer": {"lr": 1e-3}},
+    }
+    if tokenizer is not None:
+        tree["data"]["tokenizer"] = str(tokenizer)
+    return from_dict(RunConfig, tree).config
+
+
+def test_a_run_and_its_checkpoint_are_of_one_model(source: Path) -> None:
+    assert model_of(source) == model_of(source / "checkpoints/step-00000020") == llama_config(320, 96)
+    with pytest.raises(DataError, match="none of"):
+        model_of(source / "tokenizer")
+
+
+def test_the_same_model_and_tokenizer_pass(source: Path) -> None:
+    assert check(_config(source, source / "tokenizer")) == []
+    same = _config(source, source / "tokenizer", head_dim=8, initializer_range=0.5, max_position_embeddings=64)
+    assert check(same) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden_size": 64}, "model.hidden_size is 64; in init_from=.* it is 32 \\(1 more differ: head_dim\\)"),
+        ({"norm_eps": 1e-6}, "model.norm_eps is 1e-06; .* it is 1e-05"),
+        ({"rope_theta": 5e5}, "model.rope_theta"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2}}, "model.rope_scaling"),
+        ({"vocab_size": 384}, "model.vocab_size is 384"),
+        ({"family": "decoder", "sliding_window": 16}, "model.sliding_window"),
+    ],
+)
+def test_another_model_is_refused_by_its_first_field(source: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        check(_config(source, **changes))
+    assert caught.value.hint == f"smalti config model {source} prints it"
+
+
+def test_what_is_knowingly_other_is_said(source: Path) -> None:
+    lines = check(_config(source, source / "tokenizer", family="decoder", clip_qkv=8, max_position_embeddings=192))
+    assert lines == [
+        f"model.clip_qkv=8.0 is new to the weights of {source}",
+        f"model.max_position_embeddings=192 is beyond the 96 that the weights of {source} were made for",
+    ]
+    assert check(_config(source)) == [
+        f"nothing checks that the tokenizer of init_from={source} wrote the data; "
+        f"name it: data.tokenizer={source}/tokenizer"
+    ]
+
+
+def _tokenizer(folder: Path, change: str) -> Path:
+    tiny_tokenizer().save(folder)
+    parts = json.loads((folder / "tokenizer.json").read_text())
+    vocab, merges = parts["model"]["vocab"], parts["model"]["merges"]
+    match change:
+        case "ids":
+            one, other = list(vocab)[-2:]
+            vocab[one], vocab[other] = vocab[other], vocab[one]
+        case "merges":
+            merges[0], merges[1] = merges[1], merges[0]
+        case "spelling":  # as older and newer files write the same merges
+            parts["model"]["merges"] = [one if isinstance(one, str) else " ".join(one) for one in merges]
+        case "more":
+            parts["added_tokens"].append({"id": 301, "content": "<|new|>", "special": True})
+    (folder / "tokenizer.json").write_text(json.dumps(parts))
+    return folder
+
+
+@pytest.mark.parametrize("change", ["ids", "merges"])
+def test_another_tokenizer_is_refused_with_both_named(source: Path, tmp_path: Path, change: str) -> None:
+    other = _tokenizer(tmp_path / "other", change)
+    with pytest.raises(UserError, match="another tokenizer") as caught:
+        check(_config(source, other))
+    assert str(source / "tokenizer") in caught.value.message
+    assert f"data.tokenizer={other}" in caught.value.message
+
+
+@pytest.mark.parametrize("change", ["spelling", "more"])
+def test_the_same_tokenizer_in_another_file_passes(source: Path, tmp_path: Path, change: str) -> None:
+    assert check(_config(source, _tokenizer(tmp_path / "other", change))) == []
