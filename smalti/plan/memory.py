@@ -101,23 +101,38 @@ def activation_bytes(
     """Bytes that the blocks keep for the backward pass of ``tokens`` tokens.
 
     For each token and layer, in the compute format: the inputs and outputs of both norms (4 hidden); rotated query,
-    key, value and the attention output ((2 heads + 2 kv_heads) x head_dim); in the MLP gate, activated gate, up and
-    product (4 intermediate; 2 when not gated) for each expert that it is sent to, with the copies of its row before
-    and after (2 hidden each). In fp32 the attention's log-sum-exp and the router's probabilities. After Korthikanti et
-    al. 2022 (arXiv 2205.05198), without dropout; attention keeps no scores but on a CPU over short rows, where each
-    head keeps ``kept_scores_tokens`` of them a token. ``checkpointing`` keeps one hidden row for each layer, and one
-    layer in full.
+    key, value and the attention output ((2 heads + 2 kv_heads) x head_dim), and what ``qk_norm`` and ``clip_qkv`` read;
+    in a plain MLP, and in the shared experts, gate, activated gate, up and product (4 intermediate; 2 when not gated);
+    in each expert that it is sent to gate, up and the output (``model/blocks/moe/experts.py``). In fp32 the attention's
+    log-sum-exp and the router's probabilities. After Korthikanti et al. 2022 (arXiv 2205.05198), without dropout;
+    attention keeps no scores but on a CPU over short rows, where each head keeps ``kept_scores_tokens`` of them a
+    token, or those of a block's window. ``checkpointing`` keeps one hidden row for each layer, and one layer in full.
     """
-    hidden, heads, width = model.hidden_size, model.num_attention_heads, model.width_per_head
-    chosen = model.moe.num_experts_per_tok if model.moe else 1
-    mlp = chosen * model.intermediate_size * (4 if model.gated else 2) + (2 * chosen * hidden if model.moe else 0)
-    attention = 2 * (heads + model.kv_heads) * width + heads * kept_scores_tokens
-    qk_norm = (heads + model.kv_heads) * width if model.qk_norm else 0
-    in_fp32 = heads + (2 * model.moe.num_experts if model.moe else 0)
-    layer = (4 * hidden + attention + qk_norm + mlp) * compute_bytes + in_fp32 * 4
+    layers = range(model.num_hidden_layers)
+    kept = [_layer_bytes(model, layer, compute_bytes, kept_scores_tokens) for layer in layers]
     if checkpointing:
-        return tokens * (model.num_hidden_layers * hidden * compute_bytes + layer)
-    return tokens * model.num_hidden_layers * layer
+        return tokens * (model.num_hidden_layers * model.hidden_size * compute_bytes + max(kept))
+    return tokens * sum(kept)
+
+
+def _layer_bytes(model: ModelConfig, layer: int, compute_bytes: int, kept_scores_tokens: int) -> int:
+    """Of one token."""
+    hidden, heads, kv_heads, width = (
+        model.hidden_size, model.num_attention_heads, model.kv_heads, model.width_per_head
+    )  # fmt: skip
+    window, inner = model.window(layer), 4 if model.gated else 2
+    scores = kept_scores_tokens if window is None else min(kept_scores_tokens, window + SCORE_BLOCK_TOKENS)
+    kept = 4 * hidden + 2 * (heads + kv_heads) * width + heads * scores
+    kept += (heads + kv_heads) * width if model.qk_norm else 0
+    kept += (heads + 2 * kv_heads) * width if model.clip_qkv else 0
+    in_fp32 = heads
+    if model.moe is not None and model.has_experts(layer):
+        chosen, shared = model.moe.num_experts_per_tok, model.moe.num_shared_experts
+        kept += chosen * (inner // 2 * model.expert_width + hidden) + shared * inner * model.expert_width
+        in_fp32 += 2 * model.moe.num_experts
+    else:
+        kept += inner * model.intermediate_size
+    return kept * compute_bytes + in_fp32 * 4
 
 
 def _logit_bytes(config: RunConfig) -> int:
@@ -128,7 +143,7 @@ def _logit_bytes(config: RunConfig) -> int:
 def _kept_scores_tokens(config: RunConfig) -> int:
     """Attention probabilities that a head keeps for each token (``model/blocks/attention/spans.py``): a CPU's alone."""
     seq_len = min(config.data.seq_lens)  # it keeps most for each token where rows are short
-    if config.train.parallel.device != "cpu" or seq_len > SHORT_ROW_TOKENS:
+    if config.train.parallel.device != "cpu" or seq_len > SHORT_ROW_TOKENS or config.model.attn_logit_softcapping:
         return 0
     return (seq_len + min(seq_len, SCORE_BLOCK_TOKENS)) // 2
 

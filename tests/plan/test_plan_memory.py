@@ -19,6 +19,17 @@ def test_weights_gradients_moments_by_hand() -> None:
     assert four.params_bytes == -(-4 * total // 4)
 
 
+def test_lion_has_one_moment() -> None:
+    adamw, lion = memory_per_rank(made_config()), memory_per_rank(made_config("train.optimizer.name=lion"))
+    assert adamw.moments_bytes == 2 * lion.moments_bytes
+
+
+def test_logits_take_what_the_loss_is_given() -> None:
+    assert memory_per_rank(made_config("train.loss.chunk_bytes=1000000")).logits_bytes == 1_000_000
+    config, one_tile = made_config(), memory_per_rank(made_config("train.loss.chunk_bytes=1e15")).logits_bytes
+    assert one_tile == microbatch_tokens(config) * config.model.vocab_size * 10, "bf16 and fp32 logits, probabilities"
+
+
 def test_replicas_do_not_shard() -> None:
     sharded = memory_per_rank(made_config("train.parallel.ranks=4"))
     replicated = memory_per_rank(made_config("train.parallel.ranks=4", "train.parallel.replicate=2"))
@@ -86,9 +97,20 @@ def test_checkpointing_saves_with_depth() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [(), ("model.family=decoder", "model.gated=false"),
-     ("model.family=decoder", "model.moe={num_experts: 4, num_experts_per_tok: 2}")],
-)  # fmt: skip
+    [
+        (),
+        ("model.family=decoder", "model.gated=false"),
+        ("model.family=decoder", "model.moe={num_experts: 4, num_experts_per_tok: 2}"),
+        (
+            "model.family=decoder",
+            "model.moe={num_experts: 8, num_experts_per_tok: 2, intermediate_size: 64, num_shared_experts: 1, "
+            "mlp_only_layers: [1]}",
+        ),
+        ("model.family=decoder", "model.qk_norm=full", "model.clip_qkv=4.0", "model.norm_placement=post"),
+        ("model.family=decoder", "model.position=alibi", "model.sliding_window=16", "model.attention_bias=true"),
+        ("model.family=decoder", "model.attn_logit_softcapping=20.0", "model.num_key_value_heads=2"),
+    ],
+)
 def test_activations_of_a_real_step(changes: tuple[str, ...]) -> None:
     """What autograd saves in the blocks, counted by storage: within a factor of 1.3 of the prediction."""
     torch = pytest.importorskip("torch")
@@ -108,6 +130,7 @@ def test_activations_of_a_real_step(changes: tuple[str, ...]) -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         output = model(ids, head=lambda hidden, weight: hidden.sum())
-    predicted = activation_bytes(config, 2 * seq_len, compute_bytes=4, checkpointing=False, kept_scores_tokens=seq_len)
+    scores = 0 if config.attn_logit_softcapping else seq_len
+    predicted = activation_bytes(config, 2 * seq_len, compute_bytes=4, checkpointing=False, kept_scores_tokens=scores)
     assert output.value is not None
     assert 1 / 1.3 < sum(saved.values()) / predicted < 1.3
