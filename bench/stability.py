@@ -109,14 +109,14 @@ def recipe(folder: Path, steps: int) -> Path:
     return path
 
 
-def train(folder: Path, variant: str, factor: float, unigram: float) -> Cell:
+def train(folder: Path, variant: str, factor: float, unigram: float, also: list[str]) -> Cell:
     """Run one cell with ``smalti train`` and read what it logged."""
     name, lr = f"{variant}-x{factor:g}", BASE_LR * factor
     run = folder / "runs" / name
     overrides = {"name": name, "folder": str(run), "train.optimizer.lr": lr, **VARIANTS[variant]}
     command = [sys.executable, "-m", "smalti", "train", str(folder / "stability.yaml")]
     done = subprocess.run(
-        [*command, *(f"{key}={value}" for key, value in overrides.items())],
+        [*command, *also, *(f"{key}={value}" for key, value in overrides.items())],
         cwd=folder, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines() if "loss/train/total" in line]
@@ -190,6 +190,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--factors", nargs="+", type=float, default=list(FACTORS))
+    parser.add_argument("--also", nargs="+", default=[], help="overrides for every cell: train.schedule.warmup=0.2run")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
     parser.add_argument("--folder", help="where the runs go for the time; absent: a temporary one")
     parser.add_argument("--record", action="store_true", help="write bench/results/stability.json")
@@ -202,7 +203,7 @@ def main() -> None:
         unigram = unigram_entropy(folder)
         ladder = [(variant, factor) for factor in options.factors for variant in options.variants]
         with ThreadPoolExecutor(options.jobs) as pool:
-            found = list(pool.map(lambda cell: train(folder, *cell, unigram), ladder))
+            found = list(pool.map(lambda cell: train(folder, *cell, unigram, options.also), ladder))
     cells = dict(zip(ladder, found, strict=True))
     print(f"\n{options.steps} steps of {ROWS} x {SEQ_LEN} tokens; frequencies of tokens: {unigram:.2f} nats; "
           "final loss (+ highest spike), ! diverged\n")  # fmt: skip
@@ -211,7 +212,12 @@ def main() -> None:
         PICTURE.write_text(standalone(picture(cells, options.variants, options.factors, unigram)) + "\n")
         print("wrote", PICTURE)
     if options.record:
-        figures = {"steps": options.steps, "unigram_loss": unigram, "cells": [asdict(cell) for cell in found]}
+        figures = {
+            "steps": options.steps,
+            "also": options.also,
+            "unigram_loss": unigram,
+            "cells": [asdict(cell) for cell in found],
+        }
         print("wrote", record("stability", figures))
 
 
