@@ -58,7 +58,7 @@ class Size:
     vocab: int = 2048
     seq_len: int = 256
     batch_tokens: int = 4096
-    steps: int = 300
+    steps: int = 240
     """Of the dense model."""
     lr: float = 4e-3
     eval_tokens: int = 32_768
