@@ -4,8 +4,6 @@ Serves pretraining, tuning and ten lines of Python alike: whatever is not given 
 config's own sections.
 """
 
-import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 
 from smalti.base import env, log
 from smalti.base.env import World
-from smalti.base.errors import DataError, SmaltiError, UserError
+from smalti.base.errors import SmaltiError, UserError
 from smalti.config.durations import to_seconds
 from smalti.config.run import JobConfig, RunConfig
 from smalti.data.fork import plan_fork
@@ -25,7 +23,6 @@ from smalti.dist import checkpoint, fsdp, mesh
 from smalti.dist.allocator import keep_freed_memory
 from smalti.dist.peak import matmul_rate
 from smalti.dist.recompute import recompute
-from smalti.model import huggingface
 from smalti.model.blocks.attention.choice import described
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
@@ -46,6 +43,7 @@ from smalti.train.optim import build_optimizer, moments
 from smalti.train.record import Recorder
 from smalti.train.schedule import LearningRate
 from smalti.train.step import Loss, TrainState
+from smalti.train.weights import keep_tokenizer, open_weights
 
 MakeEvaluate = Callable[[RunConfig, Mapping[str, bytes]], Evaluate | None]
 """(config, what rank 0 has read of sources and held-out sets) -> what measures while the run trains."""
@@ -171,10 +169,11 @@ def _sharded(config: JobConfig, given: nn.Module | None, device: torch.device, *
             block.compile()
     axes = mesh.build(device, parallel.replicate)
     fsdp.shard(model, axes, compute=precision.compute, reduce=precision.reduce)
-    if given is None and (resumes or config.init_from is not None):
+    load = None if resumes or config.init_from is None else open_weights(config.init_from, model)
+    if given is None and (resumes or load is not None):
         model.to_empty(device=device)
-    if not resumes and config.init_from is not None:
-        _load_weights(model, config.init_from)
+    if load is not None:
+        load()
     elif not resumes and given is None:
         assert isinstance(config, RunConfig)
         described, seed = config.model, config.seed
@@ -186,43 +185,6 @@ def _check_origin(config: JobConfig) -> None:
     assert isinstance(config, RunConfig)
     for line in mesh.from_first(lambda: origin.check(config)):
         log.get("train").warning("%s", line)
-
-
-def _load_weights(model: nn.Module, source: str) -> None:
-    """``init_from``: weights only; the schedule, the optimizer and the data start afresh."""
-    weights = read_weights(source)
-    wanted = dict(model.named_parameters())
-    strangers = sorted(set(weights) ^ set(wanted))
-    if strangers:
-        where = f"init_from={source}" if strangers[0] in weights else "the model"
-        raise DataError(
-            f"weight '{strangers[0]}' is only in {where} ({len(strangers)} weights do not pair up)",
-            allowed="a model section of the same shape as the weights",
-            hint="copy the model section of the run that the weights come from",
-        )
-    for name, parameter in wanted.items():
-        if weights[name].shape != parameter.shape:
-            raise DataError(
-                f"weight '{name}' of init_from={source} has shape {tuple(weights[name].shape)}; "
-                f"the model section asks for {tuple(parameter.shape)}"
-            )
-        with torch.no_grad():
-            fsdp.assign(parameter, weights[name].to(parameter.dtype))
-
-
-def read_weights(source: str) -> dict[str, Tensor]:
-    """Full CPU weights from a run folder, a checkpoint or a Hugging Face folder."""
-    if os.path.isfile(f"{source}/config.json"):
-        return dict(huggingface.load_folder(source).state_dict())
-    if os.path.isfile(f"{source}/train_state.json"):
-        return checkpoint.read_model(source)
-    newest = checkpoint.newest(f"{source}/checkpoints")
-    if newest is None:
-        raise DataError(
-            f"init_from={source} is none of: a run folder with a checkpoint, a checkpoint, a Hugging Face folder",
-            hint="init_from=runs/NAME or init_from=runs/NAME/checkpoints/step-NNNNNNNN",
-        )
-    return checkpoint.read_model(newest)
 
 
 def tensors_of(state: TrainState) -> dict[str, Tensor]:
@@ -341,7 +303,7 @@ def _token_batches(
     microbatch: int,
 ) -> TokenBatches:
     if world.is_first and config.data.tokenizer is not None:
-        _keep_tokenizer(config.data.tokenizer, folder)
+        keep_tokenizer(config.data.tokenizer, folder.path / "tokenizer", config.init_from)
     stream = Stream(
         config.data,
         indexes=indexes,
@@ -360,14 +322,6 @@ def _prefetch(config: JobConfig) -> dict[str, Any]:
     seconds = to_seconds(config.data.fetch.prefetch)
     assert seconds is not None
     return {"prefetch_s": seconds, "prefetch_bytes": config.data.fetch.prefetch_bytes}
-
-
-def _keep_tokenizer(source: str, folder: RunFolder) -> None:
-    """Copy the tokenizer into the run, once, so that the run can be exported wherever its data has gone."""
-    kept, temporary = folder.path / "tokenizer", folder.path / f".tokenizer.{os.getpid()}"
-    if not kept.exists():
-        shutil.copytree(source, temporary)
-        os.replace(temporary, kept)
 
 
 def _recorder(

@@ -22,14 +22,15 @@ from smalti.model.huggingface import Source, companions, open_source
 def open_weights(source: str, model: nn.Module) -> Callable[[], None]:
     """What loads ``source`` (a Hugging Face folder, a run, a checkpoint) into ``model``, once it has storage.
 
-    Called by all ranks. The model's weights alone are loaded; names and shapes must be the model's own.
+    Called by all ranks. The model's weights alone are loaded; names and shapes must be its own.
     """
     if os.path.isfile(f"{source}/config.json"):
         folder = mesh.together(lambda: _checked_folder(source, model))
         return lambda: _load_folder(folder, model)
     path = mesh.from_first(lambda: find_checkpoint(source))
-    mesh.together(lambda: _check_fits(source, checkpoint.shapes(path), model))
-    return lambda: checkpoint.load(path, {f"model.{name}": value for name, value in model.state_dict().items()})
+    found = checkpoint.shapes(path)
+    mesh.together(lambda: _check_fits(source, found, model))
+    return lambda: checkpoint.load(path, {f"model.{n}": value for n, value in model.state_dict().items() if n in found})
 
 
 def find_checkpoint(source: str | Path) -> str:
@@ -79,7 +80,10 @@ def _load_folder(folder: Source, model: nn.Module) -> None:
 
 def _check_fits(source: str, found: dict[str, tuple[int, ...]], model: nn.Module) -> None:
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    strangers = sorted(set(found) ^ set(wanted))
+    for name in {name for name, _ in model.named_buffers()} - set(found):  # a state that begins at 0
+        wanted.pop(name, None)
+    needed = {name for name, _ in model.named_parameters()}  # a buffer may begin as the model makes it
+    strangers = sorted((set(found) - set(wanted)) | (needed - set(found)))
     if strangers:
         where = f"init_from={source}" if strangers[0] in found else "the model"
         raise DataError(
@@ -87,8 +91,8 @@ def _check_fits(source: str, found: dict[str, tuple[int, ...]], model: nn.Module
             allowed="a model section of the same shape as the weights",
             hint="copy the model section of the run that the weights come from",
         )
-    for name, shape in wanted.items():
-        if found[name] != shape:
+    for name, shape in found.items():
+        if wanted[name] != shape:
             raise DataError(
-                f"weight '{name}' of init_from={source} has shape {found[name]}; the model section asks for {shape}"
+                f"weight '{name}' of init_from={source} has shape {shape}; the model section asks for {wanted[name]}"
             )

@@ -1,0 +1,29 @@
+"""The tokenizer that a run keeps, and what goes with it from the model that the run began with."""
+
+import json
+from pathlib import Path
+
+from smalti.train.weights import keep_tokenizer
+
+
+def test_chat_template_and_sampling_of_the_first_model_stay_with_the_run(tmp_path: Path) -> None:
+    data, model, kept = tmp_path / "data", tmp_path / "model", tmp_path / "run" / "tokenizer"
+    for folder in (data, model, kept.parent):
+        folder.mkdir()
+    (data / "tokenizer.json").write_text("{}")
+    (data / "model.safetensors").write_text("weights that lie beside it")
+    (model / "tokenizer.json").write_text('{"of": "the model"}')
+    (model / "merges.txt").write_text("a b")
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    (model / "generation_config.json").write_text('{"temperature": 0.6}')
+    keep_tokenizer(str(data), kept, str(model))
+    assert sorted(path.name for path in kept.iterdir()) == [
+        "chat_template.jinja",
+        "generation_config.json",
+        "tokenizer.json",
+    ]
+    assert (kept / "tokenizer.json").read_text() == "{}"
+    assert json.loads((kept / "generation_config.json").read_text()) == {"temperature": 0.6}
+    (data / "tokenizer.json").write_text("[]")
+    keep_tokenizer(str(data), kept, None)
+    assert (kept / "tokenizer.json").read_text() == "{}"
