@@ -217,6 +217,7 @@ def _next_steps() -> str:
         (f"smalti serve {RUN}", "the same over HTTP: OpenAI's API and a chat page"),
         (f"smalti plan verify {RUN}", "what the plan predicted against what was measured"),
         ("smalti train demo-dense", "its dense twin on the same data"),
+        ("smalti train demo-continue", "it learns more prose, with code replayed; what it learned and what it kept"),
         ("smalti train demo name=longer train.duration=3000step", "the same model, longer"),
         ("smalti data curate --help", "your own documents: folders, JSONL, Parquet; then data dedup and data tokenize"),
     ]

@@ -14,7 +14,7 @@ from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.config.show import flatten
 from smalti.config.yaml_lines import parse
-from smalti.model import huggingface
+from smalti.model.huggingface import open_source
 
 _OF_TRAINING = (
     "family",
@@ -35,11 +35,7 @@ def model_of(source: str | Path) -> ModelConfig:
     """The model section of a Hugging Face folder, a run or a checkpoint. DataError where it is none of them."""
     path = Path(source)
     if (path / "config.json").is_file():
-        raw = store.read_json(path / "config.json")
-        kind = raw.get("model_type") if isinstance(raw, dict) else None
-        if kind not in huggingface.FAMILIES:
-            raise DataError(f"{path}/config.json has model_type={kind!r}", allowed=", ".join(huggingface.FAMILIES))
-        return huggingface.FAMILIES[kind].config_from_huggingface(raw)
+        return open_source(path).config
     run = _run_of(path)
     if run is None:
         raise DataError(
@@ -115,11 +111,10 @@ def _check_tokenizer(ours: str | None, source: str) -> list[str]:
     """By content: the entries with their ids, and the merges. Ours may have more entries, where theirs end."""
     run = _run_of(Path(source))
     folder = Path(source) if run is None else run / "tokenizer"
-    tables = [_read(one) for one in (ours, folder) if one is not None]
-    if len(tables) < 2 or tables[0] is None or tables[1] is None:
+    mine, theirs = None if ours is None else _read(ours), _read(folder)
+    if mine is None or theirs is None:
         what = f"nothing checks that the tokenizer of init_from={source} wrote the data"
-        return [f"{what}; name it: data.tokenizer={folder}" if ours is None else what]
-    mine, theirs = tables[0], tables[1]
+        return [f"{what}; name it: data.tokenizer={folder}" if ours is None and theirs is not None else what]
     apart = [token for token, id_ in theirs[0].items() if mine[0].get(token) != id_]
     if apart or mine[1] != theirs[1]:
         first = apart[0] if apart else None

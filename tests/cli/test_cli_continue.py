@@ -17,9 +17,10 @@ VOCAB, SEQ_LEN = 96, 32
 
 
 def progression(step: int, n: int, seed: int) -> np.ndarray:
-    """n documents of SEQ_LEN tokens, each the token before it plus ``step``: [n, SEQ_LEN]."""
-    first = np.random.default_rng(seed).integers(1, VOCAB, size=(n, 1))
-    return (first + step * np.arange(SEQ_LEN)) % (VOCAB - 1) + 1
+    """n documents of SEQ_LEN tokens, each the token before it plus ``step`` in a half of the vocabulary that is this
+    step's own: [n, SEQ_LEN]."""
+    half, first = VOCAB // 2 - 1, np.random.default_rng(seed).integers(0, VOCAB, size=(n, 1))
+    return (first + step * np.arange(SEQ_LEN)) % half + 1 + (half if step == 7 else 0)
 
 
 def write_tokens(folder: Path, step: int, seed: int) -> None:
@@ -69,7 +70,7 @@ def recipe(work: Path, name: str, weights: dict[str, float], **changes: Any) -> 
         "train": {
             "duration": "30step",
             "global_batch_tokens": 512,
-            "optimizer": {"lr": 2e-3},
+            "optimizer": {"lr": 1e-3},
             "precision": {"compute": "fp32"},
             "eval_every": "10step",
             "eval_tokens": 512,

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from smalti.base.errors import UserError
 from smalti.config import find
 from smalti.config.curate import CurateConfig
+from smalti.config.data import DataConfig
 from smalti.config.durations import RunLength, check_schedule
 from smalti.config.load import dump, from_dict, json_schema, load, show
 from smalti.config.model import ModelConfig
@@ -231,7 +232,7 @@ def test_bad_files_are_answered(tmp_path, text, words):
 
 def test_a_file_that_is_missing_or_no_text(tmp_path):
     assert "there is no recipe file or recipe named" in refused(str(tmp_path / "none.yaml"))
-    assert "one of: demo, demo-dense\n" in refused("nosuch")  # recipes of a run, not those of data
+    assert "one of: demo, demo-continue, demo-dense\n" in refused("nosuch")  # recipes of a run, not those of data
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
     assert "not UTF-8" in refused(str(tmp_path / "b.yaml"))
 
@@ -280,7 +281,7 @@ def test_every_recipe_of_a_run_loads():
         keys = yaml.safe_load(find.find_recipe(name).text)
         if "train" in keys or "base" in keys:
             loaded.append(load(RunConfig, name).config.name)
-    assert loaded == ["demo", "demo-dense"]
+    assert loaded == ["demo", "demo-continue", "demo-dense"]
 
 
 def test_schema_offers_base_and_preset_and_descriptions():
@@ -322,3 +323,26 @@ def test_presets_are_found_inside_a_zipped_package(tmp_path):
         capture_output=True, text=True, cwd=tmp_path, check=True,
     )  # fmt: skip
     assert done.stdout.split() == ["6144", *find.preset_names()]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"retain": {"c": 0.02}}, ["data.retain names 'c'", "names of data.heldout: a, b"]),
+        ({"retain": {"a": 2}}, ["data.retain.a is 2", "a share above 0, at most 1", "data.retain.a=0.02 is 2 %"]),
+        ({"retain": {"a": 0}}, ["data.retain.a is 0"]),
+    ],
+)
+def test_what_is_to_be_retained_is_held_out_and_a_share(changes, words):
+    data = {"sources": {"a": "x"}, "heldout": {"a": "x", "b": "y"}, "seq_len": 8, "stages": [{"weights": {"a": 1}}]}
+    with pytest.raises(UserError) as caught:
+        from_dict(DataConfig, data | changes)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_retain_needs_a_model_to_start_from():
+    loaded = load(RunConfig, "demo-continue").config
+    assert loaded.data.retain == {"code": 0.02}
+    with pytest.raises(UserError, match=r"data\.retain has no effect without init_from"):
+        load(RunConfig, "demo", ["data.retain={code: 0.02}"])
