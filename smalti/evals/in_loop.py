@@ -31,8 +31,7 @@ from smalti.data.fetch import Share, open_files
 from smalti.data.inputs import heldout_key
 from smalti.data.tokens.manifest import FILE_NAME, Manifest, read_manifest
 from smalti.data.tokens.reader import TokenSource
-from smalti.evals.likelihood import token_nats
-from smalti.model.decoder import Decoder
+from smalti.evals.likelihood import logits_of, token_nats
 from smalti.train.loop import Evaluate
 
 _BATCH_TOKENS = 4096
@@ -133,10 +132,8 @@ def _forward(
     inputs, targets, positions, documents = pack.split(rows_BT1, eod_id, mask_documents=data.mask_documents)
     targets_N = torch.from_numpy(targets).to(device).flatten()
 
-    assert isinstance(model, Decoder), "what is scored is a decoder"
-
     def head(hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
-        nats_N = token_nats(hidden_BTD.flatten(0, 1), weight_VD, targets_N, logits=model.logits)
+        nats_N = token_nats(hidden_BTD.flatten(0, 1), weight_VD, targets_N, logits=logits_of(model))
         return torch.stack([nats_N.double().sum(), torch.tensor(nats_N.numel(), dtype=torch.float64, device=device)])
 
     ids_BT, positions_BT, documents_BT = (

@@ -89,14 +89,17 @@ def _score_batch(model: nn.Module, windows: list[Window], device: torch.device) 
     targets_N = torch.from_numpy(targets).to(device)[counts_BT]
     row_N = counts_BT.nonzero()[:, 0]
 
-    assert isinstance(model, Decoder), "what is scored is a decoder"
-
     def head(hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
-        nats_N = token_nats(hidden_BTD[counts_BT], weight_VD, targets_N, logits=model.logits)
+        nats_N = token_nats(hidden_BTD[counts_BT], weight_VD, targets_N, logits=logits_of(model))
         return torch.zeros(len(windows), dtype=torch.float64, device=device).index_add_(0, row_N, nats_N.double())
 
     value: Tensor = model(torch.from_numpy(inputs).to(device), head=head).value
     return value
+
+
+def logits_of(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    """What makes logits of hidden states and output matrix: a decoder's way, with its soft cap, or the product."""
+    return model.logits if isinstance(model, Decoder) else F.linear
 
 
 def token_nats(

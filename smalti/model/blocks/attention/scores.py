@@ -43,18 +43,18 @@ def scores_of(config: ModelConfig, device: torch.device) -> Scores:
     """What a model's config says."""
     slopes_KG = None
     if config.position == "alibi":
-        slopes_KG = alibi_slopes(config.num_attention_heads).to(device).view(config.kv_heads, -1)
+        slopes_KG = alibi_slopes(config.num_attention_heads, device).view(config.kv_heads, -1)
     scale = config.attention_multiplier or config.width_per_head**-0.5
     return Scores(scale, config.attn_logit_softcapping, slopes_KG)
 
 
-def alibi_slopes(heads: int) -> Tensor:
+def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
     """[H] float32: 2^(-8 i / n) for i = 1 ... n, n the next power of two (Press et al. 2021, arXiv:2108.12409).
 
     Of more slopes than heads, every second one comes first, from the second on, then the others, as in MPT.
     """
     n = 1 << math.ceil(math.log2(heads))
-    slopes = 2.0 ** (torch.arange(1, n + 1, dtype=torch.float32) * (-8.0 / n))
+    slopes = 2.0 ** (torch.arange(1, n + 1, dtype=torch.float32, device=device) * (-8.0 / n))
     return slopes if n == heads else torch.cat((slopes[1::2], slopes[::2]))[:heads]
 
 
