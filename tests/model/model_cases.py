@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 
 from smalti.config.model import ModelConfig
@@ -49,50 +48,3 @@ def distance(a: Tensor, b: Tensor) -> float:
     """Relative distance in the 2-norm, in float64."""
     a, b = a.detach().double(), b.detach().double()
     return float((a - b).norm() / b.norm().clamp(min=1e-30))
-
-
-@st.composite
-def shapes(draw: st.DrawFn) -> dict[str, Any]:
-    """Fields that every family has."""
-    kv_heads = draw(st.sampled_from([1, 2, 3]))
-    heads = kv_heads * draw(st.sampled_from([1, 2, 3]))
-    head_width = draw(st.sampled_from([4, 8, 16]))
-    return {
-        "vocab_size": draw(st.integers(5, 60)),
-        "hidden_size": heads * head_width,
-        "intermediate_size": draw(st.sampled_from([8, 24, 40])),
-        "num_hidden_layers": draw(st.integers(1, 3)),
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "max_position_embeddings": 64,
-        "rope_theta": draw(st.sampled_from([100.0, 10_000.0, 500_000.0])),
-        "activation": draw(st.sampled_from(["silu", "gelu"])),
-        "initializer_range": 0.2,
-    }
-
-
-@st.composite
-def llamas(draw: st.DrawFn) -> ModelConfig:
-    fields = draw(shapes())
-    return ModelConfig(
-        family="llama",
-        head_dim=draw(st.sampled_from([None, 6])),
-        norm_eps=draw(st.sampled_from([1e-6, 1e-5, 1e-3])),
-        tie_word_embeddings=draw(st.booleans()),
-        **fields,
-    )
-
-
-@st.composite
-def dbrxes(draw: st.DrawFn) -> ModelConfig:
-    fields = draw(shapes())
-    experts = draw(st.integers(2, 6))
-    top_k = draw(st.integers(1, experts))
-    kernel = "loop" if fields["hidden_size"] % 8 else "grouped"
-    return ModelConfig(
-        family="dbrx",
-        norm="layernorm",
-        clip_qkv=draw(st.sampled_from([None, 0.3, 8.0])),
-        moe={"num_experts": experts, "num_experts_per_tok": top_k, "kernel": kernel},
-        **fields,
-    )

@@ -1,73 +1,89 @@
-"""Our models against transformers: same logits, same bits after a round trip, both ways, for both families."""
+"""Each family's conversions of configs and weights, both ways, and what they refuse; see also ``test_parity_*``."""
 
-import tempfile
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from model_cases import built, dbrxes, distance, ids, llamas
+from model_cases import built, dense
 
 from smalti.base.errors import DataError
 from smalti.config.model import ModelConfig
-from smalti.model.huggingface import FAMILIES, load_folder, save_folder
+from smalti.model.decoder import Decoder
+from smalti.model.huggingface import FAMILIES
 
-transformers = pytest.importorskip("transformers")
-
-
-def _theirs(folder: str):
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, output_loading_info=True, trust_remote_code=False
-    )
-    assert not info["missing_keys"], info
-    assert not info["unexpected_keys"], info
-    assert not info["mismatched_keys"], info
-    return model.eval()
-
-
-def _held(config: ModelConfig) -> ModelConfig:
-    """What a Hugging Face folder can hold of a config: the kernel is ours alone."""
-    if config.moe is None:
-        return config
-    return config.model_copy(update={"moe": config.moe.model_copy(update={"kernel": "grouped"})})
-
-
-def _check_both_ways(config: ModelConfig, seed: int, time: int) -> None:
-    ours = built(config, seed)
-    tokens = ids(config, 2, time, seed)
-    with tempfile.TemporaryDirectory() as exported, tempfile.TemporaryDirectory() as saved, torch.no_grad():
-        save_folder(exported, config, ours.state_dict(), eod_id=0, dtype=torch.float32, max_shard_bytes=20_000)
-        theirs = _theirs(exported)
-        logits = theirs(tokens).logits
-        assert distance(ours(tokens).value, logits) < 1e-5
-        assert theirs.config.eos_token_id == theirs.config.bos_token_id == 0
-
-        theirs.save_pretrained(saved)
-        if config.moe is not None and config.moe.kernel == "loop":
-            return  # a folder has no kernel, and the default one does not take this width
-        back = load_folder(saved)
-        assert distance(back(tokens).value, logits) < 1e-5
-        assert not back.training
-        wanted = ours.state_dict()
-        assert list(back.state_dict()) == list(wanted)
-        assert all(torch.equal(tensor, wanted[name]) for name, tensor in back.state_dict().items())
-        described = FAMILIES[config.family].config_to_huggingface
-        assert described(back.config) == described(_held(config))
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2}
+_QUERY_NORM: dict[str, Any] = {"qk_norm": "head"}
+_MPT: dict[str, Any] = {
+    "norm": "layernorm",
+    "position": "alibi",
+    "gated": False,
+    "activation": "gelu",
+    "tie_word_embeddings": True,
+    "intermediate_size": 128,
+    "num_key_value_heads": None,
+}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "truncate": False}
+CASES: list[ModelConfig] = [
+    dense(family=family, **options)
+    for family, options in [
+        ("llama", {}),
+        ("llama", {"head_dim": 6, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+        ("mistral", {"sliding_window": 5, "hidden_size": 40, "num_attention_heads": 6, "head_dim": 8}),
+        ("qwen3", {**_QUERY_NORM, "attention_bias": True}),
+        (
+            "qwen3",
+            {**_QUERY_NORM, "sliding_window": 3, "layer_types": ("full_attention", "sliding_attention")},
+        ),
+        ("olmo2", {"qk_norm": "full", "norm_placement": "post", "rope_scaling": _YARN}),
+        ("mpt", _MPT),
+        ("mpt", {**_MPT, "clip_qkv": 3.0, "attention_multiplier": 0.1, "norm_eps": 1e-3}),
+        ("dbrx", {"norm": "layernorm", "clip_qkv": 8.0, "moe": {**_EXPERTS, "norm_topk_p": 2.0}}),
+        ("dbrx", {"norm": "layernorm", "rope_scaling": _YARN, "moe": {**_EXPERTS, "norm_topk_prob": False}}),
+        ("mixtral", {"sliding_window": 7, "head_dim": 10, "moe": _EXPERTS}),
+        ("olmoe", {"qk_norm": "full", "clip_qkv": 2.0, "moe": {**_EXPERTS, "norm_topk_prob": False}}),
+        (
+            "qwen3_moe",
+            {**_QUERY_NORM, "sliding_window": 4, "moe": {**_EXPERTS, "intermediate_size": 16, "mlp_only_layers": (1,)}},
+        ),
+    ]
+]
+each_case = pytest.mark.parametrize("config", CASES, ids=lambda config: config.family)
 
 
-@pytest.mark.proof
-@settings(max_examples=settings.default.max_examples // 5)
-@given(config=llamas(), seed=st.integers(0, 99), time=st.integers(1, 20))
-def test_llama_equals_transformers(config, seed, time):
-    _check_both_ways(config, seed, time)
+def test_each_family_has_a_case():
+    assert {config.family for config in CASES} == set(FAMILIES)
 
 
-@pytest.mark.proof
-@settings(max_examples=settings.default.max_examples // 5)
-@given(config=dbrxes(), seed=st.integers(0, 99), time=st.integers(1, 20))
-def test_dbrx_equals_transformers(config, seed, time):
-    _check_both_ways(config, seed, time)
+@each_case
+def test_config_survives_the_way_there_and_back(config):
+    family = FAMILIES[config.family]
+    raw = {"model_type": config.family, "transformers_version": "5.23.0", **family.config_to_huggingface(config)}
+    assert family.config_from_huggingface(raw) == config
+
+
+@each_case
+def test_each_parameter_is_in_one_rule_and_comes_back_bit_for_bit(config):
+    rules = FAMILIES[config.family].rules(config)
+    ours = built(config).state_dict()
+    assert sorted(name for rule in rules for name in rule.ours) == sorted(ours)
+    theirs = [name for rule in rules for name in rule.theirs]
+    assert len(set(theirs)) == len(theirs)
+    for rule in rules:
+        there = rule.to_theirs([ours[name] for name in rule.ours])
+        assert len(there) == len(rule.theirs)
+        back = rule.to_ours([tensor.clone() for tensor in there])
+        assert all(torch.equal(ours[name], tensor) for name, tensor in zip(rule.ours, back, strict=True))
+        assert len({tensor.untyped_storage().data_ptr() for tensor in back}) == len(back)
+
+
+@each_case
+def test_rules_work_without_memory(config):
+    with torch.device("meta"):
+        weights = Decoder(config).state_dict()
+    for rule in FAMILIES[config.family].rules(config):
+        there = rule.to_theirs([weights[name] for name in rule.ours])
+        back = rule.to_ours(there)
+        assert [tensor.shape for tensor in back] == [weights[name].shape for name in rule.ours]
 
 
 def test_real_dbrx_config_keeps_its_rotary_base():
@@ -94,47 +110,69 @@ def test_real_dbrx_config_keeps_its_rotary_base():
     assert config.rope_theta == 500_000
     assert config.clip_qkv == 8
     assert config.moe is not None
-    assert (config.moe.num_experts, config.moe.num_experts_per_tok) == (16, 4)
+    assert (config.moe.num_experts, config.moe.num_experts_per_tok, config.moe.norm_topk_p) == (16, 4, 1.0)
+
+
+def test_plain_layers_by_step_and_by_list():
+    raw = _raw("qwen3_moe") | {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    assert FAMILIES["qwen3_moe"].config_from_huggingface(raw).moe.mlp_only_layers == (0, 2, 3, 4)
+
+
+def test_mixtures_take_the_number_of_experts_under_either_name():
+    for family, key, other in (
+        ("mixtral", "num_local_experts", "num_experts"),
+        ("olmoe", "num_experts", "num_local_experts"),
+        ("qwen3_moe", "num_experts", "num_local_experts"),
+    ):
+        raw = _raw(family)
+        experts = raw.pop(key)
+        assert FAMILIES[family].config_from_huggingface(raw | {other: experts}).moe.num_experts == experts
+        with pytest.raises(DataError, match="says otherwise"):
+            FAMILIES[family].config_from_huggingface(raw | {other: experts, key: experts + 1})
 
 
 @pytest.mark.parametrize(
     ("family", "change", "named"),
     [
         ("llama", {"hidden_act": "mish"}, "mish"),
-        ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling"),
-        ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "llama3"),
         ("llama", {"rope_theta": 5e4}, "two bases"),
         ("llama", {"hidden_size": None}, "hidden_size"),
-        ("dbrx", {"ffn_config": {"ffn_hidden_size": 8, "moe_normalize_expert_weights": 2.0}}, "moe_normalize"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("dbrx", {"tie_word_embeddings": True}, "tie_word_embeddings"),
+        ("dbrx", {"resid_pdrop": 0.1}, "resid_pdrop"),
+        ("dbrx", {"attn_config": {"rope_theta": 5.0}}, "two bases"),
+        ("dbrx", {"num_key_value_heads": 4}, "num_key_value_heads"),
+        ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise"),
+        ("mixtral", {"attention_bias": True}, "attention_bias"),
+        ("olmoe", {"sliding_window": 4}, "sliding_window"),
+        ("qwen3_moe", {"num_experts": 0}, "num_experts"),
+        ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
+        ("qwen3_moe", {"max_window_layers": 1}, "max_window_layers"),
+        ("qwen3_moe", {"norm_topk_prob": "yes"}, "norm_topk_prob"),
     ],
 )
 def test_what_we_do_not_compute_is_refused(family, change, named):
-    config = {
-        "llama": ModelConfig(family="llama", **_SMALL),
-        "dbrx": ModelConfig(
-            family="dbrx", norm="layernorm", moe={"num_experts": 2, "num_experts_per_tok": 1}, **_SMALL
-        ),
-    }[family]
-    raw = FAMILIES[family].config_to_huggingface(config)
-    assert FAMILIES[family].config_from_huggingface(raw) == config
     with pytest.raises(DataError, match=named):
-        FAMILIES[family].config_from_huggingface(raw | change)
+        FAMILIES[family].config_from_huggingface(_raw(family) | change)
 
 
-def test_scaled_bfloat16_export_has_the_stated_dtype(tmp_path: Path):
-    config = ModelConfig(family="llama", **_SMALL)
-    save_folder(tmp_path, config, built(config).state_dict(), eod_id=3)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert theirs.dtype == torch.bfloat16
-    assert theirs.generation_config.eos_token_id == 3
+@pytest.mark.parametrize(
+    ("section", "change"),
+    [
+        ("ffn_config", {"moe_normalize_expert_weights": 0.5}),
+        ("ffn_config", {"moe_jitter_eps": 0.1}),
+        ("ffn_config", {"ffn_act_fn": {"name": "gelu", "approximate": "tanh"}}),
+        ("ffn_config", {"hidden_size": 8}),
+        ("attn_config", {"attn_pdrop": 0.1}),
+        ("attn_config", {"qk_ln": True}),
+    ],
+)
+def test_sections_of_dbrx_are_read_key_by_key(section, change):
+    raw = _raw("dbrx")
+    with pytest.raises(DataError, match=r"norm_topk_p|approximate|" + next(iter(change))):
+        FAMILIES["dbrx"].config_from_huggingface(raw | {section: raw[section] | change})
 
 
-_SMALL = {
-    "vocab_size": 16,
-    "hidden_size": 16,
-    "intermediate_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}
+def _raw(family: str) -> dict[str, Any]:
+    config = next(config for config in reversed(CASES) if config.family == family)
+    return FAMILIES[family].config_to_huggingface(config)
