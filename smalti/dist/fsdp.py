@@ -50,13 +50,20 @@ def shard(model: nn.Module, mesh: DeviceMesh, *, compute: str, reduce: str) -> n
     return model
 
 
+def allocate(model: nn.Module, device: torch.device) -> None:
+    """Give a module on the meta device its storage. Parameters hold whatever was there; buffers hold 0."""
+    model.to_empty(device=device)
+    for buffer in model.buffers():
+        buffer.zero_()
+
+
 def materialize(model: nn.Module, device: torch.device, value: Callable[[str, torch.Size], Tensor]) -> None:
     """Give a sharded module on the meta device its storage, and each parameter the value that ``value`` draws for it.
 
     ``value(name, global shape)`` returns the full tensor; each rank keeps its own part, so the result does not depend
     on the number of ranks. One full parameter at a time is alive.
     """
-    model.to_empty(device=device)
+    allocate(model, device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             assign(parameter, value(name, parameter.shape))

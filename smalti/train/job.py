@@ -36,6 +36,7 @@ from smalti.track.run import RunFolder
 from smalti.track.sinks.console import ConsoleSink
 from smalti.track.system import System
 from smalti.train import forgetting, origin
+from smalti.train.balance import ExpertBalance
 from smalti.train.batches import Batches, TokenBatches
 from smalti.train.loop import Evaluate, Hook, Job, fit
 from smalti.train.loss import LanguageLoss
@@ -76,7 +77,7 @@ def build(
     ``(model, microbatch) -> (sum, weight, metrics)``. batches: an object with ``batch(step)``, ``state(step)`` and
     ``check(state, step)``; ``batch`` returns this rank's microbatches, as many as on any other. fork: as ``--fork``.
     """
-    world, train = env.world(), config.train
+    world, train, balance = env.world(), config.train, None
     _all_described(config, model, loss, batches)
     device, resolved = _take_place(config, world)
     folder, config = _folder(config, world, origins or {}, fork=fork)
@@ -85,14 +86,16 @@ def build(
     if isinstance(config, RunConfig):
         microbatch = resolved["microbatch_tokens"] = microbatch_tokens(config, ranks=world.world_size)
         batches = batches or _token_batches(config, indexes, folder, world, device, microbatch)
-        loss = loss or LanguageLoss(config.model, train.loss)
+        if loss is None:
+            balance = ExpertBalance(config.model, device) if config.model.moe else None
+            loss = LanguageLoss(config.model, train.loss, balance)
     assert batches is not None and loss is not None
     path = _find_checkpoint(folder, events)
     if path is None and model is None:
         _check_origin(config)
     model = _sharded(config, model, device, resumes=path is not None)
     optimizer, lr = build_optimizer(model, train.optimizer), LearningRate.of(config)
-    state = TrainState(model, optimizer, lr, train.optimizer.clip_norm)
+    state = TrainState(model, optimizer, lr, train.optimizer.clip_norm, balance)
     before = _resume(path, state, batches, events)
     peak = _peak(device, train.precision.compute, world)
     events.write("auto_resolved", **resolved, **_size(config), **_kernels(config, device), peak_flops_per_s=peak)
@@ -171,7 +174,7 @@ def _sharded(config: JobConfig, given: nn.Module | None, device: torch.device, *
     fsdp.shard(model, axes, compute=precision.compute, reduce=precision.reduce)
     load = None if resumes or config.init_from is None else open_weights(config.init_from, model)
     if given is None and (resumes or load is not None):
-        model.to_empty(device=device)
+        fsdp.allocate(model, device)
     if load is not None:
         load()
     elif not resumes and given is None:
@@ -188,9 +191,9 @@ def _check_origin(config: JobConfig) -> None:
 
 
 def tensors_of(state: TrainState) -> dict[str, Tensor]:
-    """What a checkpoint holds: weights, persistent buffers and the optimizer's moments, by name."""
+    """What a checkpoint holds: weights, persistent buffers, the optimizer's moments and what balances experts."""
     weights = {f"model.{name}": tensor for name, tensor in state.model.state_dict().items()}
-    return {**weights, **moments(state.model, state.optimizer)}
+    return {**weights, **moments(state.model, state.optimizer), **(state.balance.tensors() if state.balance else {})}
 
 
 def _find_checkpoint(folder: RunFolder, events: Any) -> str | None:

@@ -1,15 +1,15 @@
 """Losses: ``(model, microbatch) -> (sum, weight, metrics)``, all of them sums (see ``train.step``).
 
 Language modelling adds cross-entropy of next tokens, an optional z-loss of the output (PaLM, arXiv 2204.02311, section
-5), and for a mixture of experts the balance loss (Switch, arXiv 2101.03961, eq. 4, taken per sequence and weighted by
-its tokens) and the router z-loss (ST-MoE, arXiv 2202.08906, eq. 5). Each is a sum over tokens or sequences, so it is
-the same whatever the split into microbatches and ranks.
+5), and for a mixture of experts the losses of ``train.balance``. Each is a sum over tokens or sequences, so it is the
+same whatever the split into microbatches and ranks.
 """
 
 from torch import Tensor, nn
 
 from smalti.config.model import ModelConfig
 from smalti.config.train import LossConfig
+from smalti.train.balance import ExpertBalance
 from smalti.train.batches import IGNORE, Microbatch
 from smalti.train.cross_entropy import cross_entropy_head
 from smalti.train.step import Metrics
@@ -18,9 +18,9 @@ from smalti.train.step import Metrics
 class LanguageLoss:
     """Next-token loss of a ``Decoder``; weight = number of targets that are not ignored."""
 
-    def __init__(self, model: ModelConfig, config: LossConfig) -> None:
-        self._layers = model.num_hidden_layers
-        self._moe = model.moe
+    def __init__(self, model: ModelConfig, config: LossConfig, balance: ExpertBalance | None = None) -> None:
+        """``balance``: the one that the step tells its load (``TrainState``); absent, its load never changes."""
+        self._balance = balance or (ExpertBalance(model) if model.moe else None)
         self._soft_cap = model.final_logit_softcapping
         self._config = config
 
@@ -43,11 +43,8 @@ class LanguageLoss:
         metrics = {"loss/train/cross_entropy": (total - z_loss).detach()}
         if self._config.z_loss_coef:
             metrics["loss/train/z"] = z_loss
-        if self._moe is not None:
-            balance = output.router.balance_sum / self._layers
-            router_z = output.router.z_sum / self._layers
-            total = total + self._moe.balance_loss_coef * balance + self._moe.z_loss_coef * router_z
-            metrics["loss/train/balance"] = balance.detach()
-            metrics["loss/train/router_z"] = router_z.detach()
-            metrics["moe/load"] = output.router.load_LE
+        if self._balance is not None:
+            balance, sums = self._balance.loss(output.router)
+            total = total + balance
+            metrics |= sums
         return total, counted.sum(), metrics

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
+import torch
 from torch import Tensor
 
 from smalti.base import clock
@@ -147,9 +148,26 @@ def _state(error: BaseException | None) -> str:
 
 
 def _scalars(found: Mapping[str, Tensor]) -> dict[str, float]:
-    """The loss's metrics as numbers; the load of experts (L, E) becomes the worst layer's busiest expert / mean."""
+    """The loss's metrics as numbers, those of experts for each layer and for all."""
     metrics = {name: float(value) for name, value in found.items() if value.ndim == 0}
     if "moe/load" in found:
-        load_LE = found["moe/load"]
-        metrics["moe/load_imbalance"] = float((load_LE.amax(-1) / load_LE.mean(-1).clamp(min=1e-30)).amax())
+        metrics.update(_of_experts(found["moe/load"].cpu(), found["moe/router_entropy"].cpu()))
     return metrics
+
+
+def _of_experts(load_LE: Tensor, entropy_L: Tensor) -> dict[str, float]:
+    imbalance_L = load_LE.amax(-1) / load_LE.mean(-1).clamp(min=1e-30)
+    dead_L = (load_LE == 0).double().mean(-1)
+    share_LE = load_LE / load_LE.sum(-1, keepdim=True).clamp(min=1e-30)
+    load_entropy_L = torch.special.entr(share_LE).sum(-1) / math.log(load_LE.shape[-1])
+    metrics = {
+        "moe/load_imbalance": imbalance_L.amax(),
+        "moe/load_entropy": load_entropy_L.mean(),
+        "moe/router_entropy": entropy_L.mean(),
+        "moe/dead_experts_frac": dead_L.mean(),
+    }
+    for layer, (imbalance, entropy, dead) in enumerate(zip(imbalance_L, entropy_L, dead_L, strict=True)):
+        metrics[f"moe/load_imbalance/layer{layer}"] = imbalance
+        metrics[f"moe/router_entropy/layer{layer}"] = entropy
+        metrics[f"moe/dead_experts_frac/layer{layer}"] = dead
+    return {name: float(value) for name, value in metrics.items()}

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from smalti.dist.fsdp import local, square_norm
+from smalti.train.balance import ExpertBalance
 
 Metrics = dict[str, Tensor]
 Loss = Callable[[nn.Module, Any], tuple[Tensor, Tensor, Metrics]]
@@ -27,6 +28,8 @@ class TrainState:
     optimizer: torch.optim.Optimizer
     lr: Callable[[int], float]
     clip_norm: float
+    balance: ExpertBalance | None = None
+    """Told the load of the experts after each step (``moe/load`` of the loss)."""
     step: int = 0
 
 
@@ -76,6 +79,8 @@ def train_step(state: TrainState, microbatches: Sequence[Any], loss: Loss) -> St
     for group in state.optimizer.param_groups:
         group["lr"] = state.lr(state.step)
     state.optimizer.step()
+    if state.balance is not None:
+        state.balance.after_step(state.model, found["moe/load"])
     state.step += 1
     total = found.pop("total")
     return StepResult(total / weight, weight, grad_norm, {name: value / weight for name, value in found.items()})

@@ -6,6 +6,7 @@ and the same gradient. Counts are a scatter and a sum, without a wait for the de
 Shapes: B batch, T time, E experts, k experts per token, L layers.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,35 +25,41 @@ class RouterStats(NamedTuple):
     """Scalar: sum over counted tokens (and layers) of logsumexp(router logits)^2."""
     load_LE: Tensor
     """Slots that each expert of each layer received from counted tokens; no gradient. [E] for a single layer."""
+    probability_LE: Tensor
+    """Sum over counted tokens of each expert's share of the scores. [E] for a single layer."""
+    entropy_L: Tensor
+    """Sum over counted tokens of the entropy of those shares, in parts of log E; no gradient. [] for a single layer."""
 
 
 def router_stats(routing: Routing, mask_BT: Tensor | None) -> RouterStats:
     """The sums of one layer; ``mask_BT`` True marks the tokens that count, absent all.
 
     Balance (Switch, arXiv:2101.03961, eq. 4, over one sequence of T_s counted tokens): E * sum_e f_e P_e with f_e the
-    share of slots and P_e the mean score; times T_s, summed over sequences. The gradient runs through P_e only.
-    z (ST-MoE, arXiv:2202.08906, eq. 5): logsumexp^2 per token.
+    share of slots and P_e the mean share of the scores (of sigmoids, as in DeepSeek-V3, arXiv:2412.19437, eq. 18-20);
+    times T_s, summed over sequences. The gradient runs through P_e only. z (ST-MoE, arXiv:2202.08906, eq. 5):
+    logsumexp^2 per token.
     """
-    probability_BTE, expert_BTk = routing.score_BTE, routing.expert_BTk
-    experts, top_k = probability_BTE.shape[-1], expert_BTk.shape[-1]
-    hit_BTE = torch.zeros_like(probability_BTE, requires_grad=False).scatter_(-1, expert_BTk, 1.0)
+    score_BTE, expert_BTk = routing.score_BTE, routing.expert_BTk
+    experts, top_k = score_BTE.shape[-1], expert_BTk.shape[-1]
+    share_BTE = score_BTE / score_BTE.sum(dim=-1, keepdim=True)
+    hit_BTE = torch.zeros_like(share_BTE, requires_grad=False).scatter_(-1, expert_BTk, 1.0)
     square_BT = routing.logits_BTE.logsumexp(dim=-1).square()
+    entropy_BT = torch.special.entr(share_BTE.detach()).sum(dim=-1) / math.log(experts)
     if mask_BT is None:
-        tokens_B1: Tensor | int = probability_BTE.shape[1]
-        count_BE, probability_BE = hit_BTE.sum(dim=1), probability_BTE.sum(dim=1)
-        z_sum = square_BT.sum()
+        tokens_B1: Tensor | int = share_BTE.shape[1]
     else:
-        valid_BT1 = mask_BT[..., None].to(probability_BTE.dtype)
-        tokens_B1 = valid_BT1.sum(dim=1).clamp(min=1)
-        count_BE, probability_BE = (hit_BTE * valid_BT1).sum(dim=1), (probability_BTE * valid_BT1).sum(dim=1)
-        z_sum = (square_BT * valid_BT1[..., 0]).sum()
-    balance_sum = (count_BE / tokens_B1 * probability_BE).sum() * (experts / top_k)
-    return RouterStats(balance_sum, z_sum, count_BE.sum(dim=0))
+        valid_BT = mask_BT.to(share_BTE.dtype)
+        tokens_B1 = valid_BT.sum(dim=1, keepdim=True).clamp(min=1)
+        hit_BTE, share_BTE = hit_BTE * valid_BT[..., None], share_BTE * valid_BT[..., None]
+        square_BT, entropy_BT = square_BT * valid_BT, entropy_BT * valid_BT
+    count_BE, share_BE = hit_BTE.sum(dim=1), share_BTE.sum(dim=1)
+    balance_sum = (count_BE / tokens_B1 * share_BE).sum() * (experts / top_k)
+    return RouterStats(balance_sum, square_BT.sum(), count_BE.sum(dim=0), share_BE.sum(dim=0), entropy_BT.sum())
 
 
 def over_layers(per_layer: Sequence[RouterStats]) -> RouterStats | None:
-    """The sums of all layers together, their loads stacked; None where there is no MoE layer."""
+    """The sums of all layers: two as one, the others stacked; None where there is no MoE layer."""
     if not per_layer:
         return None
-    balance_L, z_L, load_L = zip(*per_layer, strict=True)
-    return RouterStats(torch.stack(balance_L).sum(), torch.stack(z_L).sum(), torch.stack(load_L))
+    balance, z, *stacked = (torch.stack(values) for values in zip(*per_layer, strict=True))
+    return RouterStats(balance.sum(), z.sum(), *stacked)

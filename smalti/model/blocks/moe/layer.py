@@ -1,28 +1,34 @@
 """A dropless top-k mixture of experts (Shazeer et al. 2017; MegaBlocks, arXiv:2211.15841; DBRX 2024).
 
-Shapes: B batch, T time, D hidden, E experts, k experts per token.
+Shapes: B batch, T time, D hidden, N = B * T tokens, k experts per token.
 """
 
 from torch import Tensor, nn
 
 from smalti.config.model import ModelConfig
+from smalti.model.blocks.mlp import MLP
 from smalti.model.blocks.moe.balance import RouterStats, router_stats
 from smalti.model.blocks.moe.experts import Experts
 from smalti.model.blocks.moe.router import Router
 
 
 class MoE(nn.Module):
-    """Router and experts in place of an MLP."""
+    """Router and experts in place of an MLP; with shared experts, which every token uses, one MLP beside them."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         assert config.moe is not None
         self.router = Router(config)
         self.experts = Experts(config)
+        shared = config.moe.num_shared_experts * config.expert_width
+        as_one = config.model_copy(update={"intermediate_size": shared, "mlp_bias": False})
+        self.shared_experts = MLP(as_one) if shared else None
 
     def forward(self, x_BTD: Tensor, mask_BT: Tensor | None = None) -> tuple[Tensor, RouterStats]:
         """[B, T, D] -> [B, T, D] and the sums of this layer; ``mask_BT`` True marks tokens that count in the sums."""
         routing = self.router(x_BTD)
         expert_Nk, weight_Nk = routing.expert_BTk.flatten(0, 1), routing.weight_BTk.flatten(0, 1)
-        out_ND = self.experts(x_BTD.flatten(0, 1), expert_Nk, weight_Nk)
-        return out_ND.view_as(x_BTD), router_stats(routing, mask_BT)
+        out_BTD = self.experts(x_BTD.flatten(0, 1), expert_Nk, weight_Nk).view_as(x_BTD)
+        if self.shared_experts is not None:
+            out_BTD = out_BTD + self.shared_experts(x_BTD)
+        return out_BTD, router_stats(routing, mask_BT)

@@ -1,0 +1,69 @@
+"""What keeps experts evenly used: the auxiliary losses of a step, and what a step leaves behind for the next.
+
+Promises: all is sums over tokens and sequences, or follows from the load of the whole batch, so any split into
+microbatches and ranks gives the same loss, gradient and biases; ranks need not talk to each other beyond the step's
+one reduction. Nothing waits for the device.
+
+Shapes: L layers with experts, E experts.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from smalti.config.model import ModelConfig
+from smalti.model.blocks.moe import RouterStats
+from smalti.model.blocks.moe.router import Router
+
+
+class ExpertBalance:
+    """The losses of the routers, and the load of the step before, which one of them compares with."""
+
+    def __init__(self, model: ModelConfig, device: torch.device | str = "cpu") -> None:
+        assert model.moe is not None
+        self._moe = model.moe
+        self._layers = sum(model.has_experts(layer) for layer in range(model.num_hidden_layers))
+        self.load_LE = torch.ones(self._layers, model.moe.num_experts, device=device)
+        """Slots of the whole batch of the step before; before the first, all alike."""
+
+    def loss(self, stats: RouterStats) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weighted sum of the losses (each a sum over tokens, mean over layers), and sums for the log.
+
+        Of one sequence: ``RouterStats.balance_sum``. Of the whole batch: tokens * E * sum_e f_e P_e with P_e the mean
+        share of the scores here and f_e the share of slots in the step before. f_e of the batch itself (arXiv:
+        2501.11873) would need a reduction in every layer; a step changes it little. The gradient runs through P_e only.
+        """
+        moe = self._moe
+        share_LE = self.load_LE / self.load_LE.sum(dim=-1, keepdim=True).clamp(min=1)
+        global_sum = (share_LE * stats.probability_LE).sum() * moe.num_experts
+        parts = {
+            "loss/train/balance": (moe.balance_loss_coef, stats.balance_sum),
+            "loss/train/global_balance": (moe.global_balance_loss_coef, global_sum),
+            "loss/train/router_z": (moe.z_loss_coef, stats.z_sum),
+        }
+        total, log = torch.zeros_like(stats.z_sum), {"moe/load": stats.load_LE, "moe/router_entropy": stats.entropy_L}
+        for name, (weight, part) in parts.items():
+            if weight:
+                total = total + weight / self._layers * part
+            if weight or name != "loss/train/global_balance":
+                log[name] = part.detach() / self._layers
+        return total, log
+
+    @torch.no_grad()
+    def after_step(self, model: nn.Module, load_LE: Tensor) -> None:
+        """Take the load of the whole batch, the same on every rank: kept for the next step, and biases follow it.
+
+        bias_e += rate * sign(mean load - load_e): the same step for every expert that is used too little or too much
+        (arXiv:2408.15664, alg. 1; DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+        """
+        self.load_LE.copy_(load_LE)
+        if not self._moe.bias_update_rate:
+            return
+        routers = [module for module in model.modules() if isinstance(module, Router)]
+        for router, load_E in zip(routers, load_LE, strict=True):
+            assert router.choice_bias is not None
+            direction_E = (load_E.mean() - load_E).sign().to(router.choice_bias.dtype)
+            router.choice_bias.add_(direction_E, alpha=self._moe.bias_update_rate)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold beside the model, whose buffers the biases are."""
+        return {"balance.load": self.load_LE} if self._moe.global_balance_loss_coef else {}
