@@ -222,6 +222,43 @@ def test_router_works_in_float32_under_bfloat16_weights():
     assert router.weight.grad.dtype == torch.bfloat16
 
 
+def test_router_of_bfloat16_keeps_no_float32_copy_and_has_the_gradient_of_one():
+    router = Router(sparse()).to(torch.bfloat16)
+    x = torch.randn(2, 9, 32).to(torch.bfloat16).requires_grad_()
+    upstream, kept = torch.randn(2, 9, 6), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        logits = router(x).logits_BTE
+    assert not any(tensor.dtype == torch.float32 and tensor.numel() == x.numel() for tensor in kept)
+    ours = torch.autograd.grad(logits, [x, router.weight], upstream)
+    doubles = [t.detach().double().requires_grad_() for t in (x, router.weight)]
+    wanted = torch.autograd.grad(torch.nn.functional.linear(*doubles), doubles, upstream.double())
+    assert all(distance(a, b) < 4e-3 for a, b in zip(ours, wanted, strict=True))
+
+
+def test_shared_experts_add_an_mlp_of_their_joint_width():
+    config = sparse(moe={"num_shared_experts": 2, "routed_scaling_factor": 2.5})
+    moe, x = MoE(config), torch.randn(2, 5, 32)
+    assert moe.shared_experts.up_proj.weight.shape == (2 * config.expert_width, 32)
+    routed = moe.experts(x.flatten(0, 1), *(part.flatten(0, 1) for part in moe.router(x)[2:]))
+    assert distance(moe(x)[0], routed.view_as(x) + moe.shared_experts(x)) < 1e-6
+
+
+@pytest.mark.parametrize("p", [None, 1.0, 2.0, 3.0])
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def test_weights_are_the_chosen_scores_over_their_norm_times_the_factor(score, p):
+    norm = {"norm_topk_prob": False} if p is None else {"norm_topk_p": p}
+    config = sparse(moe={"num_experts_per_tok": 3, "score": score, "routed_scaling_factor": 2.5, **norm})
+    router, x = Router(config), torch.randn(2, 4, 32)
+    routing = router(x)
+    logits = torch.nn.functional.linear(x, router.weight)
+    scores = logits.softmax(-1) if score == "softmax" else 1 / (1 + torch.exp(-logits))
+    best = scores.sort(dim=-1, descending=True).values[..., :3]
+    assert (
+        distance(routing.weight_BTk, 2.5 * best / (1 if p is None else (best**p).sum(-1, keepdim=True) ** (1 / p)))
+        < 1e-5
+    )
+
+
 def test_aux_gradient_does_not_run_through_the_counts():
     config = sparse()
     moe = MoE(config)

@@ -108,6 +108,8 @@ def small_charts(run: RunRecord) -> list[str]:
     found.append(_one(run, "throughput/device/mfu", "Model FLOPs utilisation", from_zero=True, format_y=format_frac))
     found.append(_one(run, "l2_norm/grad/global", "Gradient norm before clipping", log_y=True))
     found.append(_one(run, "moe/load_imbalance", "Busiest expert over the average"))
+    found.append(_one(run, "moe/router_entropy", "Entropy of the router, of log(experts)"))
+    found.append(_one(run, "moe/dead_experts_frac", "Experts that no token met", format_y=format_frac))
     return [chart for chart in found if chart is not None]
 
 

@@ -6,10 +6,11 @@ come from the scores alone, a bias on the choice never reaches them.
 Shapes: B batch, T time, D hidden, E experts, k experts per token.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from smalti.config.model import ModelConfig
@@ -50,7 +51,7 @@ class Router(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Routing:
         """[B, T, D] in any dtype."""
-        logits_BTE = F.linear(x_BTD.float(), self.weight.float())
+        logits_BTE = _Float32Linear.apply(x_BTD, self.weight)
         score_BTE = logits_BTE.softmax(dim=-1) if self.config.score == "softmax" else logits_BTE.sigmoid()
         expert_BTk = self.choose(score_BTE.detach())
         return Routing(logits_BTE, score_BTE, expert_BTk, self._weights(score_BTE.gather(-1, expert_BTk)))
@@ -66,3 +67,19 @@ class Router(nn.Module):
             norm_BT1 = torch.linalg.vector_norm(chosen_BTk, ord=self.config.norm_topk_p, dim=-1, keepdim=True)
             chosen_BTk = chosen_BTk / norm_BT1.clamp(min=torch.finfo(torch.float32).tiny)
         return chosen_BTk * self.config.routed_scaling_factor
+
+
+class _Float32Linear(torch.autograd.Function):
+    """x @ weight^T in float32 of inputs in any dtype, which are kept for backward as they are, without a wide copy."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BTD: Tensor, weight_ED: Tensor) -> Tensor:
+        ctx.save_for_backward(x_BTD, weight_ED)
+        return F.linear(x_BTD.float(), weight_ED.float())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_BTE: Tensor) -> tuple[Tensor, Tensor]:
+        x_BTD, weight_ED = ctx.saved_tensors
+        grad_weight_ED = grad_BTE.flatten(0, -2).T @ x_BTD.flatten(0, -2).float()
+        return (grad_BTE @ weight_ED.float()).to(x_BTD.dtype), grad_weight_ED.to(weight_ED.dtype)
