@@ -168,6 +168,11 @@ def _check_same(folder: Path, config: ModelConfig, weights: Mapping[str, Tensor]
     if described(source.config) != described(config):
         raise SmaltiError(f"config.json of the exported model says something else when read back: {source.raw}")
     for name, tensor in source.tensors():
+        if not tensor.isfinite().all():
+            raise DataError(
+                f"weight {name} of the exported model holds numbers that are not finite in {tensor.dtype}",
+                hint="export an earlier checkpoint, or in --dtype bf16 or fp32",
+            )
         if not torch.equal(tensor, weights[name].to(dtype)):
             raise SmaltiError(f"weight {name} of the exported model is another when read back")
 

@@ -74,10 +74,15 @@ class Beside:
     def of_documents(cls, eod_id: int, generation: Json | None = None) -> "Beside":
         """For a model whose documents end with ``eod_id``: it begins a text too, as it stood before every document.
 
-        generation: how ``generate`` shall sample, as in ``generation_config.json``.
+        generation: how ``generate`` shall sample, as in ``generation_config.json``; tokens that end an answer there
+        (of a chat template, say) go on to end one.
         """
         tokens = dict.fromkeys(_TOKENS[:2], eod_id)
+        before = (generation or {}).get("eos_token_id")
+        kept = before if isinstance(before, list) else [] if before is None else [before]
+        ends = list(dict.fromkeys([eod_id, *kept]))
         described = (generation or {"_from_model_config": True}) | tokens
+        described |= {"eos_token_id": ends if len(ends) > 1 else eod_id}
         return cls(tokens, {_GENERATION: (json.dumps(described, indent=2) + "\n").encode()})
 
 

@@ -136,12 +136,13 @@ def _family(folder: Path, raw: Json) -> Family:
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise DataError(f"{folder}/config.json has model_type={kind!r}", allowed=", ".join(FAMILIES))
     family = FAMILIES[kind]
-    if classes is not None and [str(name).casefold() for name in classes] != [family.architecture.casefold()]:
+    if classes is not None and str(classes).casefold() != str([family.architecture]).casefold():
         raise DataError(f"{folder}/config.json has architectures={classes!r}", allowed=family.architecture)
-    if raw.get("auto_map") is not None:
+    if not _is_own_code(raw.get("auto_map"), kind):
         raise DataError(
-            f"{folder}/config.json has auto_map: the model wants code from its folder, and none is ever run",
-            allowed="absent",
+            f"{folder}/config.json has auto_map={raw['auto_map']!r}: the model wants code of its folder, and none is "
+            "ever run",
+            allowed=f"models of modeling_{kind}, which are computed here",
             hint=f"if it is a plain {family.architecture}, delete auto_map from config.json",
         )
     if raw.get("quantization_config") is not None:
@@ -151,6 +152,16 @@ def _family(folder: Path, raw: Json) -> Family:
             hint="bring the model as it was before it was quantised",
         )
     return family
+
+
+def _is_own_code(auto_map: Any, kind: str) -> bool:
+    """Whether the code that a folder brings is that of its family, as in MPT's and DBRX's; it is not run either way."""
+    if auto_map is None:
+        return True
+    own = re.compile(rf"(.*--)?modeling_{kind}\.\w+")
+    return isinstance(auto_map, dict) and all(
+        isinstance(name, str) and own.fullmatch(name) for key, name in auto_map.items() if key.startswith("AutoModel")
+    )
 
 
 def _inside(folder: Path, name: Any) -> Path:

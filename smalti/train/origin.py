@@ -36,7 +36,7 @@ def model_of(source: str | Path) -> ModelConfig:
     path = Path(source)
     if (path / "config.json").is_file():
         return open_source(path).config
-    run = _run_of(path)
+    run = run_of(path)
     if run is None:
         raise DataError(
             f"{source} is none of: a run folder with a checkpoint, a checkpoint, a Hugging Face folder",
@@ -56,7 +56,7 @@ def check(config: RunConfig) -> list[str]:
     return lines + _check_tokenizer(config.data.tokenizer, config.init_from)
 
 
-def _run_of(path: Path) -> Path | None:
+def run_of(path: Path) -> Path | None:
     """The run that a path is, or that a checkpoint lies in."""
     of_checkpoint = path.absolute().parent.parent if (path / "train_state.json").is_file() else path
     return of_checkpoint if (of_checkpoint / "config.yaml").is_file() else None
@@ -109,7 +109,7 @@ def _text(value: Any) -> str:
 
 def _check_tokenizer(ours: str | None, source: str) -> list[str]:
     """By content: the entries with their ids, and the merges. Ours may have more entries, where theirs end."""
-    run = _run_of(Path(source))
+    run = run_of(Path(source))
     folder = Path(source) if run is None else run / "tokenizer"
     mine, theirs = None if ours is None else _read(ours), _read(folder)
     if mine is None or theirs is None:

@@ -17,6 +17,7 @@ from smalti.base import store
 from smalti.base.errors import DataError
 from smalti.dist import checkpoint, fsdp, mesh
 from smalti.model.huggingface import Source, companions, open_source
+from smalti.train.origin import run_of
 
 
 def open_weights(source: str, model: nn.Module) -> Callable[[], None]:
@@ -52,16 +53,21 @@ def find_checkpoint(source: str | Path) -> str:
 def keep_tokenizer(source: str, kept: Path, init_from: str | None) -> None:
     """Copy the tokenizer into the run, once, so that the run can be exported wherever its data has gone.
 
-    With it goes what the model of ``init_from`` says of chats and of sampling, where that is a Hugging Face folder.
+    With it goes what the model of ``init_from`` says of chats and of sampling: the Hugging Face folder, or the run.
     """
     if kept.exists():
         return
     temporary = kept.with_name(f".{kept.name}.{os.getpid()}")
     shutil.copytree(source, temporary, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin", "*.pt", "*.pth"))
-    for name, data in companions(Path(init_from)).items() if init_from is not None else ():
+    for name, data in _beside(init_from).items() if init_from is not None else ():
         if ("template" in name or name == "generation_config.json") and not (temporary / name).exists():
             store.write_bytes(temporary / name, data)
     os.replace(temporary, kept)
+
+
+def _beside(init_from: str) -> dict[str, bytes]:
+    run = run_of(Path(init_from))
+    return companions(Path(init_from) if run is None else run / "tokenizer")
 
 
 def _checked_folder(source: str, model: nn.Module) -> Source:

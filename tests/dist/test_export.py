@@ -139,6 +139,20 @@ def test_what_reads_back_differently_is_caught(tmp_path: Path, monkeypatch: pyte
     assert not (run / "export").exists()
 
 
+def test_numbers_that_the_format_cannot_hold_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tiny_run(tmp_path)
+
+    class Large(checkpoint.StoredModel):
+        def __getitem__(self, name: str) -> torch.Tensor:
+            return super().__getitem__(name) * (1e7 if name == "blocks.1.mlp_norm.weight" else 1)
+
+    monkeypatch.setattr(checkpoint, "StoredModel", Large)
+    with pytest.raises(DataError, match=r"blocks\.1\.mlp_norm\.weight .* not finite in torch\.float16"):
+        export(run, dtype="fp16")
+    assert not (run / "export").exists()
+    export(run, dtype="bf16")
+
+
 def _with_other_eps(source: Any) -> Any:
     return dataclasses.replace(source, config=source.config.model_copy(update={"norm_eps": 1.0}))
 

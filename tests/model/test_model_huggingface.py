@@ -145,15 +145,15 @@ def test_what_lies_beside_the_weights_is_carried_along(tmp_path):
     assert not (tmp_path / "b/notes.txt").exists()
 
 
-def test_generation_of_an_export(tmp_path):
-    save_folder(
-        tmp_path, LLAMA, built(LLAMA).state_dict(), eod_id=7, generation={"temperature": 0.6, "eos_token_id": 1}
-    )
-    assert json.loads((tmp_path / "generation_config.json").read_text()) == {
-        "temperature": 0.6,
-        "bos_token_id": 7,
-        "eos_token_id": 7,
-    }
+@pytest.mark.parametrize(
+    ("before", "after"), [(None, 7), (7, 7), (1, [7, 1]), ([3, 4], [7, 3, 4]), ([0, 7], [7, 0])], ids=str
+)
+def test_an_export_keeps_how_to_sample_and_what_ends_an_answer(tmp_path, before, after):
+    generation = {"temperature": 0.6, "bos_token_id": 2} | ({} if before is None else {"eos_token_id": before})
+    save_folder(tmp_path, LLAMA, built(LLAMA).state_dict(), eod_id=7, generation=generation)
+    written = json.loads((tmp_path / "generation_config.json").read_text())
+    assert written == {"temperature": 0.6, "bos_token_id": 7, "eos_token_id": after}
+    assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == 7
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------
@@ -366,7 +366,13 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     "config with NaN": (_config('{"model_type": "llama", "rms_norm_eps": NaN}'), "NaN is not a number"),
     "config key twice": (_config('{"model_type": "llama", "model_type": "dbrx"}'), "'model_type' is there twice"),
     "classifier": (_change(architectures=["LlamaForSequenceClassification"]), "LlamaForSequenceClassification"),
+    "classes are a number": (_change(architectures=5), "architectures=5"),
     "remote code": (_change(auto_map={"AutoModel": "x.Y"}), "auto_map"),
+    "code of another model": (
+        _change(auto_map={"AutoModelForCausalLM": "hub/x--modeling_llama_yarn.LlamaForCausalLM"}),
+        "auto_map",
+    ),
+    "code without names": (_change(auto_map=["modeling_llama.LlamaForCausalLM"]), "auto_map"),
     "quantised": (_change(quantization_config={"quant_method": "gptq"}), "quantization_config"),
     "unknown key": (_change(attention_sink=4), "attention_sink=4"),
     "absurd layers": (_change(num_hidden_layers=10**9), "num_hidden_layers=1000000000"),

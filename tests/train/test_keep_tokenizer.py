@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from smalti.train.weights import keep_tokenizer
 
 
@@ -27,3 +29,16 @@ def test_chat_template_and_sampling_of_the_first_model_stay_with_the_run(tmp_pat
     (data / "tokenizer.json").write_text("[]")
     keep_tokenizer(str(data), kept, None)
     assert (kept / "tokenizer.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("of", ["run", "run/checkpoints/step-00000020"])
+def test_they_go_on_to_a_run_that_begins_with_that_run(tmp_path: Path, of: str) -> None:
+    first, data, kept = tmp_path / "run", tmp_path / "data", tmp_path / "second" / "tokenizer"
+    for folder in (first / "tokenizer", first / "checkpoints/step-00000020", data, kept.parent):
+        folder.mkdir(parents=True)
+    (first / "config.yaml").write_text("")
+    (first / "checkpoints/step-00000020/train_state.json").write_text("{}")
+    (first / "tokenizer/generation_config.json").write_text('{"temperature": 0.6}')
+    (data / "tokenizer.json").write_text("{}")
+    keep_tokenizer(str(data), kept, str(tmp_path / of))
+    assert sorted(path.name for path in kept.iterdir()) == ["generation_config.json", "tokenizer.json"]

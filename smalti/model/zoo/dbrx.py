@@ -84,6 +84,7 @@ def config_from_huggingface(raw: Json) -> ModelConfig:
         raise fields.refusal("attn_config", f"two bases for the rotary frequencies: {theta} and {rope['rope_theta']}")
     if fields.take("num_key_value_heads", int, kv_heads) != kv_heads:
         raise fields.refusal("num_key_value_heads", f"attn_config.kv_n_heads={kv_heads} says otherwise")
+    fields.ignore("router_aux_loss_coef")  # the hub's folders repeat moe_loss_weight
     return fields.build(
         {
             "family": "dbrx",
@@ -103,6 +104,7 @@ def config_from_huggingface(raw: Json) -> ModelConfig:
 
 
 def _attention(section: Fields) -> Json:
+    section.ignore("tie_word_embeddings")  # every section of an older folder repeats the defaults of all configs
     clip = section.take("clip_qkv", float, None)
     converted = {
         "num_key_value_heads": section.take("kv_n_heads", int, 1),
@@ -114,6 +116,7 @@ def _attention(section: Fields) -> Json:
 
 
 def _ffn(section: Fields, hidden: int) -> Json:
+    section.ignore("tie_word_embeddings")
     function = section.section("ffn_act_fn")
     power = section.take("moe_normalize_expert_weights", float, 1.0)
     converted = {

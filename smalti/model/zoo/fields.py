@@ -9,7 +9,8 @@ import json
 import re
 from typing import Any
 
-from smalti.base.errors import DataError
+from smalti.base.errors import DataError, UserError
+from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig, RopeScalingConfig
 
 Json = dict[str, Any]
@@ -32,22 +33,26 @@ _ACTIVATIONS = {
 
 _HARMLESS = frozenset(
     re.findall(
-        r"\w+",
+        r"\S+",
         """
-    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path architectures attn_implementation dtype
-    finetuning_task id2label is_decoder keys_to_ignore_at_inference label2id model_type name num_labels
-    output_attentions output_hidden_states output_router_logits output_scores prefix problem_type return_dict
-    return_dict_in_generate task_specific_params tf_legacy_loss tokenizer_class tokenizer_name torch_dtype torchscript
-    transformers_version unsloth_fixed unsloth_version use_bfloat16 use_cache verbose
-    bos_token_id cls_token_id decoder_start_token_id eos_token_id mask_token_id pad_token_id sep_token_id unk_token_id
-    bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
-    exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty max_length max_new_tokens
-    min_length no_repeat_ngram_size num_beam_groups num_beams num_return_sequences remove_invalid_values
-    repetition_penalty suppress_tokens temperature top_k top_p typical_p
+    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path architectures attn_implementation
+    auto_map dtype finetuning_task id2label is_decoder is_llama_config keys_to_ignore_at_inference label2id
+    model_type name num_labels output_attentions output_hidden_states output_router_logits output_scores prefix
+    problem_type return_dict return_dict_in_generate task_specific_params tf_legacy_loss tokenizer_class
+    tokenizer_name torch_dtype torchscript transformers.js_config transformers_version unsloth_fixed unsloth_version
+    use_bfloat16 use_cache verbose
+    bos_token_id cls_token_id decoder_start_token_id eos_token_id mask_token_id pad_token_id sep_token_id
+    unk_token_id bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping
+    encoder_no_repeat_ngram_size exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id
+    length_penalty max_length max_new_tokens min_length no_repeat_ngram_size num_beam_groups num_beams
+    num_return_sequences remove_invalid_values repetition_penalty suppress_tokens temperature top_k top_p typical_p
     """,
     )
 )
-"""Keys that do not change logits: where the file comes from, number format, token ids, how ``generate`` samples."""
+"""Keys that do not change logits: where the file comes from, number format, token ids, how ``generate`` samples.
+
+``auto_map`` is looked at in ``source.py``.
+"""
 
 _ONLY: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
@@ -150,9 +155,9 @@ class Fields:
         """``finish``, and a ``ModelConfig`` of converted fields; a combination that it refuses is a DataError."""
         self.finish()
         try:
-            config = ModelConfig(**fields)
-        except ValueError as error:
-            raise DataError(f"config.json describes a model that Smalti cannot build: {error}") from error
+            config = from_dict(ModelConfig, fields, "config.json, by our names").config
+        except UserError as error:
+            raise DataError(error.message, allowed=error.allowed, hint=error.hint) from error
         experts = config.moe.num_experts if config.moe else 1
         if config.num_hidden_layers * experts > LARGEST_LAYERS:
             raise DataError(
@@ -226,9 +231,9 @@ def _one_form(raw: Fields, key: str, original: int) -> tuple[float | None, Json 
     if kind in ("yarn", "llama3", "longrope"):
         given.setdefault("original_max_position_embeddings", original)
     try:
-        scaling = RopeScalingConfig(rope_type=kind, **given)
-    except ValueError as error:
-        raise raw.refusal(key, str(error)) from error
+        scaling = from_dict(RopeScalingConfig, given | {"rope_type": kind}, key).config
+    except UserError as error:
+        raise raw.refusal(key, error.message, allowed=error.allowed, hint=error.hint) from error
     return theta, scaling.model_dump(exclude_none=True)
 
 

@@ -1,7 +1,7 @@
 """Family ``mpt``: ALiBi, LayerNorm without bias, plain MLP of 4 widths, clipped projections, tied head.
 
-Checked: transformers 5.23, whose ``MptForCausalLM`` computes only a part of what ``MptConfig`` can say; other values of
-those options are refused by name.
+Checked: transformers 5.23, whose ``MptForCausalLM`` computes only a part of what ``MptConfig`` can say, and less of LLM
+Foundry's ``MPTConfig``; other values of those options are refused by name.
 """
 
 from smalti.config.model import ModelConfig
@@ -54,41 +54,57 @@ def config_to_huggingface(config: ModelConfig) -> Json:
 def config_from_huggingface(raw: Json) -> ModelConfig:
     """Our config of a ``config.json``; absent keys take the defaults of ``MptConfig``."""
     fields = Fields(raw)
-    hidden = fields.take("d_model", int)
+    hidden, heads = fields.take("d_model", int), fields.take("n_heads", int)
+    norm_eps = fields.take("layer_norm_epsilon", float, 1e-5)
     converted = {
         "family": "mpt",
         "vocab_size": fields.take("vocab_size", int),
         "hidden_size": hidden,
         "intermediate_size": 4 * hidden,
         "num_hidden_layers": fields.take("n_layers", int),
-        "num_attention_heads": fields.take("n_heads", int),
+        "num_attention_heads": heads,
         "max_position_embeddings": fields.take("max_seq_len", int, 2048),
         "norm": "layernorm",
-        "norm_eps": fields.take("layer_norm_epsilon", float, 1e-5),
+        "norm_eps": norm_eps,
         "activation": "gelu",
         "gated": False,
         "position": "alibi",
         "initializer_range": fields.take("initializer_range", float, 0.02),
         "tie_word_embeddings": fields.take("tie_word_embeddings", bool, True),
-        **_attention(fields.section("attn_config")),
+        **_attention(fields.section("attn_config"), heads),
     }
     fields.only("expansion_ratio", (4,), _IGNORED)
     fields.only("no_bias", (True,), "the family has no biases")
     fields.only("logit_scale", (None,), _IGNORED)
     fields.only("norm_type", ("low_precision_layernorm", "layernorm"), _IGNORED)
     fields.only("embedding_fraction", (1,), _IGNORED)
+    fields.only("norm_eps", (norm_eps,), "layer_norm_epsilon says otherwise")
     for key in ("learned_pos_emb", "init_device", "init_config"):  # without effect beside ALiBi and once trained
         fields.ignore(key)
+    for key in ("fc_type", "use_pad_tok_in_ffn"):  # how, not what
+        fields.ignore(key)
+    mlp = fields.section("ffn_config")
+    mlp.only("ffn_type", ("mptmlp",), _IGNORED)
+    mlp.ignore("fc_type")
+    mlp.finish()
     return fields.build(converted)
 
 
-def _attention(section: Fields) -> Json:
+def _attention(section: Fields, heads: int) -> Json:
     clip, scale = section.take("clip_qkv", float, None), section.take("softmax_scale", float, None)
     section.only("attn_type", ("multihead_attention",), _IGNORED)
     section.only("alibi", (True,), _IGNORED)
     section.only("alibi_bias_max", (8,), _IGNORED)
     section.only("qk_ln", (False,), _IGNORED)
     section.only("prefix_lm", (False,), _IGNORED)
+    section.only("qk_gn", (False,), _IGNORED)
+    section.only("fused_qkv", (True,), "the family has one tensor for the three")
+    section.only("kv_n_heads", (None, heads), _IGNORED)
+    section.only("sliding_window_size", (-1,), _IGNORED)
+    section.only("flex_attn_mod_list", ([],), _IGNORED)
+    section.only("rope", (False,), _IGNORED)
+    for key in ("rope_theta", "rope_impl", "rope_dail_config", "rope_hf_config"):  # without effect without rope
+        section.ignore(key)
     for key in ("attn_impl", "attn_uses_sequence_id"):  # how, not what; what is said of documents is said by the batch
         section.ignore(key)
     section.finish()

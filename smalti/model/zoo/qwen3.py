@@ -29,6 +29,8 @@ def config_from_huggingface(raw: Json) -> ModelConfig:
     shape = shape_from_huggingface(fields, max_positions=32768, norm_eps=1e-6, kv_heads=32)
     window, types = fields.take("sliding_window", int, 4096), fields.take("layer_types", list, None)
     first = fields.take("max_window_layers", int, 28)
+    if any(kind not in ("full_attention", "sliding_attention") for kind in types or ()):
+        raise fields.refusal("layer_types", "attention that is not known here")
     if not fields.take("use_sliding_window", bool, False):
         window = None
     if types is None and window is not None:
