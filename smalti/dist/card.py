@@ -29,8 +29,7 @@ def model_card(run_folder: str | Path, config: RunConfig, step: int, dtype: str)
     run = Path(run_folder)
     parts = [
         _front_matter(config),
-        f"# {config.name}\n\nA base language model of {format_count(count(config.model).total)} parameters, made with "
-        f"Smalti {__version__}. It continues text. It was not tuned to follow instructions or to be safe.",
+        f"# {config.name}\n\n{_what(config)}",
         _use(),
         "## Model\n\n" + _table(("", ""), _shape_rows(config, dtype)),
         "## Training\n\n" + _table(("", ""), _training_rows(config, step)),
@@ -42,8 +41,17 @@ def model_card(run_folder: str | Path, config: RunConfig, step: int, dtype: str)
     return "\n\n".join(parts) + "\n"
 
 
+def _what(config: RunConfig) -> str:
+    made = f"language model of {format_count(count(config.model).total)} parameters, made with Smalti {__version__}"
+    if config.init_from is not None:
+        return f"A {made} from the weights of {config.init_from}. What those were tuned for is not known here."
+    return f"A base {made}. It continues text. It was not tuned to follow instructions or to be safe."
+
+
 def _front_matter(config: RunConfig) -> str:
-    tags = ["smalti", "base-model", "mixture-of-experts" if config.model.moe else "dense"]
+    tags = ["smalti", "mixture-of-experts" if config.model.moe else "dense"]
+    if config.init_from is None:
+        tags.append("base-model")
     lines = ["library_name: transformers", "pipeline_tag: text-generation", "tags:", *(f"- {tag}" for tag in tags)]
     return "\n".join(["---", *lines, "---"])
 

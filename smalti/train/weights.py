@@ -17,7 +17,10 @@ from smalti.base import store
 from smalti.base.errors import DataError
 from smalti.dist import checkpoint, fsdp, mesh
 from smalti.model.huggingface import Source, companions, open_source
+from smalti.model.tensor_files import read_object
 from smalti.train.origin import run_of
+
+_TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
 def open_weights(source: str, model: nn.Module) -> Callable[[], None]:
@@ -59,15 +62,23 @@ def keep_tokenizer(source: str, kept: Path, init_from: str | None) -> None:
         return
     temporary = kept.with_name(f".{kept.name}.{os.getpid()}")
     shutil.copytree(source, temporary, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin", "*.pt", "*.pth"))
-    for name, data in _beside(init_from).items() if init_from is not None else ():
-        if ("template" in name or name == "generation_config.json") and not (temporary / name).exists():
-            store.write_bytes(temporary / name, data)
+    if init_from is not None:
+        _keep_beside(init_from, temporary)
     os.replace(temporary, kept)
 
 
-def _beside(init_from: str) -> dict[str, bytes]:
+def _keep_beside(init_from: str, kept: Path) -> None:
     run = run_of(Path(init_from))
-    return companions(Path(init_from) if run is None else run / "tokenizer")
+    folder = Path(init_from) if run is None else run / "tokenizer"
+    for name, data in companions(folder).items():
+        if ("template" in name or name == "generation_config.json") and not (kept / name).exists():
+            store.write_bytes(kept / name, data)
+    # Many folders of the hub have their template inside this file.
+    theirs, mine = (
+        read_object(path) if path.exists() else {} for path in (folder / _TOKENIZER_CONFIG, kept / _TOKENIZER_CONFIG)
+    )
+    if "chat_template" in theirs and "chat_template" not in mine:
+        store.write_json(kept / _TOKENIZER_CONFIG, mine | {"chat_template": theirs["chat_template"]})
 
 
 def _checked_folder(source: str, model: nn.Module) -> Source:

@@ -175,6 +175,15 @@ def test_the_card_says_what_the_run_says(tmp_path: Path) -> None:
     assert "| code | 1,280 |" in card
 
 
+def test_the_card_of_continued_pretraining_names_where_it_began(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    config = _config(run)
+    assert "A base language model" in card.model_card(run, config, 20, "fp32")
+    text = card.model_card(run, config.model_copy(update={"init_from": "models/some-instruct"}), 20, "fp32")
+    assert "from the weights of models/some-instruct" in text
+    assert "base" not in text.split("## Use")[0]
+
+
 def test_the_card_counts_the_tokens_up_to_its_own_step(tmp_path: Path) -> None:
     run = tiny_run(tmp_path)
     add_checkpoint(run, _config(run), 40)

@@ -86,33 +86,6 @@ def test_rules_work_without_memory(config):
         assert [tensor.shape for tensor in back] == [weights[name].shape for name in rule.ours]
 
 
-def test_real_dbrx_config_keeps_its_rotary_base():
-    raw = {
-        "model_type": "dbrx",
-        "d_model": 6144,
-        "n_heads": 48,
-        "n_layers": 40,
-        "max_seq_len": 32768,
-        "vocab_size": 100352,
-        "attn_config": {"model_type": "", "clip_qkv": 8, "kv_n_heads": 8, "rope_theta": 500000},
-        "ffn_config": {
-            "model_type": "",
-            "ffn_hidden_size": 10752,
-            "moe_jitter_eps": 0,
-            "moe_loss_weight": 0.05,
-            "moe_num_experts": 16,
-            "moe_top_k": 4,
-        },
-        "output_router_logits": False,
-        "torch_dtype": "bfloat16",
-    }
-    config = FAMILIES["dbrx"].config_from_huggingface(raw)
-    assert config.rope_theta == 500_000
-    assert config.clip_qkv == 8
-    assert config.moe is not None
-    assert (config.moe.num_experts, config.moe.num_experts_per_tok, config.moe.norm_topk_p) == (16, 4, 1.0)
-
-
 def test_plain_layers_by_step_and_by_list():
     raw = _raw("qwen3_moe") | {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
     assert FAMILIES["qwen3_moe"].config_from_huggingface(raw).moe.mlp_only_layers == (0, 2, 3, 4)

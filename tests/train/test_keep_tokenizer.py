@@ -42,3 +42,14 @@ def test_they_go_on_to_a_run_that_begins_with_that_run(tmp_path: Path, of: str) 
     (data / "tokenizer.json").write_text("{}")
     keep_tokenizer(str(data), kept, str(tmp_path / of))
     assert sorted(path.name for path in kept.iterdir()) == ["generation_config.json", "tokenizer.json"]
+
+
+def test_a_template_inside_the_tokenizers_config_stays_too_and_the_datas_own_goes_before(tmp_path: Path) -> None:
+    data, model = tmp_path / "data", tmp_path / "model"
+    for folder in (data, model):
+        folder.mkdir()
+    (model / "tokenizer_config.json").write_text('{"chat_template": "of the model", "eos_token": "<a>"}')
+    for own, kept in ({"eos_token": "<b>"}, "of the model"), ({"chat_template": "of the data"}, "of the data"):
+        (data / "tokenizer_config.json").write_text(json.dumps(own))
+        keep_tokenizer(str(data), tmp_path / kept, str(model))
+        assert json.loads((tmp_path / kept / "tokenizer_config.json").read_text()) == own | {"chat_template": kept}
