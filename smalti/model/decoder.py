@@ -1,8 +1,9 @@
 """The decoder-only transformer: embedding, blocks, norm, output head.
 
 Promises: a plain ``nn.Module`` that knows no mesh and touches each parameter only inside the forward of the module
-that owns it (the output head inside the decoder's), so it can be sharded from outside block by block; no buffers, so it
-can be built on the meta device. Auxiliary sums are sums, never means: the caller divides. Computes no loss by itself.
+that owns it (the output head inside the decoder's), so it can be sharded from outside block by block; its only buffers
+(biases on the choice of experts) begin at 0, so it can be built on the meta device. Auxiliary sums are sums, never
+means: the caller divides. Computes no loss by itself.
 
 Shapes: B batch, T time, D hidden, V vocabulary, L layers, E experts, S keys.
 """

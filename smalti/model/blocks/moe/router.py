@@ -64,7 +64,12 @@ class Router(nn.Module):
 
     def _weights(self, chosen_BTk: Tensor) -> Tensor:
         if self.config.norm_topk_prob:
-            norm_BT1 = torch.linalg.vector_norm(chosen_BTk, ord=self.config.norm_topk_p, dim=-1, keepdim=True)
+            p = self.config.norm_topk_p
+            norm_BT1 = (
+                chosen_BTk.sum(dim=-1, keepdim=True)  # scores are positive, and vector_norm is slow over few values
+                if p == 1
+                else torch.linalg.vector_norm(chosen_BTk, ord=p, dim=-1, keepdim=True)
+            )
             chosen_BTk = chosen_BTk / norm_BT1.clamp(min=torch.finfo(torch.float32).tiny)
         return chosen_BTk * self.config.routed_scaling_factor
 
