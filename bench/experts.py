@@ -156,14 +156,14 @@ def train(config: RunConfig) -> float:
 
 
 def read(config: RunConfig) -> dict[str, Any]:
-    """Loss of each step and held-out bits per byte, by training FLOPs."""
+    """Cross-entropy of each step, without what keeps experts even, and held-out bits per byte, by training FLOPs."""
     rows = [json.loads(line) for line in (Path(config.run_folder) / "metrics.jsonl").read_text().splitlines()]
-    keys = {name: f"metrics/eval/{name}/bits_per_byte" for name in SHARES}
+    nats, keys = "loss/train/cross_entropy", {name: f"metrics/eval/{name}/bits_per_byte" for name in SHARES}
     measured = [row for row in rows if keys["code"] in row]
     flops = train_flops_per_token(config.model, config.data.seq_len) * config.train.global_batch_tokens
     return {
         "seed": config.seed,
-        "train": [round(row["loss/train/total"], 4) for row in rows if "loss/train/total" in row],
+        "train": [round(row[nats], 4) for row in rows if nats in row],
         "eval_flops": [row["step"] * flops for row in measured],
         "bits_per_byte": [sum(SHARES[name] * row[keys[name]] for name in SHARES) for row in measured],
         "by_source": {name: measured[-1][keys[name]] for name in SHARES},
@@ -263,7 +263,10 @@ def pictures(runs: dict[str, list[dict[str, Any]]], found: dict[str, Any]) -> di
             heldout, title=f"Held-out bits per byte: mean of {n} seeds, each thin", x_label="training TFLOP", log_y=True
         ),
         "experts-loss.svg": line_chart(
-            losses, title=f"Training loss (nats a token), mean of {n} seeds", x_label="training TFLOP", log_y=True
+            losses,
+            title=f"Training cross-entropy (nats a token), mean of {n} seeds",
+            x_label="training TFLOP",
+            log_y=True,
         ),
         "experts-gain.svg": bar_chart(
             bars, title="Fewer bits per byte than the dense model at the end (95 % interval)", low=low

@@ -4,7 +4,7 @@ Promises arithmetic only: the same N gives the same values, none of the sizes ev
 family's rules of heads. The rule is put together from published ones (below) and has not been fitted by ourselves.
 
 Shape: 64 of width for each layer (at equal size the loss hardly depends on the ratio: Kaplan et al. 2020,
-arXiv:2001.08361, figure 5), in whole pairs of heads, 64 wide each and 128 from a width of 2,048 on; half as many
+arXiv:2001.08361, figure 5), in whole pairs of heads, 64 wide each and 128 from N = 32 on; half as many
 key/value heads; SwiGLU of 8/3 of the width. ``depth-N-moe`` is the same with DBRX's 16 experts, top-4, each a quarter
 as wide, so that a token meets about as many parameters.
 

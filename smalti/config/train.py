@@ -75,11 +75,15 @@ class ScheduleConfig(Config):
 
     @model_validator(mode="after")
     def _options_have_an_effect(self) -> Self:
-        for name in ("decay", "shape"):
-            if self.name == "cosine" and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(
-                    f"schedule.{name} has no effect with schedule 'cosine', which falls from the warmup on"
-                )
+        idle: tuple[str, ...] = ()
+        why = ""
+        if self.name == "cosine":
+            idle, why = ("decay", "shape"), "with schedule 'cosine', which falls from the warmup on"
+        elif split_duration(self.decay)[0] == 0:
+            idle, why = ("shape", "final_frac"), f"without a fall: schedule.decay={self.decay}"
+        for name in idle:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"schedule.{name} has no effect {why}")
         rises = split_duration(self.warmup)[0] > 0
         if self.start_frac and not rises:
             raise ValueError(f"schedule.start_frac={self.start_frac} has no effect without a warmup")

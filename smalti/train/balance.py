@@ -18,12 +18,12 @@ from smalti.model.blocks.moe.router import Router
 class ExpertBalance:
     """The losses of the routers, and the load of the step before, which one of them compares with."""
 
-    def __init__(self, model: ModelConfig, device: torch.device | str = "cpu") -> None:
+    def __init__(self, model: ModelConfig) -> None:
         assert model.moe is not None
         self._moe = model.moe
         self._layers = sum(model.has_experts(layer) for layer in range(model.num_hidden_layers))
-        self.load_LE = torch.ones(self._layers, model.moe.num_experts, device=device)
-        """Slots of the whole batch of the step before; before the first, all alike."""
+        self.load_LE = torch.ones(self._layers, model.moe.num_experts)
+        """Slots of the whole batch of the step before; before the first, all alike. Where the model is, once used."""
 
     def loss(self, stats: RouterStats) -> tuple[Tensor, dict[str, Tensor]]:
         """The weighted sum of the losses (each a sum over tokens, mean over layers), and sums for the log.
@@ -32,7 +32,7 @@ class ExpertBalance:
         share of the scores here and f_e the share of slots in the step before. f_e of the batch itself (arXiv:
         2501.11873) would need a reduction in every layer; a step changes it little. The gradient runs through P_e only.
         """
-        moe = self._moe
+        moe, self.load_LE = self._moe, self.load_LE.to(stats.probability_LE.device)
         share_LE = self.load_LE / self.load_LE.sum(dim=-1, keepdim=True).clamp(min=1)
         global_sum = (share_LE * stats.probability_LE).sum() * moe.num_experts
         parts = {

@@ -36,7 +36,6 @@ from smalti.track.run import RunFolder
 from smalti.track.sinks.console import ConsoleSink
 from smalti.track.system import System
 from smalti.train import forgetting, origin
-from smalti.train.balance import ExpertBalance
 from smalti.train.batches import Batches, TokenBatches
 from smalti.train.loop import Evaluate, Hook, Job, fit
 from smalti.train.loss import LanguageLoss
@@ -77,7 +76,7 @@ def build(
     ``(model, microbatch) -> (sum, weight, metrics)``. batches: an object with ``batch(step)``, ``state(step)`` and
     ``check(state, step)``; ``batch`` returns this rank's microbatches, as many as on any other. fork: as ``--fork``.
     """
-    world, train, balance = env.world(), config.train, None
+    world, train = env.world(), config.train
     _all_described(config, model, loss, batches)
     device, resolved = _take_place(config, world)
     folder, config = _folder(config, world, origins or {}, fork=fork)
@@ -86,15 +85,14 @@ def build(
     if isinstance(config, RunConfig):
         microbatch = resolved["microbatch_tokens"] = microbatch_tokens(config, ranks=world.world_size)
         batches = batches or _token_batches(config, indexes, folder, world, device, microbatch)
-        if loss is None:
-            balance = ExpertBalance(config.model, device) if config.model.moe else None
-            loss = LanguageLoss(config.model, train.loss, balance)
+        loss = loss or LanguageLoss(config.model, train.loss)
     assert batches is not None and loss is not None
     path = _find_checkpoint(folder, events)
     if path is None and model is None:
         _check_origin(config)
     model = _sharded(config, model, device, resumes=path is not None)
     optimizer, lr = build_optimizer(model, train.optimizer), LearningRate.of(config)
+    balance = loss.balance if isinstance(loss, LanguageLoss) else None
     state = TrainState(model, optimizer, lr, train.optimizer.clip_norm, balance)
     before = _resume(path, state, batches, events)
     peak = _peak(device, train.precision.compute, world)
@@ -107,7 +105,7 @@ def build(
         length=config.length,
         folder=folder,
         is_first=world.is_first,
-        recorder=_recorder(config, folder, world, events, before, step=state.step, peak=peak),
+        recorder=_recorder(config, folder, world, events, before, state=state, peak=peak),
         events=events,
         tensors=lambda: tensors_of(state),
         evaluate=evaluate,
@@ -334,13 +332,14 @@ def _recorder(
     events: Any,
     before: Mapping[str, Any],
     *,
-    step: int,
+    state: TrainState,
     peak: float | None,
 ) -> Recorder:
     """``before``: what the checkpoint says beside tensors."""
     return Recorder(
-        _sinks(config, folder, step) if world.is_first else [],
+        _sinks(config, folder, state.step) if world.is_first else [],
         length=config.length,
+        optimizer=type(state.optimizer).__name__,
         tokens_before=float(before.get("tokens", 0)),
         train_s_before=float(before.get("train_s", 0)),
         flops_per_token=_flops_per_token(config),

@@ -18,9 +18,9 @@ from smalti.train.step import Metrics
 class LanguageLoss:
     """Next-token loss of a ``Decoder``; weight = number of targets that are not ignored."""
 
-    def __init__(self, model: ModelConfig, config: LossConfig, balance: ExpertBalance | None = None) -> None:
-        """``balance``: the one that the step tells its load (``TrainState``); absent, its load never changes."""
-        self._balance = balance or (ExpertBalance(model) if model.moe else None)
+    def __init__(self, model: ModelConfig, config: LossConfig) -> None:
+        self.balance = ExpertBalance(model) if model.moe else None
+        """To be told the load of each step: ``TrainState.balance``, as ``build`` sets it."""
         self._soft_cap = model.final_logit_softcapping
         self._config = config
 
@@ -43,8 +43,8 @@ class LanguageLoss:
         metrics = {"loss/train/cross_entropy": (total - z_loss).detach()}
         if self._config.z_loss_coef:
             metrics["loss/train/z"] = z_loss
-        if self._balance is not None:
-            balance, sums = self._balance.loss(output.router)
+        if self.balance is not None:
+            balance, sums = self.balance.loss(output.router)
             total = total + balance
             metrics |= sums
         return total, counted.sum(), metrics

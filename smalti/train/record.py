@@ -43,6 +43,7 @@ class Recorder:
         sinks: list[Sink],
         *,
         length: RunLength,
+        optimizer: str,
         tokens_before: float,
         train_s_before: float,
         flops_per_token: Callable[[int], float] | None,
@@ -52,8 +53,9 @@ class Recorder:
         system: System | None = None,
     ) -> None:
         """``feeds`` copy to trackers what the sinks write; the readings of ``system`` go with the line at hand.
-        ``flops_per_token`` is that of update number ``step``, whose sequences have their own length."""
-        self._sinks, self._length = sinks, length
+        ``flops_per_token`` is that of update number ``step``, whose sequences have their own length. The rate is logged
+        under the name of the class ``optimizer``."""
+        self._sinks, self._length, self._optimizer = sinks, length, optimizer
         self._feeds, self._system = feeds, system
         self._flops_per_token, self._peak, self._world_size = flops_per_token, peak_flops_per_s, world_size
         self.tokens, self.train_s = tokens_before, train_s_before
@@ -120,7 +122,7 @@ class Recorder:
         metrics = {
             "loss/train/total": loss,
             "l2_norm/grad/global": grad_norm,
-            "lr-AdamW/group0": lr,
+            f"lr-{self._optimizer}/group0": lr,
             "time/batch": float(step),
             "time/token": self.tokens,
             "time/train": self.train_s / hours,

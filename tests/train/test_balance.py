@@ -127,17 +127,17 @@ def _three_steps(rank: int, microbatches: int) -> dict[str, torch.Tensor]:
         model = Decoder(config)
     fsdp.shard(model, meshes.build(device, 1), compute="fp32", reduce="fp32")
     fsdp.materialize(model, device, lambda name, shape: draw(name, shape, config, 1))
-    balance = ExpertBalance(config, device)
+    loss = LanguageLoss(config, LossConfig())
     state = TrainState(
-        model, build_optimizer(model, OptimizerConfig(lr=1e-3)), lambda step: 1e-3, clip_norm=0.5, balance=balance
+        model, build_optimizer(model, OptimizerConfig(lr=1e-3)), lambda step: 1e-3, clip_norm=0.5, balance=loss.balance
     )
-    loss = LanguageLoss(config, LossConfig(), balance)
     for step in range(3):
         parts = [tensor.chunk(world_size)[rank].chunk(microbatches) for tensor in _rows(seed=step)]
         result = train_step(state, [Microbatch(*part) for part in zip(*parts, strict=True)], loss)
     gradients = {name: p.grad.full_tensor().clone() for name, p in model.named_parameters()}
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    return gradients | buffers | {"load": balance.load_LE.clone(), "loss": result.loss}
+    assert loss.balance is not None
+    return gradients | buffers | {"load": loss.balance.load_LE.clone(), "loss": result.loss}
 
 
 @pytest.mark.slow
@@ -225,3 +225,17 @@ def test_a_resumed_run_has_the_same_bits_with_biases_and_the_load_of_the_step_be
     assert all(torch.equal(straight[name], resumed[name]) for name in straight)
     saved = checkpoint.newest(tmp_path / "runs" / "resumed" / "checkpoints")
     assert {name for name in checkpoint.read_model(saved) if "choice_bias" in name} == {n[6:] for n in biases}
+
+
+def _built_in_python(rank: int, root: Any) -> list[float]:
+    """The largest bias of each layer after three steps with a loss that was given."""
+    config = _run(root, "python", train={**toy.config(root).model_dump(mode="json")["train"], "duration": "3step"})
+    job = build(config, loss=LanguageLoss(config.model, config.train.loss))
+    fit(job)
+    return [float(buffer.abs().max()) for name, buffer in job.state.model.named_buffers() if "choice_bias" in name]
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_given_has_its_balance_too(tmp_path):
+    (largest,) = run_ranks(1, _built_in_python, tmp_path)
+    assert min(largest) > 0.009

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -14,12 +15,15 @@ from torch import Tensor, nn
 
 from smalti.base.errors import TryElsewhere
 from smalti.config.load import from_dict
+from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.config.train import OptimizerConfig
 from smalti.dist import fsdp, mesh
+from smalti.model.decoder import Decoder
+from smalti.track.sinks.jsonl import read_metrics
 from smalti.train import Hook, build, fit
 from smalti.train.loop import Job
-from smalti.train.optim import build_optimizer, moments
+from smalti.train.optim import build_optimizer, decays, moments
 from smalti.train.step import StepResult
 
 LION = OptimizerConfig.model_validate({"name": "lion", "lr": 1e-3, "weight_decay": 0.5})
@@ -95,6 +99,23 @@ def test_moments_exist_from_the_start_and_are_those_of_the_rule() -> None:
     }  # fmt: skip
 
 
+def test_matrices_decay_and_norms_biases_and_the_embedding_do_not() -> None:
+    moe = {"num_experts": 4, "num_experts_per_tok": 2, "num_shared_experts": 1, "mlp_only_layers": [0]}
+    config = ModelConfig.model_validate(
+        {"family": "decoder", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "attention_bias": True, "mlp_bias": True, "qk_norm": "full", "embedding_norm": True,
+         "moe": moe}
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = Decoder(config)
+    spared = {re.sub(r"blocks\.\d\.", "", name) for name, value in model.named_parameters() if not decays(name, value)}
+    assert spared == {
+        "embed.weight", "embedding_norm.weight", "norm.weight", "attention_norm.weight", "mlp_norm.weight",
+        *(f"attention.{one}_norm.weight" for one in "qk"), *(f"attention.{one}_proj.bias" for one in "qkvo"),
+        *(f"mlp.{one}_proj.bias" for one in ("gate", "up", "down")),
+    }  # fmt: skip
+
+
 def test_lion_has_defaults_of_its_own_and_no_eps() -> None:
     assert (LION.betas, LION.eps) == ((0.9, 0.99), None)
     assert OptimizerConfig.model_validate(LION.model_dump()) == LION
@@ -130,6 +151,7 @@ def test_lion_and_its_schedule_go_on_bit_for_bit(tmp_path: Path) -> None:
         tree["train"]["optimizer"] = {"name": "lion", "lr": 1e-3}
         config = from_dict(RunConfig, tree, "toy").config
         found.append([run_ranks(2, _fit, config, stops) for stops in parts][-1])
+        assert {"lr-Lion/group0"} == {key for row in read_metrics(config.run_folder) for key in row if key[:3] == "lr-"}
     for whole, stopped in zip(*found, strict=True):
         assert set(whole) == set(stopped)
         for name, tensor in whole.items():

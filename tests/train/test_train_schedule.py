@@ -49,12 +49,16 @@ def _schedules(draw: st.DrawFn) -> tuple[ScheduleConfig, int]:
     """A schedule and the steps of its run."""
     total, name = draw(st.integers(1, 300)), draw(NAMES)
     warmup = draw(st.integers(int(name == "inverse_sqrt"), total))
-    given: dict[str, object] = {"name": name, "warmup": f"{warmup}step", "final_frac": draw(st.floats(0, 1))}
+    decay = draw(st.integers(0, total - warmup))
+    given: dict[str, object] = {"name": name, "warmup": f"{warmup}step"}
     if warmup:
         given["start_frac"] = draw(st.floats(0, 0.99))
     if name != "cosine":
-        given["decay"] = f"{draw(st.integers(0, total - warmup))}step"
+        given["decay"] = f"{decay}step"
+    if name != "cosine" and decay:
         given["shape"] = draw(st.sampled_from(["linear", "sqrt", "cosine"]))
+    if name == "cosine" or decay:
+        given["final_frac"] = draw(st.floats(0, 1))
     return ScheduleConfig.model_validate(given), total
 
 
@@ -127,6 +131,8 @@ def test_rewarming_rises_from_where_it_is_told() -> None:
     [
         ({"name": "cosine", "decay": "0.3run"}, "schedule.decay has no effect with schedule 'cosine'"),
         ({"name": "cosine", "shape": "sqrt"}, "schedule.shape has no effect"),
+        ({"decay": "0run", "final_frac": 0.1}, "schedule.final_frac has no effect without a fall: schedule.decay=0run"),
+        ({"name": "inverse_sqrt", "decay": "0step", "shape": "sqrt"}, "schedule.shape has no effect without a fall"),
         ({"warmup": "0step", "start_frac": 0.1}, "start_frac=0.1 has no effect without a warmup"),
         ({"name": "inverse_sqrt", "warmup": "0run"}, "needs a warmup"),
     ],
@@ -196,6 +202,7 @@ def test_the_first_steps_of_a_forked_run_keep_their_batches_and_rates() -> None:
     config = made_config(
         "train.duration=60step", "train.global_batch_tokens=16384", "train.optimizer.lr=1e-3",
         "data.history=[{at_step: 30, duration: 40step, global_batch_tokens: 8192, seq_len: 128, lr: 3e-3, "
+        "schedule: {name: inverse_sqrt, warmup: 4step, start_frac: 0.2, decay: 0.5run, final_frac: 0.1}, "
         "stages: [{weights: {code: 1, prose: 1}}], batch_ramp: [{until: 10step, global_batch_tokens: 4096}]}]",
     )  # fmt: skip
     assert config.length == RunLength(60, ((0, 4096), (10, 8192), (30, 16384)))
@@ -205,10 +212,11 @@ def test_the_first_steps_of_a_forked_run_keep_their_batches_and_rates() -> None:
     before = made_config(
         "train.duration=40step", "train.batch_ramp=[{until: 10step, global_batch_tokens: 4096}]", "data.seq_len=128",
         "data.stages=[{weights: {code: 1, prose: 1}}]",
+        "train.schedule={name: inverse_sqrt, warmup: 4step, start_frac: 0.2, decay: 0.5run, final_frac: 0.1}",
     )  # fmt: skip
     rate, former = LearningRate.of(config), LearningRate.of(before)
     assert [rate(step) for step in range(30)] == [former(step) for step in range(30)]
-    assert rate(30) == 1e-3
+    assert rate(29) < rate(30) == 1e-3
     data, length = config.data.before_fork()
     assert (data, length) == (before.data, before.length)
 
