@@ -30,6 +30,9 @@ FAMILIES = DENSE + MIXTURES
 ALIBI = ("mpt",)
 LENGTH = 16
 """The longest sequence that the models are meant for; rows are up to half as long again."""
+CALM = 0.5
+"""Factor on the blocks' weights where rounding itself comes near the bound: with the full weights transformers' own two
+ways of attention differ by 1e-2 in bfloat16, and each side's float32 gradients from those in float64 by 1e-5."""
 NEAR_TIE = 1e-5
 """Scores closer than this may be ranked either way."""
 
@@ -192,13 +195,10 @@ def _rope(draw: st.DrawFn, head_dim: int) -> Options:
 
 
 @contextmanager
-def pair(family: str, chosen: Options, dtype: torch.dtype = torch.float32) -> Iterator[Pair]:
-    """Both in eval mode; in bfloat16 both are read from the float32 folder.
-
-    There the blocks weigh half as much: with the full weights transformers' own two ways of attention differ by 1e-2.
-    """
+def pair(family: str, chosen: Options, dtype: torch.dtype = torch.float32, gain: float = 1.0) -> Iterator[Pair]:
+    """Both in eval mode; in bfloat16 both are read from the float32 folder. ``gain``: see ``CALM``."""
     with tempfile.TemporaryDirectory() as name:
-        theirs = their_model(family, chosen, 1.0 if dtype == torch.float32 else 0.5)
+        theirs = their_model(family, chosen, gain)
         theirs.save_pretrained(name)
         if dtype != torch.float32:
             theirs = stock(Path(name), dtype)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from model_cases import distance, ids
-from parity import ALIBI, FAMILIES, LENGTH, MODELS, Pair, drawn, options, our_logits, pair, their_logits
+from parity import ALIBI, CALM, FAMILIES, LENGTH, MODELS, Pair, drawn, options, our_logits, pair, their_logits
 from torch import Tensor
 
 pytest.importorskip("transformers")
@@ -74,7 +74,7 @@ def _packed(family: str, models: Pair, ids_BT: Tensor, cut: int) -> None:
 @drawn
 @given(data=st.data(), time=st.integers(2, LENGTH * 3 // 2), seed=st.integers(0, 99))
 def test_bfloat16(family, data, time, seed):
-    with pair(family, data.draw(options(family)), torch.bfloat16) as models, torch.no_grad():
+    with pair(family, data.draw(options(family)), torch.bfloat16, CALM) as models, torch.no_grad():
         ids_BT = ids(models.ours.config, BATCH, time, seed)
         theirs, choices = their_logits(models.theirs, ids_BT)
         _check("bfloat16", family, our_logits(models.ours, ids_BT, choices), theirs, 1e-2)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from model_cases import distance, ids
-from parity import FAMILIES, LENGTH, MODELS, Pair, drawn, options, our_logits, pair, their_logits
+from parity import CALM, FAMILIES, LENGTH, MODELS, Pair, drawn, options, our_logits, pair, their_logits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,8 +17,9 @@ pytest.importorskip("transformers")
 pytestmark = [pytest.mark.slow, pytest.mark.proof]
 
 IGNORED = -100
-SMALLEST_SHARE = 1e-3
-"""Gradients smaller than this share of the whole are held to its size: they are sums that cancel."""
+SMALLEST_SHARE = 1e-2
+"""A tensor's gradient that is smaller than this share of the whole model's is a sum that cancels, such as that of a
+router whose one chosen weight is divided by itself; its error is measured against the share."""
 WORST: dict[str, dict[str, float]] = {}
 
 
@@ -38,13 +39,13 @@ def _keep(what: str, family: str, error: float) -> float:
 @drawn
 @given(data=st.data(), time=st.integers(2, LENGTH * 3 // 2), seed=st.integers(0, 99))
 def test_loss_and_gradients(family, data, time, seed):
-    with pair(family, data.draw(options(family))) as models:
+    with pair(family, data.draw(options(family)), gain=CALM) as models:
         ids_BT = ids(models.ours.config, 2, time, seed)
         labels_BT = ids_BT.masked_fill(ids(models.ours.config, 2, time, seed + 1) % 4 == 0, IGNORED)
         labels_BT[0, -1] = ids_BT[0, -1]  # one counts in any case
         their_loss, choices = _their_loss(models.theirs, ids_BT, labels_BT)
         our_loss = _our_loss(models, ids_BT, labels_BT, choices)
-        assert _keep("loss", family, abs(our_loss / their_loss - 1)) < 1e-5
+        assert _keep("loss", family, abs(our_loss - their_loss) / max(their_loss, SMALLEST_SHARE)) < 1e-5
         theirs = _their_gradients(models)
         ours = {name: parameter.grad for name, parameter in models.ours.named_parameters()}
         floor = SMALLEST_SHARE * float(torch.stack([gradient.norm() for gradient in theirs.values()]).norm())
