@@ -119,8 +119,8 @@ class ModelConfig(Config):
     """Width of the residual stream."""
     intermediate_size: Whole = Field(ge=1)
     """Width inside the MLP, or inside each expert."""
-    num_hidden_layers: Whole = Field(ge=1)
-    """Number of blocks."""
+    num_hidden_layers: Whole = Field(ge=1, le=10_000)
+    """Number of blocks; at most 10,000, because plans go through them one by one."""
     num_attention_heads: Whole = Field(ge=1)
     """Query heads."""
     num_key_value_heads: Whole | None = Field(None, ge=1)

@@ -127,6 +127,7 @@ def _past(more: str = "skip: []", *, at_step: int = 30) -> str:
         ("train.optimizer.lr=abc", ["train.optimizer.lr = abc is not allowed", "a number above 0"]),
         ("train.optimizer.lr=.inf", ["train.optimizer.lr = .inf"]),
         ("train.optimizer.lr=true", ["true is not a number"]),
+        ("model.num_hidden_layers=1e9", ["a whole number at least 1 and at most 10000"]),
         ("train.parallel.ranks=0", ["a whole number at least 1"]),
         ("train.parallel.ranks=1.5", ["train.parallel.ranks = 1.5", "a whole number"]),
         ("train.parallel.threads=many", ["threads = many", "auto"]),
