@@ -26,7 +26,8 @@ FREE: dict[str, set[str]] = {
     "mistral": _EVERY | _ROTARY | {"head_dim", "sliding_window"},
     "qwen3": _EVERY | _ROTARY | {"head_dim", "attention_bias", "sliding_window", "layer_types"},
     "olmo2": _EVERY | _ROTARY | {"attention_bias"},
-    "mpt": (_EVERY - {"num_key_value_heads", "activation"}) | {"norm_eps", "clip_qkv", "attention_multiplier"},
+    "mpt": (_EVERY - {"num_key_value_heads", "activation"})
+    | {"norm_eps", "clip_qkv", "attention_multiplier", "tie_word_embeddings"},
     "dbrx": _EVERY | {"rope_theta", "rope_scaling", "clip_qkv", "moe"},
     "mixtral": _EVERY | _ROTARY | {"head_dim", "sliding_window", "moe"},
     "olmoe": _EVERY | _ROTARY | {"attention_bias", "clip_qkv", "moe"},
@@ -44,7 +45,6 @@ FIXED: dict[str, dict[str, Any]] = {
         "position": "alibi",
         "gated": False,
         "activation": "gelu",
-        "tie_word_embeddings": True,
     },
     "dbrx": {"norm": "layernorm"},
     "mixtral": {},

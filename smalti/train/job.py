@@ -252,13 +252,15 @@ def _folder(config: JobConfig, world: World, origins: Mapping[str, str], *, fork
     if env.attempt_is_open():
         folder = RunFolder.join(config.run_folder, world.attempt)
         return folder, folder.with_history(config)
-    opened = None
-    if world.is_first:
+    opened: list[RunFolder] = []  # rank 0 keeps what it opened, which holds the lock of the run
+
+    def open_it() -> int | None:
         planned = plan_fork(config) if fork and isinstance(config, RunConfig) else None
-        opened = RunFolder.open(config, origins, fork=planned)
-    attempt = [opened.attempt if opened else None]
-    dist.broadcast_object_list(attempt, src=0)
-    folder = opened or RunFolder.join(config.run_folder, attempt[0] or 0)
+        opened.append(RunFolder.open(config, origins, fork=planned))
+        return opened[0].attempt
+
+    attempt = mesh.from_first(open_it)
+    folder = opened[0] if opened else RunFolder.join(config.run_folder, attempt or 0)
     return folder, folder.with_history(config)
 
 

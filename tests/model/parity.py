@@ -134,6 +134,7 @@ def _mpt(draw: st.DrawFn) -> Options:
         "max_seq_len": 2 * LENGTH,
         "layer_norm_epsilon": draw(st.sampled_from([1e-5, 1e-2])),
         "attn_config": {"clip_qkv": clip, "softmax_scale": scale},
+        "tie_word_embeddings": draw(st.booleans()),
         "bos_token_id": 0,
         "eos_token_id": 1,
     }

@@ -166,12 +166,11 @@ def _tiny_mpt() -> ModelConfig:
         ("block_overrides", {"order": []}),
         ("norm_eps", 1e-6),
         ("no_bias", False),
-        ("tie_word_embeddings", False),
         ("logit_scale", "inv_sqrt_d_model"),
     ],
 )
 def test_what_llm_foundry_trains_and_the_family_cannot_hold_is_refused_by_name(key, value):
-    with pytest.raises(DataError, match=key.replace(".", r"\.").replace("tie_word_embeddings", "tie_word")):
+    with pytest.raises(DataError, match=key.replace(".", r"\.")):
         _read(_with(_raw("mpt-llm-foundry"), key, value))
 
 

@@ -1,4 +1,4 @@
-"""Family ``mpt``: ALiBi, LayerNorm without bias, plain MLP of 4 widths, clipped projections, tied head.
+"""Family ``mpt``: ALiBi, LayerNorm without bias, plain MLP of 4 widths, clipped projections.
 
 Checked: transformers 5.23, whose ``MptForCausalLM`` computes only a part of what ``MptConfig`` can say, and less of LLM
 Foundry's ``MPTConfig``; other values of those options are refused by name.
@@ -36,7 +36,7 @@ def config_to_huggingface(config: ModelConfig) -> Json:
         "no_bias": True,
         "norm_type": "low_precision_layernorm",
         "initializer_range": config.initializer_range,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": config.tie_word_embeddings,
         "attn_config": {
             "attn_type": "multihead_attention",
             "attn_pdrop": 0,
@@ -115,6 +115,8 @@ def rules(config: ModelConfig) -> list[Rule]:
     """Query, key and value are joined along the rows."""
     width = config.hidden_size
     found = [same(ours, theirs) for ours, theirs in _OUTER.items()]
+    if not config.tie_word_embeddings:
+        found.append(same("lm_head.weight", "lm_head.weight"))
     for layer in range(config.num_hidden_layers):
         ours, theirs = f"blocks.{layer}.", f"transformer.blocks.{layer}."
         found.append(joined(tuple(ours + part for part in _PARTS), f"{theirs}attn.Wqkv.weight", (width,) * 3))
