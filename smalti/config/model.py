@@ -46,6 +46,8 @@ class MoEConfig(Config):
             raise ValueError(
                 f"num_experts_per_tok={self.num_experts_per_tok} is more than num_experts={self.num_experts}"
             )
+        if not self.norm_topk_prob and self.norm_topk_p != 1:
+            raise ValueError(f"norm_topk_p={self.norm_topk_p} has no effect with norm_topk_prob=false")
         return self
 
 
@@ -221,18 +223,20 @@ class ModelConfig(Config):
                 raise ValueError(f"layer_types has {len(self.layer_types)} entries; num_hidden_layers={layers}")
             if self.sliding_window is None and "sliding_attention" in self.layer_types:
                 raise ValueError("layer_types has sliding_attention, but sliding_window is absent")
-        for layer in self.moe.mlp_only_layers if self.moe else ():
-            if not 0 <= layer < layers:
-                raise ValueError(f"moe.mlp_only_layers has layer {layer}; allowed: 0 to {layers - 1}")
+        plain = self.moe.mlp_only_layers if self.moe else ()
+        for layer in plain:
+            if not 0 <= layer < layers or plain.count(layer) > 1:
+                raise ValueError(f"moe.mlp_only_layers has layer {layer}; allowed: 0 to {layers - 1}, each once")
+        if len(plain) == layers:
+            raise ValueError("moe.mlp_only_layers has all layers, so none has experts; leave moe out")
         return self
 
     @model_validator(mode="after")
     def _options_have_an_effect(self) -> Self:
-        rotary = {"rope_scaling", "rope_theta"} & self.model_fields_set if self.position == "alibi" else set()
-        if self.rope_scaling is None:
-            rotary -= {"rope_scaling"}
-        if rotary and self.family == "decoder":
-            raise ValueError(f"{', '.join(sorted(rotary))} has no effect with position 'alibi'")
+        defaults = _defaults(type(self))
+        rotary = [name for name in ("rope_theta", "rope_scaling") if getattr(self, name) != defaults[name]]
+        if rotary and self.position == "alibi":
+            raise ValueError(f"{', '.join(rotary)} has no effect with position 'alibi'")
         scaling = self.rope_scaling
         for name in ("short_factor", "long_factor"):
             values = getattr(scaling, name) if scaling else None
