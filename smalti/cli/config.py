@@ -141,18 +141,18 @@ def _list(recipes: list[str], presets: list[str], as_json: bool) -> None:
 
 def _guess(name: str) -> str:
     """The kind of config that knows most of a file's keys; of several the one that its name speaks of, or the first."""
-    from smalti.base.errors import UserError, nearest
-    from smalti.config.find import find_recipe, is_preset, keys_of, preset_names
+    from smalti.base.errors import UserError
+    from smalti.config.find import find_recipe, hint_of_preset, is_preset, keys_of
 
     if is_preset(name) and not Path(name).exists():
         return "model"
     try:
         found = find_recipe(name)
     except UserError as error:
-        close = nearest(name, preset_names())
-        if close is None or (error.hint or "").startswith("did you mean"):
+        hint = hint_of_preset(name)
+        if hint is None or (error.hint or "").startswith("did you mean"):
             raise
-        raise UserError(error.message, allowed=error.allowed, hint=f"did you mean the preset '{close}'?") from error
+        raise UserError(error.message, allowed=error.allowed, hint=hint) from error
     keys = keys_of(found.text)
     models = _models()
     known = {kind: len(keys & set(model.model_fields)) for kind, model in models.items()}

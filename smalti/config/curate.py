@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from smalti.config.schema import Config, Real, Whole
+from smalti.config.schema import Config, NotAllowed, Real, Whole
 
 Preset = Literal[
     "none",
@@ -116,5 +116,9 @@ class TokenizeConfig(Config):
             return self
         for name in ("vocab_size", "train_bytes"):
             if name in self.model_fields_set:
-                raise ValueError(f"{name} has no effect on a tokenizer that is loaded ('{self.tokenizer}')")
+                raise NotAllowed(
+                    f"{name} has no effect on a tokenizer that is loaded ('{self.tokenizer}')",
+                    allowed="vocab_size and train_bytes with tokenizer=train only",
+                    hint=f"leave '{name}' out of the recipe and of the command",
+                )
         return self

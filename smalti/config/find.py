@@ -79,12 +79,19 @@ def find_preset(name: str, *, where: str) -> Found:
         return Found(_read(presets[name]), f"preset {name}", str(presets[name]))
     if dialled is not None:
         return Found(to_yaml(dialled), f"preset {name}", f"preset {name}")
-    close = nearest(name, presets)
     raise UserError(
         f"{where}: model.preset = '{name}' is not a preset",
         allowed=", ".join([*sorted(presets), *DIAL]),
-        hint=f"did you mean 'preset: {close}'?" if close else "leave 'preset' out and write the fields of model",
+        hint=hint_of_preset(name) or "leave 'preset' out and write the fields of model",
     )
+
+
+def hint_of_preset(name: str) -> str | None:
+    """What was probably meant by a name that is no preset."""
+    if name.startswith("depth-"):
+        return f"N of depth-N goes from 1 to {DEEPEST}, as in depth-12 or depth-12-moe"
+    close = nearest(name, preset_names())
+    return f"did you mean the preset '{close}'?" if close else None
 
 
 def keys_of(text: str) -> set[str]:

@@ -2,7 +2,9 @@
 
 Order of precedence: command line, recipe, its one ``base:``, model preset, default. Mappings are merged key by key,
 lists and plain values replace. Nothing is interpolated; nothing is read from the environment. A preset may stand for
-another one, and may bring a ``train:`` section, which lies under that of the run.
+another one, and may bring a ``train:`` section, which lies under that of the run. A preset that is typed on the command
+line takes the place of a model that the recipe spells out; where the recipe names a preset itself, it takes the place
+of that name, and the fields beside it stay.
 """
 
 import copy
@@ -44,11 +46,7 @@ def load(model: type[C], name_or_path: str, overrides: Sequence[str] = ()) -> Lo
     """Load a recipe (file, run folder, or name in the package) as ``model``; every problem is one UserError."""
     found = find_recipe(name_or_path, fields=model.model_fields)
     tree = _mapping(parse(found.text, found.label))
-    tree = _with_base(tree, found.path)
-    for override in overrides:
-        _apply_override(tree, override)
-    for section in _preset_sections(model):
-        tree = _with_preset(tree, section)
+    tree = _resolved(model, _with_base(tree, found.path), overrides)
     return Loaded(*_validate(model, tree, found.label), found.path)
 
 
@@ -57,11 +55,28 @@ def from_dict(
 ) -> Loaded[C]:
     """Validate plain values (of Python callers, of stored configs), with ``overrides`` and the same errors."""
     tree = Tree(copy.deepcopy(dict(value)), dict.fromkeys(paths_of(value), label))
+    return Loaded(*_validate(model, _resolved(model, tree, overrides), label), label)
+
+
+def _resolved(model: type[BaseModel], tree: Tree, overrides: Sequence[str]) -> Tree:
+    """With the command line over it and the presets under it."""
+    typed, sections = Tree({}), _preset_sections(model)
+    for override in overrides:
+        _apply_override(typed, override)
+    for section in sections:
+        if _names_preset(typed, section) and not _names_preset(tree, section):
+            _merge(tree, section, None, {})
+            _set(tree, section, {})
     for override in overrides:
         _apply_override(tree, override)
-    for section in _preset_sections(model):
+    for section in sections:
         tree = _with_preset(tree, section)
-    return Loaded(*_validate(model, tree, label), label)
+    return tree
+
+
+def _names_preset(tree: Tree, section: Path) -> bool:
+    value = _get(tree.value, section)
+    return isinstance(value, dict) and "preset" in value
 
 
 def _validate(model: type[C], tree: Tree, label: str) -> tuple[C, dict[str, str]]:

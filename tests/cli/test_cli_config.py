@@ -74,6 +74,7 @@ def test_diff_guesses_the_kind_and_tells_identity_from_placement(capsys: pytest.
     ("arguments", "texts"),
     [
         (["show", "lama-3-8b"], ("did you mean the preset 'llama-3-8b'?",)),
+        (["show", "depth-0"], ("N of depth-N goes from 1 to 128",)),
         (["show", "demo", "--kind", "trian"], ("'trian' is not a kind", "did you mean train?")),
         (["diff", "demo", "demo-curate"], ("of kind train", "of kind curate", "one kind")),
         (["diff", "demo", "dmeo"], ("did you mean 'demo'?",)),

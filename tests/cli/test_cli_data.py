@@ -5,6 +5,7 @@ import json
 import pytest
 from small_library import small_library
 
+from smalti.base.errors import UserError
 from smalti.cli.main import run
 from smalti.config.curate import CurateConfig, TokenizeConfig
 from smalti.config.dedup import DedupConfig
@@ -96,4 +97,8 @@ def test_the_recipes_of_the_demo_load_and_fit_together():
     assert unique.documents == curated.output
     assert tokens.documents == unique.output
     assert tokens.vocab_size == 4096
+    loaded = ["tokenizer=models/some-llama", "output=data/other"]
+    assert load(TokenizeConfig, "demo-tokenize", loaded).config.tokenizer == "models/some-llama"
+    with pytest.raises(UserError, match="hint: leave 'vocab_size' out of the recipe"):
+        load(TokenizeConfig, "demo-tokenize", [*loaded, "vocab_size=300"])
     assert list(curated.sources) == ["code", "prose"]

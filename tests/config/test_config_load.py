@@ -172,7 +172,7 @@ def _past(more: str = "skip: []", *, at_step: int = 30) -> str:
         ("data.stages=[{weights: {}}]",
          ["line: data.stages.0.weights = {} is not allowed\nallowed: a mapping of at least one"]),
         ("model.hidden_size=100", ["hidden_size=100 is not a multiple"]),
-        ("model.preset=dbrxx", ["command line: model.preset = 'dbrxx'", "did you mean 'preset: dbrx'?"]),
+        ("model.preset=dbrxx", ["command line: model.preset = 'dbrxx'", "did you mean the preset 'dbrx'?"]),
         ("model.preset=7", ["model.preset = 7 is not allowed"]),
         ("model.moe.num_experts=4", ["model.moe.num_experts_per_tok is missing"]),
         ("name=a/b", ["cannot be a folder name"]),
@@ -185,6 +185,40 @@ def test_bad_overrides_are_answered(recipe, override, words):
     text = refused(recipe, override)
     for word in words:
         assert word in text
+
+
+MIXTURE = """\
+model: {family: dbrx, norm: layernorm, vocab_size: 512, hidden_size: 128, intermediate_size: 192, num_hidden_layers: 3,
+        num_attention_heads: 4, moe: {num_experts: 8, num_experts_per_tok: 2}}
+"""
+
+
+@pytest.mark.parametrize("name", ["moe-1b", "mpt-7b", "llama-3-1b"])
+def test_a_typed_preset_takes_the_place_of_a_model_that_is_spelled_out(tmp_path, name):
+    path = tmp_path / "r.yaml"
+    path.write_text(RECIPE.replace("model: {preset: mpt-125m, vocab_size: 4096}\n", MIXTURE))
+    loaded = load(RunConfig, str(path), ["model.num_hidden_layers=2", f"model.preset={name}"])
+    alone = from_dict(ModelConfig, {"preset": name}, overrides=["num_hidden_layers=2"]).config
+    assert loaded.config.model == alone
+    assert loaded.origins["model.hidden_size"].startswith(f"preset {name}:")
+    assert loaded.origins["model.num_hidden_layers"] == "command line"
+    assert loaded.origins["train.optimizer.lr"].startswith(str(path))
+    assert load(RunConfig, str(path), [f"model={{preset: {name}, num_hidden_layers: 2}}"]).config.model == alone
+    (tmp_path / "m.yaml").write_text(to_yaml(yaml.safe_load(MIXTURE)["model"]))
+    overrides = [f"preset={name}", "num_hidden_layers=2"]
+    assert load(ModelConfig, str(tmp_path / "m.yaml"), overrides).config == alone
+
+
+def test_a_typed_preset_takes_the_place_of_a_name_and_the_fields_beside_it_stay(recipe):
+    loaded = load(RunConfig, recipe, ["model.preset=mpt-350m"])
+    assert (loaded.config.model.hidden_size, loaded.config.model.vocab_size) == (1024, 4096)
+    assert loaded.origins["model.vocab_size"] == f"{recipe}:2"
+
+
+def test_a_typed_dial_changes_nothing_that_the_recipe_says_of_training():
+    loaded = load(RunConfig, "demo", ["model.preset=depth-12"])
+    assert (loaded.config.model.family, loaded.config.model.num_hidden_layers) == ("llama", 12)
+    assert loaded.config.train == load(RunConfig, "demo").config.train
 
 
 def test_a_schedule_may_fill_the_run_and_have_no_part(recipe):

@@ -128,3 +128,4 @@ def test_depths_that_are_not_there(name: str) -> None:
         run(name)
     assert f"'{name}' is not a preset" in str(caught.value)
     assert "depth-N (N from 1 to 128)" in str(caught.value)
+    assert "hint: N of depth-N goes from 1 to 128, as in depth-12 or depth-12-moe" in str(caught.value)
