@@ -146,6 +146,22 @@ def test_a_model_section_that_is_not_the_folders_is_refused_by_its_field(work: P
     assert "from       llama, retains old +5 %" in longer.stdout
 
 
+@pytest.mark.slow
+def test_the_values_of_weights_are_checked_as_the_run_starts_and_not_by_its_dry_run(work: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    weights = safetensors.load_file(work / "llama" / "model.safetensors")
+    weights["model.norm.weight"][3] = float("nan")
+    (work / "broken").mkdir()
+    (work / "broken" / "config.json").write_bytes((work / "llama" / "config.json").read_bytes())
+    safetensors.save_file(weights, work / "broken" / "model.safetensors")
+    command = ["train", recipe(work, "of-broken", {"new": 1.0}), "init_from=broken"]
+    assert smalti(work, *command, "--dry-run").returncode == 0
+    done = smalti(work, *command)
+    assert done.returncode == 2
+    assert "model.norm.weight" in done.stderr
+    assert "allowed: finite numbers" in done.stderr
+
+
 def _report(work: Path, name: str) -> str:
     smalti(work, "runs", "report", f"runs/{name}")
     return (work / "runs" / name / "report.html").read_text()
