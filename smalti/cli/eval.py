@@ -46,7 +46,7 @@ def run(
     _refuse_stale(found)
     room.check_folders(config)
     engine = Engine.from_folder(found.folder, dtype=dtype)
-    about = {"folder": found.folder, "compute_dtype": dtype, "step": found.record.get("step")}
+    about = {"model_folder": found.folder, "compute_dtype": dtype, "step": found.record.get("step")}
     with ProgressLine("tokens") as progress:
         results = room.run(
             engine,

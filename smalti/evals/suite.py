@@ -29,6 +29,7 @@ def run(
     """Ask the model everything in ``config``; returns what ``results.json`` holds.
 
     ``output``: a run folder (or any folder), into which ``evals/<suite>/<UTC time>/`` is written; None writes nothing.
+    What is returned names that folder as ``folder``, where one was written.
     ``about`` is kept with the results (step, folder of the model ...). ``announce`` hears of each task before it runs,
     ``progress`` of how many tokens of how many it has read. All folders are looked at before anything is scored.
     """

@@ -1,6 +1,6 @@
 """A Hugging Face folder that is read: everything in it is checked first, then it is handed over rule by rule.
 
-Promises: ``open_source`` reads ``config.json``, the index and the headers alone, and what does not fit is refused by
+Promises: ``open_source`` reads configs, the index and the headers alone, and what does not fit is refused by
 name before any weight is read; ``check_values`` reads all weights once, a piece at a time, before anybody makes room
 for them; ``tensors`` holds the tensors of one rule at a time. Pickled weights and code are never opened; no path leads
 out of the folder. Local folders only.
@@ -37,8 +37,10 @@ _PICKLE = (".bin", ".pt", ".pth", ".ckpt")
 _DERIVED = re.compile(r"\.rotary_emb\.inv_freq$")
 """Tensors that old checkpoints carry although they follow from the config."""
 
+_SHARD = re.compile(r".+-\d+-of-\d+\.safetensors")
+_GENERATION = "generation_config.json"
 _COMPANIONS = (
-    "generation_config.json",
+    _GENERATION,
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -106,6 +108,9 @@ def open_source(folder: str | Path) -> Source:
         config = family.config_from_huggingface(raw)
     except DataError as error:
         raise DataError(f"{path}: {error.message}", allowed=error.allowed, hint=error.hint) from error
+    _check_ends("config.json", path, raw, config.vocab_size)
+    if (path / _GENERATION).exists():
+        _check_ends(_GENERATION, path, read_object(_inside(path, _GENERATION)), config.vocab_size)
     files = _locate(path)
     if config.num_hidden_layers > len(files):
         raise DataError(f"{path}/config.json asks for {config.num_hidden_layers} layers; it has {len(files)} tensors")
@@ -154,6 +159,19 @@ def _family(folder: Path, raw: Json) -> Family:
     return family
 
 
+def _check_ends(name: str, folder: Path, raw: Json, vocab_size: int) -> None:
+    """DataError for a token that begins or ends a text and is none of the model's; several may end one."""
+    for key, many in (("bos_token_id", False), ("eos_token_id", True)):
+        given = raw.get(key)
+        ids = given if many and isinstance(given, list) else [] if given is None else [given]
+        if not all(type(token) is int and 0 <= token < vocab_size for token in ids):
+            raise DataError(
+                f"{folder / name} has {key}={repr(given)[:60]}",
+                allowed=f"null or 0 to {vocab_size - 1} (vocab_size={vocab_size})" + ", or a list of such" * many,
+                hint="write the id that tokenizer.json gives that token, or null where the model has none",
+            )
+
+
 def _is_own_code(auto_map: Any, kind: str) -> bool:
     """Whether the code that a folder brings is that of its family, as in MPT's and DBRX's; it is not run either way."""
     if auto_map is None:
@@ -191,6 +209,12 @@ def _locate(folder: Path) -> dict[str, TensorFile]:
     if whole.exists():
         file = TensorFile.open(_inside(folder, WHOLE))
         return dict.fromkeys(file.entries, file)
+    shards = sorted(path.name for path in folder.iterdir() if _SHARD.fullmatch(path.name))
+    if shards:
+        raise DataError(
+            f"{folder} holds shards ({', '.join(shards[:3])}{' ...' * (len(shards) > 3)}) without their {INDEX}",
+            hint=f"the download is incomplete; bring {INDEX} from where the shards are from",
+        )
     pickled = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLE)
     if pickled:
         raise UserError(

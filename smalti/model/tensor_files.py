@@ -31,6 +31,7 @@ _ITEM_BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()} | _OTHERS
 _LARGEST_JSON_BYTES = 100_000_000
 _CHUNK_BYTES = 1 << 24
 _ALIGNMENT_BYTES = 8
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/v1"
 
 
 class Entry(NamedTuple):
@@ -108,6 +109,11 @@ class TensorFile:
             size_bytes = os.fstat(file).st_size
             head = os.pread(file, 8, 0)
             header_bytes = int.from_bytes(head, "little")
+            if os.pread(file, len(_LFS_POINTER), 0) == _LFS_POINTER:
+                raise DataError(
+                    f"{path} is a pointer of Git LFS: it says which weights belong there, and they were not downloaded",
+                    hint=f"git -C {path.parent} lfs pull",
+                )
             if len(head) < 8 or not 2 <= header_bytes <= min(size_bytes - 8, _LARGEST_JSON_BYTES):
                 raise DataError(f"{path} is not a readable safetensors file: it is cut off, or of another kind")
             header = _parsed(path, os.pread(file, header_bytes, 8), ", its header,")

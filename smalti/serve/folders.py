@@ -31,16 +31,19 @@ class ModelFolder:
         return str(self.record.get("run") or Path(self.folder).resolve().name)
 
     def special_ids(self) -> tuple[int | None, frozenset[int]]:
-        """bos and eos ids as config.json and generation_config.json name them (eos may be a list there)."""
+        """bos and eos ids as config.json and generation_config.json name them (eos may be a list there).
+
+        Of a folder that ``open_source`` has checked.
+        """
         begin: int | None = None
         ends: set[int] = set()
         for name in ("config.json", "generation_config.json"):
             path = store.join(self.folder, name)
             values = store.read_json(path) if store.exists(path) else {}
             if values.get("bos_token_id") is not None:
-                begin = int(values["bos_token_id"])
+                begin = values["bos_token_id"]
             eos = values.get("eos_token_id")
-            ends |= {int(token) for token in (eos if isinstance(eos, list) else [] if eos is None else [eos])}
+            ends |= set(eos if isinstance(eos, list) else [] if eos is None else [eos])
         return begin, frozenset(ends)
 
 

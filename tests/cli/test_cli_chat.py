@@ -45,6 +45,12 @@ def test_stdin_is_the_prompt_when_it_is_no_terminal(
     assert capsys.readouterr().out == expected
 
 
+def test_a_folder_without_a_tokenizer_exits_2(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(run / "export", tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
+    assert smalti(["chat", str(tmp_path / "bare"), "--prompt", "x"]) == 2
+    assert "bare has no tokenizer.json\nhint: bring it" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("how", ["argument", "stdin", "strict stdin", "stop"])
 def test_a_prompt_that_is_not_utf8_exits_2(
     run: Path, how: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -56,6 +56,11 @@ def test_a_foreign_model_is_measured_on_the_same_bytes(
     score = json.loads(capsys.readouterr().out)["tasks"]["heldout/code"]
     assert score["n_bytes"] == sum(len(text.encode()) for text in TEXTS[:2])
     assert score["n_tokens"] == sum(len(tokenizer.encode(text)) + 1 for text in TEXTS[:2])
+    assert smalti(arguments[:-1]) == 0
+    assert "samples" not in capsys.readouterr().out  # nothing was written
+    assert smalti([*arguments[:-1], "--output", str(tmp_path / "results")]) == 0
+    samples = capsys.readouterr().out.partition("samples: ")[2].strip()
+    assert [samples] == [str(path) for path in tmp_path.glob("results/evals/heldout/*/samples.jsonl")]
 
 
 def test_an_old_export_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import struct
 from contextlib import suppress
 from pathlib import Path
@@ -376,13 +377,16 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     "quantised": (_change(quantization_config={"quant_method": "gptq"}), "quantization_config"),
     "unknown key": (_change(attention_sink=4), "attention_sink=4"),
     "absurd layers": (_change(num_hidden_layers=10**9), "num_hidden_layers=1000000000"),
-    "many layers": (_change(num_hidden_layers=90_000), "90000 layers"),
+    "many layers": (_change(num_hidden_layers=9_000), "9000 layers"),
     "absurd width": (_change(intermediate_size=2**31 - 1), "of another shape"),
     "absurd product": (_change(vocab_size=2**31 - 1, hidden_size=2**30, head_dim=8), "sizes|another shape"),
     "text as size": (_change(hidden_size="32"), "hidden_size='32'"),
     "true as size": (_change(num_attention_heads=True), "num_attention_heads=True"),
     "missing shard": (lambda folder: _shard(folder).unlink(), "places .* which is not in the folder"),
-    "no index": (lambda folder: (folder / "model.safetensors.index.json").unlink(), "neither"),
+    "no index": (
+        lambda folder: (folder / "model.safetensors.index.json").unlink(),
+        r"holds shards \(model-00001-of-.*without their model\.safetensors\.index\.json\nhint: .*bring model\.saf",
+    ),
     "two forms": (lambda folder: _shard(folder).rename(folder / "model.safetensors"), "has both"),
     "index is a list": (lambda folder: (folder / "model.safetensors.index.json").write_text("[]"), "JSON object"),
     "index without map": (lambda folder: (folder / "model.safetensors.index.json").write_text("{}"), "no weight_map"),
@@ -400,6 +404,13 @@ DAMAGES: dict[str, tuple[Any, str]] = {
         "does not hold lm_head.weight",
     ),
     "index leaves one out": (_index(lambda places: places.pop("model.norm.weight")), "does not place there"),
+    "pointer of Git LFS": (
+        lambda folder: _shard(folder).write_text(
+            "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n"
+        ),
+        r"model-00002\S* is a pointer of Git LFS.*\nhint: git -C \S+/model lfs pull",
+    ),
+    "nothing": (lambda folder: [path.unlink() for path in folder.glob("model*")], "neither"),
     "short shard": (lambda folder: _shard(folder).write_bytes(b"x" * 20), "not a readable safetensors"),
     "empty shard": (lambda folder: _shard(folder).write_bytes(b""), "not a readable safetensors"),
     "cut shard": (lambda folder: _truncate(_shard(folder)), "its header describes"),
@@ -429,6 +440,36 @@ def test_damaged_and_hostile_folders_are_refused_by_name(tmp_path, damage):
     with pytest.raises(DataError, match=named) as caught:
         load(folder)
     assert str(folder) in str(caught.value) or damage == "absurd product"
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("bos_token_id", value) for value in ("a", "1", [1], {}, 1.0, True, -1, LLAMA.vocab_size)),
+        *(("eos_token_id", value) for value in ("a", {}, False, -1, [0, "a"], [[0]], [0, None], [LLAMA.vocab_size])),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("no_room")
+def test_begin_and_end_tokens_that_the_model_lacks_are_refused(tmp_path, file, key, value):
+    _saved(tmp_path)
+    raw = json.loads((tmp_path / file).read_text())
+    (tmp_path / file).write_text(json.dumps(raw | {key: value}))
+    with pytest.raises(
+        DataError, match=f"{re.escape(str(tmp_path / file))} has {key}={re.escape(repr(value))}"
+    ) as caught:
+        open_source(tmp_path)
+    assert f"0 to {LLAMA.vocab_size - 1}" in str(caught.value)
+
+
+def test_begin_and_end_tokens_may_be_absent_null_or_several(tmp_path):
+    _saved(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    last = LLAMA.vocab_size - 1
+    for tokens in ({"eos_token_id": [0, last]}, {"bos_token_id": last}, {"bos_token_id": None, "eos_token_id": None}):
+        _rewritten(tmp_path, **tokens)
+        assert open_source(tmp_path).raw.items() >= tokens.items()
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

@@ -182,6 +182,12 @@ def load_tokenizer(path: str | Path, *, eod_token: str | None = None, pattern: S
         raise DataError(f"{path} does not exist", hint="give a tokenizer.json, its folder, or a tiktoken rank file")
     if store.exists(store.join(path, TOKENIZER_FILE)):
         path = store.join(path, TOKENIZER_FILE)
+    elif store.is_local(path) and Path(path).is_dir():
+        raise DataError(
+            f"the folder {path} has no {TOKENIZER_FILE}",
+            hint="bring it from where the folder is from; of a tokenizer in another form "
+            "AutoTokenizer.from_pretrained(OLD).save_pretrained(NEW) writes it",
+        )
     data = store.read_bytes(path)
     if data.lstrip()[:1] != b"{":
         ranks = read_ranks(path)
