@@ -110,8 +110,9 @@ def _own(draw: st.DrawFn, family: str, layers: int) -> Options:
         found["clip_qkv"] = draw(st.sampled_from([None, 0.5, 2.0]))
     elif family == "qwen3_moe":
         found |= {"use_sliding_window": draw(st.booleans()), "sliding_window": draw(st.sampled_from([3, 8]))}
-        found["mlp_only_layers"] = sorted(draw(st.sets(st.integers(0, layers - 1), max_size=layers)))
-        found["decoder_sparse_step"] = draw(st.sampled_from([1, 1, 2]))
+        step = found["decoder_sparse_step"] = draw(st.sampled_from([1, 1, 2])) if layers > 1 else 1
+        plain = draw(st.sets(st.integers(0, layers - 1), max_size=layers))
+        found["mlp_only_layers"] = sorted(plain - {step - 1})  # at least one layer has experts
         found["moe_intermediate_size"] = draw(st.sampled_from([8, 16]))
     if family in MIXTURES:
         experts = draw(st.integers(2, 6))
