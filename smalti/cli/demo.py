@@ -18,6 +18,7 @@ import typer
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 RUN = "runs/demo"
+TRIAL_STEPS = 24
 RAW = "data/demo/raw"
 UNIQUE = "data/demo/unique"
 PROMPTS = (
@@ -135,7 +136,7 @@ def _shown(arguments: tuple[str, ...]) -> str:
 
 
 def _duration(minutes: float) -> tuple[str, ...]:
-    """How many steps fit into the time, by the plan's own prediction; of a run that has begun, its own number."""
+    """How many steps fit into the time, by a trial of some steps; of a run that has begun, its own number."""
     from smalti.base.errors import UserError
     from smalti.track.run import RunFolder
 
@@ -146,10 +147,21 @@ def _duration(minutes: float) -> tuple[str, ...]:
     if begun is not None:
         print(f"\n{RUN} has begun: it goes on to its own end, {begun} (remove the folder to start anew)")
         return (f"train.duration={begun}",)
-    command = [sys.executable, "-m", "smalti", "plan", "budget", "demo", "--json"]
-    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    step_s = json.loads(answer)["step_s"]
+    step_s = _trial_step_s()
+    print(f"{step_s * 1000:.0f} ms a step")
     return (f"train.duration={max(20, round(minutes * 60 / step_s))}step",)
+
+
+def _trial_step_s() -> float:
+    """Seconds of a step here, over the later half of a short run in a folder that is thrown away."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        options = (f"folder={folder}/trial", f"train.duration={TRIAL_STEPS}step", "train.eval_every=1run")
+        stage("Trial: how fast this machine trains the model", "train", "demo", *options)
+        lines = Path(folder, "trial", "metrics.jsonl").read_text().splitlines()
+    hours = {row["step"]: row["time/train"] for row in map(json.loads, lines) if "time/train" in row}
+    return float(hours[TRIAL_STEPS] - hours[TRIAL_STEPS // 2]) * 3600 / (TRIAL_STEPS - TRIAL_STEPS // 2)
 
 
 def _newest_results() -> dict[str, Any]:

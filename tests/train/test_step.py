@@ -128,7 +128,9 @@ def _dtypes(rank: int) -> dict[str, set[torch.dtype]]:
         model = Decoder(MOE)
     for name, module in model.named_modules():
         if name.endswith("mlp.router"):
-            module.register_forward_hook(lambda m, _, out: seen["router"].update({m.weight.dtype, out.dtype}))
+            module.register_forward_hook(
+                lambda m, _, out: seen["router"].update({m.weight.dtype, out.logits_BTE.dtype})
+            )
         if name.endswith("mlp.experts"):
             module.register_forward_hook(lambda m, _, out: seen["expert"].update({m.up_proj.dtype}))
     fsdp.shard(model, meshes.build(device), compute="bf16", reduce="fp32")

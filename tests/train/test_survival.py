@@ -174,7 +174,7 @@ def test_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     """A real full disk: a small file system of its own, filled up while the run goes on."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)], capture_output=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(disk)], capture_output=True)
     if mounted.returncode != 0:
         pytest.skip("may not mount a file system here")
     try:
