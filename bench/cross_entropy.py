@@ -5,8 +5,11 @@
 
 Every measurement is a child process: inputs and weight are made, then forward and backward run twice. The peak of
 memory is the process's own (Linux), of the first pass, less what inputs, weight and their gradients take; the time is
-the second's. Contenders take turns. Gradients are compared with plain torch's in the same format, and with its fp32
-gradients of the same numbers. ``--bound`` fails where ours takes more than this share of plain torch's memory.
+the second's. Every child gives freed blocks of 1 MiB and more back at once: glibc by itself does so only above a
+threshold that grows to 32 MiB, and its heap, fragmented by smaller tiles, would hide what is really held. Contenders
+take turns. Gradients are compared with plain torch's in the same format, and with its fp32 gradients of the same
+numbers. ``--bound`` fails where ours takes more than this share of plain torch's memory; ``--memory-only`` runs one
+pass, and leaves out the gradients.
 """
 
 import argparse
@@ -39,6 +42,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2, help="children of each contender")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--bound", type=float, help="largest share of plain torch's memory that ours may take")
+    parser.add_argument("--memory-only", action="store_true", help="neither gradients nor a second, timed pass")
     parser.add_argument("--record", action="store_true", help="write bench/results/cross_entropy.json")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -60,22 +64,23 @@ def compare(options: argparse.Namespace, dtype: str) -> dict[str, Any]:
         for turn in range(options.rounds):
             order = options.contenders if turn % 2 == 0 else list(reversed(options.contenders))
             for name in order:
-                found[name].append(start(options, name, dtype, Path(folder) / name if turn == 0 else None))
-        if dtype == "bf16" and "plain" in found:
+                keep = Path(folder) / name if turn == 0 and not options.memory_only else None
+                found[name].append(start(options, name, dtype, keep))
+        if dtype == "bf16" and "plain" in found and not options.memory_only:
             start(options, "plain", "fp32", Path(folder) / "exact", as_if=dtype)
-        differences = apart(Path(folder), options.contenders)
+        differences = {} if options.memory_only else apart(Path(folder), options.contenders)
     print(f"\n{dtype}: {options.tokens:,} tokens, width {options.width:,}, vocabulary {options.vocabulary:,}")
     result: dict[str, Any] = {}
     for name, runs in found.items():
-        peak, seconds = max(run["peak_bytes"] for run in runs), [run["wall_s"] for run in runs]
+        peak = max(run["peak_bytes"] for run in runs)
+        seconds = [run["wall_s"] for run in runs if "wall_s" in run]
         result[name] = {"peak_bytes": peak, "wall_s": seconds, "gradients_apart": differences.get(name)}
-        print(
-            f"  {NAMES[name]:22} {peak / 1e6:9.1f} MB above  {statistics.median(seconds):7.2f} s  {differences[name]}"
-        )
+        rest = "" if options.memory_only else f"  {statistics.median(seconds):7.2f} s  {differences[name]}"
+        print(f"  {NAMES[name]:22} {peak / 1e6:9.1f} MB above{rest}")
     if "plain" in found and "smalti" in found:
         result["memory_share"] = result["smalti"]["peak_bytes"] / result["plain"]["peak_bytes"]
         print(f"  smalti / plain: {result['memory_share']:.3f} of the memory")
-        if options.rounds > 1:
+        if options.rounds > 1 and not options.memory_only:
             ratio = ratio_of(result["plain"]["wall_s"], result["smalti"]["wall_s"], names=("plain", "smalti"))
             result["time"] = ratio.figures()
             print(f"  {ratio}")
@@ -89,8 +94,9 @@ def start(
     job = {"name": name, "dtype": dtype, "keep": str(keep) if keep else None, "rounded_to": as_if or dtype}
     shape = [f"--{key}={getattr(options, key)}" for key in ("tokens", "width", "vocabulary")]
     done = subprocess.run(
-        [sys.executable, __file__, *shape, f"--chunk-bytes={options.chunk_bytes}", "--child", json.dumps(job)],
-        capture_output=True, text=True, check=False,
+        [sys.executable, __file__, *shape, f"--chunk-bytes={options.chunk_bytes}", "--child", json.dumps(job),
+         *(["--memory-only"] if options.memory_only else [])],
+        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": str(2**20)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"{name} in {dtype} ended with {done.returncode}:\n{done.stderr[-3000:]}")
@@ -126,6 +132,8 @@ def child(options: argparse.Namespace) -> dict[str, Any]:
     peak = _memory("VmHWM") - before - gradients
     if job["keep"]:
         torch.save([hidden.grad, weight.grad], job["keep"])
+    if options.memory_only:
+        return {"peak_bytes": peak}
     hidden.grad = weight.grad = None
     began = time.perf_counter()
     loss_of(hidden, weight, targets).backward()
