@@ -1,5 +1,6 @@
 """Continued pretraining, whole: a folder that transformers saved -> new data, with and without replay -> the table."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -53,9 +54,15 @@ def smalti(work: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=240, check=False)
 
 
+@functools.cache
+def model_section(work: Path) -> dict[str, Any]:
+    section: dict[str, Any] = yaml.safe_load(smalti(work, "config", "model", "llama").stdout)
+    return section
+
+
 def recipe(work: Path, name: str, weights: dict[str, float], **changes: Any) -> str:
     """A run that goes on from ``work/llama``; its model section is what ``smalti config model`` prints."""
-    model = yaml.safe_load(smalti(work, "config", "model", "llama").stdout)
+    model = model_section(work)
     tree = {
         "name": name,
         "init_from": "llama",

@@ -36,7 +36,7 @@ ways of attention differ by 1e-2 in bfloat16, and each side's float32 gradients 
 NEAR_TIE = 1e-5
 """Scores closer than this may be ranked either way."""
 
-MODELS = max(6, settings.default.max_examples // 20)
+MODELS = max(2, settings.default.max_examples // 20)
 """Drawn for each family and test."""
 drawn = settings(max_examples=MODELS, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 """Decorates a test. Hypothesis does not look for a smaller model that fails too: that takes minutes."""

@@ -161,7 +161,7 @@ def test_same_bits_on_every_call(kernel, dtype):
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.slow
-@settings(max_examples=max(6, settings.default.max_examples // 20))
+@settings(max_examples=max(3, settings.default.max_examples // 20))
 @given(case=cases(longest=200))
 def test_flex_without_compiling_agrees_forward(case):
     config, window, documents, inputs, _ = case
