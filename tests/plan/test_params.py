@@ -56,6 +56,8 @@ def models(draw: st.DrawFn) -> ModelConfig:
         experts = draw(st.integers(2, 5))
         moe = {name: draw(values) for name, values in MOE_CHOICES.items() if name in FREE_MOE.get(family, MOE_CHOICES)}
         chosen = draw(st.integers(1, experts))
+        if values["num_hidden_layers"] == 1:
+            moe.pop("mlp_only_layers", None)  # at least one layer has experts
         values["moe"] = MoEConfig(num_experts=experts, num_experts_per_tok=chosen, kernel="loop", **moe)
     return ModelConfig(**values)
 
