@@ -222,12 +222,10 @@ def test_a_typed_dial_changes_nothing_that_the_recipe_says_of_training():
 
 
 def test_a_schedule_may_fill_the_run_and_have_no_part(recipe):
-    for overrides in (
-        ("train.schedule.warmup=0step", "train.schedule.decay=0run"),
-        ("train.schedule.warmup=0.3run", "train.schedule.decay=0.7run"),
-        ("train.schedule.warmup=1638400tok", "train.schedule.decay=0run"),
-    ):
-        load(RunConfig, recipe, overrides)
+    for warmup, decay in (("0step", "0run"), ("0.3run", "0.7run"), ("1638400tok", "0run")):
+        overrides = (f"train.schedule.warmup={warmup}", f"train.schedule.decay={decay}")
+        schedule = load(RunConfig, recipe, overrides).config.train.schedule
+        assert (schedule.warmup, schedule.decay) == (warmup, decay)
 
 
 @given(st.integers(1, 10_000), st.integers(0, 100))

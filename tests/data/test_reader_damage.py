@@ -164,10 +164,7 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
 
 def test_a_flipped_bit_in_a_packed_shard_is_named(tmp_path: Path) -> None:
     folder = copied("mds-columns-fixed-snappy", tmp_path)
-    path = folder / "mds-columns-fixed-snappy" / "shard.00001.mds.snappy"
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 4
-    path.write_bytes(content)
+    _flip(folder / "mds-columns-fixed-snappy" / "shard.00001.mds.snappy", -3)
     source = opened(config_of("mds-columns-fixed-snappy", tmp_path))
     with pytest.raises(DataError, match=r"shard\.00001\.mds\.snappy has the sha3_256"):
         source.read(0, source.n_tokens)
@@ -184,20 +181,14 @@ def test_shards_that_only_lie_there_unpacked_are_plain_ones(tmp_path: Path) -> N
     assert np.array_equal(plain.read(0, plain.n_tokens), whole)
     assert plain.digest == packed.digest
     plain.verify()
-    shard = min(folder.glob("shard.*"))
-    content = bytearray(shard.read_bytes())
-    content[-1] ^= 1
-    shard.write_bytes(content)
+    _flip(min(folder.glob("shard.*")), -1)
     with pytest.raises(DataError, match="its index says"):
         opened(SourceConfig(path=str(folder))).verify()
 
 
 def test_a_flipped_bit_in_a_plain_shard_is_found_by_verify(tmp_path: Path) -> None:
     folder = copied("mds-alike-int32", tmp_path)
-    path = folder / "mds-alike-int32" / "shard.00001.mds"
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 4
-    path.write_bytes(content)
+    _flip(folder / "mds-alike-int32" / "shard.00001.mds", -3)
     source = opened(config_of("mds-alike-int32", tmp_path))
     with pytest.raises(DataError, match=r"shard\.00001\.mds has the md5"):
         source.verify()
@@ -250,3 +241,10 @@ def test_modes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"no text \(mode 1\)"):
         opened(config_of("megatron-int64-modes", tmp_path))
+
+
+def _flip(path: Path, place: int) -> None:
+    """Flip one bit of the byte at ``place``."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= 4
+    path.write_bytes(content)
