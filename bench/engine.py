@@ -47,7 +47,7 @@ class Numbers:
     """A tokenizer of which only the ids matter."""
 
     def __init__(self, vocab_size: int) -> None:
-        self.vocab_size, self.eod_id = vocab_size, vocab_size - 1
+        self.vocab_size, self.eod_id, self.unused_ids = vocab_size, vocab_size - 1, frozenset[int]()
 
     def decode_stream(self) -> "Numbers":
         """Itself: no id has a text."""
