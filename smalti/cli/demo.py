@@ -57,7 +57,7 @@ def demo(
     stage("Dedup: near-duplicates, and training documents near to a held-out one, go", "data", "dedup", "demo-dedup")
     stage("Tokenize: train a byte-level BPE, write token files", "data", "tokenize", "demo-tokenize")
     duration = _duration(minutes)
-    stage("Plan: what this run costs", "plan", "budget", "demo", *duration)
+    stage("Plan: what this run costs", "plan", "time", "demo", *duration)
     stage("Train: a mixture of experts on two ranks", "train", "demo", *duration, *track)
     stage("Export: a Hugging Face folder, reloaded in transformers and compared", "export", RUN, *_verify())
     stage("Evaluate: bits per byte beside gzip and xz, two tasks", "eval", "run", RUN)
@@ -173,11 +173,11 @@ def _summary(total_s: float) -> str:
     """The table at the end: what was trained, how fast, how good."""
     from smalti.base.units import format_count, format_frac, format_seconds
     from smalti.cli.tables import pairs
-    from smalti.plan.budget import budget
+    from smalti.plan.run import plan_run
     from smalti.track.report.read import read_run
     from smalti.track.run import RunFolder
 
-    plan = budget(RunFolder.read(RUN).config())
+    plan = plan_run(RunFolder.read(RUN).config())
     record = read_run(RUN)
     rates = [value for value in record.series("throughput/tokens_per_sec")[1] if value == value]
     mfus = [value for value in record.series("throughput/device/mfu")[1] if value == value]

@@ -147,9 +147,9 @@ def _has_checkpoint(config: "RunConfig") -> bool:
 def plan_text(config: "RunConfig", checked: "Inputs", *, ranks: int, fork: "Fork | None" = None) -> str:
     """What would be started, in lines for people; with a fork, what it would change."""
     from smalti.cli.plan_data import dry_run_lines
-    from smalti.plan.budget import budget, length_text
+    from smalti.plan.run import length_text, plan_run
 
-    numbers = budget(config)
+    numbers = plan_run(config)
     count = f"{ranks} {'rank' if ranks == 1 else 'ranks'}"
     lines = [
         f"run        {config.name}  ->  {config.run_folder}{_existing(config)}",

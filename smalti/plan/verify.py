@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from smalti.base.errors import DataError
 from smalti.config.run import RunConfig
-from smalti.plan.budget import budget
 from smalti.plan.flops import mfu
 from smalti.plan.hardware import GEMM_OF_PEAK_FRAC
+from smalti.plan.run import plan_run
 
 WARMUP_FRAC = 0.1
 """Share of the logged steps at the beginning that is left out of the medians."""
@@ -54,7 +54,7 @@ def verify(
     rate = None
     if peak_flops_per_s is not None:
         rate = peak_flops_per_s * (GEMM_OF_PEAK_FRAC if device == "cuda" else 1.0)
-    plan = budget(config, rate_flops_per_s=rate, device=device)
+    plan = plan_run(config, rate_flops_per_s=rate, device=device)
     settled = tokens_per_s[int(len(tokens_per_s) * WARMUP_FRAC) :]
     measured = median(settled)
 

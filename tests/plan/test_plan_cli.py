@@ -54,8 +54,8 @@ def call(app: Any, *arguments: str) -> str:
     return result.stdout
 
 
-def test_budget_with_a_rate(recipe: str) -> None:
-    text = call(plan.app, "budget", recipe, "--rate", "1e12", "--efficiency", "0.5")
+def test_time_with_a_rate(recipe: str) -> None:
+    text = call(plan.app, "time", recipe, "--rate", "1e12", "--efficiency", "0.5")
     for part in (
         "1.64M total",
         "100 steps x 8192 tokens",
@@ -69,34 +69,34 @@ def test_budget_with_a_rate(recipe: str) -> None:
     assert "prose" not in text, "no token files, no epochs"
 
 
-def test_budget_as_json_for_a_gpu(recipe: str) -> None:
-    value = json.loads(call(plan.app, "budget", recipe, "train.parallel.ranks=8", "--gpu", "h100 sxm", "--json"))
+def test_time_as_json_for_a_gpu(recipe: str) -> None:
+    value = json.loads(call(plan.app, "time", recipe, "train.parallel.ranks=8", "--gpu", "h100 sxm", "--json"))
     assert value["rate_flops_per_s"] == pytest.approx(8 * 989e12 * 0.8)
     assert value["epochs"] == pytest.approx({"code": 2.0})
     assert value["steps"] == 100
 
 
 @pytest.mark.slow
-def test_budget_measures_this_machine(recipe: str) -> None:
+def test_time_measures_this_machine(recipe: str) -> None:
     value = json.loads(
-        call(plan.app, "budget", recipe, "train.parallel.threads=1", "train.parallel.device=cpu", "--json")
+        call(plan.app, "time", recipe, "train.parallel.threads=1", "train.parallel.device=cpu", "--json")
     )
     assert value["measured"]["threads"] == 1
     assert value["rate_flops_per_s"] == value["measured"]["flops_per_s"]
     assert value["total_s"] > 0
 
 
-def test_budget_without_a_rate(recipe: str) -> None:
-    assert "unknown without a rate" in call(plan.app, "budget", recipe, "--no-measure")
+def test_time_without_a_rate(recipe: str) -> None:
+    assert "unknown without a rate" in call(plan.app, "time", recipe, "--no-measure")
 
 
-def test_budget_refuses(recipe: str) -> None:
+def test_time_refuses(recipe: str) -> None:
     with pytest.raises(UserError, match="no peak is known for the GPU 'abacus'"):
-        call(plan.app, "budget", recipe, "--gpu", "abacus")
+        call(plan.app, "time", recipe, "--gpu", "abacus")
     with pytest.raises(UserError, match="both say how fast"):
-        call(plan.app, "budget", recipe, "--gpu", "H100 SXM", "--rate", "1")
+        call(plan.app, "time", recipe, "--gpu", "H100 SXM", "--rate", "1")
     with pytest.raises(UserError, match="is for bf16"):
-        call(plan.app, "budget", recipe, "--gpu", "H100 SXM", "train.precision.compute=fp32")
+        call(plan.app, "time", recipe, "--gpu", "H100 SXM", "train.precision.compute=fp32")
 
 
 def test_memory(recipe: str) -> None:
@@ -142,7 +142,7 @@ def test_runs_report_counts_parameters(run_folder: Path) -> None:
     assert Path(call(runs.app, "report", str(run_folder)).strip()).exists()
 
 
-VERBS = {plan.app: ("budget", "memory", "verify"), runs.app: ("ls", "show", "report")}
+VERBS = {plan.app: ("time", "memory", "verify"), runs.app: ("ls", "show", "report")}
 
 
 @pytest.mark.parametrize(("app", "verb"), [(app, verb) for app, verbs in VERBS.items() for verb in verbs])

@@ -20,7 +20,7 @@ CHINCHILLA_TOKENS_PER_PARAM = 20
 
 
 @dataclass(frozen=True)
-class Budget:
+class RunPlan:
     """The plan of one run. Times are None where no rate is known."""
 
     params: Params
@@ -71,13 +71,13 @@ class Budget:
         }
 
 
-def budget(
+def plan_run(
     config: RunConfig,
     *,
     rate_flops_per_s: float | None = None,
     efficiency_frac: float | None = None,
     device: Literal["cpu", "cuda"] = "cpu",
-) -> Budget:
+) -> RunPlan:
     """Plan ``config``.
 
     ``rate_flops_per_s``: matmul rate of all ranks together, in the compute format; None leaves the times out.
@@ -96,7 +96,7 @@ def budget(
     if rate_flops_per_s is not None:
         frac = efficiency_frac or expected_frac(model, device=device, compute=config.train.precision.compute)
         total_s = flops / (rate_flops_per_s * frac)
-    return Budget(
+    return RunPlan(
         params=count(model),
         tokens=tokens,
         steps=steps,

@@ -7,13 +7,13 @@ import pytest
 from made_config import made_config
 
 from smalti.base.errors import DataError, UserError
-from smalti.plan.budget import budget
 from smalti.plan.efficiency import CPU_FRAC, CUDA_FRAC, efficiency_frac
+from smalti.plan.run import plan_run
 from smalti.plan.verify import verify
 
 
 def test_small_run() -> None:
-    plan = budget(made_config(), rate_flops_per_s=1e12, efficiency_frac=0.5)
+    plan = plan_run(made_config(), rate_flops_per_s=1e12, efficiency_frac=0.5)
     assert (plan.steps, plan.tokens) == (100, 819_200)
     assert plan.total_flops == plan.flops_per_token * 819_200
     assert plan.step_s == pytest.approx(plan.flops_per_token * 8192 / 5e11)
@@ -23,16 +23,16 @@ def test_small_run() -> None:
 
 
 def test_a_duration_in_tokens_is_rounded_up() -> None:
-    assert budget(made_config("train.duration=819201tok")).steps == 101
+    assert plan_run(made_config("train.duration=819201tok")).steps == 101
 
 
 def test_without_a_rate_no_time_is_made_up() -> None:
-    plan = budget(made_config())
+    plan = plan_run(made_config())
     assert (plan.step_s, plan.total_s, plan.tokens_per_s, plan.efficiency_frac) == (None, None, None, None)
 
 
 def test_json_is_flat_and_names_the_formula() -> None:
-    value = json.loads(json.dumps(budget(made_config(), rate_flops_per_s=1e12).to_json()))
+    value = json.loads(json.dumps(plan_run(made_config(), rate_flops_per_s=1e12).to_json()))
     assert value["flops_formula"] == "6N+12LHQS"
     assert all(not isinstance(one, dict | list) for one in value.values())
 
@@ -40,13 +40,13 @@ def test_json_is_flat_and_names_the_formula() -> None:
 @pytest.mark.parametrize("bad", [{"rate_flops_per_s": 0.0}, {"rate_flops_per_s": math.inf}])
 def test_impossible_rates(bad: dict[str, float]) -> None:
     with pytest.raises(UserError, match="cannot be"):
-        budget(made_config(), **bad)
+        plan_run(made_config(), **bad)
 
 
 @pytest.mark.parametrize("frac", [0.0, -0.1, 1.01])
 def test_impossible_efficiency(frac: float) -> None:
     with pytest.raises(UserError, match="efficiency"):
-        budget(made_config(), rate_flops_per_s=1e12, efficiency_frac=frac)
+        plan_run(made_config(), rate_flops_per_s=1e12, efficiency_frac=frac)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -70,7 +70,7 @@ def test_efficiency_at_the_calibrated_points() -> None:
 
 def test_verify_compares_medians_after_the_start() -> None:
     config = made_config()
-    plan = budget(config, rate_flops_per_s=1e11)
+    plan = plan_run(config, rate_flops_per_s=1e11)
     speed = (plan.tokens_per_s or 0) / 2
     found = {
         one.name: one
@@ -92,7 +92,7 @@ def test_verify_without_a_peak_predicts_no_time() -> None:
 
 
 def test_verify_on_cuda_plans_with_what_a_matmul_reaches() -> None:
-    plan = budget(made_config(), rate_flops_per_s=0.8 * 989e12, device="cuda")
+    plan = plan_run(made_config(), rate_flops_per_s=0.8 * 989e12, device="cuda")
     found = verify(made_config(), peak_flops_per_s=989e12, device="cuda", tokens_per_s=[plan.tokens_per_s or 0])
     assert found[0].ratio == pytest.approx(1)
 
