@@ -1,7 +1,8 @@
 """Devices as data: ``presets/hardware/NAME.yaml``, a file of the user's, or what was measured on this machine.
 
-Promises: every figure names its source; an unknown device is refused and never taken for a similar one. Peaks are
-dense; vendors print twice as much "with sparsity". Knows no formula and measures nothing.
+Promises: every figure names its source; an unknown device is refused and never taken for a similar one; no two devices
+of the package answer to one name. Peaks are dense; vendors print twice as much "with sparsity". Knows no formula and
+measures nothing.
 """
 
 import re
@@ -9,57 +10,142 @@ from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from smalti.base.errors import UserError, nearest
-from smalti.config.schema import Config
+from smalti.base.errors import DataError, UserError, nearest
+from smalti.config.problems import as_user_error
+from smalti.config.schema import Config, Count, NotAllowed, Real
+from smalti.config.yaml_lines import inline, parse
 
 Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4"]
+"""Formats of the numbers that a matrix multiplication reads; int8 counts operations of integers."""
+
+Rate = Annotated[Real, Field(gt=0)]
+"""A finite number above 0."""
+
+_SUFFIXES = (".yaml", ".yml")
+_FIGURES = ("peak_flops_per_s", "matmul_frac", "memory_bytes", "usable_memory_bytes", "memory_bytes_per_s",
+            "node_bytes_per_s", "host_bytes_per_s", "network_bytes_per_s")  # fmt: skip
+"""The fields that must name their source where they are given."""
 
 
 class Price(Config):
     """What an hour of one device usually costs."""
 
-    usd_per_hour: float = Field(gt=0)
+    usd_per_hour: Rate
     """Usual on-demand price."""
-    date: str
-    """When it was read, as 2026-11."""
-    source: str
-    """Where."""
+    date: str = Field(pattern=r"\d{4}-\d{2}")
+    """The month that it held in, as 2026-05."""
+    source: str = Field(min_length=1)
+    """Where it is printed."""
 
 
 class Hardware(Config):
     """One device, and how it is joined to others; rates are of one device, in one direction."""
 
-    name: str
+    name: str = Field(pattern=r"[a-z0-9][a-z0-9.-]*")
     """``h100-sxm``."""
-    title: str
+    title: str = Field(min_length=1)
     """``NVIDIA H100 SXM 80 GB``."""
     kind: Literal["cuda", "rocm", "mps", "cpu"]
     """What PyTorch reaches it by."""
+    aliases: tuple[str, ...] = ()
+    """Other names that people write, in small letters."""
     drivers: tuple[str, ...] = ()
-    """Regular expressions on the name that the driver reports."""
-    peak_flops_per_s: dict[Precision, float]
-    """Dense peaks of matrix multiplication by format."""
-    matmul_frac: float = Field(gt=0, le=1)
-    """Share of the bf16 peak that a large plain matmul reaches."""
-    memory_bytes: float = Field(gt=0)
-    """Device memory."""
-    memory_bytes_per_s: float = Field(gt=0)
+    """Regular expressions on the name that the driver reports; none where that name does not tell the device."""
+    peak_flops_per_s: dict[Precision, Rate] = Field(default_factory=dict)
+    """Dense peaks of matrix multiplication by format, sums kept in fp32; empty: not published."""
+    matmul_frac: Real | None = Field(default=None, gt=0, le=1)
+    """Share of the bf16 peak that a large plain matmul reaches; None: not known."""
+    memory_bytes: Rate
+    """Device memory as its driver reports it; where no such reading is known, the vendor's GB of 1e9 bytes."""
+    usable_memory_bytes: Rate | None = None
+    """What programs may take of it where the system sets a limit (memory shared with the CPU)."""
+    memory_bytes_per_s: Rate
     """Its bandwidth."""
-    devices_per_node: int = Field(default=1, ge=1)
-    """Devices in a usual node."""
-    node_bytes_per_s: float | None = Field(default=None, gt=0)
-    """To the other devices of its node; None: alone."""
-    network_bytes_per_s: float | None = Field(default=None, gt=0)
+    devices_per_node: Count = 1
+    """Devices in a usual node: those that ``node_bytes_per_s`` joins."""
+    node_link: str | None = None
+    """What joins the devices of a node, as ``NVLink 4 and NVSwitch``."""
+    node_bytes_per_s: Rate | None = None
+    """To all other devices of its node together; None: alone."""
+    pair_bytes_per_s: Rate | None = None
+    """To one other device of its node, where that is less; None: as ``node_bytes_per_s``."""
+    host_bytes_per_s: Rate | None = None
+    """To the memory of its host; None: it is the same memory, or not known."""
+    network_bytes_per_s: Rate | None = None
     """Its share of the network between nodes in a usual cluster; None: not joined."""
     price: Price | None = None
-    """None: not rented by the hour."""
+    """None: not rented by the hour, or no price was found."""
     sources: dict[str, str]
     """Field -> where the figure is printed."""
+    notes: tuple[str, ...] = ()
+    """What else one should know."""
+
+    @field_validator("drivers")
+    @classmethod
+    def _patterns(cls, drivers: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in drivers:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"'{pattern}' is not a regular expression ({error})") from error
+        return drivers
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        unknown = sorted(set(self.sources) - set(type(self).model_fields))
+        if unknown:
+            raise NotAllowed(f"sources names {', '.join(unknown)}", allowed=", ".join(_FIGURES), hint="delete it there")
+        given = [name for name in _FIGURES if getattr(self, name)]
+        missing = [name for name in given if not self.sources.get(name)]
+        if missing:
+            raise NotAllowed(
+                f"no source is named for {', '.join(missing)}",
+                allowed="a source for every figure",
+                hint=f"write 'sources: {{{missing[0]}: where it is printed}}'",
+            )
+        if self.matmul_frac is not None and "bf16" not in self.peak_flops_per_s:
+            raise NotAllowed(
+                f"matmul_frac = {self.matmul_frac} is a share of a bf16 peak that is not given",
+                allowed="null without peak_flops_per_s.bf16",
+                hint="give peak_flops_per_s: {bf16: ...}",
+            )
+        if self.usable_memory_bytes is not None and self.usable_memory_bytes > self.memory_bytes:
+            raise NotAllowed(
+                f"usable_memory_bytes = {self.usable_memory_bytes:g} is more than memory_bytes",
+                allowed=f"at most {self.memory_bytes:g}",
+                hint="leave usable_memory_bytes out where programs may take all of it",
+            )
+        if self.devices_per_node > 1 and self.node_bytes_per_s is None:
+            raise NotAllowed(
+                f"devices_per_node = {self.devices_per_node} without node_bytes_per_s",
+                allowed="both, or one device in a node",
+                hint="give node_bytes_per_s, as 450e9",
+            )
+        return self
+
+    def peak(self, precision: str) -> float | None:
+        """The dense peak in that format; None where it is not known."""
+        return {str(name): peak for name, peak in self.peak_flops_per_s.items()}.get(precision)
+
+    def require_peak(self, precision: str) -> float:
+        """The dense peak in that format; UserError where it is not known."""
+        peak = self.peak(precision)
+        if peak is None:
+            raise UserError(
+                f"no {precision} peak is known for {self.title}",
+                allowed=", ".join(self.peak_flops_per_s) or "none: its vendor prints no peak",
+                hint="measure it: smalti plan hardware this-machine, on such a device",
+            )
+        return peak
+
+    @property
+    def available_memory_bytes(self) -> float:
+        """What programs may take: ``usable_memory_bytes`` where there is a limit, otherwise all."""
+        return self.usable_memory_bytes or self.memory_bytes
 
 
 @cache
@@ -69,27 +155,67 @@ def hardware_names() -> tuple[str, ...]:
 
 
 def hardware(name_or_path: str) -> Hardware:
-    """The device of that name (``h100-sxm``), or of a .yaml file; UserError with the nearest name otherwise."""
+    """The device of that name (``h100-sxm``, ``H100 SXM``), as its driver reports it, or of a .yaml file.
+
+    UserError with the nearest name otherwise.
+    """
     if _is_yaml(name_or_path):
-        return _read(Path(name_or_path).read_text(), name_or_path)
-    name = name_or_path.strip().lower().replace(" ", "-")
-    if name not in hardware_names():
-        close = nearest(name, hardware_names())
-        raise UserError(
-            f"the device '{name_or_path}' is not known",
-            allowed=", ".join((*hardware_names(), "a .yaml file of a device")),
-            hint=f"did you mean '{close}'?" if close else "measure it: smalti plan hardware this-machine",
-        )
-    return _read(_folder().joinpath(f"{name}.yaml").read_text(), name)
+        return read_hardware(name_or_path)
+    name = re.sub(r"[\s_]+", "-", name_or_path.strip().lower())
+    if name in hardware_names():
+        return _preset(name)
+    known = next((one for one in _presets() if name in one.aliases), None) or hardware_of_driver(name_or_path)
+    if known is not None:
+        return known
+    several = [one for one in hardware_names() if name and one.startswith(f"{name}-")]
+    close = nearest(name, hardware_names())
+    raise UserError(
+        f"'{name_or_path}' is several devices" if several else f"the device '{name_or_path}' is not known",
+        allowed=", ".join(several or (*hardware_names(), "a .yaml file of a device")),
+        hint=f"write {several[0]}"
+        if several
+        else f"did you mean '{close}'?"
+        if close
+        else "measure it: smalti plan hardware this-machine",
+    )
 
 
 def hardware_of_driver(reported: str) -> Hardware | None:
-    """The device that a driver reports as ``reported`` ('NVIDIA H100 80GB HBM3'); None where it is not known."""
-    for name in hardware_names():
-        known = hardware(name)
-        if any(re.search(pattern, reported, re.IGNORECASE) for pattern in known.drivers):
-            return known
-    return None
+    """The device that a driver reports as ``reported`` ('NVIDIA H100 80GB HBM3'); None where it is not known.
+
+    A part of a device (``MIG 3g.40gb``) has not its figures, so it is not known either.
+    """
+    if re.search(r"\bMIG\b", reported, re.IGNORECASE):
+        return None
+    return next((one for one in _presets() if answers(one, reported)), None)
+
+
+def answers(known: Hardware, reported: str) -> bool:
+    """Whether a driver's name for a device is one of ``known``'s."""
+    return any(re.search(pattern, reported, re.IGNORECASE) for pattern in known.drivers)
+
+
+def read_hardware(path: str) -> Hardware:
+    """The device of a file; UserError with the line of what is wrong."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise DataError(
+            f"{path} cannot be read: {reason}",
+            allowed=f"a .yaml file of a device, or one of: {', '.join(hardware_names())}",
+            hint="smalti plan hardware lists the devices",
+        ) from error
+    return _read(text, path)
+
+
+@cache
+def _preset(name: str) -> Hardware:
+    return _read(_folder().joinpath(f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml")
+
+
+def _presets() -> list[Hardware]:
+    return [_preset(name) for name in hardware_names()]
 
 
 def _folder() -> Traversable:
@@ -97,13 +223,18 @@ def _folder() -> Traversable:
 
 
 def _is_yaml(name: str) -> bool:
-    return name.endswith((".yaml", ".yml"))
+    return name.endswith(_SUFFIXES)
 
 
 def _read(text: str, label: str) -> Hardware:
-    try:
-        return Hardware.model_validate(yaml.safe_load(text))
-    except (ValidationError, yaml.YAMLError) as error:
+    tree = parse(text, label)
+    if not isinstance(tree.value, dict):
         raise UserError(
-            f"{label} does not describe a device: {error}", hint="see smalti plan hardware --help"
-        ) from error
+            f"{label} holds {inline(tree.value)[:80]}",
+            allowed="the fields of a device, as 'key: value' lines",
+            hint="smalti plan hardware h100-sxm --json prints one",
+        )
+    try:
+        return Hardware.model_validate(tree.value)
+    except ValidationError as error:
+        raise as_user_error(error, Hardware, tree.value, tree.origins, label) from error
