@@ -15,6 +15,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from smalti.base.errors import DataError, UserError, nearest
+from smalti.config.measured import Measured
 from smalti.config.problems import as_user_error
 from smalti.config.schema import Config, Count, NotAllowed, Real
 from smalti.config.yaml_lines import inline, parse
@@ -83,6 +84,8 @@ class Hardware(Config):
     """Field -> where the figure is printed."""
     notes: tuple[str, ...] = ()
     """What else one should know."""
+    measured: Measured | None = None
+    """What micro-benchmarks found on it; None: its published figures are all that is known."""
 
     @field_validator("drivers")
     @classmethod

@@ -1,0 +1,56 @@
+"""How much longer works take inside a training step than alone: calibration of ``plan/step.py``, with its interval.
+
+Promises: the figures are fits whose rows are kept (``tests/plan/published_steps.py``,
+``bench/results/plan_time.json``), and the interval holds all of those rows. They say nothing of kinds of steps that are
+not among them.
+
+GPUs: least squares over LLM Foundry's published MPT throughputs (scripts/train/benchmarking/README.md, commit 061f2c7:
+125M to 70B, 512 to 8,192 tokens, with and without recomputation, 8 to 64 GPUs under FSDP, bf16), of what the roofline
+gives for products, attention and the rest. So they hold PyTorch 2.0 or 2.1 without torch.compile, that stack's kernel
+of attention, and the part of FSDP's network that does not hide behind the work.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from smalti.config.hardware import Hardware
+from smalti.plan.work import Work
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Seconds inside a step for each second of the roofline, and where a measured step lies beside a predicted one."""
+
+    product: float
+    attention: float
+    memory: float
+    low_frac: float
+    """The least that a measured step was of the predicted."""
+    high_frac: float
+    """The most."""
+    source: str
+
+
+AMPERE = Factors(1.143, 2.732, 1.489, 0.89, 1.22, "A100 80GB: 21 published MPT steps, rms error 7 %")
+HOPPER = Factors(1.184, 4.638, 2.279, 0.90, 1.25, "H100 SXM: 26 published MPT steps, rms error 6 %")
+OTHERS = Factors(1.198, 2.918, 1.978, 0.70, 1.50, "A100 and H100 together, for a device of another kind")
+
+_DEVICES = {"a100": AMPERE, "a800": AMPERE, "h100": HOPPER, "h800": HOPPER, "h200": HOPPER, "gh200": HOPPER}
+
+CPU: Mapping[str, float] = {}
+"""Part of a step -> factor, of a machine whose own ``measured.factors`` says nothing of it."""
+
+UNIT_S = 0.0
+"""Host time of one FSDP unit in one forward and backward pass."""
+
+CPU_FRACS = (0.8, 1.25)
+
+
+def of_gpu(hardware: Hardware) -> Factors:
+    """The factors for a device with published figures."""
+    return _DEVICES.get(hardware.name.split("-")[0], OTHERS)
+
+
+def of_part(work: Work, own: Mapping[str, float]) -> float:
+    """The factor for a work on a measured machine; ``own``: what its measurement says."""
+    return own.get(work.part, CPU.get(work.part, 1.0))

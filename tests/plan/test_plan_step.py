@@ -1,0 +1,189 @@
+"""The time of a step: FLOPs of the works against the formula, parts that add up, order, published throughputs."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_config import VALUES, made_config
+from made_machine import machine, product_rate
+from published_steps import ROWS
+
+from smalti.base.errors import UserError
+from smalti.config.find import preset_names
+from smalti.config.hardware import hardware
+from smalti.config.load import from_dict
+from smalti.config.run import RunConfig
+from smalti.plan import factors, rates
+from smalti.plan.flops import train_flops_per_token, train_flops_per_token_causal
+from smalti.plan.layout import Layout
+from smalti.plan.step import layout_of, passes_of, step_time
+from smalti.plan.work import Work, update, works
+
+
+def preset(name: str, *more: str) -> RunConfig:
+    values = json.loads(json.dumps(VALUES))
+    values["model"] = {"preset": name}
+    values["data"]["seq_len"] = 1024
+    return from_dict(RunConfig, values, overrides=("train.global_batch_tokens=4096", *more)).config
+
+
+def step_works(config: RunConfig, layout: Layout | None = None) -> list[Work]:
+    layout = layout or layout_of(config)
+    shares = passes_of(config, layout)
+    return [
+        *(work for share in shares for work in works(config, share)),
+        *update(config, layout, sum(share.passes for share in shares)),
+    ]
+
+
+def flops_of(found: list[Work]) -> float:
+    return sum(work.flops * work.count for work in found)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_works_have_the_flops_of_the_formula(name: str) -> None:
+    for recompute in ("none", "full"):
+        config = preset(name, f"train.parallel.activation_checkpointing={recompute}")
+        found = step_works(config)
+        flops = flops_of(found)
+        assert flops == pytest.approx(train_flops_per_token_causal(config.model, 1024) * 4096, rel=1e-8)
+        again = sum(work.again_flops * work.count for work in found if work.part == "recomputation")
+        head = 6 * config.model.vocab_size * config.model.hidden_size * 4096
+        expected = 0 if recompute == "none" else (flops - head) / 3
+        assert again == pytest.approx(expected, rel=1e-8), "one more forward of the blocks"
+
+
+@pytest.mark.parametrize("axis", ["replicate", "shard", "sequence", "tensor", "pipeline"])
+@pytest.mark.parametrize("name", ["llama-3-8b", "dbrx-132b"])
+def test_ranks_share_the_flops(axis: str, name: str) -> None:
+    config = preset(name)
+    whole = step_works(config, Layout())
+    shared = flops_of(step_works(config, Layout(**{axis: 2}))) * 2
+    twice = {"pipeline": ("loss",), "tensor": ("router",)}.get(axis, ())  # both have all of it
+    more = flops_of([work for work in whole if work.part in twice])
+    assert shared == pytest.approx(flops_of(whole) + more, rel=1e-8)
+    assert flops_of(step_works(config, Layout(shard=2, expert=2))) * 2 == pytest.approx(flops_of(whole), rel=1e-8)
+
+
+def test_parts_add_up_and_a_step_says_what_bounds_it() -> None:
+    found = step_time(made_config(), machine())
+    assert found.total_s == sum(part.s for part in found.parts)
+    assert found.model_flops == train_flops_per_token(made_config().model, 256) * 8192
+    low_s, high_s = found.interval_s
+    assert low_s < found.total_s < high_s
+    assert found.bound == "compute"
+    assert json.loads(json.dumps(found.to_json()))["parts"][0]["name"] == found.parts[0].name
+    assert len({part.name for part in found.parts}) == len(found.parts)
+
+
+SIZES = st.tuples(
+    st.sampled_from((64, 128, 256, 320)), st.integers(1, 6), st.sampled_from((256, 512, 1024)), st.integers(1, 8)
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(SIZES, st.booleans(), st.booleans(), st.booleans())
+def test_more_never_takes_less(sizes: tuple[int, int, int, int], experts: bool, recompute: bool, on_gpu: bool) -> None:
+    width, layers, seq_len, rows = sizes
+    device = hardware("a100-80gb") if on_gpu else machine()
+
+    def total_s(*, width: int = width, layers: int = layers, rows: int = rows, recompute: bool = recompute) -> float:
+        values = json.loads(json.dumps(VALUES))
+        values["model"] |= {"hidden_size": width, "num_hidden_layers": layers, "family": "decoder"}
+        values["model"]["max_position_embeddings"] = 1024
+        values["model"]["moe"] = {"num_experts": 4, "num_experts_per_tok": 2} if experts else None
+        values["data"]["seq_len"] = seq_len
+        values["train"]["global_batch_tokens"] = rows * seq_len
+        values["train"]["parallel"] = {"activation_checkpointing": "full" if recompute else "none"}
+        return step_time(from_dict(RunConfig, values).config, device).total_s
+
+    assert 0 < total_s() < total_s(layers=layers + 1)
+    assert total_s() <= total_s(rows=rows + 1)
+    assert total_s() <= total_s(width=2 * width), "equal where a GPU's launches take longer than the work"
+    assert total_s(recompute=False) < total_s(recompute=True)
+
+
+def test_microbatches_repeat_the_passes_but_not_the_update() -> None:
+    one = {part.name: part for part in step_time(made_config(), machine()).parts}
+    two = {part.name: part for part in step_time(made_config("train.microbatch_tokens=4096"), machine()).parts}
+    assert two["optimizer"] == one["optimizer"]
+    assert two["projections"].flops == one["projections"].flops
+    assert two["projections"].kernels == 2 * one["projections"].kernels
+    ragged = {part.name: part for part in step_time(made_config("train.microbatch_tokens=3072"), machine()).parts}
+    assert ragged["projections"].kernels == 3 * one["projections"].kernels, "3072 + 3072 + 2048"
+    assert ragged["projections"].flops == pytest.approx(one["projections"].flops)
+
+
+def test_ranks_of_one_machine_pay_for_the_network_and_share_its_threads() -> None:
+    alone = step_time(made_config(), machine())
+    both = step_time(made_config("train.parallel.ranks=2"), machine())
+    parts = {part.name: part for part in both.parts}
+    assert parts["network"].bound == "network"
+    assert "network" not in {part.name for part in alone.parts}
+    half = {part.name: part.s for part in alone.parts}["mlp"]
+    assert parts["mlp"].s == pytest.approx(half, rel=0.1), "half of the tokens on half of the threads"
+
+
+def test_own_factors_and_host_time_of_a_machine() -> None:
+    plain = {part.name: part.s for part in step_time(made_config(), machine(factors={"unit_s": 0, "mlp": 1})).parts}
+    own = {part.name: part.s for part in step_time(made_config(), machine(factors={"unit_s": 1e-3, "mlp": 2})).parts}
+    assert own["mlp"] == pytest.approx(2 * plain["mlp"])
+    assert own["host"] == pytest.approx(4e-3), "three blocks and the root"
+
+
+def test_rates_between_and_beyond_the_measured() -> None:
+    grid = machine().measured.matmul["bf16"]["nt"]  # type: ignore[union-attr]
+    assert rates.rate(grid, 256, 64, 1024) == pytest.approx(product_rate(256, 64, 1024, peak=4e11))
+    assert rates.rate(grid, 128, 128, 128) == pytest.approx(product_rate(128, 128, 128, peak=4e11), rel=0.15)
+    assert rates.rate(grid, 32, 256, 256) == pytest.approx(rates.rate(grid, 64, 256, 256) / 2), "as long as 64 rows"
+    assert rates.rate(grid, 10**6, 10**4, 10**4) == pytest.approx(4e11, rel=1e-3)
+    assert rates.curve(((10, 1.0), (1000, 100.0)), 100) == pytest.approx(10)
+    assert rates.curve(((10, 1.0), (1000, 100.0)), 1) == 1
+    assert rates.curve(((10, 1.0), (1000, 100.0)), 5000) == 500
+
+
+def test_a_machine_that_knows_less_is_refused_by_name() -> None:
+    kernels = {"bf16": {"add": [[1, 1e-6], [2, 2e-6]]}, "fp32": {"add": [[1, 1e-6], [2, 2e-6]]}}
+    with pytest.raises(UserError, match="no kernel 'rmsnorm'"):
+        step_time(made_config(), machine(kernels=kernels))
+    with pytest.raises(UserError, match="no fp32 peak"):
+        step_time(
+            made_config("train.precision.compute=fp32"),
+            hardware("a100-80gb").model_copy(update={"peak_flops_per_s": {"bf16": 312e12}}),
+        )
+
+
+# ---- published throughputs ------------------------------------------------------------------------------------------
+
+
+def test_published_mfu_is_our_formula() -> None:
+    for row in ROWS:
+        found = step_time(row.config, hardware(row.gpu))
+        mfu = found.model_flops / row.gpus / row.step_s / hardware(row.gpu).require_peak("bf16")
+        assert mfu == pytest.approx(row.mfu_percent / 100, rel=0.025), row  # their N counts norms and biases
+
+
+def test_published_throughputs_lie_in_the_interval() -> None:
+    errors = []
+    for row in ROWS:
+        found = step_time(row.config, hardware(row.gpu))
+        low_s, high_s = found.interval_s
+        assert low_s <= row.step_s <= high_s, row
+        errors.append(found.total_s / row.step_s - 1)
+    assert np.sqrt(np.mean(np.square(errors))) < 0.07
+
+
+@pytest.mark.parametrize(("gpu", "kept"), [("h100-sxm", factors.HOPPER), ("a100-80gb", factors.AMPERE)])
+def test_factors_are_the_least_squares_fit(gpu: str, kept: factors.Factors) -> None:
+    rows, device = [], hardware(gpu)
+    for published in (row for row in ROWS if row.gpu == gpu):
+        sums = dict.fromkeys(("product", "attention", "memory"), 0.0)
+        for work in step_works(published.config):
+            compute_s, memory_s = rates.compute_s(work, device, "bf16"), rates.memory_s(work, device, "bf16")
+            kind = "attention" if work.kind.startswith("attention") else "product" if compute_s > memory_s else "memory"
+            sums[kind] += max(compute_s, memory_s) * work.count
+        rows.append([value / published.step_s for value in sums.values()])
+    fitted, *_ = np.linalg.lstsq(np.array(rows), np.ones(len(rows)), rcond=None)
+    assert fitted == pytest.approx([kept.product, kept.attention, kept.memory], rel=0.01)
