@@ -1,17 +1,18 @@
 """``smalti plan memory``: the bytes on one rank, in print."""
 
-from smalti.cli.plan_recipe import Gpu, Json, Overrides, Recipe, load_recipe, peak_of
+from smalti.cli.plan_recipe import Gpu, Json, Overrides, Recipe, load_recipe
 
 
 def memory(recipe: Recipe, overrides: Overrides = None, gpu: Gpu = None, as_json: Json = False) -> None:
     """Print the bytes on one rank: weights, gradients, moments, activations, logits."""
     from smalti.base.units import format_bytes, format_frac
     from smalti.cli.tables import pairs, print_json
+    from smalti.config.hardware import hardware
     from smalti.plan.memory import memory_per_rank
 
     config = load_recipe(recipe, overrides)
     parts = memory_per_rank(config)
-    capacity = peak_of(gpu).memory_bytes if gpu else None
+    capacity = hardware(gpu).available_memory_bytes if gpu else None
     if as_json:
         print_json({"name": config.name, **parts.to_json(), "device_memory_bytes": capacity})
         return

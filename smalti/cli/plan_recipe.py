@@ -1,16 +1,19 @@
 """What the verbs of ``smalti plan`` that take a recipe share: their arguments, and how a recipe and a GPU are found."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
     from smalti.config.run import RunConfig
+    from smalti.track.report.read import RunRecord
 
 Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A .yaml file, a run folder, or the name of a recipe.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[A.B=VALUE]...", help="Changes to the recipe.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Gpu = Annotated[str | None, typer.Option(help="Plan for ranks on this GPU ('H100 SXM') instead of this machine.")]
+Gpu = Annotated[
+    str | None, typer.Option(help="Plan for ranks on this device (a name of 'smalti plan hardware', or a .yaml file).")
+]
 
 
 def load_recipe(recipe: str, overrides: list[str] | None) -> "RunConfig":
@@ -20,15 +23,14 @@ def load_recipe(recipe: str, overrides: list[str] | None) -> "RunConfig":
     return load(RunConfig, recipe, overrides or []).config
 
 
-def peak_of(gpu: str) -> Any:
-    from smalti.base.errors import UserError
-    from smalti.plan.hardware import PEAKS, peak_named
+def matmul_frac_of(record: "RunRecord", compute: str) -> float | None:
+    """Share of the peak that a run recorded which a large matmul reaches; None where that is not known.
 
-    peak = peak_named(gpu)
-    if peak is None:
-        raise UserError(
-            f"no peak is known for the GPU '{gpu}'",
-            allowed=", ".join(one.name for one in PEAKS),
-            hint="give a measured rate: --rate 7.9e14",
-        )
-    return peak
+    A peak that was measured, as on a CPU, is such a matmul's rate.
+    """
+    from smalti.config.hardware import hardware_of_driver
+
+    if not str(record.of_events("device")).startswith("cuda"):
+        return 1.0
+    known = hardware_of_driver(str(record.of_events("device_name")))
+    return known.matmul_frac if known and compute == "bf16" else None

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from smalti.cli.plan_recipe import Gpu, Json, Overrides, Recipe, load_recipe, peak_of
+from smalti.cli.plan_recipe import Gpu, Json, Overrides, Recipe, load_recipe
 
 if TYPE_CHECKING:
     from smalti.config.run import RunConfig
@@ -65,8 +65,8 @@ class _Rate:
 def _rate(config: "RunConfig", *, gpu: str | None, rate: float | None, measure: bool) -> _Rate:
     from smalti.base.env import cpu_count
     from smalti.base.errors import UserError
+    from smalti.config.hardware import hardware_of_driver
     from smalti.fleet.measure import measure_matmul
-    from smalti.plan.hardware import GEMM_OF_PEAK_FRAC, known_peak
 
     parallel, compute = config.train.parallel, config.train.precision.compute
     if gpu is not None and rate is not None:
@@ -74,12 +74,7 @@ def _rate(config: "RunConfig", *, gpu: str | None, rate: float | None, measure: 
     if rate is not None:
         return _Rate(rate, "given", "cuda" if parallel.device == "cuda" else "cpu")
     if gpu is not None:
-        peak, ranks = peak_of(gpu), parallel.ranks
-        if compute != "bf16":
-            raise UserError(f"the published peak of {peak.name} is for bf16, and train.precision.compute={compute}")
-        flops = ranks * peak.bf16_flops_per_s
-        origin = f"{GEMM_OF_PEAK_FRAC} of the published peak of {ranks} x {peak.name}"
-        return _Rate(flops * GEMM_OF_PEAK_FRAC, origin, "cuda", peak_flops_per_s=flops)
+        return _of_device(gpu, parallel.ranks, compute)
     if not measure:
         return _Rate(None, "not measured", "cpu")
     threads = cpu_count() if parallel.threads == "auto" else parallel.threads * parallel.ranks
@@ -87,10 +82,28 @@ def _rate(config: "RunConfig", *, gpu: str | None, rate: float | None, measure: 
     if found.device == "cpu":
         origin = f"measured here, {found.threads} CPU threads, {found.dtype}"
         return _Rate(found.flops_per_s, origin, "cpu", measured=found, peak_flops_per_s=found.flops_per_s)
-    flops, peak_here = found.flops_per_s * parallel.ranks, known_peak(found.device)
-    published = peak_here.bf16_flops_per_s * parallel.ranks if peak_here and compute == "bf16" else None
+    flops, here = found.flops_per_s * parallel.ranks, hardware_of_driver(found.device)
+    peak = here.peak(compute) if here else None
+    published = None if peak is None else peak * parallel.ranks
     origin = f"measured here, {parallel.ranks} x {found.device}, {found.dtype}"
     return _Rate(flops, origin, "cuda", measured=found, peak_flops_per_s=published)
+
+
+def _of_device(gpu: str, ranks: int, compute: str) -> _Rate:
+    """The share of the published peak that a large matmul reaches, for ``ranks`` of that device."""
+    from smalti.base.errors import UserError
+    from smalti.config.hardware import hardware
+
+    device = hardware(gpu)
+    flops = ranks * device.require_peak(compute)
+    if device.matmul_frac is None or compute != "bf16":
+        raise UserError(
+            f"what share of its {compute} peak a large matmul reaches on {device.title} is not known",
+            allowed="a device with matmul_frac, and train.precision.compute=bf16",
+            hint=f"give a measured rate of all {ranks} ranks together: --rate {0.8 * flops:.1e}",
+        )
+    origin = f"{device.matmul_frac:g} of the published peak of {ranks} x {device.title}"
+    return _Rate(flops * device.matmul_frac, origin, "cuda", peak_flops_per_s=flops)
 
 
 def _source_tokens(config: "RunConfig") -> dict[str, int]:

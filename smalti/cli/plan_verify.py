@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from smalti.cli.plan_recipe import Json
+from smalti.cli.plan_recipe import Json, matmul_frac_of
 
 
 def verify(
@@ -33,6 +33,7 @@ def verify(
     found = compare(
         config,
         peak_flops_per_s=record.of_events("peak_flops_per_s"),
+        matmul_frac=matmul_frac_of(record, config.train.precision.compute),
         device=device,
         tokens_per_s=[value for value in record.series("throughput/tokens_per_sec")[1] if value == value],
         tokens_learned=record.last("time/token"),

@@ -8,7 +8,6 @@ from typing import Any, Literal
 from smalti.base.errors import DataError
 from smalti.config.run import RunConfig
 from smalti.plan.flops import mfu
-from smalti.plan.hardware import GEMM_OF_PEAK_FRAC
 from smalti.plan.run import plan_run
 
 WARMUP_FRAC = 0.1
@@ -37,23 +36,25 @@ def verify(
     config: RunConfig,
     *,
     peak_flops_per_s: float | None,
+    matmul_frac: float | None,
     device: Literal["cpu", "cuda"],
     tokens_per_s: Sequence[float],
     tokens_learned: float | None = None,
 ) -> list[Comparison]:
     """Compare ``config``'s plan with what its run logged.
 
-    ``peak_flops_per_s``: the peak of all ranks that the run recorded (measured on CPU, published on CUDA), or None:
-    then nothing with a time is predicted. ``tokens_per_s``: throughput of the logged steps, in order; medians leave
-    the first tenth out. DataError without a logged step.
+    ``peak_flops_per_s``: the peak of all ranks that the run recorded (measured on CPU, published on CUDA);
+    ``matmul_frac``: the share of it that a large matmul reaches; where either is None nothing with a time is
+    predicted. ``tokens_per_s``: throughput of the logged steps, in order; medians leave the first tenth out. DataError
+    without a logged step.
     """
     if not tokens_per_s:
         raise DataError(
             "the run has logged no throughput yet, so there is nothing to compare", hint="let it run for a few steps"
         )
     rate = None
-    if peak_flops_per_s is not None:
-        rate = peak_flops_per_s * (GEMM_OF_PEAK_FRAC if device == "cuda" else 1.0)
+    if peak_flops_per_s is not None and matmul_frac is not None:
+        rate = peak_flops_per_s * matmul_frac
     plan = plan_run(config, rate_flops_per_s=rate, device=device)
     settled = tokens_per_s[int(len(tokens_per_s) * WARMUP_FRAC) :]
     measured = median(settled)

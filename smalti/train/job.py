@@ -15,6 +15,7 @@ from smalti.base import env, log
 from smalti.base.env import World
 from smalti.base.errors import SmaltiError, UserError
 from smalti.config.durations import to_seconds
+from smalti.config.hardware import hardware_of_driver
 from smalti.config.run import JobConfig, RunConfig
 from smalti.data.fork import plan_fork
 from smalti.data.inputs import check_inputs, read_inputs
@@ -27,7 +28,6 @@ from smalti.model.blocks.attention.choice import described
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
 from smalti.plan.flops import train_flops_per_token
-from smalti.plan.hardware import known_peak
 from smalti.plan.memory import microbatch_tokens
 from smalti.plan.params import count
 from smalti.track import trackers
@@ -243,8 +243,11 @@ def _take_place(config: JobConfig, world: World) -> tuple[torch.device, dict[str
     seconds = to_seconds(parallel.timeout)
     assert seconds is not None
     mesh.join(world, device, seconds)
-    compiles = _compiles(config, device)
-    return device, {"ranks": world.world_size, "device": str(device), "threads": threads, "compile": compiles}
+    resolved: dict[str, Any] = {"ranks": world.world_size, "device": str(device), "threads": threads}
+    resolved["compile"] = _compiles(config, device)
+    if device.type == "cuda":
+        resolved["device_name"] = torch.cuda.get_device_name(device)
+    return device, resolved
 
 
 def _folder(config: JobConfig, world: World, origins: Mapping[str, str], *, fork: bool) -> tuple[RunFolder, JobConfig]:
@@ -277,10 +280,11 @@ def _compiles(config: JobConfig, device: torch.device) -> bool:
 
 
 def _peak(device: torch.device, precision: str, world: World) -> float | None:
-    """FLOP/s of all ranks together: published for a known GPU in bf16, measured on CPU, None for anything else."""
+    """FLOP/s of all ranks together in that format: published for a known GPU, measured on CPU, None for all else."""
     if device.type == "cuda":
-        peak = known_peak(torch.cuda.get_device_name(device))
-        return peak.bf16_flops_per_s * world.world_size if peak and precision == "bf16" else None
+        known = hardware_of_driver(torch.cuda.get_device_name(device))
+        peak = known.peak(precision) if known else None
+        return None if peak is None else peak * world.world_size
     dist.barrier()
     rate = torch.tensor(matmul_rate(device, precision)[0], dtype=torch.float64)
     dist.all_reduce(rate)

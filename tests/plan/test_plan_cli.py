@@ -71,7 +71,7 @@ def test_time_with_a_rate(recipe: str) -> None:
 
 def test_time_as_json_for_a_gpu(recipe: str) -> None:
     value = json.loads(call(plan.app, "time", recipe, "train.parallel.ranks=8", "--gpu", "h100 sxm", "--json"))
-    assert value["rate_flops_per_s"] == pytest.approx(8 * 989e12 * 0.8)
+    assert value["rate_flops_per_s"] == pytest.approx(8 * 989.4e12 * 0.8)
     assert value["epochs"] == pytest.approx({"code": 2.0})
     assert value["steps"] == 100
 
@@ -91,18 +91,20 @@ def test_time_without_a_rate(recipe: str) -> None:
 
 
 def test_time_refuses(recipe: str) -> None:
-    with pytest.raises(UserError, match="no peak is known for the GPU 'abacus'"):
+    with pytest.raises(UserError, match="the device 'abacus' is not known"):
         call(plan.app, "time", recipe, "--gpu", "abacus")
     with pytest.raises(UserError, match="both say how fast"):
         call(plan.app, "time", recipe, "--gpu", "H100 SXM", "--rate", "1")
-    with pytest.raises(UserError, match="is for bf16"):
+    with pytest.raises(UserError, match="what share of its fp32 peak"):
         call(plan.app, "time", recipe, "--gpu", "H100 SXM", "train.precision.compute=fp32")
+    with pytest.raises(UserError, match="no bf16 peak is known"):
+        call(plan.app, "time", recipe, "--gpu", "apple-m4-max-36gb")
 
 
 def test_memory(recipe: str) -> None:
     text = call(plan.app, "memory", recipe, "--gpu", "H100 SXM")
     assert "activations" in text
-    assert "of 74.5 GiB" in text
+    assert "of 79.6 GiB" in text
     value = json.loads(call(plan.app, "memory", recipe, "--json"))
     assert value["total_bytes"] > value["params_bytes"] > 0
 

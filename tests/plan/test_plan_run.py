@@ -75,7 +75,12 @@ def test_verify_compares_medians_after_the_start() -> None:
     found = {
         one.name: one
         for one in verify(
-            config, peak_flops_per_s=1e11, device="cpu", tokens_per_s=[1.0] + 9 * [speed], tokens_learned=819_200
+            config,
+            peak_flops_per_s=1e11,
+            matmul_frac=1.0,
+            device="cpu",
+            tokens_per_s=[1.0] + 9 * [speed],
+            tokens_learned=819_200,
         )
     }
     assert found["step_s"].ratio == pytest.approx(2)
@@ -85,7 +90,7 @@ def test_verify_compares_medians_after_the_start() -> None:
 
 
 def test_verify_without_a_peak_predicts_no_time() -> None:
-    found = verify(made_config(), peak_flops_per_s=None, device="cpu", tokens_per_s=[10.0])
+    found = verify(made_config(), peak_flops_per_s=None, matmul_frac=1.0, device="cpu", tokens_per_s=[10.0])
     assert {one.name: one.predicted for one in found if one.name != "tokens"} == dict.fromkeys(
         ("step_s", "tokens_per_s", "mfu_frac", "train_s")
     )
@@ -93,10 +98,13 @@ def test_verify_without_a_peak_predicts_no_time() -> None:
 
 def test_verify_on_cuda_plans_with_what_a_matmul_reaches() -> None:
     plan = plan_run(made_config(), rate_flops_per_s=0.8 * 989e12, device="cuda")
-    found = verify(made_config(), peak_flops_per_s=989e12, device="cuda", tokens_per_s=[plan.tokens_per_s or 0])
+    speed = [plan.tokens_per_s or 0]
+    found = verify(made_config(), peak_flops_per_s=989e12, matmul_frac=0.8, device="cuda", tokens_per_s=speed)
     assert found[0].ratio == pytest.approx(1)
+    found = verify(made_config(), peak_flops_per_s=989e12, matmul_frac=None, device="cuda", tokens_per_s=speed)
+    assert found[0].predicted is None
 
 
 def test_verify_a_run_that_logged_nothing() -> None:
     with pytest.raises(DataError, match="logged no throughput"):
-        verify(made_config(), peak_flops_per_s=1e11, device="cpu", tokens_per_s=[])
+        verify(made_config(), peak_flops_per_s=1e11, matmul_frac=1.0, device="cpu", tokens_per_s=[])
