@@ -1,0 +1,119 @@
+"""The planner's functions in the words of the talks: FLOPs = 6ND, days, MFU, price, epochs, choices of experts.
+
+Promises no arithmetic of its own beyond a product: what is reckoned here is what `smalti plan` reckons.
+"""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import cache
+
+from smalti.config.hardware import hardware
+from smalti.config.load import from_dict
+from smalti.config.model import ModelConfig
+from smalti.plan.data import EpochCounts, Reading, SourceCounts, SourcePlan, StageCounts, plan_data
+from smalti.plan.laws import compute_optimal, fit_named
+from smalti.plan.params import Params, count
+
+_SEQ_LEN = 1_000
+
+
+@cache
+def model(preset: str) -> ModelConfig:
+    """A preset of the package."""
+    return from_dict(ModelConfig, {"preset": preset}).config
+
+
+def params(preset: str) -> Params:
+    """Its parameters."""
+    return count(model(preset))
+
+
+def peak(gpu: str) -> float:
+    """FLOP/s of one GPU in bf16, dense."""
+    return hardware(gpu).peak_flops_per_s["bf16"]
+
+
+def train_flops(params: float, tokens: float) -> float:
+    """6ND."""
+    return 6 * params * tokens
+
+
+def chinchilla_tokens(params: float) -> float:
+    """Tokens = 20 x Parameters."""
+    return 20 * params
+
+
+def optimal_tokens_per_param(fit: str, flops: float) -> float:
+    """Tokens for each parameter of the compute-optimal model of so many FLOPs."""
+    return compute_optimal(fit_named(fit), flops).tokens_per_param
+
+
+def days(params: float, tokens: float, gpus: int, gpu: str, mfu: float = 1.0) -> float:
+    """Days that a run takes."""
+    return train_flops(params, tokens) / (gpus * peak(gpu) * mfu) / 86_400
+
+
+def mfu(params: float, tokens: float, gpus: int, gpu: str, days: float) -> float:
+    """The MFU by 6ND that a training time implies."""
+    return train_flops(params, tokens) / (gpus * peak(gpu) * days * 86_400)
+
+
+def usd_per_gpu_hour(cost_usd: float, gpus: int, days: float) -> float:
+    """The price that a bill implies."""
+    return cost_usd / (gpus * days * 24)
+
+
+def cost(gpus: int, days: float, usd_per_gpu_hour: float) -> float:
+    """A bill."""
+    return gpus * days * 24 * usd_per_gpu_hour
+
+
+def tokens_per_param(params: float, tokens: float) -> float:
+    """Tokens for each parameter."""
+    return tokens / params
+
+
+def steps(tokens: float, batch_tokens: float) -> float:
+    """Optimizer steps."""
+    return tokens / batch_tokens
+
+
+def per(amount: float, of: float) -> float:
+    """A quotient, as a function that can be called later."""
+    return amount / of
+
+
+def failures_per_day(gpus: int, failures_per_1000_gpu_days: float) -> float:
+    """Expected failures of a job in a day."""
+    return gpus * failures_per_1000_gpu_days / 1000
+
+
+def label_usd(kind: str, examples: float) -> float:
+    """What a set of labelled examples costs."""
+    return examples * {"pair": 30.0, "comparison": 8.0, "chat": 130.0}[kind]
+
+
+def choices(preset: str, chosen: int | None = None) -> int:
+    """Ways in which a token can be sent to the experts of a layer."""
+    moe = model(preset).moe
+    assert moe is not None
+    return math.comb(moe.num_experts, chosen or moe.num_experts_per_tok)
+
+
+def weights_bytes(preset: str, bits: float) -> float:
+    """Bytes of a model's weights."""
+    return params(preset).total * bits / 8
+
+
+def mixture(sources: Sequence[tuple[str, float, float]], tokens: float) -> dict[str, SourcePlan]:
+    """What a run of ``tokens`` takes of each (name, tokens in the source, weight)."""
+    weights = [Fraction(str(weight)) for _, _, weight in sources]
+    shares = tuple(weight / sum(weights) for weight in weights)
+    counts = [
+        SourceCounts(name, round(holds), eras=(EpochCounts(round(holds / _SEQ_LEN)),)) for name, holds, _ in sources
+    ]
+    taken = tuple(round(share * round(tokens) / _SEQ_LEN) for share in shares)
+    stage = StageCounts("0", 0, 1, _SEQ_LEN, 0, shares, shares, taken)
+    reading = Reading(ranks=1, first_batch_sequences=1, concurrency=1, requests_per_s=1.0)
+    return {source.name: source for source in plan_data(counts, [stage], reading).sources}
