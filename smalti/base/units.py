@@ -37,6 +37,11 @@ def format_bytes(value: float) -> str:
     return f"{amount:.0f} B" if step == 0 else f"{amount:.1f} {_BYTE_SUFFIXES[step]}"
 
 
+def format_byte_rate(value: float) -> str:
+    """3.35e12 -> '3.35 TB/s'. Decimal steps, as links and memories are sold."""
+    return format_flops(value).replace("FLOP", "B") + "/s"
+
+
 def format_seconds(value: float) -> str:
     """75 -> '1m15s', 0.0123 -> '12.3ms'."""
     if not math.isfinite(value):

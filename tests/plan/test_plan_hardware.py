@@ -1,0 +1,55 @@
+"""smalti plan hardware: the table, one device with its sources, JSON."""
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from smalti.base.errors import UserError
+from smalti.cli import plan
+from smalti.config.hardware import hardware, hardware_names
+
+
+def call(*arguments: str) -> str:
+    result = CliRunner().invoke(plan.app, ["hardware", *arguments], catch_exceptions=False, standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def test_the_table_has_a_line_for_each_device() -> None:
+    lines = {line.split()[0]: line for line in call().splitlines() if line}
+    for name in hardware_names():
+        assert name in lines
+    assert lines["h100-sxm"].split()[1:3] == ["989T", "1.98P"]
+    assert "79.6 GiB" in lines["h100-sxm"]
+    assert "450 GB/s" in lines["h100-sxm"]
+    assert "96.0 GiB" in lines["apple-m4-max-128gb"], "what programs may take, not what is built in"
+
+
+def test_one_device_names_the_source_of_every_figure() -> None:
+    text = call("H100 SXM")
+    known = hardware("h100-sxm")
+    assert text.startswith(known.title)
+    for source in known.sources.values():
+        assert source in text
+    assert "bf16 989 TFLOP/s" in text
+    assert "3.35 TB/s" in text
+    assert "64 GB/s to one of them" in call("mi300x")
+    assert "not published" in call("apple-m4-max-64gb")
+
+
+def test_json() -> None:
+    every: list[dict[str, Any]] = json.loads(call("--json"))
+    assert [one["name"] for one in every] == list(hardware_names())
+    one = json.loads(call("gb200", "--json"))
+    assert one["devices_per_node"] == 72
+    assert one["peak_flops_per_s"]["fp4"] == 1e16
+    assert one["available_memory_bytes"] == one["memory_bytes"]
+    assert one in every
+
+
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(UserError, match="the device 'abacus' is not known"):
+        call("abacus")
