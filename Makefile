@@ -76,7 +76,7 @@ bench: $(STAMP)  ## paired ratios; NAME chooses one script of bench/; peers are 
 gpu:  ## tests and benchmarks on a GPU, with the PYTHON given (no .venv needed)
 	PYTHON=$(PYTHON) bash tools/gpu.sh $(ARGS)
 
-docs: $(STAMP)  ## write docs/reference from the code, and check every link
+docs: $(STAMP)  ## write docs/reference, the talks and claims from the code, and check every link
 	$(BIN)/python tools/docs.py
 
 lock:  ## resolve the newest versions in a fresh environment and write constraints.txt

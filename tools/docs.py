@@ -1,4 +1,4 @@
-"""Writes docs/reference/{cli,config,metrics}.md from the code, and checks every link of the documentation.
+"""Writes from the code docs/reference/{cli,config,metrics}.md, concepts/talks.md and claims.md, and checks every link.
 
     python tools/docs.py            write the pages, then check the links
     python tools/docs.py --check    write nothing; exit 3 when a page has drifted from the code or a link is dead
@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import reference
+from talks.claims import page as claims_page
+from talks.page import page as talks_page
 
 ROOT = Path(__file__).resolve().parent.parent
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
@@ -63,17 +65,23 @@ def dead_links(root: Path) -> list[str]:
     return failed + [f"{page.relative_to(root)} cannot be reached from docs/index.md" for page in alone]
 
 
+def written() -> dict[str, str]:
+    """Path under docs/ -> text, of every page that is written from the code."""
+    reference_pages = {f"reference/{name}": text for name, text in reference.pages().items()}
+    return {**reference_pages, "concepts/talks.md": talks_page(), "claims.md": claims_page()}
+
+
 def main(arguments: list[str]) -> int:
     """Write or check; returns the exit code."""
     if arguments not in ([], ["--check"]):
         print(f"docs.py takes nothing or --check, not {' '.join(arguments)}", file=sys.stderr)
         return 2
     failed: list[str] = []
-    for name, text in reference.pages().items():
-        path = ROOT / "docs" / "reference" / name
+    for name, text in written().items():
+        path = ROOT / "docs" / name
         if arguments:
             if not path.exists() or path.read_text(encoding="utf-8") != text:
-                failed.append(f"docs/reference/{name} differs from the code; hint: make docs")
+                failed.append(f"docs/{name} differs from the code; hint: make docs")
         else:
             path.write_text(text, encoding="utf-8")
     failed += dead_links(ROOT)

@@ -12,6 +12,7 @@ from smalti.config.hardware import hardware
 from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
 from smalti.plan.data import EpochCounts, Reading, SourceCounts, SourcePlan, StageCounts, plan_data
+from smalti.plan.goodput import DAY_S, mtbf_s
 from smalti.plan.laws import compute_optimal, fit_named
 from smalti.plan.params import Params, count
 
@@ -51,12 +52,12 @@ def optimal_tokens_per_param(fit: str, flops: float) -> float:
 
 def days(params: float, tokens: float, gpus: int, gpu: str, mfu: float = 1.0) -> float:
     """Days that a run takes."""
-    return train_flops(params, tokens) / (gpus * peak(gpu) * mfu) / 86_400
+    return train_flops(params, tokens) / (gpus * peak(gpu) * mfu) / DAY_S
 
 
 def mfu(params: float, tokens: float, gpus: int, gpu: str, days: float) -> float:
     """The MFU by 6ND that a training time implies."""
-    return train_flops(params, tokens) / (gpus * peak(gpu) * days * 86_400)
+    return train_flops(params, tokens) / (gpus * peak(gpu) * days * DAY_S)
 
 
 def usd_per_gpu_hour(cost_usd: float, gpus: int, days: float) -> float:
@@ -86,7 +87,7 @@ def per(amount: float, of: float) -> float:
 
 def failures_per_day(gpus: int, failures_per_1000_gpu_days: float) -> float:
     """Expected failures of a job in a day."""
-    return gpus * failures_per_1000_gpu_days / 1000
+    return DAY_S / mtbf_s(failures_per_1000_gpu_days, gpus)
 
 
 def label_usd(kind: str, examples: float) -> float:

@@ -43,8 +43,7 @@ _ALONE = (
 SECTIONS = (
     Section(
         "Failures",
-        "Failures a day = GPUs x rate. What they cost, and how often to save, says `smalti plan failures` "
-        "([reliability](reliability.md)).",
+        "Failures a day = GPUs x rate. What they cost, and how often to save, says `smalti plan failures`.",
         alone=_ALONE,
     ),
 )

@@ -36,8 +36,7 @@ _ALONE = (
 SECTIONS = (
     Section(
         "Labelling",
-        "Cost = examples x price of one. `smalti plan phases` adds it to the compute of four phases "
-        "([phases](phases.md)).",
+        "Cost = examples x price of one. `smalti plan phases` adds it to the compute of four phases.",
         (
             Table(
                 "After-Training Data Cost (build, lines 79-83)",

@@ -34,8 +34,7 @@ _ALONE = (
 SECTIONS = (
     Section(
         "Memory and storage",
-        "Bytes = parameters x bytes of one. `smalti plan memory` and `smalti plan serving` count the rest too "
-        "([memory](memory.md), [serving](serving-memory.md)).",
+        "Bytes = parameters x bytes of one. `smalti plan memory` and `smalti plan serving` count the rest too.",
         alone=_ALONE,
     ),
 )

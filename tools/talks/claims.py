@@ -1,0 +1,177 @@
+"""docs/claims.md: what the talks say of speed, and what stands behind it here.
+
+Promises that every measured number is read from bench/results and every predicted one comes from the planner, when the
+page is written; a claim without either is called unproven, with what would prove it.
+"""
+
+import json
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from smalti.config.hardware import hardware
+from talks import arithmetic as plan
+
+RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
+
+Status = Literal["proven here", "predicted", "unproven"]
+"""``proven here``: measured by the command, on the machine and date that the result file names, at that machine's size.
+``predicted``: by the planner's arithmetic. ``unproven``: neither."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something that a talk says of speed, and what we have."""
+
+    talk: str
+    line: int
+    quote: str
+    status: Status
+    evidence: Callable[[], str]
+    """Numbers, or what would prove it."""
+    command: str = ""
+    result: str = ""
+    """File of bench/results whose date and machine are told."""
+
+
+def result(name: str) -> dict[str, Any]:
+    """What bench/results/NAME.json holds."""
+    value: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return value
+
+
+def figures(name: str) -> dict[str, Any]:
+    """Its figures."""
+    value: dict[str, Any] = result(name)["figures"]
+    return value
+
+
+def _start() -> str:
+    found, reads = figures("stream_start"), figures("fetch_start")
+    return (
+        f"{found['smalti']['first_s']:.2g} s from the start of the process to the first microbatch, two thirds through "
+        f"{found['tokens'] / 1e12:.0f} trillion tokens, on one rank; a start of {reads['ranks']:,} ranks reads "
+        f"{reads['metadata_gets']} index and lists {reads['lists']} times. Not measured: a start on many real nodes"
+    )
+
+
+def _resume() -> str:
+    table = figures("stream")["table"]
+    constructor, whole = (table[f"resume at 90 %, from {start}"] for start in ("the constructor", "process start"))
+    return (
+        f"{constructor['smalti']['median'] * 1e3:.2g} ms to the next batch at 90% of an epoch, "
+        f"{whole['smalti']['median']:.2g} s with the imports; "
+        f"{whole['mosaic']['ours_better']['ratio']:.2g} times as fast as mosaicml-streaming"
+    )
+
+
+def _exactly() -> str:
+    elastic, kill, curve = figures("stream_elastic"), figures("stream_kill"), figures("same_curve")
+    return (
+        f"{elastic['cases']} cases with {elastic['kills']} kills and other numbers of ranks: {elastic['different']} "
+        f"different orders; {2 * kill['kills_of_each']} kill -9 and {kill['starts_of_both']} starts: {kill['failed']} "
+        f"failed (`make prove NAME=kill`); one loss curve through {len(curve['kills']) - 1} kills and on 1, 2, 4 "
+        f"ranks: at most {max(curve['largest_difference'].values()):.1e} apart (`make bench NAME=same_curve`)"
+    )
+
+
+def _overhead() -> str:
+    handed = figures("stream")["table"]["tokens/s, int64 inputs and targets"]["smalti"]["median"]
+    step = max(one["tokens_per_s"] for one in figures("train_cpu")["demo bf16"]["contenders"].values())
+    return (
+        f"the stream hands out {handed / 1e6:.0f}M tokens/s in one process; the fastest step measured here takes "
+        f"{step / 1e3:.3g}k (`make bench NAME=train_cpu`), so reading is {step / handed:.1g} of its time even when it "
+        "is not done ahead. From local disk, in the page cache"
+    )
+
+
+def _one_reader() -> str:
+    found = figures("fetch_start")
+    return (
+        f"{found['ranks']:,} ranks that start: {found['metadata_gets']} read of metadata ({found['index_bytes']} "
+        f"bytes), {found['lists']} listings, {found['reads']:,} reads of data; against a server of our own, eight "
+        "ranks at a time"
+    )
+
+
+def _throttled() -> str:
+    found = figures("fetch_slow_down")
+    return (
+        f"a store that answers 503 to everything for {found['outage_s']} s: {found['requests_during']:,} requests in "
+        f"that time at {found['requests_per_s']}/s allowed, all {found['steps']} steps made, longest wait "
+        f"{found['longest_wait_s']:.0f} s; the store is a server of our own"
+    )
+
+
+def _fp8() -> str:
+    peaks = hardware("h100-sxm").peak_flops_per_s
+    ratio = peaks["fp8"] / peaks["bf16"]
+    share = (1 - 1 / 1.5) / (1 - 1 / ratio)
+    return (
+        f"FP8 training is not built. The peaks differ by {ratio:.2g}; 1.5 follows if {share:.0%} of the time of a BF16 "
+        "step is matmuls that run at twice the rate. Would prove it: the same step in both formats on an H100"
+    )
+
+
+def _save() -> str:
+    nbytes = plan.weights_bytes("dbrx-132b", 96)
+    return (
+        f"weights and two moments in fp32 are {nbytes / 1e12:.3g} TB; in 30 s that is {nbytes / 30e9:.3g} GB/s, "
+        f"{nbytes / 30e9 / 384:.2g} GB/s for each of 384 nodes. Would prove it: time of save and load of such a "
+        "state on a cluster's storage; saving here is synchronous, and its time at that size is not measured"
+    )
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim("blog", 40, "less than 1 minute of startup overhead", "proven here", _start,
+          "make bench NAME=stream_start", "stream_start"),
+    Claim("blog", 40, "resume exactly where it left off instantaneously", "proven here", _resume,
+          "make bench NAME=stream", "stream"),
+    Claim("blog", 40, "deterministic shuffling ... deterministically resume exactly", "proven here", _exactly,
+          "make prove NAME=elastic", "stream_elastic"),
+    Claim("blog", 40, "and no training overhead", "proven here", _overhead, "make bench NAME=stream", "stream"),
+    Claim("roundtable", 132, "every gpu should go download the metadata file ... one guy", "proven here", _one_reader,
+          "make prove NAME=fetch", "fetch_start"),
+    Claim("roundtable", 123, "not get throttled or have other issues with object store", "proven here", _throttled,
+          "make prove NAME=fetch", "fetch_slow_down"),
+    Claim("dbrx", 617, "FP8 training on H100 is 1.5x faster than BF16", "unproven", _fp8),
+    Claim("blog", 45, "minimize blocking time to under 30 seconds during save and load", "unproven", _save),
+)  # fmt: skip
+
+_INTRO = """<!-- Written by `make docs` from tools/talks/claims.py and bench/results; edit there. -->
+
+# Claims of speed
+
+What the [talks](concepts/talks.md) say of speed, in their order of proof here. **Proven here** means measured by the
+command, on the machine that the result file names: two CPU cores, no GPU, no cluster. It is the mechanism that is
+proven, at that size. **Predicted** means by the planner's arithmetic, whose own error the planner's pages tell.
+**Unproven** means neither; what would prove it is said. A line is that of the talk's text.
+
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return "".join(_lines())
+
+
+def _lines() -> Iterator[str]:
+    yield textwrap.dedent(_INTRO)
+    yield "| claim | where | status | what stands behind it |\n|---|---|---|---|\n"
+    for claim in CLAIMS:
+        behind = claim.evidence() + "."
+        if claim.command:
+            behind += f" `{claim.command}`"
+        if claim.result:
+            behind += f", {_measured(claim.result)}"
+        yield f'| "{claim.quote}" | {claim.talk}, {claim.line} | **{claim.status}** | {behind} |\n'
+
+
+def _measured(name: str) -> str:
+    """Date, machine and file of a result."""
+    found = result(name)
+    machine = found["machine"]
+    device = machine["gpu"] or f"{machine['cores']} cores of an {machine['processor']}"
+    return f"{found['date'][:10]}, {device} (bench/results/{name}.json)"
