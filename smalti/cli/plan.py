@@ -5,6 +5,7 @@ import typer
 from smalti.cli.plan_data import data
 from smalti.cli.plan_hardware import hardware
 from smalti.cli.plan_memory import memory
+from smalti.cli.plan_serving import serving
 from smalti.cli.plan_time import time
 from smalti.cli.plan_verify import verify
 
@@ -18,4 +19,5 @@ app.command(epilog="Example: smalti plan time demo train.duration=2000step --jso
 app.command(epilog="Example: smalti plan memory demo train.parallel.ranks=8 --gpu 'H100 SXM'")(memory)
 app.command(epilog="Example: smalti plan data recipe.yaml --tokens code=464e9 --tokens prose=4.87e9")(data)
 app.command(epilog="Example: smalti plan verify runs/demo --within 1.5")(verify)
+app.command(epilog="Example: smalti plan serving dbrx-132b --weights q4_k_s --context 4096")(serving)
 app.command(epilog="Example: smalti plan hardware h100-sxm --json")(hardware)

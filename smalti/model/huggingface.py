@@ -23,8 +23,8 @@ from smalti.base import store
 from smalti.base.errors import UserError
 from smalti.config.model import ModelConfig
 from smalti.model.decoder import Decoder
+from smalti.model.described import FAMILIES
 from smalti.model.source import (
-    FAMILIES,
     INDEX,
     WHOLE,
     Source,

@@ -10,25 +10,18 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from smalti.base import store
 from smalti.base.errors import DataError, UserError
 from smalti.config.model import ModelConfig
 from smalti.model.decoder import Decoder
-from smalti.model.tensor_files import DTYPES, TensorFile, read_object
-from smalti.model.zoo import dbrx, llama, mistral, mixtral, mpt, olmo2, olmoe, qwen3, qwen3_moe
-from smalti.model.zoo.family import Family, Rule, Weights
+from smalti.model.described import inside, open_config
+from smalti.model.json_file import read_object
+from smalti.model.tensor_files import DTYPES, TensorFile
+from smalti.model.zoo.family import Rule, Weights
 from smalti.model.zoo.fields import Json
-
-FAMILIES: dict[str, Family] = {
-    module.FAMILY.model_type: module.FAMILY
-    for module in (llama, mistral, qwen3, olmo2, mpt, dbrx, mixtral, olmoe, qwen3_moe)
-}
-"""By ``model_type``."""
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -92,25 +85,16 @@ def companions(folder: Path) -> dict[str, bytes]:
     """What belongs to a model beside its weights, by name: tokenizer, chat templates, ``generation_config.json``."""
     templates = sorted((folder / _MORE_TEMPLATES).glob("*.jinja"))
     names = [*_COMPANIONS, *(f"{_MORE_TEMPLATES}/{path.name}" for path in templates)]
-    return {name: _inside(folder, name).read_bytes() for name in names if (folder / name).is_file()}
+    return {name: inside(folder, name).read_bytes() for name in names if (folder / name).is_file()}
 
 
 def open_source(folder: str | Path) -> Source:
     """Check a folder's config, index and headers; UserError or DataError says what cannot be read, and where."""
-    if not store.is_local(folder):
-        raise UserError(f"{folder} is not a local folder", hint="copy the model to a local disk first")
-    path = Path(folder)
-    if not (path / "config.json").exists():
-        raise DataError(f"{path} has no config.json, so it holds no (complete) model")
-    raw = read_object(_inside(path, "config.json"))
-    family = _family(path, raw)
-    try:
-        config = family.config_from_huggingface(raw)
-    except DataError as error:
-        raise DataError(f"{path}: {error.message}", allowed=error.allowed, hint=error.hint) from error
+    described = open_config(folder)
+    path, raw, family, config = described.folder, described.raw, described.family, described.config
     _check_ends("config.json", path, raw, config.vocab_size)
     if (path / _GENERATION).exists():
-        _check_ends(_GENERATION, path, read_object(_inside(path, _GENERATION)), config.vocab_size)
+        _check_ends(_GENERATION, path, read_object(inside(path, _GENERATION)), config.vocab_size)
     files = _locate(path)
     if config.num_hidden_layers > len(files):
         raise DataError(f"{path}/config.json asks for {config.num_hidden_layers} layers; it has {len(files)} tensors")
@@ -136,29 +120,6 @@ def theirs(rules: list[Rule], weights: Weights) -> Weights:
     return found
 
 
-def _family(folder: Path, raw: Json) -> Family:
-    kind, classes = raw.get("model_type"), raw.get("architectures")
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        raise DataError(f"{folder}/config.json has model_type={kind!r}", allowed=", ".join(FAMILIES))
-    family = FAMILIES[kind]
-    if classes is not None and str(classes).casefold() != str([family.architecture]).casefold():
-        raise DataError(f"{folder}/config.json has architectures={classes!r}", allowed=family.architecture)
-    if not _is_own_code(raw.get("auto_map"), kind):
-        raise DataError(
-            f"{folder}/config.json has auto_map={raw['auto_map']!r}: the model wants code of its folder, and none is "
-            "ever run",
-            allowed=f"models of modeling_{kind}, which are computed here",
-            hint=f"if it is a plain {family.architecture}, delete auto_map from config.json",
-        )
-    if raw.get("quantization_config") is not None:
-        raise DataError(
-            f"{folder}/config.json has quantization_config: quantised weights are not read",
-            allowed=f"absent; weights in {', '.join(DTYPES)}",
-            hint="bring the model as it was before it was quantised",
-        )
-    return family
-
-
 def _check_ends(name: str, folder: Path, raw: Json, vocab_size: int) -> None:
     """DataError for a token that begins or ends a text and is none of the model's; several may end one."""
     for key, many in (("bos_token_id", False), ("eos_token_id", True)):
@@ -172,30 +133,6 @@ def _check_ends(name: str, folder: Path, raw: Json, vocab_size: int) -> None:
             )
 
 
-def _is_own_code(auto_map: Any, kind: str) -> bool:
-    """Whether the code that a folder brings is that of its family, as in MPT's and DBRX's; it is not run either way."""
-    if auto_map is None:
-        return True
-    own = re.compile(rf"(.*--)?modeling_{kind}\.\w+")
-    return isinstance(auto_map, dict) and all(
-        isinstance(name, str) and own.fullmatch(name) for key, name in auto_map.items() if key.startswith("AutoModel")
-    )
-
-
-def _inside(folder: Path, name: Any) -> Path:
-    """The file ``name`` of a folder; DataError for a name that leads out of it.
-
-    Symbolic links may lead to files of the folder, and to the blobs beside a snapshot in the hub's cache.
-    """
-    path = folder / name
-    allowed = [folder.resolve()]
-    if allowed[0].parent.name == "snapshots":
-        allowed.append(allowed[0].parent.parent / "blobs")
-    if not any(path.resolve().is_relative_to(root) for root in allowed):
-        raise DataError(f"{path} leads out of the folder, to {path.resolve()}", allowed="files of the folder itself")
-    return path
-
-
 def _locate(folder: Path) -> dict[str, TensorFile]:
     """Each tensor's file, by the index or from the single file's header."""
     index, whole = folder / INDEX, folder / WHOLE
@@ -205,9 +142,9 @@ def _locate(folder: Path) -> dict[str, TensorFile]:
             hint="delete the one that is not of this model",
         )
     if index.exists():
-        return _by_index(folder, read_object(_inside(folder, INDEX)))
+        return _by_index(folder, read_object(inside(folder, INDEX)))
     if whole.exists():
-        file = TensorFile.open(_inside(folder, WHOLE))
+        file = TensorFile.open(inside(folder, WHOLE))
         return dict.fromkeys(file.entries, file)
     shards = sorted(path.name for path in folder.iterdir() if _SHARD.fullmatch(path.name))
     if shards:
@@ -241,7 +178,7 @@ def _by_index(folder: Path, index: Json) -> dict[str, TensorFile]:
                     f"{folder / INDEX} places {name} in '{file}', which is not in the folder",
                     hint="the download is incomplete; bring the missing shard",
                 )
-            opened[file] = TensorFile.open(_inside(folder, file))
+            opened[file] = TensorFile.open(inside(folder, file))
         if name not in opened[file].entries:
             raise DataError(f"{opened[file].path} does not hold {name}, although the index says so")
     for file, held in opened.items():

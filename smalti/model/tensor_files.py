@@ -10,9 +10,7 @@ read is an error and not a crash. Local files only.
 
 import json
 import os
-import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +19,7 @@ import torch
 from torch import Tensor
 
 from smalti.base.errors import DataError
+from smalti.model.json_file import LARGEST_JSON_BYTES, opened, parsed
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Number formats of weights that we read and write."""
@@ -28,7 +27,6 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _OTHERS = {"F64": 8, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 _OTHERS |= {"F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
 _ITEM_BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()} | _OTHERS
-_LARGEST_JSON_BYTES = 100_000_000
 _CHUNK_BYTES = 1 << 24
 _ALIGNMENT_BYTES = 8
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/v1"
@@ -48,53 +46,6 @@ class Entry(NamedTuple):
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 
-def read_object(path: Path, *, most_bytes: int = _LARGEST_JSON_BYTES) -> dict[str, Any]:
-    """A JSON file that holds one object, without duplicate keys; anything else is a DataError that names the file."""
-    with _opened(path) as file:
-        size_bytes = os.fstat(file).st_size
-        if size_bytes > most_bytes:
-            raise DataError(f"{path} has {size_bytes:,} bytes", allowed=f"up to {most_bytes:,}")
-        return _parsed(path, os.pread(file, size_bytes, 0))
-
-
-def _parsed(path: Path, data: bytes, what: str = "") -> dict[str, Any]:
-    try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_once, parse_constant=_finite_only)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}{what} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise DataError(f"{path}{what} does not hold a JSON object: {json.dumps(value)[:60]}", allowed="{...}")
-    return value
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key '{key}' is there twice")
-        found[key] = value
-    return found
-
-
-def _finite_only(name: str) -> Any:
-    raise ValueError(f"{name} is not a number of JSON")
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    """A descriptor of a plain file; a pipe or a device would hang or never end."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise DataError(f"{path} is not a plain file")
-        yield file
-    finally:
-        os.close(file)
-
-
 @dataclass(frozen=True)
 class TensorFile:
     """A safetensors file whose header has been checked."""
@@ -105,7 +56,7 @@ class TensorFile:
     @classmethod
     def open(cls, path: Path) -> "TensorFile":
         """Read and check the header; DataError names what is wrong."""
-        with _opened(path) as file:
+        with opened(path) as file:
             size_bytes = os.fstat(file).st_size
             head = os.pread(file, 8, 0)
             header_bytes = int.from_bytes(head, "little")
@@ -114,9 +65,9 @@ class TensorFile:
                     f"{path} is a pointer of Git LFS: it says which weights belong there, and they were not downloaded",
                     hint=f"git -C {path.parent} lfs pull",
                 )
-            if len(head) < 8 or not 2 <= header_bytes <= min(size_bytes - 8, _LARGEST_JSON_BYTES):
+            if len(head) < 8 or not 2 <= header_bytes <= min(size_bytes - 8, LARGEST_JSON_BYTES):
                 raise DataError(f"{path} is not a readable safetensors file: it is cut off, or of another kind")
-            header = _parsed(path, os.pread(file, header_bytes, 8), ", its header,")
+            header = parsed(path, os.pread(file, header_bytes, 8), ", its header,")
         header.pop("__metadata__", None)
         entries = {name: _entry(path, name, entry, 8 + header_bytes) for name, entry in header.items()}
         end = 8 + header_bytes
@@ -136,7 +87,7 @@ class TensorFile:
         """A tensor, in memory of its own."""
         entry = self.entries[name]
         tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
-        with _opened(self.path) as file:
+        with opened(self.path) as file:
             self._fill(file, name, _bytes_of(tensor), 0)
         return tensor
 
@@ -145,7 +96,7 @@ class TensorFile:
         entry = self.entries[name]
         dtype = DTYPES[entry.dtype]
         chunk = torch.empty(min(_CHUNK_BYTES, entry.size_bytes) // dtype.itemsize, dtype=dtype)
-        with _opened(self.path) as file:
+        with opened(self.path) as file:
             for start_bytes in range(0, entry.size_bytes, _CHUNK_BYTES):
                 part = chunk[: (entry.size_bytes - start_bytes) // dtype.itemsize]
                 self._fill(file, name, _bytes_of(part), start_bytes)

@@ -17,7 +17,7 @@ from smalti.base import store
 from smalti.base.errors import DataError
 from smalti.dist import checkpoint, fsdp, mesh
 from smalti.model.huggingface import Source, companions, open_source
-from smalti.model.tensor_files import read_object
+from smalti.model.json_file import read_object
 from smalti.train.origin import run_of
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"

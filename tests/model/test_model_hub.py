@@ -13,8 +13,9 @@ from model_cases import built, dense, ids, sparse
 
 from smalti.base.errors import DataError
 from smalti.config.model import ModelConfig
+from smalti.model.described import FAMILIES
 from smalti.model.huggingface import load, save
-from smalti.model.source import FAMILIES, skeleton
+from smalti.model.source import skeleton
 
 FOLDER = Path(__file__).parent / "hub"
 LLAMA3 = {

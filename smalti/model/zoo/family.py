@@ -1,14 +1,12 @@
 """What a family must offer, and the parts of ``config.json`` and of the weights that families share.
 
 The families that spell their configs and tensors as Llama does (all but MPT and DBRX) are made of the parts below.
+torch is loaded when weights are converted, so that plans read configs without it.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smalti.config.model import ModelConfig
 from smalti.model.zoo.fields import (
@@ -20,7 +18,10 @@ from smalti.model.zoo.fields import (
     rope_to_huggingface,
 )
 
-Weights = dict[str, Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Weights = dict[str, "Tensor"]
 
 
 class Rule(NamedTuple):
@@ -33,8 +34,8 @@ class Rule(NamedTuple):
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
-    to_theirs: Callable[[list[Tensor]], list[Tensor]]
-    to_ours: Callable[[list[Tensor]], list[Tensor]]
+    to_theirs: "Callable[[list[Tensor]], list[Tensor]]"
+    to_ours: "Callable[[list[Tensor]], list[Tensor]]"
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def joined(ours: tuple[str, ...], theirs: str, rows: tuple[int, ...]) -> Rule:
     return Rule(
         ours,
         (theirs,),
-        lambda tensors: [torch.cat(tensors)],
+        _cat,
         lambda tensors: [part.clone() for part in tensors[0].split(rows)],
     )
 
@@ -78,9 +79,21 @@ def stacked(ours: str, theirs: tuple[str, ...], *, transposed: bool = False) -> 
             (ours,),
             theirs,
             lambda tensors: [part.T.contiguous() for part in tensors[0]],
-            lambda tensors: [torch.stack([part.T for part in tensors])],
+            lambda tensors: _stack([part.T for part in tensors]),
         )
-    return Rule((ours,), theirs, lambda tensors: list(tensors[0]), lambda tensors: [torch.stack(tensors)])
+    return Rule((ours,), theirs, lambda tensors: list(tensors[0]), _stack)
+
+
+def _cat(tensors: "list[Tensor]") -> "list[Tensor]":
+    import torch
+
+    return [torch.cat(tensors)]
+
+
+def _stack(tensors: "list[Tensor]") -> "list[Tensor]":
+    import torch
+
+    return [torch.stack(tensors)]
 
 
 def outer_rules(config: ModelConfig) -> list[Rule]:

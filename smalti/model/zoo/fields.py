@@ -51,7 +51,7 @@ _HARMLESS = frozenset(
 )
 """Keys that do not change logits: where the file comes from, number format, token ids, how ``generate`` samples.
 
-``auto_map`` is looked at in ``source.py``.
+``auto_map`` is looked at in ``described.py``.
 """
 
 _ONLY: dict[str, tuple[Any, ...]] = {
