@@ -50,7 +50,7 @@ def test_rates_as_printed() -> None:
 
 def test_mean_times_that_the_sources_print_beside_the_rates() -> None:
     assert mtbf_s(failure_rate("llama-3").per_1000_gpu_days, GPUS) / 3600 == pytest.approx(3.1, abs=0.05)
-    assert DAYS * 24 / UNEXPECTED == pytest.approx(3.1, abs=0.05)
+    assert pytest.approx(3.1, abs=0.05) == DAYS * 24 / UNEXPECTED
     rsc = failure_rate("meta-rsc-1").per_1000_gpu_days
     assert mtbf_s(rsc, 16_384) / 3600 == pytest.approx(1.8, abs=0.05)
     assert mtbf_s(rsc, 131_072) / 3600 == pytest.approx(0.23, abs=0.005)
