@@ -1,0 +1,100 @@
+"""The parameters that a sharded model gathers together: the root, each block, each router.
+
+Promises: the same parameters, with the same rows, as ``smalti.model.decoder.Decoder`` registers, in the units that
+``smalti.dist.fsdp.shard`` lays over the mesh (a test compares both). Knows no ranks; ``Unit.elements`` adds the padding
+of a layout.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from smalti.config.model import ModelConfig
+from smalti.plan.weights import Weight, weights
+
+Name = Literal["root", "block", "expert block", "router"]
+
+_ROWS_SHARED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed", "lm_head")
+_WIDTH_SHARED = ("o_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One parameter of a unit; FSDP2 cuts its rows (dim 0)."""
+
+    rows: int
+    """Size of dim 0."""
+    width: int
+    """Elements of a row."""
+    is_expert: bool
+    """[experts, ...]: an expert axis shares its rows, a tensor axis its width."""
+    tensor: Literal["rows", "width", "none"]
+    """Which of the two a tensor axis shares; ``none``: every rank of that axis has it whole."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Parameters that one collective gathers, and whose gradients one collective reduces."""
+
+    name: Name
+    """``expert block``: a block with experts, without its router."""
+    count: int
+    """How many of them the model has."""
+    parts: tuple[Part, ...]
+    """Its parameters."""
+
+    @property
+    def full_precision(self) -> bool:
+        """Gathered and reduced in fp32, and not given back between forward and backward."""
+        return self.name == "router"
+
+    def elements(self, shards: int, *, tensor: int = 1, experts: bool | None = None) -> int:
+        """Elements of the gathered buffer over ``shards`` ranks: rows are filled up to a multiple of them.
+
+        experts: only the experts' weights, or only the others; None: all.
+        """
+        return sum(_padded(part, shards, tensor) for part in self.parts if experts is None or part.is_expert == experts)
+
+
+def units(model: ModelConfig) -> tuple[Unit, ...]:
+    """The root, then the kinds of block that the model has, then its routers."""
+    layers = range(model.num_hidden_layers)
+    named = weights(model)
+    found = [Unit("root", 1, _parts(weight for weight in named if weight.layer is None))]
+    for with_experts in (False, True):
+        alike = [layer for layer in layers if model.has_experts(layer) == with_experts]
+        if not alike:
+            continue
+        block = [weight for weight in named if weight.layer == alike[0]]
+        rest = _parts(weight for weight in block if weight.kind != "router")
+        found.append(Unit("expert block" if with_experts else "block", len(alike), rest))
+        if with_experts:
+            found.append(Unit("router", len(alike), _parts(weight for weight in block if weight.kind == "router")))
+    return tuple(found)
+
+
+def _parts(named: Iterable[Weight]) -> tuple[Part, ...]:
+    return tuple(_part(weight) for weight in named)
+
+
+def _part(weight: Weight) -> Part:
+    if weight.kind == "expert":
+        return Part(weight.count, weight.rows * weight.columns, True, "width")
+    matrix = weight.name.removesuffix(".bias")
+    tensor: Literal["rows", "width", "none"] = "none"
+    if matrix in _ROWS_SHARED:
+        tensor = "rows"
+    elif matrix in _WIDTH_SHARED and weight.kind != "bias":
+        tensor = "width"
+    if weight.kind in ("norm", "bias"):  # vectors: each element is a row
+        return Part(weight.columns, 1, False, tensor)
+    return Part(weight.rows, weight.columns, False, tensor)
+
+
+def _padded(part: Part, shards: int, tensor: int) -> int:
+    rows, width = part.rows, part.width
+    if part.tensor == "rows":
+        rows = -(-rows // tensor)
+    elif part.tensor == "width":
+        width = -(-width // tensor)
+    return -(-rows // shards) * shards * width
