@@ -2,8 +2,11 @@
 
 Public MFU figures differ by formula before they differ by speed: some count the embedding, some halve attention because
 the causal mask makes half of it unnecessary. A Llama-3-8B token at 8,192 is 57.9 GFLOP by the formula here and 51.5 by
-the halved one. So compare tokens per second first, and MFU only under one ``FORMULA``.
+the halved one. So compare tokens per second first, and MFU only under one ``FORMULA``. The formulas of others, and what
+an MFU under one is under another, are in ``plan/conventions.py``.
 """
+
+from typing import Literal
 
 from smalti.config.model import ModelConfig
 from smalti.plan.params import count
@@ -21,6 +24,10 @@ CAUSAL_FORMULA = "6N+6LHQS"
 """The variant that halves attention, for comparison with stacks that report it."""
 
 
+Recompute = Literal["none", "attention", "full"]
+"""What the backward pass computes again: nothing, the scores of attention, whole blocks."""
+
+
 def train_flops_per_token(config: ModelConfig, seq_len: int) -> int:
     """FLOPs of forward and backward for one token under ``FORMULA``; a multiply-add is two.
 
@@ -34,8 +41,22 @@ def train_flops_per_token(config: ModelConfig, seq_len: int) -> int:
 
 def train_flops_per_token_causal(config: ModelConfig, seq_len: int) -> int:
     """The same under ``CAUSAL_FORMULA``: attention halved; with a window w, w - w^2 / 2s keys in place of s / 2."""
-    keys = sum(span - span**2 / (2 * seq_len) for span in _spans(config, seq_len))
-    return 6 * count(config).matmul_active + round(12 * _width(config) * keys)
+    return 6 * count(config).matmul_active + round(12 * _width(config) * sum(_causal_spans(config, seq_len)))
+
+
+def recomputed_flops_per_token(
+    config: ModelConfig, seq_len: int, recompute: Recompute, *, causal: bool = False
+) -> float:
+    """FLOPs of a token that are computed a second time: work of the hardware (HFU), no progress (MFU).
+
+    ``full``: the forward pass of every block, not of the output head. ``attention``: only the two products with scores,
+    2 x 2 x heads x head_dim x keys a layer (selective recomputation, Korthikanti et al. 2022, arXiv 2205.05198).
+    """
+    keys = sum(_causal_spans(config, seq_len)) if causal else float(sum(_spans(config, seq_len)))
+    attention = 4 * _width(config) * keys
+    params = count(config)
+    blocks = 2 * (params.matmul_active - params.embedding) + attention
+    return {"none": 0.0, "attention": attention, "full": blocks}[recompute]
 
 
 def mfu(tokens_per_s: float, flops_per_token: float, peak_flops_per_s: float) -> float:
@@ -50,3 +71,8 @@ def _width(config: ModelConfig) -> int:
 def _spans(config: ModelConfig, seq_len: int) -> list[int]:
     """The most keys that a token of each layer has."""
     return [min(seq_len, config.window(layer) or seq_len) for layer in range(config.num_hidden_layers)]
+
+
+def _causal_spans(config: ModelConfig, seq_len: int) -> list[float]:
+    """The keys that a token of each layer has on average behind a causal mask."""
+    return [span - span**2 / (2 * seq_len) for span in _spans(config, seq_len)]

@@ -1,0 +1,244 @@
+"""FLOPs of a token as others count them, by name, and what an MFU under one formula is under another.
+
+Promises: each convention is the formula that its source prints or runs, with its omissions; a conversion there and back
+gives the same number. An MFU is tokens/s x FLOPs of a token / peak, so that of a run under another convention is its
+MFU x the quotient of the two counts, whatever the hardware. Knows nothing of peaks: two that were taken differently
+(989 and 989.4 TFLOP/s, bf16 and fp8) are the caller's to bring together.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from smalti.base.errors import UserError, nearest
+from smalti.config.model import ModelConfig
+from smalti.plan.flops import (
+    CAUSAL_FORMULA,
+    FORMULA,
+    Recompute,
+    recomputed_flops_per_token,
+    train_flops_per_token,
+    train_flops_per_token_causal,
+)
+from smalti.plan.params import count
+
+LONGEST = 1_000_000_000
+"""Tokens of a sequence; more is a slip of the keyboard."""
+
+
+@dataclass(frozen=True)
+class Convention:
+    """One way of counting the FLOPs of a training token, forward and backward."""
+
+    name: str
+    """What one types: ``llm-foundry``."""
+    symbols: str
+    """N parameters, L layers, H heads, Q their width, d the model's, S tokens of a sequence, V vocabulary."""
+    note: str
+    """What it counts that others do not, and the other way round."""
+    source: str
+    """Where it is printed or run."""
+    count: Callable[[ModelConfig, int], float]
+    """FLOPs of a token of a sequence of so many tokens."""
+    causal: bool = False
+    """Whether attention is halved for the causal mask."""
+    recomputes_head: bool = False
+    """Whether its HFU lets full recomputation repeat the whole forward pass, output head included."""
+
+
+def _six_n(config: ModelConfig, seq_len: int) -> float:
+    return 6 * count(config).active
+
+
+def _six_n_non_embedding(config: ModelConfig, seq_len: int) -> float:
+    params = count(config)
+    return 6 * (params.active - params.embedding - params.head)
+
+
+def _without_lookup(config: ModelConfig) -> int:
+    """Parameters that a token meets, norms and biases too, the embedding only where it is the output head as well."""
+    params = count(config)
+    return params.active - (0 if config.tie_word_embeddings else params.embedding)
+
+
+def _whole_attention(config: ModelConfig, seq_len: int) -> int:
+    """12 L H Q S: every layer sees the whole sequence."""
+    return 12 * config.num_hidden_layers * config.num_attention_heads * config.width_per_head * seq_len
+
+
+def _palm(config: ModelConfig, seq_len: int) -> float:
+    return 6 * count(config).active + _whole_attention(config, seq_len)
+
+
+def _llm_foundry(config: ModelConfig, seq_len: int) -> float:
+    attention = 12 * config.num_hidden_layers * config.hidden_size * seq_len
+    return 6 * _without_lookup(config) + attention
+
+
+def _torchtitan(config: ModelConfig, seq_len: int) -> float:
+    spans = sum(min(seq_len, config.window(layer) or seq_len) for layer in range(config.num_hidden_layers))
+    return 6 * _without_lookup(config) + 12 * config.num_attention_heads * config.width_per_head * spans
+
+
+def _megatron(config: ModelConfig, seq_len: int) -> float:
+    params = count(config)
+    return 6 * (params.matmul_active - params.router) + _whole_attention(config, seq_len) / 2
+
+
+def _megatron_2021(config: ModelConfig, seq_len: int) -> float:
+    _must_be_like_gpt(config)
+    layers, hidden, vocab = config.num_hidden_layers, config.hidden_size, config.vocab_size
+    return 72 * layers * hidden**2 * (1 + seq_len / (6 * hidden) + vocab / (12 * layers * hidden))
+
+
+def _must_be_like_gpt(config: ModelConfig) -> None:
+    """The formula of 2021 knows the width alone, and takes all else to be as in GPT-3."""
+    wrong = [
+        text
+        for is_wrong, text in (
+            (config.moe is not None, "experts"),
+            (config.gated, "a gated MLP"),
+            (config.intermediate_size != 4 * config.hidden_size, "an MLP that is not 4 times as wide"),
+            (config.kv_heads != config.num_attention_heads, "shared keys and values"),
+            (config.num_attention_heads * config.width_per_head != config.hidden_size, "heads wider than the model"),
+        )
+        if is_wrong
+    ]
+    if wrong:
+        raise UserError(
+            f"the convention 'megatron-2021' is not defined for {', '.join(wrong)}",
+            allowed="models with the proportions of GPT-3",
+            hint="megatron is what Megatron-LM counts today",
+        )
+
+
+_ALL = (
+    Convention(
+        "exact",
+        FORMULA,
+        "Smalti's own: N of matmuls alone, output head and router in it, embedding, norms and biases not",
+        "Kaplan et al. 2020, Chowdhery et al. 2022 (appendix B), counted by layer",
+        train_flops_per_token,
+    ),
+    Convention(
+        "exact-causal",
+        CAUSAL_FORMULA,
+        "the same with the half of attention that a causal mask leaves",
+        "as exact",
+        train_flops_per_token_causal,
+        causal=True,
+    ),
+    Convention(
+        "6n",
+        "6N",
+        "all parameters that a token meets, embedding too; no attention over the sequence",
+        "Kaplan et al. 2020; Hoffmann et al. 2022 count N so",
+        _six_n,
+    ),
+    Convention(
+        "6n-non-embedding",
+        "6N",
+        "parameters of the blocks alone: neither embedding nor output head",
+        "Kaplan et al. 2020, section 2.1",
+        _six_n_non_embedding,
+    ),
+    Convention(
+        "palm",
+        "6N+12LHQS",
+        "all parameters, embedding and head both; attention whole",
+        "Chowdhery et al. 2022 (arXiv 2204.02311), appendix B",
+        _palm,
+    ),
+    Convention(
+        "llm-foundry",
+        "6N+12LdS",
+        "all parameters but an untied embedding; d is the model's width, whatever the heads have",
+        "llm-foundry, flops_per_batch of modeling_mpt.py; scripts/train/benchmarking/README.md",
+        _llm_foundry,
+        recomputes_head=True,
+    ),
+    Convention(
+        "torchtitan",
+        "6N+12LHQS",
+        "all parameters but an untied embedding; a sliding window bounds S",
+        "torchtitan 01c01c8, models/utils.py",
+        _torchtitan,
+    ),
+    Convention(
+        "megatron",
+        "6N+6LHQS",
+        "N of matmuls with the output head, the router not; attention halved, windows not looked at",
+        "Megatron-LM 001b00c, training.py, num_floating_point_operations",
+        _megatron,
+        causal=True,
+    ),
+    Convention(
+        "megatron-2021",
+        "72Ld^2(1+S/6d+V/12Ld)",
+        "models with GPT-3's proportions; attention whole, output head counted",
+        "Narayanan et al. 2021 (arXiv 2104.04473), equation 3 without its recomputation",
+        _megatron_2021,
+    ),
+)
+
+CONVENTIONS = {one.name: one for one in _ALL}
+"""By name."""
+
+
+def convention(name: str) -> Convention:
+    """The convention of that name; UserError with the nearest one otherwise. ``exact`` may be called by its formula."""
+    typed = name.strip().lower().replace("_", "-")
+    known = {FORMULA.lower(): "exact", CAUSAL_FORMULA.lower(): "exact-causal"}.get(typed, typed)
+    if known not in CONVENTIONS:
+        close = nearest(typed, CONVENTIONS)
+        raise UserError(
+            f"'{name}' is no convention of counting FLOPs that is known here",
+            allowed=", ".join(CONVENTIONS),
+            hint=f"did you mean '{close}'?" if close else "smalti plan flops MODEL lists them",
+        )
+    return CONVENTIONS[known]
+
+
+def flops_per_token(config: ModelConfig, seq_len: int, name: str = "exact") -> float:
+    """FLOPs of forward and backward for one token of a sequence of ``seq_len``, under the convention of that name."""
+    return float(convention(name).count(config, _checked(seq_len)))
+
+
+def train_flops(config: ModelConfig, tokens: float, seq_len: int, name: str = "exact") -> float:
+    """FLOPs of training on so many tokens, under the convention of that name."""
+    if not 0 < tokens < math.inf:
+        raise UserError(f"{tokens} tokens cannot be trained on", allowed="a number above 0")
+    return tokens * flops_per_token(config, seq_len, name)
+
+
+def convert_mfu(mfu: float, config: ModelConfig, seq_len: int, *, source: str, target: str) -> float:
+    """What an MFU that was reported under ``source`` is under ``target``, at the same tokens/s and peak."""
+    return _share(mfu) * flops_per_token(config, seq_len, target) / flops_per_token(config, seq_len, source)
+
+
+def tokens_per_s(mfu: float, config: ModelConfig, seq_len: int, *, name: str, peak_flops_per_s: float) -> float:
+    """Throughput that an MFU under ``name`` stands for; ``peak_flops_per_s`` is that of all devices together."""
+    return _share(mfu) * peak_flops_per_s / flops_per_token(config, seq_len, name)
+
+
+def hfu(mfu: float, config: ModelConfig, seq_len: int, *, recompute: Recompute, name: str = "exact") -> float:
+    """Hardware FLOPs utilisation of a run with that MFU under ``name``: what is computed again counts too."""
+    chosen, flops = convention(name), flops_per_token(config, seq_len, name)
+    again = recomputed_flops_per_token(config, seq_len, recompute, causal=chosen.causal)
+    if chosen.recomputes_head and recompute == "full":
+        again = flops / 3
+    return _share(mfu) * (flops + again) / flops
+
+
+def _checked(seq_len: int) -> int:
+    if not 1 <= seq_len <= LONGEST:
+        raise UserError(f"a sequence of {seq_len} tokens cannot be", allowed=f"1 to {LONGEST:,} tokens")
+    return seq_len
+
+
+def _share(mfu: float) -> float:
+    if not 0 < mfu <= 1:
+        raise UserError(
+            f"an MFU of {mfu} cannot be", allowed="above 0, up to 1", hint="50.7 % is 0.507" if mfu > 1 else None
+        )
+    return mfu
