@@ -5,7 +5,7 @@ from typing import Any
 
 from smalti.base.errors import UserError
 from smalti.base.units import format_bytes, format_count, format_frac, format_seconds
-from smalti.cli.plan_recipe import matmul_frac_of
+from smalti.cli.plan_recipe import device_of
 from smalti.cli.tables import pairs, table
 from smalti.config.run import RunConfig
 from smalti.plan.params import count
@@ -131,9 +131,8 @@ def _plan(run: RunRecord) -> tuple[list[dict[str, Any]], str | None]:
         return [], why
     found = verify(
         config,
+        machine=device_of(run),
         peak_flops_per_s=run.of_events("peak_flops_per_s"),
-        matmul_frac=matmul_frac_of(run, config.train.precision.compute),
-        device="cuda" if str(run.of_events("device")).startswith("cuda") else "cpu",
         tokens_per_s=speeds,
         tokens_learned=run.last("time/token"),
     )

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from smalti.config.hardware import Hardware
+from smalti.config.measured import Format
 from smalti.plan.work import Work
 
 
@@ -46,9 +47,22 @@ UNIT_S = 0.0
 CPU_FRACS = (0.8, 1.25)
 
 
-def of_gpu(hardware: Hardware) -> Factors:
-    """The factors for a device with published figures."""
-    return _DEVICES.get(hardware.name.split("-")[0], OTHERS)
+EXPERTS_HIGH = 1.31
+"""How much more than a dense model's a step with experts may take: nanochat's fell from 46 % MFU to 35 % with 8 experts
+on 8 H100 (its dev/LOG.md, 2026-02-19). None of the fitted rows has experts."""
+
+
+def of_gpu(hardware: Hardware, compute: Format) -> Factors:
+    """The factors for a device with published figures; all rows are in bf16."""
+    return _DEVICES.get(hardware.name.split("-")[0], OTHERS) if compute == "bf16" else OTHERS
+
+
+def interval(hardware: Hardware, compute: Format, *, experts: bool) -> tuple[float, float]:
+    """Where a measured step may lie beside the predicted, as shares of it."""
+    if hardware.measured is not None:
+        return CPU_FRACS
+    found = of_gpu(hardware, compute)
+    return found.low_frac, found.high_frac * (EXPERTS_HIGH if experts else 1.0)
 
 
 def of_part(work: Work, own: Mapping[str, float]) -> float:

@@ -45,9 +45,9 @@ def bytes_of(work: Work, compute: Format) -> float:
     return (m * k + k * n + m * n) * size
 
 
-def kernels_of(work: Work) -> int:
+def kernels_of(work: Work) -> float:
     """Launches of one work."""
-    return KINDS[work.kind].kernels if work.kind in KINDS else 1
+    return KINDS[work.kind].kernels if work.kind in KINDS else work.launches
 
 
 def compute_s(work: Work, hardware: Hardware, compute: Format) -> float:

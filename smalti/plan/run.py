@@ -1,19 +1,20 @@
 """What a run costs before it starts: parameters, tokens, FLOPs, step time, total time. Pure arithmetic on the config.
 
-The time is a prediction: training FLOPs / (matmul rate x efficiency), the efficiency from ``plan/efficiency.py`` unless
+The time is a prediction: that of a step on a device (``plan/step.py``) times the steps, or FLOPs over a rate that is
 given. Reading data, evals in the loop and checkpoints are not in it.
 """
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from smalti.base.errors import UserError
 from smalti.config.durations import RunLength
+from smalti.config.hardware import Hardware
 from smalti.config.run import RunConfig
-from smalti.plan.efficiency import efficiency_frac as expected_frac
-from smalti.plan.flops import FORMULA, train_flops_per_token, train_flops_per_token_causal
+from smalti.plan.flops import FORMULA, mfu, train_flops_per_token, train_flops_per_token_causal
 from smalti.plan.params import Params, count
+from smalti.plan.step import StepTime, peak_of_ranks, step_time
 
 CHINCHILLA_TOKENS_PER_PARAM = 20
 """Compute-optimal tokens for each parameter of a dense model (Hoffmann et al. 2022, arXiv 2203.15556)."""
@@ -37,16 +38,22 @@ class RunPlan:
     """The same with attention halved, for comparison only."""
     total_flops: float
     """Of the whole run, under ``FORMULA``."""
-    rate_flops_per_s: float | None
-    """Matmul rate of all ranks together."""
-    efficiency_frac: float | None
-    """Share of that rate that the step is expected to reach."""
     step_s: float | None
-    """Predicted time of one step."""
+    """Predicted time of one step; the mean where steps differ."""
+    step_s_low: float | None
+    """Lower end of its interval; None where a rate was given."""
+    step_s_high: float | None
+    """Upper end."""
     total_s: float | None
     """Predicted time of all steps."""
     tokens_per_s: float | None
     """Predicted throughput of all ranks together."""
+    peak_flops_per_s: float | None
+    """The peak of all ranks in the compute format, which MFU is of; None where it is not known."""
+    mfu_frac: float | None
+    """Predicted MFU under ``FORMULA``."""
+    step: StepTime | None
+    """The parts of the last kind of step; None without a device."""
 
     @property
     def tokens_per_param(self) -> float:
@@ -61,7 +68,7 @@ class RunPlan:
     def to_json(self) -> dict[str, Any]:
         """A flat JSON object with units in the names."""
         rest = asdict(self)
-        params = rest.pop("params")
+        params, _ = rest.pop("params"), rest.pop("step")
         return {
             **{f"params_{name}": value for name, value in params.items()},
             **rest,
@@ -71,31 +78,29 @@ class RunPlan:
         }
 
 
-def plan_run(
-    config: RunConfig,
-    *,
-    rate_flops_per_s: float | None = None,
-    efficiency_frac: float | None = None,
-    device: Literal["cpu", "cuda"] = "cpu",
-) -> RunPlan:
+def plan_run(config: RunConfig, *, machine: Hardware | None = None, rate_flops_per_s: float | None = None) -> RunPlan:
     """Plan ``config``.
 
-    ``rate_flops_per_s``: matmul rate of all ranks together, in the compute format; None leaves the times out.
-    ``efficiency_frac``: share of it that training reaches; absent: the table for ``device``. UserError when either
-    cannot be (a rate of 0, a share outside 0..1).
+    ``machine``: a rank's device. ``rate_flops_per_s``: FLOP/s that training reaches on all ranks together, in place of
+    a device. Neither: the times are None. UserError for a rate that cannot be.
     """
     if rate_flops_per_s is not None and not 0 < rate_flops_per_s < math.inf:
         raise UserError(f"a rate of {rate_flops_per_s} FLOP/s cannot be", allowed="a number above 0")
-    if efficiency_frac is not None and not 0 < efficiency_frac <= 1:
-        raise UserError(f"an efficiency of {efficiency_frac} cannot be", allowed="above 0, at most 1")
+    if rate_flops_per_s is not None and machine is not None:
+        raise UserError("a device and a rate both say how fast the ranks are", allowed="one of them")
     length, by_seq_len, model = config.length, config.tokens_by_seq_len(), config.model
     steps, tokens = length.total_steps, length.total_tokens
     flops = sum(train_flops_per_token(model, seq_len) * n for seq_len, n in by_seq_len.items())
     causal = sum(train_flops_per_token_causal(model, seq_len) * n for seq_len, n in by_seq_len.items())
-    frac = total_s = None
+    times: list[tuple[int, StepTime]] = []
+    if machine is not None:
+        for (batch, seq_len), number in steps_by_kind(config).items():
+            times.append((number, step_time(config, machine, batch_tokens=batch, seq_len=seq_len)))
+    total_s = sum(number * one.total_s for number, one in times) if times else None
     if rate_flops_per_s is not None:
-        frac = efficiency_frac or expected_frac(model, device=device, compute=config.train.precision.compute)
-        total_s = flops / (rate_flops_per_s * frac)
+        total_s = flops / rate_flops_per_s
+    peak = peak_of_ranks(config, machine) if machine else None
+    tokens_per_s = None if total_s is None else tokens / total_s
     return RunPlan(
         params=count(model),
         tokens=tokens,
@@ -104,12 +109,25 @@ def plan_run(
         flops_per_token=_mean(flops, tokens),
         flops_per_token_causal=_mean(causal, tokens),
         total_flops=float(flops),
-        rate_flops_per_s=rate_flops_per_s,
-        efficiency_frac=frac,
         step_s=None if total_s is None else total_s / steps,
+        step_s_low=sum(number * one.interval_s[0] for number, one in times) / steps if times else None,
+        step_s_high=sum(number * one.interval_s[1] for number, one in times) / steps if times else None,
         total_s=total_s,
-        tokens_per_s=None if total_s is None else tokens / total_s,
+        tokens_per_s=tokens_per_s,
+        peak_flops_per_s=peak,
+        mfu_frac=mfu(tokens_per_s, flops / tokens, peak) if tokens_per_s and peak else None,
+        step=times[-1][1] if times else None,
     )
+
+
+def steps_by_kind(config: RunConfig) -> dict[tuple[int, int], int]:
+    """(tokens of a step, seq_len) -> how many steps of the run are so, in the order that they first come."""
+    length, lengths, found = config.length, config.seq_len_parts, dict[tuple[int, int], int]()
+    starts = sorted({start for start, _ in (*length.batches, *lengths) if start < length.total_steps})
+    for start, end in zip(starts, [*starts[1:], length.total_steps], strict=True):
+        kind = length.batch_tokens(start), [seq_len for first, seq_len in lengths if first <= start][-1]
+        found[kind] = found.get(kind, 0) + end - start
+    return found
 
 
 def length_text(length: RunLength) -> str:

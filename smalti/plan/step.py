@@ -113,7 +113,7 @@ def step_time(
         parts.setdefault(work.part, []).append((work, took_s))
     found = [_part(name, timed, machine, compute) for name, timed in parts.items()]
     found += [*_host(config, machine, found, shares), *_network(config, machine, layout, shares)]
-    low, high = _interval(machine)
+    low, high = factors.interval(machine, compute, experts=config.model.moe is not None)
     return StepTime(
         parts=tuple(found),
         tokens=batch,
@@ -128,6 +128,14 @@ def layout_of(config: RunConfig) -> Layout:
     """The ranks of a config's own section."""
     parallel = config.train.parallel
     return Layout(replicate=parallel.replicate, shard=max(1, parallel.ranks // parallel.replicate))
+
+
+def peak_of_ranks(config: RunConfig, machine: Hardware) -> float | None:
+    """The peak that MFU is of: each rank's device, or the whole CPU that all ranks share; None where not known."""
+    peak = machine.peak(config.train.precision.compute)
+    if peak is None or machine.kind == "cpu":
+        return peak
+    return peak * config.train.parallel.ranks
 
 
 def threads_of(config: RunConfig, machine: Hardware) -> int | None:
@@ -171,18 +179,11 @@ def _seconds(work: Work, machine: Hardware, compute: Format, threads: int | None
     if machine.measured is not None:
         alone_s = rates.measured_s(work, machine.measured, compute, threads=threads)
         return alone_s * work.count * factors.of_part(work, machine.measured.factors)
-    inside, compute_s = factors.of_gpu(machine), rates.compute_s(work, machine, compute)
+    inside, compute_s = factors.of_gpu(machine, compute), rates.compute_s(work, machine, compute)
     memory_s = rates.memory_s(work, machine, compute, fused=fused)
     if work.kind.startswith("attention"):
         return max(compute_s, memory_s) * inside.attention * work.count
     return max(compute_s * inside.product, memory_s * inside.memory) * work.count
-
-
-def _interval(machine: Hardware) -> tuple[float, float]:
-    if machine.measured is not None:
-        return factors.CPU_FRACS
-    inside = factors.of_gpu(machine)
-    return inside.low_frac, inside.high_frac
 
 
 def _part(name: str, done: list[tuple[Work, float]], machine: Hardware, compute: Format) -> PartTime:

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 from smalti.base.errors import DataError
+from smalti.config.hardware import Hardware
 from smalti.config.run import RunConfig
 from smalti.plan.flops import mfu
 from smalti.plan.run import plan_run
@@ -35,27 +36,22 @@ class Comparison:
 def verify(
     config: RunConfig,
     *,
+    machine: Hardware | None,
     peak_flops_per_s: float | None,
-    matmul_frac: float | None,
-    device: Literal["cpu", "cuda"],
     tokens_per_s: Sequence[float],
     tokens_learned: float | None = None,
 ) -> list[Comparison]:
     """Compare ``config``'s plan with what its run logged.
 
-    ``peak_flops_per_s``: the peak of all ranks that the run recorded (measured on CPU, published on CUDA);
-    ``matmul_frac``: the share of it that a large matmul reaches; where either is None nothing with a time is
-    predicted. ``tokens_per_s``: throughput of the logged steps, in order; medians leave the first tenth out. DataError
-    without a logged step.
+    ``machine``: a rank's device; None: nothing with a time is predicted. ``peak_flops_per_s``: the peak of all ranks
+    that the run recorded (published on CUDA, measured on CPU), which both MFUs are of. ``tokens_per_s``: throughput of
+    the logged steps, in order; medians leave the first tenth out. DataError without a logged step.
     """
     if not tokens_per_s:
         raise DataError(
             "the run has logged no throughput yet, so there is nothing to compare", hint="let it run for a few steps"
         )
-    rate = None
-    if peak_flops_per_s is not None and matmul_frac is not None:
-        rate = peak_flops_per_s * matmul_frac
-    plan = plan_run(config, rate_flops_per_s=rate, device=device)
+    plan = plan_run(config, machine=machine)
     settled = tokens_per_s[int(len(tokens_per_s) * WARMUP_FRAC) :]
     measured = median(settled)
 

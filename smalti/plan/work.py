@@ -84,6 +84,8 @@ class Work:
     """Of one, computed already before: no progress."""
     fp32: bool = False
     """In fp32 whatever the compute format is."""
+    launches: float = 1
+    """Kernels of one, where ``KINDS`` does not say it."""
 
 
 @dataclass(frozen=True)
@@ -188,13 +190,9 @@ def _attention(model: ModelConfig, layer: int, share: Share) -> tuple[list[Work]
     rows_heads = tokens / share.seq_len * heads
     window = min(share.seq_len, model.window(layer) or share.seq_len)
     pairs = share.seq_len * window - window**2 / 2
-    shape = (share.seq_len, width, pairs)
-    ahead.append(Work("attention", "attention", rows_heads, shape, flops=4 * width * pairs))
-    back.append(
-        Work(
-            "attention", "attention_backward", rows_heads, shape, flops=8 * width * pairs, again_flops=2 * width * pairs
-        )
-    )
+    shape, launches = (share.seq_len, width, pairs), 1 / rows_heads  # all heads of all rows at once
+    ahead.append(Work("attention", "attention", rows_heads, shape, flops=4 * width * pairs, launches=launches))
+    back.append(replace(ahead[-1], kind="attention_backward", flops=8 * width * pairs, again_flops=2 * width * pairs))
     return ahead, back
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import made_machine
 import pytest
 import yaml
 from made_config import VALUES
@@ -24,6 +25,13 @@ def recipe(tmp_path: Path) -> str:
     values["data"]["sources"]["code"] = str(tokens)
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(values))
+    return str(path)
+
+
+@pytest.fixture
+def machine_file(tmp_path: Path) -> str:
+    path = tmp_path / "machine.yaml"
+    path.write_text(json.dumps(made_machine.values()))  # which is YAML too
     return str(path)
 
 
@@ -55,7 +63,7 @@ def call(app: Any, *arguments: str) -> str:
 
 
 def test_time_with_a_rate(recipe: str) -> None:
-    text = call(plan.app, "time", recipe, "--rate", "1e12", "--efficiency", "0.5")
+    text = call(plan.app, "time", recipe, "--rate", "5e11")
     for part in (
         "1.64M total",
         "100 steps x 8192 tokens",
@@ -63,31 +71,33 @@ def test_time_with_a_rate(recipe: str) -> None:
         "2.00",
         "6N+12LHQS",
         "Chinchilla",
-        "50.0%",
+        "speed",
     ):
         assert part in text, part
     assert "prose" not in text, "no token files, no epochs"
+    assert "part of a step" not in text
 
 
-def test_time_as_json_for_a_gpu(recipe: str) -> None:
+def test_time_on_a_gpu(recipe: str) -> None:
+    text = call(plan.app, "time", recipe, "--gpu", "h100 sxm", "train.parallel.ranks=8")
+    for part in ("8 ranks on NVIDIA H100 SXM", "bound by", "part of a step", "optimizer", "MFU"):
+        assert part in text, part
     value = json.loads(call(plan.app, "time", recipe, "train.parallel.ranks=8", "--gpu", "h100 sxm", "--json"))
-    assert value["rate_flops_per_s"] == pytest.approx(8 * 989.4e12 * 0.8)
+    assert value["device"] == "h100-sxm"
+    assert value["step_s_low"] < value["step_s"] < value["step_s_high"]
+    assert sum(part["s"] for part in value["step"]["parts"]) == pytest.approx(value["step"]["total_s"])
     assert value["epochs"] == pytest.approx({"code": 2.0})
     assert value["steps"] == 100
 
 
-@pytest.mark.slow
-def test_time_measures_this_machine(recipe: str) -> None:
-    value = json.loads(
-        call(plan.app, "time", recipe, "train.parallel.threads=1", "train.parallel.device=cpu", "--json")
-    )
-    assert value["measured"]["threads"] == 1
-    assert value["rate_flops_per_s"] == value["measured"]["flops_per_s"]
-    assert value["total_s"] > 0
+def test_time_on_a_measured_machine(recipe: str, machine_file: str) -> None:
+    text = call(plan.app, "time", recipe, "--gpu", machine_file)
+    for part in ("1 rank on A made-up CPU with 2 threads, measured 2026-11-22", "bound by compute", "projections"):
+        assert part in text, part
 
 
-def test_time_without_a_rate(recipe: str) -> None:
-    assert "unknown without a rate" in call(plan.app, "time", recipe, "--no-measure")
+def test_time_without_a_device(recipe: str) -> None:
+    assert "unknown without a device" in call(plan.app, "time", recipe)
 
 
 def test_time_refuses(recipe: str) -> None:
@@ -95,8 +105,8 @@ def test_time_refuses(recipe: str) -> None:
         call(plan.app, "time", recipe, "--gpu", "abacus")
     with pytest.raises(UserError, match="both say how fast"):
         call(plan.app, "time", recipe, "--gpu", "H100 SXM", "--rate", "1")
-    with pytest.raises(UserError, match="what share of its fp32 peak"):
-        call(plan.app, "time", recipe, "--gpu", "H100 SXM", "train.precision.compute=fp32")
+    with pytest.raises(UserError, match="both say how fast"):
+        call(plan.app, "time", recipe, "--measure", "--rate", "1")
     with pytest.raises(UserError, match="no bf16 peak is known"):
         call(plan.app, "time", recipe, "--gpu", "apple-m4-max-36gb")
 
@@ -109,24 +119,37 @@ def test_memory(recipe: str) -> None:
     assert value["total_bytes"] > value["params_bytes"] > 0
 
 
-def test_verify(run_folder: Path) -> None:
+def test_verify(run_folder: Path, machine_file: str) -> None:
     text = call(plan.app, "verify", str(run_folder))
     assert "tokens_per_s" in text
-    assert "peak 830 GFLOP/s" in text
-    value = json.loads(call(plan.app, "verify", str(run_folder), "--json", "--within", "10"))
+    assert "830 GFLOP/s" in text
+    assert "nothing is predicted in time" in text
+    assert "predicted for A made-up CPU" in call(plan.app, "verify", str(run_folder), "--gpu", machine_file)
+    value = json.loads(call(plan.app, "verify", str(run_folder), "--gpu", machine_file, "--json", "--within", "20"))
     by_name = {one["name"]: one for one in value["comparisons"]}
     assert by_name["tokens_per_s"]["measured"] == pytest.approx(16_000, rel=0.05)
     assert by_name["tokens"]["ratio"] == 1
+    assert by_name["step_s"]["ratio"] is not None
 
 
-def test_verify_as_a_gate(run_folder: Path) -> None:
+def test_verify_predicts_for_the_gpu_that_a_run_recorded(run_folder: Path) -> None:
+    write_lines(
+        run_folder / "events.jsonl",
+        [{"time": "2026-03-01T12:00:00.000Z", "attempt": 0, "event": "auto_resolved", "device": "cuda:0",
+          "device_name": "NVIDIA H100 80GB HBM3", "peak_flops_per_s": 989.4e12}],
+    )  # fmt: skip
+    assert "predicted for NVIDIA H100 SXM" in call(plan.app, "verify", str(run_folder))
+
+
+def test_verify_as_a_gate(run_folder: Path, machine_file: str) -> None:
     with pytest.raises(Refusal, match="times the predicted"):
-        call(plan.app, "verify", str(run_folder), "--within", "1.0")
+        call(plan.app, "verify", str(run_folder), "--within", "1.0", "--gpu", machine_file)
     with pytest.raises(UserError, match="factor of less than 1"):
         call(plan.app, "verify", str(run_folder), "--within", "0.5")
-    (run_folder / "events.jsonl").unlink()
-    with pytest.raises(Refusal, match="recorded no peak"):
+    with pytest.raises(Refusal, match="its device is not known"):
         call(plan.app, "verify", str(run_folder), "--within", "2")
+    with pytest.raises(UserError, match="both say how fast"):
+        call(plan.app, "verify", str(run_folder), "--measure", "--gpu", machine_file)
     with pytest.raises(UserError, match="is not a run folder"):
         call(plan.app, "verify", str(run_folder.parent / "nowhere"))
 

@@ -2,24 +2,28 @@
 
 import json
 import math
+from typing import Any
 
 import pytest
 from made_config import made_config
+from made_machine import machine
 
 from smalti.base.errors import DataError, UserError
-from smalti.plan.efficiency import CPU_FRAC, CUDA_FRAC, efficiency_frac
-from smalti.plan.run import plan_run
-from smalti.plan.verify import verify
+from smalti.config.hardware import hardware
+from smalti.plan.run import plan_run, steps_by_kind
+from smalti.plan.step import step_time
+from smalti.plan.verify import Comparison, verify
 
 
 def test_small_run() -> None:
-    plan = plan_run(made_config(), rate_flops_per_s=1e12, efficiency_frac=0.5)
+    plan = plan_run(made_config(), rate_flops_per_s=5e11)
     assert (plan.steps, plan.tokens) == (100, 819_200)
     assert plan.total_flops == plan.flops_per_token * 819_200
     assert plan.step_s == pytest.approx(plan.flops_per_token * 8192 / 5e11)
     assert plan.total_s == pytest.approx(100 * (plan.step_s or 0))
     assert plan.tokens_per_s == pytest.approx(8192 / (plan.step_s or 1))
     assert plan.tokens_per_param == plan.tokens / plan.params.total
+    assert plan.step_s_low is None, "a rate that is given has no interval"
 
 
 def test_a_duration_in_tokens_is_rounded_up() -> None:
@@ -28,83 +32,69 @@ def test_a_duration_in_tokens_is_rounded_up() -> None:
 
 def test_without_a_rate_no_time_is_made_up() -> None:
     plan = plan_run(made_config())
-    assert (plan.step_s, plan.total_s, plan.tokens_per_s, plan.efficiency_frac) == (None, None, None, None)
+    assert (plan.step_s, plan.total_s, plan.tokens_per_s, plan.mfu_frac) == (None, None, None, None)
 
 
 def test_json_is_flat_and_names_the_formula() -> None:
-    value = json.loads(json.dumps(plan_run(made_config(), rate_flops_per_s=1e12).to_json()))
+    value = json.loads(json.dumps(plan_run(made_config(), machine=machine()).to_json()))
     assert value["flops_formula"] == "6N+12LHQS"
     assert all(not isinstance(one, dict | list) for one in value.values())
 
 
 @pytest.mark.parametrize("bad", [{"rate_flops_per_s": 0.0}, {"rate_flops_per_s": math.inf}])
-def test_impossible_rates(bad: dict[str, float]) -> None:
+def test_impossible_rates(bad: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="cannot be"):
         plan_run(made_config(), **bad)
 
 
-@pytest.mark.parametrize("frac", [0.0, -0.1, 1.01])
-def test_impossible_efficiency(frac: float) -> None:
-    with pytest.raises(UserError, match="efficiency"):
-        plan_run(made_config(), rate_flops_per_s=1e12, efficiency_frac=frac)
+def test_a_device_gives_times_with_an_interval() -> None:
+    config = made_config()
+    plan, step = plan_run(config, machine=machine()), step_time(config, machine())
+    assert plan.step_s == pytest.approx(step.total_s)
+    assert (plan.step_s_low or 0) < (plan.step_s or 0) < (plan.step_s_high or 0)
+    assert plan.total_s == pytest.approx(100 * step.total_s)
+    assert plan.mfu_frac == pytest.approx(step.model_flops / step.total_s / 4e11), "the CPU's peak is of all ranks"
+    gpus = plan_run(made_config("train.parallel.ranks=4"), machine=hardware("h100-sxm"))
+    assert gpus.peak_flops_per_s == pytest.approx(4 * 989.4e12)
+    with pytest.raises(UserError, match="both say how fast"):
+        plan_run(config, machine=machine(), rate_flops_per_s=1e12)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_efficiency_rises_with_the_width_and_stays_a_share(device: str) -> None:
-    fracs = []
-    for heads in range(1, 200, 3):
-        model = made_config(f"model.num_attention_heads={heads}", f"model.hidden_size={32 * heads}").model
-        fracs.append(efficiency_frac(model, device=device))  # type: ignore[arg-type]
-    assert fracs == sorted(fracs)
-    assert all(0 < frac < 1 for frac in fracs)
+def test_steps_of_several_kinds_are_added_up() -> None:
+    ramp = "train.batch_ramp=[{until: 40step, global_batch_tokens: 4096}]"
+    config = made_config(ramp, "data.stages.1.seq_len=512")
+    kinds = steps_by_kind(config)
+    assert kinds == {(4096, 256): 40, (8192, 256): 40, (8192, 512): 20}
+    expected = sum(
+        number * step_time(config, machine(), batch_tokens=batch, seq_len=seq_len).total_s
+        for (batch, seq_len), number in kinds.items()
+    )
+    assert plan_run(config, machine=machine()).total_s == pytest.approx(expected)
 
 
-def test_efficiency_at_the_calibrated_points() -> None:
-    for table, device in ((CPU_FRAC, "cpu"), (CUDA_FRAC, "cuda")):
-        for width, frac in table:
-            model = made_config("model.num_attention_heads=1", f"model.hidden_size={width}").model
-            assert efficiency_frac(model, device=device) == pytest.approx(frac)  # type: ignore[arg-type]
-    model = made_config("model.num_attention_heads=1", "model.hidden_size=384").model
-    assert efficiency_frac(model, compute="fp32") == pytest.approx(0.76, abs=0.01)
+def verified(**more: Any) -> dict[str, Comparison]:
+    values: dict[str, Any] = {"machine": machine(), "peak_flops_per_s": 4e11, **more}
+    return {one.name: one for one in verify(made_config(), **values)}
 
 
 def test_verify_compares_medians_after_the_start() -> None:
-    config = made_config()
-    plan = plan_run(config, rate_flops_per_s=1e11)
+    plan = plan_run(made_config(), machine=machine())
     speed = (plan.tokens_per_s or 0) / 2
-    found = {
-        one.name: one
-        for one in verify(
-            config,
-            peak_flops_per_s=1e11,
-            matmul_frac=1.0,
-            device="cpu",
-            tokens_per_s=[1.0] + 9 * [speed],
-            tokens_learned=819_200,
-        )
-    }
+    found = verified(tokens_per_s=[1.0] + 9 * [speed], tokens_learned=819_200)
     assert found["step_s"].ratio == pytest.approx(2)
     assert found["tokens_per_s"].ratio == pytest.approx(0.5)
-    assert found["mfu_frac"].predicted == pytest.approx(plan.efficiency_frac)
+    assert found["mfu_frac"].predicted == pytest.approx(plan.mfu_frac)
     assert found["tokens"].ratio == 1
+    assert verified(tokens_per_s=[speed], peak_flops_per_s=None)["mfu_frac"].predicted is None
 
 
-def test_verify_without_a_peak_predicts_no_time() -> None:
-    found = verify(made_config(), peak_flops_per_s=None, matmul_frac=1.0, device="cpu", tokens_per_s=[10.0])
-    assert {one.name: one.predicted for one in found if one.name != "tokens"} == dict.fromkeys(
+def test_verify_without_a_device_predicts_no_time() -> None:
+    found = verified(machine=None, tokens_per_s=[10.0])
+    assert {name: one.predicted for name, one in found.items() if name != "tokens"} == dict.fromkeys(
         ("step_s", "tokens_per_s", "mfu_frac", "train_s")
     )
 
 
-def test_verify_on_cuda_plans_with_what_a_matmul_reaches() -> None:
-    plan = plan_run(made_config(), rate_flops_per_s=0.8 * 989e12, device="cuda")
-    speed = [plan.tokens_per_s or 0]
-    found = verify(made_config(), peak_flops_per_s=989e12, matmul_frac=0.8, device="cuda", tokens_per_s=speed)
-    assert found[0].ratio == pytest.approx(1)
-    found = verify(made_config(), peak_flops_per_s=989e12, matmul_frac=None, device="cuda", tokens_per_s=speed)
-    assert found[0].predicted is None
-
-
 def test_verify_a_run_that_logged_nothing() -> None:
     with pytest.raises(DataError, match="logged no throughput"):
-        verify(made_config(), peak_flops_per_s=1e11, matmul_frac=1.0, device="cpu", tokens_per_s=[])
+        verified(tokens_per_s=[])

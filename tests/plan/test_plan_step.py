@@ -100,8 +100,9 @@ def test_more_never_takes_less(sizes: tuple[int, int, int, int], experts: bool, 
         return step_time(from_dict(RunConfig, values).config, device).total_s
 
     assert 0 < total_s() < total_s(layers=layers + 1)
-    assert total_s() <= total_s(rows=rows + 1)
-    assert total_s() <= total_s(width=2 * width), "equal where a GPU's launches take longer than the work"
+    least_s = total_s() * (1 - 1e-12)  # rounding
+    assert least_s <= total_s(rows=rows + 1)
+    assert least_s <= total_s(width=2 * width), "equal where a GPU's launches take longer than the work"
     assert total_s(recompute=False) < total_s(recompute=True)
 
 

@@ -1,0 +1,306 @@
+"""How fast this machine does what a training step is made of: ``python -m smalti.fleet.probes.machine --threads 2``.
+
+Prints progress, a line a stage, to stderr, and to stdout one JSON object: the section ``measured`` of a device
+(``smalti.config.measured``), without ``collective``. Takes about ten seconds a format.
+
+Products by shape; attention as ``model/blocks/attention`` chooses it; the kernels of ``smalti.plan.work.KINDS`` by
+their elements. Freed memory is kept, as a rank keeps it. The time of a work is the median of a few repeats after one to
+warm up; of small kernels several run in a row.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+SIDES = (64, 256, 1024, 4096)
+LARGEST_FLOPS = {"cpu": 2**32, "cuda": 2**40}
+ELEMENTS = {"cpu": (2**12, 2**15, 2**18, 2**20, 2**22), "cuda": (2**12, 2**20, 2**24, 2**27)}
+ROWS = (128, 256, 512, 1024, 2048)
+HEAD_WIDTHS = (32, 64, 128)
+_REPEATS, _ENOUGH_S = 5, 0.02
+_WIDTH = 256
+"""Of the rows that norms and gathers work on."""
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+Timed = dict[str, Callable[[], Any]]
+
+
+def main() -> None:
+    """Measure as the arguments say, print JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: torch's default")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--format", choices=DTYPES, action="append", help="default: all")
+    arguments = parser.parse_args()
+    formats = tuple(arguments.format or DTYPES)
+    print(json.dumps(measure(torch.device(arguments.device), arguments.threads, formats)))
+
+
+def measure(device: torch.device, threads: int = 0, formats: tuple[str, ...] = ("bf16", "fp32")) -> dict[str, Any]:
+    """Everything, by stages."""
+    from smalti.dist.allocator import keep_freed_memory
+
+    if threads > 0:
+        torch.set_num_threads(threads)
+    if device.type == "cpu":
+        keep_freed_memory()
+    found: dict[str, Any] = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "software": f"torch {torch.__version__}",
+        "threads": torch.get_num_threads() if device.type == "cpu" else 1,
+        "matmul": {}, "attention": {}, "kernels": {},
+    }  # fmt: skip
+    for name in formats:
+        dtype = DTYPES[name]
+        _tell(f"matrix products in {name}")
+        found["matmul"][name] = products(device, dtype)
+        _tell(f"attention in {name}")
+        found["attention"][name] = attention(device, dtype)
+        _tell(f"kernels in {name}")
+        found["kernels"][name] = kernels(device, dtype)
+    return found
+
+
+def _tell(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
+
+
+def seconds(work: Callable[[], Any], device: torch.device, runs: int = 1) -> float:
+    """Of one ``work``, the median of repeats of ``runs`` in a row."""
+
+    def timed() -> float:
+        start = time.perf_counter()
+        for _ in range(runs):
+            work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return (time.perf_counter() - start) / runs
+
+    timed()
+    repeats: list[float] = []
+    while len(repeats) < _REPEATS and (len(repeats) < 3 or sum(repeats) * runs < _ENOUGH_S):
+        repeats.append(timed())
+    return statistics.median(repeats)
+
+
+# ---- products -----------------------------------------------------------------------------------------------------
+
+
+def products(device: torch.device, dtype: torch.dtype) -> dict[str, list[list[float]]]:
+    """[M, K, N, FLOP/s] for each way that operands lie."""
+    found: dict[str, list[list[float]]] = {"nt": [], "nn": [], "tn": []}
+    for m, k, n in itertools.product(SIDES, repeat=3):
+        if 2 * m * k * n > LARGEST_FLOPS[device.type]:
+            continue
+        for kind, rates in found.items():
+            left, right = _operands(kind, (m, k, n), device, dtype)
+            runs = max(1, min(20, 2**24 // (m * k * n)))
+            took_s = seconds(lambda left=left, right=right: left @ right, device, runs)  # type: ignore[misc]
+            rates.append([m, k, n, 2 * m * k * n / took_s])
+    return found
+
+
+def _operands(
+    kind: str, shape: tuple[int, int, int], device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    m, k, n = shape
+    left = _random((k, m) if kind == "tn" else (m, k), device, dtype)
+    right = _random((n, k) if kind == "nt" else (k, n), device, dtype)
+    return (left.t() if kind == "tn" else left), (right.t() if kind == "nt" else right)
+
+
+def _random(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Not constant: a GPU multiplies ones faster than data, for want of power."""
+    return torch.randn(shape, device=device).to(dtype)
+
+
+# ---- attention ----------------------------------------------------------------------------------------------------
+
+
+def attention(device: torch.device, dtype: torch.dtype) -> list[list[float]]:
+    """[tokens, head width, forward s, backward s] of one head over one row, of a batch of 16 or more."""
+    from smalti.config.model import ModelConfig
+    from smalti.model.blocks.attention.choice import kernels_of
+
+    found = []
+    for tokens, width in itertools.product(ROWS, HEAD_WIDTHS):
+        heads = 4
+        rows = max(2, 4096 // tokens)
+        model = ModelConfig(
+            vocab_size=2, hidden_size=heads * width, intermediate_size=2, num_hidden_layers=1,
+            num_attention_heads=heads,
+        )  # fmt: skip
+        attend = kernels_of(model, torch.empty(rows, tokens, 1, dtype=dtype, device=device), None)[None]
+        # laid out as the projections leave them: heads beside each other in a token
+        given = [_random((rows, tokens, heads, width), device, dtype).transpose(1, 2) for _ in range(3)]
+        given = [one.requires_grad_() for one in given]
+        forward_s, backward_s = there_and_back(lambda given=given, attend=attend: attend(*given), given, device)  # type: ignore[misc]
+        found.append([tokens, width, forward_s / (rows * heads), backward_s / (rows * heads)])
+    return found
+
+
+def there_and_back(work: Callable[[], Tensor], inputs: list[Tensor], device: torch.device) -> tuple[float, float]:
+    """Seconds forward and backward."""
+    gradient = torch.randn_like(work())
+    forward_s = seconds(work, device)
+
+    def both() -> None:
+        torch.autograd.grad(work(), inputs, gradient)
+
+    return forward_s, max(seconds(both, device) - forward_s, 0.1 * forward_s)
+
+
+# ---- kernels ------------------------------------------------------------------------------------------------------
+
+
+def kernels(device: torch.device, dtype: torch.dtype) -> dict[str, list[list[float]]]:
+    """Kind -> [elements, seconds]."""
+    found: dict[str, list[list[float]]] = {}
+    for elements in ELEMENTS[device.type]:
+        runs = max(1, min(50, 2**17 // elements))
+        for name, work in _works(elements, device, dtype):
+            with torch.no_grad():
+                found.setdefault(name, []).append([elements, seconds(work, device, runs)])
+    return {name: _rising(points) for name, points in found.items()}
+
+
+def _rising(points: list[list[float]]) -> list[list[float]]:
+    """A larger size never takes less: noise of the smallest sizes is lifted to what came before."""
+    for before, point in itertools.pairwise(points):
+        point[1] = max(before[1], point[1])
+    return points
+
+
+def _works(elements: int, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
+    x = _random((elements // _WIDTH, _WIDTH), device, dtype)
+    y, x32 = torch.randn_like(x), x.float()
+    yield "add", lambda: x + y
+    yield "multiply", lambda: x * y
+    yield "copy", lambda: y.copy_(x)
+    yield "cast", lambda: x32.to(dtype) if dtype != torch.float32 else x32.clone()
+    yield "cast_back", lambda: x.to(torch.float32) if dtype != torch.float32 else x.clone()
+    yield "fill", lambda: torch.zeros_like(x)
+    yield "accumulate", lambda: x32.add_(y)
+    aten = torch.ops.aten
+    yield "silu", lambda: F.silu(x)
+    yield "silu_backward", lambda: aten.silu_backward(y, x)
+    yield "gelu", lambda: F.gelu(x)
+    yield "gelu_backward", lambda: aten.gelu_backward(y, x)
+    yield "gelu_tanh", lambda: F.gelu(x, approximate="tanh")
+    yield "gelu_tanh_backward", lambda: aten.gelu_backward(y, x, approximate="tanh")
+    yield "relu", lambda: F.relu(x)
+    yield "relu_backward", lambda: aten.threshold_backward(y, x, 0)
+    yield from _of_rows(x, y)
+    yield from _of_slots(x, y)
+    yield from _of_logits(elements, device, dtype)
+    yield from _of_parameters(elements, device)
+
+
+def _of_rows(x: Tensor, y: Tensor) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Norms and rotation."""
+    from smalti.model.blocks.rope import _turn
+
+    weight = torch.ones(_WIDTH, dtype=x.dtype, device=x.device)
+    needs, w_needs = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    for name, norm in (
+        ("rmsnorm", lambda one: F.rms_norm(one, (_WIDTH,), w_needs, 1e-5)),
+        ("layernorm", lambda one: F.layer_norm(one, (_WIDTH,), w_needs, None, 1e-5)),
+    ):
+        with torch.enable_grad():
+            out = norm(needs)
+        yield name, lambda norm=norm: norm(needs)  # type: ignore[misc]
+        yield (
+            f"{name}_backward",
+            lambda out=out: torch.autograd.grad(out, (needs, w_needs), y, retain_graph=True),  # type: ignore[misc]
+        )
+    heads = x.view(1, -1, 4, _WIDTH // 4)
+    cosine = torch.ones(1, heads.shape[1], 1, _WIDTH // 4, dtype=x.dtype, device=x.device)
+    yield "rotate", lambda: _turn(heads, cosine, cosine, 1)
+    yield "rotate_backward", lambda: _turn(heads, cosine, cosine, -1)
+
+
+def _of_slots(x: Tensor, y: Tensor) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Rows gathered, and summed by twos; choices sorted by expert; the router's scores and sums of 8 experts."""
+    from smalti.model.blocks.moe.balance import router_stats
+    from smalti.model.blocks.moe.experts import slots
+    from smalti.model.blocks.moe.router import Routing
+
+    rows, n = torch.randperm(x.shape[0], device=x.device), x.shape[0] // 2
+    pairs, weights = rows.view(n, 2), torch.rand(n, 2, device=x.device).to(x.dtype)
+    yield "gather", lambda: x.index_select(0, rows)
+    yield "bag", lambda: F.embedding_bag(pairs, x, mode="sum", per_sample_weights=weights)
+    chosen = torch.randint(8, (x.numel() // 2, 2), device=x.device)
+    yield "slots", lambda: slots(chosen, 8)
+    logits = torch.randn(1, x.numel() // 8, 8, device=x.device, requires_grad=True)
+    mask = torch.ones(1, x.numel() // 8, dtype=torch.bool, device=x.device)
+
+    def routed() -> Tensor:
+        score = logits.softmax(dim=-1)
+        expert = score.detach().topk(2, dim=-1).indices
+        weight = score.gather(-1, expert)
+        weight = weight / weight.sum(dim=-1, keepdim=True)
+        stats = router_stats(Routing(logits, score, expert, weight), mask)
+        return stats.balance_sum + stats.z_sum + weight.sum()
+
+    with torch.enable_grad():
+        total = routed()
+
+    def forward() -> None:
+        with torch.enable_grad():
+            routed()
+
+    yield "router", forward
+    yield "router_backward", lambda: torch.autograd.grad(total, logits, retain_graph=True)
+
+
+def _of_logits(elements: int, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """What ``train/cross_entropy.py`` makes of a tile's logits, without its products."""
+    vocabulary = min(elements // 2, 4096)
+    logits = _random((elements // vocabulary, vocabulary), device, dtype)
+    target = torch.randint(vocabulary, (logits.shape[0], 1), device=device)
+    ones = torch.ones(target.shape, device=device)
+
+    def tile() -> Tensor:
+        probability = torch.softmax(logits, dim=-1, dtype=torch.float32)
+        logits.amax(dim=-1).float() - probability.amax(dim=-1).log()
+        logits.gather(1, target)
+        probability.scatter_add_(1, target, -ones)
+        return probability.to(dtype)
+
+    yield "cross_entropy", tile
+
+
+def _of_parameters(elements: int, device: torch.device) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """What a step does to gradients and weights in fp32, in eight tensors."""
+    weights = [torch.randn(elements // 8, device=device) for _ in range(8)]
+    gradients = [torch.randn_like(weight) for weight in weights]
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient
+    adamw = torch.optim.AdamW(weights, lr=1e-9, fused=True)
+    averages = [torch.zeros_like(weight) for weight in weights]
+
+    def lion() -> None:
+        directions = torch._foreach_lerp(averages, gradients, 0.1)
+        torch._foreach_sign_(directions)
+        torch._foreach_mul_(weights, 1.0)
+        torch._foreach_add_(weights, directions, alpha=-1e-9)
+        torch._foreach_lerp_(averages, gradients, 0.1)
+
+    yield "square_norm", lambda: torch._foreach_norm(gradients)
+    yield "scale", lambda: torch._foreach_mul_(gradients, 0.999)
+    yield "adamw", adamw.step
+    yield "lion", lion
+
+
+if __name__ == "__main__":
+    main()
