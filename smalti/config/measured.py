@@ -45,5 +45,5 @@ class Measured(Config):
     collective: Collective | None = None
     """None: one rank."""
     factors: dict[str, float] = Field(default_factory=dict)
-    """Part of a step -> seconds there for each second that its kernels take alone, from whole steps of small recipes;
-    a part that is not named has 1. ``unit_s`` is host time of one sharded block, forward and backward."""
+    """``product``, ``attention``, ``kernel``, ``update`` -> seconds inside a step for each second of such work alone;
+    and ``unit_s``, host time of one sharded unit in a pass. Absent ones are those of ``smalti.plan.factors``."""

@@ -13,9 +13,10 @@ of attention, and the part of FSDP's network that does not hide behind the work.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from smalti.base.errors import UserError
 from smalti.config.hardware import Hardware
 from smalti.config.measured import Format
-from smalti.plan.work import Work
+from smalti.plan.work import KINDS, Work
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,8 @@ OTHERS = Factors(1.198, 2.918, 1.978, 0.70, 1.50, "A100 and H100 together, for a
 
 _DEVICES = {"a100": AMPERE, "a800": AMPERE, "h100": HOPPER, "h800": HOPPER, "h200": HOPPER, "gh200": HOPPER}
 
-CPU: Mapping[str, float] = {}
-"""Part of a step -> factor, of a machine whose own ``measured.factors`` says nothing of it."""
-
-UNIT_S = 0.0
-"""Host time of one FSDP unit in one forward and backward pass."""
+CPU: Mapping[str, float] = {"product": 1.0, "attention": 1.0, "kernel": 1.0, "update": 1.0, "unit_s": 0.0}
+"""Seconds inside a step for each second of such work alone, and host time of one FSDP unit in one pass."""
 
 CPU_FRACS = (0.8, 1.25)
 
@@ -65,6 +63,17 @@ def interval(hardware: Hardware, compute: Format, *, experts: bool) -> tuple[flo
     return found.low_frac, found.high_frac * (EXPERTS_HIGH if experts else 1.0)
 
 
-def of_part(work: Work, own: Mapping[str, float]) -> float:
-    """The factor for a work on a measured machine; ``own``: what its measurement says."""
-    return own.get(work.part, CPU.get(work.part, 1.0))
+def of_cpu(own: Mapping[str, float]) -> dict[str, float]:
+    """The factors of a measured machine; ``own``: those that its measurement says itself."""
+    if strange := sorted(own.keys() - CPU.keys()):
+        raise UserError(f"measured.factors names {', '.join(strange)}", allowed=", ".join(CPU))
+    return {**CPU, **own}
+
+
+def class_of(work: Work) -> str:
+    """``product``, ``attention``, ``kernel``, or ``update``: what goes over parameters."""
+    if work.part in ("weights", "clip", "optimizer"):
+        return "update"
+    if work.kind in KINDS:
+        return "kernel"
+    return "attention" if work.kind.startswith("attention") else "product"

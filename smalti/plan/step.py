@@ -178,7 +178,7 @@ def _seconds(work: Work, machine: Hardware, compute: Format, threads: int | None
     """Of all of a work in the step."""
     if machine.measured is not None:
         alone_s = rates.measured_s(work, machine.measured, compute, threads=threads)
-        return alone_s * work.count * factors.of_part(work, machine.measured.factors)
+        return alone_s * work.count * factors.of_cpu(machine.measured.factors)[factors.class_of(work)]
     inside, compute_s = factors.of_gpu(machine, compute), rates.compute_s(work, machine, compute)
     memory_s = rates.memory_s(work, machine, compute, fused=fused)
     if work.kind.startswith("attention"):
@@ -205,7 +205,7 @@ def _host(config: RunConfig, machine: Hardware, parts: list[PartTime], shares: l
     """What the host adds: on a CPU its time for each sharded unit, on a GPU launches that take longer than the work."""
     passes, stages = sum(share.passes for share in shares), shares[0].layout.pipeline
     if machine.measured is not None:
-        unit_s = machine.measured.factors.get("unit_s", factors.UNIT_S)
+        unit_s = factors.of_cpu(machine.measured.factors)["unit_s"]
         units = units_of(config) / stages * passes
         return [PartTime("host", 0, 0, units, units * unit_s, "overhead")] if unit_s else []
     launches, device_s = sum(part.kernels for part in parts), sum(part.s for part in parts)

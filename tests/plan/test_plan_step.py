@@ -128,10 +128,15 @@ def test_ranks_of_one_machine_pay_for_the_network_and_share_its_threads() -> Non
 
 
 def test_own_factors_and_host_time_of_a_machine() -> None:
-    plain = {part.name: part.s for part in step_time(made_config(), machine(factors={"unit_s": 0, "mlp": 1})).parts}
-    own = {part.name: part.s for part in step_time(made_config(), machine(factors={"unit_s": 1e-3, "mlp": 2})).parts}
-    assert own["mlp"] == pytest.approx(2 * plain["mlp"])
+    plain = {part.name: part.s for part in step_time(made_config(), machine(factors={"unit_s": 0, "product": 1})).parts}
+    own = {
+        part.name: part.s for part in step_time(made_config(), machine(factors={"unit_s": 1e-3, "product": 2})).parts
+    }
+    assert own["projections"] > 1.5 * plain["projections"]
+    assert own["optimizer"] == plain["optimizer"]
     assert own["host"] == pytest.approx(4e-3), "three blocks and the root"
+    with pytest.raises(UserError, match="names speed"):
+        step_time(made_config(), machine(factors={"speed": 2}))
 
 
 def test_rates_between_and_beyond_the_measured() -> None:

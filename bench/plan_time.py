@@ -1,0 +1,246 @@
+"""How near the predicted time of a step is: six recipes on this machine, predicted and measured.
+
+    make bench NAME=plan_time ARGS='--record'       # about 6 minutes on two cores
+
+Measures the machine (``smalti plan hardware this-machine``), then whole steps of small recipes, none of them one of the
+six, to which the factors of ``plan/factors.py`` are fitted (least squares of relative errors, none below 0); then
+predicts the six and measures them: the median of 20 steps of the trainer's own ``train_step``, each recipe in a process
+of its own, tokens at random. Nothing is fitted to the six. The table shows both predictions: with the factors just
+fitted and with those that the package has.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from record import record
+
+from smalti.config.hardware import Hardware, hardware
+from smalti.config.load import from_dict
+from smalti.config.run import RunConfig
+from smalti.fleet.measure import measured_machine
+from smalti.plan import factors, rates
+from smalti.plan.step import layout_of, passes_of, step_time, threads_of, units_of
+from smalti.plan.work import update, works
+
+STEPS, CALIBRATION_STEPS, WARM_STEPS = 20, 8, 3
+WITHIN = (0.15, 0.25)
+STEADY = 0.03
+"""Weight of the wish that a factor be near 1, beside a recipe's relative error: it settles what recipes leave open."""
+
+
+def _model(vocab: int, width: int, inner: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
+    return {
+        "family": "decoder", "vocab_size": vocab, "hidden_size": width, "intermediate_size": inner,
+        "num_hidden_layers": layers, "num_attention_heads": heads, "max_position_embeddings": 4096, **more,
+    }  # fmt: skip
+
+
+def _moe(experts: int, chosen: int) -> dict[str, Any]:
+    return {"moe": {"num_experts": experts, "num_experts_per_tok": chosen}}
+
+
+def _recipe(name: str, rows: int, seq_len: int, recompute: bool, model: dict[str, Any], **train: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "model": model,
+        "data": {"sources": {"made": "made"}, "seq_len": seq_len, "stages": [{"weights": {"made": 1}}]},
+        "train": {
+            "duration": "1000step",
+            "global_batch_tokens": rows * seq_len,
+            "optimizer": {"lr": 1e-3},
+            "parallel": {"device": "cpu", "activation_checkpointing": "full" if recompute else "none"},
+            **train,
+        },
+    }
+
+
+SIX = [
+    _recipe("dense-1.6m", 8, 256, False, _model(4096, 128, 384, 3, 4)),
+    _recipe("moe-3m", 8, 256, True, _model(4096, 128, 192, 3, 4, norm="layernorm", **_moe(8, 2))),
+    _recipe("dense-23m", 8, 512, True, _model(16384, 384, 1024, 6, 6)),
+    _recipe("moe-38m", 8, 512, False, _model(16384, 384, 512, 6, 6, **_moe(8, 2))),
+    _recipe("dense-134m", 2, 1024, False, _model(32000, 768, 2048, 12, 12)),
+    _recipe("moe-124m", 2, 1024, True, _model(32000, 640, 768, 8, 10, **_moe(8, 2))),
+]
+"""Dense and with experts, three sizes, with and without recomputation."""
+
+OUTSIDE = [
+    _recipe("dense-w64", 16, 128, False, _model(2048, 64, 256, 4, 2)),
+    _recipe("dense-w192", 8, 256, True, _model(8192, 192, 512, 4, 6, norm="layernorm", gated=False, activation="gelu")),
+    _recipe("dense-w256", 4, 1024, False, _model(8192, 256, 704, 5, 4)),
+    _recipe("dense-w512", 4, 512, False, _model(12000, 512, 1408, 4, 8), microbatch_tokens=1024),
+    _recipe("dense-w1024", 2, 512, True, _model(16384, 1024, 2816, 4, 8)),
+    _recipe("moe-w96", 8, 256, False, _model(4096, 96, 128, 3, 3, **_moe(4, 2))),
+    _recipe("moe-w256", 8, 256, True, _model(8192, 256, 352, 4, 4, **_moe(16, 4))),
+    _recipe("moe-w512", 4, 512, False, _model(12000, 512, 704, 4, 8, **_moe(8, 2))),
+]
+"""What the factors are fitted to."""
+
+
+def main() -> None:
+    """Print the table; ``--record`` also writes bench/results/plan_time.json."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--record", action="store_true", help="write bench/results/plan_time.json")
+    parser.add_argument("--machine", help="a file of 'smalti plan hardware this-machine --save', in place of measuring")
+    parser.add_argument("--save", help="write the measured machine to this file")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(steps_of(json.loads(options.child))))
+        return
+    began_s = time.monotonic()
+    machine = hardware(options.machine) if options.machine else measured_machine(formats=("bf16",), tell=print)
+    if options.save:
+        Path(options.save).write_text(yaml.safe_dump(machine.model_dump(mode="json"), default_flow_style=None))
+    outside = [row(recipe, machine, CALIBRATION_STEPS) for recipe in OUTSIDE]
+    fitted = fit(outside)
+    print("fitted:", ", ".join(f"{name} {value:.3g}" for name, value in fitted.items()))
+    six = [row(recipe, machine, STEPS) for recipe in SIX]
+    report(outside, fitted, "outside the six: what the factors are fitted to")
+    counts = report(six, fitted, "the six")
+    print(f"{time.monotonic() - began_s:.0f} s")
+    if options.record:
+        figures = {"six": six, "outside": outside, "fitted": fitted, "package": dict(factors.CPU), "counts": counts}
+        print("wrote", record("plan_time", figures))
+
+
+def row(recipe: dict[str, Any], machine: Hardware, steps: int) -> dict[str, Any]:
+    """Sums by class of work, without factors; the prediction of the package; and what was measured."""
+    config = from_dict(RunConfig, recipe).config
+    shares, compute = passes_of(config, layout_of(config)), config.train.precision.compute
+    passes = sum(share.passes for share in shares)
+    assert machine.measured is not None
+    sums = dict.fromkeys(factors.CPU, 0.0)
+    done = [work for share in shares for work in works(config, share)]
+    for work in [*done, *update(config, layout_of(config), passes)]:
+        alone_s = rates.measured_s(work, machine.measured, compute, threads=threads_of(config, machine))
+        sums[factors.class_of(work)] += alone_s * work.count
+    sums["unit_s"] = units_of(config) * passes
+    measured = run(recipe, steps)
+    found = {
+        "name": recipe["name"],
+        "measured_s": statistics.median(measured),
+        "package_s": step_time(config, machine).total_s,
+        "sums": sums,
+        "steps_s": measured,
+    }
+    print(f"{found['name']:12} {found['measured_s'] * 1e3:8.1f} ms", flush=True)
+    return found
+
+
+def predicted(found: dict[str, Any], of: dict[str, float]) -> float:
+    """Seconds of a step with these factors."""
+    return float(sum(of[name] * value for name, value in found["sums"].items()))
+
+
+def fit(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Factors with the least squares of relative errors; those that would be negative are 0."""
+    names = list(factors.CPU)
+    scale = np.array([1.0] * (len(names) - 1) + [1e-4])  # of a unit in host seconds, beside factors near 1
+    sides = np.array([[one["sums"][name] / one["measured_s"] for name in names] for one in rows]) * scale
+    wish = np.eye(len(names)) * STEADY
+    wished = np.array([STEADY] * (len(names) - 1) + [0.0])
+    left, right = np.vstack([sides, wish]), np.concatenate([np.ones(len(rows)), wished])
+    kept = list(range(len(names)))
+    while True:
+        solution, *_ = np.linalg.lstsq(left[:, kept], right, rcond=None)
+        if (solution >= 0).all():
+            break
+        kept.remove(kept[int(solution.argmin())])
+    found = dict.fromkeys(names, 0.0)
+    for index, value in zip(kept, solution, strict=True):
+        found[names[index]] = float(value * scale[index])
+    return found
+
+
+def report(rows: list[dict[str, Any]], fitted: dict[str, float], title: str) -> dict[str, Any]:
+    """Print a table; how many are within the limits."""
+    print(
+        f"\n{title}\n\n{'recipe':12} {'measured':>10} {'fitted':>10} {'ratio':>6} {'package':>10} {'ratio':>6}   shares"
+    )
+    ratios: dict[str, list[float]] = {"fitted": [], "package": []}
+    for one in rows:
+        both = {"fitted": predicted(one, fitted), "package": one["package_s"]}
+        for name, value in both.items():
+            ratios[name].append(value / one["measured_s"])
+        shares = " ".join(f"{name} {value * fitted[name] / both['fitted']:.0%}" for name, value in one["sums"].items())
+        columns = [
+            f"{value * 1e3:7.1f} ms {value / one['measured_s']:6.2f}" for value in (both["fitted"], both["package"])
+        ]
+        print(f"{one['name']:12} {one['measured_s'] * 1e3:7.1f} ms {' '.join(columns)}   {shares}")
+    counts = {
+        name: {str(limit): sum(abs(ratio - 1) <= limit for ratio in found) for limit in WITHIN}
+        for name, found in ratios.items()
+    }
+    for name, within in counts.items():
+        text = ", ".join(f"{number} of {len(rows)} within {float(limit):.0%}" for limit, number in within.items())
+        print(f"{name}: {text}")
+    return counts
+
+
+def run(recipe: dict[str, Any], steps: int) -> list[float]:
+    """Seconds of each step, from a process of its own."""
+    words = [sys.executable, "-W", "ignore", __file__, "--child", json.dumps({**recipe, "steps": steps})]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": ""})
+    if done.returncode:
+        raise RuntimeError(f"{recipe['name']}:\n{done.stderr[-3000:]}")
+    found: list[float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def steps_of(recipe: dict[str, Any]) -> list[float]:
+    """In the child: the trainer's job over random tokens, its step timed."""
+    import torch
+
+    from smalti.train.batches import Microbatch
+    from smalti.train.job import build
+    from smalti.train.step import train_step
+
+    steps = recipe.pop("steps")
+    config = from_dict(RunConfig, recipe).config
+    share, *rest = passes_of(config, layout_of(config))
+    assert not rest, "a batch of whole microbatches"
+    shape = (share.tokens // share.seq_len, share.seq_len)
+
+    class Random:
+        """As many microbatches as a step has."""
+
+        def batch(self, step: int) -> list[Microbatch]:
+            found = []
+            for _ in range(int(share.passes)):
+                tokens = torch.randint(config.model.vocab_size, (shape[0], shape[1] + 1))
+                positions = torch.arange(shape[1]).expand(shape).contiguous()
+                found.append(Microbatch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), positions, None))
+            return found
+
+        def state(self, step: int) -> dict[str, Any]:
+            return {}
+
+        def check(self, state: dict[str, Any], step: int) -> None:
+            return None
+
+    with tempfile.TemporaryDirectory(prefix="plan-time-") as folder:
+        batches = Random()
+        job = build(config.model_copy(update={"folder": f"{folder}/run"}), batches=batches)
+        times = []
+        for step in range(WARM_STEPS + steps):
+            microbatches = batches.batch(step)
+            start = time.perf_counter()
+            result = train_step(job.state, microbatches, job.loss)
+            float(result.loss)
+            times.append(time.perf_counter() - start)
+    return times[WARM_STEPS:]
+
+
+if __name__ == "__main__":
+    main()
