@@ -2,7 +2,8 @@
 
 from functools import partial
 
-from smalti.plan.flops import mfu, train_flops_per_token
+from smalti.plan.conventions import convert_mfu, flops_per_token
+from smalti.plan.flops import mfu
 from talks import arithmetic as plan
 from talks.rows import Figure, Section
 
@@ -43,21 +44,21 @@ _EXAMPLE = (
            "6.91 days"),
 )
 
-_PARAMS = plan.params("mpt-7b").total
+_MPT = plan.model("mpt-7b")
 _MFU = (
     _slide("mfu-with-attention", 782, "For this configuration, 50.7% MFU", "50.7%",
-           lambda: mfu(_TOKENS_PER_S, train_flops_per_token(plan.model("mpt-7b"), 2048), 64 * plan.peak("a100-40gb")),
-           "234,614 tokens/s x (6N + attention) of MPT-7B / 64 A100s"),
+           lambda: mfu(_TOKENS_PER_S, flops_per_token(_MPT, 2048, "llm-foundry"), 64 * plan.peak("a100-40gb")),
+           "234,614 tokens/s x FLOPs of MPT-7B by llm-foundry's formula / 64 A100s"),
     _slide("mfu-by-6nd", 780, "Only counts 6 x Parameters x Tokens", "50.7%",
-           lambda: mfu(_TOKENS_PER_S, plan.train_flops(_PARAMS, 1), 64 * plan.peak("a100-40gb")),
-           "234,614 tokens/s x 6N of MPT-7B / 64 A100s", "wrong",
+           lambda: convert_mfu(0.507, _MPT, 2048, source="llm-foundry", target="6n"),
+           "50.7% of llm-foundry's formula, by 6N", "wrong",
            "the 50.7% count attention as well; by 6ND alone the same run has 46.9%", "46.9%"),
     Figure("build", "How much does it cost to train?", "actual-flops", 54, "Actual FLOPs = FLOPs * MFU", "FLOPs * MFU",
            lambda: plan.peak("a100-40gb") * 0.507, "312e12 FLOP/s x 0.507", "wrong",
            "MFU does not lower the FLOPs of a run, it lowers the rate: actual FLOP/s = peak FLOP/s x MFU, here of an "
            "A100 at 50.7%", "1.58e14 FLOP/s"),
     Figure("build", "How much does it cost to train?", "attention-share", 67, "^ Ignores self-attention", "6 * N * D",
-           lambda: train_flops_per_token(plan.model("mpt-7b"), 2048) / plan.train_flops(_PARAMS, 1) - 1,
+           lambda: flops_per_token(_MPT, 2048) / flops_per_token(_MPT, 2048, "6n") - 1,
            "12 x layers x width x 2048 / 6N of MPT-7B", "theirs", "what 6ND leaves out", "8.1%"),
 )
 
