@@ -136,7 +136,7 @@ def _text(plan: dict[str, Any], served: "Served", load: "Load", gpu: str | None)
 
 
 def _table(rows: list[dict[str, Any]], gpu: str | None) -> list[str]:
-    from smalti.base.units import format_bytes
+    from smalti.base.units import format_bytes, format_count
     from smalti.cli.tables import table
 
     fitting = [row for row in rows if row["fits"]]
@@ -151,8 +151,8 @@ def _table(rows: list[dict[str, Any]], gpu: str | None) -> list[str]:
             format_bytes(row["total_bytes"]),
             f"{row['largest_context_tokens']:,}",
             f"{row['largest_batch']:,}",
-            f"{row['most_tokens_per_s']:.3g}",
-            f"{row['low_tokens_per_s']:.3g} to {row['high_tokens_per_s']:.3g}",
+            format_count(row["most_tokens_per_s"]),
+            f"{format_count(row['low_tokens_per_s'])} to {format_count(row['high_tokens_per_s'])}",
         )
         for row in fitting
     ]
