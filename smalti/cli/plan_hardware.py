@@ -8,19 +8,33 @@ from smalti.cli.plan_recipe import Json
 
 if TYPE_CHECKING:
     from smalti.config.hardware import Hardware
+    from smalti.config.measured import Measured
 
 
 def hardware(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="A device, or a .yaml file of one; absent: all of them.")
     ] = None,
+    save: Annotated[
+        str | None, typer.Option(help="With this-machine: write the .yaml file of what was measured.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="With this-machine: CPU threads; absent: all cores.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Print what is known of devices: dense peaks, memory, links, usual price. With a name: every figure's source."""
+    """Print what is known of devices: dense peaks, memory, links, usual price. With a name: every figure's source.
+
+    this-machine is measured in 20 to 40 s: matrix products by shape, attention, kernels, an all-reduce. Saved, it is a
+    device like any other: --gpu FILE.yaml.
+    """
+    from smalti.base.errors import UserError
+    from smalti.cli.plan_machine import THIS_MACHINE, measure
     from smalti.cli.tables import print_json
     from smalti.config.hardware import hardware as find
     from smalti.config.hardware import hardware_names
 
+    if name != THIS_MACHINE and (save is not None or threads is not None):
+        given = "--save" if save is not None else "--threads"
+        raise UserError(f"{given} has no effect without a measurement", allowed=f"with {THIS_MACHINE}")
     if name is None:
         known = [find(one) for one in hardware_names()]
         if as_json:
@@ -28,7 +42,7 @@ def hardware(
         else:
             print(_table_text(known))
         return
-    one = find(name)
+    one = measure(save, threads) if name == THIS_MACHINE else find(name)
     if as_json:
         print_json(_values(one))
     else:
@@ -92,7 +106,26 @@ def _device_text(known: "Hardware") -> str:
         ("price", f"{price.usd_per_hour:.2f} USD an hour ({price.date}, {price.source})" if price else "-"),
     ]
     text = f"{known.title}\n\n{pairs(lines)}\n\nsources\n{pairs(list(known.sources.items()))}"
+    if known.measured is not None:
+        text += f"\n\n{_measured_text(known.measured)}"
     return text + "".join(f"\n\n{note}" for note in known.notes)
+
+
+def _measured_text(found: "Measured") -> str:
+    """Products of a few shapes, copies of a few sizes; the file has all."""
+    from smalti.base.units import format_bytes, format_flops
+    from smalti.cli.tables import pairs
+
+    lines = [("measured", f"{found.date}, {found.threads} threads, {found.software}")]
+    for name, of_operands in found.matmul.items():
+        squares = [f"{m}: {format_flops(rate)}/s" for m, k, n, rate in of_operands["nt"] if m == k == n]
+        lines.append((f"{name} products", ", ".join(squares)))
+    for elements, copy_s in found.kernels["fp32"]["copy"]:
+        lines.append((f"copy of {format_bytes(4 * elements)}", _rate(8 * elements / copy_s)))
+    if found.collective is not None:
+        one = found.collective
+        lines.append((f"all-reduce, {one.ranks} ranks", f"{one.latency_s * 1e3:.2g} ms and {_rate(one.bytes_per_s)}"))
+    return pairs(lines)
 
 
 def _rate(value: float | None) -> str:

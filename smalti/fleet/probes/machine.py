@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--format", choices=DTYPES, action="append", help="default: all")
     arguments = parser.parse_args()
     formats = tuple(arguments.format or DTYPES)
-    print(json.dumps(measure(torch.device(arguments.device), arguments.threads, formats)))
+    print(json.dumps(_rounded(measure(torch.device(arguments.device), arguments.threads, formats))))
 
 
 def measure(device: torch.device, threads: int = 0, formats: tuple[str, ...] = ("bf16", "fp32")) -> dict[str, Any]:
@@ -69,6 +69,15 @@ def measure(device: torch.device, threads: int = 0, formats: tuple[str, ...] = (
         _tell(f"kernels in {name}")
         found["kernels"][name] = kernels(device, dtype)
     return found
+
+
+def _rounded(value: Any) -> Any:
+    """Four digits of every number that is not whole."""
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def _tell(what: str) -> None:
