@@ -1,0 +1,82 @@
+"""The probe of a machine: it measures every kind of work of a step; its answer is read, and its failures told."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from made_config import made_config
+from made_machine import machine as made_machine
+
+from smalti.base.errors import SmaltiError
+from smalti.cli.plan_machine import write
+from smalti.config.hardware import hardware
+from smalti.config.measured import Measured
+from smalti.dist import allocator
+from smalti.fleet import measure
+from smalti.fleet.probes import machine
+from smalti.plan.step import step_time
+from smalti.plan.work import KINDS
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "SIDES", (16, 32))
+    monkeypatch.setattr(machine, "ELEMENTS", {"cpu": (2**12, 2**13)})
+    monkeypatch.setattr(machine, "ROWS", (128, 256))
+    monkeypatch.setattr(machine, "HEAD_WIDTHS", (16, 32))
+    monkeypatch.setattr(machine, "_REPEATS", 3)
+    monkeypatch.setattr(allocator, "keep_freed_memory", lambda: True)
+
+
+@pytest.mark.usefixtures("small")
+def test_the_probe_measures_every_kind_of_work() -> None:
+    before = torch.get_num_threads()
+    try:
+        found = Measured.model_validate(machine.measure(torch.device("cpu"), 1))
+    finally:
+        torch.set_num_threads(before)
+    assert found.threads == 1
+    for name in ("bf16", "fp32"):
+        assert set(found.kernels[name]) == set(KINDS)
+        assert all(seconds > 0 for points in found.kernels[name].values() for _, seconds in points)
+        assert len(found.matmul[name]["tn"]) == 8
+    device = made_machine().model_copy(update={"measured": found})
+    assert step_time(made_config(), device).total_s > 0
+
+
+def test_operands_lie_as_a_linear_layer_has_them() -> None:
+    for kind, strides in {"nt": ((8, 1), (1, 8)), "nn": ((8, 1), (4, 1)), "tn": ((1, 2), (4, 1))}.items():
+        left, right = machine._operands(kind, (2, 8, 4), torch.device("cpu"), torch.float32)
+        assert (left.shape, right.shape) == ((2, 8), (8, 4))
+        assert (left.stride(), right.stride()) == strides, kind
+
+
+def test_a_larger_size_never_takes_less() -> None:
+    assert machine._rising([[1, 3.0], [2, 2.0], [3, 4.0]]) == [[1, 3.0], [2, 3.0], [3, 4.0]]
+
+
+def test_a_saved_machine_is_a_device(tmp_path: Path) -> None:
+    path = str(tmp_path / "machine.yaml")
+    write(made_machine(), path)
+    assert hardware(path) == made_machine()
+    assert "&id" not in Path(path).read_text()
+
+
+def test_a_probe_that_fails_says_why() -> None:
+    heard: list[str] = []
+    with pytest.raises(SmaltiError, match="invalid choice"):
+        measure._answer("machine", ["--format", "fp7"], {}, 60.0, heard.append)
+    assert any("usage" in line for line in heard)
+    with pytest.raises(SmaltiError, match="did not end within"):
+        measure._answer("all_reduce", [], {}, 0.01)
+
+
+@pytest.mark.slow
+def test_this_machine_as_a_device() -> None:
+    heard: list[str] = []
+    found = measure.measured_machine(threads=1, formats=("fp32",), tell=heard.append)
+    assert found.kind == "cpu"
+    assert found.peak_flops_per_s.keys() == {"fp32"}
+    assert "matrix products in fp32" in heard
+    assert found.measured is not None
+    assert step_time(made_config("train.precision.compute=fp32"), found).total_s > 0
