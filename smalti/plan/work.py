@@ -7,7 +7,7 @@ FLOP (a test goes through all presets); what is computed a second time is counte
 Shapes: N tokens of a microbatch, D hidden, F inside an MLP, V vocabulary, E experts, S = N k slots.
 """
 
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -107,27 +107,18 @@ def works(config: RunConfig, share: Share) -> list[Work]:
     With pipeline stages it is a rank's mean share of the blocks, and both ends, which two of the ranks have.
     """
     model, found = config.model, list[Work]()
-    stages, forward = share.layout.pipeline, list[Work]()
-    for layer in range(model.num_hidden_layers):
-        ahead, back = _block(model, layer, share)
-        forward += ahead
-        found += [*ahead, *back]
-    if share.recomputes:
-        found += [
-            replace(work, part="recomputation", flops=0, again_flops=work.flops + work.again_flops) for work in forward
-        ]
-    found = [replace(work, count=work.count * share.passes / stages) for work in _merged(found)]
+    kinds = Counter((model.has_experts(layer), model.window(layer)) for layer in range(model.num_hidden_layers))
+    for (experts, window), layers in kinds.items():
+        ahead, back = _block(model, share, experts=experts, window=window)
+        if share.recomputes:
+            back += [
+                replace(work, part="recomputation", flops=0, again_flops=work.flops + work.again_flops)
+                for work in ahead
+            ]
+        times = layers * share.passes / share.layout.pipeline
+        found += [replace(work, count=work.count * times) for work in (*ahead, *back)]
     ends = [*_embedding(model, share), *_loss(config, share)]
     return found + [replace(work, count=work.count * share.passes) for work in ends]
-
-
-def _merged(found: list[Work]) -> Iterator[Work]:
-    """Equal works of several layers as one."""
-    counts: dict[Work, float] = {}
-    for work in found:
-        key = replace(work, count=1)
-        counts[key] = counts.get(key, 0) + work.count
-    return (replace(work, count=number) for work, number in counts.items())
 
 
 def product(part: Part, kind: str, m: float, k: float, n: float, times: float = 1, **rest: bool) -> Work:
@@ -149,7 +140,7 @@ def kernel(part: Part, kind: str, elements: float, times: float = 1) -> Work:
 # ---- a block --------------------------------------------------------------------------------------------------------
 
 
-def _block(model: ModelConfig, layer: int, share: Share) -> tuple[list[Work], list[Work]]:
+def _block(model: ModelConfig, share: Share, *, experts: bool, window: int | None) -> tuple[list[Work], list[Work]]:
     """Forward and backward of one block over one microbatch."""
     hidden = share.tokens * model.hidden_size
     ahead = [kernel("norms", model.norm, hidden, 2), kernel("residual", "add", hidden, 2)]
@@ -157,14 +148,14 @@ def _block(model: ModelConfig, layer: int, share: Share) -> tuple[list[Work], li
     if model.residual_multiplier != 1:
         ahead.append(kernel("residual", "multiply", hidden, 2))
         back.append(kernel("residual", "multiply", hidden, 2))
-    mlp = _experts(model, share) if model.has_experts(layer) else _mlp(model, share, model.intermediate_size)
-    for more_ahead, more_back in (_attention(model, layer, share), mlp):
+    mlp = _experts(model, share) if experts else _mlp(model, share, model.intermediate_size)
+    for more_ahead, more_back in (_attention(model, share, window), mlp):
         ahead += more_ahead
         back += more_back
     return ahead, back
 
 
-def _attention(model: ModelConfig, layer: int, share: Share) -> tuple[list[Work], list[Work]]:
+def _attention(model: ModelConfig, share: Share, window: int | None) -> tuple[list[Work], list[Work]]:
     tokens, hidden, width = share.tokens, model.hidden_size, model.width_per_head
     heads, kv_heads = model.num_attention_heads / share.layout.tensor, model.kv_heads / share.layout.tensor
     both = tokens * (heads + kv_heads) * width
@@ -188,8 +179,8 @@ def _attention(model: ModelConfig, layer: int, share: Share) -> tuple[list[Work]
         back.append(kernel("rotation", "rotate_backward", both))
     # Of a row of ``seq_len`` tokens each rank of the sequence axis has all tokens of some heads (Ulysses).
     rows_heads = tokens / share.seq_len * heads
-    window = min(share.seq_len, model.window(layer) or share.seq_len)
-    pairs = share.seq_len * window - window**2 / 2
+    seen = min(share.seq_len, window or share.seq_len)
+    pairs = share.seq_len * seen - seen**2 / 2
     shape, launches = (share.seq_len, width, pairs), 1 / rows_heads  # all heads of all rows at once
     ahead.append(Work("attention", "attention", rows_heads, shape, flops=4 * width * pairs, launches=launches))
     back.append(replace(ahead[-1], kind="attention_backward", flops=8 * width * pairs, again_flops=2 * width * pairs))
