@@ -15,7 +15,8 @@ Interval = tuple[float, float]
 
 LEVEL = 0.8
 """Share of an interval: 10th to 90th percentile, as both papers print it."""
-_DEVIATIONS = 1.2815515655446004  # standard deviations to the 90th percentile
+DEVIATIONS = 1.2815515655446004
+"""Standard deviations to the 90th percentile."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ def spread(fit: Fit, values: Callable[[Fit], Mapping[str, float]]) -> dict[str, 
             return dict.fromkeys(centre)
         for name in squares:
             squares[name] += (0.5 * (math.log(above[name]) - math.log(below[name]))) ** 2
-    return {name: around(value, _DEVIATIONS * math.sqrt(squares[name])) for name, value in centre.items()}
+    return {name: around(value, DEVIATIONS * math.sqrt(squares[name])) for name, value in centre.items()}
 
 
 def around(value: float, half_width: float) -> Interval:

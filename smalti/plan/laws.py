@@ -10,11 +10,13 @@ nothing of other data, another tokenizer, or of sizes outside the fit's range, f
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from smalti.base.errors import UserError
 from smalti.plan import data
 from smalti.plan.bisect import root
 from smalti.plan.fits import FITS, Fit, Interval, fit_named, spread
+from smalti.plan.given import number
 
 __all__ = ["FITS", "Fit", "Interval", "fit_named"]
 
@@ -23,6 +25,8 @@ EXCESS_PARAMS_HALF_LIFE = 5.309743
 (Muennighoff et al. 2023, appendix A)."""
 
 CLARK_PARAMS_MAX, CLARK_EXPERTS_MAX = 937e9, 512
+_S_BASE = (-0.082, -0.108, 0.009, 1.847, 314.478)
+"""a, b, c, E_start and E_max of Clark et al. 2022, table 3."""
 
 STEADY_TOKENS_PER_PARAM = 100
 """Fits from runs below this overstate what more tokens bring above it (Sardana & Frankle 2024)."""
@@ -157,11 +161,21 @@ def clark_params(params: float, experts: float) -> float:
             allowed=f"params up to {CLARK_PARAMS_MAX:.3g}, 1 to {CLARK_EXPERTS_MAX} experts for each one used",
             hint="leave experts out: the law then counts the active parameters alone",
         )
-    a, b, c, start, most = -0.082, -0.108, 0.009, 1.847, 314.478
-    full = 1 / (1 / (experts - 1 + 1 / (1 / start - 1 / most)) + 1 / most)
-    by_size, by_experts = math.log10(params), math.log10(full)
+    a, b, c, start, _ = _S_BASE
+    by_size, by_experts = math.log10(params), math.log10(_saturated(experts))
     lowered = a * by_size + b * by_experts + c * by_size * by_experts
     return float(10 ** ((lowered - b * math.log10(start)) / (a + c * math.log10(start))))
+
+
+def clark_exponent(experts: float) -> float:
+    """How many percent ``clark_params`` grow with a percent more active parameters; below 1."""
+    a, _, c, start, _ = _S_BASE
+    return (a + c * math.log10(_saturated(experts))) / (a + c * math.log10(start))
+
+
+def _saturated(experts: float) -> float:
+    *_, start, most = _S_BASE
+    return 1 / (1 / (experts - 1 + 1 / (1 / start - 1 / most)) + 1 / most)
 
 
 def balance(
@@ -204,7 +218,7 @@ def compute_optimal(fit: Fit, flops: float, *, unique_tokens: float | None = Non
 
 def optimal_for_loss(fit: Fit, target: float, *, unique_tokens: float | None = None) -> Optimum:
     """The fewest FLOPs that reach the loss ``target``."""
-    return _cheapest(fit, target, 0.0, unique_tokens)
+    return _optimum(fit, lambda one: cheapest(one, target, 0.0, unique_tokens), unique_tokens)
 
 
 def inference_optimal(
@@ -217,7 +231,10 @@ def inference_optimal(
     """
     _positive(inference_tokens=inference_tokens, weight=weight)
     served = weight * inference_tokens
-    best, plain = _cheapest(fit, target, served, unique_tokens), _cheapest(fit, target, 0.0, unique_tokens)
+    best, plain = (
+        _optimum(fit, partial(cheapest, target=target, served_tokens=i, unique_tokens=unique_tokens), unique_tokens)
+        for i in (served, 0.0)
+    )
     return Lifetime(best, lifetime_flops(best, served), plain, lifetime_flops(plain, served))
 
 
@@ -249,9 +266,9 @@ def outside(fit: Fit, params: float, tokens: float) -> list[str]:
     told = []
     for what, value, (low, high) in (("parameters", params, fit.params_range), ("tokens", tokens, fit.tokens_range)):
         if value > high:
-            told.append(f"{value:.3g} {what} are {value / high:.3g} times the most in the runs behind {fit.name}")
+            told.append(f"{number(value)} {what} are {value / high:.3g} times the most in the runs behind {fit.name}")
         elif value < low:
-            told.append(f"{value:.3g} {what} are less than the least in the runs behind {fit.name} ({low:.3g})")
+            told.append(f"{number(value)} {what} are fewer than the least in the runs behind {fit.name}, {number(low)}")
     if tokens / params > STEADY_TOKENS_PER_PARAM:
         told.append(
             f"{tokens / params:.4g} tokens a parameter: fits from runs below {STEADY_TOKENS_PER_PARAM} overstate what "
@@ -260,35 +277,37 @@ def outside(fit: Fit, params: float, tokens: float) -> list[str]:
     return told
 
 
-def _cheapest(fit: Fit, target: float, served: float, unique_tokens: float | None) -> Optimum:
-    def plain(one: Fit) -> tuple[float, float]:
-        rest = target - one.E
-        if rest <= 0:
-            raise _unreachable(one, target, one.E, "any model")
+def cheapest(
+    fit: Fit, target: float, served_tokens: float = 0.0, unique_tokens: float | None = None
+) -> tuple[float, float]:
+    """Parameters and tokens of the least N (D + ``served_tokens`` / 3) that reach the loss ``target``."""
+    if unique_tokens is not None:
+        return _cheapest_repeated(fit, target, served_tokens, unique_tokens)
+    rest = target - fit.E
+    if rest <= 0:
+        raise _unreachable(fit, target, fit.E, "any model")
 
-        def pair(logit: float) -> tuple[float, float]:  # of the share that the tokens have in the loss above the floor
-            of_params, of_tokens = rest / (1 + math.exp(logit)), rest / (1 + math.exp(-logit))
-            return (one.A / of_params) ** (1 / one.alpha), (one.B / of_tokens) ** (1 / one.beta)
+    def pair(logit: float) -> tuple[float, float]:  # of the share that the tokens have in the loss above the floor
+        of_params, of_tokens = rest / (1 + math.exp(logit)), rest / (1 + math.exp(-logit))
+        return (fit.A / of_params) ** (1 / fit.alpha), (fit.B / of_tokens) ** (1 / fit.beta)
 
-        return pair(root(lambda x: balance(one, *pair(x), served_tokens=served), low=-60.0, high=60.0))
+    return pair(root(lambda x: balance(fit, *pair(x), served_tokens=served_tokens), low=-60.0, high=60.0))
 
-    def repeated(one: Fit) -> tuple[float, float]:
-        assert unique_tokens is not None
-        least = loss(one, 1e40, 1e40, unique_tokens=unique_tokens)
-        if target <= least:
-            raise _unreachable(one, target, least, f"{unique_tokens:.4g} unique tokens")
 
-        def of_line(x: float) -> float:
-            try:
-                tokens = tokens_for_loss(one, math.exp(x), target, unique_tokens=unique_tokens)
-            except UserError:
-                return math.inf  # so few parameters never get there
-            return balance(one, math.exp(x), tokens, served_tokens=served, unique_tokens=unique_tokens)
+def _cheapest_repeated(fit: Fit, target: float, served: float, unique_tokens: float) -> tuple[float, float]:
+    least = loss(fit, 1e40, 1e40, unique_tokens=unique_tokens)
+    if target <= least:
+        raise _unreachable(fit, target, least, f"{unique_tokens:.4g} unique tokens")
 
-        params = math.exp(root(of_line))
-        return params, tokens_for_loss(one, params, target, unique_tokens=unique_tokens)
+    def of_line(x: float) -> float:
+        try:
+            tokens = tokens_for_loss(fit, math.exp(x), target, unique_tokens=unique_tokens)
+        except UserError:
+            return math.inf  # so few parameters never get there
+        return balance(fit, math.exp(x), tokens, served_tokens=served, unique_tokens=unique_tokens)
 
-    return _optimum(fit, plain if unique_tokens is None else repeated, unique_tokens)
+    params = math.exp(root(of_line))
+    return params, tokens_for_loss(fit, params, target, unique_tokens=unique_tokens)
 
 
 def _optimum(fit: Fit, solve: Callable[[Fit], tuple[float, float]], unique_tokens: float | None) -> Optimum:

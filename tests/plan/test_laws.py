@@ -281,7 +281,7 @@ def test_what_lies_outside_the_runs_is_said() -> None:
     assert "4.32 times the most" in told[0]
     assert "47.2 times" in told[1]
     assert "214.3 tokens a parameter" in told[2]
-    assert "less than the least" in laws.outside(REFIT, 1e6, 1e9)[0]
+    assert "fewer than the least" in laws.outside(REFIT, 1e6, 1e9)[0]
 
 
 def test_one_zero() -> None:

@@ -1,0 +1,188 @@
+"""Products of quantities, solved as linear equations of their logarithms.
+
+Promises: which quantities follow from those that were given is decided exactly (whole-number elimination), their values
+to the precision of a float; what contradicts is told with the equation and its numbers. Knows no scaling law.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from smalti.base.errors import UserError
+from smalti.plan.given import MOST_ROUNDING, Given, number
+
+
+@dataclass(frozen=True)
+class Equation:
+    """``left`` = ``factor`` x the product of ``right`` / the product of ``under``."""
+
+    left: str
+    factor: float
+    right: tuple[str, ...]
+    under: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All quantities in it."""
+        return (self.left, *self.right, *self.under)
+
+    @property
+    def exponents(self) -> dict[str, int]:
+        """Of the form left / right x under = factor."""
+        return {self.left: 1, **dict.fromkeys(self.right, -1), **dict.fromkeys(self.under, 1)}
+
+    def write(self, words: Mapping[str, str]) -> str:
+        """The right side with ``words`` for the quantities: ``6 x 7e9 x 1.4e11``."""
+        above = [f"{self.factor:g}"] if self.factor != 1 else []
+        above += [words[name] for name in self.right]
+        return " x ".join(above) + "".join(f" / {words[name]}" for name in self.under)
+
+    @property
+    def text(self) -> str:
+        """``flops = 6 x active_params x tokens``."""
+        return f"{self.left} = {self.write({name: name for name in self.names})}"
+
+    def right_side(self, values: Mapping[str, float]) -> float:
+        """The number on the right side."""
+        return self.factor * math.prod(values[n] for n in self.right) / math.prod(values[n] for n in self.under)
+
+
+@dataclass
+class _Row:
+    """``sum of coefficients x log(quantity) = right``, made from ``parts`` of the given values."""
+
+    coefficients: dict[str, Fraction]
+    right: float
+    parts: dict[str, Fraction]
+
+    def minus(self, other: "_Row", times: Fraction) -> "_Row":
+        def less(mine: dict[str, Fraction], its: dict[str, Fraction]) -> dict[str, Fraction]:
+            found = {name: mine.get(name, Fraction(0)) - times * its.get(name, Fraction(0)) for name in {*mine, *its}}
+            return {name: value for name, value in found.items() if value}
+
+        return _Row(
+            less(self.coefficients, other.coefficients),
+            self.right - float(times) * other.right,
+            less(self.parts, other.parts),
+        )
+
+
+class System:
+    """Equations and given values, always fully reduced."""
+
+    def __init__(self, equations: tuple[Equation, ...]) -> None:
+        self.equations = list(equations)
+        self._rows: dict[str, _Row] = {}
+        self._given: dict[str, Given] = {}
+        self.rounded: list[str] = []
+        """Given values that fit together only as they are rounded."""
+        for one in equations:
+            self.equate(one)
+
+    def equate(self, equation: Equation) -> bool:
+        """Add an equation; False where the others already say it or its contrary."""
+        if equation not in self.equations:
+            self.equations.append(equation)
+        exponents = {name: Fraction(power) for name, power in equation.exponents.items()}
+        return self._insert(_Row(exponents, math.log(equation.factor), {})) is None
+
+    def give(self, given: Given) -> None:
+        """Add a value; UserError where it contradicts the others by more than the digits given leave open."""
+        rest = self._insert(_Row({given.name: Fraction(1)}, math.log(given.value), {given.name: Fraction(1)}))
+        self._given.setdefault(given.name, given)
+        if rest is None:
+            return
+        rounding = sum(
+            abs(float(part)) * (given if name == given.name else self._given[name]).rounding
+            for name, part in rest.parts.items()
+        )
+        if abs(rest.right) > min(rounding, MOST_ROUNDING) + 1e-9:
+            message, equation = self._described(given, rest)
+            others = [name for name in rest.parts if name != given.name]
+            raise UserError(
+                message,
+                allowed=f"values with {equation}, to the digits given",
+                hint=f"leave one of them out: {', '.join((*others, given.name))}",
+            )
+        if abs(rest.right) > 1e-5:
+            self.rounded.append(
+                f"{self._described(given, rest)[0]}: the same to the digits given, each is kept as it is"
+            )
+
+    def set(self, name: str, value: float) -> None:
+        """Add a value that was chosen or assumed; it must not be determined yet, or be the same."""
+        rest = self._insert(_Row({name: Fraction(1)}, math.log(value), {}))
+        assert rest is None or abs(rest.right) < 1e-6, f"{name}={value} contradicts the plan"
+
+    def value(self, name: str) -> float | None:
+        """The value where it is determined."""
+        row = self._rows.get(name)
+        return math.exp(row.right) if row is not None and len(row.coefficients) == 1 else None
+
+    def line(self, first: str, second: str) -> tuple[int, tuple[float, float], tuple[float, float]]:
+        """How far two quantities are determined: (degrees of freedom, logarithms at a point, direction).
+
+        With one degree of freedom their logarithms are point + t x direction; with two, direction means nothing.
+        """
+        (at, one), (and_at, other) = self._affine(first), self._affine(second)
+        names = sorted({*one, *other})
+        if not names:
+            return 0, (at, and_at), (0.0, 0.0)
+        pairs = [(one.get(name, Fraction(0)), other.get(name, Fraction(0))) for name in names]
+        if any(a * d != b * c for a, b in pairs for c, d in pairs):
+            return 2, (at, and_at), (0.0, 0.0)
+        a, b = next(pair for pair in pairs if any(pair))
+        sign = -1 if a < 0 or (a == 0 and b < 0) else 1
+        size = max(abs(a), abs(b))
+        return 1, (at, and_at), (float(sign * a / size), float(sign * b / size))
+
+    def equation_of(self, name: str) -> Equation | None:
+        """An equation by which ``name`` follows from values that are all known; those of given values first."""
+        known = [one for one in self.equations if name in one.names and all(self.value(n) for n in one.names)]
+        return max(known, key=lambda one: sum(n in self._given for n in one.names), default=None)
+
+    def _affine(self, name: str) -> tuple[float, dict[str, Fraction]]:
+        row = self._rows.get(name)
+        if row is None:
+            return 0.0, {name: Fraction(1)}
+        return row.right, {other: -value for other, value in row.coefficients.items() if other != name}
+
+    def _insert(self, row: _Row) -> _Row | None:
+        """Reduce and keep ``row``; what is left of it where it says nothing new."""
+        for name in list(row.coefficients):
+            if name in self._rows and name in row.coefficients:
+                row = row.minus(self._rows[name], row.coefficients[name])
+        if not row.coefficients:
+            return row
+        pivot = min(row.coefficients)
+        scale = row.coefficients[pivot]
+        row = _Row(
+            {name: value / scale for name, value in row.coefficients.items()},
+            row.right / float(scale),
+            {name: value / scale for name, value in row.parts.items()},
+        )
+        for name, other in self._rows.items():
+            if pivot in other.coefficients:
+                self._rows[name] = other.minus(row, other.coefficients[pivot])
+        self._rows[pivot] = row
+        return None
+
+    def _described(self, given: Given, rest: _Row) -> tuple[str, str]:
+        """How a value differs from what the others give, and the equation between them."""
+        others = [self._given[name] for name in rest.parts if name != given.name]
+        words = {one.name: one.text for one in (*others, given)}
+        values = {one.name: one.value for one in (*others, given)}
+        for name in {name for equation in self.equations for name in equation.names} - values.keys():
+            if (known := self.value(name)) is not None:
+                values[name], words[name] = known, number(known)
+        for equation in self.equations:
+            if given.name not in equation.names or any(name not in values for name in equation.names):
+                continue
+            right = equation.right_side(values)
+            if not math.isclose(right, values[equation.left], rel_tol=1e-9):
+                said = f"{equation.left}={words[equation.left]} but {equation.write(words)}"
+                return (said if said.endswith(number(right)) else f"{said} = {number(right)}"), equation.text
+        implied = given.value * math.exp(-rest.right / float(rest.parts[given.name]))
+        told = ", ".join(f"{one.name}={one.text}" for one in others)
+        return f"{given.name}={given.text} but {told} give {number(implied)}", "all equations"
