@@ -11,6 +11,7 @@ from functools import cache
 from smalti.config.hardware import hardware
 from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
+from smalti.plan.budget import Budget, solve
 from smalti.plan.data import EpochCounts, Reading, SourceCounts, SourcePlan, StageCounts, plan_data
 from smalti.plan.goodput import DAY_S, mtbf_s
 from smalti.plan.laws import compute_optimal, fit_named
@@ -35,14 +36,26 @@ def peak(gpu: str) -> float:
     return hardware(gpu).peak_flops_per_s["bf16"]
 
 
+def budget(asked: str, **given: float | str) -> float:
+    """What ``smalti plan budget`` answers for one of its names."""
+    found = _solved(tuple(sorted(given.items()))).number(asked)
+    assert found is not None, f"{asked} does not follow from {given}"
+    return found
+
+
+@cache
+def _solved(given: tuple[tuple[str, float | str], ...]) -> Budget:
+    return solve(dict(given))
+
+
 def train_flops(params: float, tokens: float) -> float:
-    """6ND."""
-    return 6 * params * tokens
+    """6ND; the parameters are those that a token meets."""
+    return budget("flops", active_params=params, tokens=tokens)
 
 
 def chinchilla_tokens(params: float) -> float:
     """Tokens = 20 x Parameters."""
-    return 20 * params
+    return budget("tokens", params=params, tokens_per_param=20)
 
 
 def optimal_tokens_per_param(fit: str, flops: float) -> float:
@@ -52,27 +65,27 @@ def optimal_tokens_per_param(fit: str, flops: float) -> float:
 
 def days(params: float, tokens: float, gpus: int, gpu: str, mfu: float = 1.0) -> float:
     """Days that a run takes."""
-    return train_flops(params, tokens) / (gpus * peak(gpu) * mfu) / DAY_S
+    return budget("days", active_params=params, tokens=tokens, gpus=gpus, gpu=gpu, mfu=mfu)
 
 
 def mfu(params: float, tokens: float, gpus: int, gpu: str, days: float) -> float:
     """The MFU by 6ND that a training time implies."""
-    return train_flops(params, tokens) / (gpus * peak(gpu) * days * DAY_S)
+    return budget("mfu", active_params=params, tokens=tokens, gpus=gpus, gpu=gpu, days=days)
 
 
 def usd_per_gpu_hour(cost_usd: float, gpus: int, days: float) -> float:
     """The price that a bill implies."""
-    return cost_usd / (gpus * days * 24)
+    return budget("price_usd_per_gpu_hour", cost_usd=cost_usd, gpus=gpus, days=days)
 
 
 def cost(gpus: int, days: float, usd_per_gpu_hour: float) -> float:
     """A bill."""
-    return gpus * days * 24 * usd_per_gpu_hour
+    return budget("cost_usd", gpus=gpus, days=days, price_usd_per_gpu_hour=usd_per_gpu_hour)
 
 
 def tokens_per_param(params: float, tokens: float) -> float:
     """Tokens for each parameter."""
-    return tokens / params
+    return budget("tokens_per_param", params=params, tokens=tokens)
 
 
 def steps(tokens: float, batch_tokens: float) -> float:

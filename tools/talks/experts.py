@@ -59,7 +59,7 @@ _ALONE = (
           "13B / 6.6B active"),
 )
 _THIRTEEN = _gain("moe-flops", 664, "Llama2-13B 13B 1.7x", "1.7x",
-                  lambda: plan.train_flops(13e9, 2e12) / 1.7 / plan.train_flops(6.6e9, 1),
+                  lambda: plan.budget("tokens", active_params=6.6e9, flops=plan.train_flops(13e9, 2e12) / 1.7),
                   "6 x 13e9 x 2e12 / 1.7 / (6 x 6.6e9)", "theirs",
                   "tokens that DBRX Small has seen if the 1.7 are of 6ND; not printed", "2.3T")
 _GAINS: tuple[tuple[Cell, ...], ...] = (
