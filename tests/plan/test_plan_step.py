@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_config import VALUES, made_config
@@ -19,7 +20,8 @@ from smalti.plan import factors, rates
 from smalti.plan.flops import train_flops_per_token, train_flops_per_token_causal
 from smalti.plan.layout import Layout
 from smalti.plan.step import layout_of, passes_of, step_time
-from smalti.plan.work import Work, update, works
+from smalti.plan.work import Work, loss_tile, update, works
+from smalti.train.cross_entropy import _cut, _Options
 
 
 def preset(name: str, *more: str) -> RunConfig:
@@ -161,6 +163,24 @@ def test_a_machine_that_knows_less_is_refused_by_name() -> None:
         )
 
 
+@pytest.mark.parametrize("compute", ["bf16", "fp32"])
+@pytest.mark.parametrize(
+    ("tokens", "vocabulary", "width"),
+    [(2048, 4096, 128), (4096, 32000, 768), (8192, 131072, 1024), (512, 100352, 6144)],
+)
+def test_tiles_are_cut_as_the_loss_cuts_them(compute: str, tokens: int, vocabulary: int, width: int) -> None:
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[compute]
+    shapes = (tokens, width), (vocabulary, width)
+    hidden, weight = (torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
+    for cap in (None, 30.0):
+        config = made_config(
+            f"train.precision.compute={compute}", f"model.vocab_size={vocabulary}", f"model.hidden_size={width}",
+            "model.family=decoder", f"model.final_logit_softcapping={'null' if cap is None else cap}",
+        )  # fmt: skip
+        options = _Options(0.0, cap, config.train.loss.chunk_bytes)
+        assert loss_tile(config, tokens, vocabulary) == _cut(hidden, weight, options, for_weight=True)
+
+
 # ---- published throughputs ------------------------------------------------------------------------------------------
 
 
@@ -193,3 +213,20 @@ def test_factors_are_the_least_squares_fit(gpu: str, kept: factors.Factors) -> N
         rows.append([value / published.step_s for value in sums.values()])
     fitted, *_ = np.linalg.lstsq(np.array(rows), np.ones(len(rows)), rcond=None)
     assert fitted == pytest.approx([kept.product, kept.attention, kept.memory], rel=0.01)
+
+
+def test_the_example_of_the_page() -> None:
+    """docs/concepts/step-time.md."""
+    device = hardware("h100-sxm")
+    found = step_time(preset("llama-3-8b", "data.seq_len=8192", "train.global_batch_tokens=8192"), device)
+    (mlp,) = (part for part in found.parts if part.name == "mlp")
+    products_s = 6 * 8192 * 3 * 4096 * 14336 * 32 / (989.4e12 * 0.8) * 1.184
+    assert products_s == pytest.approx(0.4145, abs=5e-5)
+    assert mlp.flops == pytest.approx(2.771e14, rel=2e-4)
+    assert mlp.s == pytest.approx(products_s + 3 * 8192 * 4096 * 2 / 2 * 32 / 3.35e12 * 2.279)
+    assert mlp.s == pytest.approx(0.4167, abs=5e-5)
+    assert found.total_s == pytest.approx(1.33, abs=5e-3)
+    assert found.interval_s == pytest.approx((1.20, 1.67), abs=5e-3)
+    mfu = found.model_flops / found.total_s / 989.4e12
+    assert mfu == pytest.approx(0.359, abs=5e-4)
+    assert (mfu / found.high_frac, mfu / found.low_frac) == pytest.approx((0.287, 0.399), abs=5e-4)
