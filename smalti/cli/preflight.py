@@ -146,6 +146,7 @@ def _has_checkpoint(config: "RunConfig") -> bool:
 
 def plan_text(config: "RunConfig", checked: "Inputs", *, ranks: int, fork: "Fork | None" = None) -> str:
     """What would be started, in lines for people; with a fork, what it would change."""
+    from smalti.cli.fits_here import memory_warning
     from smalti.cli.plan_data import dry_run_lines
     from smalti.plan.run import length_text, plan_run
 
@@ -166,9 +167,8 @@ def plan_text(config: "RunConfig", checked: "Inputs", *, ranks: int, fork: "Fork
     for name, manifest in checked.heldout.items():
         lines.append(f"held out   {name}: {format_count(manifest.n_tokens)} tokens")
     lines += [f"warning    {line}" for line in (*checked.unknown, *origin_warnings(config))]
-    reason = not_exportable(config)
-    if reason is not None:
-        lines.append(f"warning    {reason}")
+    reasons = (not_exportable(config), memory_warning(config, ranks=ranks))
+    lines += [f"warning    {reason}" for reason in reasons if reason is not None]
     return "\n".join(lines)
 
 

@@ -1,83 +1,119 @@
-"""Bytes on one rank while training, by formula, to first depth.
+"""Bytes on one rank while training: the most that is alive at one time, and what a device needs beside.
 
-Promises: weights, gradients and moments exactly as FSDP2 shards them (up to padding); activations and logits by the
-tensors that autograd keeps in an eager step, which is an upper estimate under torch.compile. Not counted: the
-allocator's fragmentation, the CUDA context and NCCL's buffers (together 2-6 GB on a GPU), the peak of a temporary.
+Promises: the peak is the fullest moment of a step (``plan/moments.py``), counted tensor by tensor; on a CPU a real step
+holds the same within 5 % (``bench/plan_memory.py``). A step is a steady one: the moments exist, which
+``train/optim.py`` makes with the optimizer, and gradients are made anew. For a GPU the tensors are reckoned in the same
+way, with fused norms and attention; what the driver, NCCL and the allocator take beside is an ``Assumed``, named and
+never measured here. Axes that no run has yet (tensor, sequence, expert, pipeline) follow their published formulas.
 """
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
-from smalti.plan.params import count
+from smalti.plan.activations import Pass
+from smalti.plan.layout import Layout
+from smalti.plan.moments import Moment, Rank, kept_bytes, moments
 
 MICROBATCH_LIMIT_TOKENS = 16_384
 """What ``microbatch_tokens: auto`` never goes above."""
-
-SHORT_ROW_TOKENS = 1024
-SCORE_BLOCK_TOKENS = 128
-"""Rows up to the first keep their attention probabilities on a CPU, cut in blocks of the second, as
-``model/blocks/attention/spans.py`` does (a test holds both equal)."""
 
 _BYTES = {"fp32": 4, "bf16": 2}
 _MOMENTS = {"adamw": 2, "lion": 1}
 
 
 @dataclass(frozen=True)
+class Assumed:
+    """What a GPU holds beside tensors. No figure here was measured by us; each can be replaced."""
+
+    context_bytes: float = 0.75e9
+    """The CUDA context and the kernels that are loaded: 723 MiB for one small tensor
+    (discuss.pytorch.org/t/what-is-the-reason-for-pytorchs-gpu-memory-floor/73021)."""
+    communicator_bytes: float = 1.6e9
+    """NCCL's buffers for each communicator: 1.6 GB for one, about 6 GB for three or more (github.com/NVIDIA/nccl issue
+    864). One communicator for each axis that is larger than 1."""
+    fragmentation_frac: float = 0.15
+    """Share of the tensors' bytes that PyTorch's allocator loses between blocks: 15 % on average, up to 33 %, over
+    eight language models on an A100 (GMLake, arXiv 2401.08156); less with ``expandable_segments``."""
+
+
+@dataclass(frozen=True)
 class Memory:
-    """Bytes on one rank."""
+    """Bytes on one rank. The first fields are whole sizes; they are not all alive at one time."""
 
     params_bytes: int
-    """Master weights, sharded."""
+    """Master weights, this rank's share."""
     grads_bytes: int
-    """Gradients in the master format, sharded."""
+    """Gradients in the master format, this rank's share."""
     moments_bytes: int
-    """The moments of the optimizer, sharded: two of AdamW, one of Lion."""
+    """The moments of the optimizer, this rank's share: two of AdamW, one of Lion."""
     gathered_bytes: int
-    """Weights in the compute format that are whole at one time: embedding and head, and two blocks."""
+    """Weights in the compute format that are whole at one time, at most."""
     activations_bytes: int
-    """What one microbatch keeps for the backward pass."""
+    """What is kept for the backward pass, at most."""
     logits_bytes: int
-    """Logits that exist at one time and what is made of them: at most ``train.loss.chunk_bytes``."""
+    """A tile of logits and what is made of it, at most about ``train.loss.chunk_bytes``."""
     microbatch_tokens: int
-    """The microbatch that the last two are for."""
+    """The microbatch that the last two are for, before a row is split over ranks."""
+    peak: Moment
+    """The fullest moment."""
+    phases: dict[str, int]
+    """Phase -> bytes in its fullest moment."""
+    reserved_bytes: int = 0
+    """Of a GPU: context and communicators (``Assumed``)."""
+    fragmentation_bytes: int = 0
+    """Of a GPU: what the allocator loses (``Assumed``)."""
+
+    @property
+    def tensors_bytes(self) -> int:
+        """The peak of live tensors: what the allocator is asked for."""
+        return round(self.peak.parts.total)
 
     @property
     def total_bytes(self) -> int:
-        """Sum of all parts."""
-        parts = (self.params_bytes, self.grads_bytes, self.moments_bytes, self.gathered_bytes)
-        return sum(parts) + self.activations_bytes + self.logits_bytes
+        """What the device must have."""
+        return self.tensors_bytes + self.reserved_bytes + self.fragmentation_bytes
 
-    def to_json(self) -> dict[str, int]:
-        """A JSON object with the parts and their sum."""
-        return {**asdict(self), "total_bytes": self.total_bytes}
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object: whole sizes, what is alive at the peak, the peak of each phase, and the sum."""
+        names = [name for name in self.__dataclass_fields__ if name not in ("peak", "phases")]
+        return {
+            **{name: getattr(self, name) for name in names},
+            "peak_phase": self.peak.phase,
+            "peak_bytes": {name: round(size) for name, size in asdict(self.peak.parts).items()},
+            "phase_bytes": self.phases,
+            "tensors_bytes": self.tensors_bytes,
+            "total_bytes": self.total_bytes,
+        }
 
 
-def memory_per_rank(config: RunConfig, *, ranks: int | None = None) -> Memory:
-    """Predict the bytes on one rank of ``ranks`` (absent: as in the config)."""
-    train, parallel = config.train, config.train.parallel
-    world = ranks or parallel.ranks
-    shards = max(1, world // parallel.replicate)
-    params = count(config.model)
-    compute = _BYTES[train.precision.compute]
-    block = (params.total - params.embedding - params.head) / config.model.num_hidden_layers
-    whole = params.embedding + params.head + 2 * block
-    microbatch = microbatch_tokens(config, ranks=world)
-    return Memory(
-        params_bytes=_split(params.total * _BYTES[train.precision.master], shards),
-        grads_bytes=_split(params.total * _BYTES[train.precision.master], shards),
-        moments_bytes=_split(params.total * _MOMENTS[train.optimizer.name] * _BYTES[train.precision.moments], shards),
-        gathered_bytes=int(whole * compute) if shards > 1 or compute != 4 else 0,
-        activations_bytes=activation_bytes(
-            config.model,
-            microbatch,
-            compute_bytes=compute,
-            checkpointing=parallel.activation_checkpointing == "full",
-            kept_scores_tokens=_kept_scores_tokens(config),
-        ),
-        logits_bytes=min(train.loss.chunk_bytes, microbatch * config.model.vocab_size * _logit_bytes(config)),
-        microbatch_tokens=microbatch,
+def memory_per_rank(
+    config: RunConfig,
+    *,
+    layout: Layout | None = None,
+    microbatch_tokens: int | None = None,
+    ranks: int | None = None,
+    device: str | None = None,
+    assumed: Assumed | None = None,
+) -> Memory:
+    """Predict the bytes on the fullest rank.
+
+    layout: absent, ``ranks`` (absent: those of the config) shard the weights, ``train.parallel.replicate`` times.
+    microbatch_tokens: absent, what the trainer takes. device: ``cpu`` or ``cuda``; absent, the config's, and for auto
+    the CPU.
+    """
+    layout = layout or _layout(config, ranks)
+    world = layout.data_ranks
+    given = microbatch_tokens if microbatch_tokens is not None else _microbatch(config, world)
+    on = device or ("cuda" if config.train.parallel.device == "cuda" else "cpu")
+    steps = (
+        _of(config, layout, batch, seq_len, given, on, layers)
+        for batch, seq_len in config.batches_and_lengths
+        for layers in _stages(config.model.num_hidden_layers, layout.pipeline)
     )
+    found = max(steps, key=lambda step: max(moment.parts.total for moment in step))
+    return _as_memory(found, given, layout, assumed or Assumed(), on_gpu=on == "cuda")
 
 
 def microbatch_tokens(config: RunConfig, *, ranks: int | None = None) -> int:
@@ -85,67 +121,100 @@ def microbatch_tokens(config: RunConfig, *, ranks: int | None = None) -> int:
 
     Where batches or lengths of sequences change, it is the most that any step asks for.
     """
+    return _microbatch(config, ranks or config.train.parallel.ranks)
+
+
+def activation_bytes(model: ModelConfig, tokens: int, *, compute_bytes: int, checkpointing: bool) -> int:
+    """Bytes that the blocks keep on a GPU for the backward pass of ``tokens`` tokens, and in it.
+
+    With ``checkpointing`` a row of the residual stream for each layer, and one block as it is run again.
+    """
+    shape = Pass(1, tokens, compute_bytes, "cuda")
+    return round(kept_bytes(model, shape, recompute=checkpointing))
+
+
+def _microbatch(config: RunConfig, world: int) -> int:
     train = config.train
     if isinstance(train.microbatch_tokens, int):
         return train.microbatch_tokens
-    world = ranks or train.parallel.ranks
     return max(
         min(_split(batch // seq_len, world), max(1, MICROBATCH_LIMIT_TOKENS // seq_len)) * seq_len
         for batch, seq_len in config.batches_and_lengths
     )
 
 
-def activation_bytes(
-    model: ModelConfig, tokens: int, *, compute_bytes: int, checkpointing: bool, kept_scores_tokens: int = 0
-) -> int:
-    """Bytes that the blocks keep for the backward pass of ``tokens`` tokens.
-
-    For each token and layer, in the compute format: the inputs and outputs of both norms (4 hidden); rotated query,
-    key, value and the attention output ((2 heads + 2 kv_heads) x head_dim), and what ``qk_norm`` and ``clip_qkv`` read;
-    in a plain MLP, and in the shared experts, gate, activated gate, up and product (4 intermediate; 2 when not gated);
-    in each expert that it is sent to gate, up and the output (``model/blocks/moe/experts.py``). In fp32 the attention's
-    log-sum-exp and the router's probabilities. After Korthikanti et al. 2022 (arXiv 2205.05198), without dropout;
-    attention keeps no scores but on a CPU over short rows, where each head keeps ``kept_scores_tokens`` of them a
-    token, or those of a block's window. ``checkpointing`` keeps one hidden row for each layer, and one layer in full.
-    """
-    layers = range(model.num_hidden_layers)
-    kept = [_layer_bytes(model, layer, compute_bytes, kept_scores_tokens) for layer in layers]
-    if checkpointing:
-        return tokens * (model.num_hidden_layers * model.hidden_size * compute_bytes + max(kept))
-    return tokens * sum(kept)
+def _layout(config: RunConfig, ranks: int | None) -> Layout:
+    world, replicate = ranks or config.train.parallel.ranks, config.train.parallel.replicate
+    return Layout(replicate=replicate, shard=max(1, world // replicate))
 
 
-def _layer_bytes(model: ModelConfig, layer: int, compute_bytes: int, kept_scores_tokens: int) -> int:
-    """Of one token."""
-    hidden, heads, kv_heads, width = (
-        model.hidden_size, model.num_attention_heads, model.kv_heads, model.width_per_head
-    )  # fmt: skip
-    window, inner = model.window(layer), 4 if model.gated else 2
-    scores = kept_scores_tokens if window is None else min(kept_scores_tokens, window + SCORE_BLOCK_TOKENS)
-    kept = 4 * hidden + 2 * (heads + kv_heads) * width + heads * scores
-    kept += (heads + kv_heads) * width if model.qk_norm else 0
-    kept += (heads + 2 * kv_heads) * width if model.clip_qkv else 0
-    in_fp32 = heads
-    if model.moe is not None and model.has_experts(layer):
-        chosen, shared = model.moe.num_experts_per_tok, model.moe.num_shared_experts
-        kept += chosen * (inner // 2 * model.expert_width + hidden) + shared * inner * model.expert_width
-        in_fp32 += 2 * model.moe.num_experts
-    else:
-        kept += inner * model.intermediate_size
-    return kept * compute_bytes + in_fp32 * 4
+def _stages(layers: int, pipeline: int) -> list[range | None]:
+    """The first and the last pipeline stage, which hold the embedding and the head; None for one."""
+    if pipeline == 1:
+        return [None]
+    each = _split(layers, pipeline)
+    return [range(each), range(each * (pipeline - 1), layers)]
 
 
-def _logit_bytes(config: RunConfig) -> int:
-    """The logit, in fp32 too, and its probability; with a soft cap three in fp32 (``train/cross_entropy.py``)."""
-    return 12 if config.model.final_logit_softcapping else {"fp32": 8, "bf16": 10}[config.train.precision.compute]
+def _of(
+    config: RunConfig, layout: Layout, batch: int, seq_len: int, tokens: int, device: str, layers: range | None
+) -> list[Moment]:
+    train = config.train
+    share = _split(batch // seq_len, layout.data_ranks)
+    rows = min(share, max(1, tokens // seq_len))
+    microbatches = _split(share, rows)
+    shape = Pass(
+        rows,
+        seq_len,
+        _BYTES[train.precision.compute],
+        "cuda" if device == "cuda" else "cpu",
+        documents=config.data.mask_documents,
+        tensor=layout.tensor,
+        sequence=layout.sequence,
+        expert=layout.expert,
+    )
+    first = layers is not None and 0 in layers
+    rank = Rank(
+        shards=layout.weight_shards,
+        reduce_bytes=_BYTES[train.precision.reduce],
+        moments=_MOMENTS[train.optimizer.name],
+        makes_updates=train.optimizer.name == "lion",
+        recompute=train.parallel.activation_checkpointing == "full",
+        microbatches=microbatches,
+        in_flight=min(layout.pipeline, microbatches) if first else 1,
+        layers=layers,
+        chunk_bytes=train.loss.chunk_bytes,
+        step_tokens=share * seq_len,
+    )
+    return moments(config.model, shape, rank)
 
 
-def _kept_scores_tokens(config: RunConfig) -> int:
-    """Attention probabilities that a head keeps for each token (``model/blocks/attention/spans.py``): a CPU's alone."""
-    seq_len = min(config.data.seq_lens)  # it keeps most for each token where rows are short
-    if config.train.parallel.device != "cpu" or seq_len > SHORT_ROW_TOKENS or config.model.attn_logit_softcapping:
-        return 0
-    return (seq_len + min(seq_len, SCORE_BLOCK_TOKENS)) // 2
+def _as_memory(found: list[Moment], tokens: int, layout: Layout, assumed: Assumed, *, on_gpu: bool) -> Memory:
+    peak = max(found, key=lambda moment: moment.parts.total)
+    phases: dict[str, int] = {}
+    for moment in found:
+        phases[moment.phase] = max(phases.get(moment.phase, 0), round(moment.parts.total))
+    axes = (layout.replicate, layout.shard, layout.sequence, layout.tensor, layout.pipeline, layout.expert)
+    reserved = assumed.context_bytes + assumed.communicator_bytes * sum(size > 1 for size in axes)
+
+    def most(part: str) -> int:
+        sizes: list[float] = [getattr(moment.parts, part) for moment in found]
+        return round(max(sizes))
+
+    own = peak.parts.weights
+    return Memory(
+        params_bytes=round(own),
+        grads_bytes=round(own),
+        moments_bytes=round(peak.parts.moments),
+        gathered_bytes=most("gathered"),
+        activations_bytes=most("activations"),
+        logits_bytes=most("logits"),
+        microbatch_tokens=tokens,
+        peak=peak,
+        phases=phases,
+        reserved_bytes=round(reserved) if on_gpu else 0,
+        fragmentation_bytes=round(peak.parts.total * assumed.fragmentation_frac) if on_gpu else 0,
+    )
 
 
 def _split(amount: int, shares: int) -> int:

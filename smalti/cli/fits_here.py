@@ -1,0 +1,50 @@
+"""Whether a run fits the memory of the machine that would start it: a warning of ``smalti train --dry-run``.
+
+Promises: GPUs as the driver lists them, main memory as the system and its cgroup limit it; of ranks on a GPU that is
+not here nothing is said.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from smalti.config.run import RunConfig
+
+_BESIDE_TENSORS_BYTES = 0.5e9
+"""What a rank's process takes on a CPU beside tensors: interpreter and torch 300 MB, and 100 to 300 MB that glibc holds
+of small blocks that were freed (docs/concepts/memory.md)."""
+
+
+def memory_warning(config: "RunConfig", *, ranks: int) -> str | None:
+    """What a rank needs beside what it would have here, and the cheapest change that would help; None where it fits."""
+    from smalti.fleet import machine
+
+    if ranks != config.train.parallel.ranks:  # of the world that another launcher made
+        parallel = config.train.parallel.model_copy(update={"ranks": ranks})
+        config = config.model_copy(update={"train": config.train.model_copy(update={"parallel": parallel})})
+    devices = [] if config.train.parallel.device == "cpu" else machine.gpus()["devices"]
+    sizes = [device["memory_bytes"] for device in devices if device["memory_bytes"]]
+    if sizes:
+        return _warning(config, min(sizes), devices[0]["name"], "cuda")
+    if config.train.parallel.device == "cuda":
+        return None
+    found = machine.memory()
+    whole = min(found["total_bytes"], found["cgroup_limit_bytes"] or found["total_bytes"])
+    share = whole / ranks - _BESIDE_TENSORS_BYTES
+    part = "this machine" if ranks == 1 else f"its part of this machine, one of {ranks},"
+    return _warning(config, max(share, 1.0), part, "cpu")
+
+
+def _warning(config: "RunConfig", memory_bytes: float, name: str, device: str) -> str | None:
+    from smalti.base.units import format_bytes
+    from smalti.plan.fit import helps
+    from smalti.plan.memory import memory_per_rank
+
+    needed = memory_per_rank(config, device=device).total_bytes
+    if needed <= memory_bytes:
+        return None
+    found = helps(config, memory_bytes, device=device)
+    cure = f"would fit: {found[0].change}" if found else "neither a smaller microbatch nor recomputation would help"
+    return (
+        f"memory: a rank needs {format_bytes(needed)} (smalti plan memory), {name} has {format_bytes(memory_bytes)}; "
+        + cure
+    )
