@@ -201,6 +201,17 @@ def bar_chart(bars: Sequence[Bar], *, title: str, low: float = 0.0, high: float 
     return _svg(title, width, head + row * len(known) + 6, "".join(parts))
 
 
+def column(charts: Sequence[str], *, title: str, gap: int = 14) -> str:
+    """Charts of this module one above the other, as one."""
+    parts, width, top = [], 0, 0
+    for svg in charts:
+        _, _, wide, high = (int(value) for value in svg.partition('viewBox="')[2].partition('"')[0].split())
+        # without its class, whose height would take the place of the one given here
+        parts.append(svg.replace('<svg class="chart"', f'<svg y="{top}" width="{wide}" height="{high}"', 1))
+        width, top = max(width, wide), top + high + gap
+    return _svg(title, width, top - gap, "".join(parts))
+
+
 def standalone(svg: str) -> str:
     """The chart as a file of its own, with its style inside."""
     head, _, rest = svg.partition(">")

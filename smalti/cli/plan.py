@@ -3,6 +3,7 @@
 import typer
 
 from smalti.cli.plan_data import data
+from smalti.cli.plan_failures import failures
 from smalti.cli.plan_flops import flops
 from smalti.cli.plan_hardware import hardware
 from smalti.cli.plan_memory import memory
@@ -22,4 +23,5 @@ app.command(epilog="Example: smalti plan data recipe.yaml --tokens code=464e9 --
 app.command(epilog="Example: smalti plan verify runs/demo --within 1.5")(verify)
 app.command(epilog="Example: smalti plan serving dbrx-132b --weights q4_k_s --context 4096")(serving)
 app.command(epilog="Example: smalti plan hardware h100-sxm --json")(hardware)
+app.command(epilog="Example: smalti plan failures gpus=3072 days=75 restart_s=120 --simulate")(failures)
 app.command(epilog="Example: smalti plan flops mpt-7b --seq-len 2048 --mfu 0.507 --from llm-foundry")(flops)

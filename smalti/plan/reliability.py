@@ -6,12 +6,13 @@ that is known. How little the rate is known ``goodput_by_rate`` shows; waiting f
 
 import math
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from smalti.base.errors import UserError
 from smalti.plan import goodput
 from smalti.plan.causes import node_loss_frac
 from smalti.plan.failure_rates import RATES, SMALL_JOB_GPUS, SMALL_JOB_MEASURED_H, SMALL_JOB_SCALED_H
-from smalti.plan.failure_setup import Setup
+from smalti.plan.failure_setup import ASSUMED, NAMES, Setup
 from smalti.plan.goodput import DAY_S, Pace, Shares
 
 
@@ -170,11 +171,58 @@ def warnings(found: Outlook) -> list[str]:
     return said
 
 
+def goodput_at(setup: Setup, *, gpus: int, failures_per_1000_gpu_days: float) -> float:
+    """Goodput of the same job on other GPUs or at another rate, with its own best interval unless one is given."""
+    mean = goodput.mtbf_s(failures_per_1000_gpu_days, gpus)
+    interval = setup.checkpoint_interval_s
+    if interval is None:
+        interval = max(goodput.optimal_s(setup.checkpoint_stall_s, mean), setup.checkpoint_upload_s)
+    return goodput.goodput_frac(replace(setup.pace, mtbf_s=mean, interval_s=interval))
+
+
 def goodput_by_rate(setup: Setup) -> dict[str, float]:
-    """Goodput of the same setup at each rate that others measured, each with its own best interval."""
-    if not setup.checkpoint_stall_s and setup.checkpoint_interval_s is None:
-        return {}
+    """Goodput of the same job at each rate that others measured."""
     return {
-        rate.name: goodput.goodput_frac(replace(setup, failures_per_1000_gpu_days=rate.per_1000_gpu_days).pace)
+        rate.name: goodput_at(setup, gpus=setup.gpus, failures_per_1000_gpu_days=rate.per_1000_gpu_days)
         for rate in RATES
     }
+
+
+def to_json(found: Outlook) -> dict[str, Any]:
+    """A JSON object with units in the names; null where nothing is known or nothing is finite."""
+    setup, during = found.setup, found.setup.failures_during_restart
+    pair = found.shares.useful_frac, found.other_goodput_frac
+    with_during, without = pair if during else pair[::-1]
+    return {
+        **{name: getattr(setup, name) for name in NAMES},
+        "assumed": {name: {"value": ASSUMED[name][0], "source": ASSUMED[name][1]} for name in setup.assumed},
+        "nodes": setup.nodes,
+        "mtbf_s": _finite(found.mtbf_s),
+        "failures_per_day": found.failures_per_day,
+        "failures": found.failures,
+        "failures_interval": found.failures_interval,
+        "checkpoint_interval_s": found.interval_s,
+        "young_s": _finite(found.young_s),
+        "daly_s": _finite(found.daly_s),
+        "optimal_s": found.optimal_s,
+        "goodput_frac": found.shares.useful_frac,
+        "goodput_interval_frac": found.goodput_interval_frac,
+        "goodput_with_failures_during_restart_frac": with_during,
+        "goodput_without_failures_during_restart_frac": without,
+        "goodput_by_rate_frac": goodput_by_rate(setup),
+        "shares": asdict(found.shares),
+        "calendar_days": found.calendar_days,
+        "gpu_hours": found.gpu_hours,
+        "lost_gpu_hours": found.lost_gpu_hours,
+        "lost_gpu_hours_by_cause": found.lost_gpu_hours_by_cause,
+        "cost_usd": found.cost_usd,
+        "cost_without_failures_usd": found.cost_usd and found.cost_usd * found.shares.useful_frac,
+        "spares_cost_usd": found.spares_cost_usd,
+        "spares_p99_nodes": found.spares_p99_nodes,
+        "spares_p99_by_cause_nodes": found.spares_p99_by_cause_nodes,
+        "warnings": warnings(found),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -8,7 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smalti.base.chart import Bar, Marker, Series, bar_chart, line_chart, log_ticks, stacked_area, standalone, ticks
+from smalti.base.chart import (
+    Bar,
+    Cross,
+    Marker,
+    Series,
+    bar_chart,
+    column,
+    line_chart,
+    log_ticks,
+    stacked_area,
+    standalone,
+    ticks,
+)
 
 NUMBERS = st.floats(-1e12, 1e12) | st.sampled_from([math.nan, math.inf, -math.inf, 0.0])
 
@@ -173,3 +185,28 @@ def test_log_ticks_are_inside(low: float, factor: float) -> None:
     assert found == sorted(found)
     assert len(found) <= 25
     assert all(low * 0.99 <= value <= low * factor * 1.01 for value in found)
+
+
+def test_a_column_of_charts() -> None:
+    upper = line_chart([Series("a", [1, 2], [3, 4])], title="upper", height=200)
+    lower = bar_chart([Bar("b", 1.0)], title="lower", width=500)
+    root = parse(standalone(column([upper, lower], title="both <", gap=10)))
+    assert root.attrib["aria-label"] == "both <"
+    first, second = (one for one in root if one.tag.endswith("svg"))
+    assert (first.attrib["y"], first.attrib["height"], second.attrib["y"]) == ("0", "200", "210")
+    assert root.attrib["viewBox"] == f"0 0 720 {210 + int(second.attrib['height'])}"
+    assert "class" not in first.attrib
+
+
+def test_a_cross_and_names_at_the_ends() -> None:
+    line = Series("a family", [1, 10, 100], [1, 2, 3], named_at_end=True)
+    svg = line_chart([line], title="t", log_x=True, crosses=[Cross(10, 2, "here & now", (1, 100), (1, 3))])
+    assert ">a family</text>" in svg
+    assert "<title>here &amp; now</title>" in svg
+    assert 'cx="381"' in svg  # the middle of the logarithmic axis: 56 to 706
+    assert len(re.findall(r'd="M56 [\d.]+H706M381 [\d.]+V[\d.]+"', svg)) == 1
+
+
+def test_very_large_numbers_on_an_axis() -> None:
+    svg = line_chart([Series("a", [1e21, 1e23], [1, 2])], title="t", log_x=True)
+    assert ">1e22<" in svg
