@@ -2,21 +2,23 @@
 
 from functools import partial
 
+from smalti.plan.failure_rates import failure_rate
 from talks import arithmetic as plan
 from talks.rows import Figure, Section
 
 _GPUS, _PER_NODE = 3072, 8
-_WEEKLY = 1000 / (16 * _PER_NODE * 7)
-"""Failures in 1,000 GPU-days when one node of 16 fails in a week."""
+_DBRX = failure_rate("dbrx").per_1000_gpu_days
+_WEEKLY = failure_rate("mosaicml").per_1000_gpu_days
+"""One node of 16 a week."""
 
 # fmt: off
 _ajay = partial(Figure, "roundtable", "Ajay Saini, 00:20:36")
 _ALONE = (
     Figure("dbrx", "Problem: Hardware Failures", "failures-of-dbrx", 998, "Roughly once every 1000 H100-days", "1",
-           lambda: plan.failures_per_day(_GPUS, 1), "3072 GPUs / 1000", "theirs", "one every 7.8 hours",
+           lambda: plan.failures_per_day(_GPUS, _DBRX), "3072 GPUs / 1000", "theirs", "one every 7.8 hours",
            "3.07 a day"),
     _ajay("three-a-day", 80, "on a 3000 GPU cluster ... three per day", "three a day",
-          lambda: plan.failures_per_day(3000, 1), "3000 GPUs / 1000", right="3.0 a day"),
+          lambda: plan.failures_per_day(3000, _DBRX), "3000 GPUs / 1000", right="3.0 a day"),
     _ajay("three-to-four", 80, "we actually did see three to four per day", "three to four",
           lambda: plan.per(3.5, _GPUS) * 1000, "3.5 / 3072 GPUs", "theirs", "failures in 1,000 GPU-days; 0.98 to 1.30",
           "1.14"),
@@ -27,7 +29,7 @@ _ALONE = (
            lambda: plan.failures_per_day(_GPUS, _WEEKLY), "the same for 3072 GPUs", "theirs",
            "the three to four that were seen", "3.43 a day"),
     _ajay("failures-in-three-months", 80, "throughout the entire training run", "three to four",
-          lambda: 90 * plan.failures_per_day(_GPUS, 1), "90 days x 3.07", "theirs", "in three months", "276"),
+          lambda: 90 * plan.failures_per_day(_GPUS, _DBRX), "90 days x 3.07", "theirs", "in three months", "276"),
     Figure("blog", "GPU fault tolerance", "nodes", 62, "thousands of GPUs across hundreds of nodes",
            "hundreds of nodes", lambda: _GPUS / _PER_NODE, "3072 / 8", "theirs", "", "384"),
     _ajay("pairs", 80, "check every single pair of machines", "every single pair",
