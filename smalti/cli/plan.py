@@ -9,6 +9,7 @@ from smalti.cli.plan_hardware import hardware
 from smalti.cli.plan_memory import memory
 from smalti.cli.plan_serving import serving
 from smalti.cli.plan_time import time
+from smalti.cli.plan_tuning import tuning
 from smalti.cli.plan_verify import verify
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app.command(epilog="Example: smalti plan memory demo train.parallel.ranks=8 --gp
 app.command(epilog="Example: smalti plan data recipe.yaml --tokens code=464e9 --tokens prose=4.87e9")(data)
 app.command(epilog="Example: smalti plan verify runs/demo --within 1.5")(verify)
 app.command(epilog="Example: smalti plan serving dbrx-132b --weights q4_k_s --context 4096")(serving)
+app.command(epilog="Example: smalti plan tuning llama-3-8b --method qlora --rank 64 --gpu rtx4090")(tuning)
 app.command(epilog="Example: smalti plan hardware h100-sxm --json")(hardware)
 app.command(epilog="Example: smalti plan failures gpus=3072 days=75 restart_s=120 --simulate")(failures)
 app.command(epilog="Example: smalti plan flops mpt-7b --seq-len 2048 --mfu 0.507 --from llm-foundry")(flops)

@@ -1,0 +1,256 @@
+"""Memory of tuning a model that exists, on one of several devices: full, LoRA, QLoRA, and DPO with either.
+
+Promises: trainable parameters, frozen weights and the optimizer's state are exact for what each method says below;
+activations are those of ``plan/activations.py`` and so an upper estimate where weights are frozen. All that has a shape
+of weights is sharded over the devices in even parts (FSDP), also frozen and quantised ones (FSDP-QLoRA). The parts are
+added up as if all were at their most at one time; ``plan/moments.py`` follows a training step moment by moment (a test
+compares both). Not counted: what the device's runtime takes (``devices.py`` leaves room for it), pages of an optimizer
+in the host's memory.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from smalti.base.errors import UserError, nearest
+from smalti.config.model import ModelConfig
+from smalti.plan.activations import BlockTape, Pass
+from smalti.plan.formats import SCHEMES
+from smalti.plan.tape import Tape
+from smalti.plan.weights import Weight, weights
+
+Method = Literal["full", "lora", "qlora", "dpo", "dpo-lora"]
+
+METHODS: tuple[str, ...] = get_args(Method)
+
+ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""What ``all-linear`` stands for: every matrix of attention and of the MLPs, also of each expert (QLoRA, section 4)."""
+
+RANK = 16
+"""Assumption where no rank is given."""
+
+STATE_BYTES = 16
+"""A trained parameter in mixed precision with Adam: fp32 master, gradient and two moments (ZeRO, Rajbhandari et al.
+2020, section 3.1, counts 16 too, with 16-bit weights and gradients beside fp32 masters)."""
+
+LOGITS_BYTES = 256 * 2**20
+"""Assumption: what logits take at one time, ``train.loss.chunk_bytes`` as it stands by default."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a model is tuned. A field that the method does not use must be absent."""
+
+    method: Method
+    seq_len: int
+    microbatch: int = 1
+    """Rows of one forward pass on a device; with DPO pairs, of two rows each."""
+    rank: int | None = None
+    targets: tuple[str, ...] = ()
+    """Matrices that get an adapter; absent: ``ALL_LINEAR``."""
+    recompute: bool = True
+    """Each layer is computed again in the backward pass, and keeps its input alone."""
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            close = nearest(str(self.method), METHODS)
+            raise UserError(
+                f"method = '{self.method}' is not known",
+                allowed=", ".join(METHODS),
+                hint=f"did you mean {close}?" if close else None,
+            )
+        if not self.adapts and (self.rank is not None or self.targets):
+            raise UserError(
+                f"rank and targets have no effect with method '{self.method}': it has no adapters",
+                allowed="lora, qlora, dpo-lora",
+                hint="leave them out, or choose one of these",
+            )
+        for name, most in (("seq_len", 10**9), ("microbatch", 10**6), ("rank", 10**6)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or not 1 <= value <= most):
+                raise UserError(f"{name} = {value} cannot be", allowed=f"a whole number from 1 to {most:,}")
+
+    @property
+    def adapts(self) -> bool:
+        """Whether adapters are trained and the rest is frozen."""
+        return self.method in ("lora", "qlora", "dpo-lora")
+
+    @property
+    def rows(self) -> int:
+        """Rows of tokens in one forward pass."""
+        return self.microbatch * (2 if self.method.startswith("dpo") else 1)
+
+
+@dataclass(frozen=True)
+class TuningMemory:
+    """Bytes on one of ``devices``."""
+
+    devices: int
+    trainable_params: int
+    """Of the whole model."""
+    state_bytes: int
+    """fp32 masters, gradients and moments of what is trained."""
+    frozen_bytes: int
+    """The base, where adapters are trained: bf16, or NF4 with all but its matrices in bf16."""
+    reference_bytes: int
+    """DPO's reference in bf16; 0 with adapters: the base without them is the reference."""
+    gathered_bytes: int
+    """Weights that are whole at one time in the compute format: embedding, head and two blocks of what is sharded, or
+    cast; with NF4 the largest matrix as it is multiplied with."""
+    activations_bytes: int
+    """What one microbatch keeps for the backward pass, and the fullest moment inside a block."""
+    logits_bytes: int
+    """Logits that exist at one time, in chunks."""
+    reduced_bytes: int
+    """Gradients of embedding and head while they are summed over the devices, in bf16 and in fp32: at the end of the
+    backward pass, when the three above are gone."""
+
+    @property
+    def passing_bytes(self) -> int:
+        """What comes and goes within a step: the larger of its two fullest moments."""
+        return max(self.gathered_bytes + self.activations_bytes + self.logits_bytes, self.reduced_bytes)
+
+    @property
+    def total_bytes(self) -> int:
+        """What stays, and what comes and goes."""
+        return self.state_bytes + self.frozen_bytes + self.reference_bytes + self.passing_bytes
+
+    def to_json(self) -> dict[str, int]:
+        """A JSON object with the parts and their sum."""
+        return {**asdict(self), "total_bytes": self.total_bytes}
+
+
+def lora_params(model: ModelConfig, rank: int, targets: Sequence[str]) -> int:
+    """Parameters of adapters: rank x (inputs + outputs) for each matrix, each expert's too.
+
+    Hu et al. 2021, LoRA (arXiv 2106.09685), section 4.1: W + B A, with A of rank x inputs and B of outputs x rank.
+    """
+    return sum(rank * (one.rows + one.columns) * one.count for one in _targeted(model, targets))
+
+
+class Tuned:
+    """One model and one way to tune it: gone through once, then any number of devices is quick."""
+
+    def __init__(self, model: ModelConfig, tuning: Tuning) -> None:
+        if tuning.seq_len > model.max_position_embeddings:
+            raise UserError(
+                f"seq_len = {tuning.seq_len} is more than the model is meant for",
+                allowed=f"up to max_position_embeddings = {model.max_position_embeddings}",
+                hint="a shorter row, or a model with a larger max_position_embeddings",
+            )
+        self.model, self.tuning = model, tuning
+        self.rank, self.targets = tuning.rank or RANK, check_targets(model, tuning.targets or ALL_LINEAR)
+        tensors = weights(model)
+        self.params = sum(one.params for one in tensors)
+        self.trainable = lora_params(model, self.rank, self.targets) if tuning.adapts else self.params
+        scheme = SCHEMES["nf4" if tuning.method == "qlora" else "bf16"]
+        self.frozen = sum(scheme.bytes_of(one) for one in tensors) if tuning.adapts else 0
+        self.reference = 2 * self.params if tuning.method == "dpo" else 0
+        self._largest = max((one.params for one in tensors if one.kind in ("attention", "mlp", "expert")), default=0)
+        self._whole = _whole_bytes(model, tensors, nf4=tuning.method == "qlora")
+        self._root = sum(one.params for one in tensors if one.layer is None)
+        self._activations, self._logits = self._of_a_step()
+
+    def on(self, devices: int) -> TuningMemory:
+        """Bytes on one of so many devices."""
+        tuning = self.tuning
+        cast = not tuning.adapts  # fp32 masters are cast to bf16 as they are gathered, on one device too
+        gathered = self._whole if devices > 1 or cast else 0
+        return TuningMemory(
+            devices=devices,
+            trainable_params=self.trainable,
+            state_bytes=-(-STATE_BYTES * self.trainable // devices),
+            frozen_bytes=-(-self.frozen // devices),
+            reference_bytes=-(-self.reference // devices),
+            gathered_bytes=gathered + (2 * self._largest if tuning.method == "qlora" else 0),
+            activations_bytes=self._activations,
+            logits_bytes=self._logits,
+            reduced_bytes=0 if tuning.adapts else (2 + 4) * self._root,
+        )
+
+    def fewest(self, room_bytes: float, most: int | None = None) -> TuningMemory | None:
+        """The fewest devices of so much room, up to ``most``; None: no number, for what is not sharded is too large."""
+        one, two = self.on(1), self.on(2)
+        if one.total_bytes <= room_bytes:
+            return one
+        left = room_bytes - two.passing_bytes
+        parts = (STATE_BYTES * self.trainable, self.frozen, self.reference)
+        if left <= len(parts):
+            return None
+        devices = max(2, math.ceil(sum(parts) / left))
+        if self.on(devices).total_bytes > room_bytes:  # each part is rounded up
+            devices += 1
+        return self.on(devices) if most is None or devices <= most else None
+
+    def _of_a_step(self) -> tuple[int, int]:
+        model, tuning = self.model, self.tuning
+        tokens = tuning.rows * tuning.seq_len
+        kept = _activation_bytes(model, tuning, trains_matrices=not tuning.adapts)
+        if tuning.adapts:
+            ranks = [0] * model.num_hidden_layers
+            for one in _targeted(model, self.targets):
+                chosen = model.moe.num_experts_per_tok if one.kind == "expert" and model.moe else 1
+                ranks[one.layer or 0] += self.rank * chosen
+            kept += 2 * tokens * (max(ranks) if tuning.recompute else sum(ranks))
+        return kept, min(LOGITS_BYTES, 10 * tokens * model.vocab_size)
+
+
+def _activation_bytes(model: ModelConfig, tuning: Tuning, *, trains_matrices: bool) -> int:
+    """What all blocks keep, and the fullest moment inside one, on a GPU in bf16.
+
+    With recomputation each keeps its input. Gradients of matrices count in the moment where matrices are trained.
+    """
+    shape = Pass(tuning.rows, tuning.seq_len, compute_bytes=2, device="cuda")
+    kinds: dict[tuple[int | None, bool], tuple[float, float]] = {}
+    kept = fullest = 0.0
+    for layer in range(model.num_hidden_layers):
+        kind = (model.window(layer), model.has_experts(layer))
+        if kind not in kinds:
+            block, tape = BlockTape(model, layer, shape), Tape()
+            block.forward(tape)
+            size = sum(tape.alive.values())
+            if not tuning.recompute:
+                tape.begin()
+            tape.new("g", block.row)
+            block.backward(tape)
+            gradients = 0.0 if trains_matrices else sum(
+                size for name, size in tape.at_most.items() if name.startswith("w.")
+            )  # fmt: skip
+            kinds[kind] = (block.row if tuning.recompute else size, tape.most_bytes - gradients)
+        kept += kinds[kind][0]
+        fullest = max(fullest, kinds[kind][1] - kinds[kind][0])
+    return math.ceil(kept + fullest)
+
+
+def check_targets(model: ModelConfig, targets: Sequence[str]) -> tuple[str, ...]:
+    """The matrices by their names, each once; UserError for one that the model does not have."""
+    there = [name for name in ALL_LINEAR if model.gated or name != "gate_proj"]
+    found: list[str] = []
+    for name in targets:
+        names = there if name == "all-linear" else [name]
+        if not set(names) <= set(there) and tuple(targets) != ALL_LINEAR:
+            close = nearest(name, there)
+            raise UserError(
+                f"targets = '{name}' is no matrix of this model",
+                allowed=", ".join(("all-linear", *there)),
+                hint=f"did you mean {close}?" if close else None,
+            )
+        found += [one for one in names if one in there and one not in found]
+    return tuple(found)
+
+
+def _targeted(model: ModelConfig, targets: Sequence[str]) -> list[Weight]:
+    return [one for one in weights(model) if one.name in targets and one.kind in ("attention", "mlp", "expert")]
+
+
+def _whole_bytes(model: ModelConfig, tensors: list[Weight], *, nf4: bool) -> int:
+    """Embedding, head and two of the largest blocks, as they are gathered."""
+    scheme: Any = SCHEMES["nf4" if nf4 else "bf16"]
+    layers, outer = [0] * model.num_hidden_layers, 0
+    for one in tensors:
+        if one.layer is None:
+            outer += scheme.bytes_of(one)
+        else:
+            layers[one.layer] += scheme.bytes_of(one)
+    return int(outer + sum(sorted(layers)[-2:]))
