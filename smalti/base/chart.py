@@ -26,6 +26,7 @@ font-variant-numeric:tabular-nums}
 .chart .a{stroke:var(--chart-soft);stroke-width:1}
 .chart .l{fill:none;stroke-width:1.75;stroke-linejoin:round;stroke-linecap:round}
 .chart .faint{opacity:.28;stroke-width:1}.chart .dashed{stroke-dasharray:6 4;stroke-width:1.25}
+.chart .family{stroke-width:1}.chart .e{paint-order:stroke;stroke:var(--chart-paper);stroke-width:3px}
 .chart .m{stroke:var(--chart-soft);stroke-dasharray:3 3}.chart .h rect{fill:transparent}
 .chart .h line,.chart .h circle{opacity:0}.chart .h:hover line,.chart .h:hover circle{opacity:1}
 """ + "".join(f".chart .s{i}{{stroke:var(--c{i})}}.chart .f{i}{{fill:var(--c{i})}}\n" for i in range(8))
@@ -49,16 +50,18 @@ class Series:
     """Drawn with gaps, without legend and hover: a bound."""
     colour: int | None = None
     """Which of the eight colours; absent: the next."""
+    named_at_end: bool = False
+    """The name stands at the last point, and not in the legend: one of a family of lines."""
 
     @property
     def is_plain(self) -> bool:
         """Has a place in the legend, and shows its values."""
-        return not (self.faint or self.dashed)
+        return not (self.faint or self.dashed or self.named_at_end)
 
     @property
     def style(self) -> str:
         """CSS classes beside those of every line."""
-        return " faint" * self.faint + " dashed" * self.dashed
+        return " faint" * self.faint + " dashed" * self.dashed + " family" * self.named_at_end
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,19 @@ class Marker:
 
     x: float
     label: str
+
+
+@dataclass(frozen=True)
+class Cross:
+    """A point with what is known about it, drawn over the lines; it belongs inside the range of them."""
+
+    x: float
+    y: float
+    label: str
+    """Its hover title."""
+    x_interval: tuple[float, float] | None = None
+    y_interval: tuple[float, float] | None = None
+    colour: int = 6
 
 
 @dataclass(frozen=True)
@@ -94,6 +110,7 @@ def line_chart(
     log_y: bool = False,
     from_zero: bool = False,
     markers: Sequence[Marker] = (),
+    crosses: Sequence[Cross] = (),
     format_y: Callable[[float], str] | None = None,
     width: int = 720,
     height: int = 280,
@@ -115,8 +132,11 @@ def line_chart(
     write_y = format_y or _short
     body = [frame.axes(x_scale, y_scale, x_label, write_y)]
     hovered: list[tuple[int, str, list[tuple[float, float]]]] = []
+    names: list[str] = []
     for one, line, colour in zip(series, clean, colours, strict=True):
         body.append(_polyline(line, x_scale, y_scale, colour, one.style, frame.right - frame.left))
+        if one.named_at_end:
+            names.append(_end_name(line, one.name, x_scale, y_scale, frame))
         if one.is_plain:
             hovered.append((colour, one.name, [point for point in line if point is not None]))
     for marker in markers:
@@ -126,7 +146,9 @@ def line_chart(
                 f'<g><title>{escape(marker.label)}</title><line class="m" x1="{at}" x2="{at}" '
                 f'y1="{frame.top}" y2="{frame.bottom}"/></g>'
             )
+    body += names  # over all lines
     body.append(_hovers(hovered, x_scale, y_scale, frame, x_label, write_y))
+    body += [_cross(one, x_scale, y_scale) for one in crosses]
     return frame.wrap("".join(body))
 
 
@@ -345,6 +367,26 @@ def _polyline(
     return "".join(parts)
 
 
+def _end_name(line: Sequence[tuple[float, float] | None], name: str, x: _Scale, y: _Scale, frame: _Frame) -> str:
+    known = [point for point in line if point is not None]
+    if not known:
+        return ""
+    at = x(known[-1][0])
+    place = f'x="{_n(at - 4)}" text-anchor="end"' if at > frame.right - 50 else f'x="{_n(at + 4)}"'
+    return f'<text class="e" {place} y="{_n(y(known[-1][1]) - 4)}">{escape(name)}</text>'
+
+
+def _cross(one: Cross, x: _Scale, y: _Scale) -> str:
+    at, up, colour = _n(x(one.x)), _n(y(one.y)), one.colour % _COLOURS
+    path = ""
+    if one.x_interval is not None:
+        path += f"M{_n(x(one.x_interval[0]))} {up}H{_n(x(one.x_interval[1]))}"
+    if one.y_interval is not None:
+        path += f"M{at} {_n(y(one.y_interval[0]))}V{_n(y(one.y_interval[1]))}"
+    lines = f'<path class="l s{colour}" d="{path}"/>' if path else ""
+    return f'<g><title>{escape(one.label)}</title>{lines}<circle class="f{colour}" cx="{at}" cy="{up}" r="4"/></g>'
+
+
 def _thin(run: list[tuple[float, float]], columns: int) -> list[tuple[float, float]]:
     """At most four points for each pixel column (first, lowest, highest, last), so that no spike is lost."""
     if len(run) <= 2 * columns:
@@ -411,8 +453,10 @@ def _percent(value: float) -> str:
 
 
 def _short(value: float) -> str:
-    """At most five characters or so, as an axis takes it: 0, 0.5, 12, 1.5k, 2M, 3e-04."""
+    """At most five characters or so, as an axis takes it: 0, 0.5, 12, 1.5k, 2M, 3e-04, 5e21."""
     size = abs(value)
+    if size >= 1e15:
+        return f"{value:.3g}".replace("e+", "e")
     for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
         if size >= limit * 0.9999:
             scale = 1e3 if suffix == "k" else limit

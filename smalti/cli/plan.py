@@ -2,6 +2,7 @@
 
 import typer
 
+from smalti.cli.plan_budget import budget
 from smalti.cli.plan_data import data
 from smalti.cli.plan_failures import failures
 from smalti.cli.plan_flops import flops
@@ -18,6 +19,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Parameters, FLOPs, memory and time of a run before it starts.",
 )
+app.command(epilog="Example: smalti plan budget gpu=h100-sxm gpus=512 days=30 --plot budget.svg")(budget)
 app.command(epilog="Example: smalti plan time demo train.duration=2000step --json")(time)
 app.command(epilog="Example: smalti plan memory demo train.parallel.ranks=8 --gpu 'H100 SXM'")(memory)
 app.command(epilog="Example: smalti plan data recipe.yaml --tokens code=464e9 --tokens prose=4.87e9")(data)
