@@ -8,6 +8,7 @@ from smalti.cli.plan_failures import failures
 from smalti.cli.plan_flops import flops
 from smalti.cli.plan_hardware import hardware
 from smalti.cli.plan_memory import memory
+from smalti.cli.plan_phases import phases
 from smalti.cli.plan_serving import serving
 from smalti.cli.plan_time import time
 from smalti.cli.plan_tuning import tuning
@@ -20,6 +21,7 @@ app = typer.Typer(
     help="Parameters, FLOPs, memory and time of a run before it starts.",
 )
 app.command(epilog="Example: smalti plan budget gpu=h100-sxm gpus=512 days=30 --plot budget.svg")(budget)
+app.command(epilog="Example: smalti plan phases model=mpt-7b gpu=h100-sxm cost_usd=1e6")(phases)
 app.command(epilog="Example: smalti plan time demo train.duration=2000step --json")(time)
 app.command(epilog="Example: smalti plan memory demo train.parallel.ranks=8 --gpu 'H100 SXM'")(memory)
 app.command(epilog="Example: smalti plan data recipe.yaml --tokens code=464e9 --tokens prose=4.87e9")(data)

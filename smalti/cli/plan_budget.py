@@ -10,6 +10,7 @@ from smalti.cli.plan_recipe import Json
 
 if TYPE_CHECKING:
     from smalti.plan.budget import Budget
+    from smalti.plan.budget_problem import Assumption
 
 
 def budget(
@@ -78,7 +79,7 @@ def budget_text(found: "Budget") -> str:
     if found.choice:
         parts.append(f"chosen: {found.choice}")
     if found.assumptions:
-        parts.append("\n".join(["assumed:", *(f"  {_assumption(one)}" for one in found.assumptions)]))
+        parts.append("\n".join(["assumed:", *(f"  {assumption_text(one)}" for one in found.assumptions)]))
     for title, lines in (("lifetime:", _lifetime(found)), ("data:", _repetition(found)), ("note:", found.notes)):
         if lines:
             parts.append("\n".join([title, *(f"  {line}" for line in lines)]))
@@ -96,11 +97,11 @@ def write(name: str, value: float | str) -> str:
 
     if isinstance(value, str):
         return value
-    if name in ("params", "active_params", "tokens", "inference_tokens"):
+    if name in ("params", "active_params") or name.endswith("tokens"):
         return format_count(value)
-    if name.endswith("_usd"):
+    if name.endswith("_usd") or name.startswith("usd_"):
         return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}"
-    if name in ("gpus", "days", "gpu_hours") and 1000 <= value < 1e9:
+    if name in ("gpus", "days", "gpu_hours", "pairs", "chats", "comparisons") and 1000 <= value < 1e9:
         return f"{value:,.0f}"
     return number(value)
 
@@ -117,10 +118,8 @@ def _interval(found: "Budget", name: str) -> str:
     return f"{write(name, low)} to {write(name, high)}"
 
 
-def _assumption(one: "object") -> str:
-    from smalti.plan.budget_problem import Assumption
-
-    assert isinstance(one, Assumption)
+def assumption_text(one: "Assumption") -> str:
+    """An assumption in a line."""
     value = write(one.name, one.value)
     value = value if value.startswith("=") else f"= {value}"
     span = f" ({write(one.name, one.interval[0])} to {write(one.name, one.interval[1])})" if one.interval else ""

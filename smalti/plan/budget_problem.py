@@ -109,7 +109,7 @@ class Problem:
         self.precision_is_given = "precision" in words
         self.gpu_is_given = "gpu" in words
         self._check_words(words)
-        self.sizes = _sizes(self.model_name, model)
+        self.sizes = counted(self.model_name, model)
         for name, size in self.sizes.items():
             if name in self.given and abs(self.given[name].value / size - 1) > max(self.given[name].rounding, 1e-9):
                 raise UserError(
@@ -245,8 +245,8 @@ def _device(name: str | None, given: Mapping[str, Given]) -> Hardware | None:
     return hardware(name or ASSUMED_GPU)
 
 
-def _sizes(name: str | None, model: ModelConfig | None) -> dict[str, float]:
-    """Parameters of a named model, counted."""
+def counted(name: str | None, model: ModelConfig | None) -> dict[str, float]:
+    """``params`` and ``active_params`` of a model that is handed in, or a preset; empty without a name."""
     if name is None:
         return {}
     sizes = count(model or from_dict(ModelConfig, {"preset": name}, f"model={name}").config)
