@@ -10,7 +10,6 @@ from smalti.cli.plan_recipe import Json
 
 if TYPE_CHECKING:
     from smalti.plan.budget import Budget
-    from smalti.plan.budget_problem import Assumption
 
 
 def budget(
@@ -65,6 +64,7 @@ def solved(words: Mapping[str, str]) -> "Budget":
 
 def budget_text(found: "Budget") -> str:
     """The answer in print."""
+    from smalti.cli.plan_values import assumption_text, write
     from smalti.cli.tables import table
 
     rows = [
@@ -90,40 +90,18 @@ def budget_text(found: "Budget") -> str:
     return "\n\n".join(parts)
 
 
-def write(name: str, value: float | str) -> str:
-    """A value as it is printed."""
-    from smalti.base.units import format_count
-    from smalti.plan.given import number
-
-    if isinstance(value, str):
-        return value
-    if name in ("params", "active_params") or name.endswith("tokens"):
-        return format_count(value)
-    if name.endswith("_usd") or name.startswith("usd_"):
-        return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}"
-    if name in ("gpus", "days", "gpu_hours", "pairs", "chats", "comparisons") and 1000 <= value < 1e9:
-        return f"{value:,.0f}"
-    return number(value)
-
-
 def _is_dense(found: "Budget") -> bool:
     total, active = found.number("params"), found.number("active_params")
     return total is not None and active is not None and abs(active / total - 1) < 1e-9
 
 
 def _interval(found: "Budget", name: str) -> str:
+    from smalti.cli.plan_values import write
+
     if name not in found.intervals:
         return ""
     low, high = found.intervals[name]
     return f"{write(name, low)} to {write(name, high)}"
-
-
-def assumption_text(one: "Assumption") -> str:
-    """An assumption in a line."""
-    value = write(one.name, one.value)
-    value = value if value.startswith("=") else f"= {value}"
-    span = f" ({write(one.name, one.interval[0])} to {write(one.name, one.interval[1])})" if one.interval else ""
-    return f"{one.name} {value}{span}: {one.why}"
 
 
 def _lifetime(found: "Budget") -> Sequence[str]:
@@ -160,6 +138,8 @@ def _repetition(found: "Budget") -> Sequence[str]:
 
 
 def _other(name: str, values: Mapping[str, float]) -> str:
+    from smalti.cli.plan_values import write
+
     return f"{name}: " + ", ".join(f"{key} {write(key, value)}" for key, value in values.items())
 
 

@@ -148,7 +148,7 @@ def _family(name: str, points: Sequence[tuple[float, float]], colour: int = _FAM
 
 def _cross(found: "Budget", x: float, y: float, x_interval: tuple[float, float] | None, name: str) -> "Cross":
     from smalti.base.chart import Cross
-    from smalti.cli.plan_budget import write
+    from smalti.cli.plan_values import write
 
     said = ", ".join(
         f"{key} {write(key, value)}"

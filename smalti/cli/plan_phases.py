@@ -46,7 +46,7 @@ def phases(
 
 def phases_text(found: "Phases") -> str:
     """The answer in print."""
-    from smalti.cli.plan_budget import assumption_text
+    from smalti.cli.plan_values import assumption_text
     from smalti.cli.tables import table
 
     head = (
