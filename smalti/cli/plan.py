@@ -7,8 +7,10 @@ from smalti.cli.plan_data import data
 from smalti.cli.plan_failures import failures
 from smalti.cli.plan_flops import flops
 from smalti.cli.plan_hardware import hardware
+from smalti.cli.plan_layout import layout
 from smalti.cli.plan_memory import memory
 from smalti.cli.plan_phases import phases
+from smalti.cli.plan_scaling import scaling
 from smalti.cli.plan_serving import serving
 from smalti.cli.plan_time import time
 from smalti.cli.plan_tuning import tuning
@@ -31,3 +33,5 @@ app.command(epilog="Example: smalti plan tuning llama-3-8b --method qlora --rank
 app.command(epilog="Example: smalti plan hardware h100-sxm --json")(hardware)
 app.command(epilog="Example: smalti plan failures gpus=3072 days=75 restart_s=120 --simulate")(failures)
 app.command(epilog="Example: smalti plan flops mpt-7b --seq-len 2048 --mfu 0.507 --from llm-foundry")(flops)
+app.command(epilog="Example: smalti plan layout dbrx.yaml --gpu h100-sxm --gpus 3072")(layout)
+app.command(epilog="Example: smalti plan scaling dbrx.yaml --gpus 64,512,3072 --plot curve.svg")(scaling)

@@ -73,17 +73,24 @@ def group(layout: Layout, axis: Axis) -> Group:
     ``shard`` is shard x sequence, the ranks that weights are spread over; an expert axis is the inner part of it and
     ``expert_shard`` the rest.
     """
-    inner = layout.tensor * layout.weight_shards
-    return {
-        "tensor": Group(layout.tensor, 1),
-        "sequence": Group(layout.sequence, layout.tensor),
-        "expert": Group(layout.expert, layout.tensor),
-        "expert_shard": Group(layout.weight_shards // layout.expert, layout.tensor * layout.expert),
-        "shard": Group(layout.weight_shards, layout.tensor),
-        "replicate": Group(layout.replicate, inner),
-        "pipeline": Group(layout.pipeline, inner * layout.replicate),
-        "world": Group(layout.world_size, 1),
-    }[axis]
+    tensor, shards = layout.tensor, layout.weight_shards
+    match axis:
+        case "tensor":
+            return Group(tensor, 1)
+        case "sequence":
+            return Group(layout.sequence, tensor)
+        case "expert":
+            return Group(layout.expert, tensor)
+        case "expert_shard":
+            return Group(shards // layout.expert, tensor * layout.expert)
+        case "shard":
+            return Group(shards, tensor)
+        case "replicate":
+            return Group(layout.replicate, tensor * shards)
+        case "pipeline":
+            return Group(layout.pipeline, tensor * shards * layout.replicate)
+        case "world":
+            return Group(layout.world_size, 1)
 
 
 @dataclass(frozen=True)
@@ -91,13 +98,13 @@ class Cut:
     """How a global batch is cut for one rank."""
 
     tokens: int
-    """That a rank has in one forward pass: rows x seq_len / sequence ranks."""
+    """That a rank has in one forward pass, on average: rows x seq_len / sequence ranks."""
     microbatches: int
     """Of each rank in a step; the last may hold less."""
     seq_len: int
     """Tokens of a row."""
     rows: int
-    """Rows in one forward pass, of the ranks of a sequence axis together."""
+    """In one forward pass, of the ranks of a sequence axis together, at most."""
 
 
 def cut(config: RunConfig, layout: Layout, microbatch_tokens: int | None = None) -> Cut:
@@ -109,7 +116,8 @@ def cut(config: RunConfig, layout: Layout, microbatch_tokens: int | None = None)
     given = microbatch_tokens or default_microbatch_tokens(config, ranks=layout.data_ranks)
     rows = max(1, -(-(batch // seq_len) // layout.data_ranks))
     together = max(1, min(given // seq_len, rows))
-    return Cut(-(-together * seq_len // layout.sequence), -(-rows // together), seq_len, together)
+    microbatches = -(-rows // together)
+    return Cut(-(-rows * seq_len // (layout.sequence * microbatches)), microbatches, seq_len, together)
 
 
 def layout_of(config: RunConfig) -> Layout:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from smalti.base.errors import UserError
 from smalti.config.hardware import Hardware
-from smalti.plan.collectives import Axis, Collective, Group, Op, group
+from smalti.plan.collectives import Collective, Group, Op, group
 from smalti.plan.layout import Layout
 
 Algorithm = Literal["ring", "tree", "pairwise", "send", "hierarchical"]
@@ -93,85 +93,91 @@ def links(found: Group, hardware: Hardware) -> Links:
     return Links(found.size, per_node, (node or 0) * NODE_LINK_FRAC, (network or 0) * NETWORK_FRAC)
 
 
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of one call of a collective."""
+
+    algorithm: Algorithm
+    latency_s: float
+    """Hops from rank to rank, whatever the bytes are."""
+    transfer_s: float
+    """Bytes over the slowest link."""
+
+    @property
+    def total_s(self) -> float:
+        """Both."""
+        return self.latency_s + self.transfer_s
+
+
 def collective_time(collective: Collective, hardware: Hardware, layout: Layout) -> float:
     """Seconds of all calls of ``collective`` in a step, one after another, by the fastest algorithm."""
-    return collective.count * call_time(collective.op, collective.axis, collective.bytes, hardware, layout)
+    through = links(group(layout, collective.axis), hardware)
+    return collective.count * cost(collective.op, collective.bytes, through).total_s
 
 
-def call_time(op: Op, axis: Axis, nbytes: float, hardware: Hardware, layout: Layout) -> float:
-    """Seconds of one call."""
-    return fastest(op, nbytes, links(group(layout, axis), hardware))[1]
-
-
-def fastest(op: Op, nbytes: float, through: Links) -> tuple[Algorithm, float]:
-    """The algorithm that NCCL would take for one call of ``nbytes`` (as ``Collective.bytes``), and its seconds."""
+def cost(op: Op, nbytes: float, through: Links) -> Cost:
+    """One call of ``nbytes`` (as ``Collective.bytes``) by the algorithm and protocol that NCCL would take."""
     if through.size == 1:
-        return "ring", 0.0
+        return Cost("ring", 0.0, 0.0)
     if op == "all_to_all":
-        return "pairwise", pairwise_s(nbytes, through)
+        return pairwise(nbytes, through)
     if op == "send_recv":
-        return "send", send_s(nbytes, through)
-    passes: Literal[1, 2] = 2 if op == "all_reduce" else 1
-    found: list[tuple[Algorithm, float]] = [("ring", ring_s(nbytes, through, passes=passes))]
+        return send(nbytes, through)
+    found = [*ring(nbytes, through, passes=2 if op == "all_reduce" else 1)]
     if op == "all_reduce":
-        found.append(("tree", tree_s(nbytes, through)))
-    return min(found, key=lambda one: one[1])
+        found += tree(nbytes, through)
+    return min(found, key=lambda one: one.total_s)
 
 
-def ring_s(nbytes: float, through: Links, *, passes: Literal[1, 2]) -> float:
-    """passes ((n - 1) hops + (n - 1) / n bytes / rate): one pass gathers or reduce-scatters, two all-reduce."""
-    n, between = through.size, through.nodes if through.nodes > 1 else 1
-    crossings = between - 1
-    share = (n - 1) / n * nbytes / through.ring_bytes_per_s
-
-    def seconds(how: Protocol) -> float:
-        across = how.tree_network_hop_s if through.per_node == 1 else how.network_hop_s
-        hops = (n - 1 - crossings) * how.node_hop_s + crossings * across
-        return how.base_s + passes * (hops + share / how.rate_frac)
-
-    return min(seconds(how) for how in PROTOCOLS)
+def ring(nbytes: float, through: Links, *, passes: Literal[1, 2]) -> list[Cost]:
+    """passes ((n - 1) hops + (n - 1) / n bytes / rate), by protocol: one pass gathers or reduce-scatters, two
+    all-reduce."""
+    n, crossings, found = through.size, through.nodes - 1, []
+    transfer_s = passes * (n - 1) / n * nbytes / through.ring_bytes_per_s
+    for how in PROTOCOLS:
+        across_s = how.tree_network_hop_s if through.per_node == 1 else how.network_hop_s
+        hops_s = (n - 1 - crossings) * how.node_hop_s + crossings * across_s
+        found.append(Cost("ring", how.base_s + passes * hops_s, transfer_s / how.rate_frac))
+    return found
 
 
-def tree_s(nbytes: float, through: Links) -> float:
-    """Up and down a pair of binary trees over nodes, a chain inside each (Sanders, Speck and Traff 2009).
+def tree(nbytes: float, through: Links) -> list[Cost]:
+    """Up and down a pair of binary trees over nodes, a chain inside each (Sanders, Speck and Traff 2009): all-reduce.
 
-    2 ((r - 1) + log2 N) hops + 2 bytes / (0.92 rate), as NCCL reckons; all-reduce alone.
+    2 ((r - 1) + log2 N) hops + 2 bytes / (0.92 rate), as NCCL reckons, by protocol.
     """
-    share = 2 * nbytes / (0.92 * through.ring_bytes_per_s)
+    found, depth = [], math.ceil(math.log2(through.nodes))
+    transfer_s = 2 * nbytes / (0.92 * through.ring_bytes_per_s)
+    for how in PROTOCOLS:
+        hops_s = (through.per_node - 1) * how.node_hop_s + depth * how.tree_network_hop_s
+        found.append(Cost("tree", how.base_s + 2 * hops_s, transfer_s / how.rate_frac))
+    return found
 
-    def seconds(how: Protocol) -> float:
-        depth = math.ceil(math.log2(through.nodes)) * how.tree_network_hop_s
-        return how.base_s + 2 * ((through.per_node - 1) * how.node_hop_s + depth) + share / how.rate_frac
 
-    return min(seconds(how) for how in PROTOCOLS)
-
-
-def hierarchical_s(nbytes: float, through: Links) -> float:
+def hierarchical(nbytes: float, through: Links) -> Cost:
     """All-reduce in three: reduce-scatter in the node, all-reduce of a share between nodes, gather in the node.
 
     What HSDP does by its layout (``shard`` in a node, ``replicate`` between); no choice of NCCL's.
     """
-    inside = Links(through.per_node, through.per_node, through.node_bytes_per_s, through.network_bytes_per_s)
-    across = Links(through.nodes, 1, through.node_bytes_per_s, through.network_bytes_per_s)
-    inner = ring_s(nbytes, inside, passes=1) if inside.size > 1 else 0.0
-    outer = fastest("all_reduce", nbytes / through.per_node, across)[1]
-    return 2 * inner + outer
+    node, network, r = through.node_bytes_per_s, through.network_bytes_per_s, through.per_node
+    inner = cost("all_gather", nbytes, Links(r, r, node, network))
+    outer = cost("all_reduce", nbytes / r, Links(through.nodes, 1, node, network))
+    latency_s, transfer_s = (2 * getattr(inner, name) + getattr(outer, name) for name in ("latency_s", "transfer_s"))
+    return Cost("hierarchical", latency_s, transfer_s)
 
 
-def pairwise_s(nbytes: float, through: Links) -> float:
-    """All-to-all, each rank to each: bytes in the node and between nodes travel side by side."""
-    simple, n, r = PROTOCOLS[0], through.size, through.per_node
-    inside = (r - 1) * simple.node_hop_s
-    inside += (r - 1) / n * nbytes / through.node_bytes_per_s if r > 1 else 0.0
-    if through.nodes == 1:
-        return simple.base_s + inside
-    across = (through.nodes - 1) * simple.network_hop_s + (n - r) / n * nbytes / through.network_bytes_per_s
-    return simple.base_s + max(inside, across)
+def pairwise(nbytes: float, through: Links) -> Cost:
+    """All-to-all, each rank to each; in the node and between nodes side by side."""
+    simple, n, r, crossings = PROTOCOLS[0], through.size, through.per_node, through.nodes - 1
+    inside_s = (r - 1) / n * nbytes / through.node_bytes_per_s if r > 1 else 0.0
+    across_s = (n - r) / n * nbytes / through.network_bytes_per_s if crossings else 0.0
+    hops_s = max((r - 1) * simple.node_hop_s, crossings * simple.network_hop_s)
+    return Cost("pairwise", simple.base_s + hops_s, max(inside_s, across_s))
 
 
-def send_s(nbytes: float, through: Links) -> float:
+def send(nbytes: float, through: Links) -> Cost:
     """To the next rank, the slowest of them: over the network as soon as the group leaves a node."""
     simple = PROTOCOLS[0]
     if through.nodes == 1:
-        return simple.base_s + simple.node_hop_s + nbytes / through.node_bytes_per_s
-    return simple.base_s + simple.network_hop_s + nbytes / through.network_bytes_per_s
+        return Cost("send", simple.base_s + simple.node_hop_s, nbytes / through.node_bytes_per_s)
+    return Cost("send", simple.base_s + simple.network_hop_s, nbytes / through.network_bytes_per_s)
