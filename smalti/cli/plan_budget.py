@@ -84,7 +84,7 @@ def budget_text(found: "Budget") -> str:
         if lines:
             parts.append("\n".join([title, *(f"  {line}" for line in lines)]))
     if found.other_fits:
-        parts.append("\n".join(["by other fits:", *(f"  {_other(*one)}" for one in found.other_fits.items())]))
+        parts.append("\n".join(["by other fits:", *(f"  {_other(found, one)}" for one in found.other_fits)]))
     if found.intervals:
         parts.append(f"intervals: {found.fit.interval_source}{_of_mfu(found)}")
     return "\n\n".join(parts)
@@ -137,10 +137,16 @@ def _repetition(found: "Budget") -> Sequence[str]:
     return (line,)
 
 
-def _other(name: str, values: Mapping[str, float]) -> str:
+def _other(found: "Budget", name: str) -> str:
+    """What another fit says otherwise."""
     from smalti.cli.plan_values import write
 
-    return f"{name}: " + ", ".join(f"{key} {write(key, value)}" for key, value in values.items())
+    said = []
+    for key, value in found.other_fits[name].items():
+        ours = found.number(key)
+        if ours is None or abs(value / ours - 1) > 1e-6:
+            said.append(f"{key} {write(key, value)}")
+    return f"{name}: {', '.join(said) or 'the same'}"
 
 
 def _of_mfu(found: "Budget") -> str:

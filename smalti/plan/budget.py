@@ -14,7 +14,6 @@ from typing import Any
 from smalti.base.errors import UserError
 from smalti.config.model import ModelConfig
 from smalti.plan import laws
-from smalti.plan.budget_choice import Choice
 from smalti.plan.budget_problem import ASSUMED_MFU, DENSE, EQUATIONS, Assumption, Problem, Solution
 from smalti.plan.data import MANY_EPOCHS, TOO_MANY_EPOCHS
 from smalti.plan.fits import DEVIATIONS, FITS, LEVEL, Fit, Interval
@@ -102,7 +101,8 @@ def solve(values: Mapping[str, str | float], *, model: ModelConfig | None = None
         )
     assumptions = list(solution.assumptions)
     if of_the_law and not problem.fit_is_given:
-        why = f"what fits Hoffmann et al.'s own runs best; others: {', '.join(FITS)}"
+        others = ", ".join(name for name in FITS if name != problem.fit.name)
+        why = f"what fits Hoffmann et al.'s own runs best; others: {others}"
         assumptions.append(Assumption("fit", problem.fit.name, None, why))
     names: dict[str, float | str | None] = {name: found.get(name) for name in NAMES}
     names["gpu"] = problem.device.name if problem.device else None
@@ -122,26 +122,32 @@ def solve(values: Mapping[str, str | float], *, model: ModelConfig | None = None
 
 
 def _origins(problem: Problem, solution: Solution) -> dict[str, str]:
-    found, choice = solution.values, solution.choice or Choice((), "")
-    assumed = {one.name for one in solution.assumptions}
-    equations = (*EQUATIONS, DENSE) if "active_params" in assumed else EQUATIONS
-    origins = {}
-    for name in NAMES:
-        ways = [one for one in equations if name in one.names and all(n in found for n in one.names if n in NAMES)]
-        if name in problem.given or (name == "gpu" and problem.gpu_is_given):
-            origins[name] = "given"
-        elif name in problem.sizes:
-            origins[name] = f"counted from {problem.model_name}"
-        elif name in choice.names:
-            origins[name] = "chosen"
-        elif name == "loss" and name in found:
-            origins[name] = problem.fit.name
-        elif name in assumed and name != "active_params":
-            origins[name] = "assumed"
-        elif name in found:
-            ways.sort(key=lambda one: (bool({*choice.names} & {*one.names}), one.left != name))
-            origins[name] = ways[0].text if ways else "follows"
-    return origins
+    """Where each value comes from: what is given first, then equation by equation what follows, chosen values last."""
+    found, chosen = solution.values, solution.choice.names if solution.choice else ()
+    assumed = {one.name for one in solution.assumptions if not isinstance(one.value, str)}
+    origins = dict.fromkeys(problem.given, "given") | dict.fromkeys(assumed, "assumed")
+    origins |= dict.fromkeys(problem.sizes, f"counted from {problem.model_name}")
+    _follow(problem, found, origins)
+    origins = dict.fromkeys((name for name in chosen if name not in origins), "chosen") | origins
+    _follow(problem, found, origins)
+    if "loss" in found:
+        origins.setdefault("loss", problem.fit.name)
+    if problem.device is not None:
+        origins["gpu"] = "given" if problem.gpu_is_given else "assumed"
+    return {name: origins.get(name, "follows") for name in NAMES if name in found or name in origins}
+
+
+def _follow(problem: Problem, found: Mapping[str, float], origins: dict[str, str]) -> None:
+    """Add every value that is the only one without an origin in an equation."""
+    equations = (*EQUATIONS, DENSE) if problem.is_dense else EQUATIONS
+    news = True
+    while news:
+        news = False
+        for one in equations:
+            open_ends = [name for name in one.names if name not in origins and name in NAMES]
+            if len(open_ends) == 1 and open_ends[0] in found:
+                origins[open_ends[0]] = one.text
+                news = True
 
 
 def _intervals(problem: Problem, solution: Solution) -> tuple[dict[str, Interval], list[str]]:
