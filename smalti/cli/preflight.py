@@ -30,6 +30,7 @@ def check(config: "RunConfig", *, ranks: int, fork: "Fork | None" = None) -> Non
     config.data.require_every_source_used()
     _check_mesh(config, ranks)
     origin_warnings(config)
+    _check_retained(config)
     _check_folders(config)
     _check_files(config)
     trackers.check(config.track, config.run_folder)
@@ -44,6 +45,16 @@ def origin_warnings(config: "RunConfig") -> list[str]:
     from smalti.train import origin
 
     return origin.check(config)
+
+
+def _check_retained(config: "RunConfig") -> None:
+    """A run that goes on, and would measure what it shall retain otherwise than it was before the first step."""
+    from smalti.track.report.continued import require_alike
+    from smalti.track.report.read import read_run
+    from smalti.track.run import RunFolder
+
+    if config.data.retain and 0 < (RunFolder(config.run_folder).saved_step() or 0) < config.length.total_steps:
+        require_alike(read_run(config.run_folder), config.model_dump(mode="json"), list(config.data.retain))
 
 
 def lies_here(config: "RunConfig") -> bool:

@@ -191,6 +191,11 @@ class ModelConfig(Config):
         """Width inside one expert after the default; of the MLP where there are no experts."""
         return (self.moe.intermediate_size if self.moe else None) or self.intermediate_size
 
+    @property
+    def router_weighs_alike(self) -> bool:
+        """One expert a token, its weight divided by itself: the output has no gradient for the router."""
+        return self.moe is not None and self.moe.num_experts_per_tok == 1 and self.moe.norm_topk_prob
+
     def has_experts(self, layer: int) -> bool:
         """Whether a layer's MLP is a mixture of experts."""
         return self.moe is not None and layer not in self.moe.mlp_only_layers

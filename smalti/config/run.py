@@ -102,6 +102,18 @@ class RunConfig(JobConfig):
             )
         return self
 
+    @model_validator(mode="after")
+    def _router_learns(self) -> Self:
+        if self.init_from is None and self.model.router_weighs_alike:
+            fixed = "" if self.model.family in ("decoder", "dbrx", "olmoe", "qwen3_moe") else " model.family=olmoe"
+            raise NotAllowed(
+                "model.moe.num_experts_per_tok=1 with norm_topk_prob=true: the weight of the only expert is always 1, "
+                "so the router would learn from its balance losses alone",
+                allowed="norm_topk_prob=false with one expert a token, or more experts a token",
+                hint=f"model.moe.norm_topk_prob=false{fixed}",
+            )
+        return self
+
     @property
     def seq_len_parts(self) -> tuple[tuple[int, int], ...]:
         """(first step, seq_len): parts of the run with sequences of one length, rising from step 0."""

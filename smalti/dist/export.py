@@ -17,6 +17,7 @@ from torch import Tensor
 
 from smalti import __version__
 from smalti.base import clock, store
+from smalti.base.disk import writing
 from smalti.base.errors import DataError, SmaltiError, UserError, missing_extra
 from smalti.config.load import load
 from smalti.config.model import ModelConfig
@@ -59,6 +60,12 @@ def export(
             f"the tokenizer in {run / 'tokenizer'} has {tokenizer.vocab_size} tokens, the model "
             f"{config.model.vocab_size}"
         )
+    with writing(final):
+        _write(final, run, config, source, tokenizer.eod_id, dtype)
+    return str(final)
+
+
+def _write(final: Path, run: Path, config: RunConfig, source: str, eod_id: int, dtype: str) -> None:
     weights = checkpoint.StoredModel(source)
     temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     try:
@@ -67,7 +74,7 @@ def export(
             temporary,
             config.model,
             weights,
-            eod_id=tokenizer.eod_id,
+            eod_id=eod_id,
             generation=_generation(run),
             dtype=_DTYPES[dtype],
         )
@@ -85,7 +92,6 @@ def export(
         _put_in_place(temporary, final)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return str(final)
 
 
 def refresh_card(run_folder: str | Path) -> None:

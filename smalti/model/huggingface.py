@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from smalti.base import store
+from smalti.base.disk import writing
 from smalti.base.errors import UserError
 from smalti.config.model import ModelConfig
 from smalti.model.decoder import Decoder
@@ -35,7 +36,7 @@ from smalti.model.source import (
     theirs,
 )
 from smalti.model.tensor_files import DTYPES, write_tensors
-from smalti.model.zoo.family import Rule, Weights
+from smalti.model.zoo.family import Family, Rule, Weights
 from smalti.model.zoo.fields import Json
 
 __all__ = [
@@ -192,6 +193,20 @@ def _write_folder(
     rules, wanted = family.rules(config), skeleton(config)
     check_tensors("the state dict", dict.fromkeys(wanted, ()), dict.fromkeys(weights, ()))
     planned = {name: tensor.to(dtype or weights[name].dtype) for name, tensor in wanted.items()}
+    with writing(target):
+        _write_and_swap(target, family, config, rules, weights, planned, beside, max_shard_bytes)
+
+
+def _write_and_swap(
+    target: Path,
+    family: Family,
+    config: ModelConfig,
+    rules: list[Rule],
+    weights: Mapping[str, Tensor],
+    planned: Weights,
+    beside: Beside,
+    max_shard_bytes: int,
+) -> None:
     store.make_folder(target)
     staging = target / ".saving"
     shutil.rmtree(staging, ignore_errors=True)

@@ -8,7 +8,7 @@ from smalti.base import log
 from smalti.base.errors import UserError
 from smalti.config.run import JobConfig, RunConfig
 from smalti.dist import mesh
-from smalti.track.report.continued import Change, config_at, percent, unlikeness
+from smalti.track.report.continued import Change, percent, require_alike
 from smalti.track.report.read import read_run
 from smalti.train.loop import Hook, Job
 
@@ -28,19 +28,20 @@ class Forgetting(Hook):
         self._told: dict[str, float] = {}
 
     def on_start(self, job: Job) -> None:
-        """Take up what is on record. UserError where it was measured otherwise than this attempt would measure."""
+        """Take up what is on record. UserError where it was measured otherwise than this attempt would measure, and
+        where nothing measures."""
+        if job.evaluate is None:
+            raise UserError(
+                "data.retain has no effect: nothing measures the held-out sets in this job",
+                allowed="data.retain with build(..., evaluate=...)",
+                hint="evaluate=heldout_hook(config) of smalti.evals.in_loop, as smalti train has it; or data.retain={}",
+            )
         if job.state.step:
             self._before, self._told = mesh.from_first(lambda: self._on_record(job))
 
     def _on_record(self, job: Job) -> tuple[dict[str, float], dict[str, float]]:
         run = read_run(job.folder.path)
-        unlike = unlikeness(config_at(run, 0), job.config.model_dump(mode="json"), list(self._retain))
-        if unlike:
-            raise UserError(
-                f"data.retain compares with what was measured before the first step, and this would differ: {unlike}",
-                allowed="held-out sets measured as they were then",
-                hint="take the change back, or drop the comparison: data.retain={}",
-            )
+        require_alike(run, job.config.model_dump(mode="json"), list(self._retain))
         for row in run.rows:
             self._take(row["step"], row)
         for name in self._retain.keys() - self._before.keys():

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from smalti.base import clock, log
-from smalti.base.errors import Interrupted, TryElsewhere
+from smalti.base.errors import Interrupted, TryElsewhere, UserError
 from smalti.config.durations import RunLength
 from smalti.config.run import JobConfig
 from smalti.data.fetch import counts
@@ -180,6 +180,12 @@ def _one_step(job: Job, batches: Any, before_s: float) -> None:
     _tell_slow(job, wait_s)
     if isinstance(job.batches, TokenBatches):
         microbatches = job.batches.place(microbatches)
+    if not len(microbatches):
+        raise UserError(
+            f"batch({job.state.step}) of {type(job.batches).__name__} gave no microbatch",
+            allowed="the same number on every rank, at least one",
+            hint="where a rank is short of data, give it a microbatch whose loss and weight are 0",
+        )
     lr = job.state.lr(job.state.step)
     result = train_step(job.state, microbatches, job.loss)
     job.recorder.add(job.state.step, lr, result, wait_s=wait_s)

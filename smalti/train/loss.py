@@ -7,6 +7,7 @@ same whatever the split into microbatches and ranks.
 
 from torch import Tensor, nn
 
+from smalti.base.errors import UserError
 from smalti.config.model import ModelConfig
 from smalti.config.train import LossConfig
 from smalti.train.balance import ExpertBalance
@@ -26,6 +27,12 @@ class LanguageLoss:
 
     def __call__(self, model: nn.Module, microbatch: Microbatch) -> tuple[Tensor, Tensor, Metrics]:
         """Forward one microbatch; returns the summed loss, the number of targets, and sums for the log."""
+        if not microbatch.inputs.numel():
+            raise UserError(
+                f"a microbatch of {' x '.join(map(str, microbatch.inputs.shape))} tokens",
+                allowed="at least one row of one token",
+                hint="where a rank is short of rows, give it one row whose targets are all IGNORE (-100)",
+            )
         counted = microbatch.targets != IGNORE
         output = model(
             microbatch.inputs,

@@ -79,11 +79,27 @@ def _check_model(wanted: ModelConfig, found: ModelConfig, source: str) -> list[s
             allowed="the model section that the weights were learned in",
             hint=f"smalti config model {source} prints it",
         )
+    _check_biases(wanted, found, source)
     lines = [f"model.{key}={_text(value)} is new to the weights of {source}" for key, value in added.items()]
+    if wanted.router_weighs_alike:
+        lines.append(
+            f"one expert a token with weight 1, as {source} has it: the router learns from its balance losses alone"
+        )
     longest, learned = wanted.max_position_embeddings, found.max_position_embeddings
     if longest > learned:
         lines.append(f"model.{_LONGEST}={longest} is beyond the {learned} that the weights of {source} were made for")
     return lines
+
+
+def _check_biases(wanted: ModelConfig, found: ModelConfig, source: str) -> None:
+    """The biases of a router's choice are learned, and no option of their own says that they are there."""
+    mine, other = (one.moe.bias_update_rate if one.moe else 0.0 for one in (wanted, found))
+    if other and not mine:
+        raise UserError(
+            f"the routers in init_from={source} choose experts with biases, and model.moe.bias_update_rate=0 has none",
+            allowed="a rate above 0: without their biases these routers choose other experts",
+            hint=f"model.moe.bias_update_rate={other:g}, as the weights were learned with",
+        )
 
 
 def _computed(model: ModelConfig) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """Export: a folder that stands alone, for us and for transformers, whole or not at all."""
 
 import dataclasses
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 from tiny_runs import add_checkpoint, tiny_run
 
-from smalti.base.errors import DataError, SmaltiError, UserError
+from smalti.base.errors import DataError, SmaltiError, TryElsewhere, UserError
 from smalti.config.load import load
 from smalti.config.run import RunConfig
 from smalti.data.tokenizer.encode import load_tokenizer
@@ -241,3 +243,26 @@ def test_the_card_knows_sources_of_other_forms_and_says_which_were_out_of_reach(
     assert "| raw | unknown | 1,000 |" in text
     assert "| gone | unknown | (not found when exported) |" in text
     assert "| far | unknown | (could not be reached when exported) |" in text
+
+
+def test_a_full_disk_leaves_the_export_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tiny_run(tmp_path)
+    folder = Path(export(run))
+    before = (folder / "export.json").read_bytes()
+
+    def full(*arguments: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(TryElsewhere, match="the disk is full"):
+        export(run)
+    assert (folder / "export.json").read_bytes() == before
+    assert sorted(path.name for path in run.iterdir() if path.name.startswith(".")) == []
+
+
+def test_a_file_in_the_way_of_an_export_is_named(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    (tmp_path / "taken").write_text("")
+    for output in (tmp_path / "taken", tmp_path / "taken" / "below"):
+        with pytest.raises(DataError, match="taken"):
+            export(run, output=output)

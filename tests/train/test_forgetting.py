@@ -62,6 +62,7 @@ def _resumed(rank: int, folder: Path, eval_tokens: int) -> list[int] | str:
         state=SimpleNamespace(step=2),
         folder=SimpleNamespace(path=folder),
         config=SimpleNamespace(model_dump=lambda mode: config),
+        evaluate=lambda model, step: {},
     )
     hook = Forgetting({"old": 0.1})
     try:
@@ -79,3 +80,10 @@ def test_a_resumed_run_knows_step_0_and_what_was_told(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_resume_that_would_measure_otherwise_is_refused(tmp_path: Path) -> None:
     assert "train.eval_tokens 64 -> 128" in run_ranks(1, _resumed, tmp_path, 128)[0]
+
+
+def test_without_anything_that_measures_it_is_refused() -> None:
+    job: Any = SimpleNamespace(state=SimpleNamespace(step=0), evaluate=None)
+    with pytest.raises(UserError, match=r"data\.retain has no effect: nothing measures") as caught:
+        Forgetting({"old": 0.1}).on_start(job)
+    assert "heldout_hook" in str(caught.value.hint)

@@ -126,6 +126,33 @@ def test_a_job_config_alone_describes_no_model(tmp_path: Path) -> None:
     assert "hint:" in message
 
 
+class NoBatches(Points):
+    """Batches that end too early."""
+
+    def batch(self, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return super().batch(step) if step < 2 else []
+
+
+@pytest.mark.slow
+def test_a_step_without_a_microbatch_is_refused_by_name(tmp_path: Path) -> None:
+    tree = toy.config(tmp_path).model_dump(mode="json")
+    del tree["model"], tree["data"]
+    given = {"model": Line(), "loss": squared, "batches": NoBatches(0, 1)}
+    message = run_ranks(1, _error, from_dict(JobConfig, tree).config, UserError, given)[0]
+    assert "batch(2) of NoBatches gave no microbatch" in message
+    assert "hint:" in message
+
+
+@pytest.mark.slow
+def test_what_is_retained_needs_something_that_measures(tmp_path: Path) -> None:
+    first = toy.config(tmp_path, duration="2step")
+    assert run_ranks(1, _fit, first) == [2]
+    data = first.data.model_dump(mode="json")
+    data |= {"heldout": {"old": data["sources"]["code"]}, "retain": {"old": 0.02}}
+    second = _changed(first, name="second", folder=str(tmp_path / "runs/second"), init_from=first.run_folder, data=data)
+    assert "nothing measures the held-out sets" in run_ranks(1, _error, second, UserError)[0]
+
+
 @pytest.mark.slow
 def test_init_from_takes_weights_only(tmp_path: Path) -> None:
     first = toy.config(tmp_path, duration="20step")

@@ -5,13 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tiny_models import llama_config
 from tiny_runs import tiny_run, tiny_tokenizer
 
 from smalti.base.errors import DataError, UserError
 from smalti.config.load import from_dict
+from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.train.origin import check, model_of
+
+TOP_1 = {"num_experts": 4, "num_experts_per_tok": 1}
 
 
 @pytest.fixture
@@ -72,6 +76,37 @@ def test_what_is_knowingly_other_is_said(source: Path) -> None:
         f"nothing checks that the tokenizer of init_from={source} wrote the data; "
         f"name it: data.tokenizer={source}/tokenizer"
     ]
+
+
+def test_biases_of_the_choice_belong_to_the_weights(tmp_path: Path) -> None:
+    def model(rate: float, chosen: int = 2) -> ModelConfig:
+        moe = {"num_experts": 4, "num_experts_per_tok": chosen, "bias_update_rate": rate}
+        return from_dict(ModelConfig, llama_config(320, 96).model_dump() | {"family": "decoder", "moe": moe}).config
+
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({"model": model(0.002).model_dump(mode="json")}))
+    with pytest.raises(UserError, match="choose experts with biases") as caught:
+        check(_config(tmp_path, **model(0).model_dump()))
+    assert caught.value.hint == "model.moe.bias_update_rate=0.002, as the weights were learned with"
+    check(_config(tmp_path, **model(0.5).model_dump()))
+    path.write_text(yaml.safe_dump({"model": model(0).model_dump(mode="json")}))
+    assert len(check(_config(tmp_path, **model(0.002).model_dump()))) == 1, "they begin at 0; no tokenizer is named"
+
+
+def test_one_expert_with_weight_1_goes_on_with_a_warning(tmp_path: Path) -> None:
+    model = llama_config(320, 96).model_dump() | {"family": "decoder", "moe": TOP_1}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": from_dict(ModelConfig, model).config.model_dump(
+        mode="json")}))  # fmt: skip
+    assert any("from its balance losses alone" in line for line in check(_config(tmp_path, **model)))
+    with pytest.raises(UserError, match="the weight of the only expert is always 1") as caught:
+        from_dict(RunConfig, _config(tmp_path, **model).model_dump(mode="json") | {"init_from": None})
+    assert caught.value.hint == "model.moe.norm_topk_prob=false"
+    mixtral = model | {"family": "mixtral"}
+    with pytest.raises(UserError, match="the weight of the only expert") as caught:
+        from_dict(RunConfig, _config(tmp_path, **mixtral).model_dump(mode="json") | {"init_from": None})
+    assert caught.value.hint == "model.moe.norm_topk_prob=false model.family=olmoe"
+    free = model | {"moe": TOP_1 | {"norm_topk_prob": False}}
+    from_dict(RunConfig, _config(tmp_path, **free).model_dump(mode="json") | {"init_from": None})
 
 
 def _tokenizer(folder: Path, change: str) -> Path:

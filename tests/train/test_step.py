@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from gloo import run_ranks
 
+from smalti.base.errors import UserError
 from smalti.config.model import ModelConfig, MoEConfig
 from smalti.config.train import LossConfig, OptimizerConfig
 from smalti.dist import fsdp
@@ -145,3 +146,10 @@ def test_the_router_stays_in_fp32_where_the_rest_computes_in_bf16() -> None:
     for world_size in (1, 2):
         seen = run_ranks(world_size, _dtypes)[0]
         assert seen == {"router": {torch.float32}, "expert": {torch.bfloat16}}
+
+
+def test_a_microbatch_of_no_tokens_is_refused_by_name() -> None:
+    nothing = torch.zeros(0, TIME, dtype=torch.int64)
+    with pytest.raises(UserError, match="a microbatch of 0 x 16 tokens") as caught:
+        LanguageLoss(DENSE, LossConfig())(Decoder(DENSE), Microbatch(nothing, nothing, nothing, None))
+    assert "IGNORE" in str(caught.value.hint)

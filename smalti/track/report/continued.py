@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from smalti.base.errors import UserError
 from smalti.track.report.read import RunRecord, get
 
 HEAD = ("domain", "held-out set", "before", "after", "change", "bound", "verdict")
@@ -129,6 +130,17 @@ def unlikeness(before: Mapping[str, Any], after: Mapping[str, Any], names: list[
     keys = ["data.seq_len", "train.eval_tokens", *(f"data.heldout.{name}" for name in names)]
     apart = [(key, get(before, key), get(after, key)) for key in keys]
     return ", ".join(f"{key} {one} -> {other}" for key, one, other in apart if one != other)
+
+
+def require_alike(run: RunRecord, config: Mapping[str, Any], names: list[str]) -> None:
+    """UserError where ``config`` would measure these held-out sets otherwise than before the run's first step."""
+    unlike = unlikeness(config_at(run, 0), config, names)
+    if unlike:
+        raise UserError(
+            f"data.retain compares with what was measured before the first step, and this would differ: {unlike}",
+            allowed="held-out sets measured as they were then",
+            hint="take the change back, or drop the comparison: data.retain={}",
+        )
 
 
 def percent(frac: float) -> str:
