@@ -11,6 +11,7 @@ from functools import cache
 from smalti.config.hardware import hardware
 from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
+from smalti.plan import phases
 from smalti.plan.budget import Budget, solve
 from smalti.plan.data import EpochCounts, Reading, SourceCounts, SourcePlan, StageCounts, plan_data
 from smalti.plan.goodput import DAY_S, mtbf_s
@@ -103,9 +104,12 @@ def failures_per_day(gpus: int, failures_per_1000_gpu_days: float) -> float:
     return DAY_S / mtbf_s(failures_per_1000_gpu_days, gpus)
 
 
-def label_usd(kind: str, examples: float) -> float:
-    """What a set of labelled examples costs."""
-    return examples * {"pair": 30.0, "comparison": 8.0, "chat": 130.0}[kind]
+def label_usd(kind: str, examples: float, usd_each: float | None = None) -> float:
+    """What ``pairs``, ``comparisons`` or ``chats`` cost by ``smalti plan phases``, at its price or a given one."""
+    price = {} if usd_each is None else {f"usd_per_{kind.removesuffix('s')}": usd_each}
+    phase = phases.solve({kind: examples, **price}).phase("preference" if kind == "comparisons" else "fine-tuning")
+    assert phase.labelling_usd is not None
+    return phase.labelling_usd.value
 
 
 def choices(preset: str, chosen: int | None = None) -> int:
