@@ -79,7 +79,7 @@ def gather(*, torch: bool) -> dict[str, Any]:
         "cpu": machine.cpu(),
         "memory": machine.memory(),
         "disks": machine.disks(),
-        "gpus": machine.gpus(),
+        "gpus": _known(machine.gpus()),
         "torch": _torch() if torch else None,
         "packages": {
             extra: {one.name: {"version": one.version, "problem": one.problem} for one in listed}
@@ -148,6 +148,16 @@ def _installation(found: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def _known(gpus: dict[str, Any]) -> dict[str, Any]:
+    """With the device that each GPU is in ``smalti plan hardware``; None: not in it, or cut into slices."""
+    from smalti.config.hardware import hardware_of_driver
+
+    for gpu in gpus["devices"]:
+        known = None if gpu["mig"] else hardware_of_driver(gpu["name"])
+        gpu["known_as"] = known.name if known else None
+    return gpus
+
+
 def _machine(found: dict[str, Any]) -> list[tuple[str, str]]:
     from smalti.base.units import format_bytes
 
@@ -167,7 +177,8 @@ def _machine(found: dict[str, Any]) -> list[tuple[str, str]]:
     for index, gpu in enumerate(found["gpus"]["devices"]):
         size = format_bytes(gpu["memory_bytes"]) if gpu["memory_bytes"] is not None else "memory unknown"
         more = (", MIG" if gpu["mig"] else "") + (f", {gpu['ecc_errors']} ECC errors" if gpu["ecc_errors"] else "")
-        lines.append((f"gpu {index}", f"{gpu['name']}, {size}, driver {gpu['driver']}{more}"))
+        known = gpu["known_as"] or "in no file of a device, so without MFU"
+        lines.append((f"gpu {index}", f"{gpu['name']} ({known}), {size}, driver {gpu['driver']}{more}"))
     if not found["gpus"]["devices"]:
         lines.append(("gpus", found["gpus"]["problem"] or "none that a driver tool lists"))
     return lines

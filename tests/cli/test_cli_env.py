@@ -9,6 +9,7 @@ import pytest
 from smalti.base.env import without_home
 from smalti.cli.env import variables
 from smalti.cli.main import run as smalti
+from smalti.fleet import machine
 
 SECRETS = {
     "WANDB_API_KEY": "canary-1",
@@ -80,3 +81,18 @@ def test_a_broken_torch_is_part_of_the_report(
     monkeypatch.setattr(measure, "torch_facts", broken)
     assert smalti(["env"]) == 0
     assert "libcudart.so: not found" in capsys.readouterr().out
+
+
+def test_gpus_are_named_as_the_table_of_devices_names_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ("NVIDIA H100 80GB HBM3, 81559, 570.1, Disabled, 0", "NVIDIA H100 80GB HBM3, 81559, 570.1, Enabled, 0",
+             "NVIDIA H20, 97871, 570.1, Disabled, 0")  # fmt: skip
+    monkeypatch.setattr(machine, "gpus", lambda: {"devices": [machine.gpu_of(line) for line in lines], "problem": None})
+    assert smalti(["env", "--no-torch"]) == 0
+    out = capsys.readouterr().out
+    assert "NVIDIA H100 80GB HBM3 (h100-sxm), 79.6 GiB" in out
+    assert out.count("(in no file of a device, so without MFU)") == 2
+    assert smalti(["env", "--no-torch", "--json"]) == 0
+    devices = json.loads(capsys.readouterr().out)["gpus"]["devices"]
+    assert [one["known_as"] for one in devices] == ["h100-sxm", None, None]
