@@ -72,7 +72,7 @@ def budget_text(found: "Budget") -> str:
         for name, value in found.values.items()
         if value is not None and not (name == "tokens_per_active_param" and _is_dense(found))
     ]
-    parts = [table(("", "value", "80 % interval", "from"), rows)]
+    parts = [table(("", "value", "interval", "from"), rows)]
     missing = [name for name, value in found.values.items() if value is None]
     if missing:
         parts.append(f"does not follow: {', '.join(missing)}")
@@ -86,7 +86,7 @@ def budget_text(found: "Budget") -> str:
     if found.other_fits:
         parts.append("\n".join(["by other fits:", *(f"  {_other(found, one)}" for one in found.other_fits)]))
     if found.intervals:
-        parts.append(f"intervals: {found.fit.interval_source}{_of_mfu(found)}")
+        parts.append(f"intervals: {_interval_source(found)}")
     return "\n\n".join(parts)
 
 
@@ -149,5 +149,11 @@ def _other(found: "Budget", name: str) -> str:
     return f"{name}: {', '.join(said) or 'the same'}"
 
 
-def _of_mfu(found: "Budget") -> str:
-    return "; with that of the assumed MFU" if any(one.name == "mfu" for one in found.assumptions) else ""
+def _interval_source(found: "Budget") -> str:
+    from smalti.plan.fits import LEVEL
+
+    fit = f"{LEVEL:.0%} by the {found.fit.interval_source}"
+    mfu = "the range of the assumed MFU"
+    if not any(one.name == "mfu" for one in found.assumptions):
+        return fit
+    return f"{fit}; with {mfu}" if found.fit.covariance else mfu

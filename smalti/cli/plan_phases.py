@@ -59,13 +59,13 @@ def phases_text(found: "Phases") -> str:
         "computing",
         "labelling",
         "USD",
-        "80 % interval",
+        "interval",
     )
     rows = [_phase(one) for one in found.phases]
     shown = [k for k, _ in enumerate(head) if k == 0 or any(row[k] for row in rows)]
     parts = [table([head[k] for k in shown], [[row[k] for k in shown] for row in rows])]
     asked = found.cost_usd is not None
-    rung_head = ("rung", "phases that one pays", "USD", "80 % interval", "paid", "pairs in reach")
+    rung_head = ("rung", "phases that one pays", "USD", "interval", "paid", "pairs in reach")
     rung_rows = [_rung(one) for one in found.rungs]
     last = 6 if asked else 4
     if any(one.cost_usd for one in found.rungs if one.phases):

@@ -58,7 +58,7 @@ class _Row:
 
     def minus(self, other: "_Row", times: Fraction) -> "_Row":
         def less(mine: dict[str, Fraction], its: dict[str, Fraction]) -> dict[str, Fraction]:
-            found = {name: mine.get(name, Fraction(0)) - times * its.get(name, Fraction(0)) for name in {*mine, *its}}
+            found = {name: mine.get(name, Fraction(0)) - times * its.get(name, Fraction(0)) for name in {**mine, **its}}
             return {name: value for name, value in found.items() if value}
 
         return _Row(
@@ -99,7 +99,7 @@ class System:
         )
         if abs(rest.right) > min(rounding, MOST_ROUNDING) + 1e-9:
             message, equation = self._described(given, rest)
-            others = [name for name in rest.parts if name != given.name]
+            others = [name for name in self._given if name in rest.parts and name != given.name]
             raise UserError(
                 message,
                 allowed=f"values with {equation}, to the digits given",
@@ -170,11 +170,11 @@ class System:
 
     def _described(self, given: Given, rest: _Row) -> tuple[str, str]:
         """How a value differs from what the others give, and the equation between them."""
-        others = [self._given[name] for name in rest.parts if name != given.name]
+        others = [one for name, one in self._given.items() if name in rest.parts and name != given.name]
         words = {one.name: one.text for one in (*others, given)}
         values = {one.name: one.value for one in (*others, given)}
-        for name in {name for equation in self.equations for name in equation.names} - values.keys():
-            if (known := self.value(name)) is not None:
+        for name in dict.fromkeys(name for equation in self.equations for name in equation.names):
+            if name not in values and (known := self.value(name)) is not None:
                 values[name], words[name] = known, number(known)
         for equation in self.equations:
             if given.name not in equation.names or any(name not in values for name in equation.names):
