@@ -1,6 +1,5 @@
 """One zero of a falling function, by bisection: no derivative, no start value, nothing that can run away."""
 
-import math
 from collections.abc import Callable
 
 WIDEST = 92.0
@@ -20,24 +19,4 @@ def root(falling: Callable[[float], float], low: float = -WIDEST, high: float = 
             low = middle
         else:
             high = middle
-    return 0.5 * (low + high)
-
-
-def least(valley: Callable[[float], float], low: float, high: float) -> float:
-    """Where ``valley``, which first falls and then rises, is lowest in [low, high]: golden section.
-
-    Good to about the root of the precision of a float, as any method that compares values only.
-    """
-    ratio = (math.sqrt(5) - 1) / 2
-    left, right = high - ratio * (high - low), low + ratio * (high - low)
-    at_left, at_right = valley(left), valley(right)
-    while high - low > 1e-9 * (1 + abs(low)):
-        if at_left < at_right:
-            high, right, at_right = right, left, at_left
-            left = high - ratio * (high - low)
-            at_left = valley(left)
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + ratio * (high - low)
-            at_right = valley(right)
     return 0.5 * (low + high)

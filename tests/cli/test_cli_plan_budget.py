@@ -31,7 +31,7 @@ def test_a_table_with_all_that_was_assumed(capsys: pytest.CaptureFixture[str]) -
         "  mfu = 0.4 (0.3 to 0.5): large bf16 runs",
         "  price_usd_per_gpu_hour = ",
         "by other fits:\n  hoffmann-2022: ",
-        "intervals: bootstrap over the 240 runs",
+        "intervals: 80% by the bootstrap over the 240 runs of the fit, to first order; with the range of the assumed",
     ):
         assert part in out, part
 

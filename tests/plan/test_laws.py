@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from smalti.base.errors import UserError
 from smalti.plan import laws
-from smalti.plan.bisect import least, root
+from smalti.plan.bisect import root
 from smalti.plan.fits import FITS, Fit, fit_named, spread
 
 REFIT, HOFFMANN = FITS["besiroglu-2024"], FITS["hoffmann-2022"]
@@ -27,6 +27,15 @@ REFIT_TABLE = (9.500, 22.70, 202.7, 1237, 3081, 4817, 8678, 16160, 144300)
 
 logs = st.floats(math.log(1e18), math.log(1e27)).map(math.exp)
 fits = st.sampled_from(list(FITS.values()))
+
+
+def least(valley: Callable[[float], float], low: float, high: float) -> float:
+    """Where ``valley`` is lowest, by golden section: it compares values only, so good to half the digits of a float."""
+    ratio = (math.sqrt(5) - 1) / 2
+    while high - low > 1e-9 * (1 + abs(low)):
+        left, right = high - ratio * (high - low), low + ratio * (high - low)
+        low, high = (low, right) if valley(left) < valley(right) else (left, high)
+    return 0.5 * (low + high)
 
 
 def interval(fit: Fit, value: Callable[[Fit], float]) -> tuple[float, float]:
