@@ -30,35 +30,38 @@ EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2}
 
 
 def _recipe(vocab: int, width: int, inner: int, layers: int, heads: int, seq_len: int, rows: int, **rest: Any) -> Any:
-    precision, micro, shape = rest.pop("compute"), rest.pop("micro", rows), rest
+    precision, micro = rest.pop("compute"), rest.pop("micro", rows)
+    packed, chunk_bytes = rest.pop("packed", False), rest.pop("chunk_bytes", 2**28)
     return {
         "name": "plan-memory",
         "model": {
             "family": "decoder", "vocab_size": vocab, "hidden_size": width, "intermediate_size": inner,
-            "num_hidden_layers": layers, "num_attention_heads": heads, "max_position_embeddings": seq_len, **shape,
+            "num_hidden_layers": layers, "num_attention_heads": heads, "max_position_embeddings": seq_len, **rest,
         },
         "data": {
             "sources": {"made": "nowhere"}, "seq_len": seq_len, "stages": [{"weights": {"made": 1}}],
-            "mask_documents": False,
+            "mask_documents": packed,
         },
         "train": {
             "duration": "10step", "global_batch_tokens": seq_len * rows, "microbatch_tokens": seq_len * micro,
             "optimizer": {"lr": 1e-3}, "precision": {"compute": precision}, "parallel": {"device": "cpu"},
+            "loss": {"chunk_bytes": chunk_bytes},
         },
         "track": {"console": False},
     }  # fmt: skip
 
 
 RECIPES: dict[str, Any] = {
-    "dense small": _recipe(4096, 128, 384, 3, 4, 256, 8, compute="fp32"),
+    "dense small": _recipe(4096, 128, 384, 3, 4, 256, 8, compute="fp32", packed=True),
     "dense medium": _recipe(16384, 384, 1024, 6, 6, 512, 8, micro=4, compute="bf16"),
-    "dense large": _recipe(32000, 768, 2048, 12, 12, 1024, 2, compute="bf16", num_key_value_heads=4),
+    "dense large": _recipe(32000, 768, 2048, 12, 12, 1024, 2, compute="bf16", num_key_value_heads=4, chunk_bytes=2**25),
     "moe small": _recipe(4096, 128, 192, 3, 4, 256, 8, compute="bf16", norm="layernorm", moe=EXPERTS),
-    "moe medium": _recipe(16384, 384, 512, 6, 6, 512, 4, compute="fp32", moe=EXPERTS),
+    "moe medium": _recipe(16384, 384, 512, 6, 6, 512, 4, compute="fp32", chunk_bytes=2**25, moe=EXPERTS),
     "moe large": _recipe(
         32000, 512, 768, 8, 8, 2048, 2, micro=1, compute="bf16", moe={**EXPERTS, "num_shared_experts": 1}
     ),
 }
+"""The loss takes most of the peak where its tiles are large, blocks where they are small: both are among them."""
 RECOMPUTE = {"none": "keeps all", "full": "runs again"}
 ON_TWO_RANKS = ("dense small", "dense medium", "moe small")
 

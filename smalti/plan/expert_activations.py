@@ -5,16 +5,11 @@ indices in int64. Routing is dropless, so the sizes do not depend on the load as
 with an axis ``expert`` the load is taken to be even, and rows are received and sent back through two more buffers.
 """
 
-from typing import TYPE_CHECKING
-
 from smalti.config.model import ModelConfig
-from smalti.plan.tape import Tape
-
-if TYPE_CHECKING:
-    from smalti.plan.activations import Pass
+from smalti.plan.tape import Pass, Tape
 
 
-def experts(tape: Tape, model: ModelConfig, shape: "Pass") -> None:
+def experts(tape: Tape, model: ModelConfig, shape: Pass) -> None:
     """Forward; the norm's output is read, ``down`` is written."""
     moe, n, c = model.moe, shape.tokens, shape.compute_bytes
     assert moe is not None
@@ -43,7 +38,7 @@ def experts(tape: Tape, model: ModelConfig, shape: "Pass") -> None:
     tape.drop("router.share", "router.choice", "router.weight", "router.logits", "router.score")
 
 
-def experts_backward(tape: Tape, model: ModelConfig, shape: "Pass") -> None:
+def experts_backward(tape: Tape, model: ModelConfig, shape: Pass) -> None:
     """Backward; what is left is the gradients of the weights."""
     moe, n, c = model.moe, shape.tokens, shape.compute_bytes
     assert moe is not None

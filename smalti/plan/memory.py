@@ -12,9 +12,9 @@ from typing import Any
 
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
-from smalti.plan.activations import Pass
 from smalti.plan.layout import Layout
 from smalti.plan.moments import Moment, Rank, kept_bytes, moments
+from smalti.plan.tape import Pass
 
 MICROBATCH_LIMIT_TOKENS = 16_384
 """What ``microbatch_tokens: auto`` never goes above."""

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from smalti.config.model import ModelConfig
-from smalti.plan.activations import BlockTape, Pass
+from smalti.plan.activations import BlockTape
 from smalti.plan.head_memory import Head
 from smalti.plan.params import count
-from smalti.plan.tape import Tape
+from smalti.plan.tape import Pass, Tape
 from smalti.plan.units import units
 
 KEEP_GATHERED_BYTES = 1 << 30
@@ -95,10 +95,10 @@ def moments(model: ModelConfig, shape: Pass, rank: Rank) -> list[Moment]:
 def kept_bytes(model: ModelConfig, shape: Pass, *, recompute: bool) -> float:
     """What all blocks keep of one microbatch; where they run again, their inputs and the fullest block."""
     step = _Step(model, shape, Rank(recompute=recompute))
-    kept = sum(step.block_of(layer).kept for layer in step.layers)
+    kept = sum(step._block(layer).kept for layer in step.layers)
     if recompute:
         whole = _Step(model, shape, Rank())
-        kept += max(whole.block_of(layer).kept for layer in whole.layers)
+        kept += max(whole._block(layer).kept for layer in whole.layers)
     return kept
 
 
@@ -141,7 +141,7 @@ class _Step:
         full = Parts(gradients=own)
         later = full if rank.microbatches > 1 else Parts()
         yield from self._forward(base + later)
-        kept = sum(self.block_of(layer).kept for layer in self.layers)
+        kept = sum(self._block(layer).kept for layer in self.layers)
         gathered = self.root * self.c + sum(map(self._whole, self.layers)) * self.keeps_gathered
         start = base + later + Parts(gathered=gathered)
         waiting = 0.0
@@ -152,13 +152,13 @@ class _Step:
         yield Moment("optimizer", base + full + Parts(temporary=own if rank.makes_updates else 0))
 
     def _forward(self, base: Parts) -> Iterator[Moment]:
-        gathered, kept, before = self.root * self.c, 0.0, self._collects(self.root)
+        gathered, kept, before = self.root * self.c, 0.0, self._copied(self.root)
         for layer in self.layers:
-            weights, block = self.block[self.model.has_experts(layer)], self.block_of(layer)
-            now = self._collects(weights)
-            yield Moment("forward", base + Parts(gathered=gathered, activations=kept, buffers=before + now))
+            weights, block = self.block[self.model.has_experts(layer)], self._block(layer)
+            collects = Parts(gathered=gathered, activations=kept, buffers=before + self._collects(weights))
+            yield Moment("forward", base + collects)
             gathered = (gathered if self.keeps_gathered else self.root * self.c) + self._whole(layer)
-            before = now if not self.model.has_experts(layer) else self._collects(self.router)
+            before = self._last_copied(layer)
             yield Moment("forward", base + block.forward + Parts(gathered=gathered, activations=kept, buffers=before))
             kept += block.kept * self.rank.in_flight
 
@@ -170,7 +170,8 @@ class _Step:
             self.shape.tokens, self.model.hidden_size, self.model.vocab_size / self.shape.tensor, self.c,
             bool(self.model.final_logit_softcapping), self.rank.chunk_bytes,
         ).forward(tape)  # fmt: skip
-        yield Moment("loss", base + _parts(tape.at_most, tape.saved))
+        copied = Parts(buffers=self._last_copied(self.layers[-1]))
+        yield Moment("loss", base + copied + _parts(tape.at_most, tape.saved))
         tape.drop("x", "last.out")
         kept = set(tape.saved)
         tape.begin()
@@ -184,16 +185,12 @@ class _Step:
         gathered = self.root * c + sum(map(self._whole, self.layers)) * self.keeps_gathered
         own, pending = 0.0, 0.0
         for layer in reversed(self.layers):
-            block, weights = self.block_of(layer), self.block[self.model.has_experts(layer)]
+            block, weights = self._block(layer), self.block[self.model.has_experts(layer)]
             kept -= block.kept
             passing = gathered if self.keeps_gathered else self.root * c + self._whole(layer)
-            collects = 0.0 if self.keeps_gathered else self._collects(weights)
-            yield Moment(
-                "backward",
-                base + block.backward + Parts(
-                    gathered=passing, gradients=waiting + own, activations=kept, buffers=pending + collects
-                ),
-            )  # fmt: skip
+            ahead = 0.0 if self.keeps_gathered or layer == self.layers[0] else self._collects(weights)
+            held = Parts(gathered=passing, gradients=waiting + own, activations=kept, buffers=pending + ahead)
+            yield Moment("backward", base + block.backward + held)
             gathered -= self._whole(layer) if self.keeps_gathered else 0.0
             still = base + row + Parts(gathered=gathered, activations=kept, gradients=waiting + own)
             yield Moment("reduce", still + Parts(gradients=weights * c, buffers=weights * rank.reduce_bytes))
@@ -221,10 +218,18 @@ class _Step:
         has = self.model.has_experts(layer)
         return self.block[has] * self.c + (self.router * 4 if has else 0)
 
+    def _copied(self, weights: float) -> float:
+        """The buffer that an all-gather filled; FSDP2 holds it until the next one is copied out."""
+        return 0.0 if self.rank.shards == 1 else weights * self.c
+
+    def _last_copied(self, layer: int) -> float:
+        """That of the last all-gather of a block: its router's, where it has one."""
+        return self._copied(self.router * 4 / self.c if self.model.has_experts(layer) else self.block[False])
+
     def _collects(self, weights: float) -> float:
         """What an all-gather holds beside its result: the buffer that it fills, and this rank's cast share."""
-        shards = self.rank.shards
-        return 0.0 if shards == 1 else weights * self.c + (weights / shards * self.c if self.c != 4 else 0)
+        share = weights / self.rank.shards * self.c if self.rank.shards > 1 and self.c != 4 else 0.0
+        return self._copied(weights) + share
 
     def _batch(self) -> float:
         """int64 tokens, targets, positions and numbers of documents of the step; the rotary table of the microbatch,
@@ -233,10 +238,10 @@ class _Step:
         tokens = self.rank.step_tokens / shape.sequence * 8 * (4 if shape.documents else 3)
         rope = 2 * shape.tokens * model.width_per_head * shape.compute_bytes if model.position == "rope" else 0
         windows = {model.window(layer): layer for layer in self.layers}
-        masks = sum(BlockTape(model, layer, shape).mask_bytes for layer in windows.values())
+        masks = sum(BlockTape(model, layer, shape).attention.mask_bytes for layer in windows.values())
         return tokens + rope + masks
 
-    def block_of(self, layer: int) -> _Block:
+    def _block(self, layer: int) -> _Block:
         kind = (self.model.window(layer), self.model.has_experts(layer))
         if kind not in self._kinds:
             self._kinds[kind] = _passes(BlockTape(self.model, layer, self.shape), recompute=self.rank.recompute)

@@ -1,7 +1,9 @@
-"""A ledger of what is alive, event after event, and the moment of the most."""
+"""A ledger of what is alive, event after event, and the moment of the most; and what one microbatch is to it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
 
 
 class Tape:
@@ -52,3 +54,29 @@ class Tape:
     def begin(self) -> None:
         """Forget the moment of the most so far: a new phase begins with what is alive."""
         self.most_bytes, self.at_most = self._total, dict(self.alive)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One microbatch on one rank."""
+
+    rows: int
+    """Sequences."""
+    seq_len: int
+    """Tokens of each."""
+    compute_bytes: int
+    """Of an activation: 2 or 4."""
+    device: Literal["cpu", "cuda"]
+    documents: bool = False
+    """Rows are packed, and attention stays inside documents."""
+    tensor: int = 1
+    """Ranks that share each matrix."""
+    sequence: int = 1
+    """Ranks that share each row."""
+    expert: int = 1
+    """Ranks that share the experts."""
+
+    @property
+    def tokens(self) -> float:
+        """On this rank, outside attention."""
+        return self.rows * self.seq_len / self.sequence

@@ -80,8 +80,8 @@ def test_selective_recomputation_saves_as_printed() -> None:
 
 def test_a_layer_of_gpt_here_beside_the_paper() -> None:
     """34 s b h less the 2 of dropout's masks, attention fused: the same tensors, one by one."""
-    from smalti.plan.activations import Pass
     from smalti.plan.moments import kept_bytes
+    from smalti.plan.tape import Pass
 
     model = from_dict(ModelConfig, {"preset": "gpt-3-175b", "num_hidden_layers": 1}).config
     ours = kept_bytes(model, Pass(1, 2048, 2, "cuda"), recompute=False) / (2048 * model.hidden_size)
