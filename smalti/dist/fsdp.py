@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 # Below this many bytes of gathered weights a block stays gathered between forward and backward: one all-gather less.
 _KEEP_GATHERED_BYTES = 1 << 30
@@ -36,11 +36,16 @@ def shard(model: nn.Module, mesh: DeviceMesh, *, compute: str, reduce: str) -> n
     in_full = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
     gathered_bytes = sum(p.numel() for p in model.parameters()) * DTYPES[compute].itemsize
     reshard = gathered_bytes > _KEEP_GATHERED_BYTES
+    shards = mesh.size(-1)
+
+    def cut(parameter: nn.Parameter) -> Shard | None:
+        return _cut(parameter, shards)
+
     for module in model.modules():
         if getattr(module, "full_precision", False):  # a router: small, so it stays gathered
             fully_shard(module, mesh=mesh, mp_policy=in_full, reshard_after_forward=False)
     for block in blocks_of(model):
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=cut)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     for module in model.modules():
         if isinstance(module, FSDPModule) and mesh.size() > 1:  # alone, asking costs two passes over the gradients
@@ -48,6 +53,14 @@ def shard(model: nn.Module, mesh: DeviceMesh, *, compute: str, reduce: str) -> n
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     return model
+
+
+def _cut(parameter: nn.Parameter, shards: int) -> Shard | None:
+    """The dim to cut; None: the first. Of experts [E, F, D] the first that ``shards`` divides: cut along E, 16 experts
+    over 64 ranks would travel as 64, four times their bytes (FSDP2 fills up the first dim, and only that one)."""
+    if parameter.ndim != 3 or parameter.shape[0] % shards == 0:
+        return None
+    return next((Shard(dim) for dim in (1, 2) if parameter.shape[dim] % shards == 0), None)
 
 
 def allocate(model: nn.Module, device: torch.device) -> None:

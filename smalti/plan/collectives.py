@@ -8,6 +8,7 @@ NCCL's tests count: what comes out of a gather, what goes into a reduction. Time
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from smalti.config.run import RunConfig
@@ -215,7 +216,7 @@ class _Plan:
         yield Collective("reduce_scatter", axis, count, reduced, "backward", True, f"{name}' gradients")
         yield Collective("all_reduce", "replicate", count, reduced // shards, "backward", True, f"{name}' gradients")
 
-    @property
+    @cached_property
     def gives_back(self) -> bool:
         """Whether weights are gathered again for the backward pass."""
         elements = sum(unit.count * unit.elements(1) for unit in units(self.config.model))

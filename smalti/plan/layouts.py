@@ -110,6 +110,7 @@ class _Search:
         self.state_bytes = _state_bytes(config)
         self.trainer_only, self.tried = trainer_only, 0
         self.why: dict[Kind, str] = {}
+        self._known: dict[Kind, tuple[StepTime, Cut, Layout]] = {}
         self.least_bytes: tuple[float, Layout] | None = None
 
     # ---- what fits --------------------------------------------------------------------------------------------------
@@ -186,7 +187,7 @@ class _Search:
                 rows = min(room.rows(self.room_bytes, shard), -(-self.rules.rows * kind.ways // self.gpus))
                 if rows >= 1:
                     layout = kind.layout(replicate, shard)
-                    mine.append((self._predict(layout, rows).step_s, kind, layout, rows))
+                    mine.append((self._predict(layout, rows, kind).step_s, kind, layout, rows))
             reckoned += sorted(mine, key=lambda one: one[0])[:2]
         reckoned.sort(key=lambda one: one[0])
         taken = reckoned[:keep]
@@ -195,7 +196,7 @@ class _Search:
         exact = [one for one in (self._exactly(*one[1:]) for one in taken) if one is not None]
         fastest = reckoned[0][0] if reckoned else 0.0
         for seconds, kind, layout, rows in reckoned:
-            self.why.setdefault(kind, self._slower(seconds / fastest, self._predict(layout, rows)))
+            self.why.setdefault(kind, self._slower(seconds / fastest, self._predict(layout, rows, kind)))
         return tuple(sorted(exact, key=lambda one: one.prediction.step_s))
 
     def _exactly(self, kind: Kind, layout: Layout, rows: int) -> Candidate | None:
@@ -216,28 +217,26 @@ class _Search:
         rows = max(1, min(ROUGH_TOKENS // self.seq_len, -(-self.rules.rows * kind.ways // self.gpus)))
         return self._predict(kind.layout(*roomy[0]), rows).step_s
 
-    def _predict(self, layout: Layout, rows: int) -> Prediction:
+    def _predict(self, layout: Layout, rows: int, kind: Kind | None = None) -> Prediction:
         tokens = rows * self.seq_len
-        return predict(self.config, self.hardware, layout, tokens, works=self._works(layout, tokens))
+        return predict(self.config, self.hardware, layout, tokens, works=self._works(layout, tokens, kind or Kind()))
 
-    def _works(self, layout: Layout, tokens: int) -> StepTime:
-        """The works of a rank in proportion to those of a rank with all weights sharded and a row at a time."""
-        alone, first = self._reference()
-        mine, ways = cut(self.config, layout, tokens), layout.tensor * layout.pipeline
-        passes = mine.tokens * mine.microbatches / (first.tokens * first.microbatches * ways)
-        by_name = dict.fromkeys(_UPDATE, self.gpus / (layout.weight_shards * ways))
-        by_name["weights"] = mine.microbatches / (first.microbatches * ways)
+    def _works(self, layout: Layout, tokens: int, kind: Kind) -> StepTime:
+        """The works of a rank in proportion to those of a layout of ``kind`` with a row at a time."""
+        if kind not in self._known:
+            first = kind.layout(1, self.gpus // kind.ways)
+            alone = step_time(self.config, self.hardware, first, self.seq_len)
+            self._known[kind] = alone, cut(self.config, first, self.seq_len), first
+        alone, before, first = self._known[kind]
+        mine, fewer = (
+            cut(self.config, layout, tokens),
+            first.tensor * first.pipeline / (layout.tensor * layout.pipeline),
+        )
+        passes = mine.tokens * mine.microbatches / (before.tokens * before.microbatches) * fewer
+        by_name = dict.fromkeys(_UPDATE, first.weight_shards / layout.weight_shards * fewer)
+        by_name["weights"] = mine.microbatches / before.microbatches * fewer
         parts = tuple(replace(part, s=part.s * by_name.get(part.name, passes)) for part in alone.parts)
         return replace(alone, parts=parts)
-
-    _first: tuple[StepTime, Cut] | None = None
-
-    def _reference(self) -> tuple[StepTime, Cut]:
-        if self._first is None:
-            layout = Layout(shard=self.gpus)
-            alone = step_time(self.config, self.hardware, layout, self.seq_len)
-            self._first = alone, cut(self.config, layout, self.seq_len)
-        return self._first
 
     # ---- why not ----------------------------------------------------------------------------------------------------
 

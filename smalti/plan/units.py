@@ -7,6 +7,7 @@ of a layout.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from smalti.config.model import ModelConfig
@@ -20,16 +21,21 @@ _WIDTH_SHARED = ("o_proj", "down_proj")
 
 @dataclass(frozen=True)
 class Part:
-    """One parameter of a unit; FSDP2 cuts its rows (dim 0)."""
+    """One parameter of a unit. FSDP2 cuts its rows (dim 0), or another dim of experts (``dist/fsdp.py``)."""
 
     rows: int
     """Size of dim 0."""
     width: int
     """Elements of a row."""
-    is_expert: bool
-    """[experts, ...]: an expert axis shares its rows, a tensor axis its width."""
+    inner: tuple[int, ...]
+    """Dims behind the first that may be cut instead, where the ranks do not divide the rows: those of experts."""
     tensor: Literal["rows", "width", "none"]
     """Which of the two a tensor axis shares; ``none``: every rank of that axis has it whole."""
+
+    @property
+    def is_expert(self) -> bool:
+        """[experts, ...]: an expert axis shares its rows, a tensor axis its width."""
+        return bool(self.inner)
 
 
 @dataclass(frozen=True)
@@ -49,13 +55,15 @@ class Unit:
         return self.name == "router"
 
     def elements(self, shards: int, *, tensor: int = 1, experts: bool | None = None) -> int:
-        """Elements of the gathered buffer over ``shards`` ranks: rows are filled up to a multiple of them.
+        """Elements of the gathered buffer over ``shards`` ranks: rows are filled up to a multiple of them, where no
+        inner dim is one.
 
         experts: only the experts' weights, or only the others; None: all.
         """
         return sum(_padded(part, shards, tensor) for part in self.parts if experts is None or part.is_expert == experts)
 
 
+@lru_cache(maxsize=32)
 def units(model: ModelConfig) -> tuple[Unit, ...]:
     """The root, then the kinds of block that the model has, then its routers."""
     layers = range(model.num_hidden_layers)
@@ -79,7 +87,8 @@ def _parts(named: Iterable[Weight]) -> tuple[Part, ...]:
 
 def _part(weight: Weight) -> Part:
     if weight.kind == "expert":
-        return Part(weight.count, weight.rows * weight.columns, True, "width")
+        inner = (weight.columns, weight.rows) if weight.name == "down_proj" else (weight.rows, weight.columns)
+        return Part(weight.count, weight.rows * weight.columns, inner, "width")  # all are stored [E, F, D]
     matrix = weight.name.removesuffix(".bias")
     tensor: Literal["rows", "width", "none"] = "none"
     if matrix in _ROWS_SHARED:
@@ -87,8 +96,8 @@ def _part(weight: Weight) -> Part:
     elif matrix in _WIDTH_SHARED and weight.kind != "bias":
         tensor = "width"
     if weight.kind in ("norm", "bias"):  # vectors: each element is a row
-        return Part(weight.columns, 1, False, tensor)
-    return Part(weight.rows, weight.columns, False, tensor)
+        return Part(weight.columns, 1, (), tensor)
+    return Part(weight.rows, weight.columns, (), tensor)
 
 
 def _padded(part: Part, shards: int, tensor: int) -> int:
@@ -97,4 +106,6 @@ def _padded(part: Part, shards: int, tensor: int) -> int:
         rows = -(-rows // tensor)
     elif part.tensor == "width":
         width = -(-width // tensor)
+    if part.inner and any(size % shards == 0 for size in (part.inner[0] // tensor, *part.inner[1:])):
+        return rows * width
     return -(-rows // shards) * shards * width
