@@ -45,7 +45,8 @@ _ALONE = (
 SECTIONS = (
     Section(
         "Failures",
-        "Failures a day = GPUs x rate. What they cost, and how often to save, says `smalti plan failures`.",
+        "Failures a day = GPUs x rate. What they cost, and how often to save, says `smalti plan failures` "
+        "([reliability](reliability.md)).",
         alone=_ALONE,
     ),
 )

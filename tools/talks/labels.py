@@ -38,7 +38,8 @@ _ALONE = (
 SECTIONS = (
     Section(
         "Labelling",
-        "Cost = examples x price of one. `smalti plan phases` adds it to the compute of four phases.",
+        "Cost = examples x price of one. `smalti plan phases` adds it to the compute of four phases "
+        "([phases](phases.md)).",
         (
             Table(
                 "After-Training Data Cost (build, lines 79-83)",
