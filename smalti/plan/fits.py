@@ -39,8 +39,6 @@ class Fit:
     params_range: Interval
     """Smallest and largest model of the runs behind it."""
     tokens_range: Interval
-    tokens_per_param_max: float
-    """Most tokens a parameter among them."""
 
     def __post_init__(self) -> None:
         values = (self.E, self.A, self.B, self.alpha, self.beta)
@@ -96,7 +94,6 @@ BESIROGLU = Fit(
     interval_source="bootstrap over the 240 runs of the fit, to first order",
     params_range=(57e6, 16.2e9),
     tokens_range=(0.8e9, 318e9),
-    tokens_per_param_max=341.0,
 )
 
 HOFFMANN = Fit(
@@ -112,7 +109,6 @@ HOFFMANN = Fit(
     "interval of the exponent (0.454 to 0.455) would take 600,000 runs and does not hold its own value (0.4565)",
     params_range=(70e6, 16e9),
     tokens_range=(5e9, 500e9),
-    tokens_per_param_max=341.0,
 )
 
 _ROUNDED = "constants rounded to two digits: nothing is published about the error of that"
@@ -158,7 +154,6 @@ FITS: Mapping[str, Fit] = {
             interval_source="no errors are published",
             params_range=(7e6, 9e9),
             tokens_range=(100e6, 900e9),
-            tokens_per_param_max=1000.0,
         ),
     )
 }

@@ -270,15 +270,15 @@ def test_what_is_out_of_reach_is_refused() -> None:
 
 
 def test_a_fit_of_ones_own_and_its_intervals() -> None:
-    own = Fit("own", "a ladder", 1.9, 400, 500, 0.34, 0.3, None, "none", (1e6, 1e9), (1e8, 1e11), 100)
+    own = Fit("own", "a ladder", 1.9, 400, 500, 0.34, 0.3, None, "none", (1e6, 1e9), (1e8, 1e11))
     assert laws.compute_optimal(own, 1e21).intervals == dict.fromkeys(
         ("params", "tokens", "flops", "loss", "tokens_per_param")
     )
     with pytest.raises(UserError, match="five finite numbers above 0"):
-        Fit("bad", "", 1.9, 400, 0, 0.34, 0.3, None, "none", (1, 2), (1, 2), 100)
+        Fit("bad", "", 1.9, 400, 0, 0.34, 0.3, None, "none", (1, 2), (1, 2))
     # a covariance of one direction: the interval is what that direction does
     only_e = tuple(tuple(1e-4 if i == j == 2 else 1e-30 if i == j else 0.0 for j in range(5)) for i in range(5))
-    sure = Fit("own", "a ladder", 1.9, 400, 500, 0.34, 0.3, only_e, "own", (1e6, 1e9), (1e8, 1e11), 100)
+    sure = Fit("own", "a ladder", 1.9, 400, 500, 0.34, 0.3, only_e, "own", (1e6, 1e9), (1e8, 1e11))
     low, high = laws.loss_interval(sure, 1e9, 1e11) or (0, 0)
     floor = 1.9 / laws.loss(sure, 1e9, 1e11)
     assert math.log(high / low) == pytest.approx(2 * 1.28155 * 0.01 * floor, rel=1e-3)
