@@ -111,7 +111,8 @@ def _once(found: Iterable[Figure], *, by: tuple[str, ...] = ("quote", "how", "no
 
 
 def _section(section: Section) -> Iterator[str]:
-    text = textwrap.fill(section.text, 120, break_on_hyphens=False, break_long_words=False)
+    whole = re.sub(r"`[^`]+`", lambda code: code[0].replace(" ", "\0"), section.text)
+    text = textwrap.fill(whole, 120, break_on_hyphens=False, break_long_words=False).replace("\0", " ")
     yield f"\n## {section.title}\n\n{text}\n"
     for table in section.tables:
         yield from _table(table)

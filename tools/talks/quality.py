@@ -40,6 +40,8 @@ def _score_row(line: int, model: str, scores: str, mean: str) -> tuple[Cell, ...
 # fmt: off
 _better = partial(Figure, "dbrx", "The Value of Better Data")
 _ALONE = (
+    Figure("blog", "Experiment tracking", "sweeps", 101, "for every 1T tokens trained ... the full 12 trillion tokens",
+           "1T", lambda: plan.per(12e12, 1e12), "12T / 1T", "theirs", "sweeps of the Gauntlet in a run", "12"),
     _better("better-data", 511, "30.9% ... 39.0% ... 8.1pp improvement", "8.1pp", lambda: 39.0 - 30.9, "39.0 - 30.9"),
     _better("half-the-data", 519, "a better model with half as much data", "half", lambda: plan.per(500e9, 1000e9),
             "500B / 1000B", "agrees", "for 1.2 points more: 32.1% against 30.9%", "0.5"),
