@@ -83,6 +83,15 @@ def _exactly() -> str:
     )
 
 
+def _microbatches() -> str:
+    curve = figures("same_curve")
+    apart = curve["largest_difference"]
+    return (
+        f"{curve['steps']} steps with the same seed on 1, 2 and 4 ranks: the largest difference of the training "
+        f"loss from that of one rank is {max(apart['2 ranks'], apart['4 ranks']):.1e}"
+    )
+
+
 def _overhead() -> str:
     handed = figures("stream")["table"]["tokens/s, int64 inputs and targets"]["smalti"]["median"]
     step = max(one["tokens_per_s"] for one in figures("train_cpu")["demo bf16"]["contenders"].values())
@@ -181,6 +190,8 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("blog", 40, "deterministic shuffling ... deterministically resume exactly", "proven here", _exactly,
           "make prove NAME=elastic", "stream_elastic"),
     Claim("blog", 40, "and no training overhead", "proven here", _overhead, "make bench NAME=stream", "stream"),
+    Claim("mpt", 92, "a deterministic dataloader (left) and microbatching engine", "proven here", _microbatches,
+          "make bench NAME=same_curve", "same_curve"),
     Claim("roundtable", 132, "every gpu should go download the metadata file ... one guy", "proven here", _one_reader,
           "make prove NAME=fetch", "fetch_start"),
     Claim("roundtable", 123, "not get throttled or have other issues with object store", "proven here", _throttled,
