@@ -54,6 +54,7 @@ def _json(config: "RunConfig", device: "Hardware", gpus: int, found: "Layouts", 
             {
                 **one.prediction.to_json(),
                 "in_trainer": one.in_trainer,
+                "largest_microbatch_tokens": one.largest_microbatch_tokens,
                 "memory_bytes": one.memory.total_bytes,
                 "device_memory_bytes": device.available_memory_bytes,
             }
@@ -71,7 +72,20 @@ def _text(config: "RunConfig", device: "Hardware", gpus: int, found: "Layouts", 
         f"{config.name} on {gpus:,} x {device.title} ({format_bytes(device.available_memory_bytes)}): "
         f"{found.tried:,} layouts are possible"
     )
-    names = ("layout", "rows", "passes", "memory", "step", "tokens/s", "MFU", "interval", "network", "bubble", "")
+    names = (
+        "layout",
+        "rows",
+        "at most",
+        "passes",
+        "memory",
+        "step",
+        "tokens/s",
+        "MFU",
+        "interval",
+        "network",
+        "bubble",
+        "",
+    )
     rows = [_row(config, one) for one in found.best]
     lines = [head, "", table(names, rows)]
     if any(not one.in_trainer for one in found.best):
@@ -93,6 +107,7 @@ def _row(config: "RunConfig", one: "Candidate") -> tuple[str, ...]:
     return (
         str(found.layout),
         str(found.microbatch_tokens // seq_len),
+        str(one.largest_microbatch_tokens // seq_len),
         str(found.microbatches),
         format_bytes(one.memory.total_bytes),
         format_seconds(found.step_s),

@@ -1,9 +1,9 @@
 """Which of the possible layouts fit a device, and which of those is the fastest.
 
-Promises: what is returned fits by ``plan/memory.py`` with the largest microbatch that does, and is ordered by the
-prediction of ``plan/scaling.py``; every kind of layout that is not among the best has its reason. The search reckons
-from a few exact values for each kind (memory as fixed + weights / shards + activations x rows, work in proportion), so
-a layout that is a few percent better may be missed; the figures of those that are returned are exact.
+Promises: what is returned fits by ``plan/memory.py``, has the fastest microbatch of the largest that fits and its
+halves, and is ordered by the prediction of ``plan/scaling.py``; every kind of layout that is not among the best has its
+reason. The search reckons from a few exact values for each kind (memory as fixed + weights / shards + activations x
+rows, work in proportion), so a layout that is a few percent better may be missed; what is returned has exact figures.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,11 @@ class Candidate:
     """A layout that fits."""
 
     prediction: Prediction
+    """With the fastest microbatch."""
     memory: Memory
+    """With that microbatch."""
+    largest_microbatch_tokens: int
+    """The most that fits; the loss cuts very large ones into thin products, so it need not be the fastest."""
     in_trainer: bool
     """``smalti train`` has all of its axes today; the others are planned."""
 
@@ -209,8 +213,13 @@ class _Search:
             memory = self._memory(layout, rows)
         while rows < most and (more := self._memory(layout, rows + 1)).total_bytes <= self.room_bytes:
             rows, memory = rows + 1, more
-        prediction = predict(self.config, self.hardware, layout, rows * self.seq_len)
-        return Candidate(prediction, memory, kind.in_trainer)
+        fastest = min((self._timed(layout, tried) for tried in _halves(rows)), key=lambda one: one.step_s)
+        if fastest.microbatch_tokens != rows * self.seq_len:
+            memory = self._memory(layout, fastest.microbatch_tokens // self.seq_len)
+        return Candidate(fastest, memory, rows * self.seq_len, kind.in_trainer)
+
+    def _timed(self, layout: Layout, rows: int) -> Prediction:
+        return predict(self.config, self.hardware, layout, rows * self.seq_len)
 
     def _rough_s(self, kind: Kind, shards: list[tuple[int, int]]) -> float:
         roomy = [one for one in shards if self._may_fit(kind, one[1] * 2 // 3 or 1)] or shards[-1:]
@@ -252,6 +261,11 @@ class _Search:
             **{str(kind): why for kind, why in self.why.items() if kind not in taken},
             **{what: f"not possible: {why}" for what, why in self.rules.reasons.items()},
         }
+
+
+def _halves(rows: int) -> list[int]:
+    """rows, a half, a quarter ... and 1."""
+    return [rows >> power for power in range(rows.bit_length())]
 
 
 def _kind(layout: Layout) -> Kind:

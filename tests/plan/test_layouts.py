@@ -24,10 +24,12 @@ def test_what_is_returned_fits_with_the_largest_microbatch(gpus: int) -> None:
     found = find(DBRX, H100, gpus)
     assert found.best, "some layout"
     for one in found.best:
-        layout, rows = one.prediction.layout, one.prediction.microbatch_tokens // 4096
+        layout, largest = one.prediction.layout, one.largest_microbatch_tokens // 4096
         assert layout.world_size == gpus
-        assert fits(DBRX, H100, layout, rows)
-        assert rows == -(-15_360 // layout.data_ranks) or not fits(DBRX, H100, layout, rows + 1)
+        assert fits(DBRX, H100, layout, largest)
+        assert largest == -(-15_360 // layout.data_ranks) or not fits(DBRX, H100, layout, largest + 1)
+        assert one.prediction.microbatch_tokens // 4096 <= largest
+        assert one.memory.total_bytes <= H100.available_memory_bytes
     steps = [one.prediction.step_s for one in found.best]
     assert steps == sorted(steps)
 
@@ -43,7 +45,7 @@ def test_as_good_as_trying_them_all(model: str, device: str, gpus: int, batch: i
     for kind in rules.kinds():
         for replicate, shard in rules.shards(kind):
             layout = kind.layout(replicate, shard)
-            for rows in (1, 2, 4, 8, 16):
+            for rows in (1, 2, 4, 8, 16, 32, 64):
                 if rows <= -(-rules.rows // layout.data_ranks) and fits(config, on, layout, rows):
                     fastest = min(fastest, predict(config, on, layout, rows * 2048).step_s)
     assert find(config, on, gpus).best[0].prediction.step_s < 1.03 * fastest
