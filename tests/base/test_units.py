@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smalti.base.units import format_bytes, format_count, format_flops, format_frac, format_seconds
+from smalti.base.units import format_byte_rate, format_bytes, format_count, format_flops, format_frac, format_seconds
 
 
 @pytest.mark.parametrize(
@@ -100,3 +100,10 @@ def test_seconds_never_show_sixty(value: float) -> None:
     text = format_seconds(value)
     assert not text.startswith(("60.0s", "1e+03"))
     assert "60s" not in text.removesuffix(".0s") or "m" not in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(3.35e12, "3.35 TB/s"), (450e9, "450 GB/s"), (31.5e9, "31.5 GB/s"), (12.0, "12 B/s")]
+)
+def test_format_byte_rate(value: float, text: str) -> None:
+    assert format_byte_rate(value) == text
