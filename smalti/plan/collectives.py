@@ -2,8 +2,9 @@
 
 Promises: for the axes that the trainer has (replicate, shard) number and bytes are those that torch sees in a real
 step, padding included (``tests/plan/test_collectives.py`` counts them); for the others they follow the published
-algorithms that are named below, and nothing has counted them yet. Bytes are those of the larger buffer of one call, as
-NCCL's tests count: what comes out of a gather, what goes into a reduction. Time is ``plan/network.py``'s.
+algorithms that are named below, and only those of experts were ever counted, in a traced step. Bytes are those of the
+larger buffer of one call, as NCCL's tests count: what comes out of a gather, what goes into a reduction. Time is
+``plan/network.py``'s.
 """
 
 from collections.abc import Iterator
