@@ -10,7 +10,7 @@ from typing import Any
 
 from smalti.base.errors import UserError
 from smalti.plan import goodput
-from smalti.plan.causes import node_loss_frac
+from smalti.plan.causes import DAYS, GPUS, UNEXPECTED, node_loss_frac
 from smalti.plan.failure_rates import RATES, SMALL_JOB_GPUS, SMALL_JOB_MEASURED_H, SMALL_JOB_SCALED_H
 from smalti.plan.failure_setup import ASSUMED, NAMES, Setup
 from smalti.plan.goodput import DAY_S, Pace, Shares
@@ -152,6 +152,12 @@ def warnings(found: Outlook) -> list[str]:
             f"small jobs fail more often than 1/N says: jobs of {SMALL_JOB_GPUS} GPUs on Meta's RSC-1 failed every "
             f"{SMALL_JOB_MEASURED_H} h, not {SMALL_JOB_SCALED_H} h (software, storage, people); at {factor:.1f} times "
             f"the rate goodput is {worse * 100:.1f}%"
+        )
+    mean_h = DAYS * 24 / UNEXPECTED
+    if found.shares.useful_frac < 0.9 and found.mtbf_s / 3600 >= mean_h:
+        said.append(
+            f"less than what others reach: Llama 3 405B was more than 90% effective on {GPUS:,} GPUs that failed every "
+            f"{mean_h:.1f} h (arXiv 2407.21783)"
         )
     down = goodput.downtime_s(setup.pace)
     if down > found.mtbf_s:
