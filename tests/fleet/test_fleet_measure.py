@@ -51,8 +51,9 @@ def test_operands_lie_as_a_linear_layer_has_them() -> None:
         assert (left.stride(), right.stride()) == strides, kind
 
 
-def test_a_larger_size_never_takes_less() -> None:
-    assert machine._rising([[1, 3.0], [2, 2.0], [3, 4.0]]) == [[1, 3.0], [2, 3.0], [3, 4.0]]
+def test_a_smaller_size_never_takes_longer() -> None:
+    assert machine._rising([[1, 3.0], [2, 2.0], [3, 4.0]]) == [[1, 2.0], [2, 2.0], [3, 4.0]]
+    assert machine._shorter({"a": [[1, 2.0], [2, 9.0]]}, {"a": [[1, 3.0], [2, 4.0]]}) == {"a": [[1, 2.0], [2, 4.0]]}
 
 
 def test_a_saved_machine_is_a_device(tmp_path: Path) -> None:

@@ -4,14 +4,14 @@ Prints progress, a line a stage, to stderr, and to stdout one JSON object: the s
 (``smalti.config.measured``), without ``collective``. Takes about ten seconds a format.
 
 Products by shape; attention as ``model/blocks/attention`` chooses it; the kernels of ``smalti.plan.work.KINDS`` by
-their elements. Freed memory is kept, as a rank keeps it. The time of a work is the median of a few repeats after one to
-warm up; of small kernels several run in a row.
+their elements. Freed memory is kept, as a rank keeps it. The time of a work is the shortest of some repeats, in two
+rounds over all works some seconds apart: what else runs on the machine makes a work longer, in bursts, and never
+shorter. Of small kernels several run in a row.
 """
 
 import argparse
 import itertools
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +27,8 @@ LARGEST_FLOPS = {"cpu": 2**32, "cuda": 2**40}
 ELEMENTS = {"cpu": (2**12, 2**15, 2**18, 2**20, 2**22), "cuda": (2**12, 2**20, 2**24, 2**27)}
 ROWS = (128, 256, 512, 1024, 2048)
 HEAD_WIDTHS = (32, 64, 128)
-_REPEATS, _ENOUGH_S = 5, 0.02
+_REPEATS, _ENOUGH_S, _TURNS = 6, 0.02, 2
+_MOST_SLOTS = 2**20
 _WIDTH = 256
 """Of the rows that norms and gathers work on."""
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -60,15 +61,34 @@ def measure(device: torch.device, threads: int = 0, formats: tuple[str, ...] = (
         "threads": torch.get_num_threads() if device.type == "cpu" else 1,
         "matmul": {}, "attention": {}, "kernels": {},
     }  # fmt: skip
+    for turn, name in itertools.product(range(_TURNS), formats):
+        dtype, again = DTYPES[name], f", {turn + 1} of {_TURNS}"
+        _tell(f"matrix products in {name}{again}")
+        _keep(found["matmul"], name, products(device, dtype))
+        _tell(f"attention in {name}{again}")
+        _keep(found["attention"], name, attention(device, dtype))
+        _tell(f"kernels in {name}{again}")
+        _keep(found["kernels"], name, kernels(device, dtype))
     for name in formats:
-        dtype = DTYPES[name]
-        _tell(f"matrix products in {name}")
-        found["matmul"][name] = products(device, dtype)
-        _tell(f"attention in {name}")
-        found["attention"][name] = attention(device, dtype)
-        _tell(f"kernels in {name}")
-        found["kernels"][name] = kernels(device, dtype)
+        found["matmul"][name] = {
+            kind: [[m, k, n, 2 * m * k * n / took_s] for m, k, n, took_s in points]
+            for kind, points in found["matmul"][name].items()
+        }
+        found["kernels"][name] = {kind: _rising(points) for kind, points in found["kernels"][name].items()}
     return found
+
+
+def _keep(all_of: dict[str, Any], name: str, new: Any) -> None:
+    """Put what a round found beside what there is: of two times the shorter."""
+    all_of[name] = _shorter(all_of[name], new) if name in all_of else new
+
+
+def _shorter(old: Any, new: Any) -> Any:
+    if isinstance(old, dict):
+        return {kind: _shorter(old[kind], new[kind]) for kind in old}
+    if isinstance(old, list):
+        return [_shorter(*both) for both in zip(old, new, strict=True)]
+    return min(old, new)
 
 
 def _rounded(value: Any) -> Any:
@@ -85,7 +105,7 @@ def _tell(what: str) -> None:
 
 
 def seconds(work: Callable[[], Any], device: torch.device, runs: int = 1) -> float:
-    """Of one ``work``, the median of repeats of ``runs`` in a row."""
+    """Of one ``work``, the shortest of some repeats of ``runs`` in a row."""
 
     def timed() -> float:
         start = time.perf_counter()
@@ -99,23 +119,23 @@ def seconds(work: Callable[[], Any], device: torch.device, runs: int = 1) -> flo
     repeats: list[float] = []
     while len(repeats) < _REPEATS and (len(repeats) < 3 or sum(repeats) * runs < _ENOUGH_S):
         repeats.append(timed())
-    return statistics.median(repeats)
+    return min(repeats)
 
 
 # ---- products -----------------------------------------------------------------------------------------------------
 
 
 def products(device: torch.device, dtype: torch.dtype) -> dict[str, list[list[float]]]:
-    """[M, K, N, FLOP/s] for each way that operands lie."""
+    """[M, K, N, seconds] for each way that operands lie."""
     found: dict[str, list[list[float]]] = {"nt": [], "nn": [], "tn": []}
     for m, k, n in itertools.product(SIDES, repeat=3):
         if 2 * m * k * n > LARGEST_FLOPS[device.type]:
             continue
-        for kind, rates in found.items():
+        for kind, times in found.items():
             left, right = _operands(kind, (m, k, n), device, dtype)
             runs = max(1, min(20, 2**24 // (m * k * n)))
             took_s = seconds(lambda left=left, right=right: left @ right, device, runs)  # type: ignore[misc]
-            rates.append([m, k, n, 2 * m * k * n / took_s])
+            times.append([m, k, n, took_s])
     return found
 
 
@@ -180,13 +200,13 @@ def kernels(device: torch.device, dtype: torch.dtype) -> dict[str, list[list[flo
         for name, work in _works(elements, device, dtype):
             with torch.no_grad():
                 found.setdefault(name, []).append([elements, seconds(work, device, runs)])
-    return {name: _rising(points) for name, points in found.items()}
+    return found
 
 
 def _rising(points: list[list[float]]) -> list[list[float]]:
-    """A larger size never takes less: noise of the smallest sizes is lifted to what came before."""
-    for before, point in itertools.pairwise(points):
-        point[1] = max(before[1], point[1])
+    """A smaller size never takes longer: where it did, something else ran."""
+    for point, after in reversed(list(itertools.pairwise(points))):
+        point[1] = min(point[1], after[1])
     return points
 
 
@@ -210,7 +230,8 @@ def _works(elements: int, device: torch.device, dtype: torch.dtype) -> Iterator[
     yield "relu", lambda: F.relu(x)
     yield "relu_backward", lambda: aten.threshold_backward(y, x, 0)
     yield from _of_rows(x, y)
-    yield from _of_slots(x, y)
+    if elements <= _MOST_SLOTS:
+        yield from _of_slots(x)
     yield from _of_logits(elements, device, dtype)
     yield from _of_parameters(elements, device)
 
@@ -238,7 +259,7 @@ def _of_rows(x: Tensor, y: Tensor) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "rotate_backward", lambda: _turn(heads, cosine, cosine, -1)
 
 
-def _of_slots(x: Tensor, y: Tensor) -> Iterator[tuple[str, Callable[[], Any]]]:
+def _of_slots(x: Tensor) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Rows gathered, and summed by twos; choices sorted by expert; the router's scores and sums of 8 experts."""
     from smalti.model.blocks.moe.balance import router_stats
     from smalti.model.blocks.moe.experts import slots
