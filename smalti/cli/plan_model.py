@@ -19,7 +19,7 @@ Overrides = Annotated[
 Gpu = Annotated[str | None, typer.Option(help="Only this device (h100-sxm), or a .yaml file of one; absent: all.")]
 Usable = Annotated[
     float | None,
-    typer.Option(help="Share of a device's memory that may be used; absent: what the system leaves, or 0.9."),
+    typer.Option(help="Share of a device's memory that may be used; absent: what the system leaves."),
 ]
 
 
@@ -67,11 +67,11 @@ def devices(gpu: str | None) -> "list[Hardware]":
     return [one for one in map(hardware, hardware_names()) if one.kind != "cpu"]
 
 
-def room(known: "Hardware", usable_frac: float | None) -> float:
-    """Bytes of a device that may be used."""
+def room(known: "Hardware", usable_frac: float | None, *, reserved_frac: float | None = None) -> float:
+    """Bytes of a device that may be used; ``reserved_frac`` of it are left where the system sets no limit."""
     from smalti.base.errors import UserError
-    from smalti.plan.devices import room_bytes
+    from smalti.plan.devices import RESERVED_FRAC, room_bytes
 
     if usable_frac is not None and not 0 < usable_frac <= 1:
         raise UserError(f"--usable {usable_frac} is no share", allowed="above 0, up to 1")
-    return room_bytes(known, usable_frac)
+    return room_bytes(known, usable_frac, reserved_frac=RESERVED_FRAC if reserved_frac is None else reserved_frac)

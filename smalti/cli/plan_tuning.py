@@ -51,8 +51,9 @@ def tuning(
     )
     rows = []
     for known in devices(gpu):
-        found = plan.fewest(room(known, usable), most_devices(known))
-        row: dict[str, Any] = {"name": known.name, "title": known.title, "room_bytes": int(room(known, usable))}
+        there = room(known, usable, reserved_frac=0.0)
+        found = plan.fewest(there, most_devices(known))
+        row: dict[str, Any] = {"name": known.name, "title": known.title, "memory_bytes": int(there)}
         rows.append(row | {"fits": found is not None} | ({"gpus": found.devices, **found.to_json()} if found else {}))
     if as_json:
         print_json(_head(model, plan) | {"on_one": plan.on(1).to_json(), "devices": rows})
@@ -105,18 +106,16 @@ def _text(name: str, plan: "Tuned", rows: list[dict[str, Any]], gpu: str | None)
     lines += [
         (key.removesuffix("_bytes"), f"{format_bytes(one[key])}, {said}") for key, said in _SAID.items() if one[key]
     ]
+    lines += [("driver, NCCL", f"{format_bytes(one['reserved_bytes'])} (assumed)")]
+    lines += [("fragments", f"{format_bytes(one['fragmentation_bytes'])} (assumed)")]
     lines.append(("on one device", format_bytes(one["total_bytes"])))
-    head = ("device", "room", "devices", "on each", "of room")
+    head = ("device", "memory", "devices", "on each", "share")
     cells = [
-        (row["name"], format_bytes(row["room_bytes"]), f"{row['gpus']:,}", format_bytes(row["total_bytes"]),
-         format_frac(row["total_bytes"] / row["room_bytes"]))
+        (row["name"], format_bytes(row["memory_bytes"]), f"{row['gpus']:,}", format_bytes(row["total_bytes"]),
+         format_frac(row["total_bytes"] / row["memory_bytes"]))
         for row in rows if row["fits"]
     ]  # fmt: skip
     text = [pairs(lines), ""] + ([table(head, cells)] if cells else [])
     if small := [row["name"] for row in rows if not row["fits"]]:
         text.append(f"too small: {', '.join(small)}" if gpu is None else f"no number of {small[0]} is enough")
-    most = max((row["gpus"] for row in rows if row["fits"]), default=0)
-    if plan.model.moe is not None and most > plan.model.moe.num_experts and not tuning.adapts:
-        text += ["", f"weights are taken as cut evenly: beyond {plan.model.moe.num_experts} devices that takes an axis "
-                     "for experts (smalti plan layout)"]  # fmt: skip
     return "\n".join(text)

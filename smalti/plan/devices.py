@@ -48,13 +48,14 @@ class Speed:
         return asdict(self)
 
 
-def room_bytes(hardware: Hardware, usable_frac: float | None = None) -> float:
-    """Bytes that a model may take of a device: ``usable_frac`` of its memory, or what the assumptions above leave."""
+def room_bytes(hardware: Hardware, usable_frac: float | None = None, *, reserved_frac: float = RESERVED_FRAC) -> float:
+    """Bytes that a model may take of a device: ``usable_frac`` of its memory; absent, what the system lets programs
+    take, or all but ``reserved_frac``."""
     if usable_frac is not None:
         return hardware.memory_bytes * usable_frac
     if hardware.usable_memory_bytes is not None:
         return hardware.usable_memory_bytes
-    return hardware.memory_bytes * (1 - RESERVED_FRAC)
+    return hardware.memory_bytes * (1 - reserved_frac)
 
 
 def most_devices(hardware: Hardware) -> int | None:

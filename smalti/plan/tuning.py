@@ -4,20 +4,21 @@ Promises: trainable parameters, frozen weights and the optimizer's state are exa
 activations are those of ``plan/activations.py`` and so an upper estimate where weights are frozen. All that has a shape
 of weights is sharded over the devices in even parts (FSDP), also frozen and quantised ones (FSDP-QLoRA). The parts are
 added up as if all were at their most at one time; ``plan/moments.py`` follows a training step moment by moment (a test
-compares both). Not counted: what the device's runtime takes (``devices.py`` leaves room for it), pages of an optimizer
-in the host's memory.
+compares both). What driver, NCCL and allocator take is assumed as in ``plan/memory.py``. Not counted: pages of an
+optimizer in the host's memory.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from smalti.base.errors import UserError, nearest
 from smalti.config.model import ModelConfig
-from smalti.plan.activations import BlockTape, Pass
-from smalti.plan.formats import SCHEMES
-from smalti.plan.tape import Tape
+from smalti.plan.activations import BlockTape
+from smalti.plan.formats import SCHEMES, Scheme
+from smalti.plan.memory import Assumed
+from smalti.plan.tape import Pass, Tape
 from smalti.plan.weights import Weight, weights
 
 Method = Literal["full", "lora", "qlora", "dpo", "dpo-lora"]
@@ -97,7 +98,8 @@ class TuningMemory:
     """DPO's reference in bf16; 0 with adapters: the base without them is the reference."""
     gathered_bytes: int
     """Weights that are whole at one time in the compute format: embedding, head and two blocks of what is sharded, or
-    cast; with NF4 the largest matrix as it is multiplied with."""
+    cast; where they are trained, a block of gradients in fp32 that are being summed over the devices; with NF4 the
+    largest matrix as it is multiplied with."""
     activations_bytes: int
     """What one microbatch keeps for the backward pass, and the fullest moment inside a block."""
     logits_bytes: int
@@ -112,13 +114,30 @@ class TuningMemory:
         return max(self.gathered_bytes + self.activations_bytes + self.logits_bytes, self.reduced_bytes)
 
     @property
-    def total_bytes(self) -> int:
+    def tensors_bytes(self) -> int:
         """What stays, and what comes and goes."""
         return self.state_bytes + self.frozen_bytes + self.reference_bytes + self.passing_bytes
 
+    @property
+    def reserved_bytes(self) -> int:
+        """Context and communicator, as ``plan/memory.py`` assumes."""
+        assumed = Assumed()
+        return round(assumed.context_bytes + assumed.communicator_bytes * (self.devices > 1))
+
+    @property
+    def fragmentation_bytes(self) -> int:
+        """What the allocator loses between blocks, as assumed there."""
+        return round(Assumed().fragmentation_frac * self.tensors_bytes)
+
+    @property
+    def total_bytes(self) -> int:
+        """What the device must have."""
+        return self.tensors_bytes + self.reserved_bytes + self.fragmentation_bytes
+
     def to_json(self) -> dict[str, int]:
-        """A JSON object with the parts and their sum."""
-        return {**asdict(self), "total_bytes": self.total_bytes}
+        """A JSON object with the parts and their sums."""
+        sums = ("tensors_bytes", "reserved_bytes", "fragmentation_bytes", "total_bytes")
+        return {**asdict(self), **{name: getattr(self, name) for name in sums}}
 
 
 def lora_params(model: ModelConfig, rank: int, targets: Sequence[str]) -> int:
@@ -148,7 +167,8 @@ class Tuned:
         self.frozen = sum(scheme.bytes_of(one) for one in tensors) if tuning.adapts else 0
         self.reference = 2 * self.params if tuning.method == "dpo" else 0
         self._largest = max((one.params for one in tensors if one.kind in ("attention", "mlp", "expert")), default=0)
-        self._whole = _whole_bytes(model, tensors, nf4=tuning.method == "qlora")
+        self._block = max(_by_layer(model, tensors, SCHEMES["bf16"])) // 2
+        self._whole = _whole_bytes(model, tensors, SCHEMES["nf4" if tuning.method == "qlora" else "bf16"])
         self._root = sum(one.params for one in tensors if one.layer is None)
         self._activations, self._logits = self._of_a_step()
 
@@ -156,7 +176,7 @@ class Tuned:
         """Bytes on one of so many devices."""
         tuning = self.tuning
         cast = not tuning.adapts  # fp32 masters are cast to bf16 as they are gathered, on one device too
-        gathered = self._whole if devices > 1 or cast else 0
+        gathered = (self._whole if devices > 1 or cast else 0) + (4 * self._block if cast else 0)
         return TuningMemory(
             devices=devices,
             trainable_params=self.trainable,
@@ -169,17 +189,17 @@ class Tuned:
             reduced_bytes=0 if tuning.adapts else (2 + 4) * self._root,
         )
 
-    def fewest(self, room_bytes: float, most: int | None = None) -> TuningMemory | None:
-        """The fewest devices of so much room, up to ``most``; None: no number, for what is not sharded is too large."""
+    def fewest(self, memory_bytes: float, most: int | None = None) -> TuningMemory | None:
+        """The fewest devices of so much memory, up to ``most``; None: no number, for too much is not sharded."""
         one, two = self.on(1), self.on(2)
-        if one.total_bytes <= room_bytes:
+        if one.total_bytes <= memory_bytes:
             return one
-        left = room_bytes - two.passing_bytes
+        left = (memory_bytes - two.reserved_bytes) / (1 + Assumed().fragmentation_frac) - two.passing_bytes
         parts = (STATE_BYTES * self.trainable, self.frozen, self.reference)
-        if left <= len(parts):
+        if left <= len(parts) + 1:
             return None
         devices = max(2, math.ceil(sum(parts) / left))
-        if self.on(devices).total_bytes > room_bytes:  # each part is rounded up
+        while self.on(devices).total_bytes > memory_bytes:  # each part is rounded up
             devices += 1
         return self.on(devices) if most is None or devices <= most else None
 
@@ -244,13 +264,15 @@ def _targeted(model: ModelConfig, targets: Sequence[str]) -> list[Weight]:
     return [one for one in weights(model) if one.name in targets and one.kind in ("attention", "mlp", "expert")]
 
 
-def _whole_bytes(model: ModelConfig, tensors: list[Weight], *, nf4: bool) -> int:
+def _whole_bytes(model: ModelConfig, tensors: list[Weight], scheme: Scheme) -> int:
     """Embedding, head and two of the largest blocks, as they are gathered."""
-    scheme: Any = SCHEMES["nf4" if nf4 else "bf16"]
-    layers, outer = [0] * model.num_hidden_layers, 0
+    outer = sum(scheme.bytes_of(one) for one in tensors if one.layer is None)
+    return outer + sum(sorted(_by_layer(model, tensors, scheme))[-2:])
+
+
+def _by_layer(model: ModelConfig, tensors: list[Weight], scheme: Scheme) -> list[int]:
+    layers = [0] * model.num_hidden_layers
     for one in tensors:
-        if one.layer is None:
-            outer += scheme.bytes_of(one)
-        else:
+        if one.layer is not None:
             layers[one.layer] += scheme.bytes_of(one)
-    return int(outer + sum(sorted(layers)[-2:]))
+    return layers

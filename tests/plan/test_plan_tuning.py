@@ -12,9 +12,9 @@ from test_plan_weights import preset
 from smalti.base.errors import UserError
 from smalti.cli.main import run
 from smalti.config.model import ModelConfig
-from smalti.plan.activations import Pass
 from smalti.plan.moments import Rank, moments
 from smalti.plan.params import count
+from smalti.plan.tape import Pass
 from smalti.plan.tuning import ALL_LINEAR, STATE_BYTES, Tuned, Tuning, lora_params
 
 
@@ -81,7 +81,8 @@ def test_qlora_puts_65b_on_one_48_gb_gpu() -> None:
     Rows of 512 tokens, as in their figure 6; NF4 with double quantisation; rank 16 on every matrix.
     """
     found = Tuned(llama_65b(), Tuning("qlora", 512)).on(1)
-    assert found.total_bytes < 48e9 * 0.9
+    assert found.total_bytes < 48e9
+    assert found.tensors_bytes < 40e9
     assert Tuned(llama_65b(), Tuning("lora", 512)).on(1).total_bytes > 130e9
     assert 12 * count(llama_65b()).total == pytest.approx(780e9, rel=0.01), "16-bit weights and gradients, fp32 moments"
     assert Tuned(llama_65b(), Tuning("full", 512)).on(1).total_bytes > 780e9
@@ -139,7 +140,7 @@ def test_more_devices_hold_no_more_each(config: ModelConfig, method: Any) -> Non
     assert sizes == sorted(sizes, reverse=True)
 
 
-@pytest.mark.parametrize("name", ["llama-3-8b", "llama-2-7b", "mpt-7b"])
+@pytest.mark.parametrize("name", ["llama-3-8b", "llama-2-7b", "mpt-7b", "mixtral-8x7b", "dbrx-132b"])
 @pytest.mark.parametrize("devices", [1, 8, 64])
 def test_full_tuning_is_about_a_training_step(name: str, devices: int) -> None:
     """Beside ``plan/moments.py``, which follows the step: the sum of the parts is at most a sixth from its peak."""
@@ -147,8 +148,8 @@ def test_full_tuning_is_about_a_training_step(name: str, devices: int) -> None:
     for recompute in (True, False):
         steps = moments(model, Pass(1, 2048, 2, "cuda"), Rank(shards=devices, recompute=recompute, step_tokens=2048))
         peak = max(moment.parts.total for moment in steps)
-        ours = Tuned(model, Tuning("full", 2048, recompute=recompute)).on(devices).total_bytes
-        assert 5 / 6 < ours / peak < 7 / 6
+        ours = Tuned(model, Tuning("full", 2048, recompute=recompute)).on(devices).tensors_bytes
+        assert 0.95 < ours / peak < 7 / 6
 
 
 @pytest.mark.parametrize(
