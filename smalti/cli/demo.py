@@ -56,8 +56,8 @@ def demo(
     stage("Curate: normalise, quality rules, exact dedup, held-out split", "data", "curate", "demo-curate")
     stage("Dedup: near-duplicates, and training documents near to a held-out one, go", "data", "dedup", "demo-dedup")
     stage("Tokenize: train a byte-level BPE, write token files", "data", "tokenize", "demo-tokenize")
-    duration = _duration(minutes)
-    stage("Plan: what this run costs", "plan", "time", "demo", *duration)
+    duration, rate = _duration(minutes)
+    stage("Plan: what this run costs", "plan", "time", "demo", *duration, *rate)
     stage("Train: a mixture of experts on two ranks", "train", "demo", *duration, *track)
     stage("Export: a Hugging Face folder, reloaded in transformers and compared", "export", RUN, *_verify())
     stage("Evaluate: bits per byte beside gzip and xz, two tasks", "eval", "run", RUN)
@@ -135,9 +135,13 @@ def _shown(arguments: tuple[str, ...]) -> str:
     return " ".join(["smalti", *(quoted(word) for word in arguments)])
 
 
-def _duration(minutes: float) -> tuple[str, ...]:
-    """How many steps fit into the time, by a trial of some steps; of a run that has begun, its own number."""
+def _duration(minutes: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """How many steps fit into the time, by a trial of some steps; of a run that has begun, its own number. And the rate
+    of FLOPs of that trial, for the plan."""
     from smalti.base.errors import UserError
+    from smalti.config.load import load
+    from smalti.config.run import RunConfig
+    from smalti.plan.run import plan_run
     from smalti.track.run import RunFolder
 
     try:
@@ -146,10 +150,12 @@ def _duration(minutes: float) -> tuple[str, ...]:
         begun = None
     if begun is not None:
         print(f"\n{RUN} has begun: it goes on to its own end, {begun} (remove the folder to start anew)")
-        return (f"train.duration={begun}",)
+        return (f"train.duration={begun}",), ()
     step_s = _trial_step_s()
     print(f"{step_s * 1000:.0f} ms a step")
-    return (f"train.duration={max(20, round(minutes * 60 / step_s))}step",)
+    plan = plan_run(load(RunConfig, "demo", []).config)
+    rate = plan.total_flops / plan.steps / step_s
+    return (f"train.duration={max(20, round(minutes * 60 / step_s))}step",), ("--rate", f"{rate:.4g}")
 
 
 def _trial_step_s() -> float:
@@ -227,7 +233,7 @@ def _next_steps() -> str:
     steps = [
         (f"smalti chat {RUN}", "talk to it (it continues text; it was never taught to answer)"),
         (f"smalti serve {RUN}", "the same over HTTP: OpenAI's API and a chat page"),
-        (f"smalti plan verify {RUN}", "what the plan predicted against what was measured"),
+        (f"smalti plan verify {RUN} --measure", "what the plan predicts against what was measured"),
         ("smalti train demo-dense", "its dense twin on the same data"),
         ("smalti train demo-continue", "it learns more prose, with code replayed; what it learned and what it kept"),
         ("smalti train demo name=longer train.duration=3000step", "the same model, longer"),
