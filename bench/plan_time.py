@@ -191,7 +191,8 @@ def report(rows: list[dict[str, Any]], fitted: dict[str, float], title: str) -> 
 def run(recipe: dict[str, Any], steps: int) -> list[float]:
     """Seconds of each step, from a process of its own."""
     words = [sys.executable, "-W", "ignore", __file__, "--child", json.dumps({**recipe, "steps": steps})]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": ""})
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise RuntimeError(f"{recipe['name']}:\n{done.stderr[-3000:]}")
     found: list[float] = json.loads(done.stdout.strip().splitlines()[-1])
