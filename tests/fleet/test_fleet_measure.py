@@ -7,7 +7,8 @@ import torch
 from made_config import made_config
 from made_machine import machine as made_machine
 
-from smalti.base.errors import SmaltiError
+from smalti.base.errors import SmaltiError, UserError
+from smalti.cli.plan_machine import measure as measure_here
 from smalti.cli.plan_machine import write
 from smalti.config.hardware import hardware
 from smalti.config.measured import Measured
@@ -81,3 +82,13 @@ def test_this_machine_as_a_device() -> None:
     assert "matrix products in fp32" in heard
     assert found.measured is not None
     assert step_time(made_config("train.precision.compute=fp32"), found).total_s > 0
+
+
+@pytest.mark.parametrize(
+    ("save", "threads", "text"),
+    [("machine.txt", None, "ends in .yaml"), ("nowhere/machine.yaml", None, "make it first"), (None, 0, "1 or more")],
+)
+def test_a_measurement_that_cannot_be_kept_does_not_begin(save: str | None, threads: int | None, text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        measure_here(save, threads)
+    assert text in f"{caught.value.allowed} {caught.value.hint}"
