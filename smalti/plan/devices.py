@@ -9,9 +9,9 @@ from typing import Any
 
 from smalti.config.hardware import Hardware
 from smalti.config.model import ModelConfig
-from smalti.plan.formats import kv_bytes_per_token, tensor_bytes
+from smalti.plan.formats import kv_bytes_per_token
 from smalti.plan.params import count
-from smalti.plan.serving import DeviceMemory, Load, Served, Split, device_memory, kv_heads_here, share, tensor_sizes
+from smalti.plan.serving import DeviceMemory, Load, Served, Split, device_memory, kv_heads_here, tensor_sizes
 
 RESERVED_FRAC = 0.1
 """Assumption: the part of a device's memory that its runtime, kernels, graphs and fragments take (vLLM's default
@@ -100,14 +100,11 @@ def touched_bytes(served: Served, load: Load, split: Split) -> float:
 
     All weights but the embedding (a lookup; a tied one is the head), of the experts those expected, and the cache.
     """
-    model, total = served.model, 0.0
-    experts = distinct_experts(model, load.batch)
-    for weight in served.tensors:
-        if weight.kind == "embedding" and not model.tie_word_embeddings:
-            continue
-        used = experts / weight.count if weight.kind == "expert" and experts is not None else 1.0
-        total += used * tensor_bytes(model, weight, served.form) * share(model, weight, split.tensor)
-    return total + _read_cache_bytes(model, load, split.tensor)
+    share = served.share(split.tensor)
+    experts = distinct_experts(served.model, load.batch) or 0.0
+    per_token = kv_bytes_per_token(served.model, load.kv) / served.model.kv_heads
+    cache = load.batch * served.keys(load) * per_token * kv_heads_here(served.model, split.tensor)
+    return share.read + experts * share.expert + cache
 
 
 def speed(served: Served, load: Load, split: Split, hardware: Hardware) -> Speed:
@@ -120,7 +117,7 @@ def speed(served: Served, load: Load, split: Split, hardware: Hardware) -> Speed
     model, bytes_each = served.model, touched_bytes(served, load, split)
     memory_s = bytes_each / hardware.memory_bytes_per_s
     width = model.num_attention_heads * model.width_per_head
-    flops = 2 * count(model).matmul_active + 4 * width * _keys(model, load)
+    flops = 2 * count(model).matmul_active + 4 * width * served.keys(load)
     peak = hardware.peak_flops_per_s.get("bf16")
     compute_s = load.batch * flops / split.tensor / peak if peak else 0.0
     most = load.batch / max(memory_s, compute_s)
@@ -133,14 +130,3 @@ def speed(served: Served, load: Load, split: Split, hardware: Hardware) -> Speed
         low_tokens_per_s=low * most,
         high_tokens_per_s=high * most,
     )
-
-
-def _read_cache_bytes(model: ModelConfig, load: Load, tensor: int) -> float:
-    heads = kv_heads_here(model, tensor) / model.kv_heads
-    return load.batch * _keys(model, load) * kv_bytes_per_token(model, load.kv) * heads
-
-
-def _keys(model: ModelConfig, load: Load) -> int:
-    """Cached tokens that a new one attends to, of all layers together."""
-    layers = range(model.num_hidden_layers)
-    return sum(min(load.context_tokens, model.window(layer) or load.context_tokens) for layer in layers)

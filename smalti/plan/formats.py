@@ -5,13 +5,12 @@ the schemes of GPU engines the matrices of attention and MLPs are quantised, whi
 biases stay in bf16; GGUF's quantise almost all (``gguf.py``). Says nothing of what a format costs in quality.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from smalti.base.errors import UserError, nearest
 from smalti.config.model import ModelConfig
 from smalti.plan.gguf import MIXES, gguf_bytes
-from smalti.plan.weights import KINDS, Kind, Weight
+from smalti.plan.weights import Kind, Weight
 
 QUANTISED: tuple[Kind, ...] = ("attention", "mlp", "expert")
 """What the schemes below quantise."""
@@ -76,14 +75,6 @@ KV_FORMATS: dict[str, KVFormat] = {
 def tensor_bytes(model: ModelConfig, weight: Weight, form: str) -> int:
     """Bytes of one tensor in a format of weights."""
     return gguf_bytes(model, weight, form) if form in MIXES else SCHEMES[form].bytes_of(weight)
-
-
-def bytes_by_kind(model: ModelConfig, tensors: Iterable[Weight], form: str) -> dict[Kind, int]:
-    """Bytes of all tensors, by kind; kinds that the model has not are left out."""
-    found: dict[Kind, int] = dict.fromkeys(KINDS, 0)
-    for weight in tensors:
-        found[weight.kind] += tensor_bytes(model, weight, form)
-    return {kind: size for kind, size in found.items() if size}
 
 
 def kv_bytes_per_token(model: ModelConfig, form: str) -> float:

@@ -5,15 +5,17 @@ an estimate from the tensors of the widest layer that live at one time. Not coun
 takes (``devices.py`` leaves room for it), a draft model, adapters, prefixes that requests share.
 """
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Literal
 
 from smalti.base.errors import UserError
 from smalti.config.model import ModelConfig
-from smalti.plan.formats import bytes_by_kind, kv_bytes_per_token, kv_format, tensor_bytes, weight_format
-from smalti.plan.weights import Weight, weights
+from smalti.plan.formats import kv_bytes_per_token, kv_format, tensor_bytes, weight_format
+from smalti.plan.weights import KINDS, Weight, weights
 
 BLOCK_TOKENS = 16
 """Tokens of a block of a paged cache (vLLM's default)."""
@@ -92,40 +94,70 @@ class Served:
 
     def __init__(self, model: ModelConfig, form: str) -> None:
         self.model, self.form = model, weight_format(form)
-        self.tensors = weights(model)
+        self._sized = [(one, tensor_bytes(model, one, self.form)) for one in weights(model)]
+        self._shares: dict[int, Share] = {}
+        self._windows: dict[int | None, list[int]] = {}
+        for layer in range(model.num_hidden_layers):
+            self._windows.setdefault(model.window(layer), []).append(layer)
 
     @cached_property
     def bytes_by_kind(self) -> dict[str, int]:
         """Weights by kind of tensor."""
-        return {str(kind): size for kind, size in bytes_by_kind(self.model, self.tensors, self.form).items()}
+        found = dict[str, int].fromkeys(KINDS, 0)
+        for one, size in self._sized:
+            found[one.kind] += size
+        return {kind: size for kind, size in found.items() if size}
 
     @property
     def weights_bytes(self) -> int:
         """All weights."""
         return sum(self.bytes_by_kind.values())
 
-    @cached_property
-    def _sums(self) -> dict[int, tuple[list[float], float, float]]:
-        return {}
+    def share(self, tensor: int) -> "Share":
+        """What one of ``tensor`` parts holds."""
+        if tensor not in self._shares:
+            self._shares[tensor] = Share(self.model, self._sized, tensor)
+        return self._shares[tensor]
 
-    def shares(self, tensor: int) -> tuple[list[float], float, float]:
-        """With ``tensor`` parts, bytes on a device: of the layers before each layer, of what is before and behind."""
-        if tensor not in self._sums:
-            layers = [0.0] * self.model.num_hidden_layers
-            first = last = 0.0
-            for weight in self.tensors:
-                size = tensor_bytes(self.model, weight, self.form) * share(self.model, weight, tensor)
-                if weight.layer is not None:
-                    layers[weight.layer] += size
-                elif weight.name in ("embed", "embedding_norm"):
-                    first += size
-                else:
-                    last += size
-            sums = [0.0]
-            for size in layers:
-                sums.append(sums[-1] + size)
-            self._sums[tensor] = (sums, first, last)
-        return self._sums[tensor]
+    def kv_bytes(self, load: Load, tensor: int = 1, layers: range | None = None) -> float:
+        """Bytes of the cache of ``layers`` (absent: all) on each of ``tensor`` devices."""
+        layers = layers if layers is not None else range(self.model.num_hidden_layers)
+        held = 0
+        for those in self._windows.values():
+            count = bisect_left(those, layers.stop) - bisect_left(those, layers.start)
+            held += count * held_tokens(self.model, load, those[0])
+        per_token = kv_bytes_per_token(self.model, load.kv) / self.model.kv_heads
+        return per_token * kv_heads_here(self.model, tensor) * held_rows(load) * held
+
+    def keys(self, load: Load) -> int:
+        """Cached tokens that a new one attends to, of all layers together."""
+        longest = load.context_tokens
+        return sum(min(longest, window or longest) * len(those) for window, those in self._windows.items())
+
+
+class Share:
+    """Bytes of the weights on one of ``tensor`` devices, and what a decode step reads of them."""
+
+    def __init__(self, model: ModelConfig, sized: Iterable[tuple[Weight, int]], tensor: int) -> None:
+        layers = [0.0] * model.num_hidden_layers
+        self.first = self.last = 0.0
+        """Before the first block, and behind the last."""
+        self.read = self.expert = 0.0
+        """Read in every step, and for each distinct expert of the layers. The embedding is a lookup; tied, the head."""
+        for weight, whole in sized:
+            size = whole * _part(model, weight, tensor)
+            if weight.layer is not None:
+                layers[weight.layer] += size
+            elif weight.name in ("embed", "embedding_norm"):
+                self.first += size
+            else:
+                self.last += size
+            if weight.kind == "expert":
+                self.expert += size / weight.count
+            elif weight.kind != "embedding" or model.tie_word_embeddings:
+                self.read += size
+        self.before = [0.0, *accumulate(layers)]
+        """Of the layers before each layer."""
 
 
 def device_memory(served: Served, load: Load, split: Split | None = None) -> DeviceMemory:
@@ -143,23 +175,16 @@ def device_memory(served: Served, load: Load, split: Split | None = None) -> Dev
             allowed=f"up to max_position_embeddings = {longest}",
             hint="a smaller context, or a model with a larger max_position_embeddings",
         )
-    sums, first, last = served.shares(split.tensor)
-    layers = served.model.num_hidden_layers
-    if served.model.tie_word_embeddings and split.stages > 1:
-        last += first
-    kv = _kv_sums(served.model, load, split.tensor)
+    share, layers = served.share(split.tensor), served.model.num_hidden_layers
+    last = share.last + (share.first if served.model.tie_word_embeddings and split.stages > 1 else 0)
     activations = step_activation_bytes(served, load, split.tensor)
     fullest: tuple[float, float] = (0.0, 0.0)
     for stage in range(split.stages):
-        begin, end = stage * layers // split.stages, (stage + 1) * layers // split.stages
-        size = sums[end] - sums[begin] + first * (stage == 0) + last * (stage == split.stages - 1)
-        fullest = max(fullest, (size, kv[end] - kv[begin]), key=sum)
+        own = range(stage * layers // split.stages, (stage + 1) * layers // split.stages)
+        size = share.before[own.stop] - share.before[own.start]
+        size += share.first * (stage == 0) + last * (stage == split.stages - 1)
+        fullest = max(fullest, (size, served.kv_bytes(load, split.tensor, own)), key=sum)
     return DeviceMemory(_up(fullest[0]), _up(fullest[1]), activations)
-
-
-def kv_bytes(model: ModelConfig, load: Load, tensor: int = 1) -> int:
-    """Bytes of the cache on each of ``tensor`` devices."""
-    return _up(_kv_sums(model, load, tensor)[-1])
 
 
 def held_tokens(model: ModelConfig, load: Load, layer: int) -> int:
@@ -259,19 +284,7 @@ def kv_heads_here(model: ModelConfig, tensor: int) -> int:
     return max(1, model.kv_heads // tensor)
 
 
-def _kv_sums(model: ModelConfig, load: Load, tensor: int) -> list[float]:
-    """Bytes of the cache on a device in the layers before each layer."""
-    per_token = kv_bytes_per_token(model, load.kv) * kv_heads_here(model, tensor) / model.kv_heads * held_rows(load)
-    sums, held = [0.0], dict[int | None, int]()
-    for layer in range(model.num_hidden_layers):
-        window = model.window(layer)
-        if window not in held:
-            held[window] = held_tokens(model, load, layer)
-        sums.append(sums[-1] + per_token * held[window])
-    return sums
-
-
-def share(model: ModelConfig, weight: Weight, tensor: int) -> float:
+def _part(model: ModelConfig, weight: Weight, tensor: int) -> float:
     """The part of a tensor that lies on one of ``tensor`` devices."""
     if weight.kind in ("norm", "router") or weight.name in ("o_proj.bias", "down_proj.bias"):
         return 1.0

@@ -17,7 +17,7 @@ from smalti.config.hardware import Hardware
 from smalti.config.model import ModelConfig
 from smalti.plan import devices, serving
 from smalti.plan.params import count
-from smalti.plan.serving import Load, Served, Split, device_memory, held_tokens, kv_bytes
+from smalti.plan.serving import Load, Served, Split, device_memory, held_tokens
 
 
 def a100(**changes: Any) -> Hardware:
@@ -26,6 +26,10 @@ def a100(**changes: Any) -> Hardware:
                "network_bytes_per_s": 25e9, "peak_flops_per_s": {"bf16": 312e12}, **changes}  # fmt: skip
     named = {"name": "a100", "title": "A100", "kind": "cuda", "devices_per_node": 8}
     return Hardware(**named, **figures, sources=dict.fromkeys(figures, "data sheet"))
+
+
+def kv_bytes(model: ModelConfig, load: Load, tensor: int = 1) -> float:
+    return Served(model, "bf16").kv_bytes(load, tensor)
 
 
 def test_cache_by_hand() -> None:

@@ -12,13 +12,13 @@ from smalti.plan.formats import (
     KV_FORMATS,
     SCHEMES,
     WEIGHT_FORMATS,
-    bytes_by_kind,
     kv_bytes_per_token,
     kv_format,
     tensor_bytes,
     weight_format,
 )
 from smalti.plan.params import count
+from smalti.plan.serving import Served
 from smalti.plan.weights import Weight, weights
 
 
@@ -123,7 +123,7 @@ def test_bits_of_the_schemes() -> None:
 
 def test_what_is_quantised_and_what_is_not() -> None:
     model = preset("dbrx-132b")
-    params, found = count(model), bytes_by_kind(model, weights(model), "int4")
+    params, found = count(model), Served(model, "int4").bytes_by_kind
     assert found["embedding"] == 2 * params.embedding
     assert found["head"] == 2 * params.head
     assert found["router"] == 2 * params.router
