@@ -46,7 +46,7 @@ def serving(
     load = Load(
         context_tokens=min(4096, shape.max_position_embeddings) if context is None else context,
         batch=batch,
-        kv=kv.strip().lower(),
+        kv=kv,
         cache=cache,
         prefill_tokens={"paged": PREFILL_TOKENS, "smalti": 256}[cache] if prefill_tokens is None else prefill_tokens,
     )

@@ -45,7 +45,7 @@ class Load:
     """Tokens of prompts that one step reads at most."""
 
     def __post_init__(self) -> None:
-        kv_format(self.kv)
+        object.__setattr__(self, "kv", kv_format(self.kv))
         if self.cache not in ("paged", "smalti"):
             raise UserError(f"cache = '{self.cache}' is not known", allowed="paged, smalti")
         for name, most in (("context_tokens", 10**9), ("batch", MOST_BATCH), ("prefill_tokens", 10**9)):

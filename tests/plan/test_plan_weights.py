@@ -18,7 +18,7 @@ from smalti.plan.formats import (
     weight_format,
 )
 from smalti.plan.params import count
-from smalti.plan.serving import Served
+from smalti.plan.serving import Load, Served
 from smalti.plan.weights import Weight, weights
 
 
@@ -150,6 +150,7 @@ def test_cache_of_a_token() -> None:
 
 def test_unknown_formats_are_refused() -> None:
     assert weight_format(" Q4_K_M ") == "q4_k_m"
+    assert Load(16, kv="BF16") == Load(16)
     with pytest.raises(UserError, match="weights = 'q4km'") as raised:
         weight_format("q4km")
     assert "q4_k_m" in str(raised.value.hint)
