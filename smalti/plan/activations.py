@@ -74,6 +74,14 @@ class BlockTape:
         tape.drop("d.attention")
         tape.used("x")
 
+    def embedding_norm(self) -> float:
+        """Bytes that the norm of the embedding keeps."""
+        tape = Tape()
+        tape.new("x", self.row)
+        self.norms.forward(tape, "embedding", "x", self.row)
+        tape.drop("x", "embedding.out")
+        return sum(tape.alive.values())
+
     def last_norm(self, tape: Tape) -> None:
         """The norm behind the last block; ``last.out`` is what the loss reads."""
         tape.new("x", self.row)

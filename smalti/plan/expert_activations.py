@@ -21,21 +21,20 @@ def experts(tape: Tape, model: ModelConfig, shape: Pass) -> None:
     tape.new("router.choice", n * k * 8)
     tape.new("router.weight", n * k * 4 * 2)
     tape.new("slots", slots * 8 * 2)
-    tape.new("rows", slots * hidden * c)
+    with tape.during(sent=slots * hidden * c if shape.expert > 1 else 0):
+        tape.new("rows", slots * hidden * c)
     tape.new("up", inner)
     if model.gated:
         tape.new("gate", inner)
     tape.new("product", inner)
     tape.new("y", slots * hidden * c)
-    tape.new("down", n * hidden * c)
+    with tape.during(returned=slots * hidden * c if shape.expert > 1 else 0):
+        tape.new("down", n * hidden * c)
     tape.save("up", "gate", "y", "slots", "router.choice", "router.weight", "router.logits", "router.score")
     tape.drop("rows", "product", "up", "gate", "y", "slots")
-    if shape.expert > 1:
-        tape.new("sent", slots * hidden * c)
-        tape.drop("sent")
-    tape.new("router.share", n * e * 4 * 3)
-    tape.save("router.share")
-    tape.drop("router.share", "router.choice", "router.weight", "router.logits", "router.score")
+    with tape.during(balance=n * e * 4 * 3):
+        pass
+    tape.drop("router.choice", "router.weight", "router.logits", "router.score")
 
 
 def experts_backward(tape: Tape, model: ModelConfig, shape: Pass) -> None:
@@ -65,4 +64,6 @@ def experts_backward(tape: Tape, model: ModelConfig, shape: Pass) -> None:
         tape.new("w.gate", matrix)
     tape.drop("index", "d.y", "rows", "d.product", "active", "d.gate", "d.out")
     tape.used("up", "gate", "y", "slots", "router.choice", "router.weight")
-    tape.used("router.logits", "router.score", "router.share")
+    with tape.during(balance=n * e * 4 * 2):
+        pass
+    tape.used("router.logits", "router.score")

@@ -14,7 +14,7 @@ from smalti.plan.activations import BlockTape
 from smalti.plan.head_memory import Head
 from smalti.plan.params import count
 from smalti.plan.tape import Pass, Tape
-from smalti.plan.units import units
+from smalti.plan.units import Part, units
 
 KEEP_GATHERED_BYTES = 1 << 30
 """Up to this weights stay gathered between forward and backward (``dist/fsdp.py``; a test holds both equal)."""
@@ -129,6 +129,8 @@ class _Step:
         self.share: dict[bool, float] = {
             False: shared.get("block", 0), True: shared.get("expert block", 0) + self.router / rank.shards
         }  # fmt: skip
+        self.last_of = {unit.name == "expert block": _elements(unit.parts[-1]) * self.c / shape.tensor
+                        for unit in units(model) if unit.name in ("block", "expert block")}  # fmt: skip
         self.own = self.root / rank.shards + sum(self.share[model.has_experts(layer)] for layer in self.layers)
         # dist/fsdp.py asks before anything is sharded
         self.keeps_gathered = count(model).total * self.c <= KEEP_GATHERED_BYTES
@@ -138,6 +140,9 @@ class _Step:
         """Forward, loss, backward with reductions, and the update."""
         rank, own = self.rank, self.own * 4
         base = Parts(weights=own, moments=own * rank.moments, batch=self._batch())
+        steady = base
+        if self.is_first and self.model.embedding_norm:
+            base = base + Parts(activations=BlockTape(self.model, 0, self.shape).embedding_norm() * rank.in_flight)
         full = Parts(gradients=own)
         later = full if rank.microbatches > 1 else Parts()
         yield from self._forward(base + later)
@@ -149,15 +154,15 @@ class _Step:
             yield from self._loss(start + Parts(activations=kept * rank.in_flight))
             waiting = self.table * self.c
         yield from self._backward(base + later, kept * rank.in_flight, waiting)
-        yield Moment("optimizer", base + full + Parts(temporary=own if rank.makes_updates else 0))
+        yield Moment("optimizer", steady + full + Parts(temporary=own if rank.makes_updates else 0))
 
     def _forward(self, base: Parts) -> Iterator[Moment]:
         gathered, kept, before = self.root * self.c, 0.0, self._copied(self.root)
         for layer in self.layers:
             weights, block = self.block[self.model.has_experts(layer)], self._block(layer)
-            collects = Parts(gathered=gathered, activations=kept, buffers=before + self._collects(weights))
-            yield Moment("forward", base + collects)
             gathered = (gathered if self.keeps_gathered else self.root * self.c) + self._whole(layer)
+            collects = Parts(gathered=gathered, activations=kept, buffers=before + self._copied(weights))
+            yield Moment("forward", base + collects)
             before = self._last_copied(layer)
             yield Moment("forward", base + block.forward + Parts(gathered=gathered, activations=kept, buffers=before))
             kept += block.kept * self.rank.in_flight
@@ -193,25 +198,34 @@ class _Step:
             yield Moment("backward", base + block.backward + held)
             gathered -= self._whole(layer) if self.keeps_gathered else 0.0
             still = base + row + Parts(gathered=gathered, activations=kept, gradients=waiting + own)
-            yield Moment("reduce", still + Parts(gradients=weights * c, buffers=weights * rank.reduce_bytes))
-            share = self.share[self.model.has_experts(layer)]
-            yield Moment("reduce", still + self._reduced(weights, share))
+            share, last = self.share[self.model.has_experts(layer)], self.last_of[self.model.has_experts(layer)]
+            yield from (Moment("reduce", still + parts) for parts in self._reduced(weights, share, last))
             pending = weights * rank.reduce_bytes
             own += 0.0 if rank.microbatches > 1 else share * 4
         if self.is_first:
-            once = self.model.tie_word_embeddings and self.is_last  # the head's gradient is added to
-            made = Parts(gradients=waiting + own + self.table * c, gathered=gathered, buffers=pending)
+            tied = self.model.tie_word_embeddings and self.is_last  # both gradients of the table, and their sum
+            made = Parts(gradients=waiting + own + self.table * c * (1 + tied), gathered=gathered, buffers=pending)
             yield Moment("backward", base + row + made)
-            waiting += 0.0 if once else self.table * c
-        yield Moment("reduce", base + Parts(gradients=waiting + own, buffers=self.root * rank.reduce_bytes))
-        yield Moment("reduce", base + Parts(gradients=own) + self._reduced(self.root, self.root / rank.shards))
+        reduced = base + Parts(gradients=own)
+        last = 0.0 if self.model.tie_word_embeddings else self.table * c
+        yield from (
+            Moment("reduce", reduced + parts) for parts in self._reduced(self.root, self.root / rank.shards, last)
+        )
 
     # ---- figures -----------------------------------------------------------------------------------------------------
 
-    def _reduced(self, weights: float, share: float) -> Parts:
-        """A buffer of gradients and this rank's reduced share of it, cast where the sum is not made in fp32."""
-        size = self.rank.reduce_bytes
-        return Parts(buffers=weights * size + share * (size if size != 4 else 0), gradients=share * 4)
+    def _reduced(self, weights: float, share: float, last: float) -> Iterator[Parts]:
+        """Gradients are laid into a buffer and summed into this rank's share, which is cast where that is not fp32.
+
+        ``last``: bytes of the last gradient, which FSDP2 holds until the sum is there. gloo sums in a copy.
+        """
+        size, alone = self.rank.reduce_bytes, self.rank.shards == 1
+        waits = Parts() if alone else Parts(gradients=last)
+        yield Parts(gradients=weights * self.c, buffers=weights * size)
+        again = weights * size if self.shape.device == "cpu" and not alone else 0.0
+        yield waits + Parts(buffers=weights * size + again, gradients=share * size)
+        if size != 4:
+            yield waits + Parts(buffers=weights * size + share * size, gradients=share * 4)
 
     def _whole(self, layer: int) -> float:
         """Bytes of a block's whole weights."""
@@ -278,3 +292,7 @@ def _parts(at: dict[str, float], kept: set[str]) -> Parts:
         else:
             found = replace(found, temporary=found.temporary + size)
     return found
+
+
+def _elements(part: Part) -> int:
+    return part.rows * part.width
