@@ -27,6 +27,14 @@ def memory(recipe: Recipe, overrides: Overrides = None, gpu: Gpu = None, as_json
 
 def _kind(on: "Hardware | None") -> str | None:
     """What the ranks are planned for: the device's kind, or what the recipe says."""
+    from smalti.base.errors import UserError
+
+    if on is not None and on.kind == "mps":
+        raise UserError(
+            f"smalti train does not run on {on.title}",
+            allowed="CUDA, ROCm, a CPU",
+            hint="--gpu h100-sxm, or leave it out",
+        )
     return None if on is None else "cpu" if on.kind == "cpu" else "cuda"
 
 

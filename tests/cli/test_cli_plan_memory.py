@@ -47,6 +47,8 @@ def test_json_proposes_what_fits(big: str, capsys: pytest.CaptureFixture[str]) -
 def test_an_unknown_device_is_refused(big: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "memory", big, "--gpu", "h1000"]) == 2
     assert "h1000" in capsys.readouterr().err
+    assert run(["plan", "memory", big, "--gpu", "apple-m4-max-36gb"]) == 2
+    assert "CUDA, ROCm, a CPU" in capsys.readouterr().err
 
 
 def _machine(monkeypatch: pytest.MonkeyPatch, ram_bytes: float, *gpus: dict[str, Any]) -> None:
