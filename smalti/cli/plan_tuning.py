@@ -8,6 +8,7 @@ from smalti.cli.plan_model import Gpu, Model, Overrides, Usable, devices, load_m
 from smalti.cli.plan_recipe import Json
 
 if TYPE_CHECKING:
+    from smalti.config.hardware import Hardware
     from smalti.plan.tuning import Tuned
 
 
@@ -50,7 +51,7 @@ def tuning(
         ),
     )
     rows = []
-    for known in devices(gpu):
+    for known in _trainable(devices(gpu), alone=gpu is not None):
         there = room(known, usable, reserved_frac=0.0)
         found = plan.fewest(there, most_devices(known))
         row: dict[str, Any] = {"name": known.name, "title": known.title, "memory_bytes": int(there)}
@@ -61,6 +62,19 @@ def tuning(
         print(_text(model, plan, rows, gpu))
     if gpu is not None and not rows[0]["fits"]:
         raise typer.Exit(3)
+
+
+def _trainable(known: "list[Hardware]", *, alone: bool) -> "list[Hardware]":
+    """Those that a model can be trained on; UserError where the only one is none."""
+    from smalti.base.errors import UserError
+
+    if alone and known[0].kind == "mps":
+        raise UserError(
+            f"smalti train does not run on {known[0].title}",
+            allowed="CUDA, ROCm, a CPU",
+            hint="--gpu h100-sxm, or leave it out for all",
+        )
+    return [one for one in known if one.kind != "mps"]
 
 
 def _head(name: str, plan: "Tuned") -> dict[str, Any]:

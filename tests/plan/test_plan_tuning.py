@@ -166,6 +166,7 @@ def test_full_tuning_is_about_a_training_step(name: str, devices: int) -> None:
         (["--targets", ""], "no matrix"),
         (["--usable", "0"], "no share"),
         (["--gpu", "abacus"], "not known"),
+        (["--gpu", "apple-m2-max-96gb"], "does not run on"),
         (["--method", "p-tuning"], "full"),
     ],
 )
@@ -189,5 +190,5 @@ def test_in_print(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["trainable_params"] == 41_943_040
     assert run(["plan", "tuning", "llama-3-70b", "--method", "full", "--gpu", "h100-sxm"]) == 0
     assert "h100-sxm" in capsys.readouterr().out
-    assert run(["plan", "tuning", "llama-3-70b", "--method", "full", "--gpu", "apple-m2-max-96gb"]) == 3
-    assert "no number of apple-m2-max-96gb is enough" in capsys.readouterr().out
+    assert run(["plan", "tuning", "llama-3-70b", "--method", "full", "--gpu", "rtx4090"]) == 3
+    assert "no number of rtx4090 is enough" in capsys.readouterr().out
