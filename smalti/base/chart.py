@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from smalti.base.axis import Scale, percent, short
+
 CSS = """
 :root{color-scheme:light dark;--chart-ink:#22272e;--chart-soft:#68727d;--chart-grid:#e4e7eb;--chart-paper:#fff;
 --c0:#2f6db5;--c1:#d1731f;--c2:#25896b;--c3:#a8478b;--c4:#8a7414;--c5:#6459c4;--c6:#c0433b;--c7:#5b6876}
@@ -127,9 +129,9 @@ def line_chart(
     if not points:
         return frame.empty()
     y_values = [y for _, y in points] + ([0.0] if from_zero and not log_y else [])
-    x_scale = _Scale([x for x, _ in points], frame.left, frame.right, log=log_x)
-    y_scale = _Scale(y_values, frame.bottom, frame.top, log=log_y, loose=True)
-    write_y = format_y or _short
+    x_scale = Scale([x for x, _ in points], frame.left, frame.right, log=log_x)
+    y_scale = Scale(y_values, frame.bottom, frame.top, log=log_y, loose=True)
+    write_y = format_y or short
     body = [frame.axes(x_scale, y_scale, x_label, write_y)]
     hovered: list[tuple[int, str, list[tuple[float, float]]]] = []
     names: list[str] = []
@@ -169,8 +171,8 @@ def stacked_area(
     frame = _Frame(title, width, height, list(zip(layers, chosen, strict=True)))
     if not rows:
         return frame.empty()
-    x_scale = _Scale([at for at, _ in rows], frame.left, frame.right)
-    y_scale = _Scale([0.0, 1.0], frame.bottom, frame.top)
+    x_scale = Scale([at for at, _ in rows], frame.left, frame.right)
+    y_scale = Scale([0.0, 1.0], frame.bottom, frame.top)
     if (stride := len(rows) // 400) > 1:
         rows = [*rows[:-1:stride], rows[-1]]
     bounds = [(at, [sum(row[:k]) / sum(row) for k in range(len(row) + 1)]) for at, row in rows]
@@ -185,8 +187,8 @@ def stacked_area(
     shares = [
         (chosen[k], name, [(at, edges[k + 1] - edges[k]) for at, edges in bounds]) for k, name in enumerate(layers)
     ]
-    axes = frame.axes(x_scale, y_scale, x_label, _percent)
-    hovers = _hovers(shares, x_scale, y_scale, frame, x_label, _percent, dots=False)
+    axes = frame.axes(x_scale, y_scale, x_label, percent)
+    hovers = _hovers(shares, x_scale, y_scale, frame, x_label, percent, dots=False)
     return frame.wrap("".join(body) + axes + hovers)
 
 
@@ -198,12 +200,12 @@ def bar_chart(bars: Sequence[Bar], *, title: str, low: float = 0.0, high: float 
         return _Frame(title, width, 90, []).empty()
     label_width = min(220, 16 + round(6.4 * max(len(bar.label) for bar in known)))
     ends = [x for bar in known for x in (bar.value, *(bar.interval or ()), bar.reference or bar.value)]
-    scale = _Scale([low, high if high is not None else max([*ends, low + 1e-9])], label_width, width - 92)
+    scale = Scale([low, high if high is not None else max([*ends, low + 1e-9])], label_width, width - 92)
     parts = [f'<text class="t" x="0" y="14">{escape(title)}</text>']
     for index, bar in enumerate(known):
         top = head + index * row
         end, middle = scale(bar.value), top + row / 2
-        text = escape(bar.text if bar.text is not None else _short(bar.value))
+        text = escape(bar.text if bar.text is not None else short(bar.value))
         parts.append(
             f"<g><title>{escape(bar.label)}: {text}</title>"
             f'<text x="{label_width - 8}" y="{_n(middle + 4)}" text-anchor="end">{escape(bar.label)}</text>'
@@ -240,61 +242,6 @@ def standalone(svg: str) -> str:
     return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{escape(CSS, quote=False)}</style>{rest}'
 
 
-def ticks(low: float, high: float, *, count: int = 5) -> list[float]:
-    """Round numbers (1, 2, 2.5 or 5 times a power of ten) inside [low, high], about ``count`` of them."""
-    if not high > low:
-        return [low]
-    rough = (high - low) / max(1, count)
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = power * min((1, 2, 2.5, 5, 10), key=lambda m: abs(math.log(m * power / rough)))
-    first = math.ceil(low / step - 1e-9)
-    found = [first * step + i * step for i in range(int((high - first * step) / step + 1e-9) + 1)]
-    return [0.0 if abs(value) < step * 1e-9 else value for value in found]
-
-
-def log_ticks(low: float, high: float) -> list[float]:
-    """Round numbers inside [low, high] for a logarithmic axis: decades, or finer where there are few of them."""
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    for steps in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)):
-        stride = max(1, (last - first) // 6) if len(steps) == 1 else 1
-        found = [m * 10.0**e for e in range(first, last + 1, stride) for m in steps]
-        found = [value for value in found if low * 0.999 <= value <= high * 1.001]
-        if len(found) >= 4:
-            return found
-    return ticks(low, high)
-
-
-class _Scale:
-    """From values to pixels."""
-
-    def __init__(
-        self, values: Sequence[float], begin: float, end: float, *, log: bool = False, loose: bool = False
-    ) -> None:
-        self.low, self.high, self.log = min(values), max(values), log
-        if self.low == self.high:
-            pad = abs(self.low) * 0.1 or 1.0
-            self.low, self.high = (self.low / 1.1, self.high * 1.1) if log else (self.low - pad, self.high + pad)
-        elif loose:
-            step = 1.0 if log else 0.04 * (self.high - self.low)
-            self.low, self.high = (
-                (self.low / 1.03, self.high * 1.03)
-                if log
-                else (self.low if self.low == 0 else self.low - step, self.high + step)
-            )
-        self._begin, self._end = begin, end
-
-    def __call__(self, value: float) -> float:
-        if self.log:
-            low = math.log(self.low)  # differences of logarithms: a ratio of the values may pass what a float holds
-            frac = (math.log(value) - low) / (math.log(self.high) - low)
-        else:
-            frac = (value - self.low) / (self.high - self.low)
-        return self._begin + frac * (self._end - self._begin)
-
-    def ticks(self, count: int) -> list[float]:
-        return log_ticks(self.low, self.high) if self.log else ticks(self.low, self.high, count=count)
-
-
 class _Frame:
     """Title, legend and axes around a plot."""
 
@@ -304,7 +251,7 @@ class _Frame:
         self.left, self.right = _LEFT, width - _RIGHT
         self.top, self.bottom = 30 + 18 * rows, height - _BOTTOM
 
-    def axes(self, x: _Scale, y: _Scale, x_label: str, format_y: Callable[[float], str]) -> str:
+    def axes(self, x: Scale, y: Scale, x_label: str, format_y: Callable[[float], str]) -> str:
         parts = []
         for value in y.ticks(4):
             at = _n(y(value))
@@ -313,7 +260,7 @@ class _Frame:
                 f'<text x="{self.left - 7}" y="{_n(y(value) + 4)}" text-anchor="end">{escape(format_y(value))}</text>'
             )
         for value in x.ticks(7):
-            parts.append(f'<text x="{_n(x(value))}" y="{self.bottom + 16}" text-anchor="middle">{_short(value)}</text>')
+            parts.append(f'<text x="{_n(x(value))}" y="{self.bottom + 16}" text-anchor="middle">{short(value)}</text>')
         parts.append(f'<line class="a" x1="{self.left}" x2="{self.right}" y1="{self.bottom}" y2="{self.bottom}"/>')
         if x_label:
             middle = (self.left + self.right) // 2
@@ -347,7 +294,7 @@ def _legend(names: Sequence[tuple[str, int]], width: int) -> tuple[str, int]:
 
 
 def _polyline(
-    line: Sequence[tuple[float, float] | None], x: _Scale, y: _Scale, colour: int, style: str, pixels: float
+    line: Sequence[tuple[float, float] | None], x: Scale, y: Scale, colour: int, style: str, pixels: float
 ) -> str:
     runs: list[list[tuple[float, float]]] = [[]]
     for point in line:
@@ -367,7 +314,7 @@ def _polyline(
     return "".join(parts)
 
 
-def _end_name(line: Sequence[tuple[float, float] | None], name: str, x: _Scale, y: _Scale, frame: _Frame) -> str:
+def _end_name(line: Sequence[tuple[float, float] | None], name: str, x: Scale, y: Scale, frame: _Frame) -> str:
     known = [point for point in line if point is not None]
     if not known:
         return ""
@@ -376,7 +323,7 @@ def _end_name(line: Sequence[tuple[float, float] | None], name: str, x: _Scale, 
     return f'<text class="e" {place} y="{_n(y(known[-1][1]) - 4)}">{escape(name)}</text>'
 
 
-def _cross(one: Cross, x: _Scale, y: _Scale) -> str:
+def _cross(one: Cross, x: Scale, y: Scale) -> str:
     at, up, colour = _n(x(one.x)), _n(y(one.y)), one.colour % _COLOURS
     path = ""
     if one.x_interval is not None:
@@ -403,8 +350,8 @@ def _thin(run: list[tuple[float, float]], columns: int) -> list[tuple[float, flo
 
 def _hovers(
     lines: Sequence[tuple[int, str, list[tuple[float, float]]]],
-    x: _Scale,
-    y: _Scale,
+    x: Scale,
+    y: Scale,
     frame: _Frame,
     x_label: str,
     format_y: Callable[[float], str],
@@ -418,12 +365,12 @@ def _hovers(
     edges = [frame.left, *((x(a) + x(b)) / 2 for a, b in itertools.pairwise(places)), frame.right]
     parts = []
     for i, place in enumerate(places):
-        texts, marks = [f"{x_label or 'x'} {_short(place)}"], []
+        texts, marks = [f"{x_label or 'x'} {short(place)}"], []
         for colour, name, line in lines:
             near = _nearest(line, place)
             if near is None or not edges[i] - 1 <= x(near[0]) <= edges[i + 1] + 1:
                 continue
-            texts.append(f"{name}: {format_y(near[1])}" if format_y is not _short else f"{name}: {near[1]:.4g}")
+            texts.append(f"{name}: {format_y(near[1])}" if format_y is not short else f"{name}: {near[1]:.4g}")
             if dots:
                 marks.append(
                     f'<circle class="f{colour % _COLOURS}" cx="{_n(x(near[0]))}" cy="{_n(y(near[1]))}" r="3.5"/>'
@@ -446,24 +393,6 @@ def _nearest(line: list[tuple[float, float]], place: float) -> tuple[float, floa
 
 def _finite(*values: float) -> bool:
     return all(math.isfinite(value) for value in values)
-
-
-def _percent(value: float) -> str:
-    return f"{value * 100:.0f}%"
-
-
-def _short(value: float) -> str:
-    """At most five characters or so, as an axis takes it: 0, 0.5, 12, 1.5k, 2M, 3e-04, 5e21."""
-    size = abs(value)
-    if size >= 1e15:
-        return f"{value:.3g}".replace("e+", "e")
-    for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
-        if size >= limit * 0.9999:
-            scale = 1e3 if suffix == "k" else limit
-            return f"{value / scale:.4g}{suffix}"
-    if 0 < size < 1e-3:
-        return f"{value:.3g}"
-    return f"{value:.4g}"
 
 
 def _n(value: float) -> str:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smalti.base.axis import log_ticks, ticks
 from smalti.base.chart import (
     Bar,
     Cross,
@@ -16,10 +17,8 @@ from smalti.base.chart import (
     bar_chart,
     column,
     line_chart,
-    log_ticks,
     stacked_area,
     standalone,
-    ticks,
 )
 
 NUMBERS = st.floats(-1e12, 1e12) | st.sampled_from([math.nan, math.inf, -math.inf, 0.0])
