@@ -142,9 +142,9 @@ def _list(recipes: list[str], presets: list[str], as_json: bool) -> None:
 def _guess(name: str) -> str:
     """The kind of config that knows most of a file's keys; of several the one that its name speaks of, or the first."""
     from smalti.base.errors import UserError
-    from smalti.config.find import find_recipe, hint_of_preset, is_preset, keys_of
+    from smalti.config.find import find_recipe, hint_of_preset, is_preset, keys_of, recipe_names
 
-    if is_preset(name) and not Path(name).exists():
+    if is_preset(name) and name not in recipe_names() and not Path(name).exists():
         return "model"
     try:
         found = find_recipe(name)

@@ -33,5 +33,5 @@ app.command(epilog="Example: smalti plan tuning llama-3-8b --method qlora --rank
 app.command(epilog="Example: smalti plan hardware h100-sxm --json")(hardware)
 app.command(epilog="Example: smalti plan failures gpus=3072 days=75 restart_s=120 --simulate")(failures)
 app.command(epilog="Example: smalti plan flops mpt-7b --seq-len 2048 --mfu 0.507 --from llm-foundry")(flops)
-app.command(epilog="Example: smalti plan layout dbrx.yaml --gpu h100-sxm --gpus 3072")(layout)
-app.command(epilog="Example: smalti plan scaling dbrx.yaml --gpus 64,512,3072 --plot curve.svg")(scaling)
+app.command(epilog="Example: smalti plan layout dbrx-132b --gpu h100-sxm --gpus 3072")(layout)
+app.command(epilog="Example: smalti plan scaling dbrx-132b --gpus 64,512,3072 --plot curve.svg")(scaling)

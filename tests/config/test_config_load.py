@@ -265,7 +265,7 @@ def test_bad_files_are_answered(tmp_path, text, words):
 
 def test_a_file_that_is_missing_or_no_text(tmp_path):
     assert "there is no recipe file or recipe named" in refused(str(tmp_path / "none.yaml"))
-    assert "one of: demo, demo-continue, demo-dense\n" in refused("nosuch")  # recipes of a run, not those of data
+    assert "one of: dbrx-132b, demo, demo-continue, demo-dense\n" in refused("nosuch")  # recipes of a run, not those of data
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
     assert "not UTF-8" in refused(str(tmp_path / "b.yaml"))
 
@@ -314,7 +314,7 @@ def test_every_recipe_of_a_run_loads():
         keys = yaml.safe_load(find.find_recipe(name).text)
         if "train" in keys or "base" in keys:
             loaded.append(load(RunConfig, name).config.name)
-    assert loaded == ["demo", "demo-continue", "demo-dense"]
+    assert loaded == ["dbrx-132b", "demo", "demo-continue", "demo-dense"]
 
 
 def test_schema_offers_base_and_preset_and_descriptions():
