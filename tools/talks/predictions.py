@@ -1,7 +1,7 @@
 """What the planner predicts for the talks' claims about scaling, networks, memory, mixtures of experts, FSDP.
 
-Promises the numbers that the commands beside them print; runs are written as changes to the recipe ``demo``, so that
-the commands need no file.
+Promises the numbers that the commands beside them print; runs are a recipe of the package or
+changes to one, so that the commands need no file.
 """
 
 from functools import cache, partial
@@ -17,10 +17,7 @@ from smalti.plan.memory import memory_per_rank
 from smalti.plan.scaling import Curve, curve, dense_twin, predict
 
 MPT = "demo model.preset=mpt-7b data.seq_len=2048 train.global_batch_tokens=1048576"
-DBRX = (
-    "demo model.preset=dbrx-132b data.seq_len=4096 train.global_batch_tokens=62914560 "
-    "train.parallel.activation_checkpointing=full"
-)
+DBRX = "dbrx-132b"
 MPT_30B = "demo model.preset=mpt-30b data.seq_len=2048 train.global_batch_tokens=4194304"
 ROWS = "demo model.preset=dbrx-132b data.seq_len=4096 train.parallel.ranks=3072 train.parallel.replicate=48"
 
