@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -70,10 +71,12 @@ class _Batches(TokenBatches):
 def counted_steps(config: RunConfig, steps: int = 2) -> list[LiveBytes]:
     """Take ``steps`` steps; one count for each. The first makes gradients and buffers that later ones find."""
     with tempfile.TemporaryDirectory(prefix="counted-") as folder:
-        config = config.model_copy(update={"folder": f"{folder}/{env.world().rank}"})
+        track = config.track.model_copy(update={"console": False, "system_every_s": 0})
+        config = config.model_copy(update={"folder": f"{folder}/{env.world().rank}", "track": track})
         stream: Any = _Stream(config, env.world().world_size)
         batches = _Batches(stream, torch.device("cpu"), mask_documents=config.data.mask_documents)
-        job = jobs.build(config, batches=batches)
+        with patch.object(jobs, "_peak", return_value=None):  # no MFU is asked for, so no matmul rate is measured
+            job = jobs.build(config, batches=batches)
         return [_count(job, batches.batch(step)) for step in range(steps)]
 
 
