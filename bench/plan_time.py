@@ -1,6 +1,6 @@
 """How near the predicted time of a step is: six recipes on this machine, predicted and measured.
 
-    make bench NAME=plan_time ARGS='--record'       # about 6 minutes on two cores
+    make bench NAME=plan_time ARGS='--record'       # about 8 minutes on two cores, idle otherwise
 
 Measures the machine (``smalti plan hardware this-machine``), then whole steps of small recipes, none of them one of the
 six, to which the factors of ``plan/factors.py`` are fitted (least squares of relative errors, none below 0); then
@@ -24,6 +24,7 @@ import numpy as np
 import yaml
 from record import record
 
+from smalti.base.env import cpu_count
 from smalti.config.hardware import Hardware, hardware
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
@@ -33,6 +34,9 @@ from smalti.plan.step import layout_of, passes_of, step_time, threads_of, units_
 from smalti.plan.work import update, works
 
 STEPS, CALIBRATION_STEPS, WARM_STEPS = 20, 8, 3
+SETTLE_STEPS, SETTLE_S = 50, 20.0
+"""A model with experts warms up for so many steps, or so long: products of a number of tokens that an expert has for
+the first time are prepared first (oneDNN keeps 1,024 of them); a step falls to half of its time over 40 steps."""
 WITHIN = (0.15, 0.25)
 STEADY = 0.03
 """Weight of the wish that a factor be near 1, beside a recipe's relative error: it settles what recipes leave open."""
@@ -67,10 +71,10 @@ def _recipe(name: str, rows: int, seq_len: int, recompute: bool, model: dict[str
 SIX = [
     _recipe("dense-1.6m", 8, 256, False, _model(4096, 128, 384, 3, 4)),
     _recipe("moe-3m", 8, 256, True, _model(4096, 128, 192, 3, 4, norm="layernorm", **_moe(8, 2))),
-    _recipe("dense-23m", 8, 512, True, _model(16384, 384, 1024, 6, 6)),
-    _recipe("moe-38m", 8, 512, False, _model(16384, 384, 512, 6, 6, **_moe(8, 2))),
-    _recipe("dense-134m", 2, 1024, False, _model(32000, 768, 2048, 12, 12)),
-    _recipe("moe-124m", 2, 1024, True, _model(32000, 640, 768, 8, 10, **_moe(8, 2))),
+    _recipe("dense-23m", 4, 512, True, _model(16384, 384, 1024, 6, 6)),
+    _recipe("moe-38m", 4, 512, False, _model(16384, 384, 512, 6, 6, **_moe(8, 2))),
+    _recipe("dense-67m", 1, 1024, False, _model(16000, 768, 2048, 6, 12)),
+    _recipe("moe-83m", 1, 1024, True, _model(16000, 640, 768, 5, 10, **_moe(8, 2))),
 ]
 """Dense and with experts, three sizes, with and without recomputation."""
 
@@ -92,6 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--record", action="store_true", help="write bench/results/plan_time.json")
     parser.add_argument("--machine", help="a file of 'smalti plan hardware this-machine --save', in place of measuring")
+    parser.add_argument("--threads", type=int, help="CPU threads; absent: all cores, which must be idle otherwise")
     parser.add_argument("--save", help="write the measured machine to this file")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -99,7 +104,14 @@ def main() -> None:
         print(json.dumps(steps_of(json.loads(options.child))))
         return
     began_s = time.monotonic()
-    machine = hardware(options.machine) if options.machine else measured_machine(formats=("bf16",), tell=print)
+    threads = options.threads or cpu_count()
+    machine = (
+        hardware(options.machine)
+        if options.machine
+        else measured_machine(threads=threads, formats=("bf16",), tell=print)
+    )
+    for recipe in (*OUTSIDE, *SIX):
+        recipe["train"]["parallel"]["threads"] = threads
     if options.save:
         Path(options.save).write_text(yaml.safe_dump(machine.model_dump(mode="json"), default_flow_style=None))
     outside = [row(recipe, machine, CALIBRATION_STEPS) for recipe in OUTSIDE]
@@ -205,7 +217,6 @@ def steps_of(recipe: dict[str, Any]) -> list[float]:
 
     from smalti.train.batches import Microbatch
     from smalti.train.job import build
-    from smalti.train.step import train_step
 
     steps = recipe.pop("steps")
     config = from_dict(RunConfig, recipe).config
@@ -233,14 +244,21 @@ def steps_of(recipe: dict[str, Any]) -> list[float]:
     with tempfile.TemporaryDirectory(prefix="plan-time-") as folder:
         batches = Random()
         job = build(config.model_copy(update={"folder": f"{folder}/run"}), batches=batches)
-        times = []
-        for step in range(WARM_STEPS + steps):
-            microbatches = batches.batch(step)
-            start = time.perf_counter()
-            result = train_step(job.state, microbatches, job.loss)
-            float(result.loss)
-            times.append(time.perf_counter() - start)
-    return times[WARM_STEPS:]
+        times = list[float]()
+        warm = WARM_STEPS if config.model.moe is None else SETTLE_STEPS
+        while len(times) < WARM_STEPS or (len(times) < warm and sum(times) < SETTLE_S):
+            times.append(_timed(job, batches))
+        return [_timed(job, batches) for _ in range(steps)]
+
+
+def _timed(job: Any, batches: Any) -> float:
+    from smalti.train.step import train_step
+
+    microbatches = batches.batch(job.state.step)
+    start = time.perf_counter()
+    result = train_step(job.state, microbatches, job.loss)
+    float(result.loss)
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def hardware(
 ) -> None:
     """Print what is known of devices: dense peaks, memory, links, usual price. With a name: every figure's source.
 
-    this-machine is measured in 20 to 40 s: matrix products by shape, attention, kernels, an all-reduce. Saved, it is a
+    this-machine is measured in about a minute: matrix products by shape, attention, kernels, an all-reduce. Saved, it is a
     device like any other: --gpu FILE.yaml.
     """
     from smalti.base.errors import UserError

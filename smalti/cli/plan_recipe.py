@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from smalti.config.run import RunConfig
     from smalti.track.report.read import RunRecord
 
-Measure = Annotated[bool, typer.Option("--measure", help="Measure this machine's CPU first, which takes 15 to 30 s.")]
+Measure = Annotated[bool, typer.Option("--measure", help="Measure this machine's CPU first, which takes 30 to 60 s.")]
 Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A .yaml file, a run folder, or the name of a recipe.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[A.B=VALUE]...", help="Changes to the recipe.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -1,7 +1,7 @@
-"""The matmul rate that a device reaches: the yardstick of MFU where no published peak is known, and of the planner.
+"""The matmul rate that a device reaches: the yardstick of MFU where no published peak is known.
 
 A rank measures itself while its peers do the same, so that ranks sharing a machine share it here as they do in
-training; ``smalti.fleet.probes.matmul`` measures the same way before there are ranks. It is a yardstick, no benchmark.
+training. It is a yardstick, no benchmark; ``smalti.fleet.probes.machine`` measures what the planner needs.
 """
 
 import time

@@ -31,7 +31,7 @@ def measured_machine(
     tell: Tell = lambda line: None,
     timeout_s: float = 300.0,
 ) -> Hardware:
-    """This machine's CPU as a device, measured with ``threads`` threads (0: all usable cores); about 10 s a format.
+    """This machine's CPU as a device, measured with ``threads`` threads (0: all usable cores); about 30 s a format.
 
     ``tell`` hears what is being measured. The peak of a format is its fastest product; the bandwidth is that of a large
     copy, read and written. fp32 is always among the formats: the router and the update work in it.

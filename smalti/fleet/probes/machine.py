@@ -1,7 +1,7 @@
 """How fast this machine does what a training step is made of: ``python -m smalti.fleet.probes.machine --threads 2``.
 
 Prints progress, a line a stage, to stderr, and to stdout one JSON object: the section ``measured`` of a device
-(``smalti.config.measured``), without ``collective``. Takes about ten seconds a format.
+(``smalti.config.measured``), without ``collective``. Takes about half a minute a format.
 
 Products by shape; attention as ``model/blocks/attention`` chooses it; the kernels of ``smalti.plan.work.KINDS`` by
 their elements. Freed memory is kept, as a rank keeps it. The time of a work is the shortest of some repeats, in two
