@@ -217,7 +217,8 @@ class _Step:
     def _reduced(self, weights: float, share: float, last: float) -> Iterator[Parts]:
         """Gradients are laid into a buffer and summed into this rank's share, which is cast where that is not fp32.
 
-        ``last``: bytes of the last gradient, which FSDP2 holds until the sum is there. gloo sums in a copy.
+        ``last``: bytes of the last gradient, which FSDP2 holds until the sum is there. gloo sums in a copy, which its
+        thread may hold a little longer.
         """
         size, alone = self.rank.reduce_bytes, self.rank.shards == 1
         waits = Parts() if alone else Parts(gradients=last)
@@ -225,7 +226,7 @@ class _Step:
         again = weights * size if self.shape.device == "cpu" and not alone else 0.0
         yield waits + Parts(buffers=weights * size + again, gradients=share * size)
         if size != 4:
-            yield waits + Parts(buffers=weights * size + share * size, gradients=share * 4)
+            yield waits + Parts(buffers=weights * size + again + share * size, gradients=share * 4)
 
     def _whole(self, layer: int) -> float:
         """Bytes of a block's whole weights."""
