@@ -38,7 +38,7 @@ SETTLE_STEPS, SETTLE_S = 50, 20.0
 """A model with experts warms up for so many steps, or so long: products of a number of tokens that an expert has for
 the first time are prepared first (oneDNN keeps 1,024 of them); a step falls to half of its time over 40 steps."""
 WITHIN = (0.15, 0.25)
-STEADY = 0.03
+STEADY = 0.1
 """Weight of the wish that a factor be near 1, beside a recipe's relative error: it settles what recipes leave open."""
 
 

@@ -45,5 +45,6 @@ class Measured(Config):
     collective: Collective | None = None
     """None: one rank."""
     factors: dict[str, float] = Field(default_factory=dict)
-    """``product``, ``attention``, ``kernel``, ``update`` -> seconds inside a step for each second of such work alone;
-    and ``unit_s``, host time of one sharded unit in a pass. Absent ones are those of ``smalti.plan.factors``."""
+    """``product``, ``experts``, ``attention``, ``kernel``, ``update`` -> seconds inside a step for each second of such
+    work alone; and ``unit_s``, host time of one sharded unit in a pass. Absent ones are those of
+    ``smalti.plan.factors``."""

@@ -39,7 +39,14 @@ OTHERS = Factors(1.198, 2.918, 1.978, 0.70, 1.50, "A100 and H100 together, for a
 
 _DEVICES = {"a100": AMPERE, "a800": AMPERE, "h100": HOPPER, "h800": HOPPER, "h200": HOPPER, "gh200": HOPPER}
 
-CPU: Mapping[str, float] = {"product": 1.63, "attention": 1.10, "kernel": 1.75, "update": 1.60, "unit_s": 6.1e-3}
+CPU: Mapping[str, float] = {
+    "product": 1.63,
+    "experts": 1.63,
+    "attention": 1.10,
+    "kernel": 1.75,
+    "update": 1.60,
+    "unit_s": 6.1e-3,
+}
 """Seconds inside a step for each second of such work alone, and host time of one FSDP unit in one pass. Fitted to five
 dense recipes on one core of a Xeon with AMX, while other work ran on the other: provisional."""
 
@@ -74,9 +81,12 @@ def of_cpu(own: Mapping[str, float]) -> dict[str, float]:
 
 
 def class_of(work: Work) -> str:
-    """``product``, ``attention``, ``kernel``, or ``update``: what goes over parameters."""
+    """``product``, ``experts`` (products of as many rows as an expert has tokens), ``attention``, ``kernel``, or
+    ``update`` (what goes over parameters)."""
     if work.part in ("weights", "clip", "optimizer"):
         return "update"
+    if work.ragged:
+        return "experts"
     if work.kind in KINDS:
         return "kernel"
     return "attention" if work.kind.startswith("attention") else "product"

@@ -84,6 +84,8 @@ class Work:
     """Of one, computed already before: no progress."""
     fp32: bool = False
     """In fp32 whatever the compute format is."""
+    ragged: bool = False
+    """A product of as many rows as an expert has tokens, which is another number each time."""
     launches: float = 1
     """Kernels of one, where ``KINDS`` does not say it."""
 
@@ -237,9 +239,11 @@ def _experts(model: ModelConfig, share: Share) -> tuple[list[Work], list[Work]]:
     for width, out, kind in ((hidden, inner, "nt"), (inner, hidden, "nn")):
         times = here * (2 if model.gated and kind == "nt" else 1)
         other = "nn" if kind == "nt" else "nt"
-        ahead.append(product("experts", kind, mine, width, out, times))
-        back.append(product("experts", other, mine, out, width, times))
-        back.append(product("experts", "tn", model.expert_width / share.layout.tensor, mine, hidden, times))
+        ahead.append(product("experts", kind, mine, width, out, times, ragged=True))
+        back.append(product("experts", other, mine, out, width, times, ragged=True))
+        back.append(
+            product("experts", "tn", model.expert_width / share.layout.tensor, mine, hidden, times, ragged=True)
+        )
     if moe.num_shared_experts:
         shared = _mlp(model, share, moe.num_shared_experts * model.expert_width)
         ahead, back = ahead + shared[0], back + shared[1]
