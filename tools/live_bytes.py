@@ -117,10 +117,10 @@ class LiveBytes(TorchDispatchMode):
             yield phase, total, storage
 
     def _see(self, tensor: torch.Tensor, op: str) -> None:
-        if isinstance(tensor, DTensor) or tensor.device.type == "meta":
+        if isinstance(tensor, DTensor):
             return
         storage = tensor.untyped_storage()
-        if storage in self._now:
+        if storage in self._now or storage.device.type == "meta":  # fake tensors too say that they are on a device
             return
         entry = Storage(storage.nbytes(), self.in_phase, op, tuple(tensor.shape), str(tensor.dtype))
         self._now[storage] = entry
