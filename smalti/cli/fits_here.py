@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from smalti.config.run import RunConfig
 
-_BESIDE_TENSORS_BYTES = 0.5e9
-"""What a rank's process takes on a CPU beside tensors: interpreter and torch 300 MB, and 100 to 300 MB that glibc holds
-of small blocks that were freed (docs/concepts/memory.md)."""
+_BESIDE_TENSORS_BYTES, _HEAP_FRAC = 0.4e9, 1.5
+"""A rank's process on a CPU: interpreter and torch, and what the C library's heap takes for a byte of live tensors. The
+second was 1.1 to 1.55 over the six recipes of bench/plan_memory.py, more the larger the model."""
 
 
 def memory_warning(config: "RunConfig", *, ranks: int) -> str | None:
@@ -29,22 +29,20 @@ def memory_warning(config: "RunConfig", *, ranks: int) -> str | None:
         return None
     found = machine.memory()
     whole = min(found["total_bytes"], found["cgroup_limit_bytes"] or found["total_bytes"])
-    share = whole / ranks - _BESIDE_TENSORS_BYTES
+    share = (whole / ranks - _BESIDE_TENSORS_BYTES) / _HEAP_FRAC
     part = "this machine" if ranks == 1 else f"its part of this machine, one of {ranks},"
     return _warning(config, max(share, 1.0), part, "cpu")
 
 
 def _warning(config: "RunConfig", memory_bytes: float, name: str, device: str) -> str | None:
     from smalti.base.units import format_bytes
-    from smalti.plan.fit import helps
-    from smalti.plan.memory import memory_per_rank
+    from smalti.plan.memory.fit import helps
+    from smalti.plan.memory.rank import memory_per_rank
 
     needed = memory_per_rank(config, device=device).total_bytes
     if needed <= memory_bytes:
         return None
     found = helps(config, memory_bytes, device=device)
     cure = f"would fit: {found[0].change}" if found else "neither a smaller microbatch nor recomputation would help"
-    return (
-        f"memory: a rank needs {format_bytes(needed)} (smalti plan memory), {name} has {format_bytes(memory_bytes)}; "
-        + cure
-    )
+    has = f"{name} has {format_bytes(memory_bytes)} for tensors"
+    return f"memory: a rank needs {format_bytes(needed)} (smalti plan memory), {has}; {cure}"
