@@ -3,10 +3,10 @@
     make bench NAME=plan_time ARGS='--record'       # about 8 minutes on two cores, idle otherwise
 
 Measures the machine (``smalti plan hardware this-machine``), then whole steps of small recipes, none of them one of the
-six, to which the factors of ``plan/factors.py`` are fitted (least squares of relative errors, none below 0); then
-predicts the six and measures them: the median of 20 steps of the trainer's own ``train_step``, each recipe in a process
-of its own, tokens at random. Nothing is fitted to the six. The table shows both predictions: with the factors just
-fitted and with those that the package has.
+six, to which the factors of ``plan/step_time/factors.py`` are fitted (least squares of relative errors, none below
+0); then predicts the six and measures them: the median of 20 steps of the trainer's own ``train_step``, each recipe
+in a process of its own, tokens at random. Nothing is fitted to the six. The table shows both predictions: with the
+factors just fitted and with those that the package has.
 """
 
 import argparse
@@ -29,9 +29,9 @@ from smalti.config.hardware import Hardware, hardware
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.fleet.measure import measured_machine
-from smalti.plan import factors, rates
-from smalti.plan.step import layout_of, passes_of, step_time, threads_of, units_of
-from smalti.plan.work import update, works
+from smalti.plan.step_time import factors, rates
+from smalti.plan.step_time.step import layout_of, passes_of, step_time, threads_of, units_of
+from smalti.plan.step_time.work import update, works
 
 STEPS, CALIBRATION_STEPS, WARM_STEPS = 20, 8, 3
 SETTLE_STEPS, SETTLE_S = 50, 20.0

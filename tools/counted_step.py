@@ -17,7 +17,7 @@ from live_bytes import LiveBytes
 from smalti.base import env
 from smalti.config.run import RunConfig
 from smalti.data.batch import Batch
-from smalti.plan.memory import microbatch_tokens
+from smalti.plan.memory.rank import microbatch_tokens
 from smalti.train import job as jobs
 from smalti.train.batches import Microbatch, TokenBatches
 from smalti.train.step import train_step

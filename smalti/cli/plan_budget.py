@@ -9,7 +9,7 @@ import typer
 from smalti.cli.plan_recipe import Json
 
 if TYPE_CHECKING:
-    from smalti.plan.budget import Budget
+    from smalti.plan.budget.solver import Budget
 
 
 def budget(
@@ -29,7 +29,7 @@ def budget(
     """
     from smalti.base.errors import UserError
     from smalti.cli.tables import print_json
-    from smalti.plan.budget_problem import KEYS
+    from smalti.plan.budget.problem import KEYS
     from smalti.plan.given import split
 
     if plot is not None and plot.suffix != ".svg":
@@ -53,7 +53,7 @@ def budget(
 
 def solved(words: Mapping[str, str]) -> "Budget":
     """The budget of ``key=value`` words; ``model`` may be anything that has parameters to count."""
-    from smalti.plan.budget import solve
+    from smalti.plan.budget.solver import solve
 
     if "model" not in words:
         return solve(words)
@@ -150,7 +150,7 @@ def _other(found: "Budget", name: str) -> str:
 
 
 def _interval_source(found: "Budget") -> str:
-    from smalti.plan.fits import LEVEL
+    from smalti.plan.laws.fits import LEVEL
 
     fit = f"{LEVEL:.0%} by the {found.fit.interval_source}"
     mfu = "the range of the assumed MFU"

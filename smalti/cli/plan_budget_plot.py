@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from smalti.base.chart import Cross, Series
-    from smalti.plan.budget import Budget
-    from smalti.plan.budget_choice import Law
+    from smalti.plan.budget.choice import Law
+    from smalti.plan.budget.solver import Budget
 
 _POINTS = 97
 _DECADES = 1.5
@@ -107,14 +107,14 @@ def _cost(found: "Budget") -> tuple[float, str]:
 
 def _best(law: "Law", flops: float, served: float = 0.0) -> tuple[float, float]:
     """Active parameters and tokens that are best for so many FLOPs of training."""
-    from smalti.plan.bisect import root
+    from smalti.plan.laws.bisect import root
 
     active = math.exp(root(lambda x: law.balance(math.exp(x), flops / 6 / math.exp(x), served), 0.0, law.most))
     return active, flops / 6 / active
 
 
 def _bounds(found: "Budget", flops: float) -> tuple[float, float] | None:
-    from smalti.plan.fits import spread
+    from smalti.plan.laws.fits import spread
 
     def best(fit: "object") -> dict[str, float]:
         law = found.problem.law(fit)  # type: ignore[arg-type]

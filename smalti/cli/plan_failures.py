@@ -9,9 +9,9 @@ import typer
 from smalti.cli.plan_recipe import Json
 
 if TYPE_CHECKING:
-    from smalti.plan.failure_setup import Setup
-    from smalti.plan.reliability import Outlook
-    from smalti.plan.simulate import Simulated
+    from smalti.plan.failures.reliability import Outlook
+    from smalti.plan.failures.setup import Setup
+    from smalti.plan.failures.simulate import Simulated
 
 _SWITCHES = {"true": True, "false": False}
 
@@ -37,7 +37,7 @@ def failures(
     restart_s and repair_days of one of Llama 3's causes: detect_s.nccl-watchdog=600.
     """
     from smalti.base.errors import UserError
-    from smalti.plan.reliability import outlook, to_json
+    from smalti.plan.failures.reliability import outlook, to_json
 
     if not simulate and (repeats, seed, burst) != (None, None, None):
         raise UserError("--repeats, --seed and --burst say how to simulate", hint="--simulate")
@@ -46,7 +46,7 @@ def failures(
     setup = setup_from(values or [])
     found, played = outlook(setup), None
     if simulate:
-        from smalti.plan import simulate as room
+        from smalti.plan.failures import simulate as room
 
         times = 200 if repeats is None else repeats
         runs = room.simulate(setup, repeats=times, seed=seed or 0, burst=1.0 if burst is None else burst)
@@ -73,9 +73,9 @@ def failures(
 def setup_from(words: Sequence[str]) -> "Setup":
     """The setup that ``key=value`` words describe. UserError for what is not known, twice there, or no number."""
     from smalti.base.errors import UserError
-    from smalti.plan.causes import TIMES, with_times
-    from smalti.plan.failure_rates import failure_rate
-    from smalti.plan.failure_setup import LIMITS, NAMES, setup_of
+    from smalti.plan.failures.causes import TIMES, with_times
+    from smalti.plan.failures.rates import failure_rate
+    from smalti.plan.failures.setup import LIMITS, NAMES, setup_of
     from smalti.plan.given import require_known, split
 
     of_causes, plain = {}, []
@@ -104,7 +104,7 @@ def setup_from(words: Sequence[str]) -> "Setup":
 
 def _number(name: str, text: str, limits: tuple[float, float]) -> float:
     """A number inside its limits; 0 only where they hold it."""
-    from smalti.plan.failure_setup import WHOLE
+    from smalti.plan.failures.setup import WHOLE
     from smalti.plan.given import read
 
     low, high = limits
@@ -118,9 +118,9 @@ def _text(found: "Outlook") -> str:
     """What is to be expected."""
     from smalti.base.units import format_count, format_frac, format_seconds
     from smalti.cli.tables import pairs, table
-    from smalti.plan.failure_rates import RATES
-    from smalti.plan.failure_setup import ASSUMED
-    from smalti.plan.reliability import goodput_by_rate, warnings
+    from smalti.plan.failures.rates import RATES
+    from smalti.plan.failures.reliability import goodput_by_rate, warnings
+    from smalti.plan.failures.setup import ASSUMED
 
     setup, shares = found.setup, found.shares
     rate = f"{setup.failures_per_1000_gpu_days:.3g} for each 1,000 GPU-days"

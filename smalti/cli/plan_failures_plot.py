@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from smalti.plan.reliability import Outlook
+    from smalti.plan.failures.reliability import Outlook
 
 _POINTS = 97
 _MOST_GPUS = 131_072
@@ -21,7 +21,7 @@ def picture(found: "Outlook") -> str:
 def _by_interval(found: "Outlook") -> str:
     from smalti.base.chart import Series, line_chart
     from smalti.base.units import format_frac, format_seconds
-    from smalti.plan.goodput import goodput_frac, mtbf_s
+    from smalti.plan.failures.goodput import goodput_frac, mtbf_s
 
     setup = found.setup
     middle = found.optimal_s or found.interval_s
@@ -48,7 +48,7 @@ def _by_interval(found: "Outlook") -> str:
 
 def _best(found: "Outlook", low_s: float, high_s: float) -> list[tuple[float, float]]:
     """The best interval and its goodput for other numbers of GPUs, inside the picture; none where none is best."""
-    from smalti.plan.goodput import goodput_frac, optimal_s
+    from smalti.plan.failures.goodput import goodput_frac, optimal_s
 
     setup, points = found.setup, []
     if found.optimal_s is None:
@@ -64,8 +64,8 @@ def _best(found: "Outlook", low_s: float, high_s: float) -> list[tuple[float, fl
 def _by_gpus(found: "Outlook") -> str:
     from smalti.base.chart import Series, line_chart
     from smalti.base.units import format_frac
-    from smalti.plan.failure_rates import failure_rate
-    from smalti.plan.reliability import goodput_at
+    from smalti.plan.failures.rates import failure_rate
+    from smalti.plan.failures.reliability import goodput_at
 
     setup, own = found.setup, found.setup.failures_per_1000_gpu_days
     low, high = min(64, setup.gpus), max(_MOST_GPUS, setup.gpus)

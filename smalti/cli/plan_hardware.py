@@ -23,8 +23,8 @@ def hardware(
 ) -> None:
     """Print what is known of devices: dense peaks, memory, links, usual price. With a name: every figure's source.
 
-    this-machine is measured in about a minute: matrix products by shape, attention, kernels, an all-reduce. Saved, it is a
-    device like any other: --gpu FILE.yaml.
+    this-machine is measured in about a minute: matrix products by shape, attention, kernels, an all-reduce. Saved, it
+    is a device like any other: --gpu FILE.yaml.
     """
     from smalti.base.errors import UserError
     from smalti.cli.plan_machine import THIS_MACHINE, measure

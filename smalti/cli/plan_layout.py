@@ -9,7 +9,7 @@ from smalti.cli.plan_recipe import Json, Overrides, Recipe, load_recipe
 if TYPE_CHECKING:
     from smalti.config.hardware import Hardware
     from smalti.config.run import RunConfig
-    from smalti.plan.layouts import Candidate, Layouts
+    from smalti.plan.parallel.layouts import Candidate, Layouts
 
 Device = Annotated[str, typer.Option("--gpu", help="A name of 'smalti plan hardware', or a .yaml file of a device.")]
 
@@ -29,7 +29,7 @@ def layout(
     Axes tensor, pipeline, sequence and expert go by their published formulas; the trainer has none of them yet.
     """
     from smalti.config.hardware import hardware
-    from smalti.plan.layouts import find, smallest_gpus
+    from smalti.plan.parallel.layouts import find, smallest_gpus
 
     config, device = load_recipe(recipe, overrides), hardware(gpu)
     number = gpus if gpus is not None else config.train.parallel.ranks

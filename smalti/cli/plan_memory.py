@@ -7,14 +7,14 @@ from smalti.cli.plan_recipe import Gpu, Json, Overrides, Recipe, load_recipe
 if TYPE_CHECKING:
     from smalti.config.hardware import Hardware
     from smalti.config.run import RunConfig
-    from smalti.plan.memory import Memory
+    from smalti.plan.memory.rank import Memory
 
 
 def memory(recipe: Recipe, overrides: Overrides = None, gpu: Gpu = None, as_json: Json = False) -> None:
     """Print the bytes on one rank at the fullest moment of a step, and with --gpu what fits and what would help."""
     from smalti.cli.tables import print_json
     from smalti.config.hardware import hardware
-    from smalti.plan.memory import memory_per_rank
+    from smalti.plan.memory.rank import memory_per_rank
 
     config = load_recipe(recipe, overrides)
     on = hardware(gpu) if gpu else None
@@ -74,7 +74,7 @@ def _sums(config: "RunConfig", found: "Memory", on: "Hardware | None") -> list[s
         ]
     lines.append(("total", format_bytes(found.total_bytes)))
     if on is not None:
-        from smalti.plan.fit import helps, largest_microbatch
+        from smalti.plan.memory.fit import helps, largest_microbatch
 
         capacity = on.available_memory_bytes
         fits = "it fits" if found.total_bytes <= capacity else "it does not fit"
@@ -92,7 +92,7 @@ def _sums(config: "RunConfig", found: "Memory", on: "Hardware | None") -> list[s
 def _fit_json(config: "RunConfig", on: "Hardware") -> dict[str, Any]:
     from dataclasses import asdict
 
-    from smalti.plan.fit import helps, largest_microbatch
+    from smalti.plan.memory.fit import helps, largest_microbatch
 
     capacity, device = on.available_memory_bytes, _kind(on)
     return {

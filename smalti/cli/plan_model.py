@@ -70,7 +70,7 @@ def devices(gpu: str | None) -> "list[Hardware]":
 def room(known: "Hardware", usable_frac: float | None, *, reserved_frac: float | None = None) -> float:
     """Bytes of a device that may be used; ``reserved_frac`` of it are left where the system sets no limit."""
     from smalti.base.errors import UserError
-    from smalti.plan.devices import RESERVED_FRAC, room_bytes
+    from smalti.plan.serving.devices import RESERVED_FRAC, room_bytes
 
     if usable_frac is not None and not 0 < usable_frac <= 1:
         raise UserError(f"--usable {usable_frac} is no share", allowed="above 0, up to 1")

@@ -7,7 +7,7 @@ import typer
 from smalti.cli.plan_recipe import Json
 
 if TYPE_CHECKING:
-    from smalti.plan.phases import Estimate, Phase, Phases, Rung
+    from smalti.plan.budget.phases import Estimate, Phase, Phases, Rung
 
 
 def phases(
@@ -26,8 +26,8 @@ def phases(
     """
     from smalti.base.errors import UserError
     from smalti.cli.tables import print_json
+    from smalti.plan.budget.phases import KEYS, solve
     from smalti.plan.given import split
-    from smalti.plan.phases import KEYS, solve
 
     words = split(values or [], KEYS)
     if not words:

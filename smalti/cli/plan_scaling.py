@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from smalti.config.hardware import Hardware
     from smalti.config.run import RunConfig
     from smalti.plan.layout import Layout
-    from smalti.plan.scaling import Curve, Point
+    from smalti.plan.parallel.scaling import Curve, Point
 
 _TITLES = {
     "strong": "The recipe's batch on all of them (strong scaling)",
@@ -66,9 +66,9 @@ def _numbers(given: str) -> list[int]:
 
 def _curves(config: "RunConfig", device: "Hardware", numbers: list[int], *, any_axis: bool) -> dict[str, "Curve"]:
     from smalti.base.errors import UserError
-    from smalti.plan.layout_rules import check_gpus
-    from smalti.plan.layouts import choose
-    from smalti.plan.scaling import curve, dense_twin
+    from smalti.plan.parallel.layouts import choose
+    from smalti.plan.parallel.rules import check_gpus
+    from smalti.plan.parallel.scaling import curve, dense_twin
 
     def chosen(run: "RunConfig", number: int) -> tuple["Layout", int]:
         if not any_axis:

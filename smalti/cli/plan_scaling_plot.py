@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from smalti.plan.scaling import Curve
+    from smalti.plan.parallel.scaling import Curve
 
 _LABELS = {"strong": "one batch", "weak": "batch that grows", "dense": "dense model of as many active parameters"}
 _COLOURS = {"strong": 0, "weak": 1, "dense": 2}

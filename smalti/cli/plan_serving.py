@@ -9,7 +9,7 @@ from smalti.cli.plan_recipe import Json
 
 if TYPE_CHECKING:
     from smalti.config.hardware import Hardware
-    from smalti.plan.serving import Load, Served, Split
+    from smalti.plan.serving.memory import Load, Served, Split
 
 
 def serving(
@@ -39,7 +39,7 @@ def serving(
     of it that engines reach. With --gpu, exit 3 where no number of them holds it.
     """
     from smalti.cli.tables import print_json
-    from smalti.plan.serving import PREFILL_TOKENS, Load, Served
+    from smalti.plan.serving.memory import PREFILL_TOKENS, Load, Served
 
     shape = load_model(model, overrides)
     served = Served(shape, weights)
@@ -66,8 +66,8 @@ def serving(
 
 def _splits(served: "Served", load: "Load", known: "Hardware", room: float, *, every: bool) -> "list[Split | None]":
     """The smallest that fits; with ``every`` also more tensor parts than that, within a node. None: it fits on none."""
-    from smalti.plan.devices import smallest_split
-    from smalti.plan.serving import Split, tensor_sizes
+    from smalti.plan.serving.devices import smallest_split
+    from smalti.plan.serving.memory import Split, tensor_sizes
 
     found = smallest_split(served, load, known, room)
     if found is None:
@@ -77,8 +77,8 @@ def _splits(served: "Served", load: "Load", known: "Hardware", room: float, *, e
 
 
 def _row(served: "Served", load: "Load", known: "Hardware", room: float, split: "Split | None") -> dict[str, Any]:
-    from smalti.plan.devices import speed
-    from smalti.plan.serving import device_memory, largest_batch, largest_context
+    from smalti.plan.serving.devices import speed
+    from smalti.plan.serving.memory import device_memory, largest_batch, largest_context
 
     row: dict[str, Any] = {"name": known.name, "title": known.title, "room_bytes": int(room), "fits": split is not None}
     if split is None:
@@ -98,7 +98,7 @@ def _plan(name: str, served: "Served", load: "Load") -> dict[str, Any]:
     from dataclasses import asdict
 
     from smalti.plan.params import count
-    from smalti.plan.serving import device_memory
+    from smalti.plan.serving.memory import device_memory
 
     params = count(served.model)
     memory = device_memory(served, load)
@@ -163,13 +163,13 @@ def _table(rows: list[dict[str, Any]], gpu: str | None) -> list[str]:
 
 
 def _split_text(row: dict[str, Any]) -> str:
-    from smalti.plan.serving import Split
+    from smalti.plan.serving.memory import Split
 
     return str(Split(row["tensor"], row["stages"]))
 
 
 def _notes(rows: list[dict[str, Any]]) -> list[str]:
-    from smalti.plan.devices import ALONE_FRAC, JOINED_FRAC, RESERVED_FRAC
+    from smalti.plan.serving.devices import ALONE_FRAC, JOINED_FRAC, RESERVED_FRAC
 
     ranges = [f"{low:g} to {high:g} of it on {where}"
               for where, (low, high) in (("one device", ALONE_FRAC), ("several", JOINED_FRAC))]  # fmt: skip

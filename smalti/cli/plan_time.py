@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from smalti.config.hardware import Hardware
     from smalti.config.run import RunConfig
     from smalti.plan.run import RunPlan
-    from smalti.plan.step import StepTime
+    from smalti.plan.step_time.step import StepTime
 
 
 def time(

@@ -35,7 +35,7 @@ def tuning(
     exit 3 where no number of them is enough.
     """
     from smalti.cli.tables import print_json
-    from smalti.plan.devices import most_devices
+    from smalti.plan.serving.devices import most_devices
     from smalti.plan.tuning import Tuned, Tuning
 
     shape = load_model(model, overrides)

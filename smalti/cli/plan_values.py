@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from smalti.plan.budget_problem import Assumption
+    from smalti.plan.budget.problem import Assumption
 
 
 def write(name: str, value: float | str) -> str:

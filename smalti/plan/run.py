@@ -1,7 +1,7 @@
 """What a run costs before it starts: parameters, tokens, FLOPs, step time, total time. Pure arithmetic on the config.
 
-The time is a prediction: that of a step on a device (``plan/step.py``) times the steps, or FLOPs over a rate that is
-given. Reading data, evals in the loop and checkpoints are not in it.
+The time is a prediction: that of a step on a device (``plan/step_time/step.py``) times the steps, or FLOPs over a
+rate that is given. Reading data, evals in the loop and checkpoints are not in it.
 """
 
 import math
@@ -14,7 +14,7 @@ from smalti.config.hardware import Hardware
 from smalti.config.run import RunConfig
 from smalti.plan.flops import FORMULA, mfu, train_flops_per_token, train_flops_per_token_causal
 from smalti.plan.params import Params, count
-from smalti.plan.step import StepTime, peak_of_ranks, step_time
+from smalti.plan.step_time.step import StepTime, peak_of_ranks, step_time
 
 CHINCHILLA_TOKENS_PER_PARAM = 20
 """Compute-optimal tokens for each parameter of a dense model (Hoffmann et al. 2022, arXiv 2203.15556)."""

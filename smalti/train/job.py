@@ -28,7 +28,7 @@ from smalti.model.blocks.attention.choice import described
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
 from smalti.plan.flops import train_flops_per_token
-from smalti.plan.memory import microbatch_tokens
+from smalti.plan.memory.rank import microbatch_tokens
 from smalti.plan.params import count
 from smalti.track import trackers
 from smalti.track.events import EventLog

@@ -11,7 +11,7 @@ import pytest
 from smalti.base.errors import UserError
 from smalti.cli.main import run
 from smalti.cli.plan_budget import budget, budget_text, solved
-from smalti.plan.budget import NAMES
+from smalti.plan.budget.solver import NAMES
 
 
 def text(*words: str) -> str:

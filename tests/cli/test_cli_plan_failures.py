@@ -111,8 +111,8 @@ def test_refusals(words: list[str], text: str) -> None:
 
 
 def test_help_names_every_key_and_rate() -> None:
-    from smalti.plan.failure_rates import RATES
-    from smalti.plan.failure_setup import NAMES
+    from smalti.plan.failures.rates import RATES
+    from smalti.plan.failures.setup import NAMES
 
     text = re.sub(r"\s+", " ", call("--help"))
     for name in (*NAMES, *(rate.name for rate in RATES)):

@@ -265,7 +265,8 @@ def test_bad_files_are_answered(tmp_path, text, words):
 
 def test_a_file_that_is_missing_or_no_text(tmp_path):
     assert "there is no recipe file or recipe named" in refused(str(tmp_path / "none.yaml"))
-    assert "one of: dbrx-132b, demo, demo-continue, demo-dense\n" in refused("nosuch")  # recipes of a run, not those of data
+    of_runs = "one of: dbrx-132b, demo, demo-continue, demo-dense\n"  # not those of data
+    assert of_runs in refused("nosuch")
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
     assert "not UTF-8" in refused(str(tmp_path / "b.yaml"))
 

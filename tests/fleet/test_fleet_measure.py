@@ -15,8 +15,8 @@ from smalti.config.measured import Measured
 from smalti.dist import allocator
 from smalti.fleet import measure
 from smalti.fleet.probes import machine
-from smalti.plan.step import step_time
-from smalti.plan.work import KINDS
+from smalti.plan.step_time.step import step_time
+from smalti.plan.step_time.work import KINDS
 
 
 @pytest.fixture

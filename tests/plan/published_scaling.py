@@ -1,4 +1,5 @@
-"""Published throughputs of one model on more and more devices: what ``smalti/plan/scaling.py`` is held against.
+"""Published throughputs of one model on more and more devices: what ``smalti/plan/parallel/scaling.py`` is held
+against.
 
 LLM Foundry, scripts/train/benchmarking/README.md at commit 8c8dd48 (2025-07): H100 80GB BF16 (Large Scale), H100 80GB
 BF16, A100 40GB with 1600 Gbit/s RoCE for each node; sequences of 2,048 tokens, full sharding. Nothing is fitted on

@@ -1,4 +1,4 @@
-"""Published training throughputs of MPT models: the rows that ``smalti/plan/factors.py`` is fitted on.
+"""Published training throughputs of MPT models: the rows that ``smalti/plan/step_time/factors.py`` is fitted on.
 
 LLM Foundry, scripts/train/benchmarking/README.md at commit 061f2c7: H100 80GB BF16 and A100 80GB, MPT models of
 scripts/train/yamls/pretrain, amp_bf16 (70B on A100: bf16), full sharding.

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from smalti.base.errors import UserError
 from smalti.config.hardware import hardware
-from smalti.plan import laws
-from smalti.plan.budget import NAMES, Budget, solve
-from smalti.plan.budget_problem import KEYS, LIMITS, Problem
-from smalti.plan.fits import FITS
+from smalti.plan.budget.problem import KEYS, LIMITS, Problem
+from smalti.plan.budget.solver import NAMES, Budget, solve
 from smalti.plan.given import number, read
+from smalti.plan.laws import law as laws
+from smalti.plan.laws.fits import FITS
 
 REFIT = FITS["besiroglu-2024"]
 LINKED = ("params", "active_params", "tokens", "tokens_per_param", "flops", "gpus", "mfu", "days", "gpu_hours")

@@ -3,9 +3,9 @@
 import pytest
 
 from smalti.base.errors import UserError
-from smalti.plan.causes import DAYS, GPUS, LLAMA_3, PLANNED, UNEXPECTED, node_loss_frac, recoveries, with_times
-from smalti.plan.failure_rates import RATES, SMALL_JOB_GPUS, SMALL_JOB_SCALED_H, failure_rate
-from smalti.plan.goodput import mtbf_s
+from smalti.plan.failures.causes import DAYS, GPUS, LLAMA_3, PLANNED, UNEXPECTED, node_loss_frac, recoveries, with_times
+from smalti.plan.failures.goodput import mtbf_s
+from smalti.plan.failures.rates import RATES, SMALL_JOB_GPUS, SMALL_JOB_SCALED_H, failure_rate
 
 PRINTED = {
     "faulty-gpu": 30.1, "hbm3": 17.2, "software-bug": 12.9, "switch-or-cable": 8.4, "host-maintenance": 7.6,

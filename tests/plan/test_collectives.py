@@ -17,8 +17,8 @@ from smalti.dist import mesh as meshes
 from smalti.dist.recompute import recompute
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
-from smalti.plan import collectives as plan
 from smalti.plan.layout import Layout
+from smalti.plan.parallel import collectives as plan
 from smalti.plan.units import units
 from smalti.train.batches import Microbatch
 from smalti.train.loss import LanguageLoss

@@ -7,8 +7,8 @@ from test_scaling import run_of
 
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
-from smalti.plan.collectives import Collective, collectives, cut
 from smalti.plan.layout import Layout
+from smalti.plan.parallel.collectives import Collective, collectives, cut
 
 
 def long_rows(model: str, seq_len: int, rows: int, full: str = "none") -> RunConfig:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smalti.plan.goodput import (
+from smalti.plan.failures.goodput import (
     DAY_S,
     Pace,
     Recovery,

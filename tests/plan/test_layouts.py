@@ -7,10 +7,10 @@ from smalti.base.errors import UserError
 from smalti.config.hardware import Hardware, hardware
 from smalti.config.run import RunConfig
 from smalti.plan.layout import Layout
-from smalti.plan.layout_rules import Kind, Rules, divisors
-from smalti.plan.layouts import choose, find, smallest_gpus
-from smalti.plan.memory import memory_per_rank
-from smalti.plan.scaling import predict
+from smalti.plan.memory.rank import memory_per_rank
+from smalti.plan.parallel.layouts import choose, find, smallest_gpus
+from smalti.plan.parallel.rules import Kind, Rules, divisors
+from smalti.plan.parallel.scaling import predict
 
 
 def fits(config: RunConfig, device: Hardware, layout: Layout, rows: int) -> bool:

@@ -9,9 +9,9 @@ from made_config import VALUES
 from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
-from smalti.plan.memory import memory_per_rank
+from smalti.plan.memory.published import MIXED_PRECISION_ADAM_BYTES, layer_activation_bytes, zero_bytes
+from smalti.plan.memory.rank import memory_per_rank
 from smalti.plan.params import count
-from smalti.plan.published_memory import MIXED_PRECISION_ADAM_BYTES, layer_activation_bytes, zero_bytes
 
 LLAMA_2_70B = {
     "family": "llama", "vocab_size": 32000, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
@@ -80,8 +80,8 @@ def test_selective_recomputation_saves_as_printed() -> None:
 
 def test_a_layer_of_gpt_here_beside_the_paper() -> None:
     """34 s b h less the 2 of dropout's masks, attention fused: the same tensors, one by one."""
-    from smalti.plan.moments import kept_bytes
-    from smalti.plan.tape import Pass
+    from smalti.plan.memory.moments import kept_bytes
+    from smalti.plan.memory.tape import Pass
 
     model = from_dict(ModelConfig, {"preset": "gpt-3-175b", "num_hidden_layers": 1}).config
     ours = kept_bytes(model, Pass(1, 2048, 2, "cuda"), recompute=False) / (2048 * model.hidden_size)

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from smalti.base.errors import UserError
 from smalti.config.hardware import hardware
-from smalti.plan.collectives import Collective, Group, group
 from smalti.plan.layout import Layout
-from smalti.plan.network import (
+from smalti.plan.parallel.collectives import Collective, Group, group
+from smalti.plan.parallel.network import (
     NETWORK_FRAC,
     NODE_LINK_FRAC,
     PROTOCOLS,

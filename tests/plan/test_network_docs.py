@@ -9,12 +9,12 @@ from test_scaling import A100, DBRX, H100, run_of
 
 from smalti.base.errors import UserError
 from smalti.config.hardware import hardware
-from smalti.plan.collectives import Group, collectives
 from smalti.plan.layout import Layout
-from smalti.plan.layouts import choose, find, smallest_gpus
-from smalti.plan.network import collective_time, cost, links, ring
+from smalti.plan.parallel.collectives import Group, collectives
+from smalti.plan.parallel.layouts import choose, find, smallest_gpus
+from smalti.plan.parallel.network import collective_time, cost, links, ring
+from smalti.plan.parallel.scaling import curve, dense_twin, predict
 from smalti.plan.params import count
-from smalti.plan.scaling import curve, dense_twin, predict
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "concepts"
 NETWORK, LAYOUTS = (" ".join((DOCS / name).read_text().split()) for name in ("network.md", "layouts.md"))

@@ -7,9 +7,9 @@ import pytest
 from smalti.base.errors import UserError
 from smalti.cli.main import run
 from smalti.config.hardware import hardware
-from smalti.plan import laws
-from smalti.plan.fits import FITS
-from smalti.plan.phases import RUNGS, Estimate, Phases, solve, total
+from smalti.plan.budget.phases import RUNGS, Estimate, Phases, solve, total
+from smalti.plan.laws import law as laws
+from smalti.plan.laws.fits import FITS
 
 
 def plan(text: str) -> Phases:

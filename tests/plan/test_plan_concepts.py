@@ -4,7 +4,7 @@ import pytest
 from test_plan_weights import preset
 
 from smalti.config.hardware import hardware
-from smalti.plan.devices import room_bytes
+from smalti.plan.serving.devices import room_bytes
 from smalti.plan.tuning import Tuned, Tuning
 
 

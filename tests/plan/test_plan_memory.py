@@ -13,13 +13,13 @@ from smalti.base.errors import UserError
 from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
-from smalti.plan.activations import BlockTape
-from smalti.plan.fit import helps, largest_microbatch
 from smalti.plan.layout import Layout
-from smalti.plan.memory import Assumed, activation_bytes, memory_per_rank, microbatch_tokens
-from smalti.plan.moments import Rank, kept_bytes, moments
+from smalti.plan.memory.activations import BlockTape
+from smalti.plan.memory.fit import helps, largest_microbatch
+from smalti.plan.memory.moments import Rank, kept_bytes, moments
+from smalti.plan.memory.rank import Assumed, activation_bytes, memory_per_rank, microbatch_tokens
+from smalti.plan.memory.tape import Pass, Tape
 from smalti.plan.params import count
-from smalti.plan.tape import Pass, Tape
 
 LLAMA_3_8B: dict[str, Any] = {
     "name": "llama",
@@ -142,8 +142,8 @@ def test_what_the_trainer_calls_the_same() -> None:
     pytest.importorskip("torch")
     from smalti.dist import fsdp
     from smalti.model.blocks.attention import choice, spans
-    from smalti.plan import attention_activations as activations
-    from smalti.plan import moments as plan
+    from smalti.plan.memory import attention as activations
+    from smalti.plan.memory import moments as plan
 
     assert choice.LONGEST_KEPT_TOKENS == activations.LONGEST_KEPT_TOKENS
     assert choice._LONGEST_MASKED_TOKENS == activations.LONGEST_MASKED_TOKENS

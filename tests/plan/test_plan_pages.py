@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from smalti.cli.main import run
-from smalti.plan import budget, laws
-from smalti.plan.fits import FITS, spread
+from smalti.plan.budget import solver as budget
+from smalti.plan.laws import law as laws
+from smalti.plan.laws.fits import FITS, spread
 
 DOCS = Path(__file__).parents[2] / "docs"
 _EXAMPLE = re.compile(r"^```console\n\$ (smalti plan (?:budget|phases) .+)\n((?:.*\n)+?)```$", re.MULTILINE)

@@ -11,7 +11,7 @@ from made_machine import machine
 from smalti.base.errors import DataError, UserError
 from smalti.config.hardware import hardware
 from smalti.plan.run import plan_run, steps_by_kind
-from smalti.plan.step import step_time
+from smalti.plan.step_time.step import step_time
 from smalti.plan.verify import Comparison, verify
 
 

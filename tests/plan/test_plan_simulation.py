@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from test_goodput import COLUMNS, ROWS, cell
 
 from smalti.base.errors import UserError
-from smalti.plan import goodput
-from smalti.plan.causes import LLAMA_3, Cause, with_times
-from smalti.plan.failure_setup import Setup
-from smalti.plan.simulate import simulate, summary
+from smalti.plan.failures import goodput
+from smalti.plan.failures.causes import LLAMA_3, Cause, with_times
+from smalti.plan.failures.setup import Setup
+from smalti.plan.failures.simulate import simulate, summary
 
 SMALL = Setup(3072, detect_s=600, restart_s=900, checkpoint_stall_s=30, days=20)
 

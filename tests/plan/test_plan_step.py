@@ -16,11 +16,11 @@ from smalti.config.find import preset_names
 from smalti.config.hardware import hardware
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
-from smalti.plan import factors, rates
 from smalti.plan.flops import train_flops_per_token, train_flops_per_token_causal
 from smalti.plan.layout import Layout
-from smalti.plan.step import layout_of, passes_of, step_time
-from smalti.plan.work import Work, loss_tile, update, works
+from smalti.plan.step_time import factors, rates
+from smalti.plan.step_time.step import layout_of, passes_of, step_time
+from smalti.plan.step_time.work import Work, loss_tile, update, works
 from smalti.train.cross_entropy import _cut, _Options
 
 

@@ -12,9 +12,9 @@ from test_plan_weights import preset
 from smalti.base.errors import UserError
 from smalti.cli.main import run
 from smalti.config.model import ModelConfig
-from smalti.plan.moments import Rank, moments
+from smalti.plan.memory.moments import Rank, moments
+from smalti.plan.memory.tape import Pass
 from smalti.plan.params import count
-from smalti.plan.tape import Pass
 from smalti.plan.tuning import ALL_LINEAR, STATE_BYTES, Tuned, Tuning, lora_params
 
 
@@ -143,7 +143,8 @@ def test_more_devices_hold_no_more_each(config: ModelConfig, method: Any) -> Non
 @pytest.mark.parametrize("name", ["llama-3-8b", "llama-2-7b", "mpt-7b", "mixtral-8x7b", "dbrx-132b"])
 @pytest.mark.parametrize("devices", [1, 8, 64])
 def test_full_tuning_is_about_a_training_step(name: str, devices: int) -> None:
-    """Beside ``plan/moments.py``, which follows the step: the sum of the parts is at most a sixth from its peak."""
+    """Beside ``plan/memory/moments.py``, which follows the step: the sum of the parts is at most a sixth from its
+    peak."""
     model = preset(name)
     for recompute in (True, False):
         steps = moments(model, Pass(1, 2048, 2, "cuda"), Rank(shards=devices, recompute=recompute, step_tokens=2048))

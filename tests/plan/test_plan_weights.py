@@ -8,7 +8,8 @@ from test_params import models
 from smalti.base.errors import UserError
 from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
-from smalti.plan.formats import (
+from smalti.plan.params import count
+from smalti.plan.serving.formats import (
     KV_FORMATS,
     SCHEMES,
     WEIGHT_FORMATS,
@@ -17,8 +18,7 @@ from smalti.plan.formats import (
     tensor_bytes,
     weight_format,
 )
-from smalti.plan.params import count
-from smalti.plan.serving import Load, Served
+from smalti.plan.serving.memory import Load, Served
 from smalti.plan.weights import Weight, weights
 
 

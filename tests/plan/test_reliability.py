@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from smalti.base.errors import UserError
-from smalti.plan.causes import LLAMA_3, with_times
-from smalti.plan.failure_setup import ASSUMED, NAMES, Setup, setup_of
-from smalti.plan.goodput import DAY_S
-from smalti.plan.reliability import goodput_at, goodput_by_rate, outlook, to_json, warnings
+from smalti.plan.failures.causes import LLAMA_3, with_times
+from smalti.plan.failures.goodput import DAY_S
+from smalti.plan.failures.reliability import goodput_at, goodput_by_rate, outlook, to_json, warnings
+from smalti.plan.failures.setup import ASSUMED, NAMES, Setup, setup_of
 
 DBRX = Setup(3072, detect_s=600, restart_s=900, days=75.0, price_usd_per_gpu_hour=3.0)
 

@@ -9,12 +9,12 @@ from test_goodput import COLUMNS, ROWS
 from typer.testing import CliRunner
 
 from smalti.cli import plan
-from smalti.plan.causes import LLAMA_3
-from smalti.plan.failure_rates import RATES
-from smalti.plan.failure_setup import Setup
-from smalti.plan.goodput import goodput_frac, mtbf_s, spare_nodes, young_s
-from smalti.plan.reliability import outlook
-from smalti.plan.simulate import simulate, summary
+from smalti.plan.failures.causes import LLAMA_3
+from smalti.plan.failures.goodput import goodput_frac, mtbf_s, spare_nodes, young_s
+from smalti.plan.failures.rates import RATES
+from smalti.plan.failures.reliability import outlook
+from smalti.plan.failures.setup import Setup
+from smalti.plan.failures.simulate import simulate, summary
 
 PAGE = (Path(__file__).parents[2] / "docs/concepts/reliability.md").read_text()
 QUICK = Setup(3072, detect_s=30, restart_s=120, checkpoint_stall_s=1, days=75, price_usd_per_gpu_hour=3, repair_days=2)

@@ -12,9 +12,9 @@ from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.plan.flops import train_flops_per_token
 from smalti.plan.layout import Layout
-from smalti.plan.layouts import choose
+from smalti.plan.parallel.layouts import choose
+from smalti.plan.parallel.scaling import curve, dense_twin, predict, with_batch
 from smalti.plan.params import count
-from smalti.plan.scaling import curve, dense_twin, predict, with_batch
 
 H100, A100 = hardware("h100-sxm"), hardware("a100-40gb")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from smalti.config.hardware import hardware
-from smalti.plan.failure_rates import failure_rate
-from smalti.plan.goodput import Pace, Recovery, goodput_frac, mtbf_s, optimal_s
+from smalti.plan.failures.goodput import Pace, Recovery, goodput_frac, mtbf_s, optimal_s
+from smalti.plan.failures.rates import failure_rate
 from talks import arithmetic as plan
 from talks import predictions
 

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from smalti.plan.failure_rates import failure_rate
+from smalti.plan.failures.rates import failure_rate
 from talks import arithmetic as plan
 from talks.rows import Figure, Section
 

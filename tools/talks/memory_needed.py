@@ -3,8 +3,8 @@
 from functools import cache, partial
 
 from smalti.config.hardware import hardware
-from smalti.plan.devices import room_bytes
-from smalti.plan.serving import DeviceMemory, Load, Served, device_memory
+from smalti.plan.serving.devices import room_bytes
+from smalti.plan.serving.memory import DeviceMemory, Load, Served, device_memory
 from talks import arithmetic as plan
 from talks.rows import Figure, Section
 

@@ -1,0 +1,1 @@
+"""Money, compute, parameters and tokens: from whatever is given, the rest."""

@@ -1,0 +1,174 @@
+"""Parameters and tokens where the given values leave them open: by the loss that is wanted, or the best there are.
+
+Promises: one point, or none where the values leave too much open; every choice has its words. The loss is that of the
+active parameters; of a mixture of experts that is an upper bound, unless ``experts`` asks for Clark's estimate.
+"""
+
+import math
+from dataclasses import dataclass
+
+from smalti.base.errors import UserError
+from smalti.plan.budget.equations import System
+from smalti.plan.given import Given, number
+from smalti.plan.laws import law as laws
+from smalti.plan.laws.bisect import root
+from smalti.plan.laws.fits import Fit
+
+_ALL = ("params", "active_params", "tokens")
+_LEAST, _MOST = math.log(1e-3), math.log(1e40)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen."""
+
+    names: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class Law:
+    """The loss of a run by its active parameters and tokens."""
+
+    fit: Fit
+    experts: float | None = None
+    """Experts for each one that a token uses, by Clark et al.; None: what experts bring is left out."""
+    unique_tokens: float | None = None
+
+    def params(self, active: float) -> float:
+        """The parameters that the law counts."""
+        return active if self.experts is None else laws.clark_params(active, self.experts)
+
+    def loss(self, active: float, tokens: float) -> float:
+        """Nats a token."""
+        return laws.loss(self.fit, self.params(active), tokens, unique_tokens=self.unique_tokens)
+
+    def tokens_for_loss(self, active: float, target: float) -> float:
+        """UserError where no number of tokens brings ``active`` parameters there."""
+        return laws.tokens_for_loss(self.fit, self.params(active), target, unique_tokens=self.unique_tokens)
+
+    def balance(self, active: float, tokens: float, served: float) -> float:
+        """``laws.balance``, for active parameters."""
+        slope = 1.0 if self.experts is None else laws.clark_exponent(self.experts)
+        params = self.params(active)
+        return math.log(slope) + laws.balance(
+            self.fit, params, tokens, served_tokens=served, unique_tokens=self.unique_tokens
+        )
+
+    def cheapest(self, target: float, served: float) -> tuple[float, float]:
+        """Active parameters and tokens of the least 6 N D + 2 N ``served`` that reach the loss ``target``."""
+        if self.experts is None:
+            return laws.cheapest(self.fit, target, served, self.unique_tokens)
+
+        def of_line(x: float) -> float:
+            try:
+                return self.balance(math.exp(x), self.tokens_for_loss(math.exp(x), target), served)
+            except UserError:
+                return math.inf
+
+        active = math.exp(root(of_line, 0.0, self.most))
+        return active, self.tokens_for_loss(active, target)
+
+    @property
+    def most(self) -> float:
+        """Logarithm of the most active parameters that it knows."""
+        return _MOST if self.experts is None else math.log(laws.CLARK_PARAMS_MAX)
+
+    def check_loss(self, given: Given, active: float, tokens: float) -> str | None:
+        """UserError where the law contradicts a given loss; a note where they differ inside the law's interval."""
+        predicted = self.loss(active, tokens)
+        off = abs(given.value - predicted)
+        if off <= given.value * max(given.rounding, 1e-9):
+            return None
+        interval = laws.loss_interval(self.fit, self.params(active), tokens, unique_tokens=self.unique_tokens)
+        says = f"{self.fit.name} gives {number(predicted)}"
+        if interval is not None:
+            says += f" ({number(interval[0])} to {number(interval[1])})"
+        told = f"loss={given.text} but {says} for {number(active)} active parameters and {number(tokens)} tokens"
+        if interval is not None and interval[0] <= given.value <= interval[1]:
+            return told
+        raise UserError(told, allowed="a loss that the law gives", hint="leave loss out, or params, or tokens")
+
+
+def close(system: System, law: Law, target: float | None, served: float, *, may_choose: bool) -> Choice | None:
+    """Settle active parameters and tokens in ``system`` as far as it can be done; what was chosen, if anything was.
+
+    served: inference tokens, in training tokens' worth of FLOPs; they count only where there is a choice.
+    """
+    free, point, direction = system.line("active_params", "tokens")
+    if free == 1 and target is not None:
+        return _reach(system, law, target, point, direction)
+    if free == 0 or not may_choose:
+        return None
+    if free == 2:
+        if target is None:
+            return None
+        active, tokens = law.cheapest(target, served)
+        _settle(system, active, tokens)
+        what = "least over training and use" if served else "least to train"
+        return Choice(_ALL, f"of all models of loss={number(target)} the one that costs {what}, by {law.fit.name}")
+    if min(direction) >= 0 and max(direction) > 0 and 0 not in direction:
+        return None  # parameters and tokens grow together: the more the better
+    low, high = _ends(law, point, direction)
+    sign = 1.0 if direction[0] > 0 else -1.0
+    t = root(lambda t: sign * law.balance(*_at(point, direction, t), served), low, high)
+    active, tokens = _at(point, direction, t)
+    _settle(system, active, tokens)
+    rule = "cheapest over training and use for its loss" if served else "compute-optimal"
+    if direction[0] == 0:
+        return Choice(("tokens",), f"the tokens for {number(active)} active parameters: {rule} by {law.fit.name}")
+    if direction[1] == 0:
+        return Choice(
+            ("params", "active_params"), f"the parameters for {number(tokens)} tokens: {rule} by {law.fit.name}"
+        )
+    return Choice(_ALL, f"parameters and tokens of flops={number(6 * active * tokens)}: {rule} by {law.fit.name}")
+
+
+def _reach(
+    system: System, law: Law, target: float, point: tuple[float, float], direction: tuple[float, float]
+) -> Choice | None:
+    """The point of a line that has the loss ``target``."""
+    low, high = _ends(law, point, direction)
+    choice = None
+    if direction[1] < 0:  # so many FLOPs: the loss first falls with the size, then rises
+        best = root(lambda t: law.balance(*_at(point, direction, t), 0.0), low, high)
+        flops = number(6 * math.prod(_at(point, direction, best)))
+        least = law.loss(*_at(point, direction, best))
+        if target < least * (1 - 1e-9):
+            raise UserError(
+                f"loss={number(target)} is out of reach of flops={flops}: the least by {law.fit.name} is "
+                f"{number(least)}, with {number(_at(point, direction, best)[0])} parameters",
+                allowed=f"a loss of {number(least)} or more, or more FLOPs",
+            )
+        high = best
+        choice = Choice((), f"of the two models that reach loss={number(target)} with flops={flops} the smaller")
+    elif law.loss(*_at(point, direction, high)) >= target:
+        fixed = (
+            f"{number(math.exp(point[0]))} parameters" if direction[0] == 0 else f"{number(math.exp(point[1]))} tokens"
+        )
+        raise UserError(
+            f"loss={number(target)} is out of reach of {fixed}: {law.fit.name} goes down to "
+            f"{number(law.loss(*_at(point, direction, high)))}",
+            allowed="a higher loss, or more of them",
+        )
+    _settle(system, *_at(point, direction, root(lambda t: law.loss(*_at(point, direction, t)) - target, low, high)))
+    return choice
+
+
+def _settle(system: System, active: float, tokens: float) -> None:
+    system.set("active_params", active)
+    system.set("tokens", tokens)
+
+
+def _at(point: tuple[float, float], direction: tuple[float, float], t: float) -> tuple[float, float]:
+    return math.exp(point[0] + t * direction[0]), math.exp(point[1] + t * direction[1])
+
+
+def _ends(law: Law, point: tuple[float, float], direction: tuple[float, float]) -> tuple[float, float]:
+    """From where to where both stay in what can be."""
+    low, high = -1e3, 1e3
+    for at, step, most in zip(point, direction, (law.most, _MOST), strict=True):
+        if step:
+            first, last = sorted(((_LEAST - at) / step, (most - at) / step))
+            low, high = max(low, first), min(high, last)
+    return low, high

@@ -1,0 +1,337 @@
+"""What the four phases of a model cost: pretraining, curriculum, fine-tuning, preference; and how far a budget goes.
+
+Promises: compute and labelling of each phase, with an interval where a price, an MFU or a count is assumed; the four
+rungs (prompt, tune, continue, pretrain) with what each costs, and which of them a budget pays for. Counts that nobody
+gave are assumed only where the whole is asked for: no count is given, or a budget is. Does not know the price of data
+that is bought or curated, of people who build, of evaluation, or of the experiments before a run.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from smalti.base.errors import UserError
+from smalti.config.hardware import Hardware, hardware
+from smalti.config.model import ModelConfig
+from smalti.plan.budget.problem import ASSUMED_GPU, ASSUMED_MFU, PRECISIONS, Assumption, counted
+from smalti.plan.given import Given, read, require_known
+from smalti.plan.laws import law as laws
+from smalti.plan.laws.fits import DEFAULT, FITS, Interval, spread
+
+LIMITS: dict[str, tuple[float, float]] = {
+    "params": (1e3, 1e16),
+    "active_params": (1e3, 1e16),
+    "pretraining_tokens": (1e3, 1e18),
+    "curriculum_tokens": (1e3, 1e18),
+    "pairs": (1, 1e12),
+    "chats": (1, 1e12),
+    "comparisons": (1, 1e12),
+    "tokens_per_pair": (1, 1e7),
+    "tokens_per_chat": (1, 1e7),
+    "tokens_per_comparison": (1, 1e7),
+    "usd_per_pair": (1e-6, 1e6),
+    "usd_per_chat": (1e-6, 1e6),
+    "usd_per_comparison": (1e-6, 1e6),
+    "fine_tuning_epochs": (1e-3, 1000),
+    "preference_epochs": (1e-3, 1000),
+    "gpus": (1e-6, 1e8),
+    "mfu": (1e-4, 1),
+    "price_usd_per_gpu_hour": (1e-3, 10_000),
+    "cost_usd": (1e-6, 1e15),
+}
+"""Number -> the least and the most that is believed."""
+
+WORDS = ("gpu", "model", "precision")
+KEYS = (*LIMITS, *WORDS)
+"""Everything that may be given."""
+
+COUNTS = ("pretraining_tokens", "curriculum_tokens", "pairs", "chats", "comparisons")
+
+_TALK = "MosaicML's and Databricks' talks, 2023 and 2024"
+ASSUMED: Mapping[str, tuple[float, Interval | None, str]] = {
+    "usd_per_pair": (30.0, (10.0, 100.0), f"an instruction with its answer, written by people: {_TALK}"),
+    "usd_per_chat": (130.0, None, f"a chat of several turns, written by people: {_TALK}; no range is printed"),
+    "usd_per_comparison": (8.0, (5.0, 20.0), f"two answers compared by people: {_TALK}"),
+    "pairs": (27_540, (10_000, 100_000), "annotations of Llama 2 (arXiv 2307.09288); a talk of 2024 says 10K to 100K"),
+    "comparisons": (30_000, (10_000, 100_000), "10K to 100K (a talk of 2024); Llama 2 had over 1M"),
+    "tokens_per_pair": (800, (200, 3000), "as the examples of Llama 2's comparisons"),
+    "tokens_per_chat": (2000, (500, 8000), "some turns of the length of Llama 2's"),
+    "tokens_per_comparison": (1600, (400, 6000), "two answers of 800 tokens with their prompt; Llama 2, table 26"),
+    "fine_tuning_epochs": (2, None, "as Llama 2"),
+    "preference_epochs": (1, None, "as Llama 2's reward model"),
+}
+"""What is taken where nothing is given: value, interval, and whose figure it is."""
+
+CURRICULUM_FRAC = 0.1
+"""~1T tokens of higher quality after ~10T (the talk of 2024)."""
+
+TRAIN_FLOPS, DPO_FLOPS = 6, 8
+"""For each active parameter and token: forward and backward; with the forward pass of the reference model (Rafailov et
+al. 2023, arXiv 2305.18290)."""
+
+RUNGS: Mapping[str, tuple[str, ...]] = {
+    "prompt": (),
+    "tune": ("fine-tuning", "preference"),
+    "continue": ("curriculum", "fine-tuning", "preference"),
+    "pretrain": ("pretraining", "curriculum", "fine-tuning", "preference"),
+}
+"""Rung -> the phases that one pays oneself; those before come with an open model."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with what is known about it; the interval is None where nothing in it is assumed."""
+
+    value: float
+    interval: Interval | None = None
+
+    def times(self, other: "Estimate | float") -> "Estimate":
+        """Of the product: distances in logarithms, taken as independent."""
+        if not isinstance(other, Estimate):
+            other = Estimate(other)
+        value = self.value * other.value
+        if self.interval is None and other.interval is None:
+            return Estimate(value)
+        down = math.hypot(*(math.log(one.value / one.interval[0]) for one in (self, other) if one.interval))
+        up = math.hypot(*(math.log(one.interval[1] / one.value) for one in (self, other) if one.interval))
+        return Estimate(value, (value * math.exp(-down), value * math.exp(up)))
+
+    @property
+    def inverse(self) -> "Estimate":
+        """Of one over it."""
+        ends = None if self.interval is None else (1 / self.interval[1], 1 / self.interval[0])
+        return Estimate(1 / self.value, ends)
+
+
+def total(parts: Sequence[Estimate]) -> Estimate:
+    """Of the sum: ends are added too, as if all went the same way, as an MFU does."""
+    value = sum(one.value for one in parts)
+    if all(one.interval is None for one in parts):
+        return Estimate(value)
+    ends = [one.interval or (one.value, one.value) for one in parts]
+    return Estimate(value, (sum(low for low, _ in ends), sum(high for _, high in ends)))
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase; what is None does not follow from what was given."""
+
+    name: str
+    tokens: Estimate | None
+    """Trained on, repeats included."""
+    examples: Mapping[str, float]
+    """Kind -> how many; empty where there are only tokens."""
+    flops: Estimate | None
+    gpu_hours: Estimate | None
+    days: Estimate | None
+    compute_usd: Estimate | None
+    labelling_usd: Estimate | None
+    cost_usd: Estimate | None
+    """Compute and labelling; None where one of them is not known."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One way to a model of one's own."""
+
+    name: str
+    phases: tuple[str, ...]
+    cost_usd: Estimate | None
+    """None: one of its phases is not known."""
+    affordable: str | None
+    """``yes``, ``no``, or ``perhaps`` where the budget lies inside the interval; None without a budget."""
+    pairs_in_reach: float | None
+    """Instruction pairs that the budget pays for beside the computing of this rung; None without a budget."""
+
+
+@dataclass(frozen=True)
+class Phases:
+    """The answer."""
+
+    phases: tuple[Phase, ...]
+    rungs: tuple[Rung, ...]
+    rung: str | None
+    """The highest that the budget pays for; None without a budget."""
+    cost_usd: float | None
+    """The budget."""
+    assumptions: tuple[Assumption, ...]
+
+    def phase(self, name: str) -> Phase:
+        """The phase of that name."""
+        return next(one for one in self.phases if one.name == name)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return asdict(self)
+
+
+def solve(values: Mapping[str, str | float], *, model: ModelConfig | None = None) -> Phases:
+    """The phases that ``values`` (names of ``KEYS``) describe; ``model`` as in ``budget.solve``."""
+    for key in values:
+        require_known(key, KEYS)
+    return _Asked(values, model).answer()
+
+
+class _Asked:
+    """What was given, and what is taken instead."""
+
+    def __init__(self, values: Mapping[str, str | float], model: ModelConfig | None) -> None:
+        self.given: dict[str, Given] = {one: read(one, values[one], LIMITS[one]) for one in LIMITS if one in values}
+        words = {name: str(values[name]).strip() for name in WORDS if name in values}
+        self.assumptions: list[Assumption] = []
+        self.precision = words.get("precision", "bf16")
+        if self.precision not in PRECISIONS:
+            raise UserError(f"precision={self.precision} is not one to plan with", allowed=", ".join(PRECISIONS))
+        self.active = self._active(words.get("model"), model)
+        self.assumes = "cost_usd" in self.given or not any(name in self.given for name in COUNTS)
+        if self.assumes and self.active is None:
+            raise UserError(
+                "nothing says which model",
+                allowed="params or model, or counts: " + ", ".join(COUNTS),
+                hint="smalti plan phases params=7b cost_usd=1e6",
+            )
+        self.device = self._device(words.get("gpu"))
+
+    def answer(self) -> Phases:
+        """All phases and rungs."""
+        pretraining, curriculum = self._count("pretraining_tokens"), self._count("curriculum_tokens")
+        phases = (
+            self._phase("pretraining", pretraining, TRAIN_FLOPS, {}),
+            self._phase("curriculum", curriculum, TRAIN_FLOPS, {}),
+            self._labelled("fine-tuning", ("pair", "chat"), TRAIN_FLOPS),
+            self._labelled("preference", ("comparison",), DPO_FLOPS),
+        )
+        budget = self.given["cost_usd"].value if "cost_usd" in self.given else None
+        rungs = tuple(self._rung(name, [one for one in phases if one.name in own]) for name, own in RUNGS.items())
+        paid = [one.name for one in rungs if budget is not None and one.cost_usd and one.cost_usd.value <= budget]
+        self._check_used()
+        return Phases(phases, rungs, paid[-1] if paid else None, budget, tuple(self.assumptions))
+
+    def _active(self, name: str | None, model: ModelConfig | None) -> float | None:
+        sizes = counted(name, model)
+        for one in ("active_params", "params"):
+            if one in self.given and one in sizes:
+                raise UserError(f"{one}={self.given[one].text} beside model={name}", allowed="one of them")
+        if sizes:
+            return sizes["active_params"]
+        if "active_params" in self.given:
+            return self.given["active_params"].value
+        return self.given["params"].value if "params" in self.given else None
+
+    def _device(self, name: str | None) -> Hardware | None:
+        if self.active is None:
+            return None
+        if name is None:
+            why = "no gpu was given: give gpu=NAME (smalti plan hardware lists them)"
+            self.assumptions.append(Assumption("gpu", ASSUMED_GPU, None, why))
+        return hardware(name or ASSUMED_GPU)
+
+    def _take(self, name: str) -> Estimate:
+        """A given value, or the assumed one, which is then written down."""
+        if name in self.given:
+            return Estimate(self.given[name].value)
+        value, interval, why = ASSUMED[name]
+        self._assume(name, value, interval, why)
+        return Estimate(value, interval)
+
+    def _assume(self, name: str, value: float, interval: Interval | None, why: str) -> None:
+        if all(one.name != name for one in self.assumptions):
+            self.assumptions.append(Assumption(name, value, interval, why))
+
+    def _count(self, name: str) -> Estimate | None:
+        if name in self.given:
+            return Estimate(self.given[name].value)
+        if not self.assumes or name == "chats":
+            return None
+        if name not in ("pretraining_tokens", "curriculum_tokens"):
+            return self._take(name)
+        assert self.active is not None, "asked for the whole without a model"
+        if name == "curriculum_tokens":
+            before = self._count("pretraining_tokens")
+            assert before is not None
+            found = before.times(CURRICULUM_FRAC)
+            self._assume(
+                name, found.value, found.interval, "a tenth of the pretraining: ~1T after ~10T (a talk of 2024)"
+            )
+            return found
+        active = self.active
+        tokens = laws.tokens_for_params(FITS[DEFAULT], active)
+        interval = spread(FITS[DEFAULT], lambda fit: {"tokens": laws.tokens_for_params(fit, active)})["tokens"]
+        self._assume(name, tokens, interval, f"compute-optimal by {DEFAULT}; models to be used much take far more")
+        return Estimate(tokens, interval)
+
+    def _labelled(self, name: str, kinds: tuple[str, ...], flops_each: int) -> Phase:
+        counts = {kind: count for kind in kinds if (count := self._count(f"{kind}s")) is not None}
+        if not counts:
+            return self._phase(name, None, flops_each, {})
+        epochs = self._take(f"{name.replace('-', '_')}_epochs") if self.active else Estimate(1)
+        tokens = None
+        if self.active:
+            tokens = total([n.times(self._take(f"tokens_per_{kind}")) for kind, n in counts.items()]).times(epochs)
+        labelling = total([n.times(self._take(f"usd_per_{kind}")) for kind, n in counts.items()])
+        return self._phase(name, tokens, flops_each, {f"{kind}s": n.value for kind, n in counts.items()}, labelling)
+
+    def _phase(
+        self,
+        name: str,
+        tokens: Estimate | None,
+        flops_each: int,
+        examples: Mapping[str, float],
+        labelling: Estimate | None = None,
+    ) -> Phase:
+        flops = hours = days = compute = None
+        if tokens is not None and self.active is not None and self.device is not None:
+            flops = tokens.times(flops_each * self.active)
+            peak = self.device.require_peak(self.precision)
+            hours = flops.times(self._mfu().inverse).times(1 / (3600 * peak))
+            days = hours.times(1 / (24 * self.given["gpus"].value)) if "gpus" in self.given else None
+            price = self._price()
+            compute = None if price is None else hours.times(price)
+        cost = compute
+        if examples:
+            cost = total([compute, labelling]) if compute and labelling else None
+        return Phase(name, tokens, examples, flops, hours, days, compute, labelling, cost)
+
+    def _mfu(self) -> Estimate:
+        if "mfu" in self.given:
+            return Estimate(self.given["mfu"].value)
+        value, interval, why = ASSUMED_MFU[self.precision]
+        self._assume("mfu", value, interval, why)
+        return Estimate(value, interval)
+
+    def _price(self) -> float | None:
+        if "price_usd_per_gpu_hour" in self.given:
+            return self.given["price_usd_per_gpu_hour"].value
+        assert self.device is not None
+        price = self.device.price
+        if price is None:
+            return None
+        why = f"{self.device.title}, on demand in {price.date}: {price.source}"
+        self._assume("price_usd_per_gpu_hour", price.usd_per_hour, None, why)
+        return price.usd_per_hour
+
+    def _check_used(self) -> None:
+        """UserError for a price or a length of examples that are not there, and for a GPU without a model."""
+        for kind in ("pair", "chat", "comparison"):
+            for name in (f"usd_per_{kind}", f"tokens_per_{kind}"):
+                if name in self.given and f"{kind}s" not in self.given and not (self.assumes and kind != "chat"):
+                    raise UserError(f"{name} has no effect without {kind}s", allowed="both", hint=f"leave {name} out")
+        if self.active is None:
+            for name in ("gpus", "mfu", "price_usd_per_gpu_hour", "fine_tuning_epochs", "preference_epochs"):
+                if name in self.given:
+                    raise UserError(f"{name} has no effect without a model", allowed="with params or model")
+
+    def _rung(self, name: str, phases: Sequence[Phase]) -> Rung:
+        known = [one.cost_usd for one in phases if one.cost_usd is not None]
+        cost = total(known) if len(known) == len(phases) else None
+        if "cost_usd" not in self.given:
+            return Rung(name, tuple(one.name for one in phases), cost, None, None)
+        budget, affordable, pairs = self.given["cost_usd"].value, None, None
+        if cost is not None:
+            low, high = cost.interval or (cost.value, cost.value)
+            affordable = "yes" if high <= budget else "no" if low > budget else "perhaps"
+        computing = [one.compute_usd.value for one in phases if one.compute_usd is not None]
+        if phases and len(computing) == len(phases):
+            pairs = max(0.0, budget - sum(computing)) / self._take("usd_per_pair").value
+        return Rung(name, tuple(one.name for one in phases), cost, affordable, pairs)

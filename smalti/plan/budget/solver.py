@@ -1,0 +1,260 @@
+"""The budget of a run: from whatever of it is given, all the rest that follows, by one set of names.
+
+Promises: given values are kept as they are; what is assumed or chosen is said, with its interval and why. A choice is
+made only where the given values leave one: the compute-optimal model of a budget, a size or a loss, or with
+``inference_tokens`` the one that is cheapest over training and use. Intervals are of the fit's constants and of an
+assumed MFU. Knows no layout, memory or failures, and no work beside the run itself.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from smalti.base.errors import UserError
+from smalti.config.model import ModelConfig
+from smalti.plan.budget.problem import ASSUMED_MFU, DENSE, EQUATIONS, Assumption, Problem, Solution
+from smalti.plan.data import MANY_EPOCHS, TOO_MANY_EPOCHS
+from smalti.plan.given import number
+from smalti.plan.laws import law as laws
+from smalti.plan.laws.fits import DEVIATIONS, FITS, LEVEL, Fit, Interval
+
+NAMES = (
+    "params", "active_params", "tokens", "tokens_per_param", "tokens_per_active_param", "flops", "gpus", "gpu", "mfu",
+    "days", "gpu_hours", "price_usd_per_gpu_hour", "cost_usd", "inference_tokens", "loss",
+)  # fmt: skip
+"""What every answer has, in this order; None where it does not follow."""
+
+COMPARED = ("besiroglu-2024", "hoffmann-2022")
+"""The fits that are always asked too."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The answer."""
+
+    values: Mapping[str, float | str | None]
+    """By ``NAMES``."""
+    origins: Mapping[str, str]
+    """Name -> given, counted, assumed, chosen, or the equation that it follows by."""
+    intervals: Mapping[str, Interval]
+    """Of what depends on the fit or on an assumed MFU."""
+    assumptions: tuple[Assumption, ...]
+    notes: tuple[str, ...]
+    """What one should know before believing it."""
+    choice: str | None
+    """What was chosen, by which rule; None: all of it followed."""
+    fit: Fit
+    other_fits: Mapping[str, Mapping[str, float]]
+    """What other published fits say to the same question."""
+    lifetime: Mapping[str, float | None] | None
+    """Training and use together; None without ``inference_tokens``."""
+    repetition: Mapping[str, float] | None
+    """Epochs and what they are worth; None without ``unique_tokens``."""
+    problem: Problem
+    """What was asked."""
+
+    def number(self, name: str) -> float | None:
+        """A value that is a number, or None."""
+        value = self.values[name]
+        assert not isinstance(value, str)
+        return value
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object; every name of ``NAMES`` is in it."""
+        return {
+            **self.values,
+            "precision": self.problem.precision,
+            "fit": self.fit.name,
+            "choice": self.choice,
+            "origins": dict(self.origins),
+            "intervals": {name: list(interval) for name, interval in self.intervals.items()},
+            "interval_level": LEVEL,
+            "interval_source": self.fit.interval_source,
+            "assumptions": [
+                {"name": a.name, "value": a.value, "interval": list(a.interval) if a.interval else None, "why": a.why}
+                for a in self.assumptions
+            ],
+            "notes": list(self.notes),
+            "other_fits": {name: dict(values) for name, values in self.other_fits.items()},
+            "lifetime": dict(self.lifetime) if self.lifetime else None,
+            "repetition": dict(self.repetition) if self.repetition else None,
+        }
+
+
+def solve(values: Mapping[str, str | float], *, model: ModelConfig | None = None) -> Budget:
+    """The budget that follows from ``values`` (names of ``budget_problem.KEYS``).
+
+    model: what ``values["model"]`` names, where that is no preset. UserError for what is unknown, contradicts or cannot
+    be.
+    """
+    problem = Problem(values, model)
+    solution = problem.solve(check_it=True)
+    found = solution.values
+    intervals, told = _intervals(problem, solution)
+    of_the_law = solution.choice is not None or "loss" in found
+    if problem.fit_is_given and not of_the_law:
+        raise UserError(
+            f"fit={problem.fit.name} has no effect: parameters and tokens do not follow from the rest",
+            allowed="with params, tokens, loss or a budget (flops, gpu_hours, cost_usd)",
+            hint="leave fit out",
+        )
+    assumptions = list(solution.assumptions)
+    if of_the_law and not problem.fit_is_given:
+        others = ", ".join(name for name in FITS if name != problem.fit.name)
+        why = f"what fits Hoffmann et al.'s own runs best; others: {others}"
+        assumptions.append(Assumption("fit", problem.fit.name, None, why))
+    names: dict[str, float | str | None] = {name: found.get(name) for name in NAMES}
+    names["gpu"] = problem.device.name if problem.device else None
+    return Budget(
+        values=names,
+        origins=_origins(problem, solution),
+        intervals=intervals,
+        assumptions=tuple(assumptions),
+        notes=(*solution.notes, *_notes(problem, found), *told),
+        choice=solution.choice.text if solution.choice else None,
+        fit=problem.fit,
+        other_fits=_other_fits(problem) if of_the_law else {},
+        lifetime=_lifetime(problem, found),
+        repetition=_repetition(problem, found),
+        problem=problem,
+    )
+
+
+def _origins(problem: Problem, solution: Solution) -> dict[str, str]:
+    """Where each value comes from: what is given first, then equation by equation what follows, chosen values last."""
+    found, chosen = solution.values, solution.choice.names if solution.choice else ()
+    assumed = {one.name for one in solution.assumptions if not isinstance(one.value, str)}
+    origins = dict.fromkeys(problem.given, "given") | dict.fromkeys(assumed, "assumed")
+    origins |= dict.fromkeys(problem.sizes, f"counted from {problem.model_name}")
+    _follow(problem, found, origins)
+    origins = dict.fromkeys((name for name in chosen if name not in origins), "chosen") | origins
+    _follow(problem, found, origins)
+    if "loss" in found:
+        origins.setdefault("loss", problem.fit.name)
+    if problem.device is not None:
+        origins["gpu"] = "given" if problem.gpu_is_given else "assumed"
+    return {name: origins.get(name, "follows") for name in NAMES if name in found or name in origins}
+
+
+def _follow(problem: Problem, found: Mapping[str, float], origins: dict[str, str]) -> None:
+    """Add every value that is the only one without an origin in an equation."""
+    equations = (*EQUATIONS, DENSE) if problem.is_dense else EQUATIONS
+    news = True
+    while news:
+        news = False
+        for one in equations:
+            open_ends = [name for name in one.names if name not in origins and name in NAMES]
+            if len(open_ends) == 1 and open_ends[0] in found:
+                origins[open_ends[0]] = one.text
+                news = True
+
+
+def _intervals(problem: Problem, solution: Solution) -> tuple[dict[str, Interval], list[str]]:
+    """Of every value that moves with the fit or with the assumed MFU, and what is to be said about them.
+
+    The half width by the fit is the root of summed squares over its independent directions; that by the MFU is what
+    its ends give. Both are put together as independent.
+    """
+    centre = {name: math.log(value) for name, value in solution.values.items()}
+    fit_squares = dict.fromkeys(centre, 0.0)
+    mfu_ends: dict[str, tuple[float, float]] = {}
+    try:
+        for pair in problem.fit.deviations:
+            low, high = (problem.solve(fit).values for fit in pair)
+            for name in fit_squares:
+                fit_squares[name] += (0.5 * (math.log(high[name]) - math.log(low[name]))) ** 2
+        if any(one.name == "mfu" for one in solution.assumptions):
+            ends = [problem.solve(mfu=mfu).values for mfu in ASSUMED_MFU[problem.precision][1]]
+            for name, value in centre.items():
+                moved = [math.log(end[name]) - value for end in ends]
+                mfu_ends[name] = (max(0.0, -min(moved)), max(0.0, *moved))
+    except UserError as error:
+        return {}, [f"no intervals: inside them {error.message}"]
+    found = {}
+    for name, value in centre.items():
+        by_fit = DEVIATIONS * math.sqrt(fit_squares[name])
+        down, up = (math.hypot(by_fit, end) for end in mfu_ends.get(name, (0.0, 0.0)))
+        if down + up > 1e-9:
+            found[name] = (math.exp(value - down), math.exp(value + up))
+    return found, []
+
+
+def _notes(problem: Problem, found: Mapping[str, float]) -> list[str]:
+    told = []
+    active, tokens = found.get("active_params"), found.get("tokens")
+    total = found.get("params", active)
+    if active and tokens:
+        law = problem.law(problem.fit)
+        told += laws.outside(problem.fit, law.params(active), tokens)
+        if problem.fit.covariance is None:
+            told.append(f"no interval of the law: {problem.fit.interval_source}")
+        if law.experts is not None:
+            told.append(
+                f"the law counts {number(law.params(active))} parameters (Clark et al. 2022): fitted up to 1.3B active "
+                "ones, on 130B tokens, with one expert a token"
+            )
+        elif total and total > active * 1.01:
+            told.append(
+                f"the law counts the {number(active)} active parameters alone: a dense model of that size; the other "
+                f"experts lower the loss by an amount that is not in it (experts={number(total / active)}, say, asks "
+                "Clark et al. 2022)"
+            )
+        if law.unique_tokens and tokens > MANY_EPOCHS * law.unique_tokens:
+            epochs = tokens / law.unique_tokens
+            strength = "hardly worth anything any more" if epochs > TOO_MANY_EPOCHS else "worth less than new tokens"
+            told.append(f"the data is gone through {epochs:.3g} times: the last repeats are {strength}")
+    mfu, (_, (_, usual), _) = found.get("mfu"), ASSUMED_MFU[problem.precision]
+    if mfu and mfu > usual * 1.2 and "mfu" not in problem.given:
+        told.append(f"an MFU of {mfu:.3g} is more than large runs reach ({usual:g})")
+    return told
+
+
+def _other_fits(problem: Problem) -> dict[str, dict[str, float]]:
+    found = {}
+    for name in COMPARED:
+        if name != problem.fit.name:
+            try:
+                values = problem.solve(FITS[name]).values
+            except UserError:
+                continue
+            keys = ("active_params", "tokens", "tokens_per_active_param", "flops", "cost_usd", "loss")
+            found[name] = {key: values[key] for key in keys if key in values}
+    return found
+
+
+def _lifetime(problem: Problem, found: Mapping[str, float]) -> dict[str, float | None] | None:
+    """Of the model that was found, beside the compute-optimal one of the same loss; FLOPs of use are weighed."""
+    if "inference_tokens" not in found or not all(name in found for name in ("active_params", "tokens", "loss")):
+        return None
+    active, tokens, served = found["active_params"], found["tokens"], problem.served(found.get("mfu"))
+    plain, plain_tokens = problem.law(problem.fit).cheapest(found["loss"], 0.0)
+    total, of_plain = 6 * active * tokens + 2 * active * served, 6 * plain * plain_tokens + 2 * plain * served
+    cost = None
+    if problem.device and "inference_mfu" in found and "price_usd_per_gpu_hour" in found:
+        usd = laws.usd_per_flop(
+            found["price_usd_per_gpu_hour"], problem.device.require_peak(problem.precision), found["inference_mfu"]
+        )
+        cost = 2 * active * found["inference_tokens"] * usd
+    return {
+        "inference_flops": 2 * active * found["inference_tokens"],
+        "inference_weight": served / found["inference_tokens"],
+        "inference_cost_usd": cost,
+        "lifetime_flops": total,
+        "chinchilla_params": plain,
+        "chinchilla_tokens": plain_tokens,
+        "chinchilla_lifetime_flops": of_plain,
+        "saving_frac": 1 - total / of_plain,
+    }
+
+
+def _repetition(problem: Problem, found: Mapping[str, float]) -> dict[str, float] | None:
+    law = problem.law(problem.fit)
+    if law.unique_tokens is None or "tokens" not in found:
+        return None
+    epochs = found["tokens"] / law.unique_tokens
+    worth = {"epochs": epochs, "effective_tokens": laws.effective_tokens(law.unique_tokens, epochs)}
+    if "active_params" in found:
+        params = law.params(found["active_params"])
+        worth["effective_params"] = laws.effective_params(problem.fit, params, law.unique_tokens)
+    return worth

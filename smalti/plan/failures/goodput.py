@@ -1,0 +1,189 @@
+"""Goodput of a run that fails and resumes, in closed form: the checkpoint interval, where the hours go, spare nodes.
+
+Promises exact expectations under one model: failures come at a constant rate (exponential gaps), whatever the job
+does; a segment is ``interval_s`` of work and a stall of ``stall_s`` for its checkpoint, which counts ``upload_s`` after
+the stall; a failure throws away all work since the newest checkpoint that counts; detection and restart take fixed
+times. Not in it: waiting for spare nodes and failures that come in bursts (``plan/failures/simulate.py`` has both),
+planned pauses. The derivation is in docs/concepts/reliability.md.
+"""
+
+import math
+from dataclasses import dataclass
+
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How a job comes back from one kind of failure."""
+
+    detect_s: float
+    """From the failure to the decision to restart."""
+    restart_s: float
+    """From that decision to the first step, loading the checkpoint included."""
+    frac: float = 1.0
+    """Share of the failures that are of this kind."""
+
+    @property
+    def whole_s(self) -> float:
+        """Detection and restart."""
+        return self.detect_s + self.restart_s
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a job fails, saves and comes back. All times in seconds; ``mtbf_s`` may be infinite."""
+
+    mtbf_s: float
+    """Mean time between failures of the whole job."""
+    stall_s: float
+    """Training stands still for so long at each checkpoint."""
+    interval_s: float
+    """Work between two checkpoints."""
+    recoveries: tuple[Recovery, ...]
+    """Kinds of failures; their shares add up to 1."""
+    upload_s: float = 0.0
+    """From the end of the stall until the checkpoint counts (asynchronous saving)."""
+    restarts_fail: bool = False
+    """Failures also come while the job is down, and the recovery then begins anew."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Shares of a job's hours (0..1), which add up to 1."""
+
+    useful_frac: float
+    """Work that was kept: the goodput, also called ETTR."""
+    stall_frac: float
+    """Stalls of checkpoints that counted."""
+    redone_frac: float
+    """Work and stalls since the last checkpoint that counted, thrown away."""
+    detect_frac: float
+    """From failure to decision."""
+    restart_frac: float
+    """From decision to the first step."""
+
+
+def mtbf_s(failures_per_1000_gpu_days: float, gpus: int) -> float:
+    """Mean time between failures of a job that ends when any of its GPUs' nodes fails; infinite at a rate of 0."""
+    per_day = failures_per_1000_gpu_days * gpus / 1000
+    return DAY_S / per_day if per_day else math.inf
+
+
+def downtime_s(pace: Pace) -> float:
+    """Expected time from a failure to the first step after it.
+
+    The mean R of detection + restart; with ``restarts_fail`` M (e^(R/M) - 1) (Daly 2006), for several kinds of failures
+    M (1 - q) / q with q the mean of e^(-R/M), the chance that a recovery is not struck.
+    """
+    if not _struck(pace):
+        return sum(one.frac * one.whole_s for one in pace.recoveries)
+    return _over(pace.mtbf_s * sum(one.frac * -math.expm1(-one.whole_s / pace.mtbf_s) for one in pace.recoveries), pace)
+
+
+def _detecting_s(pace: Pace) -> float:
+    """The part of it that is detection."""
+    if not _struck(pace):
+        return sum(one.frac * one.detect_s for one in pace.recoveries)
+    return _over(
+        pace.mtbf_s * sum(one.frac * -math.expm1(-one.detect_s / pace.mtbf_s) for one in pace.recoveries), pace
+    )
+
+
+def _struck(pace: Pace) -> bool:
+    return pace.restarts_fail and math.isfinite(pace.mtbf_s)
+
+
+def _over(time_s: float, pace: Pace) -> float:
+    """Time of one try at recovery -> time of all until one is not struck; infinite where none ever is."""
+    spared_frac = sum(one.frac * math.exp(-one.whole_s / pace.mtbf_s) for one in pace.recoveries)
+    return time_s / spared_frac if spared_frac else math.inf
+
+
+def shares(pace: Pace) -> Shares:
+    """Where the hours go in the long run.
+
+    An attempt lives M on average and leaves E[n] = e^(-U/M) / (e^(L/M) - 1) checkpoints that count, L = tau + C:
+    goodput = tau E[n] / (M + D). With U = 0 this is tau / [(M + D) (e^((tau + C)/M) - 1)].
+    """
+    mean, length = pace.mtbf_s, pace.interval_s + pace.stall_s
+    if math.isinf(mean):
+        return Shares(pace.interval_s / length, pace.stall_s / length, 0.0, 0.0, 0.0)
+    # e^(-x) of large x is 0, where e^x would be more than a float holds
+    saved = math.exp(-(pace.upload_s + length) / mean) / -math.expm1(-length / mean)
+    down = downtime_s(pace)
+    cycle, detect = mean + down, _detecting_s(pace)
+    if math.isinf(cycle):
+        return Shares(0.0, 0.0, 0.0, 0.0, 1.0)
+    return Shares(
+        useful_frac=pace.interval_s * saved / cycle,
+        stall_frac=pace.stall_s * saved / cycle,
+        redone_frac=max(0.0, mean - length * saved) / cycle,
+        detect_frac=detect / cycle,
+        restart_frac=max(0.0, down - detect) / cycle,
+    )
+
+
+def goodput_frac(pace: Pace) -> float:
+    """Share of the hours that is work which is kept (0..1)."""
+    return shares(pace).useful_frac
+
+
+def young_s(stall_s: float, mtbf_s: float) -> float:
+    """Checkpoint interval sqrt(2 C M): first order, good while C is far below M (Young 1974)."""
+    return math.sqrt(2 * stall_s * mtbf_s)
+
+
+def daly_s(stall_s: float, mtbf_s: float) -> float:
+    """Checkpoint interval of higher order (Daly 2006); M itself where C is 2 M or more."""
+    if stall_s >= 2 * mtbf_s:
+        return mtbf_s
+    ratio = math.sqrt(stall_s / (2 * mtbf_s))
+    return math.sqrt(2 * stall_s * mtbf_s) * (1 + ratio / 3 + ratio**2 / 9) - stall_s
+
+
+def optimal_s(stall_s: float, mtbf_s: float) -> float:
+    """The interval of the highest goodput, by bisection: the root of x = 1 - e^(-x - C/M), x = tau / M.
+
+    Detection, restart and upload do not move it. For a stall above 0 and a finite MTBF.
+    """
+    if not (0 < stall_s < math.inf and 0 < mtbf_s < math.inf):
+        raise ValueError("the best interval exists for a stall above 0 and a finite MTBF only")
+    ratio = stall_s / mtbf_s
+    low, high = 0.0, 1.0
+    while True:
+        middle = (low + high) / 2
+        if middle in (low, high):
+            return middle * mtbf_s
+        if -math.expm1(-middle - ratio) > middle:
+            low = middle
+        else:
+            high = middle
+
+
+def poisson_quantile(mean: float, frac: float) -> int:
+    """The smallest n that a Poisson count of this mean stays at or below with probability ``frac``."""
+    if mean <= 0:
+        return 0
+    reach = 40 * math.sqrt(mean) + 40  # what lies further from the mean is less than a float's rounding
+    n, last, total = max(0, int(mean - reach)), int(mean + reach), 0.0
+    while True:
+        total += math.exp(n * math.log(mean) - mean - math.lgamma(n + 1))
+        if total >= frac or n >= last:
+            return n
+        n += 1
+
+
+def poisson_interval(mean: float, frac: float = 0.95) -> tuple[int, int]:
+    """The counts between which a Poisson count of this mean lies with at least probability ``frac``."""
+    tail = (1 - frac) / 2
+    return poisson_quantile(mean, tail), poisson_quantile(mean, 1 - tail)
+
+
+def spare_nodes(nodes: int, failures_per_node_day: float, repair_days: float, frac: float = 0.99) -> int:
+    """Spares that are enough at a share ``frac`` of all moments: a quantile of Poisson(nodes x rate x repair time).
+
+    Nodes in repair are a Poisson count whatever the spread of repair times (M/G/infinity; Palm 1943), as long as every
+    failure takes its node away and none is down for another reason.
+    """
+    return poisson_quantile(nodes * failures_per_node_day * repair_days, frac)

@@ -1,0 +1,235 @@
+"""A run that fails: how often, how long it stands still, what it costs, how many spare nodes it wants.
+
+Promises expectations by the closed form of ``plan/failures/goodput.py``, and an interval that is the chance of one
+run at a rate that is known. How little the rate is known ``goodput_by_rate`` shows; waiting for spares is
+``plan/failures/simulate.py``'s.
+"""
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from smalti.base.errors import UserError
+from smalti.plan.failures import goodput
+from smalti.plan.failures.causes import DAYS, GPUS, UNEXPECTED, node_loss_frac
+from smalti.plan.failures.goodput import DAY_S, Pace, Shares
+from smalti.plan.failures.rates import RATES, SMALL_JOB_GPUS, SMALL_JOB_MEASURED_H, SMALL_JOB_SCALED_H
+from smalti.plan.failures.setup import ASSUMED, NAMES, Setup
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is to be expected. Fields of days, hours and dollars are None where ``days`` or a price is not given."""
+
+    setup: Setup
+    mtbf_s: float
+    failures_per_day: float
+    """While the job is up."""
+    interval_s: float
+    """Between checkpoints, as used."""
+    young_s: float
+    """By Young's formula."""
+    daly_s: float
+    """By Daly's."""
+    optimal_s: float | None
+    """By search; None where there is no stall or no failure."""
+    shares: Shares
+    """Where the hours go."""
+    other_goodput_frac: float
+    """Goodput were ``failures_during_restart`` the other way."""
+    calendar_days: float | None
+    failures: float | None
+    """Expected in the run."""
+    failures_interval: tuple[int, int] | None
+    """95 % of runs have so many, at this rate."""
+    goodput_interval_frac: tuple[float, float] | None
+    """Goodput at those counts."""
+    gpu_hours: float | None
+    """Of the job, spares not counted."""
+    cost_usd: float | None
+    """Of these hours."""
+    spares_cost_usd: float | None
+    """Of the spares for as long; None without spares or price."""
+    spares_p99_nodes: int | None
+    """Enough at 99 % of all moments, if every failure takes its node."""
+    spares_p99_by_cause_nodes: int | None
+    """The same, if only those do that the causes say."""
+
+    @property
+    def lost_gpu_hours(self) -> dict[str, float] | None:
+        """GPU-hours that are no kept work, by what they went into."""
+        if self.gpu_hours is None:
+            return None
+        hours = self.gpu_hours
+        return {name[: -len("_frac")]: share * hours for name, share in asdict(self.shares).items()
+                if name != "useful_frac"}  # fmt: skip
+
+    @property
+    def lost_gpu_hours_by_cause(self) -> dict[str, float] | None:
+        """GPU-hours redone, in detection and in restarts, by the cause of the failure."""
+        if self.gpu_hours is None:
+            return None
+        pace = self.setup.pace
+        down = [goodput.downtime_s(replace(pace, recoveries=(replace(one, frac=1.0),))) for one in pace.recoveries]
+        redone, standing = self.shares.redone_frac, self.shares.detect_frac + self.shares.restart_frac
+        weights = [one.frac * time for one, time in zip(pace.recoveries, down, strict=True)]
+        total = sum(weights) or 1.0
+        return {
+            cause.name: self.gpu_hours * (one.frac * redone + weight / total * standing)
+            for cause, one, weight in zip(self.setup.causes, pace.recoveries, weights, strict=True)
+        }
+
+
+def outlook(setup: Setup) -> Outlook:
+    """What is to be expected of ``setup``. UserError where the job would never get done."""
+    mean, stall, pace = setup.mtbf_s, setup.checkpoint_stall_s, setup.pace
+    shares = goodput.shares(pace)
+    if shares.useful_frac < 1e-6:
+        raise UserError(
+            f"the job makes no progress: it fails every {mean:.3g} s, is down for {goodput.downtime_s(pace):.3g} s "
+            f"each time and saves every {setup.interval_s:.3g} s",
+            hint="fewer GPUs, a shorter restart_s, or another checkpoint_interval_s",
+        )
+    days = None if setup.days is None else setup.days / shares.useful_frac
+    down_s = goodput.downtime_s(replace(pace, restarts_fail=False))
+    cycle_s = mean if setup.failures_during_restart else mean + down_s
+    expected = None if days is None else days * DAY_S / cycle_s
+    counted = None if expected is None else goodput.poisson_interval(expected)
+    hours = None if days is None else days * 24 * setup.gpus
+    price = setup.price_usd_per_gpu_hour
+    spare_gpus = setup.spares * setup.gpus_per_node if setup.spares else 0
+    every, some = _spares(setup)
+    return Outlook(
+        setup=setup,
+        mtbf_s=mean,
+        failures_per_day=DAY_S / mean,
+        interval_s=pace.interval_s,
+        young_s=goodput.young_s(stall, mean),
+        daly_s=goodput.daly_s(stall, mean),
+        optimal_s=goodput.optimal_s(stall, mean) if stall and math.isfinite(mean) else None,
+        shares=shares,
+        other_goodput_frac=goodput.goodput_frac(replace(pace, restarts_fail=not pace.restarts_fail)),
+        calendar_days=days,
+        failures=expected,
+        failures_interval=counted,
+        goodput_interval_frac=_goodput_between(pace, expected, counted),
+        gpu_hours=hours,
+        cost_usd=None if hours is None or price is None else hours * price,
+        spares_cost_usd=None if days is None or price is None or not spare_gpus else days * 24 * spare_gpus * price,
+        spares_p99_nodes=every,
+        spares_p99_by_cause_nodes=some,
+    )
+
+
+def _spares(setup: Setup) -> tuple[int | None, int | None]:
+    """Spares that are enough at 99 % of moments, if every failure takes its node, and if only some causes do."""
+    if setup.repair_days is None:
+        return None, None
+    per_node_day = setup.failures_per_1000_gpu_days * setup.gpus / setup.nodes / 1000
+    lost = [(cause.n, cause.repair_days or setup.repair_days) for cause in setup.causes if cause.loses_node]
+    total = sum(n for n, _ in lost)
+    mean_days = sum(n * days for n, days in lost) / total if total else 0.0
+    return (
+        goodput.spare_nodes(setup.nodes, per_node_day, setup.repair_days),
+        goodput.spare_nodes(setup.nodes, per_node_day * node_loss_frac(setup.causes), mean_days),
+    )
+
+
+def _goodput_between(pace: Pace, expected: float | None, counted: tuple[int, int] | None) -> tuple[float, float] | None:
+    """Goodput at the ends of the interval of failures, the lower first."""
+    if not expected or counted is None:
+        return None
+    few, many = (replace(pace, mtbf_s=pace.mtbf_s * expected / n if n else math.inf) for n in counted)
+    return goodput.goodput_frac(many), goodput.goodput_frac(few)
+
+
+def warnings(found: Outlook) -> list[str]:
+    """What the reader should know before believing the figures."""
+    setup, said = found.setup, []
+    if setup.gpus <= SMALL_JOB_GPUS:
+        factor = SMALL_JOB_SCALED_H / SMALL_JOB_MEASURED_H
+        worse = goodput.goodput_frac(replace(setup.pace, mtbf_s=found.mtbf_s / factor))
+        said.append(
+            f"small jobs fail more often than 1/N says: jobs of {SMALL_JOB_GPUS} GPUs on Meta's RSC-1 failed every "
+            f"{SMALL_JOB_MEASURED_H} h, not {SMALL_JOB_SCALED_H} h (software, storage, people); at {factor:.1f} times "
+            f"the rate goodput is {worse * 100:.1f}%"
+        )
+    mean_h = DAYS * 24 / UNEXPECTED
+    if found.shares.useful_frac < 0.9 and found.mtbf_s / 3600 >= mean_h:
+        said.append(
+            f"less than what others reach: Llama 3 405B was more than 90% effective on {GPUS:,} GPUs that failed every "
+            f"{mean_h:.1f} h (arXiv 2407.21783)"
+        )
+    down = goodput.downtime_s(setup.pace)
+    if down > found.mtbf_s:
+        said.append("the job is down for longer than it is up: detection and restart take longer than the time between "
+                    "failures")  # fmt: skip
+    best = found.optimal_s
+    if best is not None and setup.checkpoint_interval_s is not None:
+        tuned = goodput.goodput_frac(replace(setup.pace, interval_s=max(best, setup.checkpoint_upload_s)))
+        if tuned - found.shares.useful_frac > 0.005:
+            said.append(f"a checkpoint each {best:.0f} s would give a goodput of {tuned * 100:.1f}%")
+    enough = found.spares_p99_by_cause_nodes
+    if setup.spares is not None and enough is not None and setup.spares < enough:
+        said.append(f"{setup.spares} spares are fewer than the {enough} that are enough at 99% of all moments: the job "
+                    "will wait for repairs, which only --simulate counts")  # fmt: skip
+    if not setup.failures_per_1000_gpu_days:
+        said.append("no failure at all is in these figures")
+    return said
+
+
+def goodput_at(setup: Setup, *, gpus: int, failures_per_1000_gpu_days: float) -> float:
+    """Goodput of the same job on other GPUs or at another rate, with its own best interval unless one is given."""
+    mean = goodput.mtbf_s(failures_per_1000_gpu_days, gpus)
+    interval = setup.checkpoint_interval_s
+    if interval is None:
+        interval = max(goodput.optimal_s(setup.checkpoint_stall_s, mean), setup.checkpoint_upload_s)
+    return goodput.goodput_frac(replace(setup.pace, mtbf_s=mean, interval_s=interval))
+
+
+def goodput_by_rate(setup: Setup) -> dict[str, float]:
+    """Goodput of the same job at each rate that others measured."""
+    return {
+        rate.name: goodput_at(setup, gpus=setup.gpus, failures_per_1000_gpu_days=rate.per_1000_gpu_days)
+        for rate in RATES
+    }
+
+
+def to_json(found: Outlook) -> dict[str, Any]:
+    """A JSON object with units in the names; null where nothing is known or nothing is finite."""
+    setup, during = found.setup, found.setup.failures_during_restart
+    pair = found.shares.useful_frac, found.other_goodput_frac
+    with_during, without = pair if during else pair[::-1]
+    return {
+        **{name: getattr(setup, name) for name in NAMES},
+        "assumed": {name: {"value": ASSUMED[name][0], "source": ASSUMED[name][1]} for name in setup.assumed},
+        "nodes": setup.nodes,
+        "mtbf_s": _finite(found.mtbf_s),
+        "failures_per_day": found.failures_per_day,
+        "failures": found.failures,
+        "failures_interval": found.failures_interval,
+        "checkpoint_interval_s": found.interval_s,
+        "young_s": _finite(found.young_s),
+        "daly_s": _finite(found.daly_s),
+        "optimal_s": found.optimal_s,
+        "goodput_frac": found.shares.useful_frac,
+        "goodput_interval_frac": found.goodput_interval_frac,
+        "goodput_with_failures_during_restart_frac": with_during,
+        "goodput_without_failures_during_restart_frac": without,
+        "goodput_by_rate_frac": goodput_by_rate(setup),
+        "shares": asdict(found.shares),
+        "calendar_days": found.calendar_days,
+        "gpu_hours": found.gpu_hours,
+        "lost_gpu_hours": found.lost_gpu_hours,
+        "lost_gpu_hours_by_cause": found.lost_gpu_hours_by_cause,
+        "cost_usd": found.cost_usd,
+        "cost_without_failures_usd": found.cost_usd and found.cost_usd * found.shares.useful_frac,
+        "spares_cost_usd": found.spares_cost_usd,
+        "spares_p99_nodes": found.spares_p99_nodes,
+        "spares_p99_by_cause_nodes": found.spares_p99_by_cause_nodes,
+        "warnings": warnings(found),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

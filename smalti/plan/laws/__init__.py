@@ -1,0 +1,1 @@
+"""Scaling laws: loss from parameters and tokens, and what is best for a budget."""

@@ -1,0 +1,343 @@
+"""Scaling laws: the loss of so many parameters and tokens, what is best for a budget or a loss, and what it then costs.
+
+L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, arXiv 2203.15556, approach 3); training costs 6 N D
+FLOPs. With ``unique_tokens`` both are effective ones (Muennighoff et al. 2023, arXiv 2305.16264). Of a mixture of
+experts N are the active parameters, unless the caller says otherwise. Promises: the optimum to the last digits of a
+float, an interval beside every optimum where the fit has errors. The interval is that of the constants: it knows
+nothing of other data, another tokenizer, or of sizes outside the fit's range, for which ``outside`` has the words.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from smalti.base.errors import UserError
+from smalti.plan import data
+from smalti.plan.given import number
+from smalti.plan.laws.bisect import root
+from smalti.plan.laws.fits import FITS, Fit, Interval, fit_named, spread
+
+__all__ = ["FITS", "Fit", "Interval", "fit_named"]
+
+EXCESS_PARAMS_HALF_LIFE = 5.309743
+"""R*_N: parameters beyond those that suit the unique tokens lose their worth as repeated tokens do, but sooner
+(Muennighoff et al. 2023, appendix A)."""
+
+CLARK_PARAMS_MAX, CLARK_EXPERTS_MAX = 937e9, 512
+_S_BASE = (-0.082, -0.108, 0.009, 1.847, 314.478)
+"""a, b, c, E_start and E_max of Clark et al. 2022, table 3."""
+
+STEADY_TOKENS_PER_PARAM = 100
+"""Fits from runs below this overstate what more tokens bring above it (Sardana & Frankle 2024)."""
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The best of all models under one condition."""
+
+    fit: str
+    params: float
+    """Those that the law counts: of a mixture of experts the active ones."""
+    tokens: float
+    flops: float
+    """6 x params x tokens."""
+    loss: float
+    intervals: Mapping[str, Interval | None]
+    """Of ``params``, ``tokens``, ``tokens_per_param``, ``flops`` and ``loss``, where the fit has errors."""
+
+    @property
+    def tokens_per_param(self) -> float:
+        """Tokens for each parameter."""
+        return self.tokens / self.params
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """The cheapest model of one loss over training and use, beside the one that is cheapest to train."""
+
+    optimum: Optimum
+    lifetime_flops: float
+    """6 N D + 2 N x weight x inference tokens: of training and use; dollars in units of training FLOPs."""
+    chinchilla: Optimum
+    """Of the same loss, with the fewest FLOPs in training."""
+    chinchilla_lifetime_flops: float
+
+    @property
+    def saving_frac(self) -> float:
+        """Share of the lifetime cost that it saves."""
+        return 1 - self.lifetime_flops / self.chinchilla_lifetime_flops
+
+
+def loss(fit: Fit, params: float, tokens: float, *, unique_tokens: float | None = None) -> float:
+    """Loss in nats a token of ``params`` trained on ``tokens``, which repeat ``unique_tokens`` where that is less."""
+    n, d = _effective(fit, params, tokens, unique_tokens)
+    return float(fit.E + fit.A * n**-fit.alpha + fit.B * d**-fit.beta)
+
+
+def loss_interval(fit: Fit, params: float, tokens: float, *, unique_tokens: float | None = None) -> Interval | None:
+    """Interval of ``loss``; None where the fit has no errors."""
+    return spread(fit, lambda one: {"loss": loss(one, params, tokens, unique_tokens=unique_tokens)})["loss"]
+
+
+def effective_tokens(unique_tokens: float, epochs: float) -> float:
+    """What ``epochs`` of ``unique_tokens`` are worth in tokens never seen before."""
+    return data.effective_tokens(unique_tokens, epochs)
+
+
+def effective_params(fit: Fit, params: float, unique_tokens: float) -> float:
+    """What ``params`` are worth when only ``unique_tokens`` are there: U + U R* (1 - exp(-R / R*)), R = params / U - 1.
+
+    U are the parameters that are best for ``unique_tokens`` seen once (or all, where they are fewer). The paper takes
+    the unique tokens of the run for it, this the unique tokens there are, so that the law is Chinchilla's where data
+    is no limit; where data repeats, both are the same.
+    """
+    suited = min(params, params_for_tokens(fit, unique_tokens))
+    excess = params / suited - 1
+    return suited * (1 + EXCESS_PARAMS_HALF_LIFE * -math.expm1(-excess / EXCESS_PARAMS_HALF_LIFE))
+
+
+def params_for_tokens(fit: Fit, tokens: float) -> float:
+    """Parameters of which ``tokens`` are the compute-optimal number: A alpha N^-alpha = B beta D^-beta."""
+    return float((fit.alpha * fit.A / (fit.beta * fit.B) * tokens**fit.beta) ** (1 / fit.alpha))
+
+
+def tokens_for_params(fit: Fit, params: float) -> float:
+    """Compute-optimal tokens of ``params``."""
+    return float((fit.beta * fit.B / (fit.alpha * fit.A) * params**fit.alpha) ** (1 / fit.beta))
+
+
+def tokens_for_loss(fit: Fit, params: float, target: float, *, unique_tokens: float | None = None) -> float:
+    """Tokens that bring ``params`` to the loss ``target``; UserError where no number does."""
+    _positive(params=params, loss=target)
+    worth = params if unique_tokens is None else effective_params(fit, params, unique_tokens)
+    least = fit.E + fit.A * worth**-fit.alpha
+    found = math.inf if target <= least else (fit.B / (target - least)) ** (1 / fit.beta)
+    if unique_tokens is not None:
+        found = _taken(found, unique_tokens, data.REPEATS_HALF_LIFE)
+        least += fit.B * (unique_tokens * (1 + data.REPEATS_HALF_LIFE)) ** -fit.beta
+    if found == math.inf:
+        limit = "" if unique_tokens is None else f" and {unique_tokens:.4g} unique tokens"
+        raise _unreachable(fit, target, least, f"{params:.4g} parameters{limit}")
+    return found
+
+
+def params_for_loss(fit: Fit, tokens: float, target: float, *, unique_tokens: float | None = None) -> float:
+    """Parameters that ``tokens`` bring to the loss ``target``; UserError where no number does."""
+    _positive(tokens=tokens, loss=target)
+    worth = tokens if unique_tokens is None else effective_tokens(unique_tokens, tokens / unique_tokens)
+    least = fit.E + fit.B * worth**-fit.beta
+    found = math.inf if target <= least else (fit.A / (target - least)) ** (1 / fit.alpha)
+    if unique_tokens is not None:
+        suited = params_for_tokens(fit, unique_tokens)
+        found = _taken(found, suited, EXCESS_PARAMS_HALF_LIFE)
+        least += fit.A * (suited * (1 + EXCESS_PARAMS_HALF_LIFE)) ** -fit.alpha
+    if found == math.inf:
+        limit = "" if unique_tokens is None else f" of which {unique_tokens:.4g} are unique"
+        raise _unreachable(fit, target, least, f"{tokens:.4g} tokens{limit}")
+    return found
+
+
+def _taken(worth: float, unique: float, half_life: float) -> float:
+    """How much is taken of what is worth ``worth``, when beyond ``unique`` worth fades; infinite where nothing is."""
+    if worth <= unique:
+        return worth
+    faded = (worth / unique - 1) / half_life
+    return unique * (1 - half_life * math.log1p(-faded)) if faded < 1 else math.inf
+
+
+def clark_params(params: float, experts: float) -> float:
+    """Parameters of a dense model as good as one of ``params`` active ones with ``experts`` for each one used.
+
+    Clark et al. 2022 (arXiv 2202.01169), effective parameters with the constants of S-BASE: log10 L = a log N +
+    b log E' + c log N log E' + d with a saturating E'. Fitted on models of 15M to 1.3B active parameters, 2 to 512
+    experts of which a token uses one, all trained on 130B tokens; by it routing helps no more at ``CLARK_PARAMS_MAX``
+    active parameters. Other work finds more for finer experts and longer training: take it as an estimate.
+    """
+    _positive(params=params, experts=experts)
+    if params > CLARK_PARAMS_MAX or not 1 <= experts <= CLARK_EXPERTS_MAX:
+        raise UserError(
+            f"params={params:.4g} with experts={experts:.4g} lie outside what Clark et al. 2022 describes",
+            allowed=f"params up to {CLARK_PARAMS_MAX:.3g}, 1 to {CLARK_EXPERTS_MAX} experts for each one used",
+            hint="leave experts out: the law then counts the active parameters alone",
+        )
+    a, b, c, start, _ = _S_BASE
+    by_size, by_experts = math.log10(params), math.log10(_saturated(experts))
+    lowered = a * by_size + b * by_experts + c * by_size * by_experts
+    return float(10 ** ((lowered - b * math.log10(start)) / (a + c * math.log10(start))))
+
+
+def clark_exponent(experts: float) -> float:
+    """How many percent ``clark_params`` grow with a percent more active parameters; below 1."""
+    a, _, c, start, _ = _S_BASE
+    return (a + c * math.log10(_saturated(experts))) / (a + c * math.log10(start))
+
+
+def _saturated(experts: float) -> float:
+    *_, start, most = _S_BASE
+    return 1 / (1 / (experts - 1 + 1 / (1 / start - 1 / most)) + 1 / most)
+
+
+def balance(
+    fit: Fit, params: float, tokens: float, *, served_tokens: float = 0.0, unique_tokens: float | None = None
+) -> float:
+    """Above 0 where more parameters, below 0 where more tokens would be the better buy; 0 on the line of the optima.
+
+    At the least cost N (D + I / 3) of a loss, a percent of N and a percent of D lower the loss in proportion to what
+    they cost: (alpha A N^-alpha) / (beta B D^-beta) = (D + I / 3) / D, with I = ``served_tokens``, the inference tokens
+    times what an inference FLOP costs in training FLOPs (Sardana & Frankle 2024; I = 0 is Chinchilla's). It
+    falls with N and rises with D, so that there is one zero on every line.
+    """
+    n, d = _effective(fit, params, tokens, unique_tokens)
+    by_params = math.log(fit.alpha * fit.A) - fit.alpha * math.log(n)
+    by_tokens = math.log(fit.beta * fit.B) - fit.beta * math.log(d)
+    if unique_tokens is not None:
+        suited = min(params, params_for_tokens(fit, unique_tokens))
+        by_params += math.log(params / n) - (params / suited - 1) / EXCESS_PARAMS_HALF_LIFE
+        repeats = max(0.0, tokens / unique_tokens - 1)
+        by_tokens += math.log(tokens / d) - repeats / data.REPEATS_HALF_LIFE
+    return by_params - by_tokens - math.log1p(served_tokens / (3 * tokens))
+
+
+def compute_optimal(fit: Fit, flops: float, *, unique_tokens: float | None = None) -> Optimum:
+    """The lowest loss that ``flops`` of training reach: N = G (C / 6)^(beta / (alpha + beta))."""
+    _positive(flops=flops)
+
+    def solve(one: Fit) -> tuple[float, float]:
+        if unique_tokens is None:
+            g = (one.alpha * one.A / (one.beta * one.B)) ** (1 / (one.alpha + one.beta))
+            n = g * (flops / 6) ** (one.beta / (one.alpha + one.beta))
+        else:
+            n = math.exp(
+                root(lambda x: balance(one, math.exp(x), flops / 6 / math.exp(x), unique_tokens=unique_tokens))
+            )
+        return n, flops / 6 / n
+
+    return _optimum(fit, solve, unique_tokens)
+
+
+def optimal_for_loss(fit: Fit, target: float, *, unique_tokens: float | None = None) -> Optimum:
+    """The fewest FLOPs that reach the loss ``target``."""
+    return _optimum(fit, lambda one: cheapest(one, target, 0.0, unique_tokens), unique_tokens)
+
+
+def inference_optimal(
+    fit: Fit, target: float, inference_tokens: float, *, weight: float = 1.0, unique_tokens: float | None = None
+) -> Lifetime:
+    """The model of loss ``target`` that costs least over training and ``inference_tokens`` of use.
+
+    Minimises 6 N D + 2 N x weight x inference tokens (Sardana & Frankle 2024, arXiv 2401.00448).
+    ``weight`` is what an inference FLOP costs beside a training FLOP: 1 counts FLOPs, ``money_weight`` dollars.
+    """
+    _positive(inference_tokens=inference_tokens, weight=weight)
+    served = weight * inference_tokens
+    best, plain = (
+        _optimum(fit, partial(cheapest, target=target, served_tokens=i, unique_tokens=unique_tokens), unique_tokens)
+        for i in (served, 0.0)
+    )
+    return Lifetime(best, lifetime_flops(best, served), plain, lifetime_flops(plain, served))
+
+
+def lifetime_flops(model: Optimum, served_tokens: float) -> float:
+    """6 N D + 2 N I."""
+    return model.flops + 2 * model.params * served_tokens
+
+
+def money_weight(
+    train_usd_per_flop: float, input_usd_per_flop: float, output_usd_per_flop: float, output_frac: float
+) -> float:
+    """Dollars of an inference FLOP over those of a training FLOP, when ``output_frac`` of the tokens are written.
+
+    Dollars of a FLOP are the price of a GPU hour / (3600 x peak x utilisation), each with its own GPU, number format
+    and utilisation (Sardana & Frankle 2024).
+    """
+    _positive(train=train_usd_per_flop, input=input_usd_per_flop, output=output_usd_per_flop)
+    return ((1 - output_frac) * input_usd_per_flop + output_frac * output_usd_per_flop) / train_usd_per_flop
+
+
+def usd_per_flop(usd_per_gpu_hour: float, peak_flops_per_s: float, mfu: float) -> float:
+    """Dollars of one model FLOP on a GPU that reaches the share ``mfu`` of its peak."""
+    _positive(usd_per_gpu_hour=usd_per_gpu_hour, peak_flops_per_s=peak_flops_per_s, mfu=mfu)
+    return usd_per_gpu_hour / (3600 * peak_flops_per_s * mfu)
+
+
+def outside(fit: Fit, params: float, tokens: float) -> list[str]:
+    """What of this lies outside the runs that the fit was made from, a sentence each."""
+    told = []
+    for what, value, (low, high) in (("parameters", params, fit.params_range), ("tokens", tokens, fit.tokens_range)):
+        if value > high:
+            told.append(f"{number(value)} {what} are {value / high:.3g} times the most in the runs behind {fit.name}")
+        elif value < low:
+            told.append(f"{number(value)} {what} are fewer than the least in the runs behind {fit.name}, {number(low)}")
+    if tokens / params > STEADY_TOKENS_PER_PARAM:
+        told.append(
+            f"{tokens / params:.4g} tokens a parameter: fits from runs below {STEADY_TOKENS_PER_PARAM} overstate what "
+            "more tokens bring there (Sardana & Frankle 2024)"
+        )
+    return told
+
+
+def cheapest(
+    fit: Fit, target: float, served_tokens: float = 0.0, unique_tokens: float | None = None
+) -> tuple[float, float]:
+    """Parameters and tokens of the least N (D + ``served_tokens`` / 3) that reach the loss ``target``."""
+    if unique_tokens is not None:
+        return _cheapest_repeated(fit, target, served_tokens, unique_tokens)
+    rest = target - fit.E
+    if rest <= 0:
+        raise _unreachable(fit, target, fit.E, "any model")
+
+    def pair(logit: float) -> tuple[float, float]:  # of the share that the tokens have in the loss above the floor
+        of_params, of_tokens = rest / (1 + math.exp(logit)), rest / (1 + math.exp(-logit))
+        return (fit.A / of_params) ** (1 / fit.alpha), (fit.B / of_tokens) ** (1 / fit.beta)
+
+    return pair(root(lambda x: balance(fit, *pair(x), served_tokens=served_tokens), low=-60.0, high=60.0))
+
+
+def _cheapest_repeated(fit: Fit, target: float, served: float, unique_tokens: float) -> tuple[float, float]:
+    least = loss(fit, 1e40, 1e40, unique_tokens=unique_tokens)
+    if target <= least:
+        raise _unreachable(fit, target, least, f"{unique_tokens:.4g} unique tokens")
+
+    def of_line(x: float) -> float:
+        try:
+            tokens = tokens_for_loss(fit, math.exp(x), target, unique_tokens=unique_tokens)
+        except UserError:
+            return math.inf  # so few parameters never get there
+        return balance(fit, math.exp(x), tokens, served_tokens=served, unique_tokens=unique_tokens)
+
+    params = math.exp(root(of_line))
+    return params, tokens_for_loss(fit, params, target, unique_tokens=unique_tokens)
+
+
+def _optimum(fit: Fit, solve: Callable[[Fit], tuple[float, float]], unique_tokens: float | None) -> Optimum:
+    def values(one: Fit) -> dict[str, float]:
+        n, d = solve(one)
+        reached = loss(one, n, d, unique_tokens=unique_tokens)
+        return {"params": n, "tokens": d, "flops": 6 * n * d, "loss": reached, "tokens_per_param": d / n}
+
+    found = values(fit)
+    del found["tokens_per_param"]
+    return Optimum(fit=fit.name, **found, intervals=spread(fit, values))
+
+
+def _effective(fit: Fit, params: float, tokens: float, unique_tokens: float | None) -> tuple[float, float]:
+    _positive(params=params, tokens=tokens)
+    if unique_tokens is None:
+        return params, tokens
+    _positive(unique_tokens=unique_tokens)
+    return effective_params(fit, params, unique_tokens), effective_tokens(unique_tokens, tokens / unique_tokens)
+
+
+def _positive(**values: float) -> None:
+    for name, value in values.items():
+        if not (math.isfinite(value) and value > 0):
+            raise UserError(f"{name}={value} is not a number to plan with", allowed="finite numbers above 0")
+
+
+def _unreachable(fit: Fit, target: float, least: float, what: str) -> UserError:
+    return UserError(
+        f"a loss of {target:.6g} is out of reach of {what}: {fit.name} goes down to {least:.6g}",
+        allowed=f"a loss above {least:.6g}",
+        hint="a loss is in nats a token, of the data and tokenizer that the fit was made with",
+    )

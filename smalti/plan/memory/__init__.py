@@ -1,0 +1,1 @@
+"""The bytes on one rank while training, moment by moment."""

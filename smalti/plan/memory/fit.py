@@ -1,0 +1,96 @@
+"""Whether a run fits a device: the largest microbatch that does, and the cheapest change that would help.
+
+Promises: everything follows from ``memory_per_rank``, and a change is only proposed where it makes the run fit. What
+costs no FLOPs comes first, then what costs some, then more devices. Says nothing about speed beyond that.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from smalti.base.errors import UserError
+from smalti.config.load import from_dict
+from smalti.config.run import RunConfig
+from smalti.plan.layout import Layout
+from smalti.plan.memory.rank import memory_per_rank
+
+MOST_RANKS = 1 << 20
+"""More are not tried."""
+
+
+@dataclass(frozen=True)
+class Help:
+    """A change of the recipe with which it fits."""
+
+    change: str
+    """As it is typed, ``train.microbatch_tokens=4096``."""
+    costs: str
+    """What is paid for it."""
+    total_bytes: int
+    """What a rank then takes."""
+
+
+def largest_microbatch(
+    config: RunConfig, memory_bytes: float, layout: Layout | None = None, *, device: str | None = None
+) -> int | None:
+    """The most tokens in one forward pass on one rank, in whole sequences of the longest, that fit into
+    ``memory_bytes``; at most the rank's share of the largest batch. None where not even one sequence fits."""
+    if not 0 < memory_bytes < math.inf:
+        raise UserError(
+            f"a device of {memory_bytes} bytes cannot be", allowed="a number above 0", hint="--gpu h100-sxm"
+        )
+    seq_len = max(config.data.seq_lens)
+    ranks = layout.data_ranks if layout else config.train.parallel.ranks
+    most = max(1, max(-(-batch // length // ranks) * length for batch, length in config.batches_and_lengths) // seq_len)
+
+    def fits(rows: int) -> bool:
+        found = memory_per_rank(config, layout=layout, microbatch_tokens=rows * seq_len, device=device)
+        return found.total_bytes <= memory_bytes
+
+    if not fits(1):
+        return None
+    low, high = 1, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low * seq_len
+
+
+def helps(config: RunConfig, memory_bytes: float, *, device: str | None = None) -> list[Help]:
+    """Changes with each of which the run fits ``memory_bytes``, the cheapest first; empty where it fits as it is, and
+    where none of them is enough."""
+    if memory_per_rank(config, device=device).total_bytes <= memory_bytes:
+        return []
+    found = []
+    recompute = "train.parallel.activation_checkpointing=full"
+    may = config.train.parallel.activation_checkpointing == "none"
+    for change in ("", recompute) if may else ("",):
+        changed = _changed(config, change)
+        if change and memory_per_rank(changed, device=device).total_bytes <= memory_bytes:
+            found.append((change, "up to a third more FLOPs: each block's forward pass runs twice"))
+            break
+        largest = largest_microbatch(changed, memory_bytes, device=device)
+        if largest is not None:
+            costs = "smaller matmuls" if not change else "smaller matmuls, and up to a third more FLOPs"
+            found.append((f"{change} train.microbatch_tokens={largest}".strip(), costs))
+    ranks = config.train.parallel.ranks * 2
+    while device == "cuda" and ranks <= MOST_RANKS and _has_share(config, ranks):  # ranks on a CPU share its memory
+        change = f"train.parallel.ranks={ranks}"
+        if memory_per_rank(_changed(config, change), device=device).total_bytes <= memory_bytes:
+            found.append((change, f"{ranks // config.train.parallel.ranks} times the devices"))
+            break
+        ranks *= 2
+    return [
+        Help(change, costs, memory_per_rank(_changed(config, change), device=device).total_bytes)
+        for change, costs in found
+    ]
+
+
+def _has_share(config: RunConfig, ranks: int) -> bool:
+    """Whether each rank still has a sequence of every batch."""
+    return all(batch // seq_len >= ranks for batch, seq_len in config.batches_and_lengths)
+
+
+def _changed(config: RunConfig, change: str) -> RunConfig:
+    values: dict[str, Any] = config.model_dump(mode="json")
+    return from_dict(RunConfig, values, overrides=change.split()).config

@@ -1,0 +1,292 @@
+"""Which collectives one step of training makes on one rank, as data: what, along which axis, how often, of what size.
+
+Promises: for the axes that the trainer has (replicate, shard) number and bytes are those that torch sees in a real
+step, padding included (``tests/plan/test_collectives.py`` counts them); for the others they follow the published
+algorithms that are named below, and only those of experts were ever counted, in a traced step. Bytes are those of the
+larger buffer of one call, as NCCL's tests count: what comes out of a gather, what goes into a reduction. Time is
+``plan/parallel/network.py``'s.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from smalti.config.run import RunConfig
+from smalti.plan.layout import Layout
+from smalti.plan.memory.rank import microbatch_tokens as default_microbatch_tokens
+from smalti.plan.units import Unit, units
+
+Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv"]
+Axis = Literal["replicate", "shard", "sequence", "tensor", "pipeline", "expert", "expert_shard", "world"]
+When = Literal["forward", "backward", "step"]
+Dispatch = Literal["exact", "static"]
+Context = Literal["ulysses", "ring"]
+
+TRAINER_AXES: tuple[str, ...] = ("replicate", "shard")
+"""Axes that ``smalti train`` lays today; the others are planned."""
+
+KEEP_GATHERED_BYTES = 1 << 30
+"""A model with no more bytes of gathered weights keeps them between forward and backward; a test holds it equal to
+``dist/fsdp.py``."""
+
+VOTES = 4
+"""Wishes that ranks vote on in each step (``train/loop.py``)."""
+
+_BYTES = {"fp32": 4, "bf16": 2}
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Calls of one kind in one step on one rank."""
+
+    op: Op
+    """As torch names it."""
+    axis: Axis
+    """Along which ranks: see ``group``."""
+    count: int
+    """Calls in a step."""
+    bytes: int
+    """Of one call: the larger of its buffers."""
+    when: When
+    """In which phase of the step."""
+    overlaps: bool
+    """It can run while the rank computes; otherwise the rank waits."""
+    what: str
+    """What travels."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all calls in a step."""
+        return self.count * self.bytes
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks of one axis: ``size`` of them, ``stride`` ranks apart."""
+
+    size: int
+    stride: int
+
+
+def group(layout: Layout, axis: Axis) -> Group:
+    """Which ranks meet along an axis. Numbered from the innermost: tensor, sequence, shard, replicate, pipeline.
+
+    ``shard`` is shard x sequence, the ranks that weights are spread over; an expert axis is the inner part of it and
+    ``expert_shard`` the rest.
+    """
+    tensor, shards = layout.tensor, layout.weight_shards
+    match axis:
+        case "tensor":
+            return Group(tensor, 1)
+        case "sequence":
+            return Group(layout.sequence, tensor)
+        case "expert":
+            return Group(layout.expert, tensor)
+        case "expert_shard":
+            return Group(shards // layout.expert, tensor * layout.expert)
+        case "shard":
+            return Group(shards, tensor)
+        case "replicate":
+            return Group(layout.replicate, tensor * shards)
+        case "pipeline":
+            return Group(layout.pipeline, tensor * shards * layout.replicate)
+        case "world":
+            return Group(layout.world_size, 1)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a global batch is cut for one rank."""
+
+    tokens: int
+    """That a rank has in one forward pass, on average: rows x seq_len / sequence ranks."""
+    microbatches: int
+    """Of each rank in a step; the last may hold less."""
+    seq_len: int
+    """Tokens of a row."""
+    rows: int
+    """In one forward pass, of the ranks of a sequence axis together, at most."""
+
+
+def cut(config: RunConfig, layout: Layout, microbatch_tokens: int | None = None) -> Cut:
+    """Cut the last batch of the run. ``microbatch_tokens``: of whole rows; absent: as the config says.
+
+    A rank that is short of rows passes empty ones, so every rank counts as the fullest.
+    """
+    batch, seq_len = config.batches_and_lengths[-1]
+    given = microbatch_tokens or default_microbatch_tokens(config, ranks=layout.data_ranks)
+    rows = max(1, -(-(batch // seq_len) // layout.data_ranks))
+    together = max(1, min(given // seq_len, rows))
+    microbatches = -(-rows // together)
+    return Cut(-(-rows * seq_len // (layout.sequence * microbatches)), microbatches, seq_len, together)
+
+
+def layout_of(config: RunConfig) -> Layout:
+    """The layout that ``smalti train`` gives the config."""
+    parallel = config.train.parallel
+    return Layout(replicate=parallel.replicate, shard=max(1, parallel.ranks // parallel.replicate))
+
+
+def collectives(
+    config: RunConfig,
+    layout: Layout | None = None,
+    microbatch_tokens: int | None = None,
+    *,
+    dispatch: Dispatch = "exact",
+    context: Context = "ulysses",
+) -> list[Collective]:
+    """The collectives of one step; those of a group of one rank are left out.
+
+    dispatch: tokens travel to their experts as they are (``exact``; bytes for evenly used experts) or in buffers that
+    hold the worst case (``static``). context: what a sequence axis exchanges.
+    """
+    layout = layout or layout_of(config)
+    plan = _Plan(config, layout, cut(config, layout, microbatch_tokens), dispatch, context)
+    return [one for one in plan.all() if group(layout, one.axis).size > 1]
+
+
+def metric_bytes(config: RunConfig) -> int:
+    """Of the one reduction of a step, in fp64: squared norm, loss, weight, and the loss's own sums."""
+    model, numbers = config.model, 4 + bool(config.train.loss.z_loss_coef)
+    if model.moe is not None:
+        layers = sum(model.has_experts(layer) for layer in range(model.num_hidden_layers))
+        numbers += layers * (model.moe.num_experts + 1) + 2 + bool(model.moe.global_balance_loss_coef)
+    return 8 * numbers
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What the parts of ``collectives`` share."""
+
+    config: RunConfig
+    layout: Layout
+    cut: Cut
+    dispatch: Dispatch
+    context: Context
+
+    @property
+    def compute(self) -> int:
+        return _BYTES[self.config.train.precision.compute]
+
+    @property
+    def layers(self) -> int:
+        """Of one pipeline stage."""
+        return -(-self.config.model.num_hidden_layers // self.layout.pipeline)
+
+    @property
+    def recomputes(self) -> bool:
+        return self.config.train.parallel.activation_checkpointing == "full"
+
+    def all(self) -> Iterator[Collective]:
+        for unit in units(self.config.model):
+            yield from self.sharded(unit)
+        yield from self.tensor()
+        yield from self.sequence()
+        yield from self.expert()
+        yield from self.pipeline()
+        yield Collective("all_reduce", "world", 1, metric_bytes(self.config), "step", False, "gradient norm, metrics")
+        yield Collective("all_reduce", "world", 1, VOTES * 4, "step", True, "votes, between CPUs")
+
+    # ---- weights and gradients: FSDP2 and HSDP ----------------------------------------------------------------------
+
+    def sharded(self, unit: Unit) -> Iterator[Collective]:
+        """Zhao et al. 2023 (arXiv 2304.11277): gather before forward and before backward, reduce-scatter behind it.
+
+        In each microbatch; in a pipeline once a step, because its stages keep their weights and add up gradients.
+        """
+        layout, expert = self.layout, self.layout.expert > 1 and unit.name == "expert block"
+        shards, tensor = layout.weight_shards, layout.tensor
+        if layout.pipeline > 1 and unit.name == "root":  # the first stage has the embedding, the last the head
+            unit = Unit("root", 1, (max(unit.parts, key=lambda part: part.rows * part.width),))
+        dense = unit.elements(shards, tensor=tensor, experts=False if expert else None)
+        yield from self._gathers(unit, "shard", shards, dense)
+        if expert:
+            own = unit.elements(1, tensor=tensor, experts=True) // layout.expert
+            yield from self._gathers(unit, "expert_shard", shards // layout.expert, own)
+
+    def _gathers(self, unit: Unit, axis: Axis, shards: int, elements: int) -> Iterator[Collective]:
+        precision, in_full = self.config.train.precision, unit.full_precision
+        gathered = elements * (4 if in_full else self.compute)
+        reduced = elements * (4 if in_full else _BYTES[precision.reduce])
+        count = -(-unit.count // self.layout.pipeline) * (1 if self.layout.pipeline > 1 else self.cut.microbatches)
+        name = f"{unit.name}: {'experts' if axis == 'expert_shard' else 'weights'}"
+        yield Collective("all_gather", axis, count, gathered, "forward", True, name)
+        if self.gives_back and not in_full:
+            yield Collective("all_gather", axis, count, gathered, "backward", True, name)
+        yield Collective("reduce_scatter", axis, count, reduced, "backward", True, f"{name}' gradients")
+        yield Collective("all_reduce", "replicate", count, reduced // shards, "backward", True, f"{name}' gradients")
+
+    @cached_property
+    def gives_back(self) -> bool:
+        """Whether weights are gathered again for the backward pass."""
+        elements = sum(unit.count * unit.elements(1) for unit in units(self.config.model))
+        return elements * self.compute > KEEP_GATHERED_BYTES and self.layout.pipeline == 1
+
+    # ---- activations ------------------------------------------------------------------------------------------------
+
+    def _repeated(
+        self, op: Op, axis: Axis, count: int, nbytes: int, what: str, *, overlaps: bool
+    ) -> Iterator[Collective]:
+        """In forward, in backward, and in the forward that full recomputation repeats."""
+        yield Collective(op, axis, count, nbytes, "forward", overlaps, what)
+        yield Collective(op, axis, count * (2 if self.recomputes else 1), nbytes, "backward", overlaps, what)
+
+    def tensor(self) -> Iterator[Collective]:
+        """Korthikanti et al. 2022 (arXiv 2205.05198), fig. 5: norms on slices of the row; attention and MLP gather what
+        they read and reduce-scatter what they write; embedding and head likewise; the loss over a split vocabulary."""
+        model, times = self.config.model, self.cut.microbatches
+        row = self.cut.tokens * model.hidden_size * self.compute
+        for op in ("all_gather", "reduce_scatter"):
+            yield from self._repeated(op, "tensor", 2 * self.layers * times, row, "block: activations", overlaps=False)
+        yield Collective("all_gather", "tensor", times, row, "forward", False, "head: activations")
+        yield Collective("reduce_scatter", "tensor", times, row, "backward", False, "head: activations")
+        yield Collective("reduce_scatter", "tensor", times, row, "forward", False, "embedding: activations")
+        yield Collective("all_gather", "tensor", times, row, "backward", False, "embedding: activations")
+        loss = self.cut.tokens * 4
+        yield Collective("all_reduce", "tensor", 3 * times, loss, "forward", False, "loss: maxima, sums, targets")
+        norms = 2 * model.hidden_size * _BYTES[self.config.train.precision.reduce]
+        yield Collective("all_reduce", "tensor", self.layers * times, norms, "backward", True, "norms' gradients")
+
+    def sequence(self) -> Iterator[Collective]:
+        """Ulysses (Jacobs et al. 2023, arXiv 2309.14509): all-to-all between slices of a row and heads, before
+        attention and behind it. Ring (Liu et al. 2023, arXiv 2310.01889): keys and values go round, then
+        their gradients in fp32."""
+        model, ranks, times = self.config.model, self.layout.sequence, self.cut.microbatches
+        width = self.cut.tokens * model.width_per_head
+        heads, kv = -(-model.num_attention_heads // self.layout.tensor), -(-model.kv_heads // self.layout.tensor)
+        calls = self.layers * times
+        if self.context == "ulysses":
+            into = width * (heads + 2 * max(kv, ranks)) * self.compute
+            yield from self._repeated("all_to_all", "sequence", calls, into, "query, key, value", overlaps=False)
+            out = width * heads * self.compute
+            yield from self._repeated("all_to_all", "sequence", calls, out, "attention's output", overlaps=False)
+            return
+        pair = 2 * width * kv
+        hops = calls * (ranks - 1)
+        yield from self._repeated("send_recv", "sequence", hops, pair * self.compute, "key, value", overlaps=True)
+        yield Collective("send_recv", "sequence", calls * ranks, pair * 4, "backward", True, "gradients of key, value")
+
+    def expert(self) -> Iterator[Collective]:
+        """Tokens to their experts and back (Lepikhin et al. 2020, arXiv 2006.16668), each as often as it has experts;
+        with static buffers as often as the fullest rank could need. Exact also tells each rank how many will come."""
+        moe, ranks, times = self.config.model.moe, self.layout.expert, self.cut.microbatches
+        if moe is None:
+            return
+        kinds = [unit for unit in units(self.config.model) if unit.name == "expert block"]
+        calls = -(-kinds[0].count // self.layout.pipeline) * times
+        chosen = moe.num_experts_per_tok
+        slots = chosen if self.dispatch == "exact" else ranks * min(chosen, -(-moe.num_experts // ranks))
+        rows = self.cut.tokens * slots * self.config.model.hidden_size * self.compute
+        if self.dispatch == "exact":
+            yield Collective("all_to_all", "expert", calls, 8 * moe.num_experts, "forward", False, "counts of tokens")
+        yield from self._repeated("all_to_all", "expert", calls, rows, "dispatch", overlaps=False)
+        yield from self._repeated("all_to_all", "expert", calls, rows, "combine", overlaps=False)
+
+    def pipeline(self) -> Iterator[Collective]:
+        """1F1B (Narayanan et al. 2021, arXiv 2104.04473): each microbatch's activations ahead, their gradients back."""
+        row = self.cut.tokens * self.config.model.hidden_size * self.compute // self.layout.tensor
+        for when in ("forward", "backward"):
+            yield Collective(
+                "send_recv", "pipeline", self.cut.microbatches, row, when, True, "activations between stages"
+            )

@@ -1,0 +1,132 @@
+"""Which devices hold a model that is served: the smallest number of each, how it lies on them, and how fast it decodes.
+
+Promises: a split that fits by ``serving.py`` in what programs may use of a device; speed is a bound by memory and
+matmul rates and never a measurement. Network, sampling and the gaps between kernels are in the interval, not modelled.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from smalti.config.hardware import Hardware
+from smalti.config.model import ModelConfig
+from smalti.plan.params import count
+from smalti.plan.serving.formats import kv_bytes_per_token
+from smalti.plan.serving.memory import DeviceMemory, Load, Served, Split, device_memory, kv_heads_here, tensor_sizes
+
+RESERVED_FRAC = 0.1
+"""Assumption: the part of a device's memory that its runtime, kernels, graphs and fragments take (vLLM's default
+``gpu_memory_utilization`` was 0.9 up to 2025). Not taken off where the system itself sets a limit."""
+
+ALONE_FRAC = (0.4, 0.8)
+"""Assumption: the part of the bound that one device reaches. Published: 0.42 to 0.69 on an A100 (gpt-fast's README,
+bf16, int8 and int4, 7B to 70B and Mixtral), 0.44 to 0.58 on an M1 Max (llama.cpp, issue 27525)."""
+
+JOINED_FRAC = (0.25, 0.75)
+"""The same of several devices: 0.27 to 0.73 on 2 to 8 A100 (gpt-fast's README); small models on many devices less."""
+
+MOST_STAGES = 64
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Decoding with the load's batch at its full context."""
+
+    bytes_touched: float
+    """That devices read for one step, one after the other: each its part of a stage, and the stages in turn."""
+    experts_touched: float | None
+    """Distinct experts of a layer that one step is expected to use; None: it has none."""
+    bound: str
+    """``memory`` or ``compute``: what takes longer."""
+    most_tokens_per_s: float
+    """Of the whole batch, at the full bandwidth and peak."""
+    low_tokens_per_s: float
+    high_tokens_per_s: float
+    """What is expected of engines of today."""
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return asdict(self)
+
+
+def room_bytes(hardware: Hardware, usable_frac: float | None = None, *, reserved_frac: float = RESERVED_FRAC) -> float:
+    """Bytes that a model may take of a device: ``usable_frac`` of its memory; absent, what the system lets programs
+    take, or all but ``reserved_frac``."""
+    if usable_frac is not None:
+        return hardware.memory_bytes * usable_frac
+    if hardware.usable_memory_bytes is not None:
+        return hardware.usable_memory_bytes
+    return hardware.memory_bytes * (1 - reserved_frac)
+
+
+def most_devices(hardware: Hardware) -> int | None:
+    """How many work on one model: of a device without a network its node; None: any number."""
+    return hardware.devices_per_node if hardware.network_bytes_per_s is None else None
+
+
+def splits(model: ModelConfig, hardware: Hardware) -> list[Split]:
+    """Ways to lay a model on devices of a kind, by number of devices; of equal numbers the most tensor parts first.
+
+    Matrices are cut within a node; stages may lie on other nodes where the device is joined to a network.
+    """
+    most = most_devices(hardware)
+    found = [
+        Split(tensor, stages)
+        for tensor in tensor_sizes(model, hardware.devices_per_node)
+        for stages in range(1, min(MOST_STAGES, model.num_hidden_layers) + 1)
+        if most is None or tensor * stages <= most
+    ]
+    return sorted(found, key=lambda split: (split.devices, -split.tensor))
+
+
+def smallest_split(served: Served, load: Load, hardware: Hardware, room: float) -> tuple[Split, DeviceMemory] | None:
+    """The fewest devices that hold it, and the bytes on the fullest; None: no number does."""
+    for split in splits(served.model, hardware):
+        memory = device_memory(served, load, split)
+        if memory.total_bytes <= room:
+            return split, memory
+    return None
+
+
+def distinct_experts(model: ModelConfig, tokens: int) -> float | None:
+    """Experts of a layer that ``tokens`` tokens are expected to use: E (1 - (1 - k/E)^B), were the router uniform."""
+    if model.moe is None:
+        return None
+    experts, chosen = model.moe.num_experts, model.moe.num_experts_per_tok
+    return experts * (1 - (1 - chosen / experts) ** tokens)
+
+
+def touched_bytes(served: Served, load: Load, split: Split) -> float:
+    """Bytes that devices read one after the other for a decode step: tensor parts at once, stages in turn.
+
+    All weights but the embedding (a lookup; a tied one is the head), of the experts those expected, and the cache.
+    """
+    share = served.share(split.tensor)
+    experts = distinct_experts(served.model, load.batch) or 0.0
+    per_token = kv_bytes_per_token(served.model, load.kv) / served.model.kv_heads
+    cache = load.batch * served.keys(load) * per_token * kv_heads_here(served.model, split.tensor)
+    return share.read + experts * share.expert + cache
+
+
+def speed(served: Served, load: Load, split: Split, hardware: Hardware) -> Speed:
+    """Tokens/s of decoding: batch / max(bytes touched / bandwidth, FLOPs / peak).
+
+    Databricks, LLM Inference Performance Engineering, 2023-10 (MBU). FLOPs: 2 for each parameter that a token is
+    multiplied with and 4 for each head's number of each cached token. The peak is that of bf16; where none is known
+    only memory counts.
+    """
+    model, bytes_each = served.model, touched_bytes(served, load, split)
+    memory_s = bytes_each / hardware.memory_bytes_per_s
+    width = model.num_attention_heads * model.width_per_head
+    flops = 2 * count(model).matmul_active + 4 * width * served.keys(load)
+    peak = hardware.peak_flops_per_s.get("bf16")
+    compute_s = load.batch * flops / split.tensor / peak if peak else 0.0
+    most = load.batch / max(memory_s, compute_s)
+    low, high = ALONE_FRAC if split.devices == 1 else JOINED_FRAC
+    return Speed(
+        bytes_touched=bytes_each,
+        experts_touched=distinct_experts(model, load.batch),
+        bound="memory" if memory_s >= compute_s else "compute",
+        most_tokens_per_s=most,
+        low_tokens_per_s=low * most,
+        high_tokens_per_s=high * most,
+    )

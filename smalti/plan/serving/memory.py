@@ -1,0 +1,297 @@
+"""Memory of a model that answers: weights by format, the KV cache, a step's activations; on one device and on several.
+
+Promises: weights and cache are exact for the formats and for the rule by which the cache is allotted; activations are
+an estimate from the tensors of the widest layer that live at one time. Not counted here: what the device's runtime
+takes (``devices.py`` leaves room for it), a draft model, adapters, prefixes that requests share.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, Literal
+
+from smalti.base.errors import UserError
+from smalti.config.model import ModelConfig
+from smalti.plan.serving.formats import kv_bytes_per_token, kv_format, tensor_bytes, weight_format
+from smalti.plan.weights import KINDS, Weight, weights
+
+BLOCK_TOKENS = 16
+"""Tokens of a block of a paged cache (vLLM's default)."""
+
+GRAIN_TOKENS = 64
+"""The least that a row of this engine holds (``serve/engine/scheduler.py``; a test holds both equal)."""
+
+PREFILL_TOKENS = 2048
+"""Assumption: tokens that a step reads at most, prompts in pieces (vLLM's ``max_num_batched_tokens``)."""
+
+MOST_BATCH = 1_000_000
+
+Cache = Literal["paged", "smalti"]
+
+
+@dataclass(frozen=True)
+class Load:
+    """What shall be served: ``batch`` requests of ``context_tokens`` each, prompt and answer together."""
+
+    context_tokens: int
+    batch: int = 1
+    kv: str = "bf16"
+    cache: Cache = "paged"
+    """``paged``: whole blocks of 16 tokens, and in a layer with a window only the blocks that it reaches. ``smalti``:
+    the engine of ``smalti serve``: rows of 64 x a power of two tokens in every layer, and spare rows."""
+    prefill_tokens: int = PREFILL_TOKENS
+    """Tokens of prompts that one step reads at most."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kv", kv_format(self.kv))
+        if self.cache not in ("paged", "smalti"):
+            raise UserError(f"cache = '{self.cache}' is not known", allowed="paged, smalti")
+        for name, most in (("context_tokens", 10**9), ("batch", MOST_BATCH), ("prefill_tokens", 10**9)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or not 1 <= value <= most:
+                raise UserError(f"{name} = {value} cannot be", allowed=f"a whole number from 1 to {most:,}")
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a model lies on devices: matrices cut in ``tensor`` parts, layers in ``stages``."""
+
+    tensor: int = 1
+    stages: int = 1
+
+    @property
+    def devices(self) -> int:
+        """Of all."""
+        return self.tensor * self.stages
+
+    def __str__(self) -> str:
+        parts = [f"{name} {size}" for name, size in asdict(self).items() if size > 1]
+        return " x ".join(parts) or "whole"
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes on the fullest device."""
+
+    weights_bytes: int
+    kv_bytes: int
+    activations_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Their sum."""
+        return self.weights_bytes + self.kv_bytes + self.activations_bytes
+
+    def to_json(self) -> dict[str, int]:
+        """A JSON object with the parts and their sum."""
+        return {**asdict(self), "total_bytes": self.total_bytes}
+
+
+class Served:
+    """One model in one format of weights: its tensors are gone through once, then any load and split is quick."""
+
+    def __init__(self, model: ModelConfig, form: str) -> None:
+        self.model, self.form = model, weight_format(form)
+        self._sized = [(one, tensor_bytes(model, one, self.form)) for one in weights(model)]
+        self._shares: dict[int, Share] = {}
+        self._windows: dict[int | None, list[int]] = {}
+        for layer in range(model.num_hidden_layers):
+            self._windows.setdefault(model.window(layer), []).append(layer)
+
+    @cached_property
+    def bytes_by_kind(self) -> dict[str, int]:
+        """Weights by kind of tensor."""
+        found = dict[str, int].fromkeys(KINDS, 0)
+        for one, size in self._sized:
+            found[one.kind] += size
+        return {kind: size for kind, size in found.items() if size}
+
+    @property
+    def weights_bytes(self) -> int:
+        """All weights."""
+        return sum(self.bytes_by_kind.values())
+
+    def share(self, tensor: int) -> "Share":
+        """What one of ``tensor`` parts holds."""
+        if tensor not in self._shares:
+            self._shares[tensor] = Share(self.model, self._sized, tensor)
+        return self._shares[tensor]
+
+    def kv_bytes(self, load: Load, tensor: int = 1, layers: range | None = None) -> float:
+        """Bytes of the cache of ``layers`` (absent: all) on each of ``tensor`` devices."""
+        layers = layers if layers is not None else range(self.model.num_hidden_layers)
+        held = 0
+        for those in self._windows.values():
+            count = bisect_left(those, layers.stop) - bisect_left(those, layers.start)
+            held += count * held_tokens(self.model, load, those[0])
+        per_token = kv_bytes_per_token(self.model, load.kv) / self.model.kv_heads
+        return per_token * kv_heads_here(self.model, tensor) * held_rows(load) * held
+
+    def keys(self, load: Load) -> int:
+        """Cached tokens that a new one attends to, of all layers together."""
+        longest = load.context_tokens
+        return sum(min(longest, window or longest) * len(those) for window, those in self._windows.items())
+
+
+class Share:
+    """Bytes of the weights on one of ``tensor`` devices, and what a decode step reads of them."""
+
+    def __init__(self, model: ModelConfig, sized: Iterable[tuple[Weight, int]], tensor: int) -> None:
+        layers = [0.0] * model.num_hidden_layers
+        self.first = self.last = 0.0
+        """Before the first block, and behind the last."""
+        self.read = self.expert = 0.0
+        """Read in every step, and for each distinct expert of the layers. The embedding is a lookup; tied, the head."""
+        for weight, whole in sized:
+            size = whole * _part(model, weight, tensor)
+            if weight.layer is not None:
+                layers[weight.layer] += size
+            elif weight.name in ("embed", "embedding_norm"):
+                self.first += size
+            else:
+                self.last += size
+            if weight.kind == "expert":
+                self.expert += size / weight.count
+            elif weight.kind != "embedding" or model.tie_word_embeddings:
+                self.read += size
+        self.before = [0.0, *accumulate(layers)]
+        """Of the layers before each layer."""
+
+
+def device_memory(served: Served, load: Load, split: Split | None = None) -> DeviceMemory:
+    """Bytes on the fullest device of a split (absent: one device).
+
+    Tensor parts (Megatron-LM, Shoeybi et al. 2019): heads, columns and experts' widths are shared, norms and routers
+    are on every device, key/value heads are repeated where there are more parts than heads. Stages hold equal runs of
+    layers; a tied embedding is on the first stage and on the last.
+    """
+    split = split or Split()
+    longest = served.model.max_position_embeddings
+    if load.context_tokens > longest:
+        raise UserError(
+            f"context_tokens = {load.context_tokens} is more than the model is meant for",
+            allowed=f"up to max_position_embeddings = {longest}",
+            hint="a smaller context, or a model with a larger max_position_embeddings",
+        )
+    share, layers = served.share(split.tensor), served.model.num_hidden_layers
+    last = share.last + (share.first if served.model.tie_word_embeddings and split.stages > 1 else 0)
+    activations = step_activation_bytes(served, load, split.tensor)
+    fullest: tuple[float, float] = (0.0, 0.0)
+    for stage in range(split.stages):
+        own = range(stage * layers // split.stages, (stage + 1) * layers // split.stages)
+        size = share.before[own.stop] - share.before[own.start]
+        size += share.first * (stage == 0) + last * (stage == split.stages - 1)
+        fullest = max(fullest, (size, served.kv_bytes(load, split.tensor, own)), key=sum)
+    return DeviceMemory(_up(fullest[0]), _up(fullest[1]), activations)
+
+
+def held_tokens(model: ModelConfig, load: Load, layer: int) -> int:
+    """Tokens that the cache of one request holds in a layer.
+
+    Paged: whole blocks; a window of W tokens lies in at most ceil((W - 1) / 16) + 1 blocks.
+    """
+    if load.cache == "smalti":
+        capacity = GRAIN_TOKENS
+        while capacity < load.context_tokens:
+            capacity *= 2
+        return min(capacity, -(-model.max_position_embeddings // GRAIN_TOKENS) * GRAIN_TOKENS)
+    blocks, window = -(-load.context_tokens // BLOCK_TOKENS), model.window(layer)
+    if window is not None:
+        blocks = min(blocks, -(-(window - 1) // BLOCK_TOKENS) + 1)
+    return blocks * BLOCK_TOKENS
+
+
+def held_rows(load: Load) -> int:
+    """Rows that the cache has for a batch: of this engine, those of a shelf that only grew (``slots.py``)."""
+    rows = 0
+    while load.cache == "smalti" and rows < load.batch:
+        rows += 1 + rows // 4
+    return max(rows, load.batch)
+
+
+def step_activation_bytes(served: Served, load: Load, tensor: int = 1) -> int:
+    """An estimate of what lives at one time while a step reads prompts and adds a token to each row.
+
+    For each token of the step: the residual and what is read of it, and the widest of attention (query, key, value,
+    output) and of the MLP (gate, up and product; of experts, for each that it is sent to, also input and output), in
+    the format of the matmuls (2 bytes; 4 with fp32 weights). For each row its logits and probabilities in fp32.
+    """
+    model, tokens = served.model, max(load.batch, min(load.prefill_tokens, load.batch * load.context_tokens))
+    width, hidden = model.width_per_head, model.hidden_size
+    attention = 2 * (model.num_attention_heads + kv_heads_here(model, tensor) * tensor) * width
+    inner = 3 if model.gated else 2
+    mlp = inner * model.intermediate_size
+    whole = 2 * hidden
+    if model.moe is not None:
+        chosen, shared = model.moe.num_experts_per_tok, model.moe.num_shared_experts
+        plain = mlp if model.moe.mlp_only_layers else 0
+        mlp = max(plain, (chosen + shared) * inner * model.expert_width)
+        whole += 2 * chosen * hidden
+    item = 4 if served.form == "fp32" else 2
+    return _up(tokens * (whole + max(attention, mlp) / tensor) * item) + load.batch * model.vocab_size * 8
+
+
+def largest_context(served: Served, load: Load, split: Split, room_bytes: float) -> int:
+    """The longest context of ``load.batch`` requests that fits, at most the model's own; 0: none does."""
+
+    def fits(tokens: int) -> bool:
+        return device_memory(served, _changed(load, context_tokens=tokens), split).total_bytes <= room_bytes
+
+    return _largest(fits, served.model.max_position_embeddings)
+
+
+def largest_batch(served: Served, load: Load, split: Split, room_bytes: float) -> int:
+    """The most requests of ``load.context_tokens`` each that fit; 0: none does."""
+
+    def fits(batch: int) -> bool:
+        return device_memory(served, _changed(load, batch=batch), split).total_bytes <= room_bytes
+
+    return _largest(fits, MOST_BATCH)
+
+
+def tensor_sizes(model: ModelConfig, most: int) -> list[int]:
+    """In how many parts up to ``most`` the matrices can be cut: heads and widths must divide, experts' widths too."""
+    widths = {model.intermediate_size, model.expert_width}
+    return [
+        size
+        for size in range(1, most + 1)
+        if model.num_attention_heads % size == 0
+        and (model.kv_heads % size == 0 or size % model.kv_heads == 0)
+        and all(width % size == 0 for width in widths)
+    ]
+
+
+# ---- parts ----------------------------------------------------------------------------------------------------------
+
+
+def _changed(load: Load, **changes: Any) -> Load:
+    return Load(**{**asdict(load), **changes})
+
+
+def _largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest number up to ``most`` that fits, where less fits whenever more does."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def kv_heads_here(model: ModelConfig, tensor: int) -> int:
+    """Key/value heads on one of ``tensor`` devices."""
+    return max(1, model.kv_heads // tensor)
+
+
+def _part(model: ModelConfig, weight: Weight, tensor: int) -> float:
+    """The part of a tensor that lies on one of ``tensor`` devices."""
+    if weight.kind in ("norm", "router") or weight.name in ("o_proj.bias", "down_proj.bias"):
+        return 1.0
+    if weight.name.startswith(("k_proj", "v_proj")):
+        return kv_heads_here(model, tensor) / model.kv_heads
+    return 1 / tensor
+
+
+def _up(size: float) -> int:
+    return -int(-size // 1)

@@ -1,0 +1,1 @@
+"""The time of one step on one rank, part by part."""
