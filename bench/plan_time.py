@@ -29,8 +29,9 @@ from smalti.config.hardware import Hardware, hardware
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.fleet.measure import measured_machine
+from smalti.plan.layout import layout_of
 from smalti.plan.step_time import factors, rates
-from smalti.plan.step_time.step import layout_of, passes_of, step_time, threads_of, units_of
+from smalti.plan.step_time.step import passes_of, step_time, threads_of, units_of
 from smalti.plan.step_time.work import update, works
 
 STEPS, CALIBRATION_STEPS, WARM_STEPS = 20, 8, 3

@@ -7,6 +7,7 @@ here; building the mesh is ``smalti/dist``'s.
 from dataclasses import asdict, dataclass
 
 from smalti.base.errors import UserError
+from smalti.config.run import RunConfig
 
 
 @dataclass(frozen=True)
@@ -53,3 +54,9 @@ class Layout:
 
     def __str__(self) -> str:
         return " x ".join(f"{axis} {size}" for axis, size in asdict(self).items() if size > 1) or "one rank"
+
+
+def layout_of(config: RunConfig, ranks: int | None = None) -> Layout:
+    """The layout that ``smalti train`` gives the config; ``ranks``: in place of the config's own."""
+    parallel = config.train.parallel
+    return Layout(replicate=parallel.replicate, shard=max(1, (ranks or parallel.ranks) // parallel.replicate))

@@ -15,6 +15,10 @@ from smalti.plan.weights import Weight, weights
 
 Name = Literal["root", "block", "expert block", "router"]
 
+KEEP_GATHERED_BYTES = 1 << 30
+"""A model with no more bytes of gathered weights keeps them between forward and backward; a test holds it equal to
+``dist/fsdp.py``."""
+
 _ROWS_SHARED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed", "lm_head")
 _WIDTH_SHARED = ("o_proj", "down_proj")
 

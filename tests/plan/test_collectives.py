@@ -19,7 +19,7 @@ from smalti.model.decoder import Decoder
 from smalti.model.init import draw
 from smalti.plan.layout import Layout
 from smalti.plan.parallel import collectives as plan
-from smalti.plan.units import units
+from smalti.plan.units import KEEP_GATHERED_BYTES, units
 from smalti.train.batches import Microbatch
 from smalti.train.loss import LanguageLoss
 from smalti.train.optim import build_optimizer
@@ -132,7 +132,7 @@ def test_collectives_of_a_real_step(
 
 
 def test_threshold_is_that_of_the_sharding() -> None:
-    assert plan.KEEP_GATHERED_BYTES == fsdp._KEEP_GATHERED_BYTES
+    assert KEEP_GATHERED_BYTES == fsdp._KEEP_GATHERED_BYTES
 
 
 @pytest.mark.parametrize("model", [DENSE, MIXED])

@@ -140,15 +140,12 @@ def test_a_block_of_llama_by_hand() -> None:
 
 def test_what_the_trainer_calls_the_same() -> None:
     pytest.importorskip("torch")
-    from smalti.dist import fsdp
     from smalti.model.blocks.attention import choice, spans
     from smalti.plan.memory import attention as activations
-    from smalti.plan.memory import moments as plan
 
     assert choice.LONGEST_KEPT_TOKENS == activations.LONGEST_KEPT_TOKENS
     assert choice._LONGEST_MASKED_TOKENS == activations.LONGEST_MASKED_TOKENS
     assert spans.BLOCK_TOKENS == activations.BLOCK_TOKENS
-    assert fsdp._KEEP_GATHERED_BYTES == plan.KEEP_GATHERED_BYTES
 
 
 @given(

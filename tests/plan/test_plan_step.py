@@ -17,9 +17,9 @@ from smalti.config.hardware import hardware
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.plan.flops import train_flops_per_token, train_flops_per_token_causal
-from smalti.plan.layout import Layout
+from smalti.plan.layout import Layout, layout_of
 from smalti.plan.step_time import factors, rates
-from smalti.plan.step_time.step import layout_of, passes_of, step_time
+from smalti.plan.step_time.step import passes_of, step_time
 from smalti.plan.step_time.work import Work, loss_tile, update, works
 from smalti.train.cross_entropy import _cut, _Options
 

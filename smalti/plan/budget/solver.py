@@ -83,7 +83,7 @@ class Budget:
 
 
 def solve(values: Mapping[str, str | float], *, model: ModelConfig | None = None) -> Budget:
-    """The budget that follows from ``values`` (names of ``budget_problem.KEYS``).
+    """The budget that follows from ``values`` (names of ``plan.budget.problem.KEYS``).
 
     model: what ``values["model"]`` names, where that is no preset. UserError for what is unknown, contradicts or cannot
     be.

@@ -14,10 +14,7 @@ from smalti.plan.memory.activations import BlockTape
 from smalti.plan.memory.head import Head
 from smalti.plan.memory.tape import Pass, Tape
 from smalti.plan.params import count
-from smalti.plan.units import Part, units
-
-KEEP_GATHERED_BYTES = 1 << 30
-"""Up to this weights stay gathered between forward and backward (``dist/fsdp.py``; a test holds both equal)."""
+from smalti.plan.units import KEEP_GATHERED_BYTES, Part, units
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
-from smalti.plan.layout import Layout
+from smalti.plan.layout import Layout, layout_of
 from smalti.plan.memory.moments import Moment, Rank, kept_bytes, moments
 from smalti.plan.memory.tape import Pass
 
@@ -103,7 +103,7 @@ def memory_per_rank(
     microbatch_tokens: absent, what the trainer takes. device: ``cpu`` or ``cuda``; absent, the config's, and for auto
     the CPU.
     """
-    layout = layout or _layout(config, ranks)
+    layout = layout or layout_of(config, ranks)
     world = layout.data_ranks
     given = microbatch_tokens if microbatch_tokens is not None else _microbatch(config, world)
     on = device or ("cuda" if config.train.parallel.device == "cuda" else "cpu")
@@ -141,11 +141,6 @@ def _microbatch(config: RunConfig, world: int) -> int:
         min(_split(batch // seq_len, world), max(1, MICROBATCH_LIMIT_TOKENS // seq_len)) * seq_len
         for batch, seq_len in config.batches_and_lengths
     )
-
-
-def _layout(config: RunConfig, ranks: int | None) -> Layout:
-    world, replicate = ranks or config.train.parallel.ranks, config.train.parallel.replicate
-    return Layout(replicate=replicate, shard=max(1, world // replicate))
 
 
 def _stages(layers: int, pipeline: int) -> list[range | None]:

@@ -13,9 +13,9 @@ from functools import cached_property
 from typing import Literal
 
 from smalti.config.run import RunConfig
-from smalti.plan.layout import Layout
+from smalti.plan.layout import Layout, layout_of
 from smalti.plan.memory.rank import microbatch_tokens as default_microbatch_tokens
-from smalti.plan.units import Unit, units
+from smalti.plan.units import KEEP_GATHERED_BYTES, Unit, units
 
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv"]
 Axis = Literal["replicate", "shard", "sequence", "tensor", "pipeline", "expert", "expert_shard", "world"]
@@ -25,10 +25,6 @@ Context = Literal["ulysses", "ring"]
 
 TRAINER_AXES: tuple[str, ...] = ("replicate", "shard")
 """Axes that ``smalti train`` lays today; the others are planned."""
-
-KEEP_GATHERED_BYTES = 1 << 30
-"""A model with no more bytes of gathered weights keeps them between forward and backward; a test holds it equal to
-``dist/fsdp.py``."""
 
 VOTES = 4
 """Wishes that ranks vote on in each step (``train/loop.py``)."""
@@ -120,12 +116,6 @@ def cut(config: RunConfig, layout: Layout, microbatch_tokens: int | None = None)
     together = max(1, min(given // seq_len, rows))
     microbatches = -(-rows // together)
     return Cut(-(-rows * seq_len // (layout.sequence * microbatches)), microbatches, seq_len, together)
-
-
-def layout_of(config: RunConfig) -> Layout:
-    """The layout that ``smalti train`` gives the config."""
-    parallel = config.train.parallel
-    return Layout(replicate=parallel.replicate, shard=max(1, parallel.ranks // parallel.replicate))
 
 
 def collectives(

@@ -18,7 +18,7 @@ from smalti.config.hardware import Hardware
 from smalti.config.measured import Format
 from smalti.config.run import RunConfig
 from smalti.plan.flops import train_flops_per_token
-from smalti.plan.layout import Layout
+from smalti.plan.layout import Layout, layout_of
 from smalti.plan.memory.rank import microbatch_tokens as planned_microbatch
 from smalti.plan.step_time import factors, rates
 from smalti.plan.step_time.work import Share, Work, update, whole_params, works
@@ -122,12 +122,6 @@ def step_time(
         low_frac=low,
         high_frac=high,
     )
-
-
-def layout_of(config: RunConfig) -> Layout:
-    """The ranks of a config's own section."""
-    parallel = config.train.parallel
-    return Layout(replicate=parallel.replicate, shard=max(1, parallel.ranks // parallel.replicate))
 
 
 def peak_of_ranks(config: RunConfig, machine: Hardware) -> float | None:

@@ -15,6 +15,7 @@ from typing import Literal
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.plan.layout import Layout
+from smalti.plan.memory.head import Head
 from smalti.plan.params import count
 
 Part = Literal[
@@ -295,18 +296,10 @@ def _loss(config: RunConfig, share: Share) -> list[Work]:
 
 
 def loss_tile(config: RunConfig, tokens: float, vocabulary: float) -> tuple[float, float]:
-    """Tokens and vocabulary of a tile of logits: the rule of ``train/cross_entropy.py`` (a test holds both equal)."""
-    chunk_bytes, fp32 = config.train.loss.chunk_bytes, config.train.precision.compute == "fp32"
-    bytes_each = 12 if config.model.final_logit_softcapping is not None else 8 if fp32 else 10
-    logits: float = chunk_bytes // bytes_each
-    if tokens * vocabulary <= logits:
-        return tokens, vocabulary
-    if not fp32:
-        sum_bytes = vocabulary * config.model.hidden_size * 6
-        if 2 * sum_bytes > chunk_bytes:
-            return tokens, max(64.0, logits // tokens // 64 * 64)
-        logits = (chunk_bytes - sum_bytes) // bytes_each
-    return max(1.0, logits // vocabulary), vocabulary
+    """Tokens and vocabulary of a tile of logits: that of memory, one rule for both."""
+    model, compute_bytes = config.model, 4 if config.train.precision.compute == "fp32" else 2
+    soft_cap = model.final_logit_softcapping is not None
+    return Head(tokens, model.hidden_size, vocabulary, compute_bytes, soft_cap, config.train.loss.chunk_bytes).cut()
 
 
 def update(config: RunConfig, layout: Layout, passes: float) -> list[Work]:
