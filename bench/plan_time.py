@@ -36,8 +36,9 @@ from smalti.plan.step_time.work import update, works
 
 STEPS, CALIBRATION_STEPS, WARM_STEPS = 20, 8, 3
 SETTLE_STEPS, SETTLE_S = 50, 20.0
-"""A model with experts warms up for so many steps, or so long: products of a number of tokens that an expert has for
-the first time are prepared first (oneDNN keeps 1,024 of them); a step falls to half of its time over 40 steps."""
+"""A model with experts warms up for so many steps, or so long: a step was seen to fall to half of its time over 40
+steps. Probably oneDNN prepares a product of a number of tokens that an expert has for the first time, and keeps
+1,024 of them; not tested."""
 WITHIN = (0.15, 0.25)
 STEADY = 0.1
 """Weight of the wish that a factor be near 1, beside a recipe's relative error: it settles what recipes leave open."""

@@ -23,8 +23,8 @@ def hardware(
 ) -> None:
     """Print what is known of devices: dense peaks, memory, links, usual price. With a name: every figure's source.
 
-    this-machine is measured in about a minute: matrix products by shape, attention, kernels, an all-reduce. Saved, it
-    is a device like any other: --gpu FILE.yaml.
+    this-machine is its CPU, measured in about a minute: matrix products by shape, attention, kernels, an all-reduce.
+    Saved, it is a device like any other: --gpu FILE.yaml.
     """
     from smalti.base.errors import UserError
     from smalti.cli.plan_machine import THIS_MACHINE, measure
@@ -50,7 +50,8 @@ def hardware(
 
 
 def _values(known: "Hardware") -> dict[str, Any]:
-    return {**known.model_dump(mode="json"), "available_memory_bytes": known.available_memory_bytes}
+    """What its file says, so that it can be kept as one."""
+    return known.model_dump(mode="json")
 
 
 def _table_text(known: "list[Hardware]") -> str:

@@ -122,6 +122,12 @@ class Hardware(Config):
                 allowed=f"at most {self.memory_bytes:g}",
                 hint="leave usable_memory_bytes out where programs may take all of it",
             )
+        if self.measured is not None and self.kind != "cpu":
+            raise NotAllowed(
+                f"a section measured in the file of a {self.kind} device",
+                allowed="kind: cpu; what works take inside a step beyond that is known of CPUs alone",
+                hint="delete it: a GPU is planned with by its peaks and bandwidth",
+            )
         if self.devices_per_node > 1 and self.node_bytes_per_s is None:
             raise NotAllowed(
                 f"devices_per_node = {self.devices_per_node} without node_bytes_per_s",
@@ -141,7 +147,7 @@ class Hardware(Config):
             raise UserError(
                 f"no {precision} peak is known for {self.title}",
                 allowed=", ".join(self.peak_flops_per_s) or "none: its vendor prints no peak",
-                hint="measure it: smalti plan hardware this-machine, on such a device",
+                hint="give peak_flops_per_s in a .yaml file of the device",
             )
         return peak
 
@@ -179,7 +185,8 @@ def hardware(name_or_path: str) -> Hardware:
         if several
         else f"did you mean '{close}'?"
         if close
-        else "measure it: smalti plan hardware this-machine",
+        else "write a .yaml file of it, as 'smalti plan hardware rtx4090 --json' prints one; "
+        "a CPU is measured: smalti plan hardware this-machine --save machine.yaml",
     )
 
 

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_machine import machine, values
+from pydantic import ValidationError
 
 from smalti.base.errors import DataError, UserError
-from smalti.config.hardware import answers, hardware, hardware_names, hardware_of_driver, read_hardware
+from smalti.config.hardware import Hardware, answers, hardware, hardware_names, hardware_of_driver, read_hardware
 
 ISSUE = ("a100-40gb", "a100-80gb", "h100-sxm", "h100-pcie", "h200", "b200", "gb200", "mi300x", "l40s", "rtx4090")
 
@@ -145,6 +147,13 @@ def test_unknown_names_are_refused_with_what_is_allowed() -> None:
     for nothing in ("", "  ", "TPU v5p"):
         with pytest.raises(UserError, match="is not known"):
             hardware(nothing)
+
+
+def test_only_a_cpu_is_planned_by_measurement() -> None:
+    """What works take inside a step, beyond what they take alone, is known of CPUs alone."""
+    assert machine().measured is not None
+    with pytest.raises(ValidationError, match="a section measured in the file of a cuda device"):
+        Hardware.model_validate({**values(), "kind": "cuda"})
 
 
 def test_a_peak_that_is_not_known_is_refused() -> None:

@@ -23,9 +23,6 @@ When = Literal["forward", "backward", "step"]
 Dispatch = Literal["exact", "static"]
 Context = Literal["ulysses", "ring"]
 
-TRAINER_AXES: tuple[str, ...] = ("replicate", "shard")
-"""Axes that ``smalti train`` lays today; the others are planned."""
-
 VOTES = 4
 """Wishes that ranks vote on in each step (``train/loop.py``)."""
 

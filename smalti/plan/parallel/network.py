@@ -88,7 +88,8 @@ def links(found: Group, hardware: Hardware) -> Links:
         raise UserError(
             f"{hardware.title}: no network between nodes is known, and {found.size} ranks do not fit into one",
             allowed=f"at most {hardware.devices_per_node} ranks, or a hardware file with network_bytes_per_s",
-            hint=f"smalti plan hardware {hardware.name} --json > mine.json, add network_bytes_per_s, --gpu mine.yaml",
+            hint=f"smalti plan hardware {hardware.name} --json > mine.yaml, add network_bytes_per_s and its source, "
+            "--gpu mine.yaml",
         )
     return Links(found.size, per_node, (node or 0) * NODE_LINK_FRAC, (network or 0) * NETWORK_FRAC)
 

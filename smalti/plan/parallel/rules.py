@@ -60,7 +60,8 @@ def check_gpus(gpus: int, hardware: Hardware) -> None:
         raise UserError(
             f"{gpus:,} devices: no network between nodes of {hardware.title} is known",
             allowed=f"1 to {node}",
-            hint=f"add network_bytes_per_s to a .yaml file made of 'smalti plan hardware {hardware.name} --json'",
+            hint=f"smalti plan hardware {hardware.name} --json > mine.yaml, add network_bytes_per_s and its source, "
+            "--gpu mine.yaml",
         )
     if gpus > node and gpus % node:
         below = gpus // node * node

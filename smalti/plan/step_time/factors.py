@@ -1,9 +1,9 @@
 """How much longer works take inside a training step than alone: calibration of ``plan/step_time/step.py``, with its
 interval.
 
-Promises: the figures are fits whose rows are kept (``tests/plan/published_steps.py``,
-``bench/results/plan_time.json``), and the interval holds all of those rows. They say nothing of kinds of steps that are
-not among them.
+Promises: of GPUs the figures are fits whose rows are kept (``tests/plan/published_steps.py``), and the interval holds
+all of those rows; those of a CPU are provisional, and no rows of them are kept. They say nothing of kinds of steps that
+are not among the rows.
 
 GPUs: least squares over LLM Foundry's published MPT throughputs (scripts/train/benchmarking/README.md, commit 061f2c7:
 125M to 70B, 512 to 8,192 tokens, with and without recomputation, 8 to 64 GPUs under FSDP, bf16), of what the roofline
@@ -48,8 +48,9 @@ CPU: Mapping[str, float] = {
     "update": 1.60,
     "unit_s": 6.1e-3,
 }
-"""Seconds inside a step for each second of such work alone, and host time of one FSDP unit in one pass. Fitted to five
-dense recipes on one core of a Xeon with AMX, while other work ran on the other: provisional."""
+"""Seconds inside a step for each second of such work alone, and host time of one FSDP unit in one pass. Fitted to the
+five dense recipes outside the six of ``bench/plan_time.py``, on one core of a Xeon with AMX while other work ran on the
+other, after the results of the six were seen: provisional."""
 
 CPU_FRACS = (0.8, 1.55)
 """Where the steps of ``bench/plan_time.py`` lay so far: dense ones 0.85 to 1.11 of the predicted, those with experts,
