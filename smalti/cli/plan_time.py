@@ -26,7 +26,8 @@ def time(
     """Print parameters, tokens, FLOPs, and the predicted time of a run: the parts of a step, what bounds it, MFU.
 
     The device is given (--gpu, a name or a file of 'smalti plan hardware this-machine --save') or measured here
-    (--measure). Reading data, evals in the loop and checkpoints are not in the time.
+    (--measure). Reading data, evals in the loop and checkpoints are not in the time. Epochs are told of token files on
+    this machine; 'smalti plan data' tells those of other stores.
     """
     from smalti.base.errors import UserError
     from smalti.config.hardware import hardware
@@ -51,13 +52,13 @@ def time(
 
 
 def _source_tokens(config: "RunConfig") -> dict[str, int]:
-    """Tokens of each source whose token files exist already."""
+    """Tokens of each source whose token files lie on this machine; nothing is asked of a network."""
     from smalti.base import store
 
     found = {}
     for name, source in config.data.sources.items():
         path = store.join(source.path, "manifest.json")
-        if store.exists(path):
+        if store.is_local(path) and store.exists(path):
             found[name] = int(store.read_json(path)["n_tokens"])
     return found
 

@@ -78,6 +78,17 @@ def test_time_with_a_rate(recipe: str) -> None:
     assert "part of a step" not in text
 
 
+def test_time_asks_nothing_of_a_network(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(url: str) -> None:
+        raise DataError(f"{url} was asked for")
+
+    monkeypatch.setattr("smalti.base.cloud.size_bytes", refuse)
+    remote = [f"data.sources.{name}=s3://nowhere/{name}" for name in ("code", "prose")]
+    value = json.loads(call(plan.app, "time", recipe, *remote, "--gpu", "h100-sxm", "--json"))
+    assert value["epochs"] == {}
+    assert "epochs of" not in call(plan.app, "time", recipe, *remote)
+
+
 def test_time_on_a_gpu(recipe: str) -> None:
     text = call(plan.app, "time", recipe, "--gpu", "h100 sxm", "train.parallel.ranks=8")
     for part in ("8 ranks on NVIDIA H100 SXM", "bound by", "part of a step", "optimizer", "MFU"):
