@@ -44,7 +44,8 @@ def test_other_prices_and_no_price_range() -> None:
 
 def test_computing_by_hand() -> None:
     found = plan(
-        "params=7b gpu=h100-sxm gpus=64 mfu=0.4 price_usd_per_gpu_hour=2 pretraining_tokens=140b curriculum_tokens=10b "
+        "params=7b gpu=h100-sxm precision=bf16 gpus=64 mfu=0.4 price_usd_per_gpu_hour=2 pretraining_tokens=140b "
+        "curriculum_tokens=10b "
         "pairs=1000 tokens_per_pair=500 fine_tuning_epochs=2 usd_per_pair=30 "
         "comparisons=2000 tokens_per_comparison=1000 preference_epochs=1 usd_per_comparison=8"
     )
@@ -117,6 +118,11 @@ def test_sums_and_products_of_what_is_not_sure() -> None:
         ("cost_usd=1e6", "nothing says which model"),
         ("gpus=8", "nothing says which model"),
         ("pairs=10 gpus=8", "gpus has no effect without a model"),
+        ("pairs=10 gpu=h100-sxm", "gpu has no effect without a model"),
+        ("pairs=10 precision=fp8", "precision has no effect without a model"),
+        ("params=7b pretraining_tokens=1T fine_tuning_epochs=3", "fine_tuning_epochs has no effect without pairs"),
+        ("params=7b pairs=10 preference_epochs=3", "preference_epochs has no effect without comparisons"),
+        ("params=7b active_params=70b pairs=10", "active_params=70b are more than params=7b"),
         ("pairs=10 usd_per_chat=100", "usd_per_chat has no effect without chats"),
         ("params=7b cost_usd=1e6 tokens_per_chat=100", "tokens_per_chat has no effect without chats"),
         ("pairs=0", "pairs=0 is nothing to plan with"),

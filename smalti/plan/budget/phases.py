@@ -178,7 +178,7 @@ class _Asked:
 
     def __init__(self, values: Mapping[str, str | float], model: ModelConfig | None) -> None:
         self.given: dict[str, Given] = {one: read(one, values[one], LIMITS[one]) for one in LIMITS if one in values}
-        words = {name: str(values[name]).strip() for name in WORDS if name in values}
+        words = self.words = {name: str(values[name]).strip() for name in WORDS if name in values}
         self.assumptions: list[Assumption] = []
         self.precision = words.get("precision", "bf16")
         if self.precision not in PRECISIONS:
@@ -216,7 +216,13 @@ class _Asked:
         if sizes:
             return sizes["active_params"]
         if "active_params" in self.given:
-            return self.given["active_params"].value
+            active = self.given["active_params"]
+            if "params" in self.given and active.value > self.given["params"].value:
+                raise UserError(
+                    f"active_params={active.text} are more than params={self.given['params'].text}",
+                    allowed="at most as many active parameters as there are",
+                )
+            return active.value
         return self.given["params"].value if "params" in self.given else None
 
     def _device(self, name: str | None) -> Hardware | None:
@@ -225,6 +231,9 @@ class _Asked:
         if name is None:
             why = "no gpu was given: give gpu=NAME (smalti plan hardware lists them)"
             self.assumptions.append(Assumption("gpu", ASSUMED_GPU, None, why))
+        if "precision" not in self.words:
+            why = "what most large runs multiply in; the other is precision=fp8"
+            self.assumptions.append(Assumption("precision", self.precision, None, why))
         return hardware(name or ASSUMED_GPU)
 
     def _take(self, name: str) -> Estimate:
@@ -312,14 +321,19 @@ class _Asked:
         return price.usd_per_hour
 
     def _check_used(self) -> None:
-        """UserError for a price or a length of examples that are not there, and for a GPU without a model."""
+        """UserError for what is said of examples that are not there, and for a GPU without a model."""
         for kind in ("pair", "chat", "comparison"):
             for name in (f"usd_per_{kind}", f"tokens_per_{kind}"):
                 if name in self.given and f"{kind}s" not in self.given and not (self.assumes and kind != "chat"):
                     raise UserError(f"{name} has no effect without {kind}s", allowed="both", hint=f"leave {name} out")
+        for name, kinds in (("fine_tuning_epochs", ("pairs", "chats")), ("preference_epochs", ("comparisons",))):
+            if name in self.given and not self.assumes and not any(kind in self.given for kind in kinds):
+                counts = " or ".join(kinds)
+                raise UserError(f"{name} has no effect without {counts}", allowed="both", hint=f"leave {name} out")
         if self.active is None:
-            for name in ("gpus", "mfu", "price_usd_per_gpu_hour", "fine_tuning_epochs", "preference_epochs"):
-                if name in self.given:
+            for name in ("gpu", "precision", "gpus", "mfu", "price_usd_per_gpu_hour", "fine_tuning_epochs",
+                         "preference_epochs"):  # fmt: skip
+                if name in self.given or name in self.words:
                     raise UserError(f"{name} has no effect without a model", allowed="with params or model")
 
     def _rung(self, name: str, phases: Sequence[Phase]) -> Rung:
