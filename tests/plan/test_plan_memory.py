@@ -17,7 +17,7 @@ from smalti.plan.layout import Layout
 from smalti.plan.memory.activations import BlockTape
 from smalti.plan.memory.fit import helps, largest_microbatch
 from smalti.plan.memory.moments import Rank, kept_bytes, moments
-from smalti.plan.memory.rank import Assumed, activation_bytes, memory_per_rank, microbatch_tokens
+from smalti.plan.memory.rank import Assumed, memory_per_rank, microbatch_tokens
 from smalti.plan.memory.tape import Pass, Tape
 from smalti.plan.params import count
 
@@ -112,15 +112,15 @@ def test_gradients_of_the_first_microbatch_are_there_in_the_second() -> None:
 def test_activations_are_linear_in_tokens_and_layers() -> None:
     model = made_config().model
     deeper = made_config("model.num_hidden_layers=6").model
-    base = activation_bytes(model, 100, compute_bytes=2, checkpointing=False)
-    assert activation_bytes(model, 300, compute_bytes=2, checkpointing=False) == 3 * base
-    assert activation_bytes(deeper, 100, compute_bytes=2, checkpointing=False) == 2 * base
+    base = kept_bytes(model, Pass(1, 100, 2, "cuda"), recompute=False)
+    assert kept_bytes(model, Pass(1, 300, 2, "cuda"), recompute=False) == 3 * base
+    assert kept_bytes(deeper, Pass(1, 100, 2, "cuda"), recompute=False) == 2 * base
 
 
 def test_recomputation_saves_with_depth() -> None:
     deep = made_config("model.num_hidden_layers=32").model
-    whole = activation_bytes(deep, 100, compute_bytes=2, checkpointing=False)
-    assert activation_bytes(deep, 100, compute_bytes=2, checkpointing=True) < whole / 8
+    whole = kept_bytes(deep, Pass(1, 100, 2, "cuda"), recompute=False)
+    assert kept_bytes(deep, Pass(1, 100, 2, "cuda"), recompute=True) < whole / 8
 
 
 def test_a_block_of_llama_by_hand() -> None:

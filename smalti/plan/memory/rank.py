@@ -10,10 +10,9 @@ never measured here. Axes that no run has yet (tensor, sequence, expert, pipelin
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.plan.layout import Layout, layout_of
-from smalti.plan.memory.moments import Moment, Rank, kept_bytes, moments
+from smalti.plan.memory.moments import Moment, Rank, moments
 from smalti.plan.memory.tape import Pass
 
 MICROBATCH_LIMIT_TOKENS = 16_384
@@ -122,15 +121,6 @@ def microbatch_tokens(config: RunConfig, *, ranks: int | None = None) -> int:
     Where batches or lengths of sequences change, it is the most that any step asks for.
     """
     return _microbatch(config, ranks or config.train.parallel.ranks)
-
-
-def activation_bytes(model: ModelConfig, tokens: int, *, compute_bytes: int, checkpointing: bool) -> int:
-    """Bytes that the blocks keep on a GPU for the backward pass of ``tokens`` tokens, and in it.
-
-    With ``checkpointing`` a row of the residual stream for each layer, and one block as it is run again.
-    """
-    shape = Pass(1, tokens, compute_bytes, "cuda")
-    return round(kept_bytes(model, shape, recompute=checkpointing))
 
 
 def _microbatch(config: RunConfig, world: int) -> int:
