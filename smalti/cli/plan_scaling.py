@@ -37,20 +37,26 @@ def scaling(
     The layout is the fastest of those that fit and that the trainer has; where none fits, of all (planned). A mixture
     of experts stands beside a dense model of as many active parameters.
     """
+    from smalti.base.errors import UserError
     from smalti.config.hardware import hardware
 
+    if plot is not None and plot.suffix != ".svg":
+        raise UserError(f"--plot {plot} is no picture", allowed="a file whose name ends with .svg")
     config, device, numbers = load_recipe(recipe, overrides), hardware(gpu), _numbers(gpus)
     curves = _curves(config, device, numbers, any_axis=any_axis)
     if plot is not None:
+        from smalti.base import store
         from smalti.cli.plan_scaling_plot import picture
 
-        plot.write_text(picture(config.name, device.title, curves))
+        store.write_text(str(plot), picture(config.name, device.title, curves))
     if as_json:
         from smalti.cli.tables import print_json
 
         print_json({"name": config.name, "gpu": device.name, **{name: _json(one) for name, one in curves.items()}})
         return
     print(_text(config, device, curves))
+    if plot is not None:
+        print(f"\npicture: {plot}")
 
 
 def _numbers(given: str) -> list[int]:

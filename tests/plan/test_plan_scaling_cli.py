@@ -76,6 +76,9 @@ def test_curves_in_print_and_as_a_picture(recipe: str, tmp_path: Path) -> None:
     svg = picture.read_text()
     assert svg.startswith("<svg")
     assert "batch that grows" in svg
+    assert printed.endswith(f"picture: {picture}\n")
+    with pytest.raises(UserError, match="is no picture"):
+        call("scaling", recipe, "--plot", str(tmp_path / "curve.png"))
 
 
 def test_curves_as_json(recipe: str) -> None:
