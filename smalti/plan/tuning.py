@@ -160,6 +160,12 @@ class Tuned:
             )
         self.model, self.tuning = model, tuning
         self.rank, self.targets = tuning.rank or RANK, check_targets(model, tuning.targets or ALL_LINEAR)
+        widest = max(min(one.rows, one.columns) for one in _targeted(model, self.targets))
+        if tuning.rank is not None and tuning.rank > widest:
+            raise UserError(
+                f"rank = {self.rank} is more than any of these matrices has: {', '.join(self.targets)}",
+                allowed=f"up to {widest:,}",
+            )
         tensors = weights(model)
         self.params = sum(one.params for one in tensors)
         self.trainable = lora_params(model, self.rank, self.targets) if tuning.adapts else self.params

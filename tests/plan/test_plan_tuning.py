@@ -160,6 +160,7 @@ def test_full_tuning_is_about_a_training_step(name: str, devices: int) -> None:
         (["--method", "dpo", "--targets", "q_proj"], "no adapters"),
         (["--rank", "0"], "rank = 0"),
         (["--rank", "-3"], "rank = -3"),
+        (["--rank", "4097"], "up to 4,096"),
         (["--seq-len", "0"], "seq_len = 0"),
         (["--seq-len", "100000000"], "max_position_embeddings"),
         (["--microbatch", "0"], "microbatch = 0"),
