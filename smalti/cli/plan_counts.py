@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _BY_HAND_FILE_TOKENS = 1 << 28
 """Tokens in a file, for sizes of sources that are not there yet."""
+_MOST_TOKENS = 10**18
+"""A thousand times what all text is thought to be; more is a slip."""
 
 
 def given_tokens(arguments: Sequence[str], config: "RunConfig") -> dict[str, int]:
@@ -63,8 +65,10 @@ def _count(name: str, value: Any) -> int:
         whole = int(number)
     except (TypeError, ValueError, OverflowError):
         whole = 0
-    if whole < 1:
-        raise UserError(f"--tokens {name}={value}", allowed="a number of tokens, as 464e9")
+    if not 1 <= whole <= _MOST_TOKENS:
+        raise UserError(
+            f"--tokens {name}={value}", allowed=f"a number of tokens from 1 to {_MOST_TOKENS:.0e}, as 464e9"
+        )
     return whole
 
 

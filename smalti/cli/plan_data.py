@@ -22,10 +22,16 @@ def data(
     allow_repeats: Annotated[
         bool, typer.Option("--allow-repeats", help="More than 16 epochs of a source are meant.")
     ] = False,
-    usd_per_million_gets: Annotated[float, typer.Option(min=0, help="Price of a million requests.")] = 0.4,
-    usd_per_gib_month: Annotated[float, typer.Option(min=0, help="Price of keeping a GiB for a month.")] = 0.023,
-    usd_per_gib_egress: Annotated[float, typer.Option(min=0, help="Price of a GiB that leaves the store.")] = 0.0,
-    request_latency: Annotated[float, typer.Option(min=0, help="Seconds until a request is answered.")] = 0.05,
+    usd_per_million_gets: Annotated[float, typer.Option(min=0, max=1e6, help="Price of a million requests.")] = 0.4,
+    usd_per_gib_month: Annotated[
+        float, typer.Option(min=0, max=1e6, help="Price of keeping a GiB for a month.")
+    ] = 0.023,
+    usd_per_gib_egress: Annotated[
+        float, typer.Option(min=0, max=1e6, help="Price of a GiB that leaves the store.")
+    ] = 0.0,
+    request_latency: Annotated[
+        float, typer.Option(min=0, max=3600, help="Seconds until a request is answered.")
+    ] = 0.05,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print what a run takes of each source in each stage: weight, tokens, epochs; and what reading them costs.

@@ -70,7 +70,7 @@ def _text(config: "RunConfig", device: "Hardware", gpus: int, found: "Layouts", 
 
     head = (
         f"{config.name} on {gpus:,} x {device.title} ({format_bytes(device.available_memory_bytes)}): "
-        f"{found.tried:,} layouts are possible"
+        f"{found.tried:,} {'layout is' if found.tried == 1 else 'layouts are'} possible"
     )
     names = (
         "layout",

@@ -17,7 +17,7 @@ def memory(recipe: Recipe, overrides: Overrides = None, gpu: Gpu = None, as_json
     from smalti.plan.memory.rank import memory_per_rank
 
     config = load_recipe(recipe, overrides)
-    on = hardware(gpu) if gpu else None
+    on = hardware(gpu) if gpu is not None else None
     found = memory_per_rank(config, device=_kind(on))
     if as_json:
         print_json({"name": config.name, **found.to_json(), **(_fit_json(config, on) if on else {})})

@@ -35,10 +35,12 @@ def time(
     from smalti.plan.run import plan_run
 
     config = load_recipe(recipe, overrides)
-    given = [name for name, value in (("--gpu", gpu), ("--measure", measure), ("--rate", rate)) if value]
+    given = [
+        name for name, value in (("--gpu", gpu), ("--measure", measure or None), ("--rate", rate)) if value is not None
+    ]
     if len(given) > 1:
         raise UserError(f"{' and '.join(given)} both say how fast the ranks are", allowed="one of them")
-    machine = hardware(gpu) if gpu else measured_here(config) if measure else None
+    machine = hardware(gpu) if gpu is not None else measured_here(config) if measure else None
     plan = plan_run(config, machine=machine, rate_flops_per_s=rate)
     taken = tokens_by_source(config.data, config.length)
     epochs = {name: taken[name] / size for name, size in _source_tokens(config).items()}

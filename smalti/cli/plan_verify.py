@@ -35,7 +35,7 @@ def verify(
     config, record = folder.config(RunConfig), read_run(folder.path)
     if gpu is not None and measure:
         raise UserError("--gpu and --measure both say how fast the ranks are", allowed="one of them")
-    machine = hardware(gpu) if gpu else measured_here(config) if measure else device_of(record)
+    machine = hardware(gpu) if gpu is not None else measured_here(config) if measure else device_of(record)
     found = compare(
         config,
         machine=machine,

@@ -78,6 +78,12 @@ def test_time_with_a_rate(recipe: str) -> None:
     assert "part of a step" not in text
 
 
+@pytest.mark.parametrize("verb", ["time", "memory"])
+def test_an_empty_device_is_no_device(recipe: str, verb: str) -> None:
+    with pytest.raises(UserError, match="the device '' is not known"):
+        call(plan.app, verb, recipe, "--gpu", "")
+
+
 def test_time_asks_nothing_of_a_network(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(url: str) -> None:
         raise DataError(f"{url} was asked for")

@@ -147,6 +147,8 @@ def test_recipe_without_token_files_says_how_to_give_counts(tmp_path, capsys):
         (["--tokens", "wikipdia=1e9"], "--tokens wikipedia=1e9"),
         (["--tokens", "wikipedia=many"], "a number of tokens"),
         (["--tokens", "wikipedia=-1"], "a number of tokens"),
+        (["--tokens", "wikipedia=1e30"], "a number of tokens"),
+        ([*given, "--tokens", "commoncrawl=1e9", "--usd-per-gib-month", "inf"], "less than or equal to"),
         (["--tokens", "none.yaml"], "SOURCE=N, or a .yaml file"),
         ([*given, "--tokens", "commoncrawl=2000"], "less than one sequence"),
     ):
