@@ -117,6 +117,14 @@ def test_activations_are_linear_in_tokens_and_layers() -> None:
     assert kept_bytes(deeper, Pass(1, 100, 2, "cuda"), recompute=False) == 2 * base
 
 
+def test_a_pipeline_stage_keeps_its_weights_gathered() -> None:
+    """As ``plan/parallel/collectives.py`` counts them: gathered once a step."""
+    config = from_dict(RunConfig, LLAMA_3_8B).config
+    found = memory_per_rank(config, layout=Layout(shard=2, pipeline=4))
+    blocks = 8_030_261_248 - 2 * 128_256 * 4096  # without embedding and head
+    assert found.gathered_bytes >= 2 * blocks / 4
+
+
 def test_recomputation_saves_with_depth() -> None:
     deep = made_config("model.num_hidden_layers=32").model
     whole = kept_bytes(deep, Pass(1, 100, 2, "cuda"), recompute=False)

@@ -130,7 +130,8 @@ class _Step:
                         for unit in units(model) if unit.name in ("block", "expert block")}  # fmt: skip
         self.own = self.root / rank.shards + sum(self.share[model.has_experts(layer)] for layer in self.layers)
         # dist/fsdp.py asks before anything is sharded
-        self.keeps_gathered = count(model).total * self.c <= KEEP_GATHERED_BYTES
+        small = count(model).total * self.c <= KEEP_GATHERED_BYTES
+        self.keeps_gathered = small or rank.layers is not None  # a pipeline stage gathers once a step, and keeps
         self._kinds: dict[tuple[int | None, bool], _Block] = {}
 
     def run(self) -> Iterator[Moment]:
