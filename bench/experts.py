@@ -32,7 +32,7 @@ from typing import Any
 
 from record import record
 
-from smalti.base.chart import Bar, Series, bar_chart, line_chart, standalone
+from smalti.base.chart import Series, line_chart, standalone
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.plan.flops import train_flops_per_token
@@ -238,8 +238,8 @@ def show(found: dict[str, Any]) -> None:
         )
 
 
-def pictures(runs: dict[str, list[dict[str, Any]]], found: dict[str, Any]) -> dict[str, str]:
-    """Held-out bits per byte and smoothed training loss over FLOPs, and what the mixtures gain in the end."""
+def pictures(runs: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
+    """Held-out bits per byte and smoothed training loss over FLOPs."""
     heldout, losses = [], []
     for colour, (arm, of) in enumerate(runs.items()):
         x = [flops / 1e12 for flops in of[0]["eval_flops"]]
@@ -250,13 +250,6 @@ def pictures(runs: dict[str, list[dict[str, Any]]], found: dict[str, Any]) -> di
         width = max(1, len(means) // 40)
         smooth = [statistics.mean(means[max(0, i + 1 - width) : i + 1]) for i in range(len(means))]
         losses.append(Series(arm, [(i + 1) * of[0]["flops_per_step"] / 1e12 for i in range(len(means))], smooth))
-    bars = [
-        Bar(arm, row["less_than_dense"], colour=number, text=f"{row['less_than_dense']:.3f}",
-            interval=(row["less_than_dense"] - row["less_than_dense_half"],
-                      row["less_than_dense"] + row["less_than_dense_half"]))
-        for number, (arm, row) in enumerate(found.items()) if ARMS[arm]
-    ]  # fmt: skip
-    low = min(0.0, *(bar.interval[0] for bar in bars if bar.interval))
     n = len(runs["dense"])
     return {
         "experts-heldout.svg": line_chart(
@@ -267,9 +260,6 @@ def pictures(runs: dict[str, list[dict[str, Any]]], found: dict[str, Any]) -> di
             title=f"Training cross-entropy (nats a token), mean of {n} seeds",
             x_label="training TFLOP",
             log_y=True,
-        ),
-        "experts-gain.svg": bar_chart(
-            bars, title="Fewer bits per byte than the dense model at the end (95 % interval)", low=low
         ),
     }
 
@@ -300,7 +290,7 @@ def main() -> None:
     show(found)
     if options.picture:
         PICTURES.mkdir(exist_ok=True)
-        for name, svg in pictures(runs, found).items():
+        for name, svg in pictures(runs).items():
             (PICTURES / name).write_text(standalone(svg) + "\n")
             print("wrote", PICTURES / name)
     if options.record:
