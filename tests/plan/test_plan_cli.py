@@ -109,7 +109,7 @@ def test_time_on_a_gpu(recipe: str) -> None:
 
 def test_time_on_a_measured_machine(recipe: str, machine_file: str) -> None:
     text = call(plan.app, "time", recipe, "--gpu", machine_file)
-    for part in ("1 rank on A made-up CPU with 2 threads, measured 2026-11-22", "bound by compute", "projections"):
+    for part in ("1 rank on A made-up CPU with 2 threads, measured 2026-11-22", "bound by memory", "projections"):
         assert part in text, part
 
 
