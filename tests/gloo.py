@@ -50,6 +50,7 @@ def _rank(rank: int, world_size: int, folder: str, function: Callable[..., Any],
     try:
         store = dist.FileStore(os.path.join(folder, "store"), world_size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+        dist.barrier()  # a rank that fails at once must not leave while another is still connecting: that one hangs
         result: tuple[str, Any] = ("value", function(rank, *args))
     except BaseException:
         result = ("error", traceback.format_exc())

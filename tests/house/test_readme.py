@@ -19,7 +19,8 @@ def shown() -> list[str]:
     """Command lines in fenced blocks of the documentation, and the examples of all help pages."""
     found = []
     for page in PAGES:
-        for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        for text in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+            block = re.sub(r"\\\n\s*", "", text)  # a command over several lines
             found += re.findall(r"^(?:\$ )?(?:\.venv/bin/)?(smalti [a-z].*)$", block, re.MULTILINE)
             found += re.findall(r"^ *Example: (smalti .*)$", block, re.MULTILINE)
     return sorted(set(found))
