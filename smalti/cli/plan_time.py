@@ -109,6 +109,8 @@ def _time_lines(config: "RunConfig", plan: "RunPlan", machine: "Hardware | None"
         ("step", f"{format_seconds(plan.step_s)} ({span}), bound by {plan.step.bound}"),
         *found,
     ]
+    if ranks > 1 and machine.measured is None:
+        found.append(("network", "only what FSDP takes in one node is in it; smalti plan scaling has the rest"))
     if plan.mfu_frac is not None and plan.peak_flops_per_s is not None:
         span = f"{format_frac(plan.mfu_frac * low)} to {format_frac(plan.mfu_frac * high)}"
         peak = f"{format_flops(plan.peak_flops_per_s)}/s, {FORMULA}"
