@@ -79,7 +79,7 @@ def test_this_machine_as_a_device() -> None:
     found = measure.measured_machine(threads=1, formats=("fp32",), tell=heard.append)
     assert found.kind == "cpu"
     assert found.peak_flops_per_s.keys() == {"fp32"}
-    assert "matrix products in fp32" in heard
+    assert "matrix products in fp32, 1 of 2" in heard
     assert found.measured is not None
     assert step_time(made_config("train.precision.compute=fp32"), found).total_s > 0
 
