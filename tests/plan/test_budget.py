@@ -245,6 +245,12 @@ def test_every_pair_of_names_has_an_answer_or_a_reason() -> None:
 # --------------------------------------------------------------------------------------------------------- refusals
 
 
+def test_active_parameters_that_follow_say_what_to_give() -> None:
+    with pytest.raises(UserError, match=r"active_params=4\.318e10 are more than params=7e9") as raised:
+        plan("params=7b tokens=1T experts=3")
+    assert raised.value.hint == "they follow from the rest; give active_params too"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

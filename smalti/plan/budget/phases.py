@@ -15,15 +15,16 @@ from smalti.base.errors import UserError
 from smalti.config.hardware import Hardware, hardware
 from smalti.config.model import ModelConfig
 from smalti.plan.budget.problem import ASSUMED_GPU, ASSUMED_MFU, PRECISIONS, Assumption, counted
+from smalti.plan.budget.problem import LIMITS as OF_A_BUDGET
 from smalti.plan.given import Given, read, require_known
 from smalti.plan.laws import law as laws
 from smalti.plan.laws.fits import DEFAULT, FITS, Interval, spread
 
+_SHARED = ("params", "active_params", "gpus", "mfu", "price_usd_per_gpu_hour", "cost_usd")
 LIMITS: dict[str, tuple[float, float]] = {
-    "params": (1e3, 1e16),
-    "active_params": (1e3, 1e16),
-    "pretraining_tokens": (1e3, 1e18),
-    "curriculum_tokens": (1e3, 1e18),
+    **{name: OF_A_BUDGET[name] for name in _SHARED},
+    "pretraining_tokens": OF_A_BUDGET["tokens"],
+    "curriculum_tokens": OF_A_BUDGET["tokens"],
     "pairs": (1, 1e12),
     "chats": (1, 1e12),
     "comparisons": (1, 1e12),
@@ -35,10 +36,6 @@ LIMITS: dict[str, tuple[float, float]] = {
     "usd_per_comparison": (1e-6, 1e6),
     "fine_tuning_epochs": (1e-3, 1000),
     "preference_epochs": (1e-3, 1000),
-    "gpus": (1e-6, 1e8),
-    "mfu": (1e-4, 1),
-    "price_usd_per_gpu_hour": (1e-3, 10_000),
-    "cost_usd": (1e-6, 1e15),
 }
 """Number -> the least and the most that is believed."""
 

@@ -228,6 +228,7 @@ class Problem:
             raise UserError(
                 f"active_params={number(active)} are more than params={number(total)}",
                 allowed="at most as many active parameters as there are",
+                hint=None if "active_params" in self.given else "they follow from the rest; give active_params too",
             )
         if "loss" in self.given and active and tokens:
             note = law.check_loss(self.given["loss"], active, tokens)
