@@ -1,12 +1,16 @@
 """How near the predicted time of a step is: six recipes on this machine, predicted and measured.
 
-    make bench NAME=plan_time ARGS='--record'       # about 8 minutes on two cores, idle otherwise
+    make bench NAME=plan_time ARGS='--record'       # about 10 minutes on two cores, idle otherwise
 
-Measures the machine (``smalti plan hardware this-machine``), then whole steps of small recipes, none of them one of the
+Measures the machine (``smalti plan hardware this-machine``) and whole steps of small recipes, none of them one of the
 six, to which the factors of ``plan/step_time/factors.py`` are fitted (least squares of relative errors, none below
-0); then predicts the six and measures them: the median of 20 steps of the trainer's own ``train_step``, each recipe
+0); and predicts the six beside their measured steps: the median of 20 of the trainer's own ``train_step``, each recipe
 in a process of its own, tokens at random. Nothing is fitted to the six. The table shows both predictions: with the
 factors just fitted and with those that the package has.
+
+The same step was seen to take 1.00 s and, some minutes later, 1.35 s on an otherwise idle machine whose host others
+share. So all recipes are kept warm and take turns, a few steps each: what the machine's speed does then, it does to
+all of them, and the fit is to the speed that the six had.
 """
 
 import argparse
@@ -17,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +39,7 @@ from smalti.plan.step_time import factors, rates
 from smalti.plan.step_time.step import passes_of, step_time, threads_of, units_of
 from smalti.plan.step_time.work import update, works
 
-STEPS, CALIBRATION_STEPS, WARM_STEPS = 20, 8, 3
+ROUNDS, STEPS_A_ROUND, WARM_STEPS = 10, 2, 3
 SETTLE_STEPS, SETTLE_S = 50, 20.0
 """A model with experts warms up for so many steps, or so long: a step was seen to fall to half of its time over 40
 steps. Probably oneDNN prepares a product of a number of tokens that an expert has for the first time, and keeps
@@ -103,7 +108,7 @@ def main() -> None:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(json.dumps(steps_of(json.loads(options.child))))
+        take_turns(json.loads(options.child))
         return
     began_s = time.monotonic()
     threads = options.threads or cpu_count()
@@ -116,10 +121,11 @@ def main() -> None:
         recipe["train"]["parallel"]["threads"] = threads
     if options.save:
         Path(options.save).write_text(yaml.safe_dump(machine.model_dump(mode="json"), default_flow_style=None))
-    outside = [row(recipe, machine, CALIBRATION_STEPS) for recipe in OUTSIDE]
+    measured = in_turns([*OUTSIDE, *SIX])
+    outside = [row(recipe, machine, measured[recipe["name"]]) for recipe in OUTSIDE]
     fitted = fit(outside)
     print("fitted:", ", ".join(f"{name} {value:.3g}" for name, value in fitted.items()))
-    six = [row(recipe, machine, STEPS) for recipe in SIX]
+    six = [row(recipe, machine, measured[recipe["name"]]) for recipe in SIX]
     report(outside, fitted, "outside the six: what the factors are fitted to")
     counts = report(six, fitted, "the six")
     print(f"{time.monotonic() - began_s:.0f} s")
@@ -128,7 +134,7 @@ def main() -> None:
         print("wrote", record("plan_time", figures))
 
 
-def row(recipe: dict[str, Any], machine: Hardware, steps: int) -> dict[str, Any]:
+def row(recipe: dict[str, Any], machine: Hardware, measured: list[float]) -> dict[str, Any]:
     """Sums by class of work, without factors; the prediction of the package; and what was measured."""
     config = from_dict(RunConfig, recipe).config
     shares, compute = passes_of(config, layout_of(config)), config.train.precision.compute
@@ -140,16 +146,13 @@ def row(recipe: dict[str, Any], machine: Hardware, steps: int) -> dict[str, Any]
         alone_s = rates.measured_s(work, machine.measured, compute, threads=threads_of(config, machine))
         sums[factors.class_of(work)] += alone_s * work.count
     sums["unit_s"] = units_of(config) * passes
-    measured = run(recipe, steps)
-    found = {
+    return {
         "name": recipe["name"],
         "measured_s": statistics.median(measured),
         "package_s": step_time(config, machine).total_s,
         "sums": sums,
         "steps_s": measured,
     }
-    print(f"{found['name']:12} {found['measured_s'] * 1e3:8.1f} ms", flush=True)
-    return found
 
 
 def predicted(found: dict[str, Any], of: dict[str, float]) -> float:
@@ -202,25 +205,44 @@ def report(rows: list[dict[str, Any]], fitted: dict[str, float], title: str) -> 
     return counts
 
 
-def run(recipe: dict[str, Any], steps: int) -> list[float]:
-    """Seconds of each step, from a process of its own."""
-    words = [sys.executable, "-W", "ignore", __file__, "--child", json.dumps({**recipe, "steps": steps})]
+def in_turns(recipes: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Seconds of each step by recipe, every recipe warm in a process of its own, a few steps each in every round."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        raise RuntimeError(f"{recipe['name']}:\n{done.stderr[-3000:]}")
-    found: list[float] = json.loads(done.stdout.strip().splitlines()[-1])
+    children: dict[str, subprocess.Popen[str]] = {}
+    found: dict[str, list[float]] = {recipe["name"]: [] for recipe in recipes}
+    with ExitStack() as stack:
+        for recipe in recipes:
+            words = [sys.executable, "-W", "ignore", __file__, "--child", json.dumps(recipe)]
+            child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+            stack.callback(child.kill)
+            children[recipe["name"]] = child
+            print(f"{recipe['name']} is warm after {_answer(child)} steps", flush=True)
+        for turn in range(ROUNDS):
+            print(f"round {turn + 1} of {ROUNDS}", flush=True)
+            for name, child in children.items():
+                assert child.stdin is not None
+                child.stdin.write("go\n")
+                child.stdin.flush()
+                found[name] += _answer(child)
     return found
 
 
-def steps_of(recipe: dict[str, Any]) -> list[float]:
-    """In the child: the trainer's job over random tokens, its step timed."""
+def _answer(child: "subprocess.Popen[str]") -> Any:
+    """The next line of JSON that a child prints."""
+    assert child.stdout is not None
+    for line in child.stdout:
+        if line.startswith("answer "):
+            return json.loads(line.removeprefix("answer "))
+    raise RuntimeError(f"a recipe's process ended with exit code {child.wait()}; its error is above")
+
+
+def take_turns(recipe: dict[str, Any]) -> None:
+    """In the child: the trainer's job over random tokens, warm; for each line of stdin a few steps, timed."""
     import torch
 
     from smalti.train.batches import Microbatch
     from smalti.train.job import build
 
-    steps = recipe.pop("steps")
     config = from_dict(RunConfig, recipe).config
     share, *rest = passes_of(config, layout_of(config))
     assert not rest, "a batch of whole microbatches"
@@ -250,7 +272,10 @@ def steps_of(recipe: dict[str, Any]) -> list[float]:
         warm = WARM_STEPS if config.model.moe is None else SETTLE_STEPS
         while len(times) < WARM_STEPS or (len(times) < warm and sum(times) < SETTLE_S):
             times.append(_timed(job, batches))
-        return [_timed(job, batches) for _ in range(steps)]
+        print("answer", len(times), flush=True)
+        for _ in sys.stdin:
+            _timed(job, batches)  # the caches are another recipe's
+            print("answer", [_timed(job, batches) for _ in range(STEPS_A_ROUND)], flush=True)
 
 
 def _timed(job: Any, batches: Any) -> float:
