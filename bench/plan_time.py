@@ -1,6 +1,6 @@
 """How near the predicted time of a step is: six recipes on this machine, predicted and measured.
 
-    make bench NAME=plan_time ARGS='--record'       # about 10 minutes on two cores, idle otherwise
+    make bench NAME=plan_time ARGS='--record'       # about 15 minutes on two cores, idle otherwise
 
 Measures the machine (``smalti plan hardware this-machine``) and whole steps of small recipes, none of them one of the
 six, to which the factors of ``plan/step_time/factors.py`` are fitted (least squares of relative errors, none below
@@ -9,8 +9,7 @@ in a process of its own, tokens at random. Nothing is fitted to the six. The tab
 factors just fitted and with those that the package has.
 
 The same step was seen to take 1.00 s and, some minutes later, 1.35 s on an otherwise idle machine whose host others
-share. So all recipes are kept warm and take turns, a few steps each: what the machine's speed does then, it does to
-all of them, and the fit is to the speed that the six had.
+share. So recipes of like size are kept warm together and take turns, a few steps each, and all groups come twice.
 """
 
 import argparse
@@ -35,11 +34,13 @@ from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.fleet.measure import measured_machine
 from smalti.plan.layout import layout_of
+from smalti.plan.params import count
 from smalti.plan.step_time import factors, rates
 from smalti.plan.step_time.step import passes_of, step_time, threads_of, units_of
 from smalti.plan.step_time.work import update, works
 
-ROUNDS, STEPS_A_ROUND, WARM_STEPS = 10, 2, 3
+GROUP, TURNS, ROUNDS, STEPS_A_ROUND, WARM_STEPS = 5, 2, 5, 2, 3
+"""Recipes that are warm at a time (more do not fit 24 GB), how often each group's turn comes, and rounds of a turn."""
 SETTLE_STEPS, SETTLE_S = 50, 20.0
 """A model with experts warms up for so many steps, or so long: a step was seen to fall to half of its time over 40
 steps. Probably oneDNN prepares a product of a number of tokens that an expert has for the first time, and keeps
@@ -206,7 +207,18 @@ def report(rows: list[dict[str, Any]], fitted: dict[str, float], title: str) -> 
 
 
 def in_turns(recipes: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """Seconds of each step by recipe, every recipe warm in a process of its own, a few steps each in every round."""
+    """Seconds of each step by recipe: groups of like size, twice over."""
+    recipes = sorted(recipes, key=lambda one: count(from_dict(RunConfig, one).config.model).total)
+    groups = [recipes[start : start + GROUP] for start in range(0, len(recipes), GROUP)]
+    found: dict[str, list[float]] = {recipe["name"]: [] for recipe in recipes}
+    for group in groups * TURNS:
+        for name, steps_s in _of_group(group).items():
+            found[name] += steps_s
+    return found
+
+
+def _of_group(recipes: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Every recipe warm in a process of its own, a few steps each in every round."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     children: dict[str, subprocess.Popen[str]] = {}
     found: dict[str, list[float]] = {recipe["name"]: [] for recipe in recipes}
@@ -217,8 +229,7 @@ def in_turns(recipes: list[dict[str, Any]]) -> dict[str, list[float]]:
             stack.callback(child.kill)
             children[recipe["name"]] = child
             print(f"{recipe['name']} is warm after {_answer(child)} steps", flush=True)
-        for turn in range(ROUNDS):
-            print(f"round {turn + 1} of {ROUNDS}", flush=True)
+        for _ in range(ROUNDS):
             for name, child in children.items():
                 assert child.stdin is not None
                 child.stdin.write("go\n")
