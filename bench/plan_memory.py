@@ -164,11 +164,11 @@ def child(job: str) -> dict[str, Any]:
     """Two steps of a recipe: the figures of the second."""
     from counted_step import counted, counted_steps
 
-    from smalti.dist import mesh
+    from smalti.dist import world as worlds
 
     asked = json.loads(job)
     first, second = (counted(live) for live in counted_steps(config_of(**asked)))
-    mesh.leave()
+    worlds.leave()
     return {**asdict(second), "first_step_bytes": first.peak_bytes, "process_bytes": _peak_of_process()}
 
 

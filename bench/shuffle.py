@@ -44,7 +44,7 @@ from smalti.data.curate.installed_python import write_documents
 from smalti.data.order import Permutation
 from smalti.data.tokenizer.encode import Tokenizer
 from smalti.data.tokenizer.train import train_bpe
-from smalti.dist import mesh
+from smalti.dist import world as worlds
 from smalti.model.decoder import Decoder
 from smalti.model.init import init_weights
 from smalti.train import Hook, build, fit
@@ -224,7 +224,7 @@ def train(data: Corpus, order: Int64s, seed: int, steps: int, folder: Path) -> d
         batches = Rows(data.rows[order])
         fit(build(config, model=model.train(), loss=loss, batches=batches, evaluate=evaluate, hooks=[losses]))
     finally:
-        mesh.leave()
+        worlds.leave()
     return {
         "seed": seed,
         "train": [round(value, 4) for value in losses.train],

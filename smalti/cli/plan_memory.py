@@ -39,8 +39,10 @@ def _kind(on: "Hardware | None") -> str | None:
 
 
 def _head(config: "RunConfig", found: "Memory") -> list[str]:
+    from smalti.plan.layout import layout_of
+
     parallel, train = config.train.parallel, config.train
-    ranks = f"{parallel.ranks} {'rank' if parallel.ranks == 1 else 'ranks'}, replicate {parallel.replicate}"
+    ranks = f"{parallel.ranks} {'rank' if parallel.ranks == 1 else 'ranks'}: {layout_of(config)}"
     recompute = "blocks run again" if parallel.activation_checkpointing == "full" else "no recomputation"
     return [
         f"{config.name}: {ranks}, {train.precision.compute}, microbatches of {found.microbatch_tokens:,} tokens, "

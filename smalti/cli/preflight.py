@@ -133,15 +133,9 @@ def not_exportable(config: "RunConfig") -> str | None:
 
 
 def _check_mesh(config: "RunConfig", ranks: int) -> None:
-    # dist.mesh.check_fits says the same to ranks of a foreign launcher; this one is here because that imports torch.
-    replicate = config.train.parallel.replicate
-    if ranks % replicate:
-        divisors = [str(n) for n in range(1, ranks + 1) if ranks % n == 0]
-        raise UserError(
-            f"train.parallel.replicate={replicate} does not divide the {ranks} ranks",
-            allowed=f"a divisor of {ranks}: {', '.join(divisors)}",
-            hint=f"train.parallel.replicate={max(int(n) for n in divisors if int(n) <= replicate)}",
-        )
+    from smalti.plan.layout import layout_of
+
+    layout_of(config, ranks)
 
 
 def _check_stages(config: "RunConfig") -> None:
@@ -159,6 +153,7 @@ def plan_text(config: "RunConfig", checked: "Inputs", *, ranks: int, fork: "Fork
     """What would be started, in lines for people; with a fork, what it would change."""
     from smalti.cli.fits_here import memory_warning
     from smalti.cli.plan_data import dry_run_lines
+    from smalti.plan.layout import layout_of
     from smalti.plan.run import length_text, plan_run
 
     numbers = plan_run(config)
@@ -171,7 +166,7 @@ def plan_text(config: "RunConfig", checked: "Inputs", *, ranks: int, fork: "Fork
         f"{format_count(numbers.total_flops)} FLOPs",
         *_origin_lines(config),
         *_fork_lines(fork),
-        f"placement  {count} on {config.train.parallel.device}, replicate {config.train.parallel.replicate}",
+        f"placement  {count} on {config.train.parallel.device}: {layout_of(config, ranks)}",
     ]
     lines += dry_run_lines(config, checked.sources)
     lines += _order_lines(config, checked)

@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from smalti.config.durations import LengthConfig
+from smalti.config.parallel import ParallelConfig
 from smalti.config.schema import (
     BelowOne,
     Cadence,
@@ -13,7 +14,6 @@ from smalti.config.schema import (
     Count,
     Duration,
     Real,
-    WallTime,
     Whole,
     placement,
     split_duration,
@@ -112,25 +112,6 @@ class LossConfig(Config):
     """Weight of the squared log-partition of the output (0 switches it off)."""
     chunk_bytes: Whole = placement(2**28, ge=1)
     """Memory for logits, and what is made of them, that exist at one time."""
-
-
-class ParallelConfig(Config):
-    """Where the run is carried out; none of it changes which tokens are learned, in which order."""
-
-    ranks: Whole = placement(1, ge=1)
-    """Processes on this machine when ``smalti train`` starts them itself."""
-    replicate: Whole = placement(1, ge=1)
-    """Size of the replicate axis (HSDP); the rest of the ranks shard the weights."""
-    threads: Count | Literal["auto"] = placement("auto")
-    """CPU threads for each rank; auto: cores / ranks."""
-    device: Literal["auto", "cpu", "cuda"] = placement("auto")
-    """auto takes CUDA where it is."""
-    compile: bool | Literal["auto"] = placement("auto")
-    """torch.compile of each block; auto: on with CUDA, off without."""
-    activation_checkpointing: Literal["none", "full"] = placement("none")
-    """``full`` recomputes each block in the backward pass."""
-    timeout: WallTime = placement("10min")
-    """A collective that takes longer ends the attempt."""
 
 
 class CheckpointConfig(Config):

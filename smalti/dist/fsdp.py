@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from smalti.dist.mesh import Mesh
 
 # Below this many bytes of gathered weights a block stays gathered between forward and backward: one all-gather less.
 _KEEP_GATHERED_BYTES = 1 << 30
@@ -26,33 +27,46 @@ def blocks_of(model: nn.Module) -> Iterator[nn.Module]:
             yield from child
 
 
-def shard(model: nn.Module, mesh: DeviceMesh, *, compute: str, reduce: str) -> nn.Module:
+def shard(model: nn.Module, mesh: Mesh, *, compute: str, reduce: str) -> nn.Module:
     """Shard ``model`` over ``mesh`` in place: each block, then the root with what is left. Returns ``model``.
 
-    compute, reduce: ``fp32`` or ``bf16``; the sharded weights keep their own dtype (the master). A module with a true
+    Experts that ``dist/expert.py`` has spread over an axis are a unit of their own, over the ranks that hold the same
+    ones. compute, reduce: ``fp32`` or ``bf16``; the sharded weights keep their own dtype (the master). A module with a true
     attribute ``full_precision`` computes in fp32 whatever ``compute`` is.
     """
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[compute], reduce_dtype=DTYPES[reduce])
     in_full = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    gathered_bytes = sum(p.numel() for p in model.parameters()) * DTYPES[compute].itemsize
+    gathered_bytes = sum(local(p).numel() for p in model.parameters()) * DTYPES[compute].itemsize
     reshard = gathered_bytes > _KEEP_GATHERED_BYTES
-    shards = mesh.size(-1)
+    weights, shards = mesh.weights, mesh.weights.size(-1)
 
     def cut(parameter: nn.Parameter) -> Shard | None:
         return _cut(parameter, shards)
 
     for module in model.modules():
         if getattr(module, "full_precision", False):  # a router: small, so it stays gathered
-            fully_shard(module, mesh=mesh, mp_policy=in_full, reshard_after_forward=False)
+            fully_shard(module, mesh=weights, mp_policy=in_full, reshard_after_forward=False)
+    for experts in _spread_experts(model) if mesh.layout.expert > 1 else ():
+        fully_shard(experts, mesh=mesh.experts, mp_policy=policy, reshard_after_forward=reshard,
+                    shard_placement_fn=lambda _: Shard(1))  # fmt: skip
     for block in blocks_of(model):
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=cut)
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+        fully_shard(block, mesh=weights, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=cut)
+    fully_shard(model, mesh=weights, mp_policy=policy, reshard_after_forward=reshard)
     for module in model.modules():
-        if isinstance(module, FSDPModule) and mesh.size() > 1:  # alone, asking costs two passes over the gradients
+        if isinstance(module, FSDPModule) and mesh.layout.world_size > 1:  # alone, it costs two passes over gradients
             # Sum, do not average. gloo has no PREMUL_SUM, so the sum is asked for as such.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     return model
+
+
+def _spread_experts(model: nn.Module) -> list[nn.Module]:
+    """Modules whose own parameters are experts [E, F, D] and DTensors already."""
+    return [
+        module
+        for module in model.modules()
+        if any(p.ndim == 3 and isinstance(p, DTensor) for p in module.parameters(recurse=False))
+    ]
 
 
 def _cut(parameter: nn.Parameter, shards: int) -> Shard | None:

@@ -1,126 +1,115 @@
-"""The process group and the device mesh of one attempt.
+"""The one device mesh of an attempt: every rank of the world along the axes of a ``plan.layout.Layout``.
 
-A world that somebody else started (our agent, torchrun) is joined; alone, a world of one is made without any
-socket. Every rendezvous key is prefixed by the attempt, so a restarted attempt never reads the addresses of a dead one
-(gloo does, with torchrun's own shared store: docs/log.md).
+Promises: one root mesh, so that DTensors of different axes compose; ranks are numbered from the innermost axis: tensor,
+sequence, shard, replicate, pipeline, as ``plan.parallel.collectives.group`` reckons. Weights are spread over shard x
+sequence, the axis that is called ``shard`` here; experts over the inner part of it, ``expert``, and what is left,
+``expert_shard``. Initialises nothing: the process group is ``dist/world.py``'s.
+
+    pipeline  x  replicate  x  [ shard x sequence  =  expert_shard x expert ]  x  tensor
 """
 
-import pickle
-from collections.abc import Callable
-from datetime import timedelta
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from smalti.base.env import World
-from smalti.base.errors import TryElsewhere, UserError
-
-T = TypeVar("T")
+from smalti.plan.layout import Layout
+from smalti.plan.parallel.collectives import Axis
 
 
-def pick_device(choice: str, world: World) -> torch.device:
-    """The device of this rank; ``auto`` takes CUDA where there is one."""
-    has_cuda = torch.cuda.is_available()
-    if choice == "cuda" and not has_cuda:
-        raise UserError(
-            "train.parallel.device=cuda, but torch sees no CUDA device",
-            allowed="auto, cpu",
-            hint="train.parallel.device=auto",
-        )
-    if choice == "cpu" or not has_cuda:
-        return torch.device("cpu")
-    device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
+@dataclass(frozen=True)
+class Mesh:
+    """The mesh of a layout; made by ``build``."""
+
+    layout: Layout
+    root: DeviceMesh
+    """All ranks, along the finest dims: what shard, sequence, expert and expert_shard are joined from."""
+
+    @cached_property
+    def weights(self) -> DeviceMesh:
+        """What FSDP2 shards dense weights over: ``shard``, or ``replicate`` x ``shard`` (HSDP)."""
+        return self._with_replicate("shard")
+
+    @cached_property
+    def experts(self) -> DeviceMesh:
+        """What FSDP2 shards the experts of a rank over: ``expert_shard``, or ``replicate`` x ``expert_shard``."""
+        return self._with_replicate("expert_shard")
+
+    def axis(self, name: Axis) -> DeviceMesh:
+        """The ranks that this one meets along an axis, as a mesh of one dim."""
+        return self.root[self.dim(name)]
+
+    def group(self, name: Axis) -> dist.ProcessGroup:
+        """The same as a process group."""
+        return dist.group.WORLD if name == "world" else self.axis(name).get_group()  # type: ignore[return-value]
+
+    def place(self, name: Axis) -> int:
+        """Where along an axis this rank is, from 0."""
+        return dist.get_rank() if name == "world" else self.axis(name).get_local_rank()
+
+    @property
+    def data_rank(self) -> int:
+        """Which rows this rank reads, of ``layout.data_ranks``: ranks along sequence, tensor and pipeline read alike."""
+        ways = self.layout.tensor * self.layout.sequence
+        return dist.get_rank() // ways % self.layout.data_ranks
+
+    @property
+    def copies(self) -> int:
+        """Ranks that reckon the same loss: those along ``tensor``. The step divides its sums over the world by it."""
+        return self.layout.tensor
+
+    def dim(self, name: Axis) -> str:
+        """The dim of ``root`` that an axis is, or is joined from others as."""
+        parts = _finest(self.layout)[1].get(name, (name,))
+        if len(parts) == 1:
+            return parts[0]
+        assert parts, f"no axis {name} in {self.layout}"
+        if name not in self._joined:
+            self.root[parts]._flatten(name)
+            self._joined.add(name)
+        return name
+
+    @cached_property
+    def _joined(self) -> set[str]:
+        return set()
+
+    def _with_replicate(self, name: Axis) -> DeviceMesh:
+        dim = self.dim(name)
+        return self.root[dim] if self.layout.replicate == 1 else self.root["replicate", dim]
 
 
-def join(world: World, device: torch.device, timeout_s: float) -> None:
-    """Initialise torch.distributed for this rank; a no-op where it is initialised already.
+def build(device: torch.device, layout: Layout | None = None) -> Mesh:
+    """The mesh of ``layout`` over the world, absent one axis ``shard``; every rank of it must call this."""
+    layout = layout or Layout(shard=dist.get_world_size())
+    assert layout.world_size == dist.get_world_size(), f"{layout} is not of {dist.get_world_size()} ranks"
+    inner, _ = _finest(layout)
+    sizes = {"pipeline": layout.pipeline, "replicate": layout.replicate, **inner, "tensor": layout.tensor}
+    sizes = {name: size for name, size in sizes.items() if size > 1 or name in inner}
+    mesh = Mesh(layout, init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)))
+    for name, parts in _finest(layout)[1].items():
+        if parts:  # joining makes a group, which is a collective of all ranks
+            mesh.dim(name)  # type: ignore[arg-type]
+    return mesh
 
-    A collective that waits longer than ``timeout_s`` raises. With CUDA the group holds NCCL for device tensors and gloo
-    for CPU tensors (votes, checkpoint plans).
+
+def _finest(layout: Layout) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
+    """The dims that shard x sequence = expert_shard x expert is cut into, from the outermost, with their sizes; and
+    which of them each axis is joined from. ``Layout`` has seen to it that of sequence and expert one divides the other.
     """
-    if dist.is_initialized():
-        return
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    timeout = timedelta(seconds=timeout_s)
-    if world.world_size == 1:
-        store: dist.Store = dist.HashStore()
+    shard, sequence, expert = layout.shard, layout.sequence, layout.expert
+    if expert >= sequence:
+        sizes = {"rows": shard * sequence // expert, "between": expert // sequence, "inner": sequence}
+        axes = {"sequence": ("inner",), "expert": ("between", "inner"), "expert_shard": ("rows",)}
     else:
-        try:
-            store = dist.TCPStore(
-                world.master_addr, world.master_port, world.world_size, world.rank == 0, timeout=timeout
-            )
-        except (RuntimeError, ValueError) as error:
-            raise TryElsewhere(
-                f"rank {world.rank} could not meet the others at {world.master_addr}:{world.master_port}: {error}",
-                hint="run the same command again; check that MASTER_ADDR and MASTER_PORT can be reached",
-            ) from error
-    prefixed = dist.PrefixStore(f"smalti/attempt-{world.attempt}", store)
-    dist.init_process_group(backend, store=prefixed, rank=world.rank, world_size=world.world_size, timeout=timeout)
-
-
-def from_first(work: Callable[[], T]) -> T:
-    """What ``work`` gives rank 0, on every rank; they all raise what it raises. Only rank 0 does it."""
-    found: list[Any] = [None, None]
-    if dist.get_rank() == 0:
-        try:
-            found[0] = work()
-        except Exception as error:  # whatever it is: the others wait for an answer
-            found[1] = _as_sent(error)
-    dist.broadcast_object_list(found, src=0)
-    result, failure = found
-    if failure is not None:
-        raise failure
-    return result  # type: ignore[no-any-return]
-
-
-def together(work: Callable[[], T]) -> T:
-    """What ``work`` gives this rank; where it fails on any rank, all of them raise the first failure."""
-    result, failure = None, None
-    try:
-        result = work()
-    except Exception as error:  # whatever it is: the others wait for an answer
-        failure = _as_sent(error)
-    failures: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(failures, failure)
-    for failed in filter(None, failures):
-        raise failed
-    return result  # type: ignore[return-value]
-
-
-def _as_sent(error: Exception) -> Exception:
-    """``error``, or what it says where it cannot be pickled and made anew."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"rank {dist.get_rank()}: {type(error).__name__}: {error}")
-    return error
-
-
-def leave() -> None:
-    """Take the process group down, if there is one."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def check_fits(world_size: int, replicate: int) -> None:
-    """A UserError unless ``world_size`` ranks can be laid out with ``replicate`` copies of the weights."""
-    if world_size % replicate:
-        divisors = [str(n) for n in range(1, world_size + 1) if world_size % n == 0]
-        raise UserError(
-            f"train.parallel.replicate={replicate} does not divide the {world_size} ranks",
-            allowed=f"a divisor of {world_size}: {', '.join(divisors)}",
-            hint=f"train.parallel.replicate={max(int(n) for n in divisors if int(n) <= replicate)}",
-        )
-
-
-def build(device: torch.device, replicate: int = 1) -> DeviceMesh:
-    """The mesh over all ranks: one axis ``shard``, or ``replicate`` x ``shard`` (HSDP)."""
-    world_size = dist.get_world_size()
-    check_fits(world_size, replicate)
-    if replicate == 1:
-        return init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
-    return init_device_mesh(device.type, (replicate, world_size // replicate), mesh_dim_names=("replicate", "shard"))
+        sizes = {"rows": shard, "between": sequence // expert, "inner": expert}
+        axes = {"sequence": ("between", "inner"), "expert": ("inner",), "expert_shard": ("rows", "between")}
+    axes["shard"] = ("rows", "between", "inner")
+    wide = {name: size for name, size in sizes.items() if size > 1 or name == "rows"}
+    axes = {name: tuple(one for one in parts if one in wide) for name, parts in axes.items()}
+    # A dim that is an axis by itself has its name; of two names the first here.
+    names = {parts[0]: name for name in ("expert_shard", "expert", "sequence", "shard")
+             if len(parts := axes[name]) == 1}  # fmt: skip
+    renamed = {name: tuple(names.get(one, one) for one in parts) for name, parts in axes.items()}
+    return {names.get(name, name): size for name, size in wide.items()}, renamed

@@ -4,7 +4,7 @@
 rank), and ``state(step)``, a small JSON value that a checkpoint keeps and ``check`` compares on resume.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -45,16 +45,25 @@ class Microbatch(NamedTuple):
     positions: Tensor
     """(S, T) int64 position inside the document."""
     documents: Tensor | None
-    """(S, T) int64 number of the document inside the row; None: attention sees the whole row."""
+    """(S, T) int64 number of the document inside the row; None: attention sees the whole row. Of the whole row, also
+    where the rest is this rank's part of it."""
 
 
 class TokenBatches:
     """The stream as tensors on a device."""
 
     def __init__(
-        self, stream: "Stream", device: torch.device, *, mask_documents: bool, vocab_size: int | None = None
+        self,
+        stream: "Stream",
+        device: torch.device,
+        *,
+        mask_documents: bool,
+        vocab_size: int | None = None,
+        own_part: Callable[[Tensor], Tensor] = lambda rows_ST: rows_ST,
     ) -> None:
-        """``vocab_size``: of the model; ids of sources that do not say their vocabulary are checked against it."""
+        """``vocab_size``: of the model; ids of sources that do not say their vocabulary are checked against it.
+        ``own_part``: the tokens of each row that are this rank's, where several share a row."""
+        self._own_part = own_part
         self._stream = stream
         self._vocab_size = vocab_size if vocab_size is not None and unsaid(stream.opened) else None
         if self._vocab_size is not None and (stream.eod_id or 0) >= self._vocab_size:
@@ -123,7 +132,8 @@ class TokenBatches:
             begins[row, column] = True
         elif rows.eod_id is not None:
             begins = inputs == rows.eod_id
-        return Microbatch(inputs, targets, *_numbered(inputs, begins if self._mask_documents else None))
+        positions, documents = _numbered(inputs, begins if self._mask_documents else None)
+        return Microbatch(self._own_part(inputs), self._own_part(targets), self._own_part(positions), documents)
 
 
 def _numbered(inputs: Tensor, begins: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -7,7 +7,7 @@ from typing import Any
 from smalti.base import log
 from smalti.base.errors import UserError
 from smalti.config.run import JobConfig, RunConfig
-from smalti.dist import mesh
+from smalti.dist import world
 from smalti.track.report.continued import Change, percent, require_alike
 from smalti.track.report.read import read_run
 from smalti.train.loop import Hook, Job
@@ -37,7 +37,7 @@ class Forgetting(Hook):
                 hint="evaluate=heldout_hook(config) of smalti.evals.in_loop, as smalti train has it; or data.retain={}",
             )
         if job.state.step:
-            self._before, self._told = mesh.from_first(lambda: self._on_record(job))
+            self._before, self._told = world.from_first(lambda: self._on_record(job))
 
     def _on_record(self, job: Job) -> tuple[dict[str, float], dict[str, float]]:
         run = read_run(job.folder.path)

@@ -15,19 +15,20 @@ from smalti.base import env, log
 from smalti.base.env import World
 from smalti.base.errors import SmaltiError, UserError
 from smalti.config.durations import to_seconds
-from smalti.config.hardware import hardware_of_driver
 from smalti.config.run import JobConfig, RunConfig
 from smalti.data.fork import plan_fork
 from smalti.data.inputs import check_inputs, read_inputs
 from smalti.data.stream import Stream
-from smalti.dist import checkpoint, fsdp, mesh
-from smalti.dist.allocator import keep_freed_memory
-from smalti.dist.peak import matmul_rate
+from smalti.dist import checkpoint, expert, fsdp, pipeline, sequence, tensor
+from smalti.dist import mesh as meshes
+from smalti.dist import world as worlds
+from smalti.dist.mesh import Mesh
 from smalti.dist.recompute import recompute
 from smalti.model.blocks.attention.choice import described
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
 from smalti.plan.flops import train_flops_per_token
+from smalti.plan.layout import layout_of
 from smalti.plan.memory.rank import microbatch_tokens
 from smalti.plan.params import count
 from smalti.track import trackers
@@ -35,7 +36,7 @@ from smalti.track.events import EventLog
 from smalti.track.run import RunFolder
 from smalti.track.sinks.console import ConsoleSink
 from smalti.track.system import System
-from smalti.train import forgetting, origin
+from smalti.train import forgetting, origin, place
 from smalti.train.batches import Batches, TokenBatches
 from smalti.train.loop import Evaluate, Hook, Job, fit
 from smalti.train.loss import LanguageLoss
@@ -56,7 +57,7 @@ def run(config: RunConfig, origins: Mapping[str, str], *, evaluation: MakeEvalua
         job.evaluate = evaluation(config, job.indexes)
         fit(job)
     finally:
-        mesh.leave()
+        worlds.leave()
 
 
 def build(
@@ -78,24 +79,26 @@ def build(
     """
     world, train = env.world(), config.train
     _all_described(config, model, loss, batches)
-    device, resolved = _take_place(config, world)
+    device, resolved = place.take(config, world, given=model is not None)
+    layout = layout_of(config, world.world_size)
+    mesh = meshes.build(device, layout)
     folder, config = _folder(config, world, origins or {}, fork=fork)
     events: EventLog | _Nowhere = folder.event_log() if world.is_first else _Nowhere()
     indexes = _read_inputs(config) if isinstance(config, RunConfig) and batches is None else {}
     if isinstance(config, RunConfig):
-        microbatch = resolved["microbatch_tokens"] = microbatch_tokens(config, ranks=world.world_size)
-        batches = batches or _token_batches(config, indexes, folder, world, device, microbatch)
+        microbatch = resolved["microbatch_tokens"] = microbatch_tokens(config, ranks=layout.data_ranks)
+        batches = batches or _token_batches(config, indexes, folder, mesh, device, microbatch)
         loss = loss or LanguageLoss(config.model, train.loss)
     assert batches is not None and loss is not None
     path = _find_checkpoint(folder, events)
     if path is None and model is None:
         _check_origin(config)
-    model = _sharded(config, model, device, resumes=path is not None)
+    model = _sharded(config, model, mesh, device, resumes=path is not None)
     optimizer, lr = build_optimizer(model, train.optimizer), LearningRate.of(config)
     balance = loss.balance if isinstance(loss, LanguageLoss) else None
-    state = TrainState(model, optimizer, lr, train.optimizer.clip_norm, balance)
+    state = TrainState(model, optimizer, lr, train.optimizer.clip_norm, balance, copies=mesh.copies)
     before = _resume(path, state, batches, events)
-    peak = _peak(device, train.precision.compute, world)
+    peak = place.peak_flops_per_s(device, train.precision.compute, world)
     events.write("auto_resolved", **resolved, **_size(config), **_kernels(config, device), peak_flops_per_s=peak)
     return Job(
         config=config,
@@ -152,7 +155,9 @@ def _flops_per_token(config: JobConfig) -> Callable[[int], float] | None:
 # ---- model ----------------------------------------------------------------------------------------------------------
 
 
-def _sharded(config: JobConfig, given: nn.Module | None, device: torch.device, *, resumes: bool) -> nn.Module:
+def _sharded(
+    config: JobConfig, given: nn.Module | None, mesh: Mesh, device: torch.device, *, resumes: bool
+) -> nn.Module:
     """The model over the mesh, with its first weights; where a checkpoint will overwrite them, with any."""
     parallel, precision = config.train.parallel, config.train.precision
     model = given
@@ -160,16 +165,16 @@ def _sharded(config: JobConfig, given: nn.Module | None, device: torch.device, *
         assert isinstance(config, RunConfig)
         with torch.device("meta"):
             model = Decoder(config.model)
+        _lay(model, mesh, config)
     else:
         model.to(device)
         fsdp.broadcast(model)
     for block in fsdp.blocks_of(model):
         if parallel.activation_checkpointing == "full":
             recompute(block)
-        if _compiles(config, device):
+        if place.compiles(config, device):
             block.compile()
-    axes = mesh.build(device, parallel.replicate)
-    fsdp.shard(model, axes, compute=precision.compute, reduce=precision.reduce)
+    fsdp.shard(model, mesh, compute=precision.compute, reduce=precision.reduce)
     load = None if resumes or config.init_from is None else open_weights(config.init_from, model)
     if given is None and (resumes or load is not None):
         fsdp.allocate(model, device)
@@ -182,9 +187,18 @@ def _sharded(config: JobConfig, given: nn.Module | None, device: torch.device, *
     return model
 
 
+def _lay(model: nn.Module, mesh: Mesh, config: RunConfig) -> None:
+    """The axes beside replicate and shard, on a model that is still on the meta device."""
+    parallel = config.train.parallel
+    pipeline.own_stages(model, mesh)
+    tensor.lay(model, mesh)
+    expert.lay(model, mesh, dispatch=parallel.dispatch)
+    sequence.lay(model, mesh, context=parallel.context)
+
+
 def _check_origin(config: JobConfig) -> None:
     assert isinstance(config, RunConfig)
-    for line in mesh.from_first(lambda: origin.check(config)):
+    for line in worlds.from_first(lambda: origin.check(config)):
         log.get("train").warning("%s", line)
 
 
@@ -229,27 +243,6 @@ def _resume(path: str | None, state: TrainState, batches: Batches, events: Any) 
     return saved
 
 
-# ---- placement ------------------------------------------------------------------------------------------------------
-
-
-def _take_place(config: JobConfig, world: World) -> tuple[torch.device, dict[str, Any]]:
-    """Join the world on this rank's device; returns the device and what ``auto`` became."""
-    parallel = config.train.parallel
-    device = mesh.pick_device(parallel.device, world)
-    mesh.check_fits(world.world_size, parallel.replicate)
-    if device.type == "cpu":
-        keep_freed_memory()
-    threads = _set_threads(config, world)
-    seconds = to_seconds(parallel.timeout)
-    assert seconds is not None
-    mesh.join(world, device, seconds)
-    resolved: dict[str, Any] = {"ranks": world.world_size, "device": str(device), "threads": threads}
-    resolved["compile"] = _compiles(config, device)
-    if device.type == "cuda":
-        resolved["device_name"] = torch.cuda.get_device_name(device)
-    return device, resolved
-
-
 def _folder(config: JobConfig, world: World, origins: Mapping[str, str], *, fork: bool) -> tuple[RunFolder, JobConfig]:
     """Join the attempt that the agent opened; under another launcher rank 0 opens it. And the config as it is there."""
     if env.attempt_is_open():
@@ -262,33 +255,9 @@ def _folder(config: JobConfig, world: World, origins: Mapping[str, str], *, fork
         opened.append(RunFolder.open(config, origins, fork=planned))
         return opened[0].attempt
 
-    attempt = mesh.from_first(open_it)
+    attempt = worlds.from_first(open_it)
     folder = opened[0] if opened else RunFolder.join(config.run_folder, attempt or 0)
     return folder, folder.with_history(config)
-
-
-def _set_threads(config: JobConfig, world: World) -> int:
-    wanted = config.train.parallel.threads
-    threads = wanted if isinstance(wanted, int) else max(1, env.cpu_count() // world.local_world_size)
-    torch.set_num_threads(threads)
-    return threads
-
-
-def _compiles(config: JobConfig, device: torch.device) -> bool:
-    wanted = config.train.parallel.compile
-    return device.type == "cuda" if wanted == "auto" else bool(wanted)
-
-
-def _peak(device: torch.device, precision: str, world: World) -> float | None:
-    """FLOP/s of all ranks together in that format: published for a known GPU, measured on CPU, None for all else."""
-    if device.type == "cuda":
-        known = hardware_of_driver(torch.cuda.get_device_name(device))
-        peak = known.peak(precision) if known else None
-        return None if peak is None else peak * world.world_size
-    dist.barrier()
-    rate = torch.tensor(matmul_rate(device, precision)[0], dtype=torch.float64)
-    dist.all_reduce(rate)
-    return float(rate)
 
 
 # ---- data and sinks -------------------------------------------------------------------------------------------------
@@ -296,7 +265,7 @@ def _peak(device: torch.device, precision: str, world: World) -> float | None:
 
 def _read_inputs(config: RunConfig) -> dict[str, bytes]:
     config.data.require_every_source_used()
-    indexes = mesh.from_first(lambda: read_inputs(config.data))
+    indexes = worlds.from_first(lambda: read_inputs(config.data))
     check_inputs(config, indexes)
     return indexes
 
@@ -305,22 +274,28 @@ def _token_batches(
     config: RunConfig,
     indexes: dict[str, bytes],
     folder: RunFolder,
-    world: World,
+    mesh: Mesh,
     device: torch.device,
     microbatch: int,
 ) -> TokenBatches:
-    if world.is_first and config.data.tokenizer is not None:
+    if dist.get_rank() == 0 and config.data.tokenizer is not None:
         keep_tokenizer(config.data.tokenizer, folder.path / "tokenizer", config.init_from)
     stream = Stream(
         config.data,
         indexes=indexes,
         seed=config.seed,
         length=config.length,
-        rank=world.rank,
-        world_size=world.world_size,
+        rank=mesh.data_rank,
+        world_size=mesh.layout.data_ranks,
         microbatch_tokens=microbatch,
     )
-    return TokenBatches(stream, device, mask_documents=config.data.mask_documents, vocab_size=config.model.vocab_size)
+    return TokenBatches(
+        stream,
+        device,
+        mask_documents=config.data.mask_documents,
+        vocab_size=config.model.vocab_size,
+        own_part=sequence.own_part(mesh, context=config.train.parallel.context),
+    )
 
 
 def _prefetch(config: JobConfig) -> dict[str, Any]:

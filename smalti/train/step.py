@@ -18,6 +18,18 @@ from smalti.train.balance import ExpertBalance
 
 Metrics = dict[str, Tensor]
 Loss = Callable[[nn.Module, Any], tuple[Tensor, Tensor, Metrics]]
+Passes = Callable[[nn.Module, Sequence[Any], Loss], list[Metrics]]
+"""(model, microbatches, loss) -> of each forward and backward pass ``total``, ``weight`` and the sums of the loss."""
+
+
+def one_by_one(model: nn.Module, microbatches: Sequence[Any], loss: Loss) -> list[Metrics]:
+    """Forward and backward over one microbatch after the other: gradients add up as sums."""
+    sums: list[Metrics] = []
+    for microbatch in microbatches:
+        total, weight, metrics = loss(model, microbatch)
+        total.backward()
+        sums.append({"total": total, "weight": weight, **metrics})
+    return sums
 
 
 @dataclass
@@ -30,6 +42,10 @@ class TrainState:
     clip_norm: float
     balance: ExpertBalance | None = None
     """Told the load of the experts after each step (``moe/load`` of the loss)."""
+    passes: Passes = one_by_one
+    """How the microbatches of a step go through the model; another one where its layers are spread over ranks."""
+    copies: int = 1
+    """Ranks that reckon the same sums, as those that share each matrix do."""
     step: int = 0
 
 
@@ -53,16 +69,12 @@ def train_step(state: TrainState, microbatches: Sequence[Any], loss: Loss) -> St
     """
     # ---- forward and backward: gradients add up as sums -------------------------------------------------------------
     state.optimizer.zero_grad(set_to_none=True)
-    sums: list[Metrics] = []
-    for microbatch in microbatches:
-        total, weight, metrics = loss(state.model, microbatch)
-        total.backward()
-        sums.append({"total": total, "weight": weight, **metrics})
+    sums = state.passes(state.model, microbatches, loss)
 
     # ---- one reduction over all ranks: loss, weight, squared gradient norm, metrics ---------------------------------
     gradients = [p.grad for p in state.model.parameters() if p.grad is not None]
     names = list(sums[0])
-    parts = [torch.stack([s[name].detach().double() for s in sums]).sum(0) for name in names]
+    parts = [torch.stack([s[name].detach().double() for s in sums]).sum(0) / state.copies for name in names]
     packed = torch.cat([square_norm(gradients).reshape(1), *(part.reshape(-1) for part in parts)])
     dist.all_reduce(packed)
     square, *flat = packed.split([1, *(part.numel() for part in parts)])

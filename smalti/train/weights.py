@@ -15,7 +15,7 @@ from torch import nn
 
 from smalti.base import store
 from smalti.base.errors import DataError
-from smalti.dist import checkpoint, fsdp, mesh
+from smalti.dist import checkpoint, fsdp, world
 from smalti.model.huggingface import Source, companions, open_source
 from smalti.model.json_file import read_object
 from smalti.train.origin import run_of
@@ -29,11 +29,11 @@ def open_weights(source: str, model: nn.Module) -> Callable[[], None]:
     Called by all ranks. The model's weights alone are loaded; names and shapes must be its own.
     """
     if os.path.isfile(f"{source}/config.json"):
-        folder = mesh.together(lambda: _checked_folder(source, model))
+        folder = world.together(lambda: _checked_folder(source, model))
         return lambda: _load_folder(folder, model)
-    path = mesh.from_first(lambda: find_checkpoint(source))
+    path = world.from_first(lambda: find_checkpoint(source))
     found = checkpoint.shapes(path)
-    mesh.together(lambda: _check_fits(source, found, model))
+    world.together(lambda: _check_fits(source, found, model))
     return lambda: checkpoint.load(path, {f"model.{n}": value for n, value in model.state_dict().items() if n in found})
 
 

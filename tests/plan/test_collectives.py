@@ -86,7 +86,7 @@ def _counted(rank: int, config: RunConfig, microbatches: int, keep_bytes: int) -
     if train.parallel.activation_checkpointing == "full":
         for block in fsdp.blocks_of(model):
             recompute(block)
-    mesh = meshes.build(device, train.parallel.replicate)
+    mesh = meshes.build(device, Layout(train.parallel.replicate, dist.get_world_size() // train.parallel.replicate))
     fsdp.shard(model, mesh, compute=train.precision.compute, reduce=train.precision.reduce)
     fsdp.materialize(model, device, lambda name, shape: draw(name, shape, config.model, 1))
     loss = LanguageLoss(config.model, train.loss)

@@ -125,7 +125,7 @@ def _three_steps(rank: int, microbatches: int) -> dict[str, torch.Tensor]:
     config, world_size, device = _config(**ALL), dist.get_world_size(), torch.device("cpu")
     with torch.device("meta"):
         model = Decoder(config)
-    fsdp.shard(model, meshes.build(device, 1), compute="fp32", reduce="fp32")
+    fsdp.shard(model, meshes.build(device), compute="fp32", reduce="fp32")
     fsdp.materialize(model, device, lambda name, shape: draw(name, shape, config, 1))
     loss = LanguageLoss(config, LossConfig())
     state = TrainState(

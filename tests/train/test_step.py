@@ -15,6 +15,7 @@ from smalti.dist import fsdp
 from smalti.dist import mesh as meshes
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
+from smalti.plan.layout import Layout
 from smalti.train.batches import IGNORE, Microbatch
 from smalti.train.loss import LanguageLoss
 from smalti.train.optim import build_optimizer
@@ -54,7 +55,8 @@ def _gradients_after_step(rank: int, config: ModelConfig, microbatches: int, rep
     device = torch.device("cpu")
     with torch.device("meta"):
         model = Decoder(config)
-    fsdp.shard(model, meshes.build(device, replicate), compute="fp32", reduce="fp32")
+    mesh = meshes.build(device, Layout(replicate, dist.get_world_size() // replicate))
+    fsdp.shard(model, mesh, compute="fp32", reduce="fp32")
     fsdp.materialize(model, device, lambda name, shape: draw(name, shape, config, 1))
     state = TrainState(model, build_optimizer(model, OptimizerConfig(lr=1e-3)), lambda step: 1e-3, clip_norm=0.5)
     result = train_step(state, _cut(_rows(), world_size, rank, microbatches), LanguageLoss(config, LossConfig()))

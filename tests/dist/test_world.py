@@ -7,7 +7,7 @@ import pytest
 from gloo import run_ranks
 
 from smalti.base.errors import DataError, SmaltiError
-from smalti.dist.mesh import from_first
+from smalti.dist.world import from_first
 
 
 class _Unsendable(Exception):

@@ -1,0 +1,45 @@
+"""The section ``train.parallel``: ranks, the axes of parallelism that they are laid out along, devices, compilation."""
+
+from typing import Literal
+
+from smalti.config.schema import Config, Count, WallTime, Whole, placement
+
+Axis = Count | Literal["auto"]
+
+
+class ParallelConfig(Config):
+    """Where the run is carried out; none of it changes which tokens are learned, in which order.
+
+    ranks = replicate x shard x sequence x tensor x pipeline; ``expert`` is folded out of shard x sequence.
+    """
+
+    ranks: Whole = placement(1, ge=1)
+    """Processes, one for each device: of this machine where ``smalti train`` starts them, else of the whole job."""
+    replicate: Axis = placement(1)
+    """Copies of the sharded model (HSDP)."""
+    shard: Axis = placement("auto")
+    """Ranks that share weights, gradients and moments (FSDP); auto: all that the other axes leave."""
+    tensor: Axis = placement(1)
+    """Ranks that share each matrix."""
+    expert: Axis = placement(1)
+    """Ranks that share the experts of a layer; they are ranks of shard x sequence."""
+    sequence: Axis = placement(1)
+    """Ranks that share each row of tokens, for long ones."""
+    pipeline: Axis = placement(1)
+    """Pipeline stages: ranks that share the layers."""
+    dispatch: Literal["exact", "static"] = placement("exact")
+    """How tokens travel to experts on other ranks: as many as there are, or in buffers that hold the worst case."""
+    context: Literal["ulysses", "ring"] = placement("ulysses")
+    """What ranks of a row exchange: heads for tokens, or keys and values in a ring."""
+    pipeline_schedule: Literal["1f1b", "interleaved", "zero_bubble"] = placement("1f1b")
+    """The order of microbatches in a pipeline."""
+    threads: Count | Literal["auto"] = placement("auto")
+    """CPU threads for each rank; auto: cores / ranks."""
+    device: Literal["auto", "cpu", "cuda"] = placement("auto")
+    """auto takes CUDA where it is."""
+    compile: bool | Literal["auto"] = placement("auto")
+    """torch.compile of each block; auto: on with CUDA, off without."""
+    activation_checkpointing: Literal["none", "full"] = placement("none")
+    """``full`` recomputes each block in the backward pass."""
+    timeout: WallTime = placement("10min")
+    """A collective that takes longer ends the attempt."""

@@ -1,0 +1,71 @@
+"""Where a rank runs: its device, threads and world, before anything is built."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from smalti.base import env
+from smalti.base.env import World
+from smalti.base.errors import UserError
+from smalti.config.durations import to_seconds
+from smalti.config.hardware import hardware_of_driver
+from smalti.config.run import JobConfig
+from smalti.dist import world as worlds
+from smalti.dist.allocator import keep_freed_memory
+from smalti.dist.peak import matmul_rate
+from smalti.plan.layout import Layout, layout_of
+
+
+def take(config: JobConfig, world: World, *, given: bool) -> tuple[torch.device, dict[str, Any]]:
+    """Join the world on this rank's device; returns the device and what ``auto`` became."""
+    parallel = config.train.parallel
+    device = worlds.pick_device(parallel.device, world)
+    _require_own_model(config, layout_of(config, world.world_size), given=given)
+    if device.type == "cpu":
+        keep_freed_memory()
+    threads = _set_threads(config, world)
+    seconds = to_seconds(parallel.timeout)
+    assert seconds is not None
+    worlds.join(world, device, seconds)
+    resolved: dict[str, Any] = {"ranks": world.world_size, "device": str(device), "threads": threads}
+    resolved["compile"] = compiles(config, device)
+    if device.type == "cuda":
+        resolved["device_name"] = torch.cuda.get_device_name(device)
+    return device, resolved
+
+
+def _require_own_model(config: JobConfig, layout: Layout, *, given: bool) -> None:
+    """Axes beside replicate and shard are laid on our Decoder alone."""
+    beside = [axis for axis in ("tensor", "expert", "sequence", "pipeline") if getattr(layout, axis) > 1]
+    if beside and given:
+        axis = beside[0]
+        raise UserError(
+            f"train.parallel.{axis}={getattr(layout, axis)} has no effect on a model of your own",
+            allowed="replicate and shard; other axes with the model that the config describes",
+            hint=f"train.parallel.{axis}=1",
+        )
+
+
+def _set_threads(config: JobConfig, world: World) -> int:
+    wanted = config.train.parallel.threads
+    threads = wanted if isinstance(wanted, int) else max(1, env.cpu_count() // world.local_world_size)
+    torch.set_num_threads(threads)
+    return threads
+
+
+def compiles(config: JobConfig, device: torch.device) -> bool:
+    wanted = config.train.parallel.compile
+    return device.type == "cuda" if wanted == "auto" else bool(wanted)
+
+
+def peak_flops_per_s(device: torch.device, precision: str, world: World) -> float | None:
+    """FLOP/s of all ranks together in that format: published for a known GPU, measured on CPU, None for all else."""
+    if device.type == "cuda":
+        known = hardware_of_driver(torch.cuda.get_device_name(device))
+        peak = known.peak(precision) if known else None
+        return None if peak is None else peak * world.world_size
+    dist.barrier()
+    rate = torch.tensor(matmul_rate(device, precision)[0], dtype=torch.float64)
+    dist.all_reduce(rate)
+    return float(rate)
