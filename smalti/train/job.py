@@ -111,6 +111,7 @@ def build(
         recorder=_recorder(config, folder, world, events, before, state=state, peak=peak),
         events=events,
         tensors=lambda: tensors_of(state),
+        mesh=mesh,
         evaluate=evaluate,
         hooks=(*forgetting.watch(config), *hooks),
         indexes=indexes,

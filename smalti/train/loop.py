@@ -21,6 +21,7 @@ from smalti.config.durations import RunLength
 from smalti.config.run import JobConfig
 from smalti.data.fetch import counts
 from smalti.dist import checkpoint
+from smalti.dist.mesh import Mesh
 from smalti.track.run import RunFolder
 from smalti.train.batches import Batches, TokenBatches
 from smalti.train.cadence import Cadence
@@ -81,6 +82,8 @@ class Job:
     events: Events
     tensors: Callable[[], dict[str, Tensor]]
     """What a checkpoint holds, by name."""
+    mesh: Mesh
+    """The ranks along the axes of parallelism."""
     evaluate: Evaluate | None = None
     hooks: Sequence[Hook] = field(default_factory=tuple)
     indexes: Mapping[str, bytes] = field(default_factory=dict)
