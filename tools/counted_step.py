@@ -75,7 +75,7 @@ def counted_steps(config: RunConfig, steps: int = 2) -> list[LiveBytes]:
         config = config.model_copy(update={"folder": f"{folder}/{env.world().rank}", "track": track})
         stream: Any = _Stream(config, env.world().world_size)
         batches = _Batches(stream, torch.device("cpu"), mask_documents=config.data.mask_documents)
-        with patch.object(jobs, "_peak", return_value=None):  # no MFU is asked for, so no matmul rate is measured
+        with patch.object(jobs.place, "peak_flops_per_s", return_value=None):  # no MFU is asked for, so no matmul rate is measured
             job = jobs.build(config, batches=batches)
         return [_count(job, batches.batch(step)) for step in range(steps)]
 
