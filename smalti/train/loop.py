@@ -25,6 +25,7 @@ from smalti.dist.mesh import Mesh
 from smalti.track.run import RunFolder
 from smalti.train.batches import Batches, TokenBatches
 from smalti.train.cadence import Cadence
+from smalti.train.garbage import BetweenSteps
 from smalti.train.read_ahead import ReadAhead
 from smalti.train.record import Recorder
 from smalti.train.signals import Stop, StopSignals
@@ -121,7 +122,7 @@ def fit(job: Job) -> None:
     heartbeat = Cadence("5s", job.length)
     vote = Vote(4)
     job.status("running")
-    with StopSignals() as signals, job.recorder, _reading(job) as batches:
+    with StopSignals() as signals, job.recorder, _reading(job) as batches, BetweenSteps() as garbage:
         for hook in job.hooks:
             hook.on_start(job)
         if state.step == 0 and job.config.init_from is not None:  # what the weights could before they learn on
@@ -129,6 +130,7 @@ def fit(job: Job) -> None:
         stop, lacking, saved_step = Stop.NONE, 1, state.step
         while state.step < job.total_steps and not stop:
             upcoming, before_s = state.step + 1, clock.now_s()
+            garbage.step(upcoming)
             stop = _wait_for_data(signals, vote, batches) if lacking else stop
             save_now = evaluate_now = 0
             if not stop:
@@ -148,6 +150,7 @@ def fit(job: Job) -> None:
                 if _save(job, must_succeed=bool(stop) or is_last):
                     saved_step = state.step
                 save_when.done()
+                garbage.all()
             if heartbeat.due(state.step):
                 job.status("running")
                 heartbeat.done()

@@ -1,0 +1,39 @@
+"""The collector runs between steps only, and is left as it was found."""
+
+import gc
+import weakref
+
+import pytest
+
+from smalti.train.garbage import EVERY_STEPS, BetweenSteps
+
+
+class _Loop:
+    def __init__(self) -> None:
+        self.me = self
+
+
+def test_cycles_are_collected_between_steps_and_never_inside() -> None:
+    with BetweenSteps() as garbage:
+        assert not gc.isenabled()
+        kept = weakref.ref(_Loop())
+        [[] for _ in range(5000)]  # enough to start a collection by itself
+        garbage.step(1)
+        assert kept() is not None
+        garbage.step(EVERY_STEPS)
+        assert kept() is None
+        other = weakref.ref(_Loop())
+        garbage.all()
+        assert other() is None
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+
+
+def test_a_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="x"), BetweenSteps():
+            raise ValueError("x")
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
