@@ -10,7 +10,7 @@ expert), F width inside an expert, n the tokens of one expert.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,41 +41,73 @@ class Experts(nn.Module):
         for weight_EFD in self.parameters():
             nn.init.normal_(weight_EFD, std=config.initializer_range)
 
-    def forward(self, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor) -> Tensor:
-        """sum_k weight_k * expert_k(x): [N, D] -> [N, D]."""
+    def forward(self, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor, begun: Any = None) -> Tensor:
+        """sum_k weight_k * expert_k(x): [N, D] -> [N, D]. ``begun``: what ``begin`` gave for these choices."""
+        return self.through(x_ND, expert_Nk, weight_Nk, self.weights())
+
+    def begin(self, expert_Nk: Tensor) -> Any:
+        """What can be set going as soon as the choices are known: here nothing. Where experts lie on other ranks,
+        ``dist/expert.py`` puts another in its place, as it does with ``forward``."""
+        return None
+
+    def weights(self) -> "Weights":
+        """Of the experts that this module computes: all."""
+        return Weights(self.gate_proj, self.up_proj, self.down_proj)
+
+    def through(
+        self, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor | None, weights: "Weights", *, spare: bool = False
+    ) -> Tensor:
+        """The same with weights of any number E of experts. ``weight_Nk`` None: every choice counts once. ``spare``:
+        some choices are E, which stands for no expert and gives 0."""
         kernel = {"grouped": _grouped, "loop": _loop}[self.kernel]
-        return kernel(self, x_ND, expert_Nk, weight_Nk)
+        return kernel(self, x_ND, expert_Nk, weight_Nk, weights, spare)
 
 
-def _loop(experts: Experts, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor) -> Tensor:
+class Weights(NamedTuple):
+    """Of some experts, each [E, F, D]."""
+
+    gate: Tensor | None
+    up: Tensor
+    down: Tensor
+
+
+def _loop(
+    experts: Experts, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor | None, weights: Weights, spare: bool
+) -> Tensor:
     """The naive reference, expert after expert; synchronises with the device."""
     out_ND = torch.zeros_like(x_ND)
-    for expert in range(experts.up_proj.shape[0]):
+    for expert in range(weights.up.shape[0]):
         token, slot = torch.where(expert_Nk == expert)
         mine_nD = x_ND[token]
-        inner_nF = mine_nD @ experts.up_proj[expert].T
-        if experts.gate_proj is None:
+        inner_nF = mine_nD @ weights.up[expert].T
+        if weights.gate is None:
             inner_nF = experts.activation(inner_nF)
         else:
-            inner_nF = experts.activation(mine_nD @ experts.gate_proj[expert].T) * inner_nF
-        out_nD = (inner_nF @ experts.down_proj[expert]) * weight_Nk[token, slot, None].to(x_ND.dtype)
+            inner_nF = experts.activation(mine_nD @ weights.gate[expert].T) * inner_nF
+        out_nD = inner_nF @ weights.down[expert]
+        if weight_Nk is not None:
+            out_nD = out_nD * weight_Nk[token, slot, None].to(x_ND.dtype)
         out_ND = out_ND.index_add(0, token, out_nD)
     return out_ND
 
 
-def _grouped(experts: Experts, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor) -> Tensor:
+def _grouped(
+    experts: Experts, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor | None, weights: Weights, spare: bool
+) -> Tensor:
     """All experts in one grouped matmul per weight, on slots sorted by expert."""
     width = x_ND.shape[1]
-    gate, up, down = (_padded(weight) for weight in (experts.gate_proj, experts.up_proj, experts.down_proj))
+    gate, up, down = _padded(weights.gate), _padded(weights.up), _padded(weights.down)
+    assert up is not None
     out_ND: Tensor = _Grouped.apply(
         F.pad(x_ND, (0, -width % _ALIGNED)) if width % _ALIGNED else x_ND,
         weight_Nk,
         gate,
         up,
         down,
-        *slots(expert_Nk, experts.up_proj.shape[0]),
+        *slots(expert_Nk, up.shape[0]),
         experts.activation,
         experts.activation_backward,
+        spare,
     )
     return out_ND[:, :width]
 
@@ -90,8 +122,8 @@ def _padded(weight_EFD: Tensor | None) -> Tensor | None:
 
 def slots(expert_Nk: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
     """order_S, the flat choice n * k + j in each slot, by expert and then in order; slot_Nk, where each choice went;
-    end_E int32, the slot after each expert's last. No wait for the device. The last end is S: no slot is left over,
-    whose row ``grouped_mm`` would leave unwritten."""
+    end_E int32, the slot after each expert's last. No wait for the device. The last end is S, so that no slot is left
+    over, whose row ``grouped_mm`` would leave unwritten; but where choices are E or above, they lie behind it."""
     expert_S, order_S = expert_Nk.flatten().sort(stable=True)
     slot_S = torch.empty_like(order_S)
     slot_S[order_S] = torch.arange(order_S.shape[0], device=order_S.device)
@@ -102,6 +134,7 @@ def slots(expert_Nk: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
 
 class _Grouped(torch.autograd.Function):
     """x, weights of the choices and weights of the experts to the sum over each token's experts; one autograd node.
+    Without weights of the choices each counts once.
 
     Rows move between tokens and slots by ``embedding_bag``, which gathers, scales and adds in one pass, in the order of
     a token's choices and in float32; so no [S, D] copy is scaled or summed apart, and nothing is added by scatter.
@@ -111,7 +144,7 @@ class _Grouped(torch.autograd.Function):
     def forward(
         ctx: Any,
         x_ND: Tensor,
-        weight_Nk: Tensor,
+        weight_Nk: Tensor | None,
         gate: Tensor | None,
         up: Tensor,
         down: Tensor,
@@ -120,24 +153,29 @@ class _Grouped(torch.autograd.Function):
         end_E: Tensor,
         act: Callable[[Tensor], Tensor],
         act_backward: Callable[[Tensor, Tensor], Tensor],
+        spare: bool,
     ) -> Tensor:
         x_SD = x_ND.index_select(0, order_S // slot_Nk.shape[1])
         up_SF = F.grouped_mm(x_SD, up.mT, offs=end_E)
         gate_SF = None if gate is None else F.grouped_mm(x_SD, gate.mT, offs=end_E)
         inner_SF = act(up_SF) if gate_SF is None else act(gate_SF).mul_(up_SF)
         y_SD = F.grouped_mm(inner_SF, down, offs=end_E)
-        ctx.save_for_backward(x_ND, weight_Nk, gate, up, down, order_S, slot_Nk, end_E, gate_SF, up_SF, y_SD)
+        ctx.unwritten_S1 = _behind(end_E, order_S) if spare else None
+        _clear(y_SD, ctx.unwritten_S1)
+        kept_SD = None if weight_Nk is None else y_SD
+        ctx.save_for_backward(x_ND, weight_Nk, gate, up, down, order_S, slot_Nk, end_E, gate_SF, up_SF, kept_SD)
         ctx.act, ctx.act_backward = act, act_backward
-        return _bag(y_SD, slot_Nk, weight_Nk)
+        return bag(y_SD, slot_Nk, weight_Nk)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor | None, ...]:
         x_ND, weight_Nk, gate, up, down, order_S, slot_Nk, end_E, gate_SF, up_SF, y_SD = ctx.saved_tensors
         token_S = order_S // slot_Nk.shape[1]
-        weight_S = weight_Nk.flatten().index_select(0, order_S)
-        grad_weight_S = torch.linalg.vecdot(y_SD, grad_ND.index_select(0, token_S)).to(weight_Nk.dtype)
-        grad_SD = _bag(grad_ND, token_S[:, None], weight_S[:, None])
+        if weight_Nk is None:
+            grad_SD, grad_weight_Nk = grad_ND.index_select(0, token_S), None
+        else:
+            grad_SD, grad_weight_Nk = bag_backward(grad_ND, y_SD, order_S, slot_Nk, weight_Nk)
         x_SD = x_ND.index_select(0, token_S)
 
         grad_inner_SF = F.grouped_mm(grad_SD, down.mT, offs=end_E)
@@ -149,20 +187,39 @@ class _Grouped(torch.autograd.Function):
             grad_down = F.grouped_mm((active_SF * up_SF).mT, grad_SD, offs=end_E)
             grad_up_SF = active_SF.mul_(grad_inner_SF)
             grad_gate_SF = ctx.act_backward(grad_inner_SF.mul_(up_SF), gate_SF)
-        grad_x_ND = _bag(F.grouped_mm(grad_up_SF, up, offs=end_E), slot_Nk)
+        grad_x_ND = bag(_clear(F.grouped_mm(grad_up_SF, up, offs=end_E), ctx.unwritten_S1), slot_Nk)
         grad_up = F.grouped_mm(grad_up_SF.mT, x_SD, offs=end_E)
         grad_gate = None
         if grad_gate_SF is not None:
-            grad_x_ND += _bag(F.grouped_mm(grad_gate_SF, gate, offs=end_E), slot_Nk)
+            grad_x_ND += bag(_clear(F.grouped_mm(grad_gate_SF, gate, offs=end_E), ctx.unwritten_S1), slot_Nk)
             grad_gate = F.grouped_mm(grad_gate_SF.mT, x_SD, offs=end_E)
-        grad_weight_Nk = grad_weight_S.index_select(0, slot_Nk.flatten()).view_as(weight_Nk)
-        return grad_x_ND, grad_weight_Nk, grad_gate, grad_up, grad_down, None, None, None, None, None
+        return grad_x_ND, grad_weight_Nk, grad_gate, grad_up, grad_down, *(None,) * 6
 
 
-def _bag(rows_RD: Tensor, index_Nk: Tensor, weight_Nk: Tensor | None = None) -> Tensor:
+def _behind(end_E: Tensor, order_S: Tensor) -> Tensor:
+    """[S, 1] True for slots behind the last expert's, which ``grouped_mm`` does not write."""
+    return (torch.arange(order_S.shape[0], device=order_S.device) >= end_E[-1])[:, None]
+
+
+def _clear(rows_SD: Tensor, unwritten_S1: Tensor | None) -> Tensor:
+    return rows_SD if unwritten_S1 is None else rows_SD.masked_fill_(unwritten_S1, 0)
+
+
+def bag(rows_RD: Tensor, index_Nk: Tensor, weight_Nk: Tensor | None = None) -> Tensor:
     """[N, D]: sum over k of the rows at ``index_Nk``, each times its weight."""
     weight_Nk = None if weight_Nk is None else weight_Nk.to(rows_RD.dtype)
     return F.embedding_bag(index_Nk, rows_RD, mode="sum", per_sample_weights=weight_Nk)
+
+
+def bag_backward(
+    grad_ND: Tensor, rows_SD: Tensor, order_S: Tensor, slot_Nk: Tensor, weight_Nk: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of ``bag(rows_SD, slot_Nk, weight_Nk)`` to rows and weights; ``order_S`` as ``slots`` gives it."""
+    token_S = order_S // slot_Nk.shape[1]
+    weight_S = weight_Nk.flatten().index_select(0, order_S)
+    grad_weight_S = torch.linalg.vecdot(rows_SD, grad_ND.index_select(0, token_S)).to(weight_Nk.dtype)
+    grad_SD = bag(grad_ND, token_S[:, None], weight_S[:, None])
+    return grad_SD, grad_weight_S.index_select(0, slot_Nk.flatten()).view_as(weight_Nk)
 
 
 _BACKWARD: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
