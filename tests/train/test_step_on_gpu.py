@@ -1,0 +1,60 @@
+"""On a GPU: nothing in a step waits for the device, dense and with experts, rows packed."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from smalti.config.model import ModelConfig, MoEConfig
+from smalti.config.train import LossConfig, OptimizerConfig
+from smalti.dist import fsdp
+from smalti.dist import mesh as meshes
+from smalti.model.decoder import Decoder
+from smalti.model.init import draw
+from smalti.train.batches import Microbatch
+from smalti.train.loss import LanguageLoss
+from smalti.train.optim import build_optimizer
+from smalti.train.step import TrainState, train_step
+
+pytestmark = pytest.mark.gpu
+
+SIZES = {"vocab_size": 512, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+MODELS = {
+    "dense": ModelConfig(**SIZES, intermediate_size=512),
+    "experts": ModelConfig(
+        **SIZES, intermediate_size=256, moe=MoEConfig(num_experts=8, num_experts_per_tok=2, balance_loss_coef=0.01)
+    ),
+}
+
+
+@pytest.fixture
+def world() -> object:
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.usefixtures("world")
+def test_nothing_in_the_step_waits_for_the_device(kind: str) -> None:
+    config, device = MODELS[kind], torch.device("cuda", 0)
+    with torch.device("meta"):
+        model = Decoder(config)
+    fsdp.shard(model, meshes.build(device), compute="bf16", reduce="fp32")
+    fsdp.materialize(model, device, lambda name, shape: draw(name, shape, config, 1))
+    loss = LanguageLoss(config, LossConfig())
+    state = TrainState(
+        model, build_optimizer(model, OptimizerConfig(lr=1e-3)), lambda step: 1e-3, clip_norm=1.0, balance=loss.balance
+    )
+    tokens = torch.randint(config.vocab_size, (4, 129), device=device)
+    documents = (torch.rand(4, 128, device=device) < 0.05).cumsum(1)
+    positions = torch.arange(128, device=device).expand(4, 128).contiguous()
+    microbatches = [Microbatch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), positions, documents)] * 2
+    for _ in range(2):  # what is chosen and made once
+        train_step(state, microbatches, loss)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        results = [train_step(state, microbatches, loss) for _ in range(3)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(bool(torch.isfinite(result.loss)) for result in results)
