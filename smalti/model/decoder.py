@@ -1,7 +1,8 @@
 """The decoder-only transformer: embedding, blocks, norm, output head.
 
 Promises: a plain ``nn.Module`` that knows no mesh and touches each parameter only inside the forward of the module
-that owns it (the output head inside the decoder's), so it can be sharded from outside block by block; its only buffers
+that owns it (the output head inside the decoder's), so it can be sharded from outside block by block; what it must know
+of whole rows it asks three functions that are its attributes, so ranks can share a row; its only buffers
 (biases on the choice of experts) begin at 0, so it can be built on the meta device. Auxiliary sums are sums, never
 means: the caller divides. Computes no loss by itself.
 
@@ -96,6 +97,9 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = build_norm(config.norm, config.hidden_size, config.norm_eps)
         self.lm_head = build_lm_head(config)
+        self.kernels_of: Callable[[ModelConfig, Tensor, Tensor | None], dict[int | None, Attend]] = kernels_of
+        self.positions_of: Callable[[int, torch.device], Tensor] = _from_0
+        self.lengths_of: Callable[[Tensor], Tensor] | None = None
 
     def forward(
         self,
@@ -113,37 +117,67 @@ class Decoder(nn.Module):
         mask_BT: True for tokens that count in the router sums (nothing else); absent, all. cache: read and extended by
         T tokens; it says where they stand, so not together with positions or documents.
         """
-        _, time = input_ids_BT.shape
-        x_BTD = self.embed(input_ids_BT)
-        if self.embedding_norm is not None:
-            x_BTD = self.embedding_norm(x_BTD)
+        x_BTD = self.enter(input_ids_BT)
+        x_BTD, stats = self.through(x_BTD, positions_BT, documents_BT, cache=cache, mask_BT=mask_BT)
+        return DecoderOutput(self.leave(x_BTD, head), over_layers(list(stats.values())))
+
+    def enter(self, input_ids_BT: Tensor) -> Tensor:
+        """Token ids to what the first block reads, [B, T, D]."""
+        x_BTD: Tensor = self.embed(input_ids_BT)
+        return x_BTD if self.embedding_norm is None else self.embedding_norm(x_BTD)
+
+    def through(
+        self,
+        x_BTD: Tensor,
+        positions_BT: Tensor | None,
+        documents_BT: Tensor | None,
+        *,
+        cache: Cache | None = None,
+        mask_BT: Tensor | None = None,
+        layers: range | None = None,
+    ) -> tuple[Tensor, dict[int, RouterStats]]:
+        """[B, T, D] through some blocks, by the numbers of their layers (absent, all); router sums by layer."""
+        time = x_BTD.shape[1]
         kernels: dict[int | None, Attend] = {}
         lengths_B1 = None
         if cache is not None:
             assert documents_BT is None and positions_BT is None, "a cached row is one document from its begin on"
             positions_BT, lengths_B1 = cache.begin(x_BTD)
         else:
-            kernels = kernels_of(self.config, x_BTD, documents_BT)
-        if positions_BT is None:
-            positions_BT = torch.arange(time, device=input_ids_BT.device)[None]
+            if positions_BT is None:
+                positions_BT = self.positions_of(time, x_BTD.device)
+            like_BT1 = x_BTD.new_empty(()).expand(x_BTD.shape[0], positions_BT.shape[1], 1)
+            kernels = self.kernels_of(self.config, like_BT1, documents_BT)
+            lengths_B1 = None if self.lengths_of is None else self.lengths_of(positions_BT)
         rope = None
         if self.config.position == "rope":
             rope = rope_table(self.config, positions_BT, x_BTD.dtype, lengths_B1)
-        per_layer: list[RouterStats] = []
-        for layer, block in enumerate(self.blocks):
+        per_layer: dict[int, RouterStats] = {}
+        for name, block in self.blocks.named_children():
+            layer = int(name)
+            if layers is not None and layer not in layers:
+                continue
             x_BTD, stats = block(x_BTD, rope, kernels.get(self.config.window(layer)), mask_BT, cache)
             if stats is not None:
-                per_layer.append(stats)
+                per_layer[layer] = stats
         if cache is not None:
             cache.advance(time)
+        return x_BTD, per_layer
+
+    def leave(self, x_BTD: Tensor, head: Head | None) -> Tensor:
+        """What the last block wrote to logits [B, T, V], or to what ``head`` makes of it."""
         hidden_BTD = self.norm(x_BTD)
         weight_VD = self.embed.weight if self.lm_head is None else self.lm_head.weight
-        value = self.logits(hidden_BTD, weight_VD) if head is None else head(hidden_BTD, weight_VD)
-        return DecoderOutput(value, over_layers(per_layer))
+        return self.logits(hidden_BTD, weight_VD) if head is None else head(hidden_BTD, weight_VD)
 
     def logits(self, hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
         """What a head makes logits with: hidden @ weight^T, bounded by ``final_logit_softcapping``; [B, T, V]."""
         return soft_cap(F.linear(hidden_BTD, weight_VD), self.config.final_logit_softcapping)
+
+
+def _from_0(time: int, device: torch.device) -> Tensor:
+    """Positions of rows that are whole and one document each, [1, T]."""
+    return torch.arange(time, device=device)[None]
 
 
 def soft_cap(x: Tensor, bound: float | None) -> Tensor:
