@@ -1,8 +1,10 @@
 """The section ``train.parallel``: ranks, the axes of parallelism that they are laid out along, devices, compilation."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from smalti.config.schema import Config, Count, WallTime, Whole, placement
+from pydantic import model_validator
+
+from smalti.config.schema import Config, Count, NotAllowed, WallTime, Whole, placement
 
 Axis = Count | Literal["auto"]
 
@@ -43,3 +45,17 @@ class ParallelConfig(Config):
     """``full`` recomputes each block in the backward pass."""
     timeout: WallTime = placement("10min")
     """A collective that takes longer ends the attempt."""
+    join_timeout: WallTime = placement("60s")
+    """How long ranks wait for each other before they begin; those that are missing then are named."""
+
+    @model_validator(mode="after")
+    def _options_have_an_effect(self) -> Self:
+        for option, axis in (("dispatch", "expert"), ("context", "sequence"), ("pipeline_schedule", "pipeline")):
+            value, default = getattr(self, option), type(self).model_fields[option].default
+            if value != default and getattr(self, axis) == 1:
+                raise NotAllowed(
+                    f"train.parallel.{option}={value} has no effect with train.parallel.{axis}=1",
+                    allowed=f"{option} beside {axis} = 2 or more, or auto",
+                    hint=f"take train.parallel.{option} out, or give train.parallel.{axis}",
+                )
+        return self

@@ -15,7 +15,7 @@ from typing import Literal
 from smalti.config.run import RunConfig
 from smalti.plan.layout import Layout, layout_of
 from smalti.plan.memory.rank import microbatch_tokens as default_microbatch_tokens
-from smalti.plan.units import KEEP_GATHERED_BYTES, Unit, units
+from smalti.plan.units import FORMAT_BYTES, Unit, keeps_gathered, units
 
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv"]
 Axis = Literal["replicate", "shard", "sequence", "tensor", "pipeline", "expert", "expert_shard", "world"]
@@ -25,8 +25,6 @@ Context = Literal["ulysses", "ring"]
 
 VOTES = 4
 """Wishes that ranks vote on in each step (``train/loop.py``)."""
-
-_BYTES = {"fp32": 4, "bf16": 2}
 
 
 @dataclass(frozen=True)
@@ -154,7 +152,7 @@ class _Plan:
 
     @property
     def compute(self) -> int:
-        return _BYTES[self.config.train.precision.compute]
+        return FORMAT_BYTES[self.config.train.precision.compute]
 
     @property
     def layers(self) -> int:
@@ -195,7 +193,7 @@ class _Plan:
     def _gathers(self, unit: Unit, axis: Axis, shards: int, elements: int) -> Iterator[Collective]:
         precision, in_full = self.config.train.precision, unit.full_precision
         gathered = elements * (4 if in_full else self.compute)
-        reduced = elements * (4 if in_full else _BYTES[precision.reduce])
+        reduced = elements * (4 if in_full else FORMAT_BYTES[precision.reduce])
         count = -(-unit.count // self.layout.pipeline) * (1 if self.layout.pipeline > 1 else self.cut.microbatches)
         name = f"{unit.name}: {'experts' if axis == 'expert_shard' else 'weights'}"
         yield Collective("all_gather", axis, count, gathered, "forward", True, name)
@@ -207,8 +205,7 @@ class _Plan:
     @cached_property
     def gives_back(self) -> bool:
         """Whether weights are gathered again for the backward pass."""
-        elements = sum(unit.count * unit.elements(1) for unit in units(self.config.model))
-        return elements * self.compute > KEEP_GATHERED_BYTES and self.layout.pipeline == 1
+        return not keeps_gathered(self.config.model, self.compute, stage=self.layout.pipeline > 1)
 
     # ---- activations ------------------------------------------------------------------------------------------------
 
@@ -232,7 +229,7 @@ class _Plan:
         yield Collective("all_gather", "tensor", times, row, "backward", False, "embedding: activations")
         loss = self.cut.tokens * 4
         yield Collective("all_reduce", "tensor", 3 * times, loss, "forward", False, "loss: maxima, sums, targets")
-        norms = 2 * model.hidden_size * _BYTES[self.config.train.precision.reduce]
+        norms = 2 * model.hidden_size * FORMAT_BYTES[self.config.train.precision.reduce]
         yield Collective("all_reduce", "tensor", self.layers * times, norms, "backward", True, "norms' gradients")
 
     def sequence(self) -> Iterator[Collective]:

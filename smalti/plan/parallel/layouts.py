@@ -7,7 +7,7 @@ activations x rows, work in proportion), so a layout that is a few percent bette
 exact figures.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from smalti.base.errors import UserError
@@ -61,13 +61,21 @@ class Layouts:
     """Layouts that are possible."""
 
 
-def find(config: RunConfig, hardware: Hardware, gpus: int, *, keep: int = 5, trainer_only: bool = False) -> Layouts:
+def find(
+    config: RunConfig,
+    hardware: Hardware,
+    gpus: int,
+    *,
+    keep: int = 5,
+    trainer_only: bool = False,
+    given: Mapping[str, int] | None = None,
+) -> Layouts:
     """The ``keep`` fastest layouts that fit; UserError with the nearest request that can be met.
 
-    trainer_only: with replicate and shard alone.
+    trainer_only: with replicate and shard alone. given: axis -> the only size that it may have, as a recipe says it.
     """
     check_gpus(gpus, hardware)
-    search = _Search(config, hardware, gpus, trainer_only)
+    search = _Search(config, hardware, gpus, trainer_only, given)
     best = search.best(keep)
     if not best:
         _refuse(search)
@@ -80,14 +88,16 @@ def choose(config: RunConfig, hardware: Hardware, gpus: int, *, trainer_only: bo
     return fastest.layout, fastest.microbatch_tokens
 
 
-def smallest_gpus(config: RunConfig, hardware: Hardware, most: int) -> int | None:
+def smallest_gpus(
+    config: RunConfig, hardware: Hardware, most: int, given: Mapping[str, int] | None = None
+) -> int | None:
     """The least number of devices, up to ``most``, that hold the run with one row on a rank; None: it takes more."""
     node, least = hardware.devices_per_node, _state_bytes(config) / hardware.available_memory_bytes
     numbers = [number for number in range(1, node + 1) if node % number == 0]
     if hardware.network_bytes_per_s is not None:
         numbers += range(2 * node, most + 1, node)
     wanted = [number for number in numbers if least <= number <= most]
-    return next((number for number in wanted if _Search(config, hardware, number).holds_one_row()), None)
+    return next((one for one in wanted if _Search(config, hardware, one, given=given).holds_one_row()), None)
 
 
 def _state_bytes(config: RunConfig) -> int:
@@ -108,9 +118,16 @@ class _Room:
 
 
 class _Search:
-    def __init__(self, config: RunConfig, hardware: Hardware, gpus: int, trainer_only: bool = False) -> None:
-        self.config, self.hardware, self.gpus = config, hardware, gpus
-        self.rules = Rules(config, hardware, gpus)
+    def __init__(
+        self,
+        config: RunConfig,
+        hardware: Hardware,
+        gpus: int,
+        trainer_only: bool = False,
+        given: Mapping[str, int] | None = None,
+    ) -> None:
+        self.config, self.hardware, self.gpus, self.given = config, hardware, gpus, given
+        self.rules = Rules(config, hardware, gpus, given=given)
         self.seq_len, self.room_bytes = self.rules.seq_len, hardware.available_memory_bytes
         self.state_bytes = _state_bytes(config)
         self.trainer_only, self.tried = trainer_only, 0
@@ -274,22 +291,26 @@ def _kind(layout: Layout) -> Kind:
 
 
 def _refuse(search: _Search) -> None:
-    config, hardware, gpus = search.config, search.hardware, search.gpus
+    config, hardware, gpus, given = search.config, search.hardware, search.gpus, search.given
+    asked = "--gpus " if given is None else "train.parallel.ranks="
     model = f"{config.name} ({format_count(count(config.model).total)} parameters)"
     if search.least_bytes is None:
         reasons = "; ".join(f"{what}: {why}" for what, why in search.rules.reasons.items())
+        reasons = reasons or "replicate and shard as given do not fill nodes"
         raise UserError(
             f"no layout of {gpus:,} x {hardware.title} is possible for {model}: {reasons}",
             allowed=f"at most {search.rules.rows:,} ranks with rows of their own, times ranks that share them",
-            hint=f"train.global_batch_tokens={gpus * search.seq_len}, or fewer --gpus",
+            hint=f"train.global_batch_tokens={gpus * search.seq_len}, or fewer {asked.rstrip(' =')}",
         )
     nbytes, layout = search.least_bytes
     hints = []
     if config.train.parallel.activation_checkpointing == "none":
         hints.append("train.parallel.activation_checkpointing=full")
-    enough = smallest_gpus(config, hardware, 64 * gpus + 64 * hardware.devices_per_node)
+    enough = smallest_gpus(config, hardware, 64 * gpus + 64 * hardware.devices_per_node, given)
     if enough is not None:
-        hints.append(f"--gpus {enough}")
+        hints.append(f"{asked}{enough}")
+    if given and _Search(config, hardware, gpus).holds_one_row():
+        hints.append(" ".join(f"train.parallel.{axis}=auto" for axis in given))
     raise UserError(
         f"{model} fits no layout of {gpus:,} x {hardware.title}: the least is {format_bytes(nbytes)} a rank ({layout})",
         allowed=f"{format_bytes(search.room_bytes)} on a rank",

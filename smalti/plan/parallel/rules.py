@@ -1,12 +1,15 @@
 """What a model, a batch and nodes of devices allow: the kinds of layout that are possible, and why others are not.
 
-Promises: a layout that is yielded can be laid; a size that is left out has its reason in ``Rules.reasons``. Nothing is
-said of memory or speed. Tried are weights sharded inside a node or over whole nodes, tensor ranks inside a node, and a
-sequence axis only where rows have ``LONG_ROW_TOKENS``, ranks outnumber rows, or it is asked for.
+Promises: a layout that is yielded can be laid; a size that is left out has its reason in ``Rules.reasons``. The
+``against_`` functions are the rules of one axis each, and the same for the planner, for what is refused before a run
+(``plan/parallel/possible.py``) and for ``smalti/dist``, which lays the axis. Nothing is said of memory or speed. Tried
+are weights sharded inside a node or over whole nodes, tensor ranks inside a node, and a sequence axis only where rows
+have ``LONG_ROW_TOKENS``, ranks outnumber rows, or it is asked for.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from smalti.base.errors import UserError
 from smalti.config.hardware import Hardware
@@ -19,6 +22,9 @@ LONG_ROW_TOKENS = 32_768
 
 MOST_GPUS = 1_000_000
 """More cannot be asked for."""
+
+Schedule = Literal["1f1b", "interleaved", "zero_bubble"]
+Context = Literal["ulysses", "ring"]
 
 AXES = ("tensor", "pipeline", "sequence", "expert")
 """Axes beside replicate and shard, in the order in which they are tried."""
@@ -75,8 +81,12 @@ def check_gpus(gpus: int, hardware: Hardware) -> None:
 class Rules:
     """The layouts that are possible for one run on so many devices."""
 
-    def __init__(self, config: RunConfig, hardware: Hardware, gpus: int) -> None:
+    def __init__(
+        self, config: RunConfig, hardware: Hardware, gpus: int, *, given: Mapping[str, int] | None = None
+    ) -> None:
+        """``given``: axis -> the only size that it may have."""
         self.model, self.hardware, self.gpus = config.model, hardware, gpus
+        self.parallel, self.given = config.train.parallel, dict(given or {})
         batch, self.seq_len = config.batches_and_lengths[-1]
         self.rows = batch // self.seq_len
         self.reasons: dict[str, str] = {}
@@ -85,16 +95,22 @@ class Rules:
     def kinds(self, *, split_rows: bool = False) -> Iterator[Kind]:
         """Kinds that the model allows. ``split_rows``: with every sequence axis that it allows."""
         node = min(self.gpus, self.hardware.devices_per_node)
-        tensors = self._allowed("tensor", divisors(node), lambda size: _against_tensor(self.model, size))
-        stages = self._allowed("pipeline", divisors(self.gpus, 64), lambda size: _against_pipeline(self.model, size))
-        experts = divisors(self.model.moe.num_experts) if self.model.moe else [1]
+        schedule, model = self.parallel.pipeline_schedule, self.model
+        tensors = self._allowed(
+            "tensor", divisors(node), lambda size: against_tensor(model, size) or against_slices(self.seq_len, size)
+        )
+        stages = self._allowed(
+            "pipeline", divisors(self.gpus, 64), lambda size: against_pipeline(model, size, schedule)
+        )
+        experts = self._of_given("expert", divisors(model.moe.num_experts) if model.moe else [1])
         for tensor in tensors:
             for pipeline in stages:
                 if self.gpus % (tensor * pipeline):
                     continue
                 for sequence in self._sequences(tensor, self.gpus // (tensor * pipeline), split_rows):
                     for expert in experts:
-                        yield Kind(tensor, pipeline, sequence, expert)
+                        if sequence % expert == 0 or expert % sequence == 0:
+                            yield Kind(tensor, pipeline, sequence, expert)
 
     def shards(self, kind: Kind) -> Iterator[tuple[int, int]]:
         """(replicate, shard) of the layouts of a kind, from few shards to many."""
@@ -107,18 +123,23 @@ class Rules:
         for shard in divisors(ranks):
             width, weights = shard * kind.sequence * kind.tensor, shard * kind.sequence
             whole = width % node == 0 if width > node else self.gpus < node or node % width == 0
-            if whole and weights % kind.expert == 0 and self._even(kind, weights // kind.expert):
+            asked = self.given.get("shard", shard) == shard and self.given.get("replicate", ranks // shard) == (
+                ranks // shard
+            )
+            if (
+                asked
+                and (whole or "shard" in self.given)
+                and not against_expert(self.model, kind.expert, weights, kind.tensor)
+            ):
                 yield ranks // shard, shard
 
-    def _even(self, kind: Kind, shards: int) -> bool:
-        """Experts on an axis of their own are cut along their width, which FSDP2 cuts into equal parts only."""
-        return kind.expert == 1 or self.model.expert_width % (shards * kind.tensor) == 0
-
     def _sequences(self, tensor: int, ranks: int, split_rows: bool) -> Iterator[int]:
-        for sequence in divisors(ranks, 1024):
-            if sequence > 1 and sequence & (sequence - 1):
+        given = self.given.get("sequence")
+        for sequence in self._of_given("sequence", divisors(ranks, 1024)):
+            if sequence > 1 and sequence & (sequence - 1) and given is None:
                 continue
-            why = _against_sequence(self.model, self.seq_len, tensor, sequence)
+            why = against_sequence(self.model, self.seq_len, sequence, tensor=tensor, context=self.parallel.context)
+            why = why or against_slices(self.seq_len // sequence, tensor)
             if why is not None:
                 self.reasons.setdefault(f"sequence {sequence}", why)
                 continue
@@ -128,13 +149,16 @@ class Rules:
 
     def _allowed(self, axis: str, sizes: list[int], against: Callable[[int], str | None]) -> list[int]:
         found = []
-        for size in sizes:
+        for size in self._of_given(axis, sizes):
             why = against(size)
             if why is None:
                 found.append(size)
             else:
                 self.reasons.setdefault(f"{axis} {size}", why)
         return found
+
+    def _of_given(self, axis: str, sizes: list[int]) -> list[int]:
+        return [size for size in sizes if self.given.get(axis, size) == size]
 
 
 def divisors(number: int, most: int | None = None) -> list[int]:
@@ -144,25 +168,67 @@ def divisors(number: int, most: int | None = None) -> list[int]:
     return [n for n in found if most is None or n <= most]
 
 
-def _against_tensor(model: ModelConfig, size: int) -> str | None:
-    for name, whole in (
-        ("query heads", model.num_attention_heads),
-        ("key-value heads", model.kv_heads),
-        ("columns of an MLP", model.expert_width if model.moe else model.intermediate_size),
-    ):
+def against_tensor(model: ModelConfig, size: int) -> str | None:
+    """Why ``size`` ranks cannot share each matrix; None where they can."""
+    dense = model.moe is None or bool(model.moe.mlp_only_layers)
+    widths = [("columns of an expert", model.expert_width)] if model.moe else []
+    widths += [("columns of an MLP", model.intermediate_size)] if dense else []
+    for name, whole in (("query heads", model.num_attention_heads), ("key-value heads", model.kv_heads), *widths):
         if whole % size:
             return f"{whole:,} {name} are not a multiple"
     return None
 
 
-def _against_pipeline(model: ModelConfig, size: int) -> str | None:
-    return f"{model.num_hidden_layers} layers are not a multiple" if model.num_hidden_layers % size else None
+def against_slices(tokens: int, tensor: int) -> str | None:
+    """Why the ``tokens`` of a row on a rank cannot be cut for the norms between matrices, a slice for each tensor rank
+    (Korthikanti et al. 2022); None where they can."""
+    return f"{tokens:,} tokens of a row on a rank are not a multiple" if tokens % tensor else None
 
 
-def _against_sequence(model: ModelConfig, seq_len: int, tensor: int, size: int) -> str | None:
+def against_pipeline(model: ModelConfig, size: int, schedule: Schedule = "1f1b") -> str | None:
+    """Why the layers cannot be spread over ``size`` pipeline ranks; None where they can.
+
+    Interleaved and zero-bubble schedules give each rank two parts of the model.
+    """
+    layers, parts = model.num_hidden_layers, size if schedule == "1f1b" or size == 1 else 2 * size
+    if layers % parts == 0:
+        return None
+    return f"{layers} layers are not a multiple" + (f" of {parts}, two parts on each rank" if parts != size else "")
+
+
+def against_sequence(
+    model: ModelConfig, seq_len: int, size: int, *, tensor: int = 1, context: Context = "ulysses"
+) -> str | None:
+    """Why ``size`` ranks cannot share a row; None where they can.
+
+    Ulysses gives each rank some of the heads that tensor ranks leave; a ring gives it two chunks of the row.
+    """
+    if size == 1:
+        return None
+    if context == "ring":
+        return f"rows of {seq_len:,} tokens are not a multiple of {2 * size}, two chunks a rank" if (
+            seq_len % (2 * size)
+        ) else None  # fmt: skip
     heads, kv_heads = model.num_attention_heads // tensor, model.kv_heads // tensor
     if heads % size:
         return f"{heads} query heads on a rank are not a multiple"
     if kv_heads % size and size % kv_heads:
         return f"{kv_heads} key-value heads on a rank cannot be spread over them"
     return f"rows of {seq_len:,} tokens are not a multiple" if seq_len % size else None
+
+
+def against_expert(model: ModelConfig, size: int, shards: int, tensor: int = 1) -> str | None:
+    """Why ``size`` of the ``shards`` ranks that share weights (shard x sequence) cannot share the experts; None where
+    they can. Experts of a rank are cut along their width over the others, which FSDP2 cuts into equal parts only."""
+    if size == 1:
+        return None
+    if model.moe is None:
+        return "the model has no experts"
+    if model.moe.num_experts % size:
+        return f"{model.moe.num_experts} experts are not a multiple"
+    if shards % size:
+        return f"shard x sequence = {shards} ranks are not a multiple"
+    parts = shards // size * tensor
+    if model.expert_width % parts:
+        return f"{model.expert_width:,} columns of an expert are not a multiple of {parts}, the ranks that share it"
+    return None
