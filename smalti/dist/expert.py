@@ -1,13 +1,107 @@
-"""Expert parallelism: the experts of a layer spread over the ranks of the axis ``expert``, laid on a plain model."""
+"""Expert parallelism: the experts of a layer spread over the ranks of the axis ``expert``, laid on a plain model.
+
+Promises: a rank holds E / ranks experts of every layer, as DTensors of the axis, which ``fsdp.shard`` cuts further
+along their width; names and global shapes stay, so initial values, checkpoints and exports do not see the axis. Sizes
+that do not divide are refused with the nearest that do. Lays nothing on a dense model: it refuses.
+
+Shapes: E experts, F width inside an expert, D hidden.
+"""
 
 from typing import Literal
 
+import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import Placement
 
+from smalti.base.errors import UserError
+from smalti.dist.dispatch import Dispatch, Exact, Static
 from smalti.dist.mesh import Mesh
+from smalti.model.blocks.moe.experts import Experts
+from smalti.plan.layout import Layout
+
+Way = Literal["exact", "static"]
 
 
-def lay(model: nn.Module, mesh: Mesh, *, dispatch: Literal["exact", "static"]) -> None:
-    """Make the experts' weights DTensors of the axis and swap the dispatch in. Before ``fsdp.shard``."""
-    if mesh.layout.expert > 1:
-        raise NotImplementedError
+def lay(model: nn.Module, mesh: Mesh, *, dispatch: Way) -> None:
+    """Make the experts' weights DTensors of the axis and swap the dispatch in. After ``tensor.lay``, whose cut of the
+    width it keeps; before ``fsdp.shard``. ``model`` is on the meta device."""
+    if mesh.layout.expert == 1:
+        return
+    group = mesh.group("expert")
+    for experts in _experts_of(model, mesh.layout):
+        for name, weight_EFD in list(experts.named_parameters(recurse=False)):
+            setattr(experts, name, _spread(weight_EFD, mesh))
+        way: Dispatch = {"exact": Exact, "static": Static}[dispatch](experts, group)
+        experts.begin, experts.forward = way.begin, way.forward  # type: ignore[method-assign]
+
+
+def evenly(model: nn.Module) -> None:
+    """Let exact dispatch take every rank for equally wanted, without a look at the choices, which a traced step does
+    not have. A model that trains must not be told so."""
+    for module in model.modules():
+        way = getattr(module.forward, "__self__", None) if isinstance(module, Experts) else None
+        if isinstance(way, Exact):
+            way.evenly = True
+
+
+def _spread(weight_EFD: nn.Parameter, mesh: Mesh) -> nn.Parameter:
+    """As a DTensor whose first dim lies over the ranks of ``expert``; over those of ``tensor`` as it did before."""
+    over: DeviceMesh = mesh.axis("expert")
+    places: list[Placement] = [Shard(0)]
+    if isinstance(weight_EFD, DTensor):
+        over = mesh.root[mesh.dim("expert"), mesh.dim("tensor")]
+        places = [Shard(0), *weight_EFD.placements]
+    whole_EFD = torch.empty(weight_EFD.shape, dtype=weight_EFD.dtype, device="meta")
+    return nn.Parameter(distribute_tensor(whole_EFD, over, places, src_data_rank=None), weight_EFD.requires_grad)
+
+
+def _experts_of(model: nn.Module, layout: Layout) -> list[Experts]:
+    """The experts of each layer, which the layout has been seen to fit."""
+    found = [module for module in model.modules() if isinstance(module, Experts)]
+    if not found and getattr(getattr(model, "config", None), "moe", None) is None:
+        raise UserError(
+            f"train.parallel.expert={layout.expert} has no effect on a model without experts",
+            allowed="1",
+            hint="train.parallel.expert=1",
+        )
+    for experts in found:
+        num_experts, width, _ = experts.up_proj.shape
+        _check(num_experts, width, layout)
+    return found
+
+
+def _check(num_experts: int, width: int, layout: Layout) -> None:
+    """UserError with the nearest size of the axis, where experts or their width do not divide."""
+    wanted, shards = layout.expert, layout.weight_shards // layout.expert
+    cut = shards * layout.tensor
+    if num_experts % wanted == 0 and width % cut == 0:
+        return
+    near = min(_possible(num_experts, width, layout), key=lambda size: (abs(size - wanted), -size))
+    if num_experts % wanted:
+        text = f"train.parallel.expert={wanted} does not divide the {num_experts} experts of a layer"
+    else:
+        text = (
+            f"train.parallel.expert={wanted} leaves {cut} ranks to share each expert, "
+            f"which do not divide its width {width}"
+        )
+    raise UserError(text, allowed=_listed(num_experts, width, layout), hint=f"train.parallel.expert={near}")
+
+
+def _possible(num_experts: int, width: int, layout: Layout) -> list[int]:
+    """Sizes of the axis, beside the same others. With 1 experts are cut like all else."""
+    ranks, sequence = layout.weight_shards, layout.sequence
+    return [
+        size
+        for size in range(1, min(ranks, num_experts) + 1)
+        if num_experts % size == 0
+        and ranks % size == 0
+        and (sequence % size == 0 or size % sequence == 0)
+        and (size == 1 or width % (ranks // size * layout.tensor) == 0)
+    ]
+
+
+def _listed(num_experts: int, width: int, layout: Layout) -> str:
+    sizes = ", ".join(map(str, _possible(num_experts, width, layout)))
+    return f"{sizes} (with {layout.weight_shards} ranks in shard x sequence)"

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from smalti.config.train import OptimizerConfig
 from smalti.dist.fsdp import local
@@ -19,13 +20,19 @@ def decays(name: str, parameter: Tensor) -> bool:
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW (fused) or Lion over two groups, those that decay and those that do not, with all its tensors in place."""
+    """AdamW (fused) or Lion over groups, those that decay and those that do not, with all its tensors in place.
+
+    Each group is of one mesh: torch updates no DTensors of several in one call.
+    """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    alike: dict[tuple[bool, Any], list[nn.Parameter]] = {}
+    for name, parameter in named:
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        alike.setdefault((decays(name, parameter), mesh), []).append(parameter)
     groups = [
-        {"params": [p for name, p in named if decays(name, p)], "weight_decay": config.weight_decay},
-        {"params": [p for name, p in named if not decays(name, p)], "weight_decay": 0.0},
+        {"params": parameters, "weight_decay": config.weight_decay if decay else 0.0}
+        for (decay, _), parameters in sorted(alike.items(), key=lambda one: not one[0][0])
     ]
-    groups = [group for group in groups if group["params"]]
     if config.name == "lion":
         return Lion(groups, lr=config.lr, betas=config.betas)
     assert config.eps is not None
