@@ -5,6 +5,7 @@ never averaged; the step alone divides, by the global weight.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -31,13 +32,16 @@ def shard(model: nn.Module, mesh: Mesh, *, compute: str, reduce: str) -> nn.Modu
     """Shard ``model`` over ``mesh`` in place: each block, then the root with what is left. Returns ``model``.
 
     Experts that ``dist/expert.py`` has spread over an axis are a unit of their own, over the ranks that hold the same
-    ones. compute, reduce: ``fp32`` or ``bf16``; the sharded weights keep their own dtype (the master). A module with a true
-    attribute ``full_precision`` computes in fp32 whatever ``compute`` is.
+    ones. compute, reduce: ``fp32`` or ``bf16``; the sharded weights keep their own dtype (the master). A module with a
+    true attribute ``full_precision`` computes in fp32 whatever ``compute`` is.
     """
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[compute], reduce_dtype=DTYPES[reduce])
     in_full = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    # Experts get activations as the block computes them, and the weights of the choices, which stay in fp32.
+    of_experts = replace(policy, cast_forward_inputs=False)
     gathered_bytes = sum(local(p).numel() for p in model.parameters()) * DTYPES[compute].itemsize
-    reshard = gathered_bytes > _KEEP_GATHERED_BYTES
+    # A pipeline stage meets its weights once a microbatch: they stay gathered through all of a step.
+    reshard = gathered_bytes > _KEEP_GATHERED_BYTES and mesh.layout.pipeline == 1
     weights, shards = mesh.weights, mesh.weights.size(-1)
 
     def cut(parameter: nn.Parameter) -> Shard | None:
@@ -47,7 +51,7 @@ def shard(model: nn.Module, mesh: Mesh, *, compute: str, reduce: str) -> nn.Modu
         if getattr(module, "full_precision", False):  # a router: small, so it stays gathered
             fully_shard(module, mesh=weights, mp_policy=in_full, reshard_after_forward=False)
     for experts in _spread_experts(model) if mesh.layout.expert > 1 else ():
-        fully_shard(experts, mesh=mesh.experts, mp_policy=policy, reshard_after_forward=reshard,
+        fully_shard(experts, mesh=mesh.experts, mp_policy=of_experts, reshard_after_forward=reshard,
                     shard_placement_fn=lambda _: Shard(1))  # fmt: skip
     for block in blocks_of(model):
         fully_shard(block, mesh=weights, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=cut)
@@ -119,12 +123,13 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def square_norm(gradients: list[Tensor]) -> Tensor:
+def square_norm(gradients: list[Tensor], *, pipeline: int = 1) -> Tensor:
     """This rank's share of the squared L2 norm over all gradients: shape (), fp64; the sum over all ranks is the whole.
 
-    A part that several ranks hold is divided by their number, so meshes may differ from tensor to tensor.
+    A part that several ranks hold is divided by their number, so meshes may differ from tensor to tensor. ``pipeline``:
+    ranks along that axis, which have different tensors.
     """
-    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    world_size = dist.get_world_size() // pipeline if dist.is_initialized() else 1
     total = torch.zeros((), dtype=torch.float64, device=gradients[0].device if gradients else None)
     for copies, group in _by_copies(gradients, world_size).items():
         norms = torch._foreach_norm([local(gradient) for gradient in group])
