@@ -3,7 +3,7 @@
 Tokens stay in the width they have on disk, so that a trainer moves 2 bytes a token to its device and widens them there.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +23,7 @@ class Batch:
     """[S, L+1] u16 or u32: column t is input t, and target t - 1. Where a best-fit row joins two pieces, and where a
     document was taken down, see ``inputs`` and ``targets``."""
     source: npt.NDArray[np.int16]
-    """[S] index into ``Stream.sources``; -1 in an empty batch."""
+    """[S] index into ``Stream.sources``; -1 for a row that fills up, as the one of an empty batch."""
     first_position: int
     """Position of the first sequence in the order of training; the others follow without a gap."""
     eod_id: int | None
@@ -42,6 +42,20 @@ class Batch:
     def seq_len(self) -> int:
         """L."""
         return int(self.tokens.shape[1]) - 1
+
+    def filled(self, rows: int, token: int) -> "Batch":
+        """At least so many sequences: the same, and behind them some of ``token`` alone, whose targets do not count."""
+        more = rows - len(self.tokens)
+        if more <= 0:
+            return self
+        masked = np.ones((rows, self.seq_len), dtype=bool)
+        masked[:-more] = ~self.loss_mask
+        return replace(
+            self,
+            tokens=np.pad(self.tokens, ((0, more), (0, 0)), constant_values=token),
+            source=np.pad(self.source, (0, more), constant_values=-1),
+            masked=masked,
+        )
 
     @cached_property
     def inputs(self) -> Int64s:

@@ -69,8 +69,10 @@ class Stream:
         world_size: int = 1,
         microbatch_tokens: int,
         indexes: Mapping[str, bytes] | None = None,
+        equal_rows: bool = False,
     ) -> None:
-        """``indexes``: what ``read_indexes(config)`` gave one rank for all; absent, it is read here.
+        """``indexes``: what ``read_indexes(config)`` gave one rank for all; absent, it is read here. ``equal_rows``:
+        microbatches have as many rows on each rank, filled up with rows that do not count.
 
         Raises DataError for a source that is missing, damaged, shorter than a sequence, of another tokenizer than the
         rest, or without the best-fit index that the config asks for; UserError for a schedule that cannot be.
@@ -79,6 +81,7 @@ class Stream:
             raise UserError(f"microbatch_tokens={microbatch_tokens}", allowed="1 or more")
         assert 0 <= rank < world_size
         self.config, self.rank, self.world_size, self.microbatch_tokens = config, rank, world_size, microbatch_tokens
+        self._equal_rows = equal_rows
         self.schedule = build_schedule(config, length)
         self.sources = self.schedule.sources
         indexes = read_indexes(config) if indexes is None else indexes
@@ -121,12 +124,13 @@ class Stream:
         micro = max(1, self.microbatch_tokens // seq_len)
         begin, end = self._part(n, self.rank)
         rows = self._read(step, np.arange(first + begin, first + end))
-        batches = []
-        for start in range(0, -(-n // self.world_size), micro):
+        batches, most = [], -(-n // self.world_size)
+        for start in range(0, most, micro):
             if start < end - begin:
-                batches.append(self._cut(rows, start, start + micro, first + begin))
+                batch = self._cut(rows, start, start + micro, first + begin)
             else:
-                batches.append(self._empty(seq_len, first + end))
+                batch = self._empty(seq_len, first + end)
+            batches.append(batch.filled(min(micro, most - start), self._fill_id) if self._equal_rows else batch)
         return batches
 
     def rows_of(self, step: int, rank: int | None = None) -> list[Row]:

@@ -104,6 +104,22 @@ def test_a_short_rank_gets_empty_microbatches(root: Path) -> None:
     assert [[0 if b.is_empty else b.source.size for b in batches] for batches in uneven] == [[5, 0], [5, 1]]
 
 
+@pytest.mark.parametrize(("world", "micro"), [(13, 1), (2, 5), (3, 4), (4, 2), (1, 4)])
+def test_equal_rows_fill_up_what_a_rank_lacks_and_change_nothing_else(root: Path, world: int, micro: int) -> None:
+    def per_rank(**options: object) -> list[list[Batch]]:
+        return [_stream(root, rank=rank, world_size=world, micro=micro, **options).batch(2) for rank in range(world)]
+
+    plain, equal = per_rank(), per_rank(equal_rows=True)
+    assert len({tuple(b.inputs.shape for b in batches) for batches in equal}) == 1
+    for short, full in zip((b for one in plain for b in one), (b for one in equal for b in one), strict=True):
+        rows = short.source.size
+        assert np.array_equal(short.tokens, full.tokens[:rows])
+        assert np.array_equal(short.targets, full.targets[:rows])
+        assert (full.first_position, full.tokens.dtype) == (short.first_position, short.tokens.dtype)
+        assert np.all(full.targets[rows:] == IGNORE)
+        assert np.all(full.source[rows:] == -1)
+
+
 def test_nothing_repeats_before_a_source_is_exhausted(root: Path) -> None:
     stream = _stream(root)
     source, epoch, sequence = stream.order.locate(np.arange(SEQUENCES * STEPS))
