@@ -289,6 +289,7 @@ def _token_batches(
         rank=mesh.data_rank,
         world_size=mesh.layout.data_ranks,
         microbatch_tokens=microbatch,
+        equal_rows=config.train.parallel.dispatch == "static" and mesh.layout.expert > 1,
     )
     return TokenBatches(
         stream,
