@@ -234,12 +234,13 @@ class _Plan:
 
     def sequence(self) -> Iterator[Collective]:
         """Ulysses (Jacobs et al. 2023, arXiv 2309.14509): all-to-all between slices of a row and heads, before
-        attention and behind it. Ring (Liu et al. 2023, arXiv 2310.01889): keys and values go round, then
-        their gradients in fp32."""
+        attention and behind it. Ring (Liu et al. 2023, arXiv 2310.01889): keys and values go round, and their gradients
+        in fp32, in as many turns as the window of a layer wants. Routers' counts are those of whole rows."""
         model, ranks, times = self.config.model, self.layout.sequence, self.cut.microbatches
         width = self.cut.tokens * model.width_per_head
         heads, kv = -(-model.num_attention_heads // self.layout.tensor), -(-model.kv_heads // self.layout.tensor)
         calls = self.layers * times
+        yield from self._of_rows()
         if self.context == "ulysses":
             into = width * (heads + 2 * max(kv, ranks)) * self.compute
             yield from self._repeated("all_to_all", "sequence", calls, into, "query, key, value", overlaps=False)
@@ -247,9 +248,25 @@ class _Plan:
             yield from self._repeated("all_to_all", "sequence", calls, out, "attention's output", overlaps=False)
             return
         pair = 2 * width * kv
-        hops = calls * (ranks - 1)
+        windows = [model.window(layer) for layer in range(model.num_hidden_layers)]
+        turns = sum(len(ring_turns(self.cut.seq_len, ranks, window)) for window in windows)
+        hops = -(-turns // self.layout.pipeline) * times
         yield from self._repeated("send_recv", "sequence", hops, pair * self.compute, "key, value", overlaps=True)
-        yield Collective("send_recv", "sequence", calls * ranks, pair * 4, "backward", True, "gradients of key, value")
+        yield Collective("send_recv", "sequence", hops, pair * 4, "backward", True, "gradients of key, value")
+
+    def _of_rows(self) -> Iterator[Collective]:
+        """What is summed over the tokens of a row, or is the longest of its batch."""
+        model, times, ranks = self.config.model, self.cut.microbatches, self.layout.sequence
+        if model.moe is not None:
+            layers = sum(model.has_experts(layer) for layer in range(model.num_hidden_layers))
+            rows = max(1, self.cut.tokens * ranks // self.cut.seq_len)
+            calls, nbytes = -(-layers // self.layout.pipeline) * times, rows * (model.moe.num_experts + 1) * 4
+            what = "tokens of each row by expert"
+            yield Collective("all_reduce", "sequence", calls, nbytes, "forward", False, what)
+            if self.recomputes:
+                yield Collective("all_reduce", "sequence", calls, nbytes, "backward", False, what)
+        if model.rope_scaling is not None and model.rope_scaling.rope_type in ("dynamic", "longrope"):
+            yield Collective("all_reduce", "sequence", times, 8, "forward", False, "longest position")
 
     def expert(self) -> Iterator[Collective]:
         """Tokens to their experts and back (Lepikhin et al. 2020, arXiv 2006.16668), each as often as it has experts;
@@ -274,3 +291,25 @@ class _Plan:
             yield Collective(
                 "send_recv", "pipeline", self.cut.microbatches, row, when, True, "activations between stages"
             )
+
+
+def ring_turns(seq_len: int, ranks: int, window: int | None) -> list[int]:
+    """Turns s of a ring in which some rank sees something of what the rank s places before it holds, from 1.
+
+    Of 2 ``ranks`` chunks of a row, rank r holds the r-th and the r-th from the end. Without a window it is every turn.
+    """
+    chunk = seq_len // (2 * ranks)
+
+    def held(place: int) -> tuple[int, int]:
+        return place, 2 * ranks - 1 - place
+
+    def sees(query: int, key: int) -> bool:
+        return key <= query and (window is None or key == query or (query - key - 1) * chunk + 1 < window)
+
+    return [
+        turn
+        for turn in range(1, ranks)
+        if any(
+            sees(query, key) for place in range(ranks) for query in held(place) for key in held((place - turn) % ranks)
+        )
+    ]

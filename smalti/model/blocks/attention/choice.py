@@ -16,7 +16,7 @@ from torch import Tensor
 from smalti.config.model import ModelConfig
 from smalti.model.blocks.attention.documents import Documents, masked_rows, whole_rows
 from smalti.model.blocks.attention.flex import Flex
-from smalti.model.blocks.attention.scores import Attend, Scores, bias_of_rows, scores_of
+from smalti.model.blocks.attention.scores import ALL_HEADS, Attend, HeadPart, Scores, bias_of_rows, scores_of
 from smalti.model.blocks.attention.sdpa import Fused, dense_rows
 from smalti.model.blocks.attention.spans import BLOCK_TOKENS
 from smalti.model.blocks.attention.varlen import Varlen
@@ -52,12 +52,17 @@ class Asked(NamedTuple):
         return not (self.documents or self.window or self.alibi or self.cap)
 
 
-def kernels_of(config: ModelConfig, like_BTD: Tensor, documents_BT: Tensor | None) -> dict[int | None, Attend]:
-    """What attends in each layer of a batch, by ``config.window(layer)``; built once, without a cache."""
-    scores = scores_of(config, like_BTD.device)
+def kernels_of(
+    config: ModelConfig, like_BTD: Tensor, documents_BT: Tensor | None, *, part: HeadPart = ALL_HEADS
+) -> dict[int | None, Attend]:
+    """What attends in each layer of a batch, by ``config.window(layer)``; built once, without a cache.
+
+    like_BTD: has the batch's rows and tokens, device and dtype; its width is not read. part: of the heads.
+    """
+    scores = scores_of(config, like_BTD.device, part)
     built: dict[int | None, Attend] = {}
     for window in windows_of(config):
-        asked = _asked(config, window, like_BTD.shape[1], documents_BT is not None, torch.is_grad_enabled())
+        asked = _asked(config, window, like_BTD.shape[1], documents_BT is not None, torch.is_grad_enabled(), part)
         kernel = choose(like_BTD.device.type, like_BTD.dtype, asked)
         built[window] = _build(kernel, asked, like_BTD, scores, documents_BT)
     return built
@@ -136,15 +141,22 @@ def here(tokens: int) -> dict[str, dict[str, Kernel]]:
     }
 
 
-def _asked(config: ModelConfig, window: int | None, tokens: int, documents: bool, backward: bool) -> Asked:
+def _asked(
+    config: ModelConfig,
+    window: int | None,
+    tokens: int,
+    documents: bool,
+    backward: bool,
+    part: HeadPart = ALL_HEADS,
+) -> Asked:
     return Asked(
         tokens,
         documents,
         None if window is None or window >= tokens else window,
         config.position == "alibi",
         config.attn_logit_softcapping is not None,
-        config.num_attention_heads,
-        config.kv_heads,
+        part.query_heads(config),
+        part.kv_heads(config),
         config.width_per_head,
         backward,
     )

@@ -39,11 +39,30 @@ class Scores(NamedTuple):
         return self.cap is None and self.slopes_KG is None
 
 
-def scores_of(config: ModelConfig, device: torch.device) -> Scores:
-    """What a model's config says."""
+class HeadPart(NamedTuple):
+    """Which heads of a layer are attended here, where ranks share them: part ``number`` of ``parts`` equal ones."""
+
+    number: int = 0
+    parts: int = 1
+
+    def query_heads(self, config: ModelConfig) -> int:
+        """Of this part."""
+        return config.num_attention_heads // self.parts
+
+    def kv_heads(self, config: ModelConfig) -> int:
+        """Of this part; where there are fewer than parts, each is in several."""
+        return max(1, config.kv_heads // self.parts)
+
+
+ALL_HEADS = HeadPart()
+
+
+def scores_of(config: ModelConfig, device: torch.device, part: HeadPart = ALL_HEADS) -> Scores:
+    """What a model's config says, for some of its heads."""
     slopes_KG = None
     if config.position == "alibi":
-        slopes_KG = alibi_slopes(config.num_attention_heads, device).view(config.kv_heads, -1)
+        slopes_H = alibi_slopes(config.num_attention_heads, device)
+        slopes_KG = slopes_H.chunk(part.parts)[part.number].view(part.kv_heads(config), -1)
     scale = config.attention_multiplier or config.width_per_head**-0.5
     return Scores(scale, config.attn_logit_softcapping, slopes_KG)
 

@@ -7,13 +7,16 @@ Shapes: B batch, T time, E experts, k experts per token, L layers.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from smalti.model.blocks.moe.router import Routing
+
+OverRow = Callable[[Tensor], Tensor]
+"""Sums [B, ...] over this rank's tokens of each row -> those over all tokens of the row."""
 
 
 class RouterStats(NamedTuple):
@@ -31,8 +34,11 @@ class RouterStats(NamedTuple):
     """Sum over counted tokens of the entropy of those shares, in parts of log E; no gradient. [] for a single layer."""
 
 
-def router_stats(routing: Routing, mask_BT: Tensor | None) -> RouterStats:
+def router_stats(routing: Routing, mask_BT: Tensor | None, over_row: OverRow | None = None) -> RouterStats:
     """The sums of one layer; ``mask_BT`` True marks the tokens that count, absent all.
+
+    over_row: where ranks share a row. f_e and T_s are then of the whole row and P_e of the tokens here, so the ranks'
+    balance sums add up to that of the row; all other sums are of the tokens here.
 
     Balance (Switch, arXiv:2101.03961, eq. 4, over one sequence of T_s counted tokens): E * sum_e f_e P_e with f_e the
     share of slots and P_e the mean share of the scores (of sigmoids, as in DeepSeek-V3, arXiv:2412.19437, eq. 18-20);
@@ -49,11 +55,17 @@ def router_stats(routing: Routing, mask_BT: Tensor | None) -> RouterStats:
         tokens_B1: Tensor | int = share_BTE.shape[1]
     else:
         valid_BT = mask_BT.to(share_BTE.dtype)
-        tokens_B1 = valid_BT.sum(dim=1, keepdim=True).clamp(min=1)
+        valid_B1 = valid_BT.sum(dim=1, keepdim=True)
+        tokens_B1 = valid_B1.clamp(min=1)
         hit_BTE, share_BTE = hit_BTE * valid_BT[..., None], share_BTE * valid_BT[..., None]
         square_BT, entropy_BT = square_BT * valid_BT, entropy_BT * valid_BT
     count_BE, share_BE = hit_BTE.sum(dim=1), share_BTE.sum(dim=1)
-    balance_sum = (count_BE / tokens_B1 * share_BE).sum() * (experts / top_k)
+    of_row_BE = count_BE
+    if over_row is not None:
+        own_B1 = count_BE.new_full((len(count_BE), 1), share_BTE.shape[1]) if mask_BT is None else valid_B1
+        of_row_BE, whole_B1 = over_row(torch.cat((count_BE, own_B1), dim=1)).split((experts, 1), dim=1)
+        tokens_B1 = whole_B1.clamp(min=1)
+    balance_sum = (of_row_BE / tokens_B1 * share_BE).sum() * (experts / top_k)
     return RouterStats(balance_sum, square_BT.sum(), count_BE.sum(dim=0), share_BE.sum(dim=0), entropy_BT.sum())
 
 

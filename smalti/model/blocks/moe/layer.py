@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from smalti.config.model import ModelConfig
 from smalti.model.blocks.mlp import MLP
-from smalti.model.blocks.moe.balance import RouterStats, router_stats
+from smalti.model.blocks.moe.balance import OverRow, RouterStats, router_stats
 from smalti.model.blocks.moe.experts import Experts
 from smalti.model.blocks.moe.router import Router
 
@@ -23,6 +23,8 @@ class MoE(nn.Module):
         shared = config.moe.num_shared_experts * config.expert_width
         as_one = config.model_copy(update={"intermediate_size": shared, "mlp_bias": False})
         self.shared_experts = MLP(as_one) if shared else None
+        self.over_row: OverRow | None = None
+        """Set from outside where ranks share a row."""
 
     def forward(self, x_BTD: Tensor, mask_BT: Tensor | None = None) -> tuple[Tensor, RouterStats]:
         """[B, T, D] -> [B, T, D] and the sums of this layer; ``mask_BT`` True marks tokens that count in the sums."""
@@ -30,7 +32,7 @@ class MoE(nn.Module):
         expert_Nk, weight_Nk = routing.expert_BTk.flatten(0, 1), routing.weight_BTk.flatten(0, 1)
         begun = self.experts.begin(expert_Nk)
         # What needs no routed expert comes first: there is something to do while other ranks are heard from.
-        stats = router_stats(routing, mask_BT)
+        stats = router_stats(routing, mask_BT, self.over_row)
         shared_BTD = None if self.shared_experts is None else self.shared_experts(x_BTD)
         out_BTD = self.experts(x_BTD.flatten(0, 1), expert_Nk, weight_Nk, begun).view_as(x_BTD)
         return out_BTD if shared_BTD is None else out_BTD + shared_BTD, stats
