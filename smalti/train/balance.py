@@ -22,6 +22,8 @@ class ExpertBalance:
         assert model.moe is not None
         self._moe = model.moe
         self._layers = sum(model.has_experts(layer) for layer in range(model.num_hidden_layers))
+        self.own_rows = list(range(self._layers))
+        """Which of the L layers the model at hand has; fewer where others lie on other ranks."""
         self.load_LE = torch.ones(self._layers, model.moe.num_experts)
         """Slots of the whole batch of the step before; before the first, all alike. Where the model is, once used."""
 
@@ -59,7 +61,7 @@ class ExpertBalance:
         if not self._moe.bias_update_rate:
             return
         routers = [module for module in model.modules() if isinstance(module, Router)]
-        for router, load_E in zip(routers, load_LE, strict=True):
+        for router, load_E in zip(routers, load_LE[self.own_rows], strict=True):
             assert router.choice_bias is not None
             direction_E = (load_E.mean() - load_E).sign().to(router.choice_bias.dtype)
             router.choice_bias.add_(direction_E, alpha=self._moe.bias_update_rate)

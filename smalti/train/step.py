@@ -46,6 +46,8 @@ class TrainState:
     """How the microbatches of a step go through the model; another one where its layers are spread over ranks."""
     copies: int = 1
     """Ranks that reckon the same sums, as those that share each matrix do."""
+    pipeline: int = 1
+    """Pipeline stages of the world: each parameter is known to the ranks of one."""
     step: int = 0
 
 
@@ -75,7 +77,8 @@ def train_step(state: TrainState, microbatches: Sequence[Any], loss: Loss) -> St
     gradients = [p.grad for p in state.model.parameters() if p.grad is not None]
     names = list(sums[0])
     parts = [torch.stack([s[name].detach().double() for s in sums]).sum(0) / state.copies for name in names]
-    packed = torch.cat([square_norm(gradients).reshape(1), *(part.reshape(-1) for part in parts)])
+    own = square_norm(gradients, pipeline=state.pipeline)
+    packed = torch.cat([own.reshape(1), *(part.reshape(-1) for part in parts)])
     dist.all_reduce(packed)
     square, *flat = packed.split([1, *(part.numel() for part in parts)])
     found = {name: value.view(part.shape) for name, value, part in zip(names, flat, parts, strict=True)}

@@ -1,0 +1,229 @@
+"""The microbatches of a step through pipeline stages: ``TrainState.passes`` where layers are spread over ranks.
+
+Promises: losses, gradients and metrics are those of one process up to rounding. Each pipeline stage calls the loss on
+its own part: what comes of the head arises on the last one, what comes of routers where they are, and every sum has the
+same name and shape on all ranks (zeros where a rank has no part in it). A router's loss joins the gradients on its own
+pipeline stage: nothing but activations and their gradients travels. All microbatches of a step get the same shape, by
+rows whose targets do not count. Gradients stay whole until the last microbatch and are then reduced once.
+
+Does not run fewer microbatches than ranks of the pipeline, nor a loss that asks more of a model than one call with a
+head (``LanguageLoss`` does not).
+
+Shapes: S rows, T time, D hidden.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import get_schedule_class
+from torch.nn import functional as F
+
+from smalti.base.errors import UserError
+from smalti.config.run import RunConfig
+from smalti.dist.pipeline import Schedule, Stage, Staged
+from smalti.model.decoder import DecoderOutput
+from smalti.plan.layout import Layout
+from smalti.train.batches import IGNORE, Microbatch
+from smalti.train.step import Loss, Metrics
+
+_CLASSES: dict[Schedule, str] = {
+    "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zero_bubble": "ZBVZeroBubble",
+}  # fmt: skip
+
+
+def check(config: RunConfig, layout: Layout, microbatch_tokens: int) -> None:
+    """UserError where a pipeline cannot run the steps of this run, with the nearest that it can."""
+    if layout.pipeline == 1:
+        return
+    for batch, seq_len in config.batches_and_lengths:
+        rows = -(-(batch // seq_len) // layout.data_ranks)
+        each = max(1, microbatch_tokens // seq_len)
+        fits = [
+            n
+            for n in range(1, rows + 1)
+            if _fault(-(-rows // n), layout.pipeline, config.train.parallel.pipeline_schedule) is None
+        ]
+        fault = _fault(-(-rows // each), layout.pipeline, config.train.parallel.pipeline_schedule)
+        if fault is None:
+            continue
+        if not fits:
+            raise UserError(
+                f"train.parallel.pipeline={layout.pipeline}: {rows} rows a step and data rank {fault}",
+                hint=f"train.parallel.pipeline={max(1, rows)}",
+            )
+        near = min(fits, key=lambda n: abs(n - each)) * seq_len
+        raise UserError(
+            f"train.parallel.pipeline={layout.pipeline}: {rows} rows a step and data rank in microbatches of {each} "
+            f"{fault}",
+            hint=f"train.microbatch_tokens={near}",
+        )
+
+
+def _fault(microbatches: int, places: int, schedule: Schedule) -> str | None:
+    """What is wrong with a number of microbatches a step."""
+    if microbatches < places:
+        return f"are {microbatches} microbatches, fewer than ranks: some would never work"
+    if schedule == "interleaved" and microbatches % (rounds := microbatches // places):
+        return (
+            f"are {microbatches} microbatches, which do not make {rounds} equal rounds (pipeline_schedule=interleaved)"
+        )
+    return None
+
+
+class PipelinePasses:
+    """``Passes`` by one of torch's schedules."""
+
+    def __init__(self, staged: Staged, schedule: Schedule) -> None:
+        self._staged, self._name = staged, schedule
+        self._built: dict[tuple[int, tuple[int, ...]], _Built] = {}
+
+    def __call__(self, model: nn.Module, microbatches: Sequence[Any], loss: Loss) -> list[Metrics]:
+        """Forward and backward over the microbatches of a step; the sums of each on each of this rank's stages."""
+        alike = _alike(microbatches)
+        built = self._for(model, alike)
+        sums: list[Metrics] = []
+        for one in built.stages:
+            one.begin(alike, loss, sums)
+        whole = cast(FSDPModule, model)
+        for setting in (whole.set_requires_gradient_sync, whole.set_is_last_backward, whole.set_reshard_after_backward):
+            setting(False)
+        numbers = torch.arange(len(alike))
+        built.schedule.step(number=numbers, target=numbers, return_outputs=False)
+        # What torch's stages do at the end of a step where each is an FSDP module; it sets the three again.
+        PipelineStage.perform_reduce_grad(cast(Any, _Whole(model)), 1)
+        for one in built.stages:
+            one.end()
+        return sums
+
+    def _for(self, model: nn.Module, microbatches: list[Microbatch]) -> "_Built":
+        shape = self._staged.width_of(microbatches[0].inputs)
+        key = len(microbatches), shape
+        if key not in self._built:
+            places = len({stage.place for stage in self._staged.stages})
+            fault = _fault(len(microbatches), places, self._name)
+            if fault is not None:
+                raise UserError(f"the rows of a step {fault}", hint="smaller microbatches: train.microbatch_tokens")
+            self._built[key] = _build(model, self._staged, self._name, len(microbatches), shape)
+        return self._built[key]
+
+
+class _Whole(NamedTuple):
+    submod: nn.Module
+
+
+class _Built(NamedTuple):
+    """A schedule for a number and a shape of microbatches."""
+
+    schedule: Any
+    stages: "list[_OneStage]"
+
+
+def _build(model: nn.Module, staged: Staged, name: Schedule, microbatches: int, shape: tuple[int, ...]) -> _Built:
+    device = next(model.parameters()).device
+    x_STD = torch.empty(shape, dtype=staged.compute, device="meta", requires_grad=True)
+    total = torch.empty((), device="meta", requires_grad=True)
+    modules = [_OneStage(model, stage) for stage in staged.own]
+    stages = [
+        PipelineStage(
+            module,
+            module.stage.index,
+            len(staged.stages),
+            device,
+            input_args=() if module.stage.is_first else (x_STD,),
+            output_args=(total,) if module.stage.is_last else (x_STD,),
+            group=staged.group,
+            # The loss forms its gradients in the forward pass and gives them away once, so the last backward is whole.
+            dw_builder=_nothing_left if module.stage.is_last and name == "zero_bubble" else None,
+        )
+        for module in modules
+    ]
+    schedule: Any = get_schedule_class(_CLASSES[name])
+    given = stages[0] if name == "1f1b" else stages
+    return _Built(schedule(given, microbatches, loss_fn=lambda total, _: total, scale_grads=False), modules)
+
+
+def _nothing_left() -> Any:
+    return lambda: None
+
+
+class _OneStage(nn.Module):
+    """What a schedule calls: one microbatch through a pipeline stage of this rank, its part of the loss included."""
+
+    def __init__(self, model: nn.Module, stage: Stage) -> None:
+        super().__init__()
+        self.model, self.stage = model, stage
+        self._microbatches, self._sums = list[Microbatch](), list[Metrics]()
+        self._loss: Loss | None = None
+
+    def begin(self, microbatches: list[Microbatch], loss: Loss, sums: list[Metrics]) -> None:
+        """What the next step is about; ``sums`` takes those of each pass."""
+        self._microbatches, self._loss, self._sums = microbatches, loss, sums
+
+    def end(self) -> None:
+        """Forget it."""
+        self._microbatches, self._loss, self._sums = [], None, []
+
+    def forward(self, *received: Tensor, number: Tensor) -> Tensor:
+        """What the pipeline stage before gave -> what the next one gets, or the loss of the microbatch, shape ()."""
+        assert self._loss is not None
+        model = _AsWhole(self.model, self.stage, received[0] if received else None)
+        total, weight, metrics = self._loss(cast(nn.Module, model), self._microbatches[int(number)])
+        weight = weight if self.stage.is_last else torch.zeros_like(weight)
+        self._sums.append({"total": total.detach(), "weight": weight, **metrics})
+        if self.stage.is_last:
+            return total
+        assert model.gives is not None
+        return _carry(model.gives, total)
+
+
+class _AsWhole:
+    """The model as the loss calls it: a pipeline stage that is not the last has a head that sums up to nothing."""
+
+    def __init__(self, model: nn.Module, stage: Stage, x_STD: Tensor | None) -> None:
+        self._model, self._stage, self._x_STD = model, stage, x_STD
+        self.gives: Tensor | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> DecoderOutput:
+        output: DecoderOutput = self._model(*args, **kwargs, stage=self._stage, x_BTD=self._x_STD)
+        if self._stage.is_last:
+            return output
+        self.gives = output.value
+        nothing = torch.zeros((), device=output.value.device)
+        return output._replace(value=cast(Tensor, (nothing, nothing)))
+
+
+def _carry(x_STD: Tensor, part: Tensor) -> Tensor:
+    """``x_STD``, whose backward pass also brings a gradient of 1 to ``part``: a loss that arises here."""
+    carried: Tensor = _Carry.apply(x_STD, part) if part.requires_grad else x_STD
+    return carried
+
+
+class _Carry(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_STD: Tensor, part: Tensor) -> Tensor:
+        ctx.set_materialize_grads(True)
+        ctx.part = part.shape, part.dtype, part.device
+        return x_STD.view_as(x_STD)
+
+    @staticmethod
+    def backward(ctx: Any, grad_STD: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        shape, dtype, device = ctx.part
+        return grad_STD, torch.ones(shape, dtype=dtype, device=device)
+
+
+def _alike(microbatches: Sequence[Microbatch]) -> list[Microbatch]:
+    """All with as many rows as the longest; rows that are added have no target, so nothing counts them."""
+    rows = max(one.inputs.shape[0] for one in microbatches)
+    return [one if one.inputs.shape[0] == rows else _filled(one, rows) for one in microbatches]
+
+
+def _filled(one: Microbatch, rows: int) -> Microbatch:
+    def filled(tensor_ST: Tensor, value: int) -> Tensor:
+        return F.pad(tensor_ST, (0, 0, 0, rows - tensor_ST.shape[0]), value=value)
+
+    documents = None if one.documents is None else filled(one.documents, 0)
+    return Microbatch(filled(one.inputs, 0), filled(one.targets, IGNORE), filled(one.positions, 0), documents)
