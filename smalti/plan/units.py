@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Literal
 
 from smalti.config.model import ModelConfig
+from smalti.plan.params import count
 from smalti.plan.weights import Weight, weights
 
 Name = Literal["root", "block", "expert block", "router"]
@@ -18,6 +19,10 @@ Name = Literal["root", "block", "expert block", "router"]
 KEEP_GATHERED_BYTES = 1 << 30
 """A model with no more bytes of gathered weights keeps them between forward and backward; a test holds it equal to
 ``dist/fsdp.py``."""
+
+
+FORMAT_BYTES = {"fp32": 4, "bf16": 2}
+"""Of a number, by the name of its format."""
 
 _ROWS_SHARED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed", "lm_head")
 _WIDTH_SHARED = ("o_proj", "down_proj")
@@ -83,6 +88,11 @@ def units(model: ModelConfig) -> tuple[Unit, ...]:
         if with_experts:
             found.append(Unit("router", len(alike), _parts(weight for weight in block if weight.kind == "router")))
     return tuple(found)
+
+
+def keeps_gathered(model: ModelConfig, compute_bytes: int, *, stage: bool = False) -> bool:
+    """Whether weights stay whole between forward and backward: those of a small model, and of a pipeline ``stage``."""
+    return stage or count(model).total * compute_bytes <= KEEP_GATHERED_BYTES  # asked before anything is sharded
 
 
 def _parts(named: Iterable[Weight]) -> tuple[Part, ...]:

@@ -124,7 +124,7 @@ def test_collectives_of_a_real_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     keep_bytes = 0 if gives_back else 1 << 40
-    monkeypatch.setattr(plan, "KEEP_GATHERED_BYTES", keep_bytes)
+    monkeypatch.setattr("smalti.plan.units.KEEP_GATHERED_BYTES", keep_bytes)
     config = _config(model, microbatches, ranks, replicate, recomputes)
     planned = _planned(config)
     for rank, counted in enumerate(run_ranks(ranks, _counted, config, microbatches, keep_bytes)):

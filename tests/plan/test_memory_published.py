@@ -5,11 +5,11 @@ Each figure is held to the digits that it was printed with: half of the last dig
 
 import pytest
 from made_config import VALUES
+from published_memory import MIXED_PRECISION_ADAM_BYTES, layer_activation_bytes, zero_bytes
 
 from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
-from smalti.plan.memory.published import MIXED_PRECISION_ADAM_BYTES, layer_activation_bytes, zero_bytes
 from smalti.plan.memory.rank import memory_per_rank
 from smalti.plan.params import count
 
@@ -80,7 +80,8 @@ def test_selective_recomputation_saves_as_printed() -> None:
 
 def test_a_layer_of_gpt_here_beside_the_paper() -> None:
     """34 s b h less the 2 of dropout's masks, attention fused: the same tensors, one by one."""
-    from smalti.plan.memory.moments import kept_bytes
+    from kept import kept_bytes
+
     from smalti.plan.memory.tape import Pass
 
     model = from_dict(ModelConfig, {"preset": "gpt-3-175b", "num_hidden_layers": 1}).config

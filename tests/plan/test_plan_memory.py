@@ -5,8 +5,9 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from kept import kept_bytes
 from made_config import made_config
 
 from smalti.base.errors import UserError
@@ -16,7 +17,7 @@ from smalti.config.run import RunConfig
 from smalti.plan.layout import Layout
 from smalti.plan.memory.activations import BlockTape
 from smalti.plan.memory.fit import helps, largest_microbatch
-from smalti.plan.memory.moments import Rank, kept_bytes, moments
+from smalti.plan.memory.moments import Parts, Rank, moments
 from smalti.plan.memory.rank import Assumed, memory_per_rank, microbatch_tokens
 from smalti.plan.memory.tape import Pass, Tape
 from smalti.plan.params import count
@@ -235,6 +236,26 @@ def test_a_pipeline_holds_microbatches_in_flight() -> None:
     )
 
 
+def test_a_pipeline_stage_holds_whole_gradients_until_the_last_microbatch() -> None:
+    """fp32 by default; from the second microbatch on all of them are there, and then one share after another."""
+    values = {**LLAMA_3_8B, "train": {**LLAMA_3_8B["train"], "global_batch_tokens": 2**20}}
+    config = from_dict(RunConfig, values).config
+    one, many = Layout(shard=128, pipeline=4), Layout(shard=8, pipeline=4)
+    whole = 8 * 218_112_000 + 128_256 * 4096 + 4096  # blocks, output matrix and last norm of the last stage
+    phases = [memory_per_rank(config, layout=layout, device="cuda").phases for layout in (one, many)]
+    shape = Pass(1, 8192, 2, "cuda")
+    for batches in (1, 16):
+        rank = Rank(shards=8, microbatches=batches, layers=range(24, 32), in_flight=1)
+        found = moments(config.model, shape, rank)
+        waiting = [moment.parts.gradients for moment in found if moment.phase == "forward"]
+        assert set(waiting) == ({0.0} if batches == 1 else {4.0 * whole})
+        reduced = [moment.parts for moment in found if moment.phase == "reduce"]
+        assert reduced[0].gradients == 4 * whole, "nothing is reduced before the end"
+        assert max(parts.activations for parts in reduced) == 0
+        assert reduced[-1].gradients == pytest.approx(4 * whole / 8), "all shares, and no whole gradient"
+    assert phases[1]["forward"] > 4 * whole
+
+
 def test_an_expert_axis_gathers_fewer_experts() -> None:
     values = {**LLAMA_3_8B, "model": {"preset": "dbrx-5b"}}
     values["data"] = {**LLAMA_3_8B["data"], "seq_len": 2048}
@@ -242,6 +263,34 @@ def test_an_expert_axis_gathers_fewer_experts() -> None:
     flat, spread = (memory_per_rank(config, layout=Layout(shard=16, expert=n), device="cuda") for n in (1, 8))
     assert flat.params_bytes == spread.params_bytes
     assert spread.gathered_bytes < flat.gathered_bytes
+
+
+@given(
+    windows=st.lists(st.booleans(), min_size=1, max_size=12), dense=st.integers(0, 3), recompute=st.booleans(),
+    stage=st.booleans(), batches=st.integers(1, 2), shards=st.sampled_from([1, 8]), reduce=st.sampled_from([2, 4]),
+)  # fmt: skip
+@settings(max_examples=30)
+def test_layers_that_are_not_told_are_not_fuller(
+    windows: list[bool], dense: int, recompute: bool, stage: bool, batches: int, shards: int, reduce: int
+) -> None:
+    """Of each phase, and of each part of it."""
+    layers = len(windows)
+    moe = {"num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": list(range(min(dense, layers - 1)))}
+    model = made_config(f"model.num_hidden_layers={layers}", "model.family=decoder").model.model_dump()
+    types = ["sliding_attention" if one else "full_attention" for one in windows]
+    more = {"moe": moe, "layer_types": types, "sliding_window": 64}
+    config = ModelConfig.model_validate({**model, **more})
+    rank = Rank(
+        shards=shards, reduce_bytes=reduce, recompute=recompute, microbatches=batches,
+        layers=range(layers // 2, layers) if stage else None,
+    )  # fmt: skip
+    shape = Pass(2, 256, 2, "cpu")
+    few, all_of = moments(config, shape, rank), moments(config, shape, rank, every_layer=True)
+    assert len(few) <= len(all_of)
+    for phase in {moment.phase for moment in all_of}:
+        for name in (*asdict(Parts()), "total"):
+            both = [[getattr(one.parts, name) for one in told if one.phase == phase] for told in (few, all_of)]
+            assert max(both[0]) == max(both[1]), (phase, name)
 
 
 # ---- what fits ------------------------------------------------------------------------------------------------------

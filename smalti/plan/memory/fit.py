@@ -17,6 +17,10 @@ from smalti.plan.memory.rank import memory_per_rank
 MOST_RANKS = 1 << 20
 """More are not tried."""
 
+_BESIDE_TENSORS_BYTES, _HEAP_FRAC = 0.4e9, 1.5
+"""A rank's process on a CPU: interpreter and torch, and what the C library's heap takes for a byte of live tensors. The
+second was 1.1 to 1.55 over the six recipes of bench/plan_memory.py, more the larger the model."""
+
 
 @dataclass(frozen=True)
 class Help:
@@ -28,6 +32,11 @@ class Help:
     """What is paid for it."""
     total_bytes: int
     """What a rank then takes."""
+
+
+def room_on_cpu(memory_bytes: float, ranks: int) -> float:
+    """Bytes for the tensors of each of ``ranks`` processes that share the main memory of a machine."""
+    return max(1.0, (memory_bytes / ranks - _BESIDE_TENSORS_BYTES) / _HEAP_FRAC)
 
 
 def largest_microbatch(

@@ -2,19 +2,22 @@
 
 Promises: what ``smalti/train/step.py`` does under FSDP2, in its order: weights are gathered block after block, each
 block keeps what its backward pass needs, the loss forms its tiles, and on the way back each block's gradients are made
-in the compute format, laid into one buffer and reduced to a shard. A moment is told as parts that add up. Says nothing
-of what an allocator loses (``plan/memory/rank.py`` adds that), and lets no two streams overlap.
+in the compute format, laid into one buffer and reduced to a shard. A pipeline stage keeps its weights whole, adds up
+whole gradients in the format of the reduction over its microbatches, and reduces them behind the last. A moment is told
+as parts that add up. Says nothing of what an allocator loses (``plan/memory/rank.py`` adds that), and lets no two
+streams overlap. Of many equal layers in a row only the first and last two are told: between them every part rises or
+falls evenly, so none of the others is fuller.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 
 from smalti.config.model import ModelConfig
 from smalti.plan.memory.activations import BlockTape
 from smalti.plan.memory.head import Head
 from smalti.plan.memory.tape import Pass, Tape
-from smalti.plan.params import count
-from smalti.plan.units import KEEP_GATHERED_BYTES, Part, units
+from smalti.plan.units import Part, keeps_gathered, units
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Parts:
     weights: float = 0
     """Master weights, this rank's share."""
     gradients: float = 0
-    """Reduced gradients, this rank's share, and those in the compute format that wait to be reduced."""
+    """Reduced gradients, this rank's share, and whole ones that wait to be reduced."""
     moments: float = 0
     """Of the optimizer, this rank's share."""
     gathered: float = 0
@@ -84,19 +87,9 @@ class Rank:
     """Of this rank in one step."""
 
 
-def moments(model: ModelConfig, shape: Pass, rank: Rank) -> list[Moment]:
-    """The fullest moments of one step, in its order."""
-    return list(_Step(model, shape, rank).run())
-
-
-def kept_bytes(model: ModelConfig, shape: Pass, *, recompute: bool) -> float:
-    """What all blocks keep of one microbatch; where they run again, their inputs and the fullest block."""
-    step = _Step(model, shape, Rank(recompute=recompute))
-    kept = sum(step._block(layer).kept for layer in step.layers)
-    if recompute:
-        whole = _Step(model, shape, Rank())
-        kept += max(whole._block(layer).kept for layer in whole.layers)
-    return kept
+def moments(model: ModelConfig, shape: Pass, rank: Rank, *, every_layer: bool = False) -> list[Moment]:
+    """The fullest moments of one step, in its order. ``every_layer``: also those that cannot be the fullest."""
+    return list(_Step(model, shape, rank, every_layer=every_layer).run())
 
 
 @dataclass(frozen=True)
@@ -109,10 +102,12 @@ class _Block:
 
 
 class _Step:
-    def __init__(self, model: ModelConfig, shape: Pass, rank: Rank) -> None:
+    def __init__(self, model: ModelConfig, shape: Pass, rank: Rank, *, every_layer: bool = False) -> None:
         self.model, self.shape, self.rank, self.c = model, shape, rank, shape.compute_bytes
         self.layers = rank.layers if rank.layers is not None else range(model.num_hidden_layers)
         self.is_first, self.is_last = 0 in self.layers, model.num_hidden_layers - 1 in self.layers
+        self.is_stage = rank.layers is not None
+        self.told = set(self.layers) if every_layer else _ends(model, self.layers)
         self.row = shape.tokens * model.hidden_size * self.c / shape.tensor
         dense = {unit.name: unit.elements(rank.shards, tensor=shape.tensor, experts=False) for unit in units(model)}
         experts = {unit.name: unit.elements(rank.shards, tensor=shape.tensor, experts=True) for unit in units(model)}
@@ -129,9 +124,7 @@ class _Step:
         self.last_of = {unit.name == "expert block": _elements(unit.parts[-1]) * self.c / shape.tensor
                         for unit in units(model) if unit.name in ("block", "expert block")}  # fmt: skip
         self.own = self.root / rank.shards + sum(self.share[model.has_experts(layer)] for layer in self.layers)
-        # dist/fsdp.py asks before anything is sharded
-        small = count(model).total * self.c <= KEEP_GATHERED_BYTES
-        self.keeps_gathered = small or rank.layers is not None  # a pipeline stage gathers once a step, and keeps
+        self.keeps_gathered = keeps_gathered(model, self.c, stage=self.is_stage)
         self._kinds: dict[tuple[int | None, bool], _Block] = {}
 
     def run(self) -> Iterator[Moment]:
@@ -141,8 +134,9 @@ class _Step:
         steady = base
         if self.is_first and self.model.embedding_norm:
             base = base + Parts(activations=BlockTape(self.model, 0, self.shape).embedding_norm() * rank.in_flight)
-        full = Parts(gradients=own)
-        later = full if rank.microbatches > 1 else Parts()
+        full, later = Parts(gradients=own), Parts()
+        if rank.microbatches > 1:
+            later = Parts(gradients=self._elements() * rank.reduce_bytes) if self.is_stage else full
         yield from self._forward(base + later)
         kept = sum(self._block(layer).kept for layer in self.layers)
         gathered = self.root * self.c + sum(map(self._whole, self.layers)) * self.keeps_gathered
@@ -152,6 +146,8 @@ class _Step:
             yield from self._loss(start + Parts(activations=kept * rank.in_flight))
             waiting = self.table * self.c
         yield from self._backward(base + later, kept * rank.in_flight, waiting)
+        if self.is_stage:
+            yield from self._reduced_at_last(base)
         yield Moment("optimizer", steady + full + Parts(temporary=own if rank.makes_updates else 0))
 
     def _forward(self, base: Parts) -> Iterator[Moment]:
@@ -159,10 +155,13 @@ class _Step:
         for layer in self.layers:
             weights, block = self.block[self.model.has_experts(layer)], self._block(layer)
             gathered = (gathered if self.keeps_gathered else self.root * self.c) + self._whole(layer)
-            collects = Parts(gathered=gathered, activations=kept, buffers=before + self._copied(weights))
-            yield Moment("forward", base + collects)
-            before = self._last_copied(layer)
-            yield Moment("forward", base + block.forward + Parts(gathered=gathered, activations=kept, buffers=before))
+            after = self._last_copied(layer)
+            if layer in self.told:
+                collects = Parts(gathered=gathered, activations=kept, buffers=before + self._copied(weights))
+                yield Moment("forward", base + collects)
+                held = Parts(gathered=gathered, activations=kept, buffers=after)
+                yield Moment("forward", base + block.forward + held)
+            before = after
             kept += block.kept * self.rank.in_flight
 
     def _loss(self, base: Parts) -> Iterator[Moment]:
@@ -182,45 +181,78 @@ class _Step:
         yield Moment("backward", base + _parts(tape.at_most, kept))
 
     def _backward(self, base: Parts, kept: float, waiting: float) -> Iterator[Moment]:
-        """Block after block from the last; each is reduced when its gradients are there. ``waiting``: gradients of
-        embedding and head, reduced at the end."""
+        """Block after block from the last; each is reduced when its gradients are there, on a pipeline stage only added
+        up. ``waiting``: gradients of embedding and head, which come at the end."""
         rank, c, row = self.rank, self.c, Parts(temporary=self.row)
         gathered = self.root * c + sum(map(self._whole, self.layers)) * self.keeps_gathered
         own, pending = 0.0, 0.0
         for layer in reversed(self.layers):
-            block, weights = self._block(layer), self.block[self.model.has_experts(layer)]
+            has = self.model.has_experts(layer)
+            block, weights, share = self._block(layer), self.block[has], self.share[has]
             kept -= block.kept
             passing = gathered if self.keeps_gathered else self.root * c + self._whole(layer)
-            ahead = 0.0 if self.keeps_gathered or layer == self.layers[0] else self._collects(weights)
-            held = Parts(gathered=passing, gradients=waiting + own, activations=kept, buffers=pending + ahead)
-            yield Moment("backward", base + block.backward + held)
-            gathered -= self._whole(layer) if self.keeps_gathered else 0.0
-            still = base + row + Parts(gathered=gathered, activations=kept, gradients=waiting + own)
-            share, last = self.share[self.model.has_experts(layer)], self.last_of[self.model.has_experts(layer)]
-            yield from (Moment("reduce", still + parts) for parts in self._reduced(weights, share, last))
-            pending = weights * rank.reduce_bytes
-            own += 0.0 if rank.microbatches > 1 else share * 4
+            gathered -= self._whole(layer) if self.keeps_gathered and not self.is_stage else 0.0
+            if layer in self.told:
+                ahead = 0.0 if self.keeps_gathered or layer == self.layers[0] else self._collects(weights)
+                held = Parts(gathered=passing, gradients=waiting + own, activations=kept, buffers=pending + ahead)
+                yield Moment("backward", base + block.backward + held)
+                still = base + row + Parts(gathered=gathered, activations=kept, gradients=waiting + own)
+                then = self._added(weights) if self.is_stage else self._reduced(weights, share, self.last_of[has])
+                phase = "backward" if self.is_stage else "reduce"
+                yield from (Moment(phase, still + parts) for parts in then)
+            pending = 0.0 if self.is_stage else weights * rank.reduce_bytes
+            if rank.microbatches == 1:  # otherwise they are there already, in ``base``
+                own += self._of_layer(layer) * rank.reduce_bytes if self.is_stage else share * 4
         if self.is_first:
             tied = self.model.tie_word_embeddings and self.is_last  # both gradients of the table, and their sum
             made = Parts(gradients=waiting + own + self.table * c * (1 + tied), gathered=gathered, buffers=pending)
             yield Moment("backward", base + row + made)
+        if self.is_stage:
+            still = base + Parts(gradients=own, gathered=gathered)
+            yield from (Moment("backward", still + parts) for parts in self._added(self.root))
+            return
         reduced = base + Parts(gradients=own)
         last = 0.0 if self.model.tie_word_embeddings else self.table * c
         yield from (
             Moment("reduce", reduced + parts) for parts in self._reduced(self.root, self.root / rank.shards, last)
         )
 
+    def _added(self, weights: float) -> Iterator[Parts]:
+        """FSDP2 without a reduction adds a module's gradients to what it holds in the format of the reduction; those of
+        the first microbatch are cast to it."""
+        cast = self.rank.reduce_bytes if self.rank.microbatches == 1 and self.rank.reduce_bytes != self.c else 0
+        yield Parts(gradients=weights * (self.c + cast))
+
+    def _reduced_at_last(self, base: Parts) -> Iterator[Moment]:
+        """Behind the last microbatch: a stage's whole gradients, module after module; its weights are given back."""
+        size, own = self.rank.reduce_bytes, 0.0
+        whole = self._elements() * size
+        gathered = self.root * self.c + sum(map(self._whole, self.layers))
+        for layer in reversed([-1, *self.layers]):
+            weights = self.root if layer < 0 else self._of_layer(layer)
+            share = self.root / self.rank.shards if layer < 0 else self.share[self.model.has_experts(layer)]
+            gathered -= self.root * self.c if layer < 0 else self._whole(layer)
+            held = base + Parts(gathered=gathered, gradients=whole + own)
+            whole -= weights * size
+            yield Moment("reduce", held + Parts(buffers=weights * size))
+            after = base + Parts(gathered=gathered, gradients=whole + own)
+            yield from (Moment("reduce", after + parts) for parts in self._summed(weights, share, 0.0))
+            own += share * 4
+
     # ---- figures -----------------------------------------------------------------------------------------------------
 
     def _reduced(self, weights: float, share: float, last: float) -> Iterator[Parts]:
         """Gradients are laid into a buffer and summed into this rank's share, which is cast where that is not fp32.
 
-        ``last``: bytes of the last gradient, which FSDP2 holds until the sum is there. gloo sums in a copy, which its
-        thread may hold a little longer.
+        ``last``: bytes of the last gradient, which FSDP2 holds until the sum is there.
         """
+        yield Parts(gradients=weights * self.c, buffers=weights * self.rank.reduce_bytes)
+        yield from self._summed(weights, share, last)
+
+    def _summed(self, weights: float, share: float, last: float) -> Iterator[Parts]:
+        """The reduction itself. gloo sums in a copy, which its thread may hold a little longer."""
         size, alone = self.rank.reduce_bytes, self.rank.shards == 1
         waits = Parts() if alone else Parts(gradients=last)
-        yield Parts(gradients=weights * self.c, buffers=weights * size)
         again = weights * size if self.shape.device == "cpu" and not alone else 0.0
         yield waits + Parts(buffers=weights * size + again, gradients=share * size)
         if size != 4:
@@ -230,6 +262,15 @@ class _Step:
         """Bytes of a block's whole weights."""
         has = self.model.has_experts(layer)
         return self.block[has] * self.c + (self.router * 4 if has else 0)
+
+    def _of_layer(self, layer: int) -> float:
+        """Elements of a block's weights, its router's among them."""
+        has = self.model.has_experts(layer)
+        return self.block[has] + (self.router if has else 0)
+
+    def _elements(self) -> float:
+        """Of all weights of this rank's layers, whole."""
+        return self.root + sum(map(self._of_layer, self.layers))
 
     def _copied(self, weights: float) -> float:
         """The buffer that an all-gather filled; FSDP2 holds it until the next one is copied out."""
@@ -257,12 +298,26 @@ class _Step:
     def _block(self, layer: int) -> _Block:
         kind = (self.model.window(layer), self.model.has_experts(layer))
         if kind not in self._kinds:
-            self._kinds[kind] = _passes(BlockTape(self.model, layer, self.shape), recompute=self.rank.recompute)
+            self._kinds[kind] = _passes(self.model, layer, self.shape, self.rank.recompute)
         return self._kinds[kind]
 
 
-def _passes(block: BlockTape, *, recompute: bool) -> _Block:
+def _ends(model: ModelConfig, layers: range) -> set[int]:
+    """The first and last two of each row of equal layers."""
+    kinds = [(model.window(layer), model.has_experts(layer)) for layer in layers]
+    found: set[int] = set()
+    start = 0
+    for end in range(1, len(kinds) + 1):
+        if end == len(kinds) or kinds[end] != kinds[start]:
+            found |= {layers[start], layers[min(start + 1, end - 1)], layers[max(start, end - 2)], layers[end - 1]}
+            start = end
+    return found
+
+
+@lru_cache(maxsize=256)
+def _passes(model: ModelConfig, layer: int, shape: Pass, recompute: bool) -> _Block:
     """Both passes of a block. One that runs again keeps its input, and builds up the rest in the backward pass."""
+    block = BlockTape(model, layer, shape)
     tape = Tape(keeps=not recompute)
     block.forward(tape)
     kept = set(tape.saved) or {"x"}
@@ -280,17 +335,16 @@ def _passes(block: BlockTape, *, recompute: bool) -> _Block:
 
 
 def _parts(at: dict[str, float], kept: set[str]) -> Parts:
-    found = Parts()
+    found = {"gradients": 0.0, "logits": 0.0, "activations": 0.0, "temporary": 0.0}
     for name, size in at.items():
         if name.startswith(("w.", "d.head")):
-            found = replace(found, gradients=found.gradients + size)
+            part = "gradients"
         elif name.startswith("tile"):
-            found = replace(found, logits=found.logits + size)
-        elif name in kept:
-            found = replace(found, activations=found.activations + size)
+            part = "logits"
         else:
-            found = replace(found, temporary=found.temporary + size)
-    return found
+            part = "activations" if name in kept else "temporary"
+        found[part] += size
+    return Parts(**found)
 
 
 def _elements(part: Part) -> int:

@@ -14,11 +14,11 @@ from smalti.config.run import RunConfig
 from smalti.plan.layout import Layout, layout_of
 from smalti.plan.memory.moments import Moment, Rank, moments
 from smalti.plan.memory.tape import Pass
+from smalti.plan.units import FORMAT_BYTES
 
 MICROBATCH_LIMIT_TOKENS = 16_384
 """What ``microbatch_tokens: auto`` never goes above."""
 
-_BYTES = {"fp32": 4, "bf16": 2}
 _MOMENTS = {"adamw": 2, "lion": 1}
 
 
@@ -151,7 +151,7 @@ def _of(
     shape = Pass(
         rows,
         seq_len,
-        _BYTES[train.precision.compute],
+        FORMAT_BYTES[train.precision.compute],
         "cuda" if device == "cuda" else "cpu",
         documents=config.data.mask_documents,
         tensor=layout.tensor,
@@ -161,7 +161,7 @@ def _of(
     first = layers is not None and 0 in layers
     rank = Rank(
         shards=layout.weight_shards,
-        reduce_bytes=_BYTES[train.precision.reduce],
+        reduce_bytes=FORMAT_BYTES[train.precision.reduce],
         moments=_MOMENTS[train.optimizer.name],
         makes_updates=train.optimizer.name == "lion",
         recompute=train.parallel.activation_checkpointing == "full",

@@ -18,6 +18,7 @@ from smalti.base.errors import UserError
 from smalti.config.hardware import Hardware
 from smalti.config.measured import Format, Measured
 from smalti.plan.step_time.work import KINDS, Work
+from smalti.plan.units import FORMAT_BYTES
 
 FUSED_FRAC = 0.5
 """Bytes of elementwise kernels that torch.compile leaves: it keeps what a neighbour reads in registers (an estimate:
@@ -29,12 +30,10 @@ LAUNCH_S = 5e-6
 ASSUMED_FRAC = 0.75
 """What a large product reaches of the peak of a device for which nobody told."""
 
-_BYTES = {"fp32": 4, "bf16": 2}
-
 
 def bytes_of(work: Work, compute: Format) -> float:
     """What one work reads and writes at least."""
-    size = 4 if work.fp32 else _BYTES[compute]
+    size = 4 if work.fp32 else FORMAT_BYTES[compute]
     if work.kind in KINDS:
         kind = KINDS[work.kind]
         return work.elements * (kind.values * size + kind.fp32_values * 4)
