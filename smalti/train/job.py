@@ -28,7 +28,7 @@ from smalti.model.blocks.attention.choice import described
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
 from smalti.plan.flops import train_flops_per_token
-from smalti.plan.layout import layout_of
+from smalti.plan.layout import Layout, layout_of
 from smalti.plan.memory.rank import microbatch_tokens
 from smalti.plan.params import count
 from smalti.track import trackers
@@ -37,13 +37,14 @@ from smalti.track.run import RunFolder
 from smalti.track.sinks.console import ConsoleSink
 from smalti.track.system import System
 from smalti.train import forgetting, origin, place
+from smalti.train import pipeline as pipelines
 from smalti.train.batches import Batches, TokenBatches
 from smalti.train.loop import Evaluate, Hook, Job, fit
 from smalti.train.loss import LanguageLoss
 from smalti.train.optim import build_optimizer, moments
 from smalti.train.record import Recorder
 from smalti.train.schedule import LearningRate
-from smalti.train.step import Loss, TrainState
+from smalti.train.step import Loss, Passes, TrainState, one_by_one
 from smalti.train.weights import keep_tokenizer, open_weights
 
 MakeEvaluate = Callable[[RunConfig, Mapping[str, bytes]], Evaluate | None]
@@ -87,6 +88,7 @@ def build(
     indexes = _read_inputs(config) if isinstance(config, RunConfig) and batches is None else {}
     if isinstance(config, RunConfig):
         microbatch = resolved["microbatch_tokens"] = microbatch_tokens(config, ranks=layout.data_ranks)
+        pipelines.check(config, layout, microbatch)
         batches = batches or _token_batches(config, indexes, folder, mesh, device, microbatch)
         loss = loss or LanguageLoss(config.model, train.loss)
     assert batches is not None and loss is not None
@@ -96,7 +98,8 @@ def build(
     model = _sharded(config, model, mesh, device, resumes=path is not None)
     optimizer, lr = build_optimizer(model, train.optimizer), LearningRate.of(config)
     balance = loss.balance if isinstance(loss, LanguageLoss) else None
-    state = TrainState(model, optimizer, lr, train.optimizer.clip_norm, balance, copies=mesh.copies)
+    passes = _passes(config, layout, model, loss, device)
+    state = TrainState(model, optimizer, lr, train.optimizer.clip_norm, balance, passes, mesh.copies, layout.pipeline)
     before = _resume(path, state, batches, events)
     peak = place.peak_flops_per_s(device, train.precision.compute, world)
     events.write("auto_resolved", **resolved, **_size(config), **_kernels(config, device), peak_flops_per_s=peak)
@@ -191,10 +194,38 @@ def _sharded(
 def _lay(model: nn.Module, mesh: Mesh, config: RunConfig) -> None:
     """The axes beside replicate and shard, on a model that is still on the meta device."""
     parallel = config.train.parallel
-    pipeline.own_stages(model, mesh)
+    compute = fsdp.DTYPES[config.train.precision.compute]
+    pipeline.own_stages(model, mesh, schedule=parallel.pipeline_schedule, compute=compute)
     tensor.lay(model, mesh)
     expert.lay(model, mesh, dispatch=parallel.dispatch)
     sequence.lay(model, mesh, context=parallel.context)
+
+
+def _passes(config: JobConfig, layout: Layout, model: nn.Module, loss: Loss, device: torch.device) -> Passes:
+    """How microbatches go through the model: one by one, or through its pipeline stages."""
+    parallel, staged = config.train.parallel, pipeline.staged(model)
+    if staged is None:
+        if layout.pipeline > 1:
+            raise UserError(
+                f"train.parallel.pipeline={layout.pipeline} with a model that was given to build()",
+                allowed="pipeline=1, or the model of the config",
+            )
+        return one_by_one
+    schedule = parallel.pipeline_schedule
+    if not isinstance(loss, LanguageLoss):
+        raise UserError(
+            f"train.parallel.pipeline={layout.pipeline} with {type(loss).__name__}",
+            allowed="the loss of the config; others need a model in one piece: pipeline=1",
+        )
+    if schedule == "zero_bubble" and place.compiles(config, device):
+        raise UserError(
+            "train.parallel.pipeline_schedule=zero_bubble cuts the backward pass in two, which compiled blocks cannot",
+            allowed="1f1b, interleaved, or compile=false",
+            hint="train.parallel.compile=false",
+        )
+    if loss.balance is not None:
+        loss.balance.own_rows = staged.own_rows
+    return pipelines.PipelinePasses(staged, schedule)
 
 
 def _check_origin(config: JobConfig) -> None:
