@@ -5,6 +5,7 @@ import math
 from contextlib import suppress
 from itertools import combinations
 
+import optima
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -106,10 +107,10 @@ def test_a_size_alone_and_tokens_alone() -> None:
 
 
 def test_a_loss() -> None:
-    assert value(plan("loss=2.1"), "flops") == pytest.approx(laws.optimal_for_loss(REFIT, 2.1).flops, rel=1e-9)
+    assert value(plan("loss=2.1"), "flops") == pytest.approx(optima.optimal_for_loss(REFIT, 2.1).flops, rel=1e-9)
     assert value(plan("loss=2.1 params=7b"), "tokens") == pytest.approx(laws.tokens_for_loss(REFIT, 7e9, 2.1), rel=1e-9)
     assert value(plan("loss=2.1 tokens=1T"), "params") == pytest.approx(
-        laws.params_for_loss(REFIT, 1e12, 2.1), rel=1e-9
+        optima.params_for_loss(REFIT, 1e12, 2.1), rel=1e-9
     )
     twenty = plan("loss=2.3 tokens_per_param=20")
     assert laws.loss(REFIT, value(twenty, "params"), 20 * value(twenty, "params")) == pytest.approx(2.3, rel=1e-12)
@@ -136,7 +137,7 @@ def test_inference_aware() -> None:
     assert money.lifetime is not None
     assert money.lifetime["inference_weight"] == pytest.approx(2)
     assert value(money, "params") == pytest.approx(
-        laws.inference_optimal(REFIT, 2.0, 1e13, weight=2.0).optimum.params, rel=1e-9
+        optima.inference_optimal(REFIT, 2.0, 1e13, weight=2.0).optimum.params, rel=1e-9
     )
     usd = 2 * value(money, "params") * 1e13 / (989.4e12 * 0.2 * 3600) * 2
     assert money.lifetime["inference_cost_usd"] == pytest.approx(usd, rel=1e-3)

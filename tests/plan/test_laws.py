@@ -4,11 +4,13 @@ import math
 from collections.abc import Callable
 from functools import partial
 
+import optima
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from smalti.base.errors import UserError
+from smalti.plan import data
 from smalti.plan.laws import law as laws
 from smalti.plan.laws.bisect import root
 from smalti.plan.laws.fits import FITS, Fit, fit_named, spread
@@ -112,7 +114,7 @@ def test_the_refit_at_a_7b_budget() -> None:
 def test_inference_aware_optimum(name: str, params: float, tokens: float, saving: float) -> None:
     fit = FITS[name]
     target = laws.loss(fit, 13e9, laws.tokens_for_params(fit, 13e9))
-    found = laws.inference_optimal(fit, target, 2e12)
+    found = optima.inference_optimal(fit, target, 2e12)
     assert found.chinchilla.params == pytest.approx(13e9, rel=1e-9)
     assert found.optimum.params == pytest.approx(params, rel=1e-3)
     assert found.optimum.tokens == pytest.approx(tokens, rel=2e-3)
@@ -122,20 +124,20 @@ def test_inference_aware_optimum(name: str, params: float, tokens: float, saving
 
 def test_inference_aware_optimum_as_the_papers_code_prints_it() -> None:
     # the README of the paper's code: a loss of 1.947 for 2e12 tokens of use, in FLOPs
-    found = laws.inference_optimal(SARDANA, 1.947, 2e12)
+    found = optima.inference_optimal(SARDANA, 1.947, 2e12)
     assert (found.optimum.params, found.optimum.tokens) == pytest.approx((2.418e10, 2.657e12), rel=3e-4)
     assert found.optimum.params / found.chinchilla.params == pytest.approx(0.7096, abs=5e-5)
     assert found.optimum.tokens / found.chinchilla.tokens == pytest.approx(1.4677, abs=5e-5)
     assert 1 - found.saving_frac == pytest.approx(0.9522, abs=5e-5)
     # and in money: A100 at 1.40 an hour, half used, to train; A100 at 0.60 in int8 at 40 and 20 % to serve 1e10
     # requests of 1,000 tokens read and 250 written
-    weight = laws.money_weight(
+    weight = optima.money_weight(
         laws.usd_per_flop(1.40, 312e12, 0.5),
         laws.usd_per_flop(0.60, 624e12, 0.4),
         laws.usd_per_flop(0.60, 624e12, 0.2),
         output_frac=0.2,
     )
-    found = laws.inference_optimal(SARDANA, 1.947, 1.25e13, weight=weight)
+    found = optima.inference_optimal(SARDANA, 1.947, 1.25e13, weight=weight)
     assert (found.optimum.params, found.optimum.tokens) == pytest.approx((2.053e10, 3.302e12), rel=3e-4)
     assert found.optimum.params / found.chinchilla.params == pytest.approx(0.6023, abs=5e-5)
     assert 1 - found.saving_frac == pytest.approx(0.8876, abs=5e-5)
@@ -160,7 +162,7 @@ def test_compute_optimal_is_the_best_of_a_search(fit: Fit, flops: float) -> None
 
 @given(fits, st.floats(0.05, 1.5), st.floats(math.log(1e9), math.log(1e15)).map(math.exp), st.floats(0.05, 5))
 def test_inference_optimal_is_the_cheapest_of_a_grid(fit: Fit, above: float, served: float, weight: float) -> None:
-    found = laws.inference_optimal(fit, fit.E + above, served, weight=weight)
+    found = optima.inference_optimal(fit, fit.E + above, served, weight=weight)
     best = found.optimum
     assert 0 <= found.saving_frac < 1
     assert best.params <= found.chinchilla.params * (1 + 1e-12)
@@ -194,13 +196,13 @@ def test_inverses(fit: Fit, flops: float, shift: float, share: float) -> None:
     for limit in (None, unique):
         reached = laws.loss(fit, n, d, unique_tokens=limit)
         tokens = laws.tokens_for_loss(fit, n, reached, unique_tokens=limit)
-        params = laws.params_for_loss(fit, d, reached, unique_tokens=limit)
+        params = optima.params_for_loss(fit, d, reached, unique_tokens=limit)
         assert laws.loss(fit, n, tokens, unique_tokens=limit) == pytest.approx(reached, rel=1e-12)
         assert laws.loss(fit, params, d, unique_tokens=limit) == pytest.approx(reached, rel=1e-12)
         if limit is None:  # of data gone through again, a loss that hardly falls any more does not say how often
             assert (tokens, params) == pytest.approx((d, n), rel=1e-9)
     assert laws.params_for_tokens(fit, laws.tokens_for_params(fit, n)) == pytest.approx(n, rel=1e-9)
-    cheapest = laws.optimal_for_loss(fit, laws.loss(fit, n, d))
+    cheapest = optima.optimal_for_loss(fit, laws.loss(fit, n, d))
     assert cheapest.flops <= flops * (1 + 1e-9)
     assert cheapest.loss == pytest.approx(laws.loss(fit, n, d), rel=1e-12)
 
@@ -209,7 +211,7 @@ def test_inverses(fit: Fit, flops: float, shift: float, share: float) -> None:
 def test_data_limited_optimum_for_a_loss(fit: Fit, flops: float, share: float) -> None:
     unique = laws.compute_optimal(fit, flops).tokens * share
     best = laws.compute_optimal(fit, flops, unique_tokens=unique)
-    again = laws.optimal_for_loss(fit, best.loss, unique_tokens=unique)
+    again = optima.optimal_for_loss(fit, best.loss, unique_tokens=unique)
     assert again.flops == pytest.approx(flops, rel=1e-6)
     assert again.params == pytest.approx(best.params, rel=1e-3)
 
@@ -231,7 +233,7 @@ def test_repetition() -> None:
     plain, limited = (laws.compute_optimal(C4, 9.3e21, unique_tokens=unique) for unique in (None, 25e9))
     assert (plain.params, plain.tokens) == pytest.approx((8.67e9, 178e9), rel=0.03)
     assert (limited.params, limited.tokens) == pytest.approx((6.34e9, 242e9), rel=0.08)
-    assert laws.effective_tokens(100e9, 4) == pytest.approx(372.567e9, rel=1e-5)
+    assert data.effective_tokens(100e9, 4) == pytest.approx(372.567e9, rel=1e-5)
     assert laws.effective_params(C4, 1e9, 1e12) == 1e9, "no excess, no loss"
     suited = laws.params_for_tokens(C4, 25e9)
     assert laws.effective_params(C4, 1e4 * suited, 25e9) == pytest.approx(suited * (1 + 5.309743))
@@ -251,15 +253,15 @@ def test_what_is_out_of_reach_is_refused() -> None:
     with pytest.raises(
         UserError, match=r"a loss of 1.8 is out of reach of any model: besiroglu-2024 goes down to 1.8172"
     ):
-        laws.optimal_for_loss(REFIT, 1.8)
+        optima.optimal_for_loss(REFIT, 1.8)
     with pytest.raises(UserError, match=r"out of reach of 1e\+09 parameters"):
         laws.tokens_for_loss(REFIT, 1e9, 2.1)
     with pytest.raises(UserError, match=r"1e\+09 parameters and 1e\+09 unique tokens"):
         laws.tokens_for_loss(REFIT, 1e9, 2.3, unique_tokens=1e9)
     with pytest.raises(UserError, match=r"out of reach of 1e\+10 tokens"):
-        laws.params_for_loss(REFIT, 1e10, 2.1)
+        optima.params_for_loss(REFIT, 1e10, 2.1)
     with pytest.raises(UserError, match="unique"):
-        laws.optimal_for_loss(REFIT, 2.0, unique_tokens=1e9)
+        optima.optimal_for_loss(REFIT, 2.0, unique_tokens=1e9)
     for bad in (0, -1, math.nan, math.inf):
         with pytest.raises(UserError, match="not a number to plan with"):
             laws.compute_optimal(REFIT, bad)

@@ -7,13 +7,12 @@ from hypothesis import strategies as st
 from smalti.base.errors import UserError
 from smalti.config.hardware import hardware
 from smalti.plan.layout import Layout
-from smalti.plan.parallel.collectives import Collective, Group, group
+from smalti.plan.parallel.collectives import Group, group
 from smalti.plan.parallel.network import (
     NETWORK_FRAC,
     NODE_LINK_FRAC,
     PROTOCOLS,
     Links,
-    collective_time,
     cost,
     hierarchical,
     links,
@@ -102,9 +101,8 @@ def test_axes_from_the_inside_out() -> None:
 
 def test_devices_that_nothing_joins_are_refused() -> None:
     alone = H100.model_copy(update={"network_bytes_per_s": None})
-    gather = Collective("all_gather", "shard", 1, 100, "forward", True, "weights")
-    assert collective_time(gather, alone, Layout(shard=8)) > 0
+    assert cost("all_gather", 100, links(Group(8, 1), alone)).total_s > 0
     with pytest.raises(UserError, match="no network between nodes"):
-        collective_time(gather, alone, Layout(shard=16))
+        links(Group(16, 1), alone)
     with pytest.raises(UserError, match="nothing joins the devices"):
-        collective_time(gather, alone.model_copy(update={"node_bytes_per_s": None}), Layout(shard=2))
+        links(Group(2, 1), alone.model_copy(update={"node_bytes_per_s": None}))

@@ -10,9 +10,9 @@ from test_scaling import A100, DBRX, H100, run_of
 from smalti.base.errors import UserError
 from smalti.config.hardware import hardware
 from smalti.plan.layout import Layout
-from smalti.plan.parallel.collectives import Group, collectives
+from smalti.plan.parallel.collectives import Group, collectives, group
 from smalti.plan.parallel.layouts import choose, find, smallest_gpus
-from smalti.plan.parallel.network import collective_time, cost, links, ring
+from smalti.plan.parallel.network import cost, links, ring
 from smalti.plan.parallel.scaling import curve, dense_twin, predict
 from smalti.plan.params import count
 
@@ -47,7 +47,8 @@ def test_example_of_a_gather() -> None:
             assert f"{simple.latency_s * 1e6:.1f} us and {simple.transfer_s * 1e3:.2f} ms by simple" in NETWORK
         else:
             assert f"it is {ll128.latency_s * 1e3:.2f} ms and {ll128.transfer_s * 1e3:.2f} ms" in NETWORK
-    whole = sum(collective_time(one, H100, Layout(shard=512)) for one in made if one.axis == "shard")
+    through = links(group(Layout(shard=512), "shard"), H100)
+    whole = sum(one.count * cost(one.op, one.bytes, through).total_s for one in made if one.axis == "shard")
     assert f"{whole:.2f} s of 1.2 s" in NETWORK
 
 

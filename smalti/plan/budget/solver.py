@@ -13,6 +13,7 @@ from typing import Any
 
 from smalti.base.errors import UserError
 from smalti.config.model import ModelConfig
+from smalti.plan import data
 from smalti.plan.budget.problem import ASSUMED_MFU, DENSE, EQUATIONS, Assumption, Problem, Solution
 from smalti.plan.data import MANY_EPOCHS, TOO_MANY_EPOCHS
 from smalti.plan.given import number
@@ -253,7 +254,7 @@ def _repetition(problem: Problem, found: Mapping[str, float]) -> dict[str, float
     if law.unique_tokens is None or "tokens" not in found:
         return None
     epochs = found["tokens"] / law.unique_tokens
-    worth = {"epochs": epochs, "effective_tokens": laws.effective_tokens(law.unique_tokens, epochs)}
+    worth = {"epochs": epochs, "effective_tokens": data.effective_tokens(law.unique_tokens, epochs)}
     if "active_params" in found:
         params = law.params(found["active_params"])
         worth["effective_params"] = laws.effective_params(problem.fit, params, law.unique_tokens)

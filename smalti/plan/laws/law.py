@@ -10,7 +10,6 @@ nothing of other data, another tokenizer, or of sizes outside the fit's range, f
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from smalti.base.errors import UserError
 from smalti.plan import data
@@ -52,23 +51,6 @@ class Optimum:
         return self.tokens / self.params
 
 
-@dataclass(frozen=True)
-class Lifetime:
-    """The cheapest model of one loss over training and use, beside the one that is cheapest to train."""
-
-    optimum: Optimum
-    lifetime_flops: float
-    """6 N D + 2 N x weight x inference tokens: of training and use; dollars in units of training FLOPs."""
-    chinchilla: Optimum
-    """Of the same loss, with the fewest FLOPs in training."""
-    chinchilla_lifetime_flops: float
-
-    @property
-    def saving_frac(self) -> float:
-        """Share of the lifetime cost that it saves."""
-        return 1 - self.lifetime_flops / self.chinchilla_lifetime_flops
-
-
 def loss(fit: Fit, params: float, tokens: float, *, unique_tokens: float | None = None) -> float:
     """Loss in nats a token of ``params`` trained on ``tokens``, which repeat ``unique_tokens`` where that is less."""
     n, d = _effective(fit, params, tokens, unique_tokens)
@@ -78,11 +60,6 @@ def loss(fit: Fit, params: float, tokens: float, *, unique_tokens: float | None 
 def loss_interval(fit: Fit, params: float, tokens: float, *, unique_tokens: float | None = None) -> Interval | None:
     """Interval of ``loss``; None where the fit has no errors."""
     return spread(fit, lambda one: {"loss": loss(one, params, tokens, unique_tokens=unique_tokens)})["loss"]
-
-
-def effective_tokens(unique_tokens: float, epochs: float) -> float:
-    """What ``epochs`` of ``unique_tokens`` are worth in tokens never seen before."""
-    return data.effective_tokens(unique_tokens, epochs)
 
 
 def effective_params(fit: Fit, params: float, unique_tokens: float) -> float:
@@ -119,22 +96,6 @@ def tokens_for_loss(fit: Fit, params: float, target: float, *, unique_tokens: fl
     if found == math.inf:
         limit = "" if unique_tokens is None else f" and {unique_tokens:.4g} unique tokens"
         raise _unreachable(fit, target, least, f"{params:.4g} parameters{limit}")
-    return found
-
-
-def params_for_loss(fit: Fit, tokens: float, target: float, *, unique_tokens: float | None = None) -> float:
-    """Parameters that ``tokens`` bring to the loss ``target``; UserError where no number does."""
-    _positive(tokens=tokens, loss=target)
-    worth = tokens if unique_tokens is None else effective_tokens(unique_tokens, tokens / unique_tokens)
-    least = fit.E + fit.B * worth**-fit.beta
-    found = math.inf if target <= least else (fit.A / (target - least)) ** (1 / fit.alpha)
-    if unique_tokens is not None:
-        suited = params_for_tokens(fit, unique_tokens)
-        found = _taken(found, suited, EXCESS_PARAMS_HALF_LIFE)
-        least += fit.A * (suited * (1 + EXCESS_PARAMS_HALF_LIFE)) ** -fit.alpha
-    if found == math.inf:
-        limit = "" if unique_tokens is None else f" of which {unique_tokens:.4g} are unique"
-        raise _unreachable(fit, target, least, f"{tokens:.4g} tokens{limit}")
     return found
 
 
@@ -216,43 +177,9 @@ def compute_optimal(fit: Fit, flops: float, *, unique_tokens: float | None = Non
     return _optimum(fit, solve, unique_tokens)
 
 
-def optimal_for_loss(fit: Fit, target: float, *, unique_tokens: float | None = None) -> Optimum:
-    """The fewest FLOPs that reach the loss ``target``."""
-    return _optimum(fit, lambda one: cheapest(one, target, 0.0, unique_tokens), unique_tokens)
-
-
-def inference_optimal(
-    fit: Fit, target: float, inference_tokens: float, *, weight: float = 1.0, unique_tokens: float | None = None
-) -> Lifetime:
-    """The model of loss ``target`` that costs least over training and ``inference_tokens`` of use.
-
-    Minimises 6 N D + 2 N x weight x inference tokens (Sardana & Frankle 2024, arXiv 2401.00448).
-    ``weight`` is what an inference FLOP costs beside a training FLOP: 1 counts FLOPs, ``money_weight`` dollars.
-    """
-    _positive(inference_tokens=inference_tokens, weight=weight)
-    served = weight * inference_tokens
-    best, plain = (
-        _optimum(fit, partial(cheapest, target=target, served_tokens=i, unique_tokens=unique_tokens), unique_tokens)
-        for i in (served, 0.0)
-    )
-    return Lifetime(best, lifetime_flops(best, served), plain, lifetime_flops(plain, served))
-
-
 def lifetime_flops(model: Optimum, served_tokens: float) -> float:
     """6 N D + 2 N I."""
     return model.flops + 2 * model.params * served_tokens
-
-
-def money_weight(
-    train_usd_per_flop: float, input_usd_per_flop: float, output_usd_per_flop: float, output_frac: float
-) -> float:
-    """Dollars of an inference FLOP over those of a training FLOP, when ``output_frac`` of the tokens are written.
-
-    Dollars of a FLOP are the price of a GPU hour / (3600 x peak x utilisation), each with its own GPU, number format
-    and utilisation (Sardana & Frankle 2024).
-    """
-    _positive(train=train_usd_per_flop, input=input_usd_per_flop, output=output_usd_per_flop)
-    return ((1 - output_frac) * input_usd_per_flop + output_frac * output_usd_per_flop) / train_usd_per_flop
 
 
 def usd_per_flop(usd_per_gpu_hour: float, peak_flops_per_s: float, mfu: float) -> float:
@@ -326,7 +253,7 @@ def _effective(fit: Fit, params: float, tokens: float, unique_tokens: float | No
     if unique_tokens is None:
         return params, tokens
     _positive(unique_tokens=unique_tokens)
-    return effective_params(fit, params, unique_tokens), effective_tokens(unique_tokens, tokens / unique_tokens)
+    return effective_params(fit, params, unique_tokens), data.effective_tokens(unique_tokens, tokens / unique_tokens)
 
 
 def _positive(**values: float) -> None:

@@ -13,8 +13,7 @@ from typing import Literal
 
 from smalti.base.errors import UserError
 from smalti.config.hardware import Hardware
-from smalti.plan.layout import Layout
-from smalti.plan.parallel.collectives import Collective, Group, Op, group
+from smalti.plan.parallel.collectives import Group, Op
 
 Algorithm = Literal["ring", "tree", "pairwise", "send", "hierarchical"]
 
@@ -108,12 +107,6 @@ class Cost:
     def total_s(self) -> float:
         """Both."""
         return self.latency_s + self.transfer_s
-
-
-def collective_time(collective: Collective, hardware: Hardware, layout: Layout) -> float:
-    """Seconds of all calls of ``collective`` in a step, one after another, by the fastest algorithm."""
-    through = links(group(layout, collective.axis), hardware)
-    return collective.count * cost(collective.op, collective.bytes, through).total_s
 
 
 def cost(op: Op, nbytes: float, through: Links) -> Cost:
