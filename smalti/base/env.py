@@ -1,4 +1,5 @@
-"""The one place outside ``cli/`` that reads or sets the environment. torchrun's names are honoured, never renamed."""
+"""The one place outside ``cli/`` that reads or sets the environment. torchrun's names and Slurm's are honoured, never
+renamed."""
 
 import os
 import re
@@ -6,7 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from smalti.base import slurm
 from smalti.base.errors import UserError
+from smalti.base.slurm import whole
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,10 @@ class World:
     attempt: int = 0
     master_addr: str = "127.0.0.1"
     master_port: int = 0
+    launcher: str = "nobody"
+    """Who started this process as a rank: ``smalti train`` (our agent), ``torchrun``, ``srun``, or ``a launcher``."""
+    store_is_up: bool = False
+    """The launcher holds the store at that address itself; else rank 0 does."""
 
     @property
     def is_first(self) -> bool:
@@ -28,26 +35,64 @@ class World:
 
 
 def inside_world() -> bool:
-    """True when somebody (our agent, torchrun) has already started this process as a rank."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    """True when somebody (our agent, torchrun, srun) has already started this process as a rank.
+
+    The only task of a step of srun is no rank: there ``smalti train`` starts the ranks of its node, as anywhere else.
+    """
+    return ("RANK" in os.environ and "WORLD_SIZE" in os.environ) or slurm.task_count(os.environ) > 1
 
 
 def world() -> World:
-    """Read the place of this process from torchrun's variables."""
+    """The place of this process, from torchrun's variables; where they are not set, from Slurm's."""
     if not inside_world():
         return World()
-    rank, size = _whole("RANK", 0), _whole("WORLD_SIZE", 1)
+    given = os.environ
+    by_slurm = "RANK" not in given or "WORLD_SIZE" not in given
+    names = ("SLURM_PROCID", "the tasks of the step") if by_slurm else ("RANK", "WORLD_SIZE")
+    rank = whole(given, names[0], 0)
+    size = slurm.task_count(given) if by_slurm else whole(given, "WORLD_SIZE", 1)
     if not 0 <= rank < size:
-        raise UserError(f"RANK={rank} is not a rank of WORLD_SIZE={size}", allowed=f"0 to {size - 1}")
+        raise UserError(f"{names[0]}={rank} is not a rank of {names[1]}={size}", allowed=f"0 to {size - 1}")
+    if by_slurm:
+        return World(
+            rank=rank,
+            local_rank=whole(given, "SLURM_LOCALID", rank),
+            world_size=size,
+            local_world_size=slurm.tasks_here(given),
+            attempt=whole(given, "SLURM_RESTART_COUNT", 0),
+            master_addr=given.get("MASTER_ADDR") or slurm.address(given),
+            master_port=whole(given, "MASTER_PORT", slurm.port(given)),
+            launcher="srun",
+        )
     return World(
         rank=rank,
-        local_rank=_whole("LOCAL_RANK", rank),
+        local_rank=whole(given, "LOCAL_RANK", rank),
         world_size=size,
-        local_world_size=_whole("LOCAL_WORLD_SIZE", size),
-        attempt=_whole("SMALTI_ATTEMPT", _whole("TORCHELASTIC_RESTART_COUNT", 0)),
-        master_addr=os.environ.get("MASTER_ADDR", "127.0.0.1"),
-        master_port=_whole("MASTER_PORT", 0),
+        local_world_size=whole(given, "LOCAL_WORLD_SIZE", size),
+        attempt=whole(given, "SMALTI_ATTEMPT", whole(given, "TORCHELASTIC_RESTART_COUNT", 0)),
+        master_addr=given.get("MASTER_ADDR", "127.0.0.1"),
+        master_port=whole(given, "MASTER_PORT", 0),
+        launcher=_launcher(),
+        store_is_up=given.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
+
+
+def _launcher() -> str:
+    if attempt_is_open():
+        return "smalti train"
+    return "torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "a launcher"
+
+
+def nodes_left_out() -> int:
+    """Nodes of a Slurm allocation that this process does not reach, because srun has not started it."""
+    return 0 if inside_world() else slurm.nodes_left_out(os.environ)
+
+
+def gloo_interface(name: str | None = None) -> str | None:
+    """The network interface that gloo is told to use (``GLOO_SOCKET_IFNAME``); ``name`` sets it where nobody has."""
+    if name is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+    return os.environ.get("GLOO_SOCKET_IFNAME")
 
 
 def child_environment(extra: dict[str, str]) -> dict[str, str]:
@@ -142,16 +187,6 @@ def without_home(value: Any) -> Any:
     if len(home) > 1:
         value = re.sub(rf"{re.escape(home)}(?![\w.-])", "~", value)
     return re.sub(r"/(?:home|Users)/[^/\s]+", "~", value)
-
-
-def _whole(name: str, default: int) -> int:
-    text = os.environ.get(name)
-    if text is None:
-        return default
-    try:
-        return int(text)
-    except ValueError:
-        raise UserError(f"the environment variable {name}='{text}' is not a whole number") from None
 
 
 def attempt_is_open() -> bool:

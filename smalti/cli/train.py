@@ -1,6 +1,5 @@
 """``smalti train``: as a person's command it starts the ranks, as a rank (RANK is set) it trains."""
 
-import re
 import signal
 import sys
 from dataclasses import replace
@@ -15,14 +14,6 @@ if TYPE_CHECKING:
     from smalti.track.run import RunFolder
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-_LOST_PEER = re.compile(
-    r"connection (was likely )?(closed|reset|refused|aborted)|broken pipe|closed by peer|timed? ?out"
-    r"|ncclRemoteError|communicator was aborted",
-    re.IGNORECASE,
-)
-"""What gloo, NCCL and torch's store say when the other side is gone or silent. Their names alone say nothing: a
-collective that our own ranks enter with unequal tensors is reported by the same libraries, and is a bug."""
 
 
 @app.command(epilog="Example: smalti train recipe.yaml train.optimizer.lr=3e-4 train.parallel.ranks=2 --dry-run")
@@ -41,9 +32,11 @@ def train(
 ) -> None:
     """Train a model. The same command again resumes from the newest checkpoint, on any number of ranks.
 
-    Ctrl-C saves and leaves (exit 130), a second one leaves at once. SIGTERM saves and leaves (exit 75). Under torchrun
-    the world that it made is joined, and what the ranks print goes where torchrun sends it (--log-dir, --redirects);
-    otherwise train.parallel.ranks processes are started here, with a log of each in the run's logs/attempt-N.
+    Ctrl-C saves and leaves (exit 130), a second one leaves at once. SIGTERM saves and leaves (exit 75).
+
+    train.parallel.ranks processes are started on this machine, with a log of each in the run's logs/attempt-N. Several
+    machines are started by torchrun or srun: the world that they made is joined, its number of ranks counts, not the
+    recipe's, and what the ranks print goes where the launcher sends it.
 
     --fork keeps what the run has learned, in the same folder, and changes what comes next: sources, stages, sequence
     length, skips, duration, batch or learning rate. The changes are printed, and kept in the events of the run.
@@ -68,7 +61,9 @@ def train(
     from smalti.data.inputs import check_inputs
     from smalti.track.run import RunFolder
 
-    ranks = world().world_size if inside_world() else loaded.config.train.parallel.ranks
+    if inside_world():
+        loaded = _of_world(loaded, world().world_size)
+    ranks = loaded.config.train.parallel.ranks
     planned = _planned_fork(loaded.config) if fork else None
     folder = RunFolder(loaded.config.run_folder)
     loaded = replace(loaded, config=planned.after if planned else folder.with_history(loaded.config))
@@ -101,6 +96,7 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
     from smalti.track.run import RunFolder
 
     log.setup(log_level())
+    _warn(_left_out())
     started_s, why_not = clock.now_s(), preflight.not_exportable(loaded.config)
     _warn(why_not)
     parallel = loaded.config.train.parallel
@@ -113,7 +109,7 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
 
     before = folder.saved_step()
     finished = before is not None and before >= loaded.config.length.total_steps
-    count = f"{parallel.ranks} {'rank' if parallel.ranks == 1 else 'ranks'}"
+    count = _count(parallel.ranks)
     where = " at step 0" if before is None else f" from step {before:,}"
     rest = ": all steps are done, only the last checkpoint is verified" if finished else ""
     print(f"{folder.path}: starting {count}{where}{rest}", file=sys.stderr)
@@ -146,9 +142,22 @@ def _show_continued(folder: "RunFolder") -> None:
         print(f"\n{found.title()}\n{table(HEAD, found.words())}", file=sys.stderr)
 
 
-def _warn(why_not_exportable: str | None) -> None:
-    if why_not_exportable is not None:
-        print(f"warning: {why_not_exportable}", file=sys.stderr)
+def _warn(text: str | None) -> None:
+    if text is not None:
+        print(f"warning: {text}", file=sys.stderr)
+
+
+def _left_out() -> str | None:
+    """That ranks are started here alone, although Slurm has given more nodes."""
+    from smalti.base.env import nodes_left_out
+
+    count = nodes_left_out()
+    if not count:
+        return None
+    nodes = "1 other node" if count == 1 else f"{count} other nodes"
+    return (
+        f"this starts ranks on this node alone; {nodes} of the Slurm job stay idle: 'srun smalti train' uses them all"
+    )
 
 
 def _done_text(folder: "RunFolder", seconds: float | None, *, exportable: bool) -> str:
@@ -167,39 +176,58 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool) -> int:
     """Train as one rank of the world that this process was started in."""
     from smalti.base import log
     from smalti.base.env import attempt_is_open, log_level, world
-    from smalti.base.errors import TryElsewhere
     from smalti.cli.main import to_log
     from smalti.fleet.launch.local import LOST_PEER
     from smalti.track.run import RunFolder
 
-    place, config = world(), loaded.config
-    file = None
+    place, file = world(), None
     if attempt_is_open():
+        config = loaded.config
         folder = RunFolder.join(config.run_folder, place.attempt)
         folder.require_identity(config)
         file = str(folder.rank_log(place.rank))
-    elif place.rank == 0:  # of a foreign launcher: no agent has said it
-        from smalti.cli import preflight
+    else:
+        loaded = _of_world(loaded, place.world_size)
+        config = loaded.config
+        if place.rank == 0:  # of a foreign launcher: no agent has said it
+            from smalti.cli import preflight
 
-        _warn(preflight.not_exportable(config))
+            _warn(preflight.not_exportable(config))
+            print(f"{config.run_folder}: joining {_count(place.world_size)} of {place.launcher}", file=sys.stderr)
     log.setup(log_level(), file=file, rank=place.rank)
+    from smalti.dist.lost import LostPeer
     from smalti.evals.in_loop import heldout_hook
     from smalti.train import job
 
     try:
         job.run(config, loaded.origins, evaluation=heldout_hook, fork=fork)
-    except RuntimeError as error:
-        if place.world_size == 1 or not lost_peer(error):
+    except LostPeer as error:
+        if not attempt_is_open():
             raise
-        if attempt_is_open():  # the agent has seen who died, and says so; this rank is only a consequence
-            to_log(error)
-            return LOST_PEER
-        raise TryElsewhere(
-            f"rank {place.rank} lost another rank: {error}", hint="run the same command again to go on"
-        ) from error
+        to_log(error)  # the agent has seen who died, and says so; this rank is only a consequence
+        return LOST_PEER
     return 0
 
 
-def lost_peer(error: RuntimeError) -> bool:
-    """True where a library's error means that another rank is gone or silent, and not that ours did wrong."""
-    return _LOST_PEER.search(str(error)) is not None
+def _of_world(loaded: "Loaded[RunConfig]", ranks: int) -> "Loaded[RunConfig]":
+    """The config with the number of ranks that a launcher has made: that is what is run, and put on record."""
+    from smalti.base.env import world
+
+    config, place = loaded.config, world()
+    wanted = config.train.parallel.ranks
+    if wanted == ranks:
+        return loaded
+    if place.is_first and "train.parallel.ranks" in loaded.origins:
+        print(
+            f"warning: {place.launcher} has started {_count(ranks)}, the recipe says train.parallel.ranks={wanted}; "
+            f"{ranks} it is: with a launcher, the launcher's number counts",
+            file=sys.stderr,
+        )
+    parallel = config.train.parallel.model_copy(update={"ranks": ranks})
+    train = config.train.model_copy(update={"parallel": parallel})
+    origins = {**loaded.origins, "train.parallel.ranks": place.launcher}
+    return replace(loaded, config=config.model_copy(update={"train": train}), origins=origins)
+
+
+def _count(ranks: int) -> str:
+    return f"{ranks} {'rank' if ranks == 1 else 'ranks'}"

@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from smalti.base import log, store
 from smalti.base.errors import DataError, TryElsewhere
 from smalti.base.hashing import sha256_file
+from smalti.dist.world import from_first
 
 FORMAT = 1
 Reject = Callable[[str, str], None]
@@ -218,8 +219,12 @@ def read_state(path: str | Path) -> dict[str, Any]:
 
 
 def load(path: str | Path, tensors: dict[str, Tensor]) -> None:
-    """Fill ``tensors`` in place from all ranks; their layout may differ from the one that was saved."""
+    """Fill ``tensors`` in place from all ranks; their layout may differ from the one that was saved.
+
+    Rank 0 alone reads what says where the tensors lie; each rank reads its own parts of them.
+    """
     reader = _Reader(Path(path) / "shards")
+    reader.share()
     saved = reader.read_metadata().state_dict_metadata
     _check_names(path, saved, tensors)
     dcp.load(dict(tensors), storage_reader=reader)
@@ -326,6 +331,11 @@ class _Reader(dcp.FileSystemReader):
         assert metadata.storage_meta is not None
         metadata.storage_meta.load_id = self.load_id
         return metadata
+
+    def share(self) -> None:
+        """Have rank 0 read the metadata for all ranks, which call this together."""
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            self._admitted_metadata = from_first(lambda: self._admitted_metadata)
 
     @cached_property
     def _admitted_metadata(self) -> Metadata:

@@ -1,22 +1,31 @@
 """The process group of one attempt, and what its ranks do together.
 
-A world that somebody else started (our agent, torchrun) is joined; alone, a world of one is made without any
+A world that somebody else started (our agent, torchrun, srun) is joined; alone, a world of one is made without any
 socket. Every rendezvous key is prefixed by the attempt, so a restarted attempt never reads the addresses of a dead one
-(gloo does, with torchrun's own shared store: docs/log.md).
+(gloo does, with torchrun's own shared store: docs/log.md). Before any collective the ranks shake hands
+(``smalti/dist/handshake.py``).
 """
 
+import os
 import pickle
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import psutil
 import torch
 import torch.distributed as dist
 
-from smalti.base.env import World
+from smalti import __version__
+from smalti.base.env import World, gloo_interface
 from smalti.base.errors import TryElsewhere, UserError
+from smalti.dist.handshake import Card, meet
 
 T = TypeVar("T")
+
+_HOSTS: list[str] = []
+"""The host of each rank of the world that this process is in: as torch's own process group, there is one a process."""
 
 
 def pick_device(choice: str, world: World) -> torch.device:
@@ -35,30 +44,85 @@ def pick_device(choice: str, world: World) -> torch.device:
     return device
 
 
-def join(world: World, device: torch.device, timeout_s: float) -> None:
+def join(
+    world: World,
+    device: torch.device,
+    timeout_s: float,
+    *,
+    join_timeout_s: float = 60.0,
+    same: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
+    trouble: str | None = None,
+) -> None:
     """Initialise torch.distributed for this rank; a no-op where it is initialised already.
 
-    A collective that waits longer than ``timeout_s`` raises. With CUDA the group holds NCCL for device tensors and gloo
-    for CPU tensors (votes, checkpoint plans).
+    A collective that waits longer than ``timeout_s`` raises; ranks wait ``join_timeout_s`` for each other. With CUDA
+    the group holds NCCL for device tensors and gloo for CPU tensors (votes, checkpoint plans). same, config, trouble:
+    what this rank says of itself beside versions and kind of device (``handshake.Card``).
     """
     if dist.is_initialized():
         return
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_s)
+    _HOSTS.clear()
     if world.world_size == 1:
+        if trouble is not None:
+            raise UserError(trouble)
         store: dist.Store = dist.HashStore()
     else:
+        store = dist.PrefixStore(f"smalti/attempt-{world.attempt}", _connect(world, join_timeout_s))
+        alike = {"smalti": __version__, "torch": torch.__version__, "ranks": world.world_size, "device": device.type}
+        card = Card(socket.gethostname(), os.getpid(), {**alike, **(same or {})}, trouble)
+        handshake = dist.PrefixStore("handshake", store)
+        _HOSTS[:] = meet(handshake, world.rank, world.world_size, card, config or {}, join_timeout_s)
+        if len(set(_HOSTS)) > 1:
+            _choose_interface(world)
+        store.set_timeout(timeout)
+    dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.world_size, timeout=timeout)
+
+
+def hosts() -> tuple[str, ...]:
+    """The host of each rank; empty in a world of one, and where somebody else has initialised torch.distributed."""
+    return tuple(_HOSTS)
+
+
+def _connect(world: World, timeout_s: float) -> dist.Store:
+    """The store at the world's address; rank 0 holds it, unless the launcher does."""
+    holds = world.rank == 0 and not world.store_is_up
+    where, seconds = f"{world.master_addr}:{world.master_port}", timedelta(seconds=timeout_s)
+    try:
+        return dist.TCPStore(
+            world.master_addr, world.master_port, world.world_size, holds, timeout=seconds, wait_for_workers=False
+        )
+    except (RuntimeError, ValueError) as error:
+        if holds:
+            text = f"rank 0 cannot hold the store of this attempt at {where}: {error}"
+            hint = "run the same command again; MASTER_PORT chooses another port"
+        else:
+            text = f"rank {world.rank} found nobody at {where} within {timeout_s:g} s: rank 0 did not come, or is gone"
+            hint = "look at the log of rank 0, and whether MASTER_ADDR and MASTER_PORT can be reached from this host"
+        raise TryElsewhere(text, hint=hint) from error
+
+
+def _choose_interface(world: World) -> None:
+    """Where this host's name means the host itself alone (127.0.1.1, as Debian sets it), gloo would tell that address
+    to other hosts. It is told the interface that reaches rank 0 instead, unless the user has named one."""
+    if gloo_interface() is not None:
+        return
+    try:
+        if not socket.gethostbyname(socket.gethostname()).startswith("127."):
+            return
+    except OSError:  # a name that means nothing is no better
+        pass
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # nothing is sent
         try:
-            store = dist.TCPStore(
-                world.master_addr, world.master_port, world.world_size, world.rank == 0, timeout=timeout
-            )
-        except (RuntimeError, ValueError) as error:
-            raise TryElsewhere(
-                f"rank {world.rank} could not meet the others at {world.master_addr}:{world.master_port}: {error}",
-                hint="run the same command again; check that MASTER_ADDR and MASTER_PORT can be reached",
-            ) from error
-    prefixed = dist.PrefixStore(f"smalti/attempt-{world.attempt}", store)
-    dist.init_process_group(backend, store=prefixed, rank=world.rank, world_size=world.world_size, timeout=timeout)
+            probe.connect((world.master_addr, world.master_port))
+        except OSError:
+            return
+        own = probe.getsockname()[0]
+    for name, addresses in psutil.net_if_addrs().items():
+        if own in (one.address for one in addresses) and not own.startswith("127."):
+            gloo_interface(name)
 
 
 def from_first(work: Callable[[], T]) -> T:
@@ -103,3 +167,4 @@ def leave() -> None:
     """Take the process group down, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
+    _HOSTS.clear()

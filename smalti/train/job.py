@@ -19,7 +19,7 @@ from smalti.config.run import JobConfig, RunConfig
 from smalti.data.fork import plan_fork
 from smalti.data.inputs import check_inputs, read_inputs
 from smalti.data.stream import Stream
-from smalti.dist import checkpoint, expert, fsdp, pipeline, sequence, tensor
+from smalti.dist import checkpoint, expert, fsdp, lost, pipeline, sequence, tensor
 from smalti.dist import mesh as meshes
 from smalti.dist import world as worlds
 from smalti.dist.mesh import Mesh
@@ -57,6 +57,8 @@ def run(config: RunConfig, origins: Mapping[str, str], *, evaluation: MakeEvalua
         job = build(config, origins=origins, fork=fork)
         job.evaluate = evaluation(config, job.indexes)
         fit(job)
+    except Exception as error:
+        lost.raise_told(error, worlds.hosts(), ask=not env.attempt_is_open())
     finally:
         worlds.leave()
 
@@ -266,7 +268,7 @@ def _resume(path: str | None, state: TrainState, batches: Batches, events: Any) 
     """Load a checkpoint; returns what it says beside tensors, empty for a start from the beginning."""
     if path is None:
         return {}
-    saved = checkpoint.read_state(path)
+    saved = worlds.from_first(lambda: checkpoint.read_state(path))
     batches.check(saved["stream"], saved["step"])
     checkpoint.load(path, tensors_of(state))
     state.step = saved["step"]
@@ -279,7 +281,7 @@ def _folder(config: JobConfig, world: World, origins: Mapping[str, str], *, fork
     """Join the attempt that the agent opened; under another launcher rank 0 opens it. And the config as it is there."""
     if env.attempt_is_open():
         folder = RunFolder.join(config.run_folder, world.attempt)
-        return folder, folder.with_history(config)
+        return folder, worlds.from_first(lambda: folder.with_history(config))
     opened: list[RunFolder] = []  # rank 0 keeps what it opened, which holds the lock of the run
 
     def open_it() -> int | None:
@@ -289,7 +291,7 @@ def _folder(config: JobConfig, world: World, origins: Mapping[str, str], *, fork
 
     attempt = worlds.from_first(open_it)
     folder = opened[0] if opened else RunFolder.join(config.run_folder, attempt or 0)
-    return folder, folder.with_history(config)
+    return folder, worlds.from_first(lambda: folder.with_history(config))
 
 
 # ---- data and sinks -------------------------------------------------------------------------------------------------

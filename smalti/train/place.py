@@ -8,9 +8,12 @@ import torch.distributed as dist
 from smalti.base import env
 from smalti.base.env import World
 from smalti.base.errors import UserError
+from smalti.base.hashing import digest_json
 from smalti.config.durations import to_seconds
 from smalti.config.hardware import hardware_of_driver
+from smalti.config.identity import identity
 from smalti.config.run import JobConfig
+from smalti.config.show import flatten
 from smalti.dist import world as worlds
 from smalti.dist.allocator import keep_freed_memory
 from smalti.dist.peak import matmul_rate
@@ -19,15 +22,21 @@ from smalti.plan.layout import Layout, layout_of
 
 def take(config: JobConfig, world: World, *, given: bool) -> tuple[torch.device, dict[str, Any]]:
     """Join the world on this rank's device; returns the device and what ``auto`` became."""
-    parallel = config.train.parallel
-    device = worlds.pick_device(parallel.device, world)
-    _require_own_model(config, layout_of(config, world.world_size), given=given)
+    parallel, trouble = config.train.parallel, None
+    try:
+        device = worlds.pick_device(parallel.device, world)
+    except UserError as error:  # of this host perhaps; all ranks are to hear of it
+        device, trouble = torch.device("cpu"), error.message
     if device.type == "cpu":
         keep_freed_memory()
     threads = _set_threads(config, world)
-    seconds = to_seconds(parallel.timeout)
+    seconds, join_s = to_seconds(parallel.timeout), to_seconds(parallel.join_timeout)
     assert seconds is not None
-    worlds.join(world, device, seconds)
+    assert join_s is not None
+    values = flatten(config.model_dump(mode="json"))
+    same = {"run": digest_json(identity(config)), "placement": digest_json(values)}
+    worlds.join(world, device, seconds, join_timeout_s=join_s, same=same, config=values, trouble=trouble)
+    _require_own_model(config, layout_of(config, world.world_size), given=given)
     resolved: dict[str, Any] = {"ranks": world.world_size, "device": str(device), "threads": threads}
     resolved["compile"] = compiles(config, device)
     if device.type == "cuda":

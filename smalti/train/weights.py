@@ -32,7 +32,7 @@ def open_weights(source: str, model: nn.Module) -> Callable[[], None]:
         folder = world.together(lambda: _checked_folder(source, model))
         return lambda: _load_folder(folder, model)
     path = world.from_first(lambda: find_checkpoint(source))
-    found = checkpoint.shapes(path)
+    found = world.from_first(lambda: checkpoint.shapes(path))
     world.together(lambda: _check_fits(source, found, model))
     return lambda: checkpoint.load(path, {f"model.{n}": value for n, value in model.state_dict().items() if n in found})
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smalti.cli.train import lost_peer
 from smalti.data.tokens.writer import TokenWriter
+from smalti.dist.lost import lost_peer
 from smalti.track.run import RunFolder
 
 LIMIT_BYTES = 12_000
