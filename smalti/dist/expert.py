@@ -78,7 +78,7 @@ def _check(num_experts: int, width: int, layout: Layout) -> None:
     cut = shards * layout.tensor
     if num_experts % wanted == 0 and width % cut == 0:
         return
-    near = min(_possible(num_experts, width, layout), key=lambda size: (abs(size - wanted), -size))
+    near = min(_possible(num_experts, width, layout), key=lambda size: (max(size, wanted) / min(size, wanted), -size))
     if num_experts % wanted:
         text = f"train.parallel.expert={wanted} does not divide the {num_experts} experts of a layer"
     else:
