@@ -34,7 +34,12 @@ def lay(model: nn.Module, mesh: Mesh, *, context: Context) -> None:
     ranks, tensor = mesh.layout.sequence, mesh.layout.tensor
     if ranks == 1:
         return
-    assert isinstance(model, Decoder)
+    if not isinstance(model, Decoder):
+        raise UserError(
+            f"train.parallel.sequence={ranks} with a {type(model).__name__}",
+            allowed="a Decoder: how others attend is not known",
+            hint="train.parallel.sequence=1",
+        )
     config, group = model.config, mesh.group("sequence")
     why = against_sequence(config, 2 * ranks, ranks, tensor=tensor, context=context)
     if why is not None:

@@ -1,7 +1,8 @@
 """Held-out loss while a run trains: likelihood of fixed token windows, split over the ranks.
 
 Promises: every rank makes the same number of forward passes (a rank that has no window left runs one that counts
-nothing), so it works under any mesh; the numbers do not depend on how many ranks there are, up to rounding. It is
+nothing), so it works under any mesh, of which it must be told where ranks share rows, matrices or layers; the numbers
+do not depend on how many ranks there are, up to rounding. It is
 the cheap sister of ``evals.tasks.heldout``: windows of ``seq_len`` that do not overlap, cut as in training, of
 ``eval_tokens`` tokens together and equally spaced over all held-out files, always the same. Two things set its bits per
 byte apart from the full measure: tokens at the head of a window have little context, which adds a little; and tokens
@@ -12,7 +13,7 @@ B: windows in one forward. T: seq_len. N: counted tokens. D: hidden size. V: voc
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from smalti.base import store
-from smalti.base.errors import DataError
+from smalti.base.errors import DataError, UserError
 from smalti.config.data import DataConfig
 from smalti.config.run import RunConfig
 from smalti.data import pack
@@ -31,6 +32,8 @@ from smalti.data.fetch import Share, open_files
 from smalti.data.inputs import heldout_key
 from smalti.data.tokens.manifest import FILE_NAME, Manifest, read_manifest
 from smalti.data.tokens.reader import TokenSource
+from smalti.dist import sequence
+from smalti.dist.mesh import Mesh
 from smalti.evals.likelihood import logits_of, token_nats
 from smalti.train.loop import Evaluate
 
@@ -47,16 +50,29 @@ class _Source:
     tokens_per_byte: float
 
 
-def heldout_hook(config: RunConfig, indexes: Mapping[str, bytes] | None = None) -> Evaluate | None:
+@dataclass(frozen=True)
+class _Place:
+    """Which windows a rank measures, and which of their tokens."""
+
+    rank: int
+    ranks: int
+    own_part: Callable[[Tensor], Tensor]
+
+
+def heldout_hook(
+    config: RunConfig, indexes: Mapping[str, bytes] | None = None, mesh: Mesh | None = None
+) -> Evaluate | None:
     """The function that measures ``data.heldout``; None where a run names no held-out source.
 
     It returns ``metrics/eval/<source>/LanguageCrossEntropy`` (nats per token) and
     ``metrics/eval/<source>/bits_per_byte`` (nats per token / ln 2 * tokens per UTF-8 byte of all held-out documents).
     The token files are read here, so a missing or corrupt one is found before the first step. ``indexes``: what
-    ``data.inputs.read_inputs`` gave; absent, each rank reads the manifests itself.
+    ``data.inputs.read_inputs`` gave; absent, each rank reads the manifests itself. ``mesh``: of the job; may be absent
+    where every rank reads rows of its own.
     """
     if not config.data.heldout:
         return None
+    place = _place(config, mesh)
     known = indexes or {}
     sources = [_load(name, config, known.get(heldout_key(name))) for name in config.data.heldout]
 
@@ -65,11 +81,30 @@ def heldout_hook(config: RunConfig, indexes: Mapping[str, bytes] | None = None) 
         model.eval()
         try:
             with torch.no_grad():
-                return {key: value for source in sources for key, value in _measure(model, source, config.data).items()}
+                return {
+                    key: value
+                    for source in sources
+                    for key, value in _measure(model, source, config.data, place).items()
+                }
         finally:
             model.train(was_training)
 
     return evaluate
+
+
+def _place(config: RunConfig, mesh: Mesh | None) -> _Place:
+    parallel = config.train.parallel
+    if mesh is not None:
+        part = sequence.own_part(mesh, context=parallel.context)
+        return _Place(mesh.data_rank, mesh.layout.data_ranks, part)
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    sharing = [axis for axis in ("sequence", "tensor", "pipeline") if getattr(parallel, axis) != 1]
+    if sharing and parallel.ranks > 1:
+        raise UserError(
+            f"held-out loss with an axis {sharing[0]}: ranks read alike, and the mesh says which",
+            hint="job = build(config); job.evaluate = heldout_hook(config, job.indexes, job.mesh)",
+        )
+    return _Place(rank, ranks, lambda rows_BT: rows_BT)
 
 
 def _load(name: str, config: RunConfig, index: bytes | None) -> _Source:
@@ -102,19 +137,18 @@ def _load(name: str, config: RunConfig, index: bytes | None) -> _Source:
     return _Source(name, rows_ST1, manifest.eod_id, manifest.n_tokens / manifest.n_text_bytes)
 
 
-def _measure(model: nn.Module, source: _Source, data: DataConfig) -> dict[str, float]:
-    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+def _measure(model: nn.Module, source: _Source, data: DataConfig, place: _Place) -> dict[str, float]:
     device = next(model.parameters()).device
-    own_ST1 = source.rows_ST1[rank::world_size]
-    per_rank = math.ceil(len(source.rows_ST1) / world_size)
+    own_ST1 = source.rows_ST1[place.rank :: place.ranks]
+    per_rank = math.ceil(len(source.rows_ST1) / place.ranks)
     width = max(1, _BATCH_TOKENS // data.seq_len)
     total = torch.zeros(2, dtype=torch.float64, device=device)
     for start in range(0, per_rank, width):
         rows_BT1 = own_ST1[start : start + width]
         if len(rows_BT1):
-            total += _forward(model, rows_BT1, source.eod_id, data, device)
+            total += _forward(model, rows_BT1, source.eod_id, data, device, place.own_part)
         else:
-            _forward(model, source.rows_ST1[:1], source.eod_id, data, device)
+            _forward(model, source.rows_ST1[:1], source.eod_id, data, device, place.own_part)
     if dist.is_initialized():
         dist.all_reduce(total)
     nats, n_tokens = total.tolist()
@@ -126,11 +160,16 @@ def _measure(model: nn.Module, source: _Source, data: DataConfig) -> dict[str, f
 
 
 def _forward(
-    model: nn.Module, rows_BT1: NDArray[np.int64], eod_id: int, data: DataConfig, device: torch.device
+    model: nn.Module,
+    rows_BT1: NDArray[np.int64],
+    eod_id: int,
+    data: DataConfig,
+    device: torch.device,
+    own_part: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Nats and number of all targets of some rows, float64 [2]."""
+    """Nats and number of this rank's targets of some rows, float64 [2]."""
     inputs, targets, positions, documents = pack.split(rows_BT1, eod_id, mask_documents=data.mask_documents)
-    targets_N = torch.from_numpy(targets).to(device).flatten()
+    targets_N = own_part(torch.from_numpy(targets).to(device)).flatten()
 
     def head(hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
         nats_N = token_nats(hidden_BTD.flatten(0, 1), weight_VD, targets_N, logits=logits_of(model))
@@ -139,5 +178,6 @@ def _forward(
     ids_BT, positions_BT, documents_BT = (
         torch.from_numpy(array).to(device, torch.int64) for array in (inputs, positions, documents)
     )
-    value: Tensor = model(ids_BT, positions_BT, documents_BT if data.mask_documents else None, head=head).value
+    packed_BT = documents_BT if data.mask_documents else None
+    value: Tensor = model(own_part(ids_BT), own_part(positions_BT), packed_BT, head=head).value
     return value

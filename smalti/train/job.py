@@ -47,15 +47,15 @@ from smalti.train.schedule import LearningRate
 from smalti.train.step import Loss, Passes, TrainState, one_by_one
 from smalti.train.weights import keep_tokenizer, open_weights
 
-MakeEvaluate = Callable[[RunConfig, Mapping[str, bytes]], Evaluate | None]
-"""(config, what rank 0 has read of sources and held-out sets) -> what measures while the run trains."""
+MakeEvaluate = Callable[[RunConfig, Mapping[str, bytes], Mesh], Evaluate | None]
+"""(config, what rank 0 has read of sources and held-out sets, mesh) -> what measures while the run trains."""
 
 
 def run(config: RunConfig, origins: Mapping[str, str], *, evaluation: MakeEvaluate, fork: bool = False) -> None:
     """Build and fit as a rank of the world that this process is in, and leave that world."""
     try:
         job = build(config, origins=origins, fork=fork)
-        job.evaluate = evaluation(config, job.indexes)
+        job.evaluate = evaluation(config, job.indexes, job.mesh)
         fit(job)
     except Exception as error:
         lost.raise_told(error, worlds.hosts(), ask=not env.attempt_is_open())
@@ -175,6 +175,7 @@ def _sharded(
     else:
         model.to(device)
         fsdp.broadcast(model)
+        sequence.lay(model, mesh, context=parallel.context)
     for block in fsdp.blocks_of(model):
         if parallel.activation_checkpointing == "full":
             recompute(block)
