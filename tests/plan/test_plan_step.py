@@ -18,6 +18,7 @@ from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.plan.flops import train_flops_per_token, train_flops_per_token_causal
 from smalti.plan.layout import Layout, layout_of
+from smalti.plan.parallel.collectives import collectives
 from smalti.plan.step_time import factors, rates
 from smalti.plan.step_time.step import passes_of, step_time
 from smalti.plan.step_time.work import Work, loss_tile, update, works
@@ -124,6 +125,9 @@ def test_ranks_of_one_machine_pay_for_the_network_and_share_its_threads() -> Non
     both = step_time(made_config("train.parallel.ranks=2"), machine())
     parts = {part.name: part for part in both.parts}
     assert parts["network"].bound == "network"
+    made = collectives(made_config("train.parallel.ranks=2"))
+    assert parts["network"].bytes == sum(one.total_bytes for one in made)
+    assert parts["network"].kernels == sum(one.count for one in made)
     assert "network" not in {part.name for part in alone.parts}
     half = {part.name: part.s for part in alone.parts}["mlp"]
     assert parts["mlp"].s == pytest.approx(half, rel=0.1), "half of the tokens on half of the threads"

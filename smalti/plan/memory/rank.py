@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from smalti.config.run import RunConfig
+from smalti.plan.batch import rows_of, split
 from smalti.plan.layout import Layout, layout_of
 from smalti.plan.memory.moments import Moment, Rank, moments
 from smalti.plan.memory.tape import Pass
@@ -128,7 +129,7 @@ def _microbatch(config: RunConfig, world: int) -> int:
     if isinstance(train.microbatch_tokens, int):
         return train.microbatch_tokens
     return max(
-        min(_split(batch // seq_len, world), max(1, MICROBATCH_LIMIT_TOKENS // seq_len)) * seq_len
+        min(split(batch // seq_len, world), max(1, MICROBATCH_LIMIT_TOKENS // seq_len)) * seq_len
         for batch, seq_len in config.batches_and_lengths
     )
 
@@ -137,7 +138,7 @@ def _stages(layers: int, pipeline: int) -> list[range | None]:
     """The first and the last pipeline stage, which hold the embedding and the head; None for one."""
     if pipeline == 1:
         return [None]
-    each = _split(layers, pipeline)
+    each = split(layers, pipeline)
     return [range(each), range(each * (pipeline - 1), layers)]
 
 
@@ -145,11 +146,9 @@ def _of(
     config: RunConfig, layout: Layout, batch: int, seq_len: int, tokens: int, device: str, layers: range | None
 ) -> list[Moment]:
     train = config.train
-    share = _split(batch // seq_len, layout.data_ranks)
-    rows = min(share, max(1, tokens // seq_len))
-    microbatches = _split(share, rows)
+    rows = rows_of(batch, seq_len, layout.data_ranks, tokens)
     shape = Pass(
-        rows,
+        rows.of_pass,
         seq_len,
         FORMAT_BYTES[train.precision.compute],
         "cuda" if device == "cuda" else "cpu",
@@ -165,11 +164,11 @@ def _of(
         moments=_MOMENTS[train.optimizer.name],
         makes_updates=train.optimizer.name == "lion",
         recompute=train.parallel.activation_checkpointing == "full",
-        microbatches=microbatches,
-        in_flight=min(layout.pipeline, microbatches) if first else 1,
+        microbatches=rows.passes,
+        in_flight=min(layout.pipeline, rows.passes) if first else 1,
         layers=layers,
         chunk_bytes=train.loss.chunk_bytes,
-        step_tokens=share * seq_len,
+        step_tokens=rows.of_rank * seq_len,
     )
     return moments(config.model, shape, rank)
 
@@ -200,7 +199,3 @@ def _as_memory(found: list[Moment], tokens: int, layout: Layout, assumed: Assume
         reserved_bytes=round(reserved) if on_gpu else 0,
         fragmentation_bytes=round(peak.parts.total * assumed.fragmentation_frac) if on_gpu else 0,
     )
-
-
-def _split(amount: int, shares: int) -> int:
-    return -(-amount // shares)

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Literal
 
 from smalti.config.run import RunConfig
+from smalti.plan.batch import rows_of, split
 from smalti.plan.layout import Layout, layout_of
 from smalti.plan.memory.rank import microbatch_tokens as default_microbatch_tokens
 from smalti.plan.units import FORMAT_BYTES, Unit, keeps_gathered, units
@@ -100,17 +101,16 @@ class Cut:
     """In one forward pass, of the ranks of a sequence axis together, at most."""
 
 
-def cut(config: RunConfig, layout: Layout, microbatch_tokens: int | None = None) -> Cut:
-    """Cut the last batch of the run. ``microbatch_tokens``: of whole rows; absent: as the config says.
-
-    A rank that is short of rows passes empty ones, so every rank counts as the fullest.
-    """
-    batch, seq_len = config.batches_and_lengths[-1]
+def cut(
+    config: RunConfig, layout: Layout, microbatch_tokens: int | None = None, *, batch: tuple[int, int] | None = None
+) -> Cut:
+    """Cut a batch (tokens, seq_len); absent: the last of the run. ``microbatch_tokens``: of whole rows; absent: as the
+    config says."""
+    tokens, seq_len = batch or config.batches_and_lengths[-1]
     given = microbatch_tokens or default_microbatch_tokens(config, ranks=layout.data_ranks)
-    rows = max(1, -(-(batch // seq_len) // layout.data_ranks))
-    together = max(1, min(given // seq_len, rows))
-    microbatches = -(-rows // together)
-    return Cut(-(-rows * seq_len // (layout.sequence * microbatches)), microbatches, seq_len, together)
+    rows = rows_of(tokens, seq_len, layout.data_ranks, given)
+    each = split(rows.of_rank * seq_len, layout.sequence * rows.passes)
+    return Cut(each, rows.passes, seq_len, rows.of_pass)
 
 
 def collectives(
@@ -120,14 +120,15 @@ def collectives(
     *,
     dispatch: Dispatch = "exact",
     context: Context = "ulysses",
+    batch: tuple[int, int] | None = None,
 ) -> list[Collective]:
     """The collectives of one step; those of a group of one rank are left out.
 
     dispatch: tokens travel to their experts as they are (``exact``; bytes for evenly used experts) or in buffers that
-    hold the worst case (``static``). context: what a sequence axis exchanges.
+    hold the worst case (``static``). context: what a sequence axis exchanges. batch: as for ``cut``.
     """
     layout = layout or layout_of(config)
-    plan = _Plan(config, layout, cut(config, layout, microbatch_tokens), dispatch, context)
+    plan = _Plan(config, layout, cut(config, layout, microbatch_tokens, batch=batch), dispatch, context)
     return [one for one in plan.all() if group(layout, one.axis).size > 1]
 
 

@@ -17,11 +17,13 @@ from typing import Any
 from smalti.config.hardware import Hardware
 from smalti.config.measured import Format
 from smalti.config.run import RunConfig
+from smalti.plan.batch import rows_of
 from smalti.plan.flops import train_flops_per_token
 from smalti.plan.layout import Layout, layout_of
 from smalti.plan.memory.rank import microbatch_tokens as planned_microbatch
+from smalti.plan.parallel.collectives import Collective, collectives
 from smalti.plan.step_time import factors, rates
-from smalti.plan.step_time.work import Share, Work, update, whole_params, works
+from smalti.plan.step_time.work import Share, Work, update, works
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,8 @@ def step_time(
         took_s = _seconds(work, machine, compute, threads, fused)
         parts.setdefault(work.part, []).append((work, took_s))
     found = [_part(name, timed, machine, compute) for name, timed in parts.items()]
-    found += [*_host(config, machine, found, shares), *_network(config, machine, layout, shares)]
+    made = collectives(config, layout, microbatch_tokens, batch=(batch, seq_len))
+    found += [*_host(config, machine, found, shares), *_network(machine, made)]
     low, high = factors.interval(machine, compute, experts=config.model.moe is not None)
     return StepTime(
         parts=tuple(found),
@@ -152,12 +155,11 @@ def passes_of(
     """The passes of one step on a rank: those of a whole microbatch, and the rest. Absent lengths: ``step_time``'s."""
     last_batch, last_seq_len = config.batches_and_lengths[-1]
     batch, seq_len = batch_tokens or last_batch, seq_len or last_seq_len
-    rows = -(-batch // seq_len // layout.data_ranks)
-    of_pass = (microbatch_tokens or planned_microbatch(config, ranks=layout.data_ranks)) // seq_len
-    of_pass = max(1, min(of_pass, rows))
+    given = microbatch_tokens or planned_microbatch(config, ranks=layout.data_ranks)
+    rows = rows_of(batch, seq_len, layout.data_ranks, given)
     recomputes = config.train.parallel.activation_checkpointing == "full"
     found = []
-    for held, passes in ((of_pass, rows // of_pass), (rows % of_pass, 1)):
+    for held, passes in ((rows.of_pass, rows.of_rank // rows.of_pass), (rows.of_rank % rows.of_pass, 1)):
         if held and passes:
             found.append(Share(-(-held * seq_len // layout.sequence), seq_len, passes, layout, recomputes))
     return found
@@ -214,15 +216,12 @@ def units_of(config: RunConfig) -> int:
     return model.num_hidden_layers + 1 + routers
 
 
-def _network(config: RunConfig, machine: Hardware, layout: Layout, shares: list[Share]) -> list[PartTime]:
-    """Ranks of this machine: each unit's weights are gathered and its gradients reduced, in each pass."""
-    collective = machine.measured.collective if machine.measured else None
-    if collective is None or layout.world_size == 1 or machine.kind != "cpu":
+def _network(machine: Hardware, made: list[Collective]) -> list[PartTime]:
+    """Ranks of this machine, one collective after another: gloo has one thread, and the work waits for most of them."""
+    measured = machine.measured.collective if machine.measured else None
+    if measured is None or not made or machine.kind != "cpu":
         return []
-    sizes, passes = {"fp32": 4, "bf16": 2}, sum(share.passes for share in shares)
-    precision, whole = config.train.precision, whole_params(config, layout)
-    # An all-reduce is a reduce-scatter and an all-gather: each takes half of its time.
-    moved = passes * whole * (sizes[precision.compute] + sizes[precision.reduce])
-    count_of = 2 * passes * units_of(config) + 2
-    took_s = count_of * collective.latency_s + moved / 2 / collective.bytes_per_s
-    return [PartTime("network", 0, moved, count_of, took_s, "network")]
+    # Measured is an all-reduce, which is a reduce-scatter and an all-gather: each takes half of its time.
+    through_s = sum(one.total_bytes * (1 if one.op == "all_reduce" else 0.5) for one in made) / measured.bytes_per_s
+    moved, calls = sum(one.total_bytes for one in made), sum(one.count for one in made)
+    return [PartTime("network", 0, moved, calls, calls * measured.latency_s + through_s, "network")]
