@@ -15,7 +15,10 @@ cross-entropy, arXiv 2410.10989). Which way a tile is cut:
   arXiv 2411.09009), so each logit is computed twice: four products.
 - Not at all, where all logits fit.
 
-Shapes: N tokens, D hidden, V vocabulary; C tokens and U vocabulary of a tile.
+Where ranks share the vocabulary (``dist/tensor.py``), a rank makes the logits of its own part only; of each token it
+tells the others the log-partition and the target's logit of that part, one gather for the tokens of a tile.
+
+Shapes: N tokens, D hidden, V vocabulary (of this rank, where ranks share it); C tokens and U vocabulary of a tile.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,6 +29,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from smalti.base.errors import DataError
+from smalti.dist.slices import Ranks, stacked
+from smalti.dist.tensor import vocabulary
 from smalti.train.batches import IGNORE
 
 
@@ -33,6 +38,8 @@ class _Options(NamedTuple):
     z_loss_coef: float
     soft_cap: float | None
     chunk_bytes: int
+    ranks: Ranks | None = None
+    """That share the vocabulary."""
 
 
 def cross_entropy_head(
@@ -40,17 +47,19 @@ def cross_entropy_head(
 ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """A head for ``Decoder.forward``: (hidden_BTD, weight_VD) -> (cross-entropy + z-loss, z-loss), fp32 sums.
 
+    A weight that ranks share gives each of them the whole sums, and gradients of its own part: to be summed for hidden.
     Targets equal to IGNORE do not count; others outside the vocabulary are a DataError (on a GPU a device assertion).
     The z-loss is z_loss_coef log(Z)^2 a token (PaLM, arXiv 2204.02311, section 5); the second value is for the log and
     carries no gradient. soft_cap: the bound of ``model.final_logit_softcapping``.
     """
-    options = _Options(z_loss_coef, soft_cap, chunk_bytes)
 
     def head(hidden_BTD: Tensor, weight_VD: Tensor) -> tuple[Tensor, Tensor]:
-        targets_N = targets_BT.flatten()
+        targets_N, part = targets_BT.flatten(), vocabulary(weight_VD)
         _check(targets_N, weight_VD.shape[0])
+        options = _Options(z_loss_coef, soft_cap, chunk_bytes, part.ranks)
+        counted_N1 = (targets_N != IGNORE)[:, None]
         return _ChunkedCrossEntropy.apply(
-            hidden_BTD.flatten(0, -2), weight_VD, targets_N, options, torch.is_grad_enabled()
+            hidden_BTD.flatten(0, -2), part.weight, targets_N - part.first, counted_N1, options, torch.is_grad_enabled()
         )
 
     return head
@@ -59,21 +68,28 @@ def cross_entropy_head(
 class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, options: _Options, with_gradient: bool
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        targets_N: Tensor,
+        counted_N1: Tensor,
+        options: _Options,
+        with_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
+        """``targets_N`` count from the first of ``weight_VD``."""
         for_hidden, for_weight = (with_gradient and needed for needed in ctx.needs_input_grad[:2])
         tokens, entries = _cut(hidden_ND, weight_VD, options, for_weight=for_weight)
         grad_hidden_ND = _zeros(hidden_ND, parts=-(-weight_VD.shape[0] // entries)) if for_hidden else None
         grad_weight_VD = _zeros(weight_VD, parts=-(-hidden_ND.shape[0] // tokens)) if for_weight else None
         total, z_loss = (hidden_ND.new_zeros((), dtype=torch.float32) for _ in range(2))
-        counted_N1 = (targets_N != IGNORE)[:, None]
         for rows in _slices(hidden_ND.shape[0], tokens):
             hidden_CD, targets_C, counted_C = hidden_ND[rows], targets_N[rows], counted_N1[rows, 0]
             tiles = [
                 _Tile(hidden_CD, weight_VD[columns], targets_C - columns.start, options)
                 for columns in _slices(weight_VD.shape[0], entries)
             ]
-            log_partition_C, picked_C = _over_tiles([tile.sums(keep=len(tiles) == 1) for tile in tiles])
+            own_C, picked_C = _over_tiles([tile.sums(keep=len(tiles) == 1) for tile in tiles])
+            log_partition_C, picked_C = _over_ranks(own_C, picked_C, options.ranks)
             z_chunk = options.z_loss_coef * (log_partition_C.square() * counted_C).sum()
             total += ((log_partition_C - picked_C) * counted_C).sum() + z_chunk
             z_loss += z_chunk
@@ -98,7 +114,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, _grad_z: Tensor) -> tuple[Tensor | None, ...]:
         """In place, as a copy would be as large as the weight; so torch refuses a second pass through the graph."""
-        return (*(None if saved is None else saved.mul_(grad_total) for saved in ctx.saved_tensors), None, None, None)
+        return (*(None if saved is None else saved.mul_(grad_total) for saved in ctx.saved_tensors), *(None,) * 4)
 
 
 class _Tile:
@@ -109,7 +125,7 @@ class _Tile:
         self._hidden_CD, self._options = hidden_CD, options
         self._inside_C1 = ((targets_C >= 0) & (targets_C < weight_UD.shape[0]))[:, None]
         self._index_C1 = targets_C.clamp(0, weight_UD.shape[0] - 1)[:, None]
-        self._kept: tuple[Tensor, Tensor | None] | None = None
+        self._kept: tuple[Tensor, Tensor, Tensor | None] | None = None
 
     def sums(self, *, keep: bool) -> tuple[Tensor, Tensor]:
         """log(sum(exp(logits))) of each token, and the logit of its target, 0 where that is in another tile."""
@@ -120,7 +136,7 @@ class _Tile:
         log_partition_C = logits_CU.amax(dim=-1).float() - probability_CU.amax(dim=-1).log()
         picked_C = (logits_CU.gather(1, self._index_C1) * self._inside_C1)[:, 0].float()
         if keep:
-            self._kept = probability_CU, tanh_CU
+            self._kept = probability_CU, log_partition_C, tanh_CU
         return log_partition_C, picked_C
 
     def gradient(self, log_partition_C: Tensor) -> Tensor:
@@ -134,7 +150,9 @@ class _Tile:
             del logits_CU
             grad_CU.sub_(log_partition_C[:, None]).exp_()
         else:
-            (grad_CU, tanh_CU), self._kept = self._kept, None
+            (grad_CU, own_C, tanh_CU), self._kept = self._kept, None
+            if self._options.ranks is not None:  # probabilities of this part are made those of the whole
+                grad_CU *= (own_C - log_partition_C).exp_()[:, None]
         if self._options.z_loss_coef:
             grad_CU *= (1 + 2 * self._options.z_loss_coef * log_partition_C)[:, None]
         grad_CU.scatter_add_(1, self._index_C1, -self._inside_C1.to(grad_CU.dtype))
@@ -157,6 +175,13 @@ def _over_tiles(sums: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     if len(sums) == 1:
         return log_partitions[0], picked[0]
     return torch.stack(log_partitions).logsumexp(dim=0), torch.stack(picked).sum(dim=0)
+
+
+def _over_ranks(log_partition_C: Tensor, picked_C: Tensor, ranks: Ranks | None) -> tuple[Tensor, Tensor]:
+    if ranks is None:
+        return log_partition_C, picked_C
+    log_partitions_WC, picked_WC = stacked(torch.stack([log_partition_C, picked_C]), ranks).unbind(1)
+    return log_partitions_WC.logsumexp(dim=0), picked_WC.sum(dim=0)
 
 
 def _cut(hidden_ND: Tensor, weight_VD: Tensor, options: _Options, *, for_weight: bool) -> tuple[int, int]:

@@ -173,7 +173,8 @@ def against_tensor(model: ModelConfig, size: int) -> str | None:
     dense = model.moe is None or bool(model.moe.mlp_only_layers)
     widths = [("columns of an expert", model.expert_width)] if model.moe else []
     widths += [("columns of an MLP", model.intermediate_size)] if dense else []
-    for name, whole in (("query heads", model.num_attention_heads), ("key-value heads", model.kv_heads), *widths):
+    heads = [("query heads", model.num_attention_heads), ("key-value heads", model.kv_heads)]
+    for name, whole in (*heads, *widths, ("tokens of the vocabulary", model.vocab_size)):
         if whole % size:
             return f"{whole:,} {name} are not a multiple"
     return None
