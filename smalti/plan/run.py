@@ -1,7 +1,7 @@
 """What a run costs before it starts: parameters, tokens, FLOPs, step time, total time. Pure arithmetic on the config.
 
-The time is a prediction: that of a step on a device (``plan/step_time/step.py``) times the steps, or FLOPs over a
-rate that is given. Reading data, evals in the loop and checkpoints are not in it.
+The time is a prediction: that of a step on a device (``plan/step_time/step.py``; ranks on one CPU also send,
+``plan/parallel/local.py``) times the steps, or FLOPs over a rate that is given. Reading data, evals in the loop and checkpoints are not in it.
 """
 
 import math
@@ -13,8 +13,9 @@ from smalti.config.durations import RunLength
 from smalti.config.hardware import Hardware
 from smalti.config.run import RunConfig
 from smalti.plan.flops import FORMULA, mfu, train_flops_per_token, train_flops_per_token_causal
+from smalti.plan.parallel.local import step_on
 from smalti.plan.params import Params, count
-from smalti.plan.step_time.step import StepTime, peak_of_ranks, step_time
+from smalti.plan.step_time.step import StepTime, peak_of_ranks
 
 CHINCHILLA_TOKENS_PER_PARAM = 20
 """Compute-optimal tokens for each parameter of a dense model (Hoffmann et al. 2022, arXiv 2203.15556)."""
@@ -95,7 +96,7 @@ def plan_run(config: RunConfig, *, machine: Hardware | None = None, rate_flops_p
     times: list[tuple[int, StepTime]] = []
     if machine is not None:
         for (batch, seq_len), number in steps_by_kind(config).items():
-            times.append((number, step_time(config, machine, batch_tokens=batch, seq_len=seq_len)))
+            times.append((number, step_on(config, machine, batch_tokens=batch, seq_len=seq_len)))
     total_s = sum(number * one.total_s for number, one in times) if times else None
     if rate_flops_per_s is not None:
         total_s = flops / rate_flops_per_s

@@ -19,6 +19,7 @@ from smalti.config.run import RunConfig
 from smalti.plan.flops import train_flops_per_token, train_flops_per_token_causal
 from smalti.plan.layout import Layout, layout_of
 from smalti.plan.parallel.collectives import collectives
+from smalti.plan.parallel.local import step_on
 from smalti.plan.step_time import factors, rates
 from smalti.plan.step_time.step import passes_of, step_time
 from smalti.plan.step_time.work import Work, loss_tile, update, works
@@ -121,8 +122,10 @@ def test_microbatches_repeat_the_passes_but_not_the_update() -> None:
 
 
 def test_ranks_of_one_machine_pay_for_the_network_and_share_its_threads() -> None:
-    alone = step_time(made_config(), machine())
-    both = step_time(made_config("train.parallel.ranks=2"), machine())
+    tokens = {"batch_tokens": 8192, "seq_len": made_config().data.seq_len}
+    alone = step_on(made_config(), machine(), **tokens)
+    both = step_on(made_config("train.parallel.ranks=2"), machine(), **tokens)
+    assert alone == step_time(made_config(), machine(), **tokens)
     parts = {part.name: part for part in both.parts}
     assert parts["network"].bound == "network"
     made = collectives(made_config("train.parallel.ranks=2"))

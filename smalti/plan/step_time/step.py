@@ -1,14 +1,14 @@
 """The time of one optimizer step on one rank, part by part: a roofline with measured or published constants.
 
-    step = sum over parts of factor x sum over works of seconds(work) + units x seconds of a unit + network
+    step = sum over parts of factor x sum over works of seconds(work) + units x seconds of a unit
 
 Promises: the parts add up to the total; more tokens or layers never take less; nothing is measured here. On a device
 with ``measured`` every work's seconds are read from its micro-benchmarks (``plan/step_time/rates.py``) and the
 factors say how much longer it takes inside a step; on one with published figures a work takes the longer of FLOPs /
-(peak x share of a large product) and bytes / bandwidth, times the
-factors of ``plan/step_time/factors.py``, and never less than its launches. Not in it: reading
-data, evals, checkpoints, and on GPUs the network (``plan/parallel/collectives.py``) beyond what FSDP on 8 of them
-hides. ``docs/concepts/step-time.md`` says where each constant comes from and how far off the predictions were.
+(peak x share of a large product) and bytes / bandwidth, times the factors of ``plan/step_time/factors.py``, and never
+less than its launches. Not in it: reading data, evals, checkpoints, and the network: ``plan/parallel/local.py`` adds
+that of ranks on one CPU, ``plan/parallel/scaling.py`` what of GPUs' network FSDP on 8 of them does not hide.
+``docs/concepts/step-time.md`` says where each constant comes from and how far off the predictions were.
 """
 
 from dataclasses import asdict, dataclass
@@ -21,7 +21,6 @@ from smalti.plan.batch import rows_of
 from smalti.plan.flops import train_flops_per_token
 from smalti.plan.layout import Layout, layout_of
 from smalti.plan.memory.rank import microbatch_tokens as planned_microbatch
-from smalti.plan.parallel.collectives import Collective, collectives
 from smalti.plan.step_time import factors, rates
 from smalti.plan.step_time.work import Share, Work, update, works
 
@@ -114,8 +113,7 @@ def step_time(
         took_s = _seconds(work, machine, compute, threads, fused)
         parts.setdefault(work.part, []).append((work, took_s))
     found = [_part(name, timed, machine, compute) for name, timed in parts.items()]
-    made = collectives(config, layout, microbatch_tokens, batch=(batch, seq_len))
-    found += [*_host(config, machine, found, shares), *_network(machine, made)]
+    found += _host(config, machine, found, shares)
     low, high = factors.interval(machine, compute, experts=config.model.moe is not None)
     return StepTime(
         parts=tuple(found),
@@ -214,14 +212,3 @@ def units_of(config: RunConfig) -> int:
     model = config.model
     routers = sum(model.has_experts(layer) for layer in range(model.num_hidden_layers))
     return model.num_hidden_layers + 1 + routers
-
-
-def _network(machine: Hardware, made: list[Collective]) -> list[PartTime]:
-    """Ranks of this machine, one collective after another: gloo has one thread, and the work waits for most of them."""
-    measured = machine.measured.collective if machine.measured else None
-    if measured is None or not made or machine.kind != "cpu":
-        return []
-    # Measured is an all-reduce, which is a reduce-scatter and an all-gather: each takes half of its time.
-    through_s = sum(one.total_bytes * (1 if one.op == "all_reduce" else 0.5) for one in made) / measured.bytes_per_s
-    moved, calls = sum(one.total_bytes for one in made), sum(one.count for one in made)
-    return [PartTime("network", 0, moved, calls, calls * measured.latency_s + through_s, "network")]
