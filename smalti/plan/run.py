@@ -1,7 +1,8 @@
 """What a run costs before it starts: parameters, tokens, FLOPs, step time, total time. Pure arithmetic on the config.
 
 The time is a prediction: that of a step on a device (``plan/step_time/step.py``; ranks on one CPU also send,
-``plan/parallel/local.py``) times the steps, or FLOPs over a rate that is given. Reading data, evals in the loop and checkpoints are not in it.
+``plan/parallel/local.py``) times the steps, or FLOPs over a rate that is given. Reading data, evals in the loop and
+checkpoints are not in it.
 """
 
 import math
