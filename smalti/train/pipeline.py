@@ -23,6 +23,7 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.nn import functional as F
 
 from smalti.base.errors import UserError
+from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.dist.pipeline import Schedule, Stage, Staged
 from smalti.model.decoder import DecoderOutput
@@ -136,14 +137,22 @@ def _build(model: nn.Module, staged: Staged, name: Schedule, microbatches: int, 
             input_args=() if module.stage.is_first else (x_STD,),
             output_args=(total,) if module.stage.is_last else (x_STD,),
             group=staged.group,
-            # The loss forms its gradients in the forward pass and gives them away once, so the last backward is whole.
-            dw_builder=_nothing_left if module.stage.is_last and name == "zero_bubble" else None,
+            dw_builder=_nothing_left if name == "zero_bubble" and not _is_cut(module.stage, staged.config) else None,
         )
         for module in modules
     ]
     schedule: Any = get_schedule_class(_CLASSES[name])
     given = stages[0] if name == "1f1b" else stages
     return _Built(schedule(given, microbatches, loss_fn=lambda total, _: total, scale_grads=False), modules)
+
+
+def _is_cut(stage: Stage, config: ModelConfig) -> bool:
+    """Whether ``zero_bubble`` runs the backward pass of inputs and the one of weights apart.
+
+    The loss forms all its gradients in the forward pass and gives them away once; experts form theirs in one kernel,
+    which would run twice. There the backward pass is whole, in the place of the one of inputs.
+    """
+    return not stage.is_last and not any(config.has_experts(layer) for layer in stage.layers)
 
 
 def _nothing_left() -> Any:
@@ -207,7 +216,7 @@ class _Carry(torch.autograd.Function):
     def forward(ctx: Any, x_STD: Tensor, part: Tensor) -> Tensor:
         ctx.set_materialize_grads(True)
         ctx.part = part.shape, part.dtype, part.device
-        return x_STD.view_as(x_STD)
+        return x_STD.detach()  # no copy, and no view, which a schedule could not cut off its graph in place
 
     @staticmethod
     def backward(ctx: Any, grad_STD: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
