@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from smalti.config.run import RunConfig
 
-_BESIDE_TENSORS_BYTES, _HEAP_FRAC = 0.4e9, 1.5
-"""A rank's process on a CPU: interpreter and torch, and what the C library's heap takes for a byte of live tensors. The
-second was 1.1 to 1.55 over the six recipes of bench/plan_memory.py, more the larger the model."""
-
 
 def memory_warning(config: "RunConfig", *, ranks: int) -> str | None:
     """What a rank needs beside what it would have here, and the cheapest change that would help; None where it fits."""
     from smalti.fleet import machine
+    from smalti.plan.memory.fit import room_on_cpu
 
     if ranks != config.train.parallel.ranks:  # of the world that another launcher made
         parallel = config.train.parallel.model_copy(update={"ranks": ranks})
@@ -29,9 +26,8 @@ def memory_warning(config: "RunConfig", *, ranks: int) -> str | None:
         return None
     found = machine.memory()
     whole = min(found["total_bytes"], found["cgroup_limit_bytes"] or found["total_bytes"])
-    share = (whole / ranks - _BESIDE_TENSORS_BYTES) / _HEAP_FRAC
     part = "this machine" if ranks == 1 else f"its part of this machine, one of {ranks},"
-    return _warning(config, max(share, 1.0), part, "cpu")
+    return _warning(config, room_on_cpu(whole, ranks), part, "cpu")
 
 
 def _warning(config: "RunConfig", memory_bytes: float, name: str, device: str) -> str | None:

@@ -13,6 +13,7 @@ from smalti.config.schema import (
     Config,
     Count,
     Duration,
+    NotAllowed,
     Real,
     Whole,
     placement,
@@ -127,7 +128,10 @@ class TrainConfig(LengthConfig):
     """How the model learns."""
 
     microbatch_tokens: Count | Literal["auto"] = placement("auto")
-    """Tokens in one forward pass on one rank; auto: the rank's whole share, at most 16,384 tokens."""
+    """Tokens in one forward pass on one rank; auto: the most of the rank's share that the planner finds to fit its
+    memory, on a CPU at most 16,384 tokens."""
+    microbatch_trial: bool | Literal["auto"] = placement("auto")
+    """Try the microbatch that was chosen, forward and backward, before the first step; auto: on CUDA."""
     optimizer: OptimizerConfig
     """The update."""
     schedule: ScheduleConfig = ScheduleConfig()
@@ -153,4 +157,10 @@ class TrainConfig(LengthConfig):
         if isinstance(self.microbatch_tokens, int) and self.microbatch_tokens > largest:
             most = "the largest batch" if self.batch_ramp else "global_batch_tokens"
             raise ValueError(f"microbatch_tokens={self.microbatch_tokens} is more than {most}={largest}")
+        if self.microbatch_trial is True and self.microbatch_tokens != "auto":
+            raise NotAllowed(
+                f"microbatch_trial=true has no effect with microbatch_tokens={self.microbatch_tokens}",
+                allowed="a trial of what 'auto' chooses",
+                hint="train.microbatch_tokens=auto, or take microbatch_trial out",
+            )
         return self

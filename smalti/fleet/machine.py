@@ -12,13 +12,13 @@ from typing import Any
 
 import psutil
 
+from smalti.base.cgroup import cgroup, memory_limit_bytes
 from smalti.base.env import cpu_count
 from smalti.track.provenance import cpu_name
 
 _FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_tile", "asimd", "bf16", "sve")
 """Instructions that decide how fast bfloat16 is on a CPU; the last three are Arm's."""
 
-_NO_LIMIT = 1 << 62  # what cgroup v1 writes where there is none is about 2^63
 _TOOLS = ("nvidia-smi", "rocm-smi", "amd-smi", "srun", "kubectl", "docker", "apptainer", "ray")
 _QUERY = "name,memory.total,driver_version,mig.mode.current,ecc.errors.uncorrected.volatile.total"
 
@@ -89,55 +89,19 @@ def tools() -> list[str]:
     return [name for name in _TOOLS if shutil.which(name)]
 
 
-def memory_limit_bytes() -> int | None:
-    """The lowest memory limit of this process's cgroups and their parents (v2, else v1)."""
-    found = [
-        int(text) for text in _cgroup("memory.max", "memory", "memory.limit_in_bytes") if text.isdigit()
-    ]  # "max" is no limit
-    return min((limit for limit in found if limit < _NO_LIMIT), default=None)
-
-
 def cpu_quota() -> float | None:
     """CPUs' worth of time that the cgroups allow, as a container with ``--cpus 2`` has it; None without a quota."""
     found = []
-    for text in _cgroup("cpu.max", "", ""):
+    for text in cgroup("cpu.max", "", ""):
         quota, _, period = text.partition(" ")
         if quota.isdigit() and period.isdigit():
             found.append(int(quota) / int(period))
     for text, period in zip(
-        _cgroup("", "cpu", "cpu.cfs_quota_us"), _cgroup("", "cpu", "cpu.cfs_period_us"), strict=False
+        cgroup("", "cpu", "cpu.cfs_quota_us"), cgroup("", "cpu", "cpu.cfs_period_us"), strict=False
     ):
         if text.isdigit() and period.isdigit():  # -1: none
             found.append(int(text) / int(period))
     return min(found, default=None)
-
-
-def _cgroup(v2_name: str, controller: str, v1_name: str, root: Path = Path("/sys/fs/cgroup")) -> list[str]:
-    """What the files of this process's cgroup and all above it say."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "" and v2_name:
-            found += _upwards(root, path, v2_name)
-        elif controller and controller in controllers.split(","):
-            found += _upwards(root / controllers, path, v1_name)
-    return found
-
-
-def _upwards(root: Path, path: str, name: str) -> list[str]:
-    parts = [part for part in path.split("/") if part and part != ".."]
-    folders = [root.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
-    found = []
-    for folder in folders:
-        try:
-            found.append((folder / name).read_text(encoding="utf-8").strip())
-        except OSError:
-            continue
-    return found
 
 
 def _disk(path: Path) -> dict[str, Any]:

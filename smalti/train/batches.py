@@ -7,14 +7,15 @@ rank), and ``state(step)``, a small JSON value that a checkpoint keeps and ``che
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from smalti.base.errors import DataError
+from smalti.data.batch import Batch
 from smalti.data.vocabulary import require_below, unsaid
 
 if TYPE_CHECKING:
-    from smalti.data.batch import Batch
     from smalti.data.stream import Stream
 
 IGNORE = -100
@@ -78,7 +79,7 @@ class TokenBatches:
         """This rank's microbatches of update ``step``."""
         return self.place(self.read(step))
 
-    def read(self, step: int) -> "list[Batch]":
+    def read(self, step: int) -> list[Batch]:
         """The same as rows in memory; may be called from several threads at a time."""
         batches = self._stream.batch(step)
         for batch in batches:
@@ -86,7 +87,7 @@ class TokenBatches:
                 self._refuse(batch, self._vocab_size, step)
         return batches
 
-    def place(self, rows: "Sequence[Batch]") -> list[Microbatch]:
+    def place(self, rows: Sequence[Batch]) -> list[Microbatch]:
         """Rows as tensors on the device."""
         return [self._to_device(one) for one in rows]
 
@@ -102,18 +103,42 @@ class TokenBatches:
         """Refuse the state of another stream."""
         self._stream.check(state, step)
 
+    def seq_len(self, step: int) -> int:
+        """Tokens of a row of update ``step``, those of all ranks that share it."""
+        return self._stream.schedule.seq_len(step)
+
+    @property
+    def microbatch_tokens(self) -> int:
+        """Tokens in a microbatch, in whole rows."""
+        return self._stream.microbatch_tokens
+
+    def use_microbatch(self, tokens: int) -> None:
+        """Cut the same batches into other microbatches; before the first is read."""
+        self._stream.microbatch_tokens = tokens
+
+    def fullest(self, rows: int, seq_len: int, *, vocab_size: int) -> Microbatch:
+        """A made-up microbatch that takes as much memory as any: all targets count; where rows are divided into
+        documents, a long one and many of one token."""
+        stream, ids = self._stream, np.arange(rows * (seq_len + 1)) % vocab_size
+        tokens = ids.reshape(rows, seq_len + 1).astype(np.uint32 if vocab_size > 2**16 else np.uint16)
+        if stream.eod_id is not None:
+            tokens[tokens == stream.eod_id] = 1 if stream.eod_id == 0 else stream.eod_id - 1
+            tokens[:, seq_len // 2 :] = stream.eod_id
+        made = Batch(tokens, np.zeros(rows, dtype=np.int16), 0, stream.eod_id, self._mask_documents)
+        return self._to_device(made)
+
     def tokens_by_source(self, step: int) -> dict[str, int]:
         """Tokens of each source in the first ``step`` updates."""
         return self._stream.tokens_by_source(step)
 
-    def _refuse(self, batch: "Batch", vocab_size: int, step: int) -> None:
+    def _refuse(self, batch: Batch, vocab_size: int, step: int) -> None:
         """A DataError about the first row with an id that the model does not have."""
         row = int((batch.tokens >= vocab_size).any(axis=1).argmax())
         name = self._stream.sources[int(batch.source[row])]
         place = f"position {batch.first_position + row:,} (step {step:,}; {self._stream.opened[name].where})"
         require_below(batch.tokens[row], vocab_size, name, place)
 
-    def _to_device(self, rows: "Batch") -> Microbatch:
+    def _to_device(self, rows: Batch) -> Microbatch:
         """Tokens travel as they lie on disk, 2 bytes each; the rest is made where they arrive."""
 
         def tensor(array: Any) -> Tensor:

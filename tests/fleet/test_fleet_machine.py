@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from smalti.base import cgroup
 from smalti.fleet import machine
 
 
@@ -42,9 +43,10 @@ def test_the_lowest_limit_of_all_cgroups_above_counts(tmp_path: Path) -> None:
     inner.mkdir(parents=True)
     (inner / "memory.max").write_text("max\n")
     (tmp_path / "a" / "memory.max").write_text("1000\n")
-    assert machine._upwards(tmp_path, "/a/b", "memory.max") == ["max", "1000"]
-    assert machine._upwards(tmp_path, "/../x", "memory.max") == []
-    assert machine.memory_limit_bytes() is None or machine.memory_limit_bytes() > 0
+    assert cgroup._upwards(tmp_path, "/a/b", "memory.max") == ["max", "1000"]
+    assert cgroup._upwards(tmp_path, "/../x", "memory.max") == []
+    assert cgroup.memory_limit_bytes() is None or cgroup.memory_limit_bytes() > 0
+    assert 0 < cgroup.main_memory_bytes() <= machine.memory()["total_bytes"]
 
 
 def test_this_machine() -> None:

@@ -1,0 +1,205 @@
+"""How many tokens go through the model at a time: settled before step 1, the same on every rank.
+
+Promises: a number in the config is taken as it is; ``auto`` is the planner's largest that fits
+(``plan/memory/fit.py``), on a CPU at most 16,384 tokens; what ran out of memory before on the same placement is not
+tried again. A trial runs forward and backward with what takes the most memory and leaves no trace: weights, gradients,
+moments, buffers and random numbers are those from before, to the bit. None of it changes order or batch. A trial that
+runs out of memory ends the attempt as any step would, and the next attempt has half (``train/oom.py``): ranks that wait
+for that one in a collective cannot be called back.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from smalti.base import log
+from smalti.base.cgroup import main_memory_bytes
+from smalti.base.env import World
+from smalti.config.run import RunConfig
+from smalti.model.blocks.moe.router import Router
+from smalti.plan.layout import Layout
+from smalti.plan.memory.fit import largest_microbatch, room_on_cpu
+from smalti.plan.memory.rank import microbatch_tokens as usual_tokens
+from smalti.train.batches import TokenBatches
+from smalti.train.oom import Teller, is_out_of_memory
+from smalti.train.step import Loss, TrainState
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Tokens in a microbatch of a rank, in whole rows of the longest."""
+
+    tokens: int
+    by: Literal["config", "rule", "planner", "oom"]
+    """``oom``: the half of what ran out before."""
+
+
+def choose(
+    config: RunConfig, layout: Layout, device: torch.device, world: World, *, limit_tokens: int | None = None
+) -> Chosen:
+    """What to begin with, the same on every rank. A collective. ``limit_tokens``: what earlier attempts leave."""
+    return fitting(config, layout, device.type, memory_of(device, world), limit_tokens=limit_tokens)
+
+
+def fitting(
+    config: RunConfig, layout: Layout, device: str, memory_bytes: float, *, limit_tokens: int | None = None
+) -> Chosen:
+    """The same for a rank that has ``memory_bytes``."""
+    given, longest = config.train.microbatch_tokens, max(config.data.seq_lens)
+    if isinstance(given, int):
+        found = Chosen(given, "config")
+    else:
+        usual = usual_tokens(config, ranks=layout.data_ranks)
+        largest = largest_microbatch(config, memory_bytes, layout, device=device)
+        if largest is None:
+            log.get("train").warning("by the plan not one row fits the memory of a rank; trying one all the same")
+        largest = largest or longest
+        found = Chosen(largest, "planner") if device == "cuda" or largest < usual else Chosen(usual, "rule")
+        if layout.pipeline > 1 and found.tokens > _for_stages(config, layout):
+            found = Chosen(_for_stages(config, layout), "rule")
+    if limit_tokens is not None and limit_tokens < found.tokens:
+        return Chosen(limit_tokens, "oom")
+    return found
+
+
+def _for_stages(config: RunConfig, layout: Layout) -> int:
+    """The most that gives each pipeline stage a microbatch of its own of every batch, where there are rows enough."""
+    shares = [(-(-batch // seq_len // layout.data_ranks), seq_len) for batch, seq_len in config.batches_and_lengths]
+    return min(max(1, share // layout.pipeline) * seq_len for share, seq_len in shares)
+
+
+def memory_of(device: torch.device, world: World) -> float:
+    """Bytes that a rank has here, the least over all ranks. A collective."""
+    if device.type == "cuda":
+        mine = float(torch.cuda.get_device_properties(device).total_memory)
+    else:
+        mine = room_on_cpu(main_memory_bytes(), world.local_world_size)
+    least = torch.tensor(mine, dtype=torch.float64)
+    dist.all_reduce(least, op=dist.ReduceOp.MIN)
+    return float(least)
+
+
+# ---- the trial ------------------------------------------------------------------------------------------------------
+
+
+def wants_trial(config: RunConfig, device: torch.device) -> bool:
+    """On CUDA, or where the config asks for it."""
+    wanted = config.train.microbatch_trial
+    if wanted == "auto":
+        return device.type == "cuda" and config.train.microbatch_tokens == "auto"
+    return wanted
+
+
+@dataclass
+class Trial:
+    """Tries microbatches on a job that is built and has not begun."""
+
+    config: RunConfig
+    layout: Layout
+    state: TrainState
+    loss: Loss
+    batches: TokenBatches
+    teller: Teller
+    had_room: Callable[[], bool] | None = None
+    """Whether this rank had room to spare, asked after the passes; absent: the allocator's own count says it."""
+
+    def settle(self, chosen: Chosen) -> int:
+        """Try what was chosen and cut the batches so. A collective."""
+        tokens = self.largest(chosen.tokens)
+        self.batches.use_microbatch(tokens)
+        return tokens
+
+    def largest(self, tokens: int) -> int:
+        """``tokens`` or the first of its halves, in whole rows, that every rank says fits. A collective.
+
+        OutOfMemory or OneRowTooLarge where a rank had no memory at all.
+        """
+        while True:
+            rows, seq_len, microbatches = self._fullest(tokens)
+            retries = _retries()
+            self._try(rows, seq_len, min(microbatches, 2 if self.layout.pipeline == 1 else 2 * self.layout.pipeline))
+            vote = torch.tensor(int(self.had_room() if self.had_room else _retries() == retries))
+            dist.all_reduce(vote, op=dist.ReduceOp.MIN)
+            if int(vote) or rows == 1:
+                if not int(vote):
+                    log.get("train").warning("one row takes nearly all memory of a rank; steps may be slow")
+                return tokens
+            tokens = max(1, rows // 2) * seq_len
+            log.get("train").info("a rank had no room to spare in the trial: microbatches of %s tokens", f"{tokens:,}")
+
+    def _fullest(self, tokens: int) -> tuple[int, int, int]:
+        """(rows, seq_len, microbatches in a step) of the step that puts most tokens through at a time."""
+        shapes = []
+        for batch, seq_len in self.config.batches_and_lengths:
+            share = -(-batch // seq_len // self.layout.data_ranks)
+            rows = min(share, max(1, tokens // seq_len))
+            shapes.append((rows, seq_len, -(-share // rows)))
+        return max(shapes, key=lambda one: (one[0] * one[1], one[1]))
+
+    def _try(self, rows: int, seq_len: int, microbatches: int) -> None:
+        one = self.batches.fullest(rows, seq_len, vocab_size=self.config.model.vocab_size)
+        try:
+            with _no_trace(self.state), self._worst_routing():
+                self.state.passes(self.state.model, [one] * microbatches, self.loss)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise self.teller.tell_rows(error, rows, seq_len, step=self.state.step, phase="trial") from error
+
+    @contextlib.contextmanager
+    def _worst_routing(self) -> Iterator[None]:
+        """All tokens of all ranks to the experts of one rank, where tokens travel as they are. Elsewhere each rank has
+        as many choices to compute as tokens times experts a token, whatever the routers say."""
+        if self.layout.expert == 1 or self.config.train.parallel.dispatch == "static":
+            yield
+            return
+        with all_to_first(self.state.model):
+            yield
+        torch._dynamo.reset()  # compiled blocks have the forced choice in them
+
+
+@contextlib.contextmanager
+def all_to_first(model: nn.Module) -> Iterator[None]:
+    """Inside, every router chooses the first experts, which lie on one rank or on the first few."""
+    routers = [module for module in model.modules() if isinstance(module, Router)]
+    for router in routers:
+        router.choose = _first(router.config.num_experts_per_tok)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        for router in routers:
+            del router.choose
+
+
+def _first(count: int) -> Callable[[Tensor], Tensor]:
+    def choose(score_BTE: Tensor) -> Tensor:
+        return torch.arange(count, device=score_BTE.device).expand(*score_BTE.shape[:-1], count).contiguous()
+
+    return choose
+
+
+@contextlib.contextmanager
+def _no_trace(state: TrainState) -> Iterator[None]:
+    """Buffers and random numbers as before; gradients are dropped. Passes change nothing else."""
+    model = state.model
+    before = [buffer.clone() for buffer in model.buffers()]
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    state.optimizer.zero_grad(set_to_none=True)
+    with torch.random.fork_rng(devices):
+        yield
+    state.optimizer.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for buffer, value in zip(model.buffers(), before, strict=True):
+            buffer.copy_(value)
+    if devices:
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _retries() -> int:
+    """How often the allocator had to give all its free blocks back and ask again."""
+    return int(torch.cuda.memory_stats().get("num_alloc_retries", 0)) if torch.cuda.is_initialized() else 0
