@@ -16,8 +16,9 @@ KEY := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
 STAMP := $(VENV)/.installed-$(KEY)
 TORCH := $(shell grep '^torch==' constraints.txt)
 FAST := not slow and not gpu and not browser
-# One thread for each test process: several pools on the same cores slow each other down.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+# One thread for each test process: several pools on the same cores slow each other down. Compiled modules are kept,
+# whatever the shell says: every test process and every command that a test starts would compile all of them again.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # `make prove order` and `make bench order`: the second word is the name.
 ifneq (,$(filter prove bench,$(firstword $(MAKECMDGOALS))))

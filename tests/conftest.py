@@ -6,7 +6,9 @@ A test that takes the ``proof`` fixture gets the mark ``proof`` by itself; a @gi
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ settings.register_profile(
 )
 settings.load_profile("prove" if PROVE else "test")
 
+_ALL_SLOW = re.compile(r"^pytestmark = .*pytest\.mark\.slow", re.MULTILINE)
 _outcomes: dict[str, dict[str, Any]] = {}
 
 
@@ -47,6 +50,14 @@ def record() -> Callable[[str, dict[str, Any]], None]:
             write_record(name, figures)
 
     return write
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where slow tests are left out, leave out files of slow tests alone: some take seconds to import."""
+    wanted = str(config.option.markexpr)
+    if collection_path.suffix != ".py" or not wanted.startswith("not slow") or " or " in wanted:
+        return None
+    return True if _ALL_SLOW.search(collection_path.read_text(encoding="utf-8")) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

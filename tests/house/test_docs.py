@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import reference
 
 import docs
@@ -22,9 +21,9 @@ def test_every_link_of_the_documentation_leads_somewhere():
     assert docs.dead_links(ROOT) == []
 
 
-@pytest.mark.parametrize("name", sorted(docs.written()))
-def test_written_page_matches_the_code(name):
-    assert (ROOT / "docs" / name).read_text() == docs.written()[name], "hint: make docs"
+def test_written_pages_match_the_code():
+    different = [name for name, text in docs.written().items() if (ROOT / "docs" / name).read_text() != text]
+    assert different == [], "hint: make docs"
 
 
 def test_dead_link_dead_anchor_and_lonely_page_are_found(tmp_path):
