@@ -4,6 +4,7 @@ Serves pretraining, tuning and ten lines of Python alike: whatever is not given 
 config's own sections.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,15 +29,16 @@ from smalti.model.blocks.attention.choice import described
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
 from smalti.plan.flops import train_flops_per_token
-from smalti.plan.layout import Layout, layout_of
-from smalti.plan.memory.rank import microbatch_tokens
+from smalti.plan.layout import Layout
 from smalti.plan.params import count
 from smalti.track import trackers
 from smalti.track.events import EventLog
+from smalti.track.out_of_memory import limit_tokens
 from smalti.track.run import RunFolder
 from smalti.track.sinks.console import ConsoleSink
 from smalti.track.system import System
-from smalti.train import forgetting, origin, place
+from smalti.train import forgetting, oom, origin, place
+from smalti.train import microbatch as microbatches
 from smalti.train import pipeline as pipelines
 from smalti.train.batches import Batches, TokenBatches
 from smalti.train.loop import Evaluate, Hook, Job, fit
@@ -60,7 +62,8 @@ def run(config: RunConfig, origins: Mapping[str, str], *, evaluation: MakeEvalua
     except Exception as error:
         lost.raise_told(error, worlds.hosts(), ask=not env.attempt_is_open())
     finally:
-        worlds.leave()
+        if not isinstance(sys.exception(), oom.ALONE):  # the others still wait for this rank: it just goes
+            worlds.leave()
 
 
 def build(
@@ -83,13 +86,18 @@ def build(
     world, train = env.world(), config.train
     _all_described(config, model, loss, batches)
     device, resolved = place.take(config, world, given=model is not None)
-    layout = layout_of(config, world.world_size)
+    layout, axes = place.layout(config, device, world, given=model is not None)
+    resolved |= axes
     mesh = meshes.build(device, layout)
     folder, config = _folder(config, world, origins or {}, fork=fork)
     events: EventLog | _Nowhere = folder.event_log() if world.is_first else _Nowhere()
+    teller = oom.Teller(config, folder, world.rank, layout, oom.placement(config, layout, device))
     indexes = _read_inputs(config) if isinstance(config, RunConfig) and batches is None else {}
     if isinstance(config, RunConfig):
-        microbatch = resolved["microbatch_tokens"] = microbatch_tokens(config, ranks=layout.data_ranks)
+        limit = worlds.from_first(lambda: limit_tokens(folder.events(), teller.of))
+        chosen = microbatches.choose(config, layout, device, world, limit_tokens=limit)
+        microbatch = resolved["microbatch_tokens"] = chosen.tokens
+        resolved["microbatch_by"] = chosen.by
         pipelines.check(config, layout, microbatch)
         batches = batches or _token_batches(config, indexes, folder, mesh, device, microbatch)
         loss = loss or LanguageLoss(config.model, train.loss)
@@ -103,6 +111,9 @@ def build(
     passes = _passes(config, layout, model, loss, device)
     state = TrainState(model, optimizer, lr, train.optimizer.clip_norm, balance, passes, mesh.copies, layout.pipeline)
     before = _resume(path, state, batches, events)
+    if isinstance(config, RunConfig) and isinstance(batches, TokenBatches) and microbatches.wants_trial(config, device):
+        trial = microbatches.Trial(config, layout, state, loss, batches, teller)
+        resolved["microbatch_tokens"] = trial.settle(chosen)
     peak = place.peak_flops_per_s(device, train.precision.compute, world)
     events.write("auto_resolved", **resolved, **_size(config), **_kernels(config, device), peak_flops_per_s=peak)
     return Job(
@@ -120,6 +131,7 @@ def build(
         evaluate=evaluate,
         hooks=(*forgetting.watch(config), *hooks),
         indexes=indexes,
+        out_of_memory=teller,
         **_prefetch(config),
     )
 

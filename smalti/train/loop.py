@@ -26,6 +26,7 @@ from smalti.track.run import RunFolder
 from smalti.train.batches import Batches, TokenBatches
 from smalti.train.cadence import Cadence
 from smalti.train.garbage import BetweenSteps
+from smalti.train.oom import Teller
 from smalti.train.read_ahead import ReadAhead
 from smalti.train.record import Recorder
 from smalti.train.signals import Stop, StopSignals
@@ -87,11 +88,15 @@ class Job:
     """The ranks along the axes of parallelism."""
     evaluate: Evaluate | None = None
     hooks: Sequence[Hook] = field(default_factory=tuple)
+    microbatch_tokens: int | None = None
+    """Of one forward pass on one rank, whole rows; None for foreign batches."""
     indexes: Mapping[str, bytes] = field(default_factory=dict)
     """What rank 0 has read of sources and held-out sets (``data.inputs.read_inputs``); empty for foreign batches."""
     prefetch_s: float = 10.0
     """Seconds of training that are read ahead."""
     prefetch_bytes: int = 1 << 30
+    out_of_memory: Teller | None = None
+    """Who says that a step ran out of memory; absent: the error passes as it is."""
     has_read: bool = False
     told_slow_s: float = -math.inf
 
@@ -193,7 +198,14 @@ def _one_step(job: Job, batches: Any, before_s: float) -> None:
             hint="where a rank is short of data, give it a microbatch whose loss and weight are 0",
         )
     lr = job.state.lr(job.state.step)
-    result = train_step(job.state, microbatches, job.loss)
+    try:
+        result = train_step(job.state, microbatches, job.loss)
+    except (RuntimeError, MemoryError) as error:
+        teller = job.out_of_memory
+        told = None if teller is None else teller.tell(error, job.batches, microbatches, job.state.step)
+        if told is None:
+            raise
+        raise told from error
     job.recorder.add(job.state.step, lr, result, wait_s=wait_s)
     for hook in job.hooks:
         hook.on_step(job, result)

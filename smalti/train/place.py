@@ -1,11 +1,12 @@
 """Where a rank runs: its device, threads and world, before anything is built."""
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from smalti.base import env
+from smalti.base import env, log
 from smalti.base.env import World
 from smalti.base.errors import UserError
 from smalti.base.hashing import digest_json
@@ -18,6 +19,8 @@ from smalti.dist import world as worlds
 from smalti.dist.allocator import keep_freed_memory
 from smalti.dist.peak import matmul_rate
 from smalti.plan.layout import Layout, layout_of
+from smalti.plan.parallel import auto
+from smalti.plan.parallel.drawn import drawn
 
 
 def take(config: JobConfig, world: World, *, given: bool) -> tuple[torch.device, dict[str, Any]]:
@@ -78,3 +81,17 @@ def peak_flops_per_s(device: torch.device, precision: str, world: World) -> floa
     rate = torch.tensor(matmul_rate(device, precision)[0], dtype=torch.float64)
     dist.all_reduce(rate)
     return float(rate)
+
+
+def layout(config: JobConfig, device: torch.device, world: World, *, given: bool) -> tuple[Layout, dict[str, Any]]:
+    """The layout of the ranks, the same on all, and what to record of it; ``given``: for a model of the caller's."""
+    if given:
+        found, by = layout_of(config, world.world_size), "config"
+    else:
+        known = hardware_of_driver(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+        ranks, node = world.world_size, world.local_world_size
+        resolved = worlds.from_first(lambda: auto.resolve(config, ranks, hardware=known, node_ranks=node))
+        found, by = resolved.layout, resolved.by
+    if world.is_first and sum(size > 1 for size in asdict(found).values()) > 1:
+        log.get("train").info("%s", "\n  ".join(drawn(found, world.local_world_size)))
+    return found, {"axes": asdict(found), "axes_by": by}

@@ -1,0 +1,256 @@
+"""The microbatch of a run: the planner's, tried without a trace, agreed by all ranks; and memory that runs out."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toy
+from gloo import run_ranks
+from torch import Tensor, nn
+
+from smalti.base.errors import UserError
+from smalti.config.run import RunConfig
+from smalti.plan.layout import Layout
+from smalti.plan.memory.rank import memory_per_rank
+from smalti.track.out_of_memory import happened, limit_tokens, words
+from smalti.track.run import RunFolder
+from smalti.train import build
+from smalti.train.batches import Microbatch, TokenBatches
+from smalti.train.loop import Job
+from smalti.train.microbatch import Trial, all_to_first, fitting
+from smalti.train.oom import OneRowTooLarge, OutOfMemory, is_out_of_memory, phase_of
+from smalti.train.step import train_step
+
+GB = 1e9
+
+
+# ---- the planner's choice --------------------------------------------------------------------------------------------
+
+
+def test_on_a_cpu_the_usual_rule_holds_where_memory_allows(tmp_path: Path) -> None:
+    config = toy.config(tmp_path)
+    usual = fitting(config, Layout(), "cpu", 8 * GB)
+    assert (usual.tokens, usual.by) == (384, "rule")
+    needed = memory_per_rank(config, microbatch_tokens=160, device="cpu").total_bytes
+    small = fitting(config, Layout(), "cpu", needed)
+    assert (small.tokens, small.by) == (160, "planner")
+    assert fitting(config, Layout(), "cpu", 1.0).tokens == 32, "one row is tried, whatever the plan says"
+
+
+def test_on_cuda_it_is_the_largest_that_fits(tmp_path: Path) -> None:
+    config = toy.config(tmp_path, global_batch_tokens=2**20)
+    most = fitting(config, Layout(), "cuda", 80 * GB)
+    assert (most.tokens, most.by) == (2**20, "planner")
+    found = fitting(config, Layout(), "cuda", 1.2 * GB)
+    assert 16_384 < found.tokens < 2**20
+    for tokens, fits in ((found.tokens, True), (found.tokens + 32, False)):
+        total = memory_per_rank(config, layout=Layout(), microbatch_tokens=tokens, device="cuda").total_bytes
+        assert (total <= 1.2 * GB) is fits
+
+
+def test_what_ran_out_before_is_not_tried_again(tmp_path: Path) -> None:
+    config = toy.config(tmp_path)
+    found = fitting(config, Layout(), "cpu", 8 * GB, limit_tokens=192)
+    assert (found.tokens, found.by) == (192, "oom")
+    assert fitting(config, Layout(), "cpu", 8 * GB, limit_tokens=4096).by == "rule"
+    given = toy.config(tmp_path, microbatch_tokens=96)
+    assert fitting(given, Layout(), "cpu", 1.0).tokens == 96
+    assert fitting(given, Layout(), "cpu", 8 * GB, limit_tokens=32).tokens == 32
+
+
+def test_a_pipeline_gets_a_microbatch_for_each_stage(tmp_path: Path) -> None:
+    assert fitting(toy.config(tmp_path), Layout(pipeline=2), "cpu", 8 * GB).tokens == 6 * 32
+
+
+def test_a_trial_of_a_number_has_no_effect(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="microbatch_trial=true has no effect"):
+        toy.config(tmp_path, microbatch_trial=True, microbatch_tokens=32)
+
+
+# ---- the trial -------------------------------------------------------------------------------------------------------
+
+
+def _bits(job: Job) -> dict[str, Any]:
+    model, optimizer = job.state.model, job.state.optimizer
+    found = {f"model.{name}": value.clone() for name, value in job.tensors().items()}
+    found |= {f"buffer.{name}": value.clone() for name, value in model.named_buffers()}
+    found |= {f"grad.{name}": p.grad for name, p in model.named_parameters()}
+    found |= {"rng": torch.get_rng_state(), "groups": str(optimizer.state_dict()["param_groups"])}
+    return found
+
+
+def _same(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    assert before.keys() == after.keys()
+    return all(
+        torch.equal(_local(value), _local(after[name])) if isinstance(value, Tensor) else value == after[name]
+        for name, value in before.items()
+    )
+
+
+def _local(value: Any) -> Tensor:
+    return value.to_local() if hasattr(value, "to_local") else value
+
+
+def _trial(job: Job) -> Trial:
+    assert isinstance(job.config, RunConfig)
+    assert isinstance(job.batches, TokenBatches)
+    assert job.out_of_memory is not None
+    return Trial(job.config, job.mesh.layout, job.state, job.loss, job.batches, job.out_of_memory)
+
+
+def _tried(rank: int, config: RunConfig) -> dict[str, Any]:
+    """Two steps with a trial between them, and two more steps after a vote that ended with one row."""
+    job = build(config)
+    losses = [float(train_step(job.state, job.batches.batch(0), job.loss).loss)]
+    job.state.optimizer.zero_grad(set_to_none=True)
+    before = _bits(job)
+    tokens = _trial(job).largest(192)
+    same = _same(before, _bits(job))
+    losses.append(float(train_step(job.state, job.batches.batch(1), job.loss).loss))
+
+    trial, asked = _trial(job), []
+
+    def had_room() -> bool:
+        asked.append(job)
+        return rank == 0 or len(asked) > 2
+
+    trial.had_room = had_room
+    voted = trial.largest(192)
+    job.batches.use_microbatch(voted)  # type: ignore[attr-defined]
+    cut = (voted, len(asked), len(job.batches.batch(0)))
+    job.batches.use_microbatch(192)  # type: ignore[attr-defined]
+    losses.append(float(train_step(job.state, job.batches.batch(2), job.loss).loss))
+    return {"same": same, "tokens": tokens, "losses": losses, "cut": cut}
+
+
+def _plain(rank: int, config: RunConfig) -> list[float]:
+    job = build(config)
+    return [float(train_step(job.state, job.batches.batch(step), job.loss).loss) for step in (0, 1, 2)]
+
+
+def test_a_trial_leaves_no_trace_and_all_ranks_take_what_the_fullest_can(tmp_path: Path) -> None:
+    """Rank 1 has no room with 6 rows, nor with 3."""
+    config = toy.config(tmp_path, "moe", parallel={"ranks": 2, "threads": 1})
+    assert config.model.moe is not None
+    moe = config.model.moe.model_copy(update={"bias_update_rate": 0.01, "global_balance_loss_coef": 0.01})
+    model = config.model.model_copy(update={"moe": moe, "family": "decoder"})
+    config = config.model_copy(update={"model": model})
+    plain = run_ranks(2, _plain, config)
+    for found in run_ranks(2, _tried, config):
+        assert found == {"same": True, "tokens": 192, "losses": plain[0], "cut": (32, 3, 6)}
+
+
+def test_the_trial_takes_the_fullest_step_and_documents(tmp_path: Path) -> None:
+    config = toy.config(tmp_path, microbatch_trial=True, parallel={"threads": 1})
+    job = build(config)
+    trial = _trial(job)
+    assert trial._fullest(384) == (12, 32, 1)
+    assert trial._fullest(100) == (3, 32, 4)
+    one = trial.batches.fullest(3, 32, vocab_size=toy.VOCAB)
+    assert one.inputs.shape == (3, 32)
+    assert one.documents is not None
+    assert one.documents[0].tolist()[:16] == [0] * 16, "a long one"
+    assert one.documents[0].diff().tolist()[15:] == [1] * 16, "and many of one token"
+    assert (one.targets >= 0).all()
+    resolved = next(e for e in RunFolder.read(config.run_folder).events() if e["event"] == "auto_resolved")
+    assert (resolved["microbatch_tokens"], resolved["microbatch_by"]) == (384, "rule")
+
+
+def test_routing_of_the_trial_is_the_worst(tmp_path: Path) -> None:
+    job = build(toy.config(tmp_path, "moe"))
+    with all_to_first(job.state.model), torch.no_grad():
+        _, _, sums = job.loss(job.state.model, job.batches.batch(0)[0])
+    assert (sums["moe/load"][:, 2:] == 0).all()
+    assert (sums["moe/load"][:, :2] == 384).all()
+    assert not any("choose" in vars(module) for module in job.state.model.modules())
+
+
+# ---- memory that runs out --------------------------------------------------------------------------------------------
+
+
+def _allocate() -> None:
+    torch.empty(1 << 61, dtype=torch.uint8)
+
+
+class _Falls(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        _allocate()
+        return grad
+
+
+def _inject(job: Job, phase: str) -> None:
+    loss, update = job.loss, job.state.optimizer.step
+
+    def falls(model: nn.Module, microbatch: Microbatch) -> Any:
+        if phase == "forward":
+            _allocate()
+        total, weight, sums = loss(model, microbatch)
+        return (_Falls.apply(total) if phase == "backward" else total), weight, sums
+
+    job.loss = falls
+    if phase == "optimizer":
+        job.state.optimizer.step = lambda: (_allocate(), update())  # type: ignore[assignment, method-assign]
+
+
+def test_the_phase_is_told_and_put_on_record(tmp_path: Path) -> None:
+    config = toy.config(tmp_path, microbatch_tokens=128)
+    job = build(config)
+    loss, microbatches = job.loss, job.batches.batch(0)
+    for phase in ("forward", "backward", "optimizer"):
+        job.loss = loss
+        _inject(job, phase)
+        with pytest.raises(RuntimeError) as raised:
+            train_step(job.state, microbatches, job.loss)
+        assert is_out_of_memory(raised.value)
+        assert phase_of(raised.value) == phase
+    assert job.out_of_memory is not None
+    told = job.out_of_memory.tell(raised.value, job.batches, microbatches, 0)
+    assert isinstance(told, OutOfMemory)
+    assert "ran out of memory in optimizer after step 0, with microbatches of 128 tokens" in told.message
+    events = RunFolder.read(config.run_folder).events()
+    event = happened(events, 0)
+    assert event is not None
+    assert (event["rank"], event["phase"], event["microbatch_tokens"]) == (0, "optimizer", 128)
+    assert event["next_microbatch_tokens"] == 64, "half of it"
+    assert limit_tokens(events, event["of"]) == 64
+    assert limit_tokens(events, {**event["of"], "microbatch_tokens": 64}) is None
+    assert words(event) == told.message
+    job.folder.close()
+    assert build(config).batches.microbatch_tokens == 64  # type: ignore[attr-defined]
+
+
+def test_one_row_ends_with_what_would_help(tmp_path: Path) -> None:
+    config = toy.config(tmp_path, microbatch_tokens=32)
+    job = build(config)
+    assert job.out_of_memory is not None
+    assert job.out_of_memory.tell(RuntimeError("mat1 and mat2 shapes"), job.batches, job.batches.batch(0), 0) is None
+    told = job.out_of_memory.tell(torch.OutOfMemoryError("CUDA out of memory."), job.batches, job.batches.batch(0), 7)
+    assert isinstance(told, OneRowTooLarge)
+    assert "one row does not fit" in told.message
+    assert "activation_checkpointing=full" in str(told.hint)
+    event = happened(RunFolder.read(config.run_folder).events(), 0)
+    assert event is not None
+    assert event["next_microbatch_tokens"] is None
+    assert limit_tokens([event], event["of"]) == 32
+
+
+@pytest.mark.parametrize(
+    ("error", "is_it"),
+    [
+        (torch.OutOfMemoryError("x"), True),
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: you"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling"), True),
+        (RuntimeError("expected Float"), False),
+        (ValueError("CUDA error: out of memory"), False),
+    ],
+)
+def test_what_counts_as_out_of_memory(error: BaseException, is_it: bool) -> None:
+    assert is_out_of_memory(error) is is_it
