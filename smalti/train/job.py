@@ -108,7 +108,7 @@ def build(
     model = _sharded(config, model, mesh, device, resumes=path is not None)
     optimizer, lr = build_optimizer(model, train.optimizer), LearningRate.of(config)
     balance = loss.balance if isinstance(loss, LanguageLoss) else None
-    passes = _passes(config, layout, model, loss, device)
+    passes = tensor.summing(_passes(config, layout, model, loss, device), mesh)
     state = TrainState(model, optimizer, lr, train.optimizer.clip_norm, balance, passes, mesh.copies, layout.pipeline)
     before = _resume(path, state, batches, events)
     if isinstance(config, RunConfig) and isinstance(batches, TokenBatches) and microbatches.wants_trial(config, device):
