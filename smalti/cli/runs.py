@@ -154,6 +154,25 @@ def report(
     print(write_report_of_several(folders, output=output))
 
 
+@app.command("profile", epilog="Example: smalti runs profile runs/demo")
+def profile_(run: _Run, as_json: _Json = False) -> None:
+    """Where the time of profiled steps went: the bottleneck and what its removal would gain, operators, traffic.
+
+    Profile steps with: smalti train RECIPE 'profile.steps=[10,12]' profile.ranks=all. Beside the summaries lie a trace
+    (open it at ui.perfetto.dev), the log of collectives and, on a GPU, a snapshot of memory (pytorch.org/memory_viz).
+    """
+    from smalti.cli.run_profile import profile_text
+    from smalti.cli.tables import print_json
+    from smalti.track.profiles import read
+    from smalti.track.run import resolve
+
+    found = read(resolve(run))
+    if as_json:
+        print_json([summary.to_json() for summary in found])
+        return
+    print("\n\n".join(profile_text(summary) for summary in found))
+
+
 @app.command("send", epilog="Example: smalti runs send runs/demo 'track.sinks=[mlflow]'")
 def send_(
     run: _Run,

@@ -8,6 +8,7 @@ from pydantic import field_validator, model_validator
 from smalti.config.data import DataConfig, PastConfig
 from smalti.config.durations import RunLength, check_schedule
 from smalti.config.model import ModelConfig
+from smalti.config.profile import ProfileConfig
 from smalti.config.schema import Config, NotAllowed, Whole, placement
 from smalti.config.track import TrackConfig
 from smalti.config.train import TrainConfig
@@ -28,6 +29,8 @@ class JobConfig(Config):
     """The training."""
     track: TrackConfig = TrackConfig()
     """Where metrics go."""
+    profile: ProfileConfig = ProfileConfig()
+    """Steps that are looked at closely."""
 
     @property
     def run_folder(self) -> str:

@@ -1,0 +1,218 @@
+"""Profiles of a window of steps: operators, memory and collectives of this rank, in the run's folder ``profile/``.
+
+Promises: outside the window a step costs nothing more; inside, PyTorch's profiler and the log of collectives slow it
+down, so its seconds are for comparing parts with each other, not with other steps. On a CPU an operator's time is its
+own, without those that it calls; on a GPU that of its kernels.
+"""
+
+import json
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from smalti.base import clock, log
+from smalti.config.profile import ProfileConfig
+from smalti.config.run import RunConfig
+from smalti.dist.traffic import Call, totals
+from smalti.dist.traffic import Traffic as TrafficLog
+from smalti.plan.parallel.collectives import collectives
+from smalti.track.profiles import HOST, NETWORK, Interval, Operator, Part, Summary, Traffic, folder_of, split, write
+from smalti.train.loop import Hook, Job
+from smalti.train.step import StepResult
+
+_KINDS = (
+    ("collectives", ("c10d::", "_c10d_functional::", "gloo:", "nccl", "record_param_comms")),
+    ("attention", ("attention", "_overspans", "flash", "fmha", "flex")),
+    ("matrix products", ("mm", "matmul", "linear", "gemm", "cutlass", "cublas")),
+    ("optimizer", ("adam", "lerp", "lion", "foreach")),
+    ("copies and casts", ("copy", "cat", "to_copy", "memcpy", "memset", "fill", "zero_", "contiguous", "clone")),
+    ("norms", ("norm",)),
+    ("loss", ("crossentropy", "log_softmax", "logsumexp")),
+)
+"""Kind of work -> parts of operators' and kernels' names, in lower case; the first that fits."""
+_OTHERS, _SLOWEST = "other kernels", 15
+
+
+def of_config(config: ProfileConfig) -> "list[Hook]":
+    """The hook of a rank that shall write a profile; none for others."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    return [Profile(config)] if config.of_rank(rank) else []
+
+
+class Profile(Hook):
+    """Profiles the steps of the window; one that was begun by an attempt that died is not gone on with."""
+
+    def __init__(self, config: ProfileConfig) -> None:
+        assert config.steps is not None
+        self._first, self._last = config.steps
+        self._profiler: Any = None
+        self._traffic: TrafficLog | None = None
+        self._begun = 0.0
+
+    def on_start(self, job: Job) -> None:
+        """Begin where the first step of the attempt is in the window."""
+        self._begin_if_due(job)
+
+    def on_step(self, job: Job, result: StepResult) -> None:
+        """Begin before the first step of the window, end after its last."""
+        if self._profiler is not None and job.state.step >= min(self._last, job.total_steps):
+            self._end(job)
+        self._begin_if_due(job)
+
+    def on_stop(self, job: Job) -> None:
+        """Keep what there is of a window that a stop cuts short."""
+        if self._profiler is not None:
+            self._end(job)
+
+    def _begin_if_due(self, job: Job) -> None:
+        if self._profiler is not None or not self._first <= job.state.step + 1 <= self._last:
+            return
+        self._first = job.state.step + 1
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.memory._record_memory_history(max_entries=200_000)
+        self._profiler = profile(activities=activities, record_shapes=True)
+        self._profiler.start()
+        self._traffic = TrafficLog(job.mesh, timed=True)
+        self._traffic.__enter__()
+        self._begun = clock.now_s()
+
+    def _end(self, job: Job) -> None:
+        assert self._traffic is not None
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        window_s = clock.now_s() - self._begun
+        self._traffic.__exit__(None, None, None)
+        self._profiler.stop()
+        rank = dist.get_rank()
+        folder = folder_of(job.folder.path, self._first, job.state.step, rank)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._profiler.export_chrome_trace(str(folder / "trace.json.gz"))
+        traffic = _by_axis(self._traffic.calls, planned_traffic(job), job.state.step - self._first + 1)
+        summary = _summary(self._profiler, self._traffic.calls, self._begun, window_s, traffic)
+        summary = replace(summary, first_step=self._first, last_step=job.state.step, rank=rank)
+        _write_calls(folder / "collectives.jsonl", self._traffic.calls, self._begun)
+        if torch.cuda.is_available():
+            torch.cuda.memory._dump_snapshot(str(folder / "memory.pickle"))
+            torch.cuda.memory._record_memory_history(enabled=None)
+        write(folder, summary)
+        self._profiler = self._traffic = None
+        self._first = self._last + 1
+        named = summary.bottleneck
+        log.get("train").info(
+            "profile of steps %d to %d: %s took %.0f %%, without it %.2f times as fast; %s",
+            *(summary.first_step, summary.last_step, named.name, 100 * named.s / summary.window_s),
+            *(summary.gain(named), folder),
+        )
+        job.events.write("profile_saved", step=job.state.step, path=str(folder), bottleneck=named.name)
+
+
+def planned_traffic(job: Job) -> dict[tuple[str, str], tuple[int, int]]:
+    """(op, axis) -> calls and bytes of one step by the planner; empty for a model that no config describes."""
+    if not isinstance(job.config, RunConfig):
+        return {}
+    config, found = job.config, dict[tuple[str, str], tuple[int, int]]()
+    parallel = config.train.parallel
+    for one in collectives(
+        config, job.mesh.layout, job.microbatch_tokens, dispatch=parallel.dispatch, context=parallel.context
+    ):
+        calls, nbytes = found.get((one.op, one.axis), (0, 0))
+        found[one.op, one.axis] = calls + one.count, nbytes + one.total_bytes
+    return found
+
+
+def _summary(
+    profiler: Any, calls: list[Call], begun_s: float, window_s: float, traffic: tuple[Traffic, ...]
+) -> Summary:
+    """Of the window; which steps and rank it is, is put in by who calls."""
+    on_gpu = torch.cuda.is_available()
+    events = list(profiler.events())
+    zero_s = min((event.time_range.start for event in events), default=0.0) / 1e6
+    by_name: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    busy, network = list[Interval](), list[Interval]()
+    for event in events:
+        if (event.device_type == DeviceType.CUDA) != on_gpu:
+            continue
+        span = (event.time_range.start / 1e6 - zero_s, event.time_range.end / 1e6 - zero_s)
+        if kind_of(event.name) == "collectives":
+            network.append(span)
+            continue
+        if event.is_user_annotation:  # a name for others' work and waits, as FSDP gives them
+            continue
+        by_name[event.name][0] += span[1] - span[0] if on_gpu else event.self_cpu_time_total / 1e6
+        by_name[event.name][1] += 1
+        busy.append(span)
+    network += [(one.start_s - begun_s, one.end_s - begun_s)
+                for one in calls if one.start_s is not None and one.end_s is not None]  # fmt: skip
+    network_s, host_s = split((0.0, window_s), busy, network)
+    slowest = sorted(by_name.items(), key=lambda one: -one[1][0])[:_SLOWEST]
+    return Summary(
+        first_step=0, last_step=0, rank=0, device="cuda" if on_gpu else "cpu", window_s=window_s,
+        parts=_parts(by_name, window_s, network_s, host_s),
+        operators=tuple(Operator(name, seconds, int(count)) for name, (seconds, count) in slowest),
+        traffic=traffic,
+        peak_bytes=torch.cuda.max_memory_allocated() if on_gpu else None,
+    )  # fmt: skip
+
+
+def _parts(by_name: dict[str, list[float]], window_s: float, network_s: float, host_s: float) -> tuple[Part, ...]:
+    """Work by kind, scaled to the time in which something ran (streams and threads overlap), and the rest."""
+    kinds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for name, (seconds, calls) in by_name.items():
+        kinds[kind_of(name)][0] += seconds
+        kinds[kind_of(name)][1] += calls
+    done_s = sum(seconds for seconds, _ in kinds.values())
+    scale = max(0.0, window_s - network_s - host_s) / done_s if done_s else 0.0
+    found = [Part(kind, seconds * scale, int(calls)) for kind, (seconds, calls) in kinds.items()]
+    found += [Part(NETWORK, network_s, 0), Part(HOST, host_s, 0)]
+    return tuple(sorted((part for part in found if part.s > 0), key=lambda part: -part.s))
+
+
+def kind_of(name: str) -> str:
+    """The kind of work of an operator or kernel, by its name."""
+    low = name.lower()
+    return next((kind for kind, parts in _KINDS if any(part in low for part in parts)), _OTHERS)
+
+
+def _by_axis(calls: list[Call], planned: dict[tuple[str, str], tuple[int, int]], steps: int) -> tuple[Traffic, ...]:
+    """Counted and planned, by op and axis."""
+    counted: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for total in totals(calls):
+        counted[total.op, total.axis][0] += total.count
+        counted[total.op, total.axis][1] += total.count * total.bytes
+    seconds: dict[tuple[str, str], float] = defaultdict(float)
+    untimed = set[tuple[str, str]]()
+    for one in calls:
+        kind = ("send_recv" if one.op in ("send", "recv") else one.op, one.axis)
+        if one.start_s is None or one.end_s is None:
+            untimed.add(kind)
+        else:
+            seconds[kind] += one.end_s - one.start_s
+    found = []
+    for kind in sorted(counted.keys() | planned.keys()):
+        count, nbytes = counted[kind]
+        plan_count, plan_bytes = planned.get(kind, (None, None))
+        took_s = None if kind in untimed or not count else seconds[kind]
+        found.append(Traffic(*kind, count, nbytes, took_s, _times(plan_count, steps), _times(plan_bytes, steps)))
+    return tuple(found)
+
+
+def _times(value: int | None, steps: int) -> int | None:
+    return None if value is None else value * steps
+
+
+def _write_calls(path: Path, calls: list[Call], begun_s: float) -> None:
+    """A line a call: op, axis, bytes, and seconds from the begin of the window."""
+    with path.open("w") as file:
+        for one in calls:
+            times = {name: None if at_s is None else round(at_s - begun_s, 7)
+                     for name, at_s in (("start_s", one.start_s), ("end_s", one.end_s))}  # fmt: skip
+            file.write(json.dumps({"op": one.op, "axis": one.axis, "bytes": one.bytes, **times}) + "\n")
