@@ -1,6 +1,6 @@
-"""The same run on 1, 2 and 4 ranks, and killed with -9 twice and gone on with another number of ranks: one loss curve.
+"""The same run on 1, 2, 3, 4, 6 and 8 ranks, and killed with -9 twice and gone on with another number of ranks: one loss curve.
 
-    make bench NAME=same_curve                          about 2 minutes on two cores
+    make bench NAME=same_curve                          about 4 minutes on two cores
     make bench NAME=same_curve ARGS='--steps 30'
 
 ``smalti train`` as a user starts it, a small Llama in fp32 on the sources of the installed Python, two sources in two
@@ -36,6 +36,7 @@ PICTURES = ROOT / "docs" / "concepts" / "pictures"
 SEQ_LEN, ROWS, VOCAB_SIZE = 64, 32, 512
 SOURCE_BYTES = 600_000
 LIMIT_S = 300
+RANKS = (1, 2, 3, 4, 6, 8)
 
 
 def prepare(folder: Path) -> None:
@@ -156,7 +157,7 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 
 def all_runs(folder: Path, steps: int) -> tuple[dict[str, dict[int, float]], list[dict[str, int]]]:
     """Name -> loss of each step; and where the killed run was killed and went on from."""
-    for ranks in (1, 2, 4):
+    for ranks in RANKS:
         print(f"{ranks} rank(s) ...", file=sys.stderr, flush=True)
         train(folder, f"ranks-{ranks}", steps, ranks)
     kills = []
@@ -168,7 +169,7 @@ def all_runs(folder: Path, steps: int) -> tuple[dict[str, dict[int, float]], lis
     resumed = [event["step"] for event in events if event["event"] == "resumed"]
     for kill, step in zip(kills[:-1], resumed, strict=True):
         kill["went_on_from_step"] = step
-    names = {f"ranks-{ranks}": f"{ranks} rank" + "s" * (ranks > 1) for ranks in (1, 2, 4)}
+    names = {f"ranks-{ranks}": f"{ranks} rank" + "s" * (ranks > 1) for ranks in RANKS}
     found = {label: losses(folder / "runs" / name) for name, label in names.items()}
     return {**found, "killed": losses(folder / "runs" / "killed")}, kills
 

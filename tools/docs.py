@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import reference
+from meshes import page as meshes_page
 from talks.claims import page as claims_page
 from talks.page import page as talks_page
 
@@ -68,7 +69,12 @@ def dead_links(root: Path) -> list[str]:
 def written() -> dict[str, str]:
     """Path under docs/ -> text, of every page that is written from the code."""
     reference_pages = {f"reference/{name}": text for name, text in reference.pages().items()}
-    return {**reference_pages, "concepts/talks.md": talks_page(), "claims.md": claims_page()}
+    return {
+        **reference_pages,
+        "concepts/talks.md": talks_page(),
+        "claims.md": claims_page(),
+        "concepts/meshes.md": meshes_page(),
+    }
 
 
 def main(arguments: list[str]) -> int:

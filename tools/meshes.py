@@ -1,0 +1,65 @@
+"""The page of meshes: how ranks are laid out, and the table of ``make prove meshes`` from bench/results/meshes.json."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent.parent / "bench" / "results" / "meshes.json"
+
+_INTRO = """<!-- Written by `make docs` from tools/meshes.py and bench/results/meshes.json; edit there. -->
+# Meshes
+
+Every rank has a place on one device mesh (`smalti/dist/mesh.py`). Its axes, from the outermost:
+
+    pipeline  x  replicate  x  [ shard x sequence  =  expert_shard x expert ]  x  tensor
+
+| axis | its ranks share | and exchange |
+|---|---|---|
+| `pipeline` | the layers | activations and their gradients, between neighbours |
+| `replicate` | nothing: copies of the sharded model (HSDP) | gradients |
+| `shard` | weights, gradients, moments (FSDP2) | weights before they are used, gradients |
+| `sequence` | each row of tokens; weights too | heads for tokens (`ulysses`), or keys and values (`ring`) |
+| `expert` | the experts of a layer; these are ranks of shard x sequence | tokens, to their experts and back |
+| `tensor` | each matrix | activations, twice in attention and twice in an MLP |
+
+Sizes are `train.parallel.AXIS`; `shard` is what the others leave. A loss is a sum over tokens, gradients are summed
+over all ranks, and the step alone divides, by the number of tokens of the whole batch: so which mesh it was cannot be
+seen in what is learned. [Expert](expert-parallel.md), [sequence](sequence-parallel.md), [tensor](tensor-parallel.md)
+and [pipeline](pipeline-parallel.md) parallelism have pages of their own; [the guide](../guides/scale.md) says how to
+choose.
+
+## Every mesh against one process
+
+`make prove meshes`: 20 steps of a small model on gloo, rows packed with documents, fp32; the farthest that the loss and
+the gradient norm of any step are from those of one process, relative. With experts, the first choice of a router that
+differs is named where one does: to it the bound is 1e-5 and after it 1e-3; with the choices of one process forced it is
+1e-5 throughout. `make test` runs a sample.
+
+"""
+
+_HEAD = """| mesh | model | ranks | loss | gradient norm | first other choice | with forced choices |
+|---|---|---|---|---|---|---|
+"""
+
+
+def page() -> str:
+    """The text of docs/concepts/meshes.md."""
+    if not RESULTS.exists():
+        return _INTRO + "Not run yet.\n"
+    found = json.loads(RESULTS.read_text())
+    rows = [value for value in found["figures"].values() if isinstance(value, list)]
+    text = _HEAD + "".join(_row(value) for value in sorted(rows, key=lambda one: (one[0]["model"], one[0]["ranks"])))
+    worst = max(max(one[0]["loss"], one[0]["grad_norm"]) for one in rows)
+    said = f"{len(rows)} meshes, {found['date'][:10]}, torch {found['machine']['torch']}; the farthest {worst:.1e}.\n"
+    return f"{_INTRO}{text}\n{said}"
+
+
+def _row(runs: list[dict[str, Any]]) -> str:
+    free, forced = runs[0], runs[1] if len(runs) > 1 else None
+    differs = "none" if free["differs"] is None else f"step {free['differs'][0]}, layer {free['differs'][1]}"
+    last = "" if forced is None else f"{max(forced['loss'], forced['grad_norm']):.1e}"
+    cells = [
+        free["mesh"].replace("-", " "), free["model"], str(free["ranks"]), f"{free['loss']:.1e}",
+        f"{free['grad_norm']:.1e}", differs if free["model"] == "moe" else "", last,
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |\n"
