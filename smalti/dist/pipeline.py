@@ -11,7 +11,7 @@ Shapes: B batch, T time, D hidden, V vocabulary, L layers with experts, E expert
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -93,7 +93,7 @@ def own_stages(model: nn.Module, mesh: Mesh, *, schedule: Schedule, compute: tor
         model.embed, model.embedding_norm = None, None  # type: ignore[assignment]
     if not any(stage.is_last for stage in own):
         model.norm, model.lm_head = None, None  # type: ignore[assignment]
-    model.forward = Staged(model, stages, own, mesh.group("pipeline"), compute)  # type: ignore[method-assign, assignment]
+    model.forward = Staged(model, stages, own, mesh, compute)  # type: ignore[method-assign, assignment]
 
 
 def staged(model: nn.Module) -> "Staged | None":
@@ -101,15 +101,34 @@ def staged(model: nn.Module) -> "Staged | None":
     return model.forward if isinstance(model.forward, Staged) else None
 
 
+class Shapes(NamedTuple):
+    """The tensors of a whole model."""
+
+    parameters: dict[str, tuple[int, ...]]
+    buffers: dict[str, tuple[int, ...]]
+    """Those that a ``state_dict`` has."""
+
+
+def whole_shapes(model: nn.Module) -> Shapes:
+    """Names and shapes of all tensors of the model, those of other ranks' pipeline stages included; of all ranks."""
+    parameters = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    others = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in parameters}
+    own, cut = Shapes(parameters, others), staged(model)
+    if cut is None:
+        return own
+    parts = [own] * dist.get_world_size(cut.group)
+    dist.all_gather_object(parts, own, group=cut.group)
+    return Shapes(*({name: shape for one in kind for name, shape in one.items()} for kind in zip(*parts, strict=True)))
+
+
 class Staged:
     """Takes the place of ``Decoder.forward`` on a rank that has some of the layers."""
 
-    def __init__(
-        self, model: Decoder, stages: list[Stage], own: list[Stage], group: dist.ProcessGroup, compute: torch.dtype
-    ) -> None:
-        self.stages, self.own, self.group, self.compute = stages, own, group, compute
+    def __init__(self, model: Decoder, stages: list[Stage], own: list[Stage], mesh: Mesh, compute: torch.dtype) -> None:
+        self.stages, self.own, self.compute = stages, own, compute
+        self.group = mesh.group("pipeline")
         self.config = model.config
-        self._model = model
+        self._model, self._slices = model, mesh.layout.tensor
 
     @property
     def own_rows(self) -> list[int]:
@@ -118,8 +137,9 @@ class Staged:
         return [row for row, layer in enumerate(_with_experts(self.config)) if layer in own]
 
     def width_of(self, input_ids_BT: Tensor) -> tuple[int, ...]:
-        """The shape of what travels between pipeline stages for these tokens: [B, T, D]."""
-        return (*input_ids_BT.shape, self.config.hidden_size)
+        """The shape of what travels between pipeline stages for these tokens: [B, T, D], or a tensor rank's slice."""
+        rows, tokens = input_ids_BT.shape
+        return rows, tokens // self._slices, self.config.hidden_size
 
     def __call__(
         self,

@@ -15,7 +15,7 @@ from torch import nn
 
 from smalti.base import store
 from smalti.base.errors import DataError
-from smalti.dist import checkpoint, fsdp, world
+from smalti.dist import checkpoint, fsdp, pipeline, world
 from smalti.model.huggingface import Source, companions, open_source
 from smalti.model.json_file import read_object
 from smalti.train.origin import run_of
@@ -28,12 +28,13 @@ def open_weights(source: str, model: nn.Module) -> Callable[[], None]:
 
     Called by all ranks. The model's weights alone are loaded; names and shapes must be its own.
     """
+    wanted = pipeline.whole_shapes(model)
     if os.path.isfile(f"{source}/config.json"):
-        folder = world.together(lambda: _checked_folder(source, model))
+        folder = world.together(lambda: _checked_folder(source, wanted))
         return lambda: _load_folder(folder, model)
     path = world.from_first(lambda: find_checkpoint(source))
     found = world.from_first(lambda: checkpoint.shapes(path))
-    world.together(lambda: _check_fits(source, found, model))
+    world.together(lambda: _check_fits(source, found, wanted))
     return lambda: checkpoint.load(path, {f"model.{n}": value for n, value in model.state_dict().items() if n in found})
 
 
@@ -81,9 +82,9 @@ def _keep_beside(init_from: str, kept: Path) -> None:
         store.write_json(kept / _TOKENIZER_CONFIG, mine | {"chat_template": theirs["chat_template"]})
 
 
-def _checked_folder(source: str, model: nn.Module) -> Source:
+def _checked_folder(source: str, wanted: pipeline.Shapes) -> Source:
     folder = open_source(source)
-    _check_fits(source, folder.shapes(), model)
+    _check_fits(source, folder.shapes(), wanted)
     folder.check_values(dist.get_rank(), dist.get_world_size())
     return folder
 
@@ -91,15 +92,14 @@ def _checked_folder(source: str, model: nn.Module) -> Source:
 def _load_folder(folder: Source, model: nn.Module) -> None:
     wanted = model.state_dict()
     for name, tensor in folder.tensors():
-        with torch.no_grad():
-            fsdp.assign(wanted[name], tensor.to(wanted[name].dtype))
+        if name in wanted:  # or it is of another rank's layers
+            with torch.no_grad():
+                fsdp.assign(wanted[name], tensor.to(wanted[name].dtype))
 
 
-def _check_fits(source: str, found: dict[str, tuple[int, ...]], model: nn.Module) -> None:
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    for name in {name for name, _ in model.named_buffers()} - set(found):  # a state that begins at 0
-        wanted.pop(name, None)
-    needed = {name for name, _ in model.named_parameters()}  # a buffer may begin as the model makes it
+def _check_fits(source: str, found: dict[str, tuple[int, ...]], model: pipeline.Shapes) -> None:
+    wanted = model.parameters | model.buffers
+    needed = set(model.parameters)  # a buffer may begin as the model makes it
     strangers = sorted((set(found) - set(wanted)) | (needed - set(found)))
     if strangers:
         where = f"init_from={source}" if strangers[0] in found else "the model"
