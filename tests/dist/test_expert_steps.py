@@ -1,0 +1,213 @@
+"""Steps of a model whose experts lie on several ranks, against one process; and its checkpoints at other layouts."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mesh_runs
+import pytest
+import torch
+import torch.distributed as dist
+from gloo import run_ranks
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+
+from smalti.config.model import ModelConfig, MoEConfig
+from smalti.config.train import LossConfig, OptimizerConfig
+from smalti.dist import checkpoint, expert, fsdp
+from smalti.dist import mesh as meshes
+from smalti.dist.recompute import recompute
+from smalti.model.decoder import Decoder
+from smalti.model.init import draw
+from smalti.plan.layout import Layout
+from smalti.train.batches import IGNORE, Microbatch
+from smalti.train.loss import LanguageLoss
+from smalti.train.optim import build_optimizer, moments
+from smalti.train.step import TrainState, train_step
+
+ROWS, TIME, VOCAB = 8, 12, 64
+CPU = torch.device("cpu")
+ONE = Layout()
+HYBRID = Layout(replicate=2, shard=2, expert=2)
+MIXED = Layout(shard=4, expert=2)
+
+
+def _config(kernel: Any = "grouped") -> ModelConfig:
+    moe = MoEConfig(num_experts=4, num_experts_per_tok=2, num_shared_experts=1, kernel=kernel)
+    return ModelConfig(
+        family="decoder", norm="layernorm", vocab_size=VOCAB, hidden_size=32, intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, initializer_range=0.2, moe=moe,
+    )  # fmt: skip
+
+
+def _state(
+    layout: Layout, dispatch: expert.Way, *, kernel: str = "grouped", recomputed: bool = False, optimizer: str = "adamw"
+) -> TrainState:
+    config = _config(kernel)
+    with torch.device("meta"):
+        model = Decoder(config)
+    mesh = meshes.build(CPU, layout)
+    expert.lay(model, mesh, dispatch=dispatch)
+    for block in fsdp.blocks_of(model) if recomputed else ():
+        recompute(block)
+    fsdp.shard(model, mesh, compute="fp32", reduce="fp32")
+    fsdp.materialize(model, CPU, lambda name, shape: draw(name, shape, config, 1))
+    described = OptimizerConfig(lr=1e-3) if optimizer == "adamw" else OptimizerConfig(name="lion", lr=1e-3, eps=None)
+    return TrainState(model, build_optimizer(model, described), lambda step: 1e-3, clip_norm=0.5)
+
+
+def _rows(seed: int) -> Microbatch:
+    """A global batch with unequal numbers of masked targets, one row all masked."""
+    random = torch.Generator().manual_seed(seed)
+    inputs, targets = torch.randint(0, VOCAB, (2, ROWS, TIME), generator=random)
+    for row in range(ROWS):
+        targets[row, :row] = IGNORE
+    targets[3] = IGNORE
+    positions = torch.arange(TIME).expand(ROWS, TIME).contiguous()
+    return Microbatch(inputs, targets, positions, (positions >= 5).long())
+
+
+def _own(rows: Microbatch, microbatches: int, *, uneven: bool) -> list[Microbatch]:
+    """This rank's part. ``uneven``: rank 0 has a row more than its share, rank 1 one less."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    ends = [ROWS * n // world for n in range(world + 1)]
+    if uneven and world > 1:
+        ends[1] += 1
+    assert rows.documents is not None
+    parts = (rows.inputs, rows.targets, rows.positions, rows.documents)
+    mine = [part[ends[rank] : ends[rank + 1]].chunk(microbatches) for part in parts]
+    return [Microbatch(*one) for one in zip(*mine, strict=True)]
+
+
+def _whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {n: (t.full_tensor() if isinstance(t, DTensor) else t).detach().clone() for n, t in tensors.items()}
+
+
+def _stepped(rank: int, layout: Layout, dispatch: expert.Way, options: dict[str, Any]) -> dict[str, Any]:
+    """Two steps: the figures, the gradients of the last and the weights after it, all whole."""
+    options = dict(options)
+    microbatches, uneven = options.pop("microbatches", 1), options.pop("uneven", False)
+    state = _state(layout, dispatch, **options)
+    loss = LanguageLoss(_config(), LossConfig())
+    results = [train_step(state, _own(_rows(seed), microbatches, uneven=uneven), loss) for seed in range(2)]
+    named = dict(state.model.named_parameters())
+    return {
+        "loss": [float(result.loss) for result in results],
+        "norm": [float(result.grad_norm) for result in results],
+        "gradients": _whole({name: p.grad for name, p in named.items() if p.grad is not None}),
+        "weights": _whole(dict(named)),
+    }
+
+
+@cache
+def _of_one_process(optimizer: str) -> dict[str, Any]:
+    found: dict[str, Any] = run_ranks(1, _stepped, ONE, "exact", {"optimizer": optimizer})[0]
+    return found
+
+
+def _assert_alike(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-6)
+    assert found["norm"] == pytest.approx(wanted["norm"], rel=1e-5)
+    for kind in ("gradients", "weights"):
+        assert found[kind].keys() == wanted[kind].keys()
+        for name, tensor in wanted[kind].items():
+            assert float((found[kind][name] - tensor).norm() / tensor.norm()) < 2e-5, (kind, name)
+
+
+@pytest.mark.parametrize(
+    ("layout", "dispatch", "options"),
+    [
+        (Layout(shard=2, expert=2), "exact", {"uneven": True}),
+        (Layout(shard=2, expert=2), "static", {"microbatches": 2}),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (HYBRID, "exact", {"recomputed": True, "uneven": True}),
+                (HYBRID, "static", {"recomputed": True}),
+                (MIXED, "exact", {"kernel": "loop"}),
+                (MIXED, "static", {"optimizer": "lion"}),
+            )
+        ),
+    ],
+)
+def test_steps_are_those_of_one_process(layout: Layout, dispatch: Any, options: dict[str, Any]) -> None:
+    wanted = _of_one_process(options.get("optimizer", "adamw"))
+    results = run_ranks(layout.world_size, _stepped, layout, dispatch, options)
+    _assert_alike(results[0], wanted)
+    assert all(result["norm"] == results[0]["norm"] for result in results)
+
+
+@pytest.mark.slow
+def test_twenty_steps_with_the_choices_of_one_process(tmp_path: Path) -> None:
+    axes = {"replicate": 2, "shard": 2, "expert": 2, "dispatch": "static"}
+    one = mesh_runs.run_on(1, mesh_runs.config_of(tmp_path, "moe", "one", 20), 20)
+    spread = mesh_runs.config_of(tmp_path, "moe", "spread", 20, 4, **axes)
+    found = mesh_runs.run_on(4, spread, 20, one, replay=True)
+    assert found.loss == pytest.approx(one.loss, rel=1e-5)
+    assert found.grad_norm == pytest.approx(one.grad_norm, rel=1e-5)
+
+
+# ---- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def _tensors(state: TrainState) -> dict[str, Tensor]:
+    weights = {f"model.{name}": tensor for name, tensor in state.model.state_dict().items()}
+    return {**weights, **moments(state.model, state.optimizer)}
+
+
+def _saved(rank: int, layout: Layout, folder: Path) -> tuple[str, dict[str, Tensor]]:
+    state = _state(layout, "exact")
+    train_step(state, _own(_rows(0), 1, uneven=False), LanguageLoss(_config(), LossConfig()))
+    path = checkpoint.save(folder, 1, _tensors(state), {"step": 1}, keep=1)
+    return path, _whole(_tensors(state))
+
+
+def _loaded(rank: int, layout: Layout, path: str) -> dict[str, Tensor]:
+    state = _state(layout, "static")
+    with torch.no_grad():
+        for tensor in _tensors(state).values():
+            fsdp.local(tensor).fill_(-1)
+    checkpoint.load(path, _tensors(state))
+    return _whole(_tensors(state))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("saver", "loaders"),
+    [(HYBRID, [ONE, Layout(shard=2), Layout(shard=2, expert=2), MIXED]), (ONE, [MIXED])],
+)
+def test_a_checkpoint_of_one_layout_has_the_same_bits_in_any_other(
+    saver: Layout, loaders: list[Layout], tmp_path: Path
+) -> None:
+    path, wanted = run_ranks(saver.world_size, _saved, saver, tmp_path)[0]
+    stored = {f"model.{name}": tensor for name, tensor in checkpoint.read_model(path).items()}
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in stored.items())
+    for layout in loaders:
+        for found in run_ranks(layout.world_size, _loaded, layout, path):
+            assert found.keys() == wanted.keys()
+            assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items()), layout
+
+
+def _placed(rank: int) -> dict[str, Any]:
+    """Of one expert weight: its mesh, placements, shape here; and how it was drawn."""
+    state = _state(HYBRID, "exact")
+    name, parameter = next((n, p) for n, p in state.model.named_parameters() if "experts.up_proj" in n)
+    assert isinstance(parameter, DTensor)
+    whole = draw(name, parameter.shape, _config(), 1)
+    return {
+        "dims": parameter.device_mesh.mesh_dim_names,
+        "placements": parameter.placements,
+        "here": tuple(parameter.to_local().shape),
+        "drawn alike": torch.equal(parameter.full_tensor(), whole),
+        "groups": len({p.device_mesh for group in state.optimizer.param_groups for p in group["params"]}),
+    }
+
+
+@pytest.mark.slow
+def test_a_rank_holds_its_experts_cut_along_their_width() -> None:
+    for found in run_ranks(4, _placed):
+        assert found["dims"] == ("replicate", "expert_shard", "expert")
+        assert found["placements"][1:] == (Shard(1), Shard(0))
+        assert found["here"] == (2, 16, 32)
+        assert found["drawn alike"]
+        assert found["groups"] == 2
