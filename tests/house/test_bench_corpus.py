@@ -31,8 +31,8 @@ def similarity(left: str, right: str) -> float:
 
 
 def test_equal_arguments_give_equal_documents(corpus: list[PlantedDocument]) -> None:
-    assert planted(3000) == corpus
-    assert planted(3000, seed=1)[0].text != corpus[0].text
+    assert planted(200) == planted(200)
+    assert planted(200, seed=1)[0].text != corpus[0].text
     digest = hashlib.sha256("".join(document.text for document in planted(200)).encode()).hexdigest()
     assert digest.startswith("7d9cf84fabc11167"), "measurements of before and after this change cannot be compared"
 
@@ -74,7 +74,7 @@ def test_copies_are_copies(corpus: list[PlantedDocument]) -> None:
 
 def test_the_rest_is_unrelated(corpus: list[PlantedDocument]) -> None:
     for kind, most in (("base", 0.02), ("boilerplate", 0.3), ("book", 0.05)):
-        some = [document.text for document in corpus if document.kind == kind][:40]
+        some = [document.text for document in corpus if document.kind == kind][:20]
         pairs = [(a, b) for i, a in enumerate(some) for b in some[:i]]
         assert max(similarity(a, b) for a, b in pairs) < most, kind
 

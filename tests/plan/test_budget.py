@@ -188,7 +188,7 @@ def whole(run: dict[str, float]) -> dict[str, float]:
 
 
 @given(runs, st.sets(st.sampled_from((*LINKED, *MONEY)), min_size=1))
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_what_follows_from_a_subset_is_what_it_was(run: dict[str, float], names: set[str]) -> None:
     full = whole(run)
     if not 1e-6 < full["days"] < 36_500 or full["gpu_hours"] < 1e-6:

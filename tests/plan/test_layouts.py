@@ -19,7 +19,7 @@ def fits(config: RunConfig, device: Hardware, layout: Layout, rows: int) -> bool
     return found.total_bytes <= device.available_memory_bytes
 
 
-@pytest.mark.parametrize("gpus", [64, 512, 3072])
+@pytest.mark.parametrize("gpus", [64, pytest.param(512, marks=pytest.mark.slow), 3072])
 def test_what_is_returned_fits_with_the_largest_microbatch(gpus: int) -> None:
     found = find(DBRX, H100, gpus)
     assert found.best, "some layout"
@@ -36,7 +36,11 @@ def test_what_is_returned_fits_with_the_largest_microbatch(gpus: int) -> None:
 
 @pytest.mark.parametrize(
     ("model", "device", "gpus", "batch"),
-    [("mpt-7b", "h100-sxm", 16, 2**18), ("mpt-13b", "a100-40gb", 32, 2**19), ("mixtral-8x7b", "h100-sxm", 16, 2**19)],
+    [
+        ("mpt-7b", "h100-sxm", 16, 2**18),
+        pytest.param("mpt-13b", "a100-40gb", 32, 2**19, marks=pytest.mark.slow),
+        pytest.param("mixtral-8x7b", "h100-sxm", 16, 2**19, marks=pytest.mark.slow),
+    ],
 )
 def test_as_good_as_trying_them_all(model: str, device: str, gpus: int, batch: int) -> None:
     """Every kind, every shard, every microbatch that is a power of two: none is more than 3 % faster."""
