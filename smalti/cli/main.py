@@ -38,6 +38,8 @@ EXIT_CODES = """exit codes:
   143  stopped before anything was saved"""
 
 _DEBUG = "SMALTI_DEBUG"
+_LOST_PEER = (75, 76)
+"""Codes of a rank that may have lost another one: try again, and fleet.launch.local.LOST_PEER."""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -47,9 +49,16 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         arguments.remove("--debug")
         os.environ[_DEBUG] = "1"  # the ranks are children of this process
     code = run(arguments)
-    if code and ("daft" in sys.modules or "obstore" in sys.modules):
+    if code and ("daft" in sys.modules or "obstore" in sys.modules or _left_alone()):
         _leave(code)
     raise SystemExit(code)
+
+
+def _left_alone() -> bool:
+    """A rank that ended by itself, as one that ran out of memory does: its process group is up, and others wait in it.
+    What takes the group down would wait for them."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_initialized()
 
 
 def _leave(code: int) -> NoReturn:
