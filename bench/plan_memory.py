@@ -167,7 +167,7 @@ def child(job: str) -> dict[str, Any]:
     from smalti.dist import world as worlds
 
     asked = json.loads(job)
-    first, second = (counted(live) for live in counted_steps(config_of(**asked)))
+    first, second = (counted(step.live) for step in counted_steps(config_of(**asked)))
     worlds.leave()
     return {**asdict(second), "first_step_bytes": first.peak_bytes, "process_bytes": _peak_of_process()}
 

@@ -5,20 +5,25 @@ saved beyond a run folder in a temporary place. The process joins the world that
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
 import torch
-from live_bytes import LiveBytes
+from torch import Tensor, nn
 
 from smalti.base import env
 from smalti.config.run import RunConfig
 from smalti.data.batch import Batch
+from smalti.dist import sequence
+from smalti.dist.live_bytes import LiveBytes
+from smalti.dist.traffic import Total, Traffic
+from smalti.plan.layout import layout_of
 from smalti.plan.memory.rank import microbatch_tokens
 from smalti.train import job as jobs
+from smalti.train import place
 from smalti.train.batches import Microbatch, TokenBatches
 from smalti.train.step import train_step
 
@@ -41,10 +46,10 @@ class Counted:
 class _Stream:
     """Tokens of a seed, cut as the trainer's stream cuts them."""
 
-    def __init__(self, config: RunConfig, world_size: int) -> None:
+    def __init__(self, config: RunConfig, data_ranks: int) -> None:
         batch, self.seq_len = config.batches_and_lengths[0]
-        self.rows = -(-(batch // self.seq_len) // world_size)
-        self.at_once = microbatch_tokens(config, ranks=world_size) // self.seq_len
+        self.rows = -(-(batch // self.seq_len) // data_ranks)
+        self.at_once = microbatch_tokens(config, ranks=data_ranks) // self.seq_len
         self.vocab_size, self.packed = config.model.vocab_size, config.data.mask_documents
 
     def batch(self, step: int) -> list[Batch]:
@@ -60,6 +65,10 @@ class _Stream:
 
 
 class _Batches(TokenBatches):
+    def own_part(self, part: Callable[[Tensor], Tensor]) -> None:
+        """Of each row, where ranks share it."""
+        self._own_part = part
+
     def check(self, state: dict[str, Any], step: int) -> None:
         """There is nothing to compare."""
 
@@ -68,16 +77,38 @@ class _Batches(TokenBatches):
         return {}
 
 
-def counted_steps(config: RunConfig, steps: int = 2) -> list[LiveBytes]:
-    """Take ``steps`` steps; one count for each. The first makes gradients and buffers that later ones find."""
+class Step(NamedTuple):
+    """What was counted in one step."""
+
+    live: LiveBytes
+    collectives: list[Total]
+
+
+def counted_steps(
+    config: RunConfig, steps: int = 2, *, prepare: Callable[[nn.Module], None] | None = None
+) -> list[Step]:
+    """Take ``steps`` steps; one count for each. The first makes gradients and buffers that later ones find.
+
+    prepare: is given the model before the first.
+    """
     with tempfile.TemporaryDirectory(prefix="counted-") as folder:
         track = config.track.model_copy(update={"console": False, "system_every_s": 0})
         config = config.model_copy(update={"folder": f"{folder}/{env.world().rank}", "track": track})
-        stream: Any = _Stream(config, env.world().world_size)
+        stream: Any = _Stream(config, layout_of(config, env.world().world_size).data_ranks)
         batches = _Batches(stream, torch.device("cpu"), mask_documents=config.data.mask_documents)
-        with patch.object(jobs.place, "peak_flops_per_s", return_value=None):  # no MFU is asked for, so no matmul rate is measured
+        # no MFU is asked for, so no matmul rate is measured
+        with patch.object(place, "peak_flops_per_s", return_value=None):
             job = jobs.build(config, batches=batches)
-        return [_count(job, batches.batch(step)) for step in range(steps)]
+        batches.own_part(sequence.own_part(job.mesh, context=config.train.parallel.context))
+        if prepare is not None:
+            prepare(job.state.model)
+        found = []
+        for step in range(steps):
+            microbatches = batches.batch(step)
+            with Traffic(job.mesh) as traffic:
+                live = _count(job, microbatches)
+            found.append(Step(live, traffic.totals()))
+        return found
 
 
 def _count(job: Any, microbatches: Sequence[Microbatch]) -> LiveBytes:

@@ -11,7 +11,7 @@ Ranks that form several axes at once have one process group, and a call is named
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -70,6 +70,10 @@ class Call:
     """When it was done; None where the host cannot see it."""
 
 
+See = Callable[[Call, list[torch.Tensor]], None]
+"""(call, what it was given and what it gave)."""
+
+
 @dataclass(frozen=True, order=True)
 class Total:
     """Calls of one kind."""
@@ -85,9 +89,10 @@ class Total:
 class Traffic(TorchDispatchMode):
     """``with Traffic(mesh) as traffic: ...``; afterwards ``traffic.calls`` and ``traffic.totals()``."""
 
-    def __init__(self, mesh: Mesh | None = None, *, timed: bool = False) -> None:
-        """``mesh``: absent, only the world has a name."""
+    def __init__(self, mesh: Mesh | None = None, *, timed: bool = False, see: See | None = None) -> None:
+        """``mesh``: absent, only the world has a name. ``see``: is told each call, with all tensors of it."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self._see = see
         self.calls: list[Call] = []
         self._axes = _axes_of_groups(mesh)
         self._timed, self._times = timed, 1
@@ -118,6 +123,8 @@ class Traffic(TorchDispatchMode):
             return result
         call.bytes = max(call.bytes, _bytes(result))
         self.calls.append(call)
+        if self._see is not None:
+            self._see(call, [leaf for leaf in tree_leaves((args, result)) if isinstance(leaf, torch.Tensor)])
         if self._timed:
             self._follow(call, result)
         return result

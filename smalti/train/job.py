@@ -37,7 +37,7 @@ from smalti.track.out_of_memory import limit_tokens
 from smalti.track.run import RunFolder
 from smalti.track.sinks.console import ConsoleSink
 from smalti.track.system import System
-from smalti.train import forgetting, oom, origin, place
+from smalti.train import forgetting, oom, origin, place, profile
 from smalti.train import microbatch as microbatches
 from smalti.train import pipeline as pipelines
 from smalti.train.batches import Batches, TokenBatches
@@ -105,11 +105,8 @@ def build(
     path = _find_checkpoint(folder, events)
     if path is None and model is None:
         _check_origin(config)
-    model = _sharded(config, model, mesh, device, resumes=path is not None)
-    optimizer, lr = build_optimizer(model, train.optimizer), LearningRate.of(config)
-    balance = loss.balance if isinstance(loss, LanguageLoss) else None
-    passes = tensor.summing(_passes(config, layout, model, loss, device), mesh)
-    state = TrainState(model, optimizer, lr, train.optimizer.clip_norm, balance, passes, mesh.copies, layout.pipeline)
+    model = sharded(config, model, mesh, device, resumes=path is not None)
+    state = state_of(config, model, loss, mesh, device)
     before = _resume(path, state, batches, events)
     if isinstance(config, RunConfig) and isinstance(batches, TokenBatches) and microbatches.wants_trial(config, device):
         trial = microbatches.Trial(config, layout, state, loss, batches, teller)
@@ -129,7 +126,8 @@ def build(
         tensors=lambda: tensors_of(state),
         mesh=mesh,
         evaluate=evaluate,
-        hooks=(*forgetting.watch(config), *hooks),
+        hooks=(*forgetting.watch(config), *profile.of_config(config.profile), *hooks),
+        microbatch_tokens=resolved.get("microbatch_tokens"),
         indexes=indexes,
         out_of_memory=teller,
         **_prefetch(config),
@@ -173,7 +171,7 @@ def _flops_per_token(config: JobConfig) -> Callable[[int], float] | None:
 # ---- model ----------------------------------------------------------------------------------------------------------
 
 
-def _sharded(
+def sharded(
     config: JobConfig, given: nn.Module | None, mesh: Mesh, device: torch.device, *, resumes: bool
 ) -> nn.Module:
     """The model over the mesh, with its first weights; where a checkpoint will overwrite them, with any."""
@@ -204,6 +202,15 @@ def _sharded(
         described, seed = config.model, config.seed
         fsdp.materialize(model, device, lambda name, shape: draw(name, shape, described, seed))
     return model
+
+
+def state_of(config: JobConfig, model: nn.Module, loss: Loss, mesh: Mesh, device: torch.device) -> TrainState:
+    """What a step changes, before the first one: the optimizer with its moments, and how microbatches are passed."""
+    optimizer, lr = build_optimizer(model, config.train.optimizer), LearningRate.of(config)
+    balance = loss.balance if isinstance(loss, LanguageLoss) else None
+    passes = tensor.summing(_passes(config, mesh.layout, model, loss, device), mesh)
+    clip_norm = config.train.optimizer.clip_norm
+    return TrainState(model, optimizer, lr, clip_norm, balance, passes, mesh.copies, mesh.layout.pipeline)
 
 
 def _lay(model: nn.Module, mesh: Mesh, config: RunConfig) -> None:

@@ -337,7 +337,7 @@ def _differences(rank: int, *recipes: tuple[str, ...]) -> list[tuple[float, str,
         config = made_config(
             "train.parallel.device=cpu", "train.global_batch_tokens=1024", "model.vocab_size=1024", *changes
         )
-        predicted, real = memory_per_rank(config), counted(counted_steps(config)[-1])
+        predicted, real = memory_per_rank(config), counted(counted_steps(config)[-1].live)
         found.append((predicted.tensors_bytes / real.peak_bytes, predicted.peak.phase, str(real)))
     return found
 

@@ -3,7 +3,8 @@
 Promises: every storage that an operator hands to Python or to autograd is counted from the operator on until nothing
 holds it, with what resizing a storage changes (FSDP2 frees gathered weights so); custom autograd functions, recomputed
 blocks and the backward pass included. Not seen: what a kernel takes and gives back inside one operator, and memory that
-an allocator keeps or loses between blocks. Works by a dispatch mode, so it is slow and changes no result.
+an allocator keeps or loses between blocks. Works by a dispatch mode, so it is slow and changes no result. Fake tensors
+(``FakeTensorMode``) are counted on request, with the bytes that real ones would have.
 """
 
 import gc
@@ -16,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -42,10 +44,11 @@ class Storage:
 
 class LiveBytes(TorchDispatchMode):
     """``with LiveBytes() as live: ...``; afterwards ``live.peak()``. Tensors that exist before are found by the
-    garbage collector."""
+    garbage collector; with ``fake`` only those are known that are named, and fake tensors are counted too."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, fake: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._fake = fake
         self.in_phase = "before"
         """What happens now is of this phase."""
         self._now: weakref.WeakKeyDictionary[torch.UntypedStorage, Storage] = weakref.WeakKeyDictionary()
@@ -53,7 +56,8 @@ class LiveBytes(TorchDispatchMode):
 
     def __enter__(self) -> "LiveBytes":
         gc.collect()
-        for tensor in (found for found in gc.get_objects() if issubclass(type(found), torch.Tensor)):
+        held = () if self._fake else gc.get_objects()
+        for tensor in (found for found in held if issubclass(type(found), torch.Tensor)):
             self._see(tensor, "held")
         self._resize = torch.UntypedStorage.resize_
         torch.UntypedStorage.resize_ = lambda storage, size: self._resized(storage, size)  # type: ignore
@@ -82,11 +86,19 @@ class LiveBytes(TorchDispatchMode):
         finally:
             self.in_phase = before
 
-    def name(self, tensor: torch.Tensor, kind: str) -> None:
-        """Say what a storage is."""
+    def name(self, tensor: torch.Tensor, kind: str, *, again: bool = True) -> None:
+        """Say what a storage is; with ``again`` false, only where nobody has said it yet."""
         inner = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         self._see(inner, "held")
-        self._now[inner.untyped_storage()].kind = kind
+        entry = self._now.get(inner.untyped_storage())
+        if entry is not None and (again or not entry.kind):
+            entry.kind = kind
+
+    def rename_phase(self, old: str, new: str) -> None:
+        """What is still alive of a phase is of another one."""
+        for entry in self._now.values():
+            if entry.phase == old:
+                entry.phase = new
 
     def peaks(self) -> dict[str, int]:
         """The most bytes in each phase."""
@@ -106,6 +118,11 @@ class LiveBytes(TorchDispatchMode):
             alive[storage] += change
         return where, best, {storage: size for storage, size in alive.items() if size > 0}
 
+    @property
+    def moment(self) -> int:
+        """Where the log of ``events`` is now."""
+        return len(self._log)
+
     def events(self) -> list[tuple[str, Storage, int]]:
         """(phase, storage, change in bytes), in their order."""
         return list(self._log)
@@ -120,7 +137,10 @@ class LiveBytes(TorchDispatchMode):
         if isinstance(tensor, DTensor):
             return
         storage = tensor.untyped_storage()
-        if storage in self._now or storage.device.type == "meta":  # fake tensors too say that they are on a device
+        if storage in self._now:
+            return
+        # A fake tensor says that it is on a device, its storage does not.
+        if storage.device.type == "meta" and not (self._fake and isinstance(tensor, FakeTensor)):
             return
         entry = Storage(storage.nbytes(), self.in_phase, op, tuple(tensor.shape), str(tensor.dtype))
         self._now[storage] = entry

@@ -1,0 +1,347 @@
+"""A step of a run on any number of ranks, rehearsed in this process: what one rank holds and sends, without a tensor.
+
+Promises: mesh, model, axes, FSDP2, optimizer, loss and step are those of ``smalti train``, made by the functions of
+``train/job.py`` on a fake process group, where ranks are numbers and collectives move nothing; the operators of one
+step run over fake tensors, which have shapes and no storage. Bytes are counted from the tensors that are made, and
+collectives from the calls that are made; nothing is taken from the planner. Reads no data.
+
+What a trace cannot know is settled so: experts are evenly used, every row is as long as it can be and one document.
+The operators are those of a CPU; for a run on CUDA attention keeps what the fused kernels keep there (query, key,
+value, output, a logarithm for each query), but norms keep a little more than the fused ones.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.distributed.tensor import DTensor, Replicate
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from smalti.base.errors import UserError
+from smalti.config.run import RunConfig
+from smalti.dist import expert, fsdp, sequence
+from smalti.dist import mesh as meshes
+from smalti.dist.fsdp import local
+from smalti.dist.live_bytes import LiveBytes, Storage
+from smalti.dist.mesh import Mesh
+from smalti.dist.traffic import Call, Total, Traffic
+from smalti.model.blocks.attention import choice
+from smalti.model.blocks.attention.sdpa import Fused
+from smalti.model.decoder import Decoder
+from smalti.plan.layout import Layout, layout_of
+from smalti.plan.memory.rank import microbatch_tokens as usual_tokens
+from smalti.plan.parallel.collectives import VOTES
+from smalti.train import job
+from smalti.train.batches import Microbatch
+from smalti.train.loss import LanguageLoss
+from smalti.train.step import Loss, Metrics, TrainState, one_by_one, train_step
+
+PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers", "batch")
+"""What bytes are of."""
+_CPU = torch.device("cpu")
+_OF_WEIGHTS = ("shard", "expert_shard", "replicate")
+"""The axes along which weights and gradients travel."""
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """One step of one rank."""
+
+    rank: int
+    layout: Layout
+    params: int
+    """Of the whole model."""
+    microbatch_tokens: int
+    """Of whole rows."""
+    bytes_per_rank: dict[str, int]
+    """``PARTS`` -> bytes. Parameters, gradients and optimizer: this rank's share. Activations: what the forward passes
+    leave for the backward pass. Logits: a tile and what is made of it. Buffers: gathered weights, what collectives of
+    weights and gradients read and write, the module's own buffers. The last three at their most, not all at one time.
+    """
+    peak_bytes: int
+    """The most that is alive at one time."""
+    peak_parts: dict[str, int]
+    """What is alive then; activations are then all that operators hold."""
+    collectives: tuple[Total, ...]
+    """Of one step, the largest first."""
+    checkpoint_bytes: int
+    """What this rank writes of a checkpoint: its shards, divided by the ranks that hold the same ones."""
+
+
+def rehearse(
+    config: RunConfig,
+    layout: Layout | None = None,
+    microbatch_tokens: int | None = None,
+    *,
+    rank: int | None = None,
+    document_tokens: int | None = None,
+) -> Rehearsal:
+    """Rehearse the last kind of step of the run.
+
+    layout: absent, the config's. microbatch_tokens: of whole rows; absent, the config's or the usual one. rank: absent,
+    the fullest of those that differ (the first of the first, of a middle and of the last pipeline stage).
+    document_tokens: of packed rows, where documents end; absent, each row is one.
+    """
+    layout = layout or layout_of(config)
+    tokens = microbatch_tokens or usual_tokens(config, ranks=layout.data_ranks)
+    each = layout.world_size // layout.pipeline
+    places = {place * each for place in (0, layout.pipeline // 2, layout.pipeline - 1)} if rank is None else {rank}
+    found = (_of_rank(config, layout, place, tokens, document_tokens) for place in sorted(places))
+    return max(found, key=lambda one: one.peak_bytes)
+
+
+def _of_rank(config: RunConfig, layout: Layout, rank: int, tokens: int, document_tokens: int | None) -> Rehearsal:
+    if dist.is_initialized():
+        raise UserError("a rehearsal takes the place of the process group, and this process has one already")
+    dist.init_process_group("fake", rank=rank, world_size=layout.world_size, store=FakeStore())
+    try:
+        mesh = meshes.build(_CPU, layout)
+        # On the meta device first: FSDP2 cannot cut fake tensors.
+        model = job.sharded(config, None, mesh, torch.device("meta"), resumes=True)
+        expert.evenly(model)
+        _give_kernels(model, document_tokens)
+        rows = _rows(config, layout, tokens)
+        with FakeTensorMode(allow_non_fake_inputs=True), _cuda_kernels(config):
+            fsdp.allocate(model, _CPU)
+            loss = LanguageLoss(config.model, config.train.loss)
+            state = job.state_of(config, model, loss, mesh, _CPU)
+            microbatches = [_microbatch(config, mesh, number) for number in rows]
+            return _traced(config, mesh, state, loss, microbatches, tokens)
+    finally:
+        dist.destroy_process_group()
+
+
+def _traced(
+    config: RunConfig, mesh: Mesh, state: TrainState, loss: LanguageLoss, microbatches: list[Microbatch], tokens: int
+) -> Rehearsal:
+    live, kept = LiveBytes(fake=True), list[int]()
+    named = _Named(live)
+    traffic = Traffic(mesh, see=named.collective)
+    if state.passes is one_by_one:
+        state.passes, microbatches = _alike_once(microbatches, traffic)
+    _warm(state)
+    with live, traffic, _Answers():
+        named.before(state, microbatches)
+        dist.all_reduce(torch.zeros(VOTES, dtype=torch.int32))  # as the loop's, which ranks vote with
+        train_step(state, microbatches, _with_phases(loss, live, kept))
+        named.after(state)
+    most, peak, at_peak, left = _figures(live, kept)
+    whole = {name: most.get(name, 0) for name in PARTS}
+    tensors = job.tensors_of(state).values()
+    with torch.device("meta"):
+        params = sum(parameter.numel() for parameter in Decoder(config.model).parameters())
+    return Rehearsal(
+        rank=dist.get_rank(),
+        layout=mesh.layout,
+        params=params,
+        microbatch_tokens=tokens,
+        bytes_per_rank={**whole, "activations": left},
+        peak_bytes=peak,
+        peak_parts=at_peak,
+        collectives=tuple(traffic.totals()),
+        checkpoint_bytes=round(sum(_written(tensor, mesh.layout) for tensor in tensors)),
+    )
+
+
+def _warm(state: TrainState) -> None:
+    """One update ahead: DTensor finds out how an operator is sharded with fake tensors of the whole size, once."""
+    for group in state.optimizer.param_groups:
+        group["lr"] = state.lr(state.step)
+    for parameter in state.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    state.optimizer.step()
+    state.optimizer.zero_grad(set_to_none=True)
+
+
+def _written(tensor: Tensor, layout: Layout) -> float:
+    """Bytes of a rank's part of a tensor, shared with the ranks of its pipeline stage that hold the same."""
+    copies = layout.world_size // layout.pipeline
+    if isinstance(tensor, DTensor):
+        for size, place in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
+            copies //= 1 if isinstance(place, Replicate) else size
+    return local(tensor).numel() * tensor.element_size() / copies
+
+
+# ---- microbatches ---------------------------------------------------------------------------------------------------
+
+
+def _rows(config: RunConfig, layout: Layout, tokens: int) -> list[int]:
+    """Rows of each microbatch of the fullest rank."""
+    batch, seq_len = config.batches_and_lengths[-1]
+    rows, each = -(-(batch // seq_len) // layout.data_ranks), max(1, tokens // seq_len)
+    return [min(each, rows - first) for first in range(0, rows, each)]
+
+
+def _microbatch(config: RunConfig, mesh: Mesh, rows: int) -> Microbatch:
+    _, seq_len = config.batches_and_lengths[-1]
+    own = sequence.own_part(mesh, context=config.train.parallel.context)
+    whole = torch.zeros((rows, seq_len), dtype=torch.int64)
+    documents = torch.zeros((rows, seq_len), dtype=torch.int64) if config.data.mask_documents else None
+    return Microbatch(own(whole), own(torch.zeros_like(whole)), own(torch.zeros_like(whole)), documents)
+
+
+def _documents(like_ST: Tensor, document_tokens: int | None) -> Tensor:
+    """Numbers of the documents of each row, real ones."""
+    along = torch.arange(like_ST.shape[1]).expand(like_ST.shape)
+    return torch.zeros_like(along) if document_tokens is None else along // document_tokens
+
+
+def _alike_once(microbatches: list[Microbatch], traffic: Traffic) -> tuple[Any, list[Microbatch]]:
+    """Passes that stand for all microbatches, and those that are traced: of many alike in a row the second for all."""
+    traced, times = list[Microbatch](), list[int]()
+    for place, one in enumerate(microbatches):
+        if place > 1 and one.inputs.shape == traced[-1].inputs.shape:
+            times[-1] += 1
+        else:
+            traced.append(one)
+            times.append(1)
+
+    def passes(model: nn.Module, given: Sequence[Any], loss: Loss) -> list[Metrics]:
+        found: list[Metrics] = []
+        for one, number in zip(given, times, strict=True):
+            with traffic.times(number):
+                found += one_by_one(model, [one], loss)
+        return found
+
+    return passes, traced
+
+
+# ---- kernels --------------------------------------------------------------------------------------------------------
+
+
+def _give_kernels(model: nn.Module, document_tokens: int | None) -> None:
+    """Kernels are built over real rows: they look where documents begin."""
+    assert isinstance(model, Decoder)
+    build = model.kernels_of
+
+    def built(described: Any, like_BTD: Tensor, documents_BT: Tensor | None) -> Any:
+        with unset_fake_temporarily():
+            like = torch.empty((), dtype=like_BTD.dtype).expand(like_BTD.shape)
+            real = None if documents_BT is None else _documents(documents_BT, document_tokens)
+            return build(described, like, real)
+
+    model.kernels_of = built
+
+
+@contextmanager
+def _cuda_kernels(config: RunConfig) -> Iterator[None]:
+    """For a run on CUDA: attention whose backward pass keeps what each of the fused kernels keeps."""
+    before = choice._build
+    if config.train.parallel.device == "cuda":
+        choice._build = lambda kernel, asked, like_BTD, scores, documents_BT: Fused(scores.scale)
+    try:
+        yield
+    finally:
+        choice._build = before
+
+
+# ---- counting -------------------------------------------------------------------------------------------------------
+
+
+class _Answers(TorchDispatchMode):
+    """What a fake tensor cannot say: a number that is read is 0, so a check that asks for a fault finds none."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):  # the most common of all
+            return args[0].fake_device
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return False if args[0].dtype == torch.bool else 0
+        if func is torch.ops.aten._grouped_mm.default and args[0].dtype == torch.float32:
+            return _grouped_mm(*args)  # CPUs can do it, torch's rule of its shape only knows bf16
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        return func(*args, **(kwargs or {}))
+
+
+def _grouped_mm(left: Tensor, right: Tensor, ends: Tensor, *_: Any) -> Tensor:
+    """An empty tensor of the result's shape: rows of groups by matrices, or a matrix for each group."""
+    shape = (left.shape[0], right.shape[-1]) if right.dim() == 3 else (ends.shape[0], left.shape[0], right.shape[-1])
+    return left.new_empty(shape)
+
+
+class _Named:
+    """What storages are, for those who know."""
+
+    def __init__(self, live: LiveBytes) -> None:
+        self._live = live
+
+    def before(self, state: TrainState, microbatches: Sequence[Microbatch]) -> None:
+        """What is there when a step begins."""
+        for parameter in state.model.parameters():
+            self._live.name(parameter, "parameters")
+            for value in state.optimizer.state[parameter].values():
+                self._live.name(value, "optimizer")
+        for buffer in state.model.buffers():
+            self._live.name(buffer, "buffers")
+        for tensor in tree_leaves([tuple(one) for one in microbatches]):
+            if tensor is not None:
+                self._live.name(tensor, "batch")
+
+    def after(self, state: TrainState) -> None:
+        """What a step has made."""
+        for parameter in state.model.parameters():
+            if parameter.grad is not None:
+                self._live.name(parameter.grad, "gradients")
+
+    def collective(self, call: Call, tensors: Sequence[Tensor]) -> None:
+        """What travels."""
+        if call.axis in _OF_WEIGHTS:
+            for tensor in tensors:
+                self._live.name(tensor, "buffers", again=False)
+
+
+def _with_phases(loss: LanguageLoss, live: LiveBytes, kept: list[int]) -> Loss:
+    """The loss, telling when its head is at work, and noting where in the log each forward pass ends."""
+
+    def phased(head: Callable[..., Any]) -> Callable[..., Any]:
+        def in_phase(*args: Any, **kwargs: Any) -> Any:
+            with live.phase("head"):
+                result = head(*args, **kwargs)
+            live.rename_phase("head", "forward")
+            return result
+
+        return in_phase
+
+    def called(model: nn.Module, microbatch: Microbatch) -> Any:
+        def with_head(*args: Any, head: Any, **rest: Any) -> Any:
+            return model(*args, head=phased(head), **rest)
+
+        result = loss(with_head, microbatch)  # type: ignore[arg-type]
+        kept.append(live.moment)
+        return result
+
+    return called
+
+
+def _kind(storage: Storage) -> str:
+    if storage.kind:
+        return storage.kind
+    if storage.is_resized:  # only FSDP2 does it, with gathered weights
+        return "buffers"
+    return "logits" if storage.phase == "head" else "activations"
+
+
+def _figures(live: LiveBytes, kept: Sequence[int]) -> tuple[dict[str, int], int, dict[str, int], int]:
+    """The most of each part, the most of all, its parts, and the activations at the fullest end of a forward pass."""
+    now, most = Counter[str](), dict[str, int]()
+    total = peak = left = 0
+    at_peak: dict[str, int] = {}
+    ends = set(kept)
+    for place, (_, storage, change) in enumerate(live.events(), start=1):
+        kind = _kind(storage)
+        now[kind] += change
+        total += change
+        most[kind] = max(most.get(kind, 0), now[kind])
+        if total > peak:
+            peak, at_peak = total, dict(now)
+        if place in ends:
+            left = max(left, now["activations"])
+    return most, peak, {name: at_peak.get(name, 0) for name in PARTS}, left
