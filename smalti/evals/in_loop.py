@@ -145,10 +145,10 @@ def _measure(model: nn.Module, source: _Source, data: DataConfig, place: _Place)
     total = torch.zeros(2, dtype=torch.float64, device=device)
     for start in range(0, per_rank, width):
         rows_BT1 = own_ST1[start : start + width]
-        if len(rows_BT1):
-            total += _forward(model, rows_BT1, source.eod_id, data, device, place.own_part)
-        else:
-            _forward(model, source.rows_ST1[:1], source.eod_id, data, device, place.own_part)
+        counted, most = len(rows_BT1), min(width, per_rank - start)
+        if counted < most:  # ranks that pass each other buffers of one size have as many rows
+            rows_BT1 = np.concatenate([rows_BT1, source.rows_ST1[: most - counted]])
+        total += _forward(model, rows_BT1, counted, source.eod_id, data, device, place.own_part)
     if dist.is_initialized():
         dist.all_reduce(total)
     nats, n_tokens = total.tolist()
@@ -162,17 +162,19 @@ def _measure(model: nn.Module, source: _Source, data: DataConfig, place: _Place)
 def _forward(
     model: nn.Module,
     rows_BT1: NDArray[np.int64],
+    counted: int,
     eod_id: int,
     data: DataConfig,
     device: torch.device,
     own_part: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Nats and number of this rank's targets of some rows, float64 [2]."""
+    """Nats and number of this rank's targets of the first ``counted`` rows, float64 [2]."""
     inputs, targets, positions, documents = pack.split(rows_BT1, eod_id, mask_documents=data.mask_documents)
-    targets_N = own_part(torch.from_numpy(targets).to(device)).flatten()
+    targets_BT = own_part(torch.from_numpy(targets).to(device))
+    targets_N, tokens = targets_BT.flatten(), counted * targets_BT.shape[1]
 
     def head(hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
-        nats_N = token_nats(hidden_BTD.flatten(0, 1), weight_VD, targets_N, logits=logits_of(model))
+        nats_N = token_nats(hidden_BTD.flatten(0, 1), weight_VD, targets_N, logits=logits_of(model))[:tokens]
         return torch.stack([nats_N.double().sum(), torch.tensor(nats_N.numel(), dtype=torch.float64, device=device)])
 
     ids_BT, positions_BT, documents_BT = (

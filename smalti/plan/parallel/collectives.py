@@ -15,6 +15,7 @@ from typing import Literal
 from smalti.config.run import RunConfig
 from smalti.plan.batch import rows_of, split
 from smalti.plan.layout import Layout, layout_of
+from smalti.plan.memory.head import Head
 from smalti.plan.memory.rank import microbatch_tokens as default_microbatch_tokens
 from smalti.plan.units import FORMAT_BYTES, Unit, keeps_gathered, units
 
@@ -219,7 +220,8 @@ class _Plan:
 
     def tensor(self) -> Iterator[Collective]:
         """Korthikanti et al. 2022 (arXiv 2205.05198), fig. 5: norms on slices of the row; attention and MLP gather what
-        they read and reduce-scatter what they write; embedding and head likewise; the loss over a split vocabulary."""
+        they read and reduce-scatter what they write; embedding and head likewise; the loss over a split vocabulary.
+        Gradients of what is not cut are parts on each rank and summed once a step (``dist/tensor.py``)."""
         model, times = self.config.model, self.cut.microbatches
         row = self.cut.tokens * model.hidden_size * self.compute
         for op in ("all_gather", "reduce_scatter"):
@@ -228,10 +230,29 @@ class _Plan:
         yield Collective("reduce_scatter", "tensor", times, row, "backward", False, "head: activations")
         yield Collective("reduce_scatter", "tensor", times, row, "forward", False, "embedding: activations")
         yield Collective("all_gather", "tensor", times, row, "backward", False, "embedding: activations")
-        loss = self.cut.tokens * 4
-        yield Collective("all_reduce", "tensor", 3 * times, loss, "forward", False, "loss: maxima, sums, targets")
-        norms = 2 * model.hidden_size * FORMAT_BYTES[self.config.train.precision.reduce]
-        yield Collective("all_reduce", "tensor", self.layers * times, norms, "backward", True, "norms' gradients")
+        yield from self._split_loss()
+        if model.qk_norm == "full":  # a mean over the heads of all ranks, for query and key
+            calls = 2 * self.layers * times
+            yield from self._repeated("all_reduce", "tensor", calls, self.cut.tokens * 4, "qk_norm", overlaps=False)
+        whole = sum(
+            -(-unit.count // self.layout.pipeline) * -(-part.rows // self.layout.weight_shards) * part.width
+            for unit in units(model)
+            for part in unit.parts
+            if part.tensor == "none"
+        )
+        yield Collective("all_reduce", "tensor", 1, 4 * whole, "step", False, "gradients of norms, biases, routers")
+
+    def _split_loss(self) -> Iterator[Collective]:
+        """Each rank's log-partition and target's logit of every token, gathered tile by tile (``Head.cut``)."""
+        model, ranks = self.config.model, self.layout.tensor
+        loss, soft_cap = self.config.train.loss, model.final_logit_softcapping is not None
+        head = Head(self.cut.tokens, model.hidden_size, model.vocab_size // ranks, self.compute, soft_cap,
+                    loss.chunk_bytes)  # fmt: skip
+        tokens = int(head.cut()[0])
+        for count, of_tile in ((self.cut.tokens // tokens, tokens), (1, self.cut.tokens % tokens)):
+            if count and of_tile:
+                times = count * self.cut.microbatches
+                yield Collective("all_gather", "tensor", times, ranks * of_tile * 8, "forward", False, "loss: sums")
 
     def sequence(self) -> Iterator[Collective]:
         """Ulysses (Jacobs et al. 2023, arXiv 2309.14509): all-to-all between slices of a row and heads, before
@@ -271,7 +292,7 @@ class _Plan:
 
     def expert(self) -> Iterator[Collective]:
         """Tokens to their experts and back (Lepikhin et al. 2020, arXiv 2006.16668), each as often as it has experts;
-        with static buffers as often as the fullest rank could need. Exact also tells each rank how many will come."""
+        with static buffers as often as the fullest rank could need. Each rank is told how many will come."""
         moe, ranks, times = self.config.model.moe, self.layout.expert, self.cut.microbatches
         if moe is None:
             return
@@ -280,8 +301,8 @@ class _Plan:
         chosen = moe.num_experts_per_tok
         slots = chosen if self.dispatch == "exact" else ranks * min(chosen, -(-moe.num_experts // ranks))
         rows = self.cut.tokens * slots * self.config.model.hidden_size * self.compute
-        if self.dispatch == "exact":
-            yield Collective("all_to_all", "expert", calls, 8 * moe.num_experts, "forward", False, "counts of tokens")
+        for when in ("forward", "backward") if self.recomputes else ("forward",):
+            yield Collective("all_to_all", "expert", calls, 8 * moe.num_experts, when, False, "counts of tokens")
         yield from self._repeated("all_to_all", "expert", calls, rows, "dispatch", overlaps=False)
         yield from self._repeated("all_to_all", "expert", calls, rows, "combine", overlaps=False)
 
