@@ -74,15 +74,15 @@ def config_of(case: Case) -> ModelConfig:
     return ModelConfig.model_validate(shape | more | case.model)
 
 
-def rows_of(step: int, *, packed: bool, rows: int = ROWS, tokens: int = TOKENS) -> Microbatch:
-    """The whole batch of a step: documents of about 8 tokens, every tenth target ignored."""
+def rows_of(step: int, *, packed: bool, rows: int = ROWS, tokens: int = TOKENS, document_tokens: int = 8) -> Microbatch:
+    """The whole batch of a step: documents of about so many tokens, every tenth target ignored."""
     drawn = torch.Generator().manual_seed(step)
     ids = torch.randint(0, VOCAB, (rows, tokens + 1), generator=drawn)
     targets = ids[:, 1:].masked_fill(torch.rand(rows, tokens, generator=drawn) < 0.1, IGNORE)
     along = torch.arange(tokens).expand(rows, -1)
     if not packed:
         return Microbatch(ids[:, :-1], targets, along.contiguous(), None)
-    begins = torch.rand(rows, tokens, generator=drawn) < 0.12
+    begins = torch.rand(rows, tokens, generator=drawn) < 1 / document_tokens
     started = torch.where(begins, along, 0).cummax(dim=1).values
     return Microbatch(ids[:, :-1], targets, along - started, begins.cumsum(dim=1))
 
