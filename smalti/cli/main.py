@@ -38,8 +38,6 @@ EXIT_CODES = """exit codes:
   143  stopped before anything was saved"""
 
 _DEBUG = "SMALTI_DEBUG"
-_LOST_PEER = (75, 76)
-"""Codes of a rank that may have lost another one: try again, and fleet.launch.local.LOST_PEER."""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -67,10 +65,28 @@ def _leave(code: int) -> NoReturn:
     import atexit
 
     atexit._run_exitfuncs()
+    _flush()
+    os._exit(code)
+
+
+def leave_at_once(error: "SmaltiError", code: int | None = None) -> NoReturn:
+    """Exit with what ``error`` says, while it is still referred to; with ``code``, it goes to the log alone.
+
+    For a rank that has lost another: whatever ends a process group, even the end of a variable that holds its work,
+    waits for the rank that is gone.
+    """
+    if code is None:
+        code = _told(error)
+    else:
+        to_log(error)
+    _flush()
+    os._exit(code)
+
+
+def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
-    os._exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -176,7 +176,7 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool) -> int:
     """Train as one rank of the world that this process was started in."""
     from smalti.base import log
     from smalti.base.env import attempt_is_open, log_level, world
-    from smalti.cli.main import to_log
+    from smalti.cli.main import leave_at_once
     from smalti.fleet.launch.local import LOST_PEER
     from smalti.track.run import RunFolder
 
@@ -202,10 +202,8 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool) -> int:
     try:
         job.run(config, loaded.origins, evaluation=heldout_hook, fork=fork)
     except LostPeer as error:
-        if not attempt_is_open():
-            raise
-        to_log(error)  # the agent has seen who died, and says so; this rank is only a consequence
-        return LOST_PEER
+        # The agent has seen who died, and says so: under it this rank is only a consequence.
+        leave_at_once(error, LOST_PEER if attempt_is_open() else None)
     return 0
 
 

@@ -62,7 +62,8 @@ def run(config: RunConfig, origins: Mapping[str, str], *, evaluation: MakeEvalua
     except Exception as error:
         lost.raise_told(error, worlds.hosts(), ask=not env.attempt_is_open())
     finally:
-        if not isinstance(sys.exception(), oom.ALONE):  # the others still wait for this rank: it just goes
+        # With others that still wait for this rank, or are gone, nothing can be done together: it just goes.
+        if not isinstance(sys.exception(), (*oom.ALONE, lost.LostPeer)):
             worlds.leave()
 
 
