@@ -37,41 +37,40 @@ _CLASSES: dict[Schedule, str] = {
 
 
 def check(config: RunConfig, layout: Layout, microbatch_tokens: int) -> None:
-    """UserError where a pipeline cannot run the steps of this run, with the nearest that it can."""
+    """UserError where a pipeline cannot run the steps of this run, with the nearest microbatch that it can."""
     if layout.pipeline == 1:
         return
+    parallel = config.train.parallel
+    if parallel.pipeline_schedule == "zero_bubble" and parallel.activation_checkpointing == "full":
+        raise UserError(
+            "train.parallel.pipeline_schedule=zero_bubble cuts the backward pass in two, and each half would compute "
+            "the blocks again (activation_checkpointing=full)",
+            allowed="1f1b, interleaved, or activation_checkpointing=none",
+            hint="train.parallel.pipeline_schedule=interleaved",
+        )
     for batch, seq_len in config.batches_and_lengths:
         rows = -(-(batch // seq_len) // layout.data_ranks)
-        each = max(1, microbatch_tokens // seq_len)
-        fits = [
-            n
-            for n in range(1, rows + 1)
-            if _fault(-(-rows // n), layout.pipeline, config.train.parallel.pipeline_schedule) is None
-        ]
-        fault = _fault(-(-rows // each), layout.pipeline, config.train.parallel.pipeline_schedule)
+        given = -(-rows // max(1, microbatch_tokens // seq_len))
+        fault = _fault(given, layout.pipeline, parallel.pipeline_schedule)
         if fault is None:
             continue
-        if not fits:
-            raise UserError(
-                f"train.parallel.pipeline={layout.pipeline}: {rows} rows a step and data rank {fault}",
-                hint=f"train.parallel.pipeline={max(1, rows)}",
-            )
-        near = min(fits, key=lambda n: abs(n - each)) * seq_len
-        raise UserError(
-            f"train.parallel.pipeline={layout.pipeline}: {rows} rows a step and data rank in microbatches of {each} "
-            f"{fault}",
-            hint=f"train.microbatch_tokens={near}",
+        said = (
+            f"train.parallel.pipeline={layout.pipeline}: the {rows} rows of {seq_len} tokens that a rank has in a step"
         )
+        cuts = {-(-rows // each): each for each in range(rows, 0, -1)}
+        fits = [n for n in cuts if _fault(n, layout.pipeline, parallel.pipeline_schedule) is None]
+        if not fits:
+            raise UserError(f"{said} {fault}", hint=f"train.parallel.pipeline={max(1, rows)}, or larger batches")
+        near = min(fits, key=lambda n: abs(n - given))
+        raise UserError(f"{said} {fault}", hint=f"train.microbatch_tokens={cuts[near] * seq_len}")
 
 
 def _fault(microbatches: int, places: int, schedule: Schedule) -> str | None:
     """What is wrong with a number of microbatches a step."""
     if microbatches < places:
-        return f"are {microbatches} microbatches, fewer than ranks: some would never work"
+        return f"make {microbatches} microbatch{'es' * (microbatches > 1)}: fewer than ranks, of which some would idle"
     if schedule == "interleaved" and microbatches % (rounds := microbatches // places):
-        return (
-            f"are {microbatches} microbatches, which do not make {rounds} equal rounds (pipeline_schedule=interleaved)"
-        )
+        return f"make {microbatches} microbatches, not {rounds} equal rounds, as pipeline_schedule=interleaved wants"
     return None
 
 
