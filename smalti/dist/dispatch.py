@@ -106,6 +106,7 @@ class Exact(Dispatch):
         rows_SD: Tensor = _Leave.apply(x_ND, begun.order_S, begun.slot_Nk, None, 0)
         leaving, arriving = self._even(rows_SD.shape[0]) if begun.sizes is None else begun.sizes.wait()
         rows_RD = _sent(rows_SD, arriving, leaving, self.group)
+        del rows_SD  # while the experts compute, what came is enough
         label_R = _labels(begun.arriving_We.flatten(), rows_RD.shape[0]) % self.own
         if not rows_RD.shape[0]:  # a row of no expert: kernels of every device take one, and gradients are zeros
             rows_RD, label_R = F.pad(rows_RD, (0, 0, 0, 1)), label_R.new_full((1,), self.own)
@@ -125,7 +126,9 @@ class Static(Dispatch):
         seat_S = self._seats(begun, most)
         rows_PD: Tensor = _Leave.apply(x_ND, begun.order_S, begun.slot_Nk, seat_S, self.ranks * most)
         label_P = _labels(begun.arriving_We, most).flatten()  # behind the last that came: no expert
-        y_PD = self.own_experts(_sent(rows_PD, None, None, self.group), label_P, spare=True)
+        arrived_PD = _sent(rows_PD, None, None, self.group)
+        del rows_PD
+        y_PD = self.own_experts(arrived_PD, label_P, spare=True)
         return _Return.apply(_sent(y_PD, None, None, self.group), weight_Nk, begun.order_S, begun.slot_Nk, seat_S)
 
     def _seats(self, begun: Begun, most: int) -> Tensor:

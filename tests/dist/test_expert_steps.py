@@ -9,14 +9,19 @@ import pytest
 import torch
 import torch.distributed as dist
 from gloo import run_ranks
+from tiny_models import write_byte_tokens
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from smalti.config.model import ModelConfig, MoEConfig
+from smalti.config.run import RunConfig
 from smalti.config.train import LossConfig, OptimizerConfig
 from smalti.dist import checkpoint, expert, fsdp
 from smalti.dist import mesh as meshes
 from smalti.dist.recompute import recompute
+from smalti.evals.in_loop import heldout_hook
+from smalti.model.blocks.moe.choices import forced_choices, recorded_choices
+from smalti.model.blocks.moe.experts import Experts
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
 from smalti.plan.layout import Layout
@@ -211,3 +216,73 @@ def test_a_rank_holds_its_experts_cut_along_their_width() -> None:
         assert found["here"] == (2, 16, 32)
         assert found["drawn alike"]
         assert found["groups"] == 2
+
+
+# ---- held-out loss, and bf16 ----------------------------------------------------------------------------------------
+
+
+def _heldout_config(folder: str) -> RunConfig:
+    tree = {
+        "name": "r",
+        "model": _config().model_dump() | {"vocab_size": 257},
+        "data": {
+            "sources": {"text": folder}, "heldout": {"text": folder}, "seq_len": 16,
+            "stages": [{"weights": {"text": 1}}],
+        },
+        "train": {"duration": "1step", "global_batch_tokens": 32, "optimizer": {"lr": 1e-3}, "eval_tokens": 5 * 16},
+    }  # fmt: skip
+    return RunConfig.model_validate(tree)
+
+
+def _measured(rank: int, layout: Layout, folder: str) -> dict[str, float]:
+    config = _heldout_config(folder)
+    with torch.device("meta"):
+        model = Decoder(config.model)
+    mesh = meshes.build(CPU, layout)
+    expert.lay(model, mesh, dispatch="static")
+    fsdp.shard(model, mesh, compute="fp32", reduce="fp32")
+    fsdp.materialize(model, CPU, lambda name, shape: draw(name, shape, config.model, 1))
+    hook = heldout_hook(config, mesh=mesh)
+    assert hook is not None
+    return hook(model, 0)
+
+
+def test_held_out_loss_of_five_rows_on_two_ranks_with_buffers_of_one_size(tmp_path: Path) -> None:
+    folder = write_byte_tokens(tmp_path / "tokens", ["what was said " * 9, "and what was not"])
+    (wanted,) = run_ranks(1, _measured, ONE, folder)
+    for found in run_ranks(2, _measured, Layout(shard=2, expert=2), folder):
+        assert found == pytest.approx(wanted, rel=1e-6)
+
+
+def _rounded(rank: int, layout: Layout, choices: list[Tensor] | None) -> dict[str, Any]:
+    """A forward pass in bf16: the dtypes into and out of the experts' forward; the choices where none are given."""
+    config = _config()
+    with torch.device("meta"):
+        model = Decoder(config)
+    mesh = meshes.build(CPU, layout)
+    expert.lay(model, mesh, dispatch="exact")
+    fsdp.shard(model, mesh, compute="bf16", reduce="fp32")
+    fsdp.materialize(model, CPU, lambda name, shape: draw(name, shape, config, 1))
+    seen: list[torch.dtype] = []
+    for module in model.modules():
+        if isinstance(module, Experts):
+            module.register_forward_hook(lambda _, args, out: seen.extend([args[0].dtype, args[2].dtype, out.dtype]))
+    rows = _own(_rows(0), 1, uneven=False)[0]
+    if choices is None:
+        with recorded_choices(model) as taken:
+            logits = model(rows.inputs).value
+    else:
+        parts = [one.chunk(dist.get_world_size())[rank] for one in choices]
+        with forced_choices(model, parts):
+            logits, taken = model(rows.inputs).value, []
+    return {"logits": logits.detach().float(), "seen": seen, "choices": [one.clone() for one in taken]}
+
+
+@pytest.mark.slow
+def test_in_bf16_the_weights_of_the_choices_stay_in_fp32_and_the_result_is_alike() -> None:
+    (wanted,) = run_ranks(1, _rounded, ONE, None)
+    results = run_ranks(2, _rounded, Layout(shard=2, expert=2), wanted["choices"])
+    found = torch.cat([result["logits"] for result in results])
+    assert float((found - wanted["logits"]).norm() / wanted["logits"].norm()) < 5e-3
+    for result in results:
+        assert result["seen"] == [torch.bfloat16, torch.float32, torch.bfloat16] * 2
