@@ -47,16 +47,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         arguments.remove("--debug")
         os.environ[_DEBUG] = "1"  # the ranks are children of this process
     code = run(arguments)
-    if code and ("daft" in sys.modules or "obstore" in sys.modules or _left_alone()):
+    if code and ("daft" in sys.modules or "obstore" in sys.modules):
         _leave(code)
     raise SystemExit(code)
-
-
-def _left_alone() -> bool:
-    """A rank that ended by itself, as one that ran out of memory does: its process group is up, and others wait in it.
-    What takes the group down would wait for them."""
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_initialized()
 
 
 def _leave(code: int) -> NoReturn:
@@ -72,8 +65,8 @@ def _leave(code: int) -> NoReturn:
 def leave_at_once(error: "SmaltiError", code: int | None = None) -> NoReturn:
     """Exit with what ``error`` says, while it is still referred to; with ``code``, it goes to the log alone.
 
-    For a rank that has lost another: whatever ends a process group, even the end of a variable that holds its work,
-    waits for the rank that is gone.
+    For a rank that has lost another, or leaves the others waiting: whatever ends a process group, even the end of a
+    variable that holds its work, waits for the rank that is gone.
     """
     if code is None:
         code = _told(error)

@@ -133,9 +133,9 @@ def not_exportable(config: "RunConfig") -> str | None:
 
 
 def _check_mesh(config: "RunConfig", ranks: int) -> None:
-    from smalti.plan.layout import layout_of
+    from smalti.cli.layout_here import layout_here
 
-    layout_of(config, ranks)
+    layout_here(config, ranks)
 
 
 def _check_stages(config: "RunConfig") -> None:
@@ -153,11 +153,10 @@ def plan_text(config: "RunConfig", checked: "Inputs", *, ranks: int, fork: "Fork
     """What would be started, in lines for people; with a fork, what it would change."""
     from smalti.cli.fits_here import memory_warning
     from smalti.cli.plan_data import dry_run_lines
-    from smalti.plan.layout import layout_of
+    from smalti.cli.layout_here import layout_lines
     from smalti.plan.run import length_text, plan_run
 
     numbers = plan_run(config)
-    count = f"{ranks} {'rank' if ranks == 1 else 'ranks'}"
     lines = [
         f"run        {config.name}  ->  {config.run_folder}{_existing(config)}",
         f"model      {config.model.family}, {format_count(numbers.params.total)} parameters, "
@@ -166,7 +165,7 @@ def plan_text(config: "RunConfig", checked: "Inputs", *, ranks: int, fork: "Fork
         f"{format_count(numbers.total_flops)} FLOPs",
         *_origin_lines(config),
         *_fork_lines(fork),
-        f"placement  {count} on {config.train.parallel.device}: {layout_of(config, ranks)}",
+        *layout_lines(config, ranks),
     ]
     lines += dry_run_lines(config, checked.sources)
     lines += _order_lines(config, checked)

@@ -118,9 +118,17 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
         agent.announce(outcome)
         trackers.complete(folder)
 
+    def again() -> RunFolder:
+        nonlocal folder
+        folder.close()
+        folder = RunFolder.open(loaded.config, loaded.origins, argv=argv[: len(arguments) + 1])  # it is forked already
+        return folder
+
     try:
         command = [sys.executable, "-m", "smalti", *arguments]
-        outcome = agent.run(command, ranks=parallel.ranks, folder=folder, threads=parallel.threads, at_end=ended)
+        outcome = agent.run(
+            command, ranks=parallel.ranks, folder=folder, threads=parallel.threads, at_end=ended, again=again
+        )
     finally:
         folder.close()
     if outcome.code == ExitCode.DONE:
@@ -197,10 +205,12 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool) -> int:
     log.setup(log_level(), file=file, rank=place.rank)
     from smalti.dist.lost import LostPeer
     from smalti.evals.in_loop import heldout_hook
-    from smalti.train import job
+    from smalti.train import job, oom
 
     try:
         job.run(config, loaded.origins, evaluation=heldout_hook, fork=fork)
+    except oom.ALONE as error:
+        leave_at_once(error)
     except LostPeer as error:
         # The agent has seen who died, and says so: under it this rank is only a consequence.
         leave_at_once(error, LOST_PEER if attempt_is_open() else None)

@@ -48,6 +48,12 @@ class ParallelConfig(Config):
     join_timeout: WallTime = placement("60s")
     """How long ranks wait for each other before they begin; those that are missing then are named."""
 
+    @property
+    def open_axes(self) -> tuple[str, ...]:
+        """Axes beside shard that are ``auto``: those that a planner can choose."""
+        names = ("replicate", "tensor", "expert", "sequence", "pipeline")
+        return tuple(name for name in names if getattr(self, name) == "auto")
+
     @model_validator(mode="after")
     def _options_have_an_effect(self) -> Self:
         for option, axis in (("dispatch", "expert"), ("context", "sequence"), ("pipeline_schedule", "pipeline")):

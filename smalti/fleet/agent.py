@@ -3,14 +3,15 @@
 Promises: no rank outlives the agent; a dead rank ends the attempt within ``grace_s`` and a few seconds, and is named
 (a rank killed by a signal is the cause, ranks that then lost their peer are not); SIGTERM and the first Ctrl-C are
 passed on so that the ranks save, the second Ctrl-C kills at once; "saved" is said only of a checkpoint that the events
-of the attempt hold. Does not restart: the same command does.
+of the attempt hold. A rank that ran out of memory is followed by the next attempt, which has half the microbatch
+(``smalti/train/oom.py``); after anything else the same command restarts, not the agent.
 """
 
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, Self
 
@@ -20,6 +21,7 @@ from smalti.base.errors import ExitCode, TryElsewhere
 from smalti.base.log import get
 from smalti.fleet.launch.local import LOST_PEER, Rank, free_port, start
 from smalti.track.events import EventLog
+from smalti.track.out_of_memory import happened, words
 from smalti.track.run import RunFolder
 from smalti.track.sinks.console import wants_live
 
@@ -47,6 +49,10 @@ class Outcome:
     hint: str | None = None
     told: bool = False
     """Rank 0 has said on the terminal what was wrong."""
+    cause: str | None = None
+    """``oom``: a rank ran out of memory."""
+    next_microbatch_tokens: int | None = None
+    """What the next attempt takes after ``oom``; None: there is nothing less."""
 
 
 def run(
@@ -58,41 +64,64 @@ def run(
     grace_s: float = 2.5,
     stop_s: float = 120.0,
     at_end: Callable[[Outcome], None] | None = None,
+    again: Callable[[], RunFolder] | None = None,
 ) -> Outcome:
-    """Run one attempt of ``command`` on ``ranks`` local ranks to its end.
+    """Run one attempt of ``command`` on ``ranks`` local ranks to its end; after ``oom`` the next one, in the folder
+    that ``again`` opens for it (absent: none).
 
     ``threads``: CPU threads of each rank, "auto" for cores / ranks. ``grace_s``: how long the other ranks have to end
     by themselves once one is dead. ``stop_s``: how long they have to save after SIGTERM or Ctrl-C. ``at_end`` is called
-    with the outcome while signals are still caught: none of them may change the exit code any more. Raises TryElsewhere
-    where the run folder cannot be written before a rank is started; later the outcome is returned all the same.
+    with the outcome of each while signals are still caught: none of them may change the exit code any more. Raises
+    TryElsewhere where the run folder cannot be written before a rank is started; later the outcome is returned all the
+    same.
     """
-    assert folder.attempt is not None
     count = max(1, cpu_count() // ranks) if threads == "auto" else int(threads)
+    least: int | None = None
+    with _Requests() as requests:
+        while True:
+            outcome = _attempt(command, folder, requests, ranks=ranks, threads=count, grace_s=grace_s, stop_s=stop_s)
+            if at_end is not None:
+                at_end(outcome)
+            smaller = outcome.next_microbatch_tokens
+            halves = smaller is not None and (least is None or smaller < least)
+            if again is None or not halves or requests.interrupts or requests.terminations:
+                return outcome
+            least, folder = smaller, again()
+
+
+def _attempt(
+    command: Sequence[str],
+    folder: RunFolder,
+    requests: "_Requests",
+    *,
+    ranks: int,
+    threads: int,
+    grace_s: float,
+    stop_s: float,
+) -> Outcome:
+    assert folder.attempt is not None
     events = folder.event_log()
     started_s, step_before = clock.now_s(), _last_step(folder)
-    events.write("attempt_started", ranks=ranks, threads=count, resumes=folder.attempt > 0)
-    with _Requests() as requests:
-        for attempt_at_port in range(_PORT_TRIES):
-            started = start(
-                command,
-                ranks=ranks,
-                threads=count,
-                attempt=folder.attempt,
-                port=free_port(),
-                log_of=folder.rank_log,
-            )
-            watch = _Watch(started, requests, grace_s, stop_s)
-            try:
-                watch.to_the_end()
-            finally:
-                watch.kill_all()
-            if attempt_at_port + 1 == _PORT_TRIES or not _port_was_taken(watch, _last_step(folder) > step_before):
-                break
-            get("fleet").info("the port for the ranks was taken by another process; starting them again")
-        outcome = _judge(watch, folder)
-        _record(outcome, watch, events, folder, clock.now_s() - started_s)
-        if at_end is not None:
-            at_end(outcome)
+    events.write("attempt_started", ranks=ranks, threads=threads, resumes=folder.attempt > 0)
+    for attempt_at_port in range(_PORT_TRIES):
+        started = start(
+            command,
+            ranks=ranks,
+            threads=threads,
+            attempt=folder.attempt,
+            port=free_port(),
+            log_of=folder.rank_log,
+        )
+        watch = _Watch(started, requests, grace_s, stop_s)
+        try:
+            watch.to_the_end()
+        finally:
+            watch.kill_all()
+        if attempt_at_port + 1 == _PORT_TRIES or not _port_was_taken(watch, _last_step(folder) > step_before):
+            break
+        get("fleet").info("the port for the ranks was taken by another process; starting them again")
+    outcome = _judge(watch, folder)
+    _record(outcome, watch, events, folder, clock.now_s() - started_s)
     return outcome
 
 
@@ -202,6 +231,9 @@ def _judge(watch: _Watch, folder: RunFolder) -> Outcome:
     step = _last_step(folder)
     if watch.requests.interrupts > 1:
         return _at_once(folder, step)
+    short = happened(folder.events(), folder.attempt)
+    if short is not None and watch.stopped_by is None:
+        return _out_of_memory(short, cause, watch, step)
     if cause is not None:
         return _blamed(cause, watch, step)
     if watch.stopped_by is None:
@@ -251,6 +283,16 @@ def _blamed(cause: Rank, watch: _Watch, step: int) -> Outcome:
     return Outcome(code, reason, () if told else tail, _AGAIN if code == ExitCode.RETRY else None, told)
 
 
+def _out_of_memory(short: Mapping[str, Any], cause: Rank | None, watch: _Watch, step: int) -> Outcome:
+    """A rank ran out of memory: whichever died first, that is why."""
+    smaller = short["next_microbatch_tokens"]
+    if smaller is None:  # it has said what would help
+        found = _blamed(next(rank for rank in watch.ranks if rank.rank == short["rank"]), watch, step)
+        return replace(found, code=ExitCode.USAGE, reason=words(short), cause="oom")
+    hint = f"the next attempt goes on by itself with microbatches of {smaller:,} tokens"
+    return Outcome(ExitCode.RETRY, words(short), hint=hint, cause="oom", next_microbatch_tokens=smaller)
+
+
 def _record(outcome: Outcome, watch: _Watch, events: EventLog, folder: RunFolder, seconds: float) -> None:
     """Write down how it ended; where the disk takes nothing, the outcome still goes to whoever started the agent."""
     stopped = watch.stopped_by is not None and watch.cause() is None
@@ -271,8 +313,9 @@ def _write_end(outcome: Outcome, watch: _Watch, events: EventLog, step: int, sec
         how = {"signal": signal.Signals(-cause.code).name} if cause.code < 0 else {"code": cause.code}
         events.write("rank_died", rank=cause.rank, pid=cause.pid, step=step, **how)
     codes = [rank.code for rank in watch.ranks]
+    why = {} if outcome.cause is None else {"cause": outcome.cause}
     events.write("attempt_ended", code=int(outcome.code), reason=outcome.reason, step=step, seconds=round(seconds, 3),
-                 codes=codes)  # fmt: skip
+                 codes=codes, **why)  # fmt: skip
 
 
 def _saved_step(folder: RunFolder) -> int | None:

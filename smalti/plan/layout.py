@@ -61,6 +61,11 @@ class Layout:
         """Ranks that dense weights, their gradients and moments are spread over, beside tensor and pipeline."""
         return self.shard * self.sequence
 
+    @property
+    def axes_in_use(self) -> int:
+        """How many axes are larger than 1."""
+        return sum(size > 1 for size in asdict(self).values())
+
     def __str__(self) -> str:
         return " x ".join(f"{axis} {size}" for axis, size in asdict(self).items() if size > 1) or "one rank"
 

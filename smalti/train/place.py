@@ -92,6 +92,6 @@ def layout(config: JobConfig, device: torch.device, world: World, *, given: bool
         ranks, node = world.world_size, world.local_world_size
         resolved = worlds.from_first(lambda: auto.resolve(config, ranks, hardware=known, node_ranks=node))
         found, by = resolved.layout, resolved.by
-    if world.is_first and sum(size > 1 for size in asdict(found).values()) > 1:
+    if world.is_first and found.axes_in_use > 1:
         log.get("train").info("%s", "\n  ".join(drawn(found, world.local_world_size)))
     return found, {"axes": asdict(found), "axes_by": by}

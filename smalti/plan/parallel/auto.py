@@ -35,9 +35,9 @@ def resolve(
     parallel = config.train.parallel
     ranks = ranks or parallel.ranks
     given = {axis: getattr(parallel, axis) for axis in AXES}
-    free = [axis for axis, size in given.items() if size == "auto"]
-    if not isinstance(config, RunConfig) or free in ([], ["shard"]) or not _is_known(hardware, ranks, node_ranks):
-        return Resolved(possible_layout(config, ranks), "rule" if free else "config")
+    known = bool(parallel.open_axes) and _is_known(hardware, ranks, node_ranks)
+    if not isinstance(config, RunConfig) or not known:
+        return Resolved(possible_layout(config, ranks), "rule" if "auto" in given.values() else "config")
     numbers = {axis: size for axis, size in given.items() if size != "auto"}
     if ranks % math.prod(size for axis, size in numbers.items() if axis != "expert"):
         possible_layout(config, ranks)  # says what would divide
