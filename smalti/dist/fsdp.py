@@ -76,9 +76,10 @@ def _spread_experts(model: nn.Module) -> list[nn.Module]:
 def _cut(parameter: nn.Parameter, shards: int) -> Shard | None:
     """The dim to cut; None: the first. Of experts [E, F, D] the first that ``shards`` divides: cut along E, 16 experts
     over 64 ranks would travel as 64, four times their bytes (FSDP2 fills up the first dim, and only that one)."""
-    if parameter.ndim != 3 or parameter.shape[0] % shards == 0:
+    shape = local(parameter).shape  # what tensor ranks leave of it
+    if parameter.ndim != 3 or shape[0] % shards == 0:
         return None
-    return next((Shard(dim) for dim in (1, 2) if parameter.shape[dim] % shards == 0), None)
+    return next((Shard(dim) for dim in (1, 2) if shape[dim] % shards == 0), None)
 
 
 def allocate(model: nn.Module, device: torch.device) -> None:

@@ -77,16 +77,16 @@ def units(model: ModelConfig) -> tuple[Unit, ...]:
     """The root, then the kinds of block that the model has, then its routers."""
     layers = range(model.num_hidden_layers)
     named = weights(model)
-    found = [Unit("root", 1, _parts(weight for weight in named if weight.layer is None))]
+    found = [Unit("root", 1, _parts([w for w in named if w.layer is None], model.qk_norm))]
     for with_experts in (False, True):
         alike = [layer for layer in layers if model.has_experts(layer) == with_experts]
         if not alike:
             continue
         block = [weight for weight in named if weight.layer == alike[0]]
-        rest = _parts(weight for weight in block if weight.kind != "router")
+        rest = _parts([w for w in block if w.kind != "router"], model.qk_norm)
         found.append(Unit("expert block" if with_experts else "block", len(alike), rest))
         if with_experts:
-            found.append(Unit("router", len(alike), _parts(weight for weight in block if weight.kind == "router")))
+            found.append(Unit("router", len(alike), _parts([w for w in block if w.kind == "router"], model.qk_norm)))
     return tuple(found)
 
 
@@ -95,11 +95,11 @@ def keeps_gathered(model: ModelConfig, compute_bytes: int, *, stage: bool = Fals
     return stage or count(model).total * compute_bytes <= KEEP_GATHERED_BYTES  # asked before anything is sharded
 
 
-def _parts(named: Iterable[Weight]) -> tuple[Part, ...]:
-    return tuple(_part(weight) for weight in named)
+def _parts(named: Iterable[Weight], qk_norm: str | None) -> tuple[Part, ...]:
+    return tuple(_part(weight, qk_norm) for weight in named)
 
 
-def _part(weight: Weight) -> Part:
+def _part(weight: Weight, qk_norm: str | None) -> Part:
     if weight.kind == "expert":
         inner = (weight.columns, weight.rows) if weight.name == "down_proj" else (weight.rows, weight.columns)
         return Part(weight.count, weight.rows * weight.columns, inner, "width")  # all are stored [E, F, D]
@@ -109,6 +109,8 @@ def _part(weight: Weight) -> Part:
         tensor = "rows"
     elif matrix in _WIDTH_SHARED and weight.kind != "bias":
         tensor = "width"
+    elif matrix in ("q_norm", "k_norm") and qk_norm == "full":  # one weight for each column of what is projected
+        tensor = "rows"
     if weight.kind in ("norm", "bias"):  # vectors: each element is a row
         return Part(weight.columns, 1, (), tensor)
     return Part(weight.rows, weight.columns, (), tensor)

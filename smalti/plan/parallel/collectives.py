@@ -224,15 +224,18 @@ class _Plan:
         Gradients of what is not cut are parts on each rank and summed once a step (``dist/tensor.py``)."""
         model, times = self.config.model, self.cut.microbatches
         row = self.cut.tokens * model.hidden_size * self.compute
-        for op in ("all_gather", "reduce_scatter"):
-            yield from self._repeated(op, "tensor", 2 * self.layers * times, row, "block: activations", overlaps=False)
+        calls, again = 2 * self.layers * times, self.recomputes
+        not_again = calls // 2 if again and model.norm_placement == "pre" else 0  # what a block ends with
+        yield from self._repeated("all_gather", "tensor", calls, row, "block: activations", overlaps=False)
+        back = calls * (1 + again) - not_again
+        yield Collective("reduce_scatter", "tensor", calls, row, "forward", False, "block: activations")
+        yield Collective("reduce_scatter", "tensor", back, row, "backward", False, "block: activations")
         yield Collective("all_gather", "tensor", times, row, "forward", False, "head: activations")
         yield Collective("reduce_scatter", "tensor", times, row, "backward", False, "head: activations")
         yield Collective("reduce_scatter", "tensor", times, row, "forward", False, "embedding: activations")
         yield Collective("all_gather", "tensor", times, row, "backward", False, "embedding: activations")
         yield from self._split_loss()
         if model.qk_norm == "full":  # a mean over the heads of all ranks, for query and key
-            calls = 2 * self.layers * times
             yield from self._repeated("all_reduce", "tensor", calls, self.cut.tokens * 4, "qk_norm", overlaps=False)
         whole = sum(
             -(-unit.count // self.layout.pipeline) * -(-part.rows // self.layout.weight_shards) * part.width
