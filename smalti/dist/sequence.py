@@ -52,7 +52,7 @@ def lay(model: nn.Module, mesh: Mesh, *, context: Context) -> None:
     part = HeadPart(mesh.place("tensor") if tensor > 1 else 0, tensor)
     model.kernels_of = Ulysses(group, part) if context == "ulysses" else Ring(group, part)
     own = own_part(mesh, context=context)
-    model.positions_of = lambda time, device: own(torch.arange(time * ranks, device=device)[None])
+    model.positions_of = lambda time, device: own(torch.arange(time * tensor * ranks, device=device)[None])
     if config.rope_scaling is not None and config.rope_scaling.rope_type in ("dynamic", "longrope"):
         model.lengths_of = _longest(group)
     for module in model.modules():
