@@ -116,7 +116,10 @@ def told(url: str, error: BaseException) -> SmaltiError:
         return DataError(f"{url} ends before the bytes that were asked for", hint="copy the file again")
     if kind == "refused":
         return DataError(f"{url} cannot be read: {reason(error)}", hint=_refused_hint(error))
-    return TryElsewhere(f"{url}: {reason(error)}")
+    return TryElsewhere(
+        f"{url}: the store does not answer as it should: {reason(error)}",
+        hint="run it again when it does; compare address and network with docs/guides/object-stores.md",
+    )
 
 
 def _refused_hint(error: BaseException) -> str:

@@ -1,7 +1,6 @@
 """``smalti plan budget``: whatever of a run is given, and all that follows, in print and as a picture."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +15,7 @@ def budget(
     values: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="What is known: any of the keys below.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw loss against cost, and sizes, into this .svg.")] = None,
+    plot: Annotated[str | None, typer.Option(help="Draw loss against cost, and sizes, into this .svg.")] = None,
     as_json: Json = False,
 ) -> None:
     """Print parameters, tokens, FLOPs, GPUs, days, dollars and loss of a run: from any of them all that follows.
@@ -32,7 +31,7 @@ def budget(
     from smalti.plan.budget.problem import KEYS
     from smalti.plan.given import split
 
-    if plot is not None and plot.suffix != ".svg":
+    if plot is not None and not plot.endswith(".svg"):
         raise UserError(f"--plot {plot} is no picture", allowed="a file whose name ends with .svg")
     words = split(values or [], KEYS)
     if not words:
@@ -42,7 +41,7 @@ def budget(
         from smalti.base import store
         from smalti.cli.plan_budget_plot import picture
 
-        store.write_text(str(plot), picture(found))
+        store.write_text(plot, picture(found))
     if as_json:
         print_json(found.to_json())
         return

@@ -59,17 +59,11 @@ def given_tokens(arguments: Sequence[str], config: "RunConfig") -> dict[str, int
 
 def _count(name: str, value: Any) -> int:
     from smalti.base.errors import UserError
+    from smalti.plan.given import read
 
-    try:
-        number = float(value)
-        whole = int(number)
-    except (TypeError, ValueError, OverflowError):
-        whole = 0
-    if not 1 <= whole <= _MOST_TOKENS:
-        raise UserError(
-            f"--tokens {name}={value}", allowed=f"a number of tokens from 1 to {_MOST_TOKENS:.0e}, as 464e9"
-        )
-    return whole
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise UserError(f"--tokens {name}={value} is not a number", allowed="such as 464e9, 10b, 1.4T")
+    return int(read(f"--tokens {name}", value, (1, _MOST_TOKENS)).value)
 
 
 def known_sources(config: "RunConfig", given: Mapping[str, int]) -> dict[str, "SourceCounts"]:

@@ -1,7 +1,6 @@
 """``smalti plan failures``: what failures do to a run, in print and as a picture."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,7 +25,7 @@ def failures(
     burst: Annotated[
         float | None, typer.Option(help="Weibull shape of the gaps between failures; absent: 1. Less is bursts.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw goodput by interval and by GPUs into this .svg.")] = None,
+    plot: Annotated[str | None, typer.Option(help="Draw goodput by interval and by GPUs into this .svg.")] = None,
     as_json: Json = False,
 ) -> None:
     """Print how often a job fails, how often to save, and what remains: goodput, days, dollars, spare nodes.
@@ -41,7 +40,7 @@ def failures(
 
     if not simulate and (repeats, seed, burst) != (None, None, None):
         raise UserError("--repeats, --seed and --burst say how to simulate", hint="--simulate")
-    if plot is not None and plot.suffix != ".svg":
+    if plot is not None and not plot.endswith(".svg"):
         raise UserError(f"--plot {plot} is no picture", allowed="a file whose name ends with .svg")
     setup = setup_from(values or [])
     found, played = outlook(setup), None
@@ -55,7 +54,7 @@ def failures(
         from smalti.base import store
         from smalti.cli.plan_failures_plot import picture
 
-        store.write_text(str(plot), picture(found))
+        store.write_text(plot, picture(found))
     if as_json:
         from dataclasses import asdict
 
@@ -120,7 +119,7 @@ def _text(found: "Outlook") -> str:
     from smalti.cli.tables import pairs, table
     from smalti.plan.failures.rates import RATES
     from smalti.plan.failures.reliability import goodput_by_rate, warnings
-    from smalti.plan.failures.setup import ASSUMED
+    from smalti.plan.failures.setup import ASSUMED, CAUSES_SOURCE
 
     setup, shares = found.setup, found.shares
     rate = f"{setup.failures_per_1000_gpu_days:.3g} for each 1,000 GPU-days"
@@ -148,7 +147,9 @@ def _text(found: "Outlook") -> str:
                                 "takes its node"))  # fmt: skip
         lines.append(("", f"{found.spares_p99_by_cause_nodes} if only those do that Llama 3's causes say"))
     for name in setup.assumed:
-        lines.append(("assumed", f"{name}={ASSUMED[name][0]:g} ({ASSUMED[name][1]})"))
+        value, why = ASSUMED[name]
+        lines.append(("assumed", f"{name}={str(value).lower() if isinstance(value, bool) else f'{value:g}'} ({why})"))
+    lines.append(("", f"the mix of causes: {CAUSES_SOURCE}"))
     text = f"{pairs(lines)}\n\n{_hours_text(found)}"
     rates = [
         [rate.name, f"{rate.per_1000_gpu_days:.2f}", format_frac(frac)]

@@ -11,7 +11,12 @@ if TYPE_CHECKING:
     from smalti.config.run import RunConfig
     from smalti.plan.parallel.layouts import Candidate, Layouts
 
-Device = Annotated[str, typer.Option("--gpu", help="A name of 'smalti plan hardware', or a .yaml file of a device.")]
+Device = Annotated[
+    str | None,
+    typer.Option("--gpu", help="A name of 'smalti plan hardware', or a .yaml file of a device; absent: h100-sxm."),
+]
+ASSUMED_GPU = "h100-sxm"
+ASSUMED = f"assumed: --gpu {ASSUMED_GPU}, because none is given"
 
 PLANNED = "planned: the trainer has replicate and shard alone"
 
@@ -19,7 +24,7 @@ PLANNED = "planned: the trainer has replicate and shard alone"
 def layout(
     recipe: Recipe,
     overrides: Overrides = None,
-    gpu: Device = "h100-sxm",
+    gpu: Device = None,
     gpus: Annotated[int | None, typer.Option(help="Devices; absent: train.parallel.ranks.")] = None,
     keep: Annotated[int, typer.Option(min=1, max=50, help="How many layouts to print.")] = 5,
     as_json: Json = False,
@@ -31,16 +36,34 @@ def layout(
     from smalti.config.hardware import hardware
     from smalti.plan.parallel.layouts import find, smallest_gpus
 
-    config, device = load_recipe(recipe, overrides), hardware(gpu)
+    config, device = load_recipe(recipe, overrides), hardware(gpu if gpu is not None else ASSUMED_GPU)
     number = gpus if gpus is not None else config.train.parallel.ranks
+    check_kind(device, number)
     found = find(config, device, number, keep=keep)
     smallest = smallest_gpus(config, device, number)
     if as_json:
         from smalti.cli.tables import print_json
 
-        print_json(_json(config, device, number, found, smallest))
+        assumed = {"gpu": ASSUMED_GPU} if gpu is None else {}
+        print_json({**_json(config, device, number, found, smallest), "assumed": assumed})
     else:
-        print(_text(config, device, number, found, smallest))
+        print(_text(config, device, number, found, smallest) + (f"\n\n{ASSUMED}" if gpu is None else ""))
+
+
+def check_kind(device: "Hardware", number: int) -> None:
+    """UserError for several ranks on a CPU: they share its threads and memory, which no layout here reckons with; and
+    for a device that the trainer does not run on."""
+    from smalti.base.errors import UserError
+
+    if device.kind == "mps":
+        raise UserError(f"smalti train does not run on {device.title}", allowed="CUDA, ROCm", hint="--gpu h100-sxm")
+    if device.kind == "cpu" and number != 1:
+        raise UserError(
+            f"{number:,} x {device.title}: ranks on a CPU share its threads and memory, and layouts are of devices of "
+            "their own",
+            allowed="--gpus 1 of a CPU, or a GPU",
+            hint=f"smalti plan time RECIPE train.parallel.ranks={number} --gpu {device.name}.yaml, or --gpu h100-sxm",
+        )
 
 
 def _json(config: "RunConfig", device: "Hardware", gpus: int, found: "Layouts", smallest: int | None) -> dict[str, Any]:

@@ -75,3 +75,17 @@ def room(known: "Hardware", usable_frac: float | None, *, reserved_frac: float |
     if usable_frac is not None and not 0 < usable_frac <= 1:
         raise UserError(f"--usable {usable_frac} is no share", allowed="above 0, up to 1")
     return room_bytes(known, usable_frac, reserved_frac=RESERVED_FRAC if reserved_frac is None else reserved_frac)
+
+
+def not_enough(gpu: str) -> str:
+    """What to say of a device that does not hold it: as many as can work together were tried."""
+    from smalti.config.hardware import hardware
+    from smalti.plan.serving.devices import most_devices
+
+    known = hardware(gpu)
+    most = most_devices(known)
+    if most is None:
+        return f"no number of {known.name} is enough"
+    if most == 1:
+        return f"one {known.name} is not enough, and no network that joins several is known"
+    return f"a node of {most} {known.name} is not enough, and no network between nodes is known"

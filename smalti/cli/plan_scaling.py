@@ -1,11 +1,10 @@
 """``smalti plan scaling``: the time of a step on more and more devices, in print and as a picture."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from smalti.cli.plan_layout import PLANNED, Device
+from smalti.cli.plan_layout import ASSUMED, ASSUMED_GPU, PLANNED, Device, check_kind
 from smalti.cli.plan_recipe import Json, Overrides, Recipe, load_recipe
 
 if TYPE_CHECKING:
@@ -24,12 +23,12 @@ _TITLES = {
 def scaling(
     recipe: Recipe,
     overrides: Overrides = None,
-    gpu: Device = "h100-sxm",
+    gpu: Device = None,
     gpus: Annotated[str, typer.Option(help="Numbers of devices, with commas between them.")] = "8,64,512,3072",
     any_axis: Annotated[
         bool, typer.Option("--any-axis", help="Also layouts that the trainer does not have yet.")
     ] = False,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw speed and MFU over devices.")] = None,
+    plot: Annotated[str | None, typer.Option(metavar="FILE.svg", help="Draw speed and MFU over devices.")] = None,
     as_json: Json = False,
 ) -> None:
     """Print the predicted step, speed and MFU on each number of devices, for the recipe's batch and for one that grows.
@@ -40,21 +39,25 @@ def scaling(
     from smalti.base.errors import UserError
     from smalti.config.hardware import hardware
 
-    if plot is not None and plot.suffix != ".svg":
+    if plot is not None and not plot.endswith(".svg"):
         raise UserError(f"--plot {plot} is no picture", allowed="a file whose name ends with .svg")
-    config, device, numbers = load_recipe(recipe, overrides), hardware(gpu), _numbers(gpus)
+    config, numbers = load_recipe(recipe, overrides), _numbers(gpus)
+    device = hardware(gpu if gpu is not None else ASSUMED_GPU)
+    check_kind(device, max(numbers))
     curves = _curves(config, device, numbers, any_axis=any_axis)
     if plot is not None:
         from smalti.base import store
         from smalti.cli.plan_scaling_plot import picture
 
-        store.write_text(str(plot), picture(config.name, device.title, curves))
+        store.write_text(plot, picture(config.name, device.title, curves))
     if as_json:
         from smalti.cli.tables import print_json
 
-        print_json({"name": config.name, "gpu": device.name, **{name: _json(one) for name, one in curves.items()}})
+        assumed = {"gpu": ASSUMED_GPU} if gpu is None else {}
+        found = {name: _json(one) for name, one in curves.items()}
+        print_json({"name": config.name, "gpu": device.name, "assumed": assumed, **found})
         return
-    print(_text(config, device, curves))
+    print(_text(config, device, curves) + (f"\n\n{ASSUMED}" if gpu is None else ""))
     if plot is not None:
         print(f"\npicture: {plot}")
 

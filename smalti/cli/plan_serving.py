@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from smalti.cli.plan_model import Gpu, Model, Overrides, Usable, devices, load_model, room
+from smalti.cli.plan_model import Gpu, Model, Overrides, Usable, devices, load_model, not_enough, room
 from smalti.cli.plan_recipe import Json
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _table(rows: list[dict[str, Any]], gpu: str | None) -> list[str]:
     ]
     lines = [table(head, cells)] if cells else []
     if small := [row["name"] for row in rows if not row["fits"]]:
-        lines.append(f"too small: {', '.join(small)}" if gpu is None else f"no number of {small[0]} holds it")
+        lines.append(f"too small: {', '.join(small)}" if gpu is None else not_enough(gpu))
     return lines
 
 

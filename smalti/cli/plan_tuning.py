@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from smalti.cli.plan_model import Gpu, Model, Overrides, Usable, devices, load_model, room
+from smalti.cli.plan_model import Gpu, Model, Overrides, Usable, devices, load_model, not_enough, room
 from smalti.cli.plan_recipe import Json
 
 if TYPE_CHECKING:
@@ -131,5 +131,5 @@ def _text(name: str, plan: "Tuned", rows: list[dict[str, Any]], gpu: str | None)
     ]  # fmt: skip
     text = [pairs(lines), ""] + ([table(head, cells)] if cells else [])
     if small := [row["name"] for row in rows if not row["fits"]]:
-        text.append(f"too small: {', '.join(small)}" if gpu is None else f"no number of {small[0]} is enough")
+        text.append(f"too small: {', '.join(small)}" if gpu is None else not_enough(gpu))
     return "\n".join(text)

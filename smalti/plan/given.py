@@ -43,6 +43,13 @@ def read(name: str, typed: str | float, limits: tuple[float, float]) -> Given:
     return Given(name, value, text, rounding)
 
 
+def whole(one: Given) -> Given:
+    """The same; UserError unless it is a whole number."""
+    if one.value != round(one.value):
+        raise UserError(f"{one.name}={one.text} cannot be", allowed="a whole number from 1")
+    return one
+
+
 def check(name: str, value: float, text: str, limits: tuple[float, float], *, hint: str | None = None) -> None:
     """UserError unless ``value`` lies inside ``limits``."""
     low, high = limits

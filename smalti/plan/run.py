@@ -5,7 +5,6 @@ The time is a prediction: that of a step on a device (``plan/step_time/step.py``
 checkpoints are not in it.
 """
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +16,9 @@ from smalti.plan.flops import FORMULA, mfu, train_flops_per_token, train_flops_p
 from smalti.plan.parallel.local import step_on
 from smalti.plan.params import Params, count
 from smalti.plan.step_time.step import StepTime, peak_of_ranks
+
+MOST_FLOPS_PER_S = 1e24
+"""A hundred million GPUs of 1e16; more is a slip."""
 
 CHINCHILLA_TOKENS_PER_PARAM = 20
 """Compute-optimal tokens for each parameter of a dense model (Hoffmann et al. 2022, arXiv 2203.15556)."""
@@ -86,8 +88,10 @@ def plan_run(config: RunConfig, *, machine: Hardware | None = None, rate_flops_p
     ``machine``: a rank's device. ``rate_flops_per_s``: FLOP/s that training reaches on all ranks together, in place of
     a device. Neither: the times are None. UserError for a rate that cannot be.
     """
-    if rate_flops_per_s is not None and not 0 < rate_flops_per_s < math.inf:
-        raise UserError(f"a rate of {rate_flops_per_s} FLOP/s cannot be", allowed="a number above 0")
+    if rate_flops_per_s is not None and not 0 < rate_flops_per_s <= MOST_FLOPS_PER_S:
+        raise UserError(
+            f"a rate of {rate_flops_per_s:g} FLOP/s cannot be", allowed=f"a number above 0, up to {MOST_FLOPS_PER_S:g}"
+        )
     if rate_flops_per_s is not None and machine is not None:
         raise UserError("a device and a rate both say how fast the ranks are", allowed="one of them")
     length, by_seq_len, model = config.length, config.tokens_by_seq_len(), config.model

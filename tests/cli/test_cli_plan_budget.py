@@ -70,7 +70,7 @@ def test_a_model_that_is_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_a_picture(tmp_path: Path, words: tuple[str, ...]) -> None:
     path = tmp_path / "budget.svg"
-    budget(list(words), plot=path)
+    budget(list(words), plot=str(path))
     root = ET.fromstring(path.read_text())
     said = " ".join(root.itertext())
     assert "this run: " in said
@@ -83,9 +83,9 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing is given"):
         budget([])
     with pytest.raises(UserError, match="is no picture"):
-        budget(["params=7b"], plot=tmp_path / "budget.png")
+        budget(["params=7b"], plot=str(tmp_path / "budget.png"))
     with pytest.raises(UserError, match="has no point to draw"):
-        budget(["tokens_per_param=20"], plot=tmp_path / "budget.svg")
+        budget(["tokens_per_param=20"], plot=str(tmp_path / "budget.svg"))
     with pytest.raises(UserError, match="params is given twice"):
         budget(["params=7b", "params=8b"])
     with pytest.raises(UserError, match="gives params no value"):

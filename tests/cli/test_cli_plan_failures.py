@@ -34,7 +34,9 @@ def test_json_has_the_published_goodput() -> None:
         found = json.loads(call(f"gpus={gpus}", *goal, "--json"))
         assert round(100 * found["goodput_frac"], 1) == printed
         assert found["simulated"] is None
-    assert found["assumed"].keys() == {"failures_per_1000_gpu_days", "gpus_per_node"}
+    assert found["assumed"].keys() == {
+        "failures_per_1000_gpu_days", "gpus_per_node", "checkpoint_upload_s", "failures_during_restart",
+    }  # fmt: skip
     assert found["calendar_days"] is None
 
 

@@ -145,9 +145,9 @@ def test_recipe_without_token_files_says_how_to_give_counts(tmp_path, capsys):
     for arguments, message in (
         ([*given, f"data.sources.commoncrawl={tmp_path}/none"], "--tokens commoncrawl=1e9"),
         (["--tokens", "wikipdia=1e9"], "--tokens wikipedia=1e9"),
-        (["--tokens", "wikipedia=many"], "a number of tokens"),
-        (["--tokens", "wikipedia=-1"], "a number of tokens"),
-        (["--tokens", "wikipedia=1e30"], "a number of tokens"),
+        (["--tokens", "wikipedia=many"], "wikipedia=many is not a number"),
+        (["--tokens", "wikipedia=-1"], "nothing to plan with"),
+        (["--tokens", "wikipedia=1e30"], "beyond belief"),
         ([*given, "--tokens", "commoncrawl=1e9", "--usd-per-gib-month", "inf"], "less than or equal to"),
         (["--tokens", "none.yaml"], "SOURCE=N, or a .yaml file"),
         ([*given, "--tokens", "commoncrawl=2000"], "less than one sequence"),

@@ -193,4 +193,4 @@ def test_in_print(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "tuning", "llama-3-70b", "--method", "full", "--gpu", "h100-sxm"]) == 0
     assert "h100-sxm" in capsys.readouterr().out
     assert run(["plan", "tuning", "llama-3-70b", "--method", "full", "--gpu", "rtx4090"]) == 3
-    assert "no number of rtx4090 is enough" in capsys.readouterr().out
+    assert "one rtx4090 is not enough, and no network" in capsys.readouterr().out

@@ -107,7 +107,7 @@ def test_warnings() -> None:
     assert any("small jobs" in line and "7.9 h" in line for line in warnings(outlook(Setup(512))))
     assert warnings(outlook(Setup(2048))) == []
     assert any("longer than it is up" in one for one in warnings(outlook(Setup(10_000_000, detect_s=1.0))))
-    assert any("a checkpoint each" in one for one in warnings(outlook(Setup(4096, checkpoint_interval_s=36_000.0))))
+    assert any("a checkpoint every " in one for one in warnings(outlook(Setup(4096, checkpoint_interval_s=36_000.0))))
     slow = Setup(3072, detect_s=1800.0, restart_s=1200.0)
     assert any("Llama 3 405B was more than 90% effective" in line for line in warnings(outlook(slow)))
     assert not any("Llama 3 405B" in line for line in warnings(outlook(replace(slow, gpus=16_384))))

@@ -16,7 +16,7 @@ from smalti.config.hardware import Hardware, hardware
 from smalti.config.model import ModelConfig
 from smalti.plan.budget.problem import ASSUMED_GPU, ASSUMED_MFU, PRECISIONS, Assumption, counted
 from smalti.plan.budget.problem import LIMITS as OF_A_BUDGET
-from smalti.plan.given import Given, read, require_known
+from smalti.plan.given import Given, read, require_known, whole
 from smalti.plan.laws import law as laws
 from smalti.plan.laws.fits import DEFAULT, FITS, Interval, spread
 
@@ -175,6 +175,8 @@ class _Asked:
 
     def __init__(self, values: Mapping[str, str | float], model: ModelConfig | None) -> None:
         self.given: dict[str, Given] = {one: read(one, values[one], LIMITS[one]) for one in LIMITS if one in values}
+        if "gpus" in self.given:
+            whole(self.given["gpus"])
         words = self.words = {name: str(values[name]).strip() for name in WORDS if name in values}
         self.assumptions: list[Assumption] = []
         self.precision = words.get("precision", "bf16")

@@ -13,7 +13,7 @@ from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
 from smalti.plan.budget.choice import Choice, Law, close
 from smalti.plan.budget.equations import Equation, System
-from smalti.plan.given import Given, check, number, read, require_known, texts
+from smalti.plan.given import Given, check, number, read, require_known, texts, whole
 from smalti.plan.laws.fits import DEFAULT, Fit, Interval, fit_named
 from smalti.plan.params import count
 
@@ -102,6 +102,8 @@ class Problem:
             require_known(key, KEYS)
         words = {name: str(values[name]).strip() for name in ("gpu", "model", "fit", "precision") if name in values}
         self.given = {name: read(name, values[name], LIMITS[name]) for name in LIMITS if name in values}
+        if "gpus" in self.given:
+            whole(self.given["gpus"])
         self.model_name = words.get("model")
         self.fit = fit_named(words.get("fit", DEFAULT))
         self.fit_is_given = "fit" in words

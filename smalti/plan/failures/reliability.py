@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from smalti.base.errors import UserError
+from smalti.base.units import format_seconds
 from smalti.plan.failures import goodput
 from smalti.plan.failures.causes import DAYS, GPUS, UNEXPECTED, node_loss_frac
 from smalti.plan.failures.goodput import DAY_S, Pace, Shares
 from smalti.plan.failures.rates import RATES, SMALL_JOB_GPUS, SMALL_JOB_MEASURED_H, SMALL_JOB_SCALED_H
-from smalti.plan.failures.setup import ASSUMED, NAMES, Setup
+from smalti.plan.failures.setup import ASSUMED, CAUSES_SOURCE, NAMES, Setup
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ def warnings(found: Outlook) -> list[str]:
     if best is not None and setup.checkpoint_interval_s is not None:
         tuned = goodput.goodput_frac(replace(setup.pace, interval_s=max(best, setup.checkpoint_upload_s)))
         if tuned - found.shares.useful_frac > 0.005:
-            said.append(f"a checkpoint each {best:.0f} s would give a goodput of {tuned * 100:.1f}%")
+            said.append(f"a checkpoint every {format_seconds(best)} of work would give a goodput of {tuned * 100:.1f}%")
     enough = found.spares_p99_by_cause_nodes
     if setup.spares is not None and enough is not None and setup.spares < enough:
         said.append(f"{setup.spares} spares are fewer than the {enough} that are enough at 99% of all moments: the job "
@@ -203,6 +204,7 @@ def to_json(found: Outlook) -> dict[str, Any]:
     return {
         **{name: getattr(setup, name) for name in NAMES},
         "assumed": {name: {"value": ASSUMED[name][0], "source": ASSUMED[name][1]} for name in setup.assumed},
+        "causes_source": CAUSES_SOURCE,
         "nodes": setup.nodes,
         "mtbf_s": _finite(found.mtbf_s),
         "failures_per_day": found.failures_per_day,

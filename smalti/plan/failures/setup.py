@@ -20,8 +20,13 @@ ASSUMED: dict[str, tuple[float, str]] = {
     "detect_s": (600.0, "MegaScale: under 10 minutes with its tests (arXiv 2402.15627)"),
     "restart_s": (900.0, "MegaScale: caught up in under 15 minutes (arXiv 2402.15627)"),
     "checkpoint_stall_s": (30.0, "MosaicML: sharded, several TB in under 30 s"),
+    "checkpoint_upload_s": (0.0, "a checkpoint counts as soon as its stall ends"),
+    "failures_during_restart": (False, "failures come while the job works, as in Young's and Daly's formulas"),
 }
 """What is taken where nothing is given, and whose figure it is."""
+
+CAUSES_SOURCE = "Llama 3's 419 interruptions (arXiv 2407.21783, table 5)"
+"""Of the mix of causes, which cannot be given."""
 
 LIMITS: dict[str, tuple[float, float]] = {
     "gpus": (1, 10_000_000),
