@@ -140,7 +140,8 @@ def guarded(call: Callable[[], Any], command: str) -> int:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # typer's usage errors
             text = error.format_message()
             only_help = type(error).__name__ == "NoArgsIsHelpError"
-            print(text if only_help else f"error: {text}\nhint: {command} --help", file=sys.stderr)
+            asked = getattr(getattr(error, "ctx", None), "command_path", None) or command
+            print(text if only_help else f"error: {text}\nhint: {asked} --help", file=sys.stderr)
             return 2
         return _bug(error)
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
