@@ -218,7 +218,9 @@ def _tell_slow(job: Job, wait_s: float) -> None:
         return
     job.told_slow_s = clock.now_s()
     log.get("train").warning("step %d waited %.1f s for its data", job.state.step, wait_s)
-    job.events.write("data_slow", step=job.state.step, wait_s=round(wait_s, 3), **counts.PROCESS.as_dict())
+    # Of the fetches' own counts one is called wait_s too: what this step waited counts here.
+    told = {**counts.PROCESS.as_dict(), "wait_s": round(wait_s, 3)}
+    job.events.write("data_slow", step=job.state.step, **told)
 
 
 def _evaluate(job: Job) -> None:
