@@ -128,7 +128,7 @@ def _build(model: nn.Module, staged: Staged, name: Schedule, microbatches: int, 
     total = torch.empty((), device="meta", requires_grad=True)
     modules = [_OneStage(model, stage) for stage in staged.own]
     stages = [
-        PipelineStage(
+        _WideStage(
             module,
             module.stage.index,
             len(staged.stages),
@@ -143,6 +143,28 @@ def _build(model: nn.Module, staged: Staged, name: Schedule, microbatches: int, 
     schedule: Any = get_schedule_class(_CLASSES[name])
     given = stages[0] if name == "1f1b" else stages
     return _Built(schedule(given, microbatches, loss_fn=lambda total, _: total, scale_grads=False), modules)
+
+
+class _WideStage(PipelineStage):
+    """Adds up the gradients of weights in the precision of ``reduce`` also where their backward pass comes apart.
+
+    FSDP does that at the end of each backward pass of inputs alone; two of weights in a row would add up in bf16.
+    """
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
+        for module in self.submod.modules():
+            if isinstance(module, FSDPModule):
+                for parameter in _fsdp_parameters(module):
+                    parameter.accumulate_unsharded_grad_if_needed()
+                    parameter.to_accumulated_grad_if_needed()
+
+
+def _fsdp_parameters(module: FSDPModule) -> list[Any]:
+    state: Any = module._get_fsdp_state()
+    one = getattr(state, "_fsdp_param_group", None)  # torch 2.11 has one group a module
+    groups = getattr(state, "_fsdp_param_groups", None) or ([] if one is None else [one])
+    return [parameter for group in groups for parameter in group.fsdp_params if hasattr(parameter, "_unsharded_param")]
 
 
 def _is_cut(stage: Stage, config: ModelConfig) -> bool:
