@@ -1,6 +1,6 @@
 """``smalti plan hardware``: the devices that are known, and one of them with the source of every figure, in print."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -19,12 +19,16 @@ def hardware(
         str | None, typer.Option(help="With this-machine: write the .yaml file of what was measured.")
     ] = None,
     threads: Annotated[int | None, typer.Option(help="With this-machine: CPU threads; absent: all cores.")] = None,
+    device: Annotated[
+        Literal["cpu", "cuda"] | None, typer.Option(help="With this-machine: what is measured; absent: its CPU.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Print what is known of devices: dense peaks, memory, links, usual price. With a name: every figure's source.
 
     this-machine is its CPU, measured in about a minute: matrix products by shape, attention, kernels, an all-reduce.
-    Saved, it is a device like any other: --gpu FILE.yaml.
+    With --device cuda it is its first GPU (ROCm's too): large products, a copy, memory; not tried on one yet. Saved, it
+    is a device like any other: --gpu FILE.yaml.
     """
     from smalti.base.errors import UserError
     from smalti.cli.plan_machine import THIS_MACHINE, measure
@@ -32,9 +36,11 @@ def hardware(
     from smalti.config.hardware import hardware as find
     from smalti.config.hardware import hardware_names
 
-    if name != THIS_MACHINE and (save is not None or threads is not None):
-        given = "--save" if save is not None else "--threads"
-        raise UserError(f"{given} has no effect without a measurement", allowed=f"with {THIS_MACHINE}")
+    given = [
+        one for one, value in (("--save", save), ("--threads", threads), ("--device", device)) if value is not None
+    ]
+    if name != THIS_MACHINE and given:
+        raise UserError(f"{given[0]} has no effect without a measurement", allowed=f"with {THIS_MACHINE}")
     if name is None:
         known = [find(one) for one in hardware_names()]
         if as_json:
@@ -42,7 +48,7 @@ def hardware(
         else:
             print(_table_text(known))
         return
-    one = measure(save, threads) if name == THIS_MACHINE else find(name)
+    one = measure(save, threads, device or "cpu") if name == THIS_MACHINE else find(name)
     if as_json:
         print_json(_values(one))
     else:

@@ -10,12 +10,12 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 
 from smalti.base.env import child_environment, cpu_count
-from smalti.base.errors import SmaltiError
+from smalti.base.errors import SmaltiError, UserError
 from smalti.config.hardware import Hardware
 from smalti.config.measured import Format, Measured
 from smalti.fleet.machine import cpu, memory
@@ -27,7 +27,6 @@ def measured_machine(
     *,
     threads: int = 0,
     formats: Sequence[Format] = ("bf16", "fp32"),
-    device: Literal["cpu"] = "cpu",
     tell: Tell = lambda line: None,
     timeout_s: float = 300.0,
 ) -> Hardware:
@@ -38,7 +37,7 @@ def measured_machine(
     """
     threads = threads or cpu_count()
     wanted = tuple(dict.fromkeys((*formats, "fp32")))
-    arguments = ["--threads", str(threads), "--device", device]
+    arguments = ["--threads", str(threads)]
     arguments += [word for name in wanted for word in ("--format", name)]
     # torchrun sets OMP_NUM_THREADS=1; the probe is told its threads outright.
     found = _answer("machine", arguments, {"OMP_NUM_THREADS": str(threads)}, timeout_s, tell)
@@ -73,6 +72,39 @@ def _as_device(measured: Measured) -> Hardware:
                 "memory_bytes_per_s": f"{by}: a copy of {elements * 4 / 2**20:.0f} MiB, read and written",
             },
             "measured": measured.model_dump(),
+        }
+    )
+
+
+def measured_gpu(*, tell: Tell = lambda line: None, timeout_s: float = 300.0) -> Hardware:
+    """The GPU that PyTorch takes first here as a device: its fastest products, a copy, its memory.
+
+    No network is measured, so it is one device without others. UserError where PyTorch sees none.
+    """
+    tell("large products and a copy on the GPU")
+    found = _answer("gpu", [], {}, timeout_s)
+    if "problem" in found:
+        raise UserError(found["problem"], allowed="a machine with one", hint="without --device the CPU is measured")
+    by = f"measured on {found['date']}, {found['software']}"
+    return Hardware.model_validate(
+        {
+            "name": "this-machine",
+            "title": found["name"],
+            "kind": found["kind"],
+            "peak_flops_per_s": found["peak_flops_per_s"],
+            "matmul_frac": 1.0,
+            "memory_bytes": found["memory_bytes"],
+            "memory_bytes_per_s": found["memory_bytes_per_s"],
+            "sources": {
+                "peak_flops_per_s": f"{by}: the fastest product",
+                "matmul_frac": "the peak is that of a large product",
+                "memory_bytes": "its driver",
+                "memory_bytes_per_s": f"{by}: a large copy, read and written",
+            },
+            "notes": [
+                "Its peak is a product that was measured: an MFU of it is higher than one of a published peak.",
+                "No link to other devices was measured.",
+            ],
         }
     )
 

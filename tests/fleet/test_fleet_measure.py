@@ -14,7 +14,7 @@ from smalti.config.hardware import hardware
 from smalti.config.measured import Measured
 from smalti.dist import allocator
 from smalti.fleet import measure
-from smalti.fleet.probes import machine
+from smalti.fleet.probes import gpu, machine
 from smalti.plan.step_time.step import step_time
 from smalti.plan.step_time.work import KINDS
 
@@ -22,7 +22,7 @@ from smalti.plan.step_time.work import KINDS
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "SIDES", (16, 32))
-    monkeypatch.setattr(machine, "ELEMENTS", {"cpu": (2**12, 2**13)})
+    monkeypatch.setattr(machine, "ELEMENTS", (2**12, 2**13))
     monkeypatch.setattr(machine, "ROWS", (128, 256))
     monkeypatch.setattr(machine, "HEAD_WIDTHS", (16, 32))
     monkeypatch.setattr(machine, "_REPEATS", 3)
@@ -33,7 +33,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_probe_measures_every_kind_of_work() -> None:
     before = torch.get_num_threads()
     try:
-        found = Measured.model_validate(machine.measure(torch.device("cpu"), 1))
+        found = Measured.model_validate(machine.measure(1))
     finally:
         torch.set_num_threads(before)
     assert found.threads == 1
@@ -43,6 +43,23 @@ def test_the_probe_measures_every_kind_of_work() -> None:
         assert len(found.matmul[name]["tn"]) == 8
     device = made_machine().model_copy(update={"measured": found})
     assert step_time(made_config(), device).total_s > 0
+
+
+def test_what_a_gpu_is_measured_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU: no GPU was at hand."""
+    found = gpu.measure(torch.device("cpu"), (32, 64), 2**20)
+    assert found["peak_flops_per_s"].keys() == {"bf16", "fp32"}
+    assert min(*found["peak_flops_per_s"].values(), found["memory_bytes_per_s"]) > 0
+    told = {"name": "Some GPU", "kind": "cuda", "memory_bytes": 2**34, **found}
+    monkeypatch.setattr(measure, "_answer", lambda *given: told)
+    device = measure.measured_gpu()
+    assert (device.title, device.kind, device.devices_per_node) == ("Some GPU", "cuda", 1)
+    assert step_time(made_config(), device).total_s > 0
+    monkeypatch.setattr(measure, "_answer", lambda *given: {"problem": "PyTorch sees no GPU here"})
+    with pytest.raises(UserError, match="sees no GPU"):
+        measure_here(None, None, "cuda")
+    with pytest.raises(UserError, match="no effect on a GPU"):
+        measure_here(None, 2, "cuda")
 
 
 def test_operands_lie_as_a_linear_layer_has_them() -> None:

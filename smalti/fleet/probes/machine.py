@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 SIDES = (64, 256, 1024, 4096)
-LARGEST_FLOPS = {"cpu": 2**32, "cuda": 2**40}
-ELEMENTS = {"cpu": (2**12, 2**15, 2**18, 2**20, 2**22), "cuda": (2**12, 2**20, 2**24, 2**27)}
+LARGEST_FLOPS = 2**32
+ELEMENTS = (2**12, 2**15, 2**18, 2**20, 2**22)
 ROWS = (128, 256, 512, 1024, 2048)
 HEAD_WIDTHS = (32, 64, 128)
 _REPEATS, _ENOUGH_S, _TURNS = 6, 0.02, 2
@@ -40,25 +40,24 @@ def main() -> None:
     """Measure as the arguments say, print JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: torch's default")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--format", choices=DTYPES, action="append", help="default: all")
     arguments = parser.parse_args()
     formats = tuple(arguments.format or DTYPES)
-    print(json.dumps(_rounded(measure(torch.device(arguments.device), arguments.threads, formats))))
+    print(json.dumps(_rounded(measure(arguments.threads, formats))))
 
 
-def measure(device: torch.device, threads: int = 0, formats: tuple[str, ...] = ("bf16", "fp32")) -> dict[str, Any]:
-    """Everything, by stages."""
+def measure(threads: int = 0, formats: tuple[str, ...] = ("bf16", "fp32")) -> dict[str, Any]:
+    """Everything on the CPU, by stages."""
     from smalti.dist.allocator import keep_freed_memory
 
+    device = torch.device("cpu")
     if threads > 0:
         torch.set_num_threads(threads)
-    if device.type == "cpu":
-        keep_freed_memory()
+    keep_freed_memory()
     found: dict[str, Any] = {
         "date": datetime.now(UTC).date().isoformat(),
         "software": f"torch {torch.__version__}",
-        "threads": torch.get_num_threads() if device.type == "cpu" else 1,
+        "threads": torch.get_num_threads(),
         "matmul": {}, "attention": {}, "kernels": {},
     }  # fmt: skip
     for turn, name in itertools.product(range(_TURNS), formats):
@@ -129,7 +128,7 @@ def products(device: torch.device, dtype: torch.dtype) -> dict[str, list[list[fl
     """[M, K, N, seconds] for each way that operands lie."""
     found: dict[str, list[list[float]]] = {"nt": [], "nn": [], "tn": []}
     for m, k, n in itertools.product(SIDES, repeat=3):
-        if 2 * m * k * n > LARGEST_FLOPS[device.type]:
+        if 2 * m * k * n > LARGEST_FLOPS:
             continue
         for kind, times in found.items():
             left, right = _operands(kind, (m, k, n), device, dtype)
@@ -143,13 +142,13 @@ def _operands(
     kind: str, shape: tuple[int, int, int], device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     m, k, n = shape
-    left = _random((k, m) if kind == "tn" else (m, k), device, dtype)
-    right = _random((n, k) if kind == "nt" else (k, n), device, dtype)
+    left = random((k, m) if kind == "tn" else (m, k), device, dtype)
+    right = random((n, k) if kind == "nt" else (k, n), device, dtype)
     return (left.t() if kind == "tn" else left), (right.t() if kind == "nt" else right)
 
 
-def _random(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Not constant: a GPU multiplies ones faster than data, for want of power."""
+def random(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Numbers that are not constant: a GPU multiplies ones faster than data, for want of power."""
     return torch.randn(shape, device=device).to(dtype)
 
 
@@ -171,7 +170,7 @@ def attention(device: torch.device, dtype: torch.dtype) -> list[list[float]]:
         )  # fmt: skip
         attend = kernels_of(model, torch.empty(rows, tokens, 1, dtype=dtype, device=device), None)[None]
         # laid out as the projections leave them: heads beside each other in a token
-        given = [_random((rows, tokens, heads, width), device, dtype).transpose(1, 2) for _ in range(3)]
+        given = [random((rows, tokens, heads, width), device, dtype).transpose(1, 2) for _ in range(3)]
         given = [one.requires_grad_() for one in given]
         forward_s, backward_s = there_and_back(lambda given=given, attend=attend: attend(*given), given, device)  # type: ignore[misc]
         found.append([tokens, width, forward_s / (rows * heads), backward_s / (rows * heads)])
@@ -195,7 +194,7 @@ def there_and_back(work: Callable[[], Tensor], inputs: list[Tensor], device: tor
 def kernels(device: torch.device, dtype: torch.dtype) -> dict[str, list[list[float]]]:
     """Kind -> [elements, seconds]."""
     found: dict[str, list[list[float]]] = {}
-    for elements in ELEMENTS[device.type]:
+    for elements in ELEMENTS:
         runs = max(1, min(50, 2**17 // elements))
         for name, work in _works(elements, device, dtype):
             with torch.no_grad():
@@ -211,7 +210,7 @@ def _rising(points: list[list[float]]) -> list[list[float]]:
 
 
 def _works(elements: int, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
-    x = _random((elements // _WIDTH, _WIDTH), device, dtype)
+    x = random((elements // _WIDTH, _WIDTH), device, dtype)
     y, x32 = torch.randn_like(x), x.float()
     yield "add", lambda: x + y
     yield "multiply", lambda: x * y
@@ -296,7 +295,7 @@ def _of_slots(x: Tensor) -> Iterator[tuple[str, Callable[[], Any]]]:
 def _of_logits(elements: int, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
     """What ``train/cross_entropy.py`` makes of a tile's logits, without its products."""
     vocabulary = min(elements // 2, 4096)
-    logits = _random((elements // vocabulary, vocabulary), device, dtype)
+    logits = random((elements // vocabulary, vocabulary), device, dtype)
     target = torch.randint(vocabulary, (logits.shape[0], 1), device=device)
     ones = torch.ones(target.shape, device=device)
 
