@@ -37,17 +37,21 @@ def _compare(root: Path, ranks: int, cases: list[tuple[str, dict[str, Any]]], st
         made = mesh_runs.config_of(root, kind, name, steps, ranks, **parallel)
         return made if model is None else made.model_copy(update={"model": made.model.model_copy(update=model)})
 
-    alone, spread = list[Any](), list[Any]()
+    alone = {(kind, parallel["microbatch_tokens"]) for kind, parallel in cases}
+    runs = [
+        (config(f"one-{kind}-{tokens}", kind, 1, microbatch_tokens=tokens), steps, None)
+        for kind, tokens in sorted(alone)
+    ]
+    ones = dict(zip(sorted(alone), run_ranks(1, _in_turn, runs, timeout_s=300)[0], strict=True))
+    for (kind, tokens), one in ones.items():
+        torch.save(one.choices, root / f"{kind}-{tokens}.pt")
+    spread = list[Any]()
     for number, (kind, parallel) in enumerate(cases):
-        rows = parallel["microbatch_tokens"]
-        alone.append((config(f"one-{number}", kind, 1, microbatch_tokens=rows), steps, None))
-    ones = run_ranks(1, _in_turn, alone)[0]
-    for number, (kind, parallel) in enumerate(cases):
-        torch.save(ones[number].choices, known := root / f"choices-{number}.pt")
-        spread.append((config(f"many-{number}", kind, ranks, **parallel), steps, str(known) if kind == "moe" else None))
+        known = str(root / f"{kind}-{parallel['microbatch_tokens']}.pt") if kind == "moe" else None
+        spread.append((config(f"many-{number}", kind, ranks, **parallel), steps, known))
     results = run_ranks(ranks, _in_turn, spread, timeout_s=300)
     for number, (kind, parallel) in enumerate(cases):
-        one, found = ones[number], results[0][number]
+        one, found = ones[kind, parallel["microbatch_tokens"]], results[0][number]
         assert all(result[number].loss == found.loss for result in results), "ranks disagree about the loss"
         assert _farthest(found.loss, one.loss) < 1e-5, (kind, parallel)
         assert _farthest(found.grad_norm, one.grad_norm) < 1e-5, (kind, parallel)
@@ -56,8 +60,8 @@ def _compare(root: Path, ranks: int, cases: list[tuple[str, dict[str, Any]]], st
 def test_two_ranks_train_as_one(tmp_path: Path) -> None:
     """Packed documents; microbatches of three rows, of which the last is short; experts."""
     ragged = {"pipeline": 2, "microbatch_tokens": THREE_ROWS}
-    cases = [("dense", {**ragged, "pipeline_schedule": schedule}) for schedule in SCHEDULES]
-    _compare(tmp_path, 2, [*cases, ("moe", ragged)], 3)
+    cases = [("dense", {**ragged, "pipeline_schedule": schedule}) for schedule in ("1f1b", "zero_bubble")]
+    _compare(tmp_path, 2, [*cases, ("moe", {**ragged, "pipeline_schedule": "interleaved"})], 2)
 
 
 @pytest.mark.slow
