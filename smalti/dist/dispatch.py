@@ -111,7 +111,9 @@ class Exact(Dispatch):
         if not rows_RD.shape[0]:  # a row of no expert: kernels of every device take one, and gradients are zeros
             rows_RD, label_R = F.pad(rows_RD, (0, 0, 0, 1)), label_R.new_full((1,), self.own)
         y_RD = self.own_experts(rows_RD, label_R, spare=sum(arriving) == 0)[: sum(arriving)]
-        return _Return.apply(_sent(y_RD, leaving, arriving, self.group), weight_Nk, begun.order_S, begun.slot_Nk, None)
+        back_SD = _sent(y_RD, leaving, arriving, self.group)
+        del rows_RD, y_RD
+        return _Return.apply(back_SD, weight_Nk, begun.order_S, begun.slot_Nk, None)
 
     def _even(self, slots: int) -> list[list[int]]:
         shares = [slots // self.ranks + (rank < slots % self.ranks) for rank in range(self.ranks)]
@@ -129,7 +131,9 @@ class Static(Dispatch):
         arrived_PD = _sent(rows_PD, None, None, self.group)
         del rows_PD
         y_PD = self.own_experts(arrived_PD, label_P, spare=True)
-        return _Return.apply(_sent(y_PD, None, None, self.group), weight_Nk, begun.order_S, begun.slot_Nk, seat_S)
+        back_PD = _sent(y_PD, None, None, self.group)
+        del arrived_PD, y_PD
+        return _Return.apply(back_PD, weight_Nk, begun.order_S, begun.slot_Nk, seat_S)
 
     def _seats(self, begun: Begun, most: int) -> Tensor:
         """[S] where in the buffer each slot travels: those for a rank lie at the begin of its part."""

@@ -224,6 +224,28 @@ def test_exact_asks_once_and_can_be_told_to_take_all_for_equal() -> None:
             assert dispatch.forward(*inputs).shape == inputs[0].shape
 
 
+@pytest.mark.usefixtures("fake_world")
+def test_backward_keeps_the_rows_that_came_gate_up_and_the_rows_that_came_back() -> None:
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with FakeTensorMode():
+        dispatch, (x, chosen, weight) = _fake_layer(Exact)
+        dispatch.evenly = True  # type: ignore[attr-defined]
+        weights = dispatch.experts.weights()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            out = dispatch.forward(x, chosen, weight)
+        given = [weight, *(w for w in weights if w is not None)]
+        kept_bytes = sum(kept.values()) - sum(w.untyped_storage().nbytes() for w in given)
+        slots, indices = 20, (4 * 20 + dispatch.own // 2) * 8
+        assert kept_bytes == slots * (2 * 16 + 2 * 24) * 2 + indices
+        del out
+
+
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,8 @@
 
 Promises: sorted rows, gate, up and output of each slot (a token at one of its experts), the router's figures in fp32,
 indices in int64. Routing is dropless, so the sizes do not depend on the load as long as one rank holds all experts;
-with an axis ``expert`` the load is taken to be even, and rows are received and sent back through two more buffers.
+with an axis ``expert`` (``smalti/dist/dispatch.py``, exact) the load is taken to be even; the rows that came and those
+that came back are kept, in place of the experts' output.
 """
 
 from smalti.config.model import ModelConfig
@@ -15,23 +16,31 @@ def experts(tape: Tape, model: ModelConfig, shape: Pass) -> None:
     assert moe is not None
     k, e, hidden = moe.num_experts_per_tok, moe.num_experts, model.hidden_size
     slots, inner = n * k, n * k * model.expert_width * c / shape.tensor
+    rows, spread = slots * hidden * c, shape.expert > 1
     with tape.during(read32=n * hidden * 4 if c == 2 else 0):
         tape.new("router.logits", n * e * 4)
     tape.new("router.score", n * e * 4)
     tape.new("router.choice", n * k * 8)
     tape.new("router.weight", n * k * 4 * 2)
-    tape.new("slots", slots * 8 * 2)
-    with tape.during(sent=slots * hidden * c if shape.expert > 1 else 0):
-        tape.new("rows", slots * hidden * c)
+    tape.new("slots", slots * 8 * (4 if spread else 2))
+    if spread:
+        with tape.during(sent=rows):
+            tape.new("arrived", rows)
+    tape.new("rows", rows)
     tape.new("up", inner)
     if model.gated:
         tape.new("gate", inner)
     tape.new("product", inner)
-    tape.new("y", slots * hidden * c)
-    with tape.during(returned=slots * hidden * c if shape.expert > 1 else 0):
-        tape.new("down", n * hidden * c)
-    tape.save("up", "gate", "y", "slots", "router.choice", "router.weight", "router.logits", "router.score")
-    tape.drop("rows", "product", "up", "gate", "y", "slots")
+    tape.new("y", rows)
+    tape.save("up", "gate", "slots", "router.choice", "router.weight", "router.logits", "router.score")
+    if spread:
+        tape.new("unsorted", rows)
+        tape.drop("rows", "product", "y")
+        tape.new("returned", rows)
+        tape.drop("unsorted")
+    tape.new("down", n * hidden * c)
+    tape.save("arrived", "returned" if spread else "y")
+    tape.drop("rows", "product", "up", "gate", "y", "slots", "arrived", "returned")
     with tape.during(balance=n * e * 4 * 3):
         pass
     tape.drop("router.choice", "router.weight", "router.logits", "router.score")
@@ -48,6 +57,11 @@ def experts_backward(tape: Tape, model: ModelConfig, shape: Pass) -> None:
     with tape.during(d_rows=rows, d_weight=rows):
         pass
     tape.new("d.y", rows)
+    if shape.expert > 1:
+        tape.new("d.arrived", rows)
+        tape.drop("d.y")
+        tape.new("d.y", rows)
+    out = rows if shape.expert > 1 else n * hidden * c
     tape.new("rows", rows)
     tape.new("d.product", inner)
     tape.new("active", inner)
@@ -56,14 +70,17 @@ def experts_backward(tape: Tape, model: ModelConfig, shape: Pass) -> None:
     if model.gated:
         tape.new("d.gate", inner)
     with tape.during(d_in=rows):
-        tape.new("d.out", n * hidden * c)
+        tape.new("d.out", out)
     tape.new("w.up", matrix)
     if model.gated:
-        with tape.during(d_in=rows, another=n * hidden * c):
+        with tape.during(d_in=rows, another=out):
             pass
         tape.new("w.gate", matrix)
-    tape.drop("index", "d.y", "rows", "d.product", "active", "d.gate", "d.out")
-    tape.used("up", "gate", "y", "slots", "router.choice", "router.weight")
+    tape.drop("index", "d.y", "rows", "d.product", "active", "d.gate", "d.arrived", "d.out")
+    tape.used("up", "gate", "y", "slots", "arrived", "returned", "router.choice", "router.weight")
+    if shape.expert > 1:
+        with tape.during(left=rows, returning=rows):
+            pass
     with tape.during(balance=n * e * 4 * 2):
         pass
     tape.used("router.logits", "router.score")
