@@ -1,0 +1,69 @@
+"""A real Slurm on two nodes: srun's tasks are the ranks of one world; stops save, and a requeued job goes on."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from nodes import wait_for
+from slurm_cluster import Slurm, slurm, smalti, why_not
+from small_launch import losses, train, write_recipe
+
+from smalti.track.run import RunFolder
+
+pytestmark = [pytest.mark.slow, pytest.mark.slurm]
+
+GUIDE = Path(__file__).parents[2] / "docs/guides/several-machines.md"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory):
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with slurm(tmp_path_factory.mktemp("slurm")) as made:
+        yield made
+
+
+def test_srun_on_two_nodes_is_the_run_that_the_agent_makes(cluster: Slurm, tmp_path: Path):
+    write_recipe(tmp_path)
+    assert (done := train(tmp_path, "r.yaml", "name=one", "train.parallel.ranks=2")).returncode == 0, done.stderr
+    text = cluster.call("srun", "-N2", "-n2", *smalti("train", "r.yaml", "name=two"), cwd=tmp_path, timeout_s=120)
+    assert "runs/two: joining 2 ranks of srun" in text
+    assert losses(tmp_path / "runs/two") == losses(tmp_path / "runs/one")
+    assert RunFolder.read(tmp_path / "runs/two").config().train.parallel.ranks == 2
+
+
+def test_the_script_of_the_guide_requeues_a_job_that_was_stopped_and_it_goes_on(cluster: Slurm, tmp_path: Path):
+    write_recipe(tmp_path, duration="150step")
+    script = re.search(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", GUIDE.read_text(), re.DOTALL)
+    assert script is not None
+    text = script[1].replace("--nodes=16", "--nodes=2").replace("--ntasks-per-node=8", "--ntasks-per-node=1")
+    text = re.sub(r"#SBATCH --(gpus|cpus|time).*\n", "", text)
+    (tmp_path / "job.sh").write_text(text.replace("smalti train recipe.yaml", " ".join(smalti("train", "r.yaml"))))
+    job = cluster.call("sbatch", "--parsable", "--open-mode=append", "-o", "out.txt", "job.sh", cwd=tmp_path).strip()
+    wait_for(tmp_path / "runs/t/checkpoints/latest")
+    cluster.call("scancel", "--signal=TERM", job)
+    end_s = time.monotonic() + 150
+    while job in cluster.call("squeue", "-h", "-o", "%A"):
+        assert time.monotonic() < end_s, (tmp_path / "out.txt").read_text()
+        cluster.nodes.run("n1", ["scontrol", "update", f"JobId={job}", "StartTime=now"], env=cluster.variables)
+        time.sleep(1)
+    folder = RunFolder.read(tmp_path / "runs/t")
+    said = (tmp_path / "out.txt").read_text()
+    assert "with a checkpoint saved" in said
+    assert [event["attempt"] for event in folder.events() if event["event"] == "resumed"] == [1], said
+    assert folder.status()["state"] == "done"
+    assert [step for step, _ in losses(folder.path)] == list(range(1, 151))
+
+
+def test_one_task_starts_the_ranks_of_its_node_and_scancel_saves(cluster: Slurm, tmp_path: Path):
+    write_recipe(tmp_path, duration="4000step")
+    command = smalti("train", "r.yaml", "train.parallel.ranks=2")
+    process = cluster.start("srun", "-J", "alone", "-n1", *command, cwd=tmp_path)
+    wait_for(tmp_path / "runs/t/checkpoints/latest", process)
+    cluster.call("scancel", "-n", "alone")
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 75, text
+    assert "runs/t: starting 2 ranks at step 0" in text
+    assert RunFolder.read(tmp_path / "runs/t").status()["state"] == "stopped"
