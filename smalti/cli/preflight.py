@@ -67,6 +67,14 @@ def lies_here(config: "RunConfig") -> bool:
     return all(store.is_local(path) for path in (*paths, *config.data.heldout.values()))
 
 
+def check_data_here(config: "RunConfig") -> None:
+    """Raise for what is wrong with data that lies here."""
+    from smalti.data.inputs import check_inputs
+
+    if lies_here(config):
+        check_inputs(config)
+
+
 def _check_run_folder(folder: str) -> None:
     """OSError, as making the folder would raise it: a file is in the way, or nothing may be written there."""
     from smalti.base import store
@@ -149,11 +157,34 @@ def _has_checkpoint(config: "RunConfig") -> bool:
     return any(Path(config.run_folder).glob("checkpoints/step-*/COMPLETE"))
 
 
+def dry_run(config: "RunConfig", *, ranks: int, fork: "Fork | None", gpu: str | None, as_json: bool) -> None:
+    """Print what would be started, and what a rank of it would hold and send.
+
+    As JSON the rehearsal alone, for which no store is asked. In the text what is wrong with the data comes at the end.
+    """
+    from smalti.cli.rehearsed import rehearsed_json, rehearsed_lines
+    from smalti.cli.tables import print_json
+    from smalti.data.inputs import check_inputs
+
+    if as_json:
+        check_data_here(config)
+        print_json(rehearsed_json(config, gpu=gpu))
+        return
+    try:
+        print(plan_text(config, check_inputs(config), ranks=ranks, fork=fork))
+    except UserError:
+        if lies_here(config):
+            raise
+        print("\n".join(rehearsed_lines(config, gpu=gpu)))  # a machine that may not read the data can still rehearse
+        raise
+    print("\n".join(rehearsed_lines(config, gpu=gpu)))
+
+
 def plan_text(config: "RunConfig", checked: "Inputs", *, ranks: int, fork: "Fork | None" = None) -> str:
     """What would be started, in lines for people; with a fork, what it would change."""
     from smalti.cli.fits_here import memory_warning
-    from smalti.cli.plan_data import dry_run_lines
     from smalti.cli.layout_here import layout_lines
+    from smalti.cli.plan_data import dry_run_lines
     from smalti.plan.run import length_text, plan_run
 
     numbers = plan_run(config)

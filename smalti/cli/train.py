@@ -27,8 +27,13 @@ def train(
         bool, typer.Option("--fork", help="Go on from the newest checkpoint with another future: data, length, rate.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check config, data and mesh, print the plan; start nothing.")
+        bool,
+        typer.Option("--dry-run", help="Check config, data and mesh, rehearse a step of a rank, print; start nothing."),
     ] = False,
+    gpu: Annotated[
+        str | None, typer.Option(help="With --dry-run: for ranks on this device, a name of 'smalti plan hardware'.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print what was rehearsed as JSON.")] = False,
 ) -> None:
     """Train a model. The same command again resumes from the newest checkpoint, on any number of ranks.
 
@@ -40,8 +45,11 @@ def train(
 
     --fork keeps what the run has learned, in the same folder, and changes what comes next: sources, stages, sequence
     length, skips, duration, batch or learning rate. The changes are printed, and kept in the events of the run.
+
+    --dry-run builds the run of any number of ranks in this process, without a tensor, and tells what a rank would hold
+    and send. With --json token files in an object store are not asked for.
     """
-    from smalti.base.env import inside_world, world
+    from smalti.base.env import inside_world
     from smalti.base.errors import UserError
     from smalti.config.load import load, show
     from smalti.config.run import RunConfig
@@ -50,6 +58,8 @@ def train(
         # Until the loop listens, Ctrl-C ends a rank as SIGTERM does: by the signal, not by 130, which means "saved".
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     loaded = load(RunConfig, recipe, overrides or [])
+    if (gpu is not None or as_json) and not dry_run:
+        raise UserError(f"{'--json' if as_json else '--gpu'} is for what --dry-run prints", hint="--dry-run")
     if print_config and fork:
         raise UserError("--print-config prints the recipe, which --fork does not change", hint="--fork --dry-run")
     if print_config:
@@ -58,22 +68,27 @@ def train(
     if inside_world() and not dry_run:
         raise typer.Exit(_as_rank(loaded, fork=fork))
     from smalti.cli import preflight
-    from smalti.data.inputs import check_inputs
+
+    loaded, planned = _as_it_stands(loaded, fork=fork)
+    ranks = loaded.config.train.parallel.ranks
+    preflight.check(loaded.config, ranks=ranks, fork=planned)
+    if dry_run:
+        preflight.dry_run(loaded.config, ranks=ranks, fork=planned, gpu=gpu, as_json=as_json)
+        return
+    preflight.check_data_here(loaded.config)
+    raise typer.Exit(_as_agent(loaded, ["train", recipe, *(overrides or [])], fork=planned))
+
+
+def _as_it_stands(loaded: "Loaded[RunConfig]", *, fork: bool) -> "tuple[Loaded[RunConfig], Fork | None]":
+    """The config with the launcher's ranks and what the run's folder knows of earlier futures, and the new one."""
+    from smalti.base.env import inside_world, world
     from smalti.track.run import RunFolder
 
     if inside_world():
         loaded = _of_world(loaded, world().world_size)
-    ranks = loaded.config.train.parallel.ranks
     planned = _planned_fork(loaded.config) if fork else None
-    folder = RunFolder(loaded.config.run_folder)
-    loaded = replace(loaded, config=planned.after if planned else folder.with_history(loaded.config))
-    preflight.check(loaded.config, ranks=ranks, fork=planned)
-    if dry_run:
-        print(preflight.plan_text(loaded.config, check_inputs(loaded.config), ranks=ranks, fork=planned))
-        return
-    if preflight.lies_here(loaded.config):
-        check_inputs(loaded.config)
-    raise typer.Exit(_as_agent(loaded, ["train", recipe, *(overrides or [])], fork=planned))
+    config = planned.after if planned else RunFolder(loaded.config.run_folder).with_history(loaded.config)
+    return replace(loaded, config=config), planned
 
 
 def _planned_fork(config: "RunConfig") -> "Fork | None":

@@ -10,9 +10,10 @@ The operators are those of a CPU; for a run on CUDA attention keeps what the fus
 value, output, a logarithm for each query), but norms keep a little more than the fused ones.
 """
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,19 +83,24 @@ def rehearse(
     microbatch_tokens: int | None = None,
     *,
     rank: int | None = None,
+    cuda: bool | None = None,
     document_tokens: int | None = None,
 ) -> Rehearsal:
     """Rehearse the last kind of step of the run.
 
     layout: absent, the config's. microbatch_tokens: of whole rows; absent, the config's or the usual one. rank: absent,
     the fullest of those that differ (the first of the first, of a middle and of the last pipeline stage).
-    document_tokens: of packed rows, where documents end; absent, each row is one.
+    cuda: with the attention of CUDA; absent, where the config says so. document_tokens: of packed rows, where documents
+    end; absent, each row is one.
     """
+    cuda = config.train.parallel.device == "cuda" if cuda is None else cuda
     layout = layout or layout_of(config)
     tokens = microbatch_tokens or usual_tokens(config, ranks=layout.data_ranks)
     each = layout.world_size // layout.pipeline
     places = {place * each for place in (0, layout.pipeline // 2, layout.pipeline - 1)} if rank is None else {rank}
-    found = (_of_rank(config, layout, place, tokens, document_tokens) for place in sorted(places))
+    with warnings.catch_warnings(), _cuda_kernels() if cuda else nullcontext():
+        warnings.filterwarnings("ignore", "Slicing a flattened dim")  # torch's, about what dist/mesh.py does
+        found = [_of_rank(config, layout, place, tokens, document_tokens) for place in sorted(places)]
     return max(found, key=lambda one: one.peak_bytes)
 
 
@@ -109,7 +115,7 @@ def _of_rank(config: RunConfig, layout: Layout, rank: int, tokens: int, document
         expert.evenly(model)
         _give_kernels(model, document_tokens)
         rows = _rows(config, layout, tokens)
-        with FakeTensorMode(allow_non_fake_inputs=True), _cuda_kernels(config):
+        with FakeTensorMode(allow_non_fake_inputs=True):
             fsdp.allocate(model, _CPU)
             loss = LanguageLoss(config.model, config.train.loss)
             state = job.state_of(config, model, loss, mesh, _CPU)
@@ -128,6 +134,9 @@ def _traced(
     if state.passes is one_by_one:
         state.passes, microbatches = _alike_once(microbatches, traffic)
     _warm(state)
+    if mesh.layout.pipeline > 1:  # the first step also sets the schedule up
+        with _Answers():
+            train_step(state, microbatches, loss)
     with live, traffic, _Answers():
         named.before(state, microbatches)
         dist.all_reduce(torch.zeros(VOTES, dtype=torch.int32))  # as the loop's, which ranks vote with
@@ -232,11 +241,10 @@ def _give_kernels(model: nn.Module, document_tokens: int | None) -> None:
 
 
 @contextmanager
-def _cuda_kernels(config: RunConfig) -> Iterator[None]:
-    """For a run on CUDA: attention whose backward pass keeps what each of the fused kernels keeps."""
+def _cuda_kernels() -> Iterator[None]:
+    """Attention whose backward pass keeps what each of the fused kernels keeps."""
     before = choice._build
-    if config.train.parallel.device == "cuda":
-        choice._build = lambda kernel, asked, like_BTD, scores, documents_BT: Fused(scores.scale)
+    choice._build = lambda kernel, asked, like_BTD, scores, documents_BT: Fused(scores.scale)
     try:
         yield
     finally:
@@ -247,13 +255,14 @@ def _cuda_kernels(config: RunConfig) -> Iterator[None]:
 
 
 class _Answers(TorchDispatchMode):
-    """What a fake tensor cannot say: a number that is read is 0, so a check that asks for a fault finds none."""
+    """What a fake tensor cannot say. A number that is read is 0, so a check that asks for a fault finds none; but 1 in
+    int32, as torch's pipeline stages vote on whether all of them know their shapes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):  # the most common of all
             return args[0].fake_device
         if func is torch.ops.aten._local_scalar_dense.default:
-            return False if args[0].dtype == torch.bool else 0
+            return {torch.bool: False, torch.int32: 1}.get(args[0].dtype, 0)
         if func is torch.ops.aten._grouped_mm.default and args[0].dtype == torch.float32:
             return _grouped_mm(*args)  # CPUs can do it, torch's rule of its shape only knows bf16
         if any(issubclass(kind, DTensor) for kind in types):
