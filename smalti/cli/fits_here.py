@@ -32,12 +32,15 @@ def memory_warning(config: "RunConfig", *, ranks: int) -> str | None:
 
 def _warning(config: "RunConfig", memory_bytes: float, name: str, device: str) -> str | None:
     from smalti.base.units import format_bytes
-    from smalti.plan.memory.fit import helps
+    from smalti.plan.memory.fit import helps, largest_microbatch
     from smalti.plan.memory.rank import memory_per_rank
 
     needed = memory_per_rank(config, device=device).total_bytes
     if needed <= memory_bytes:
         return None
+    is_auto = config.train.microbatch_tokens == "auto"
+    if is_auto and largest_microbatch(config, memory_bytes, device=device) is not None:
+        return None  # it will take less at a time
     found = helps(config, memory_bytes, device=device)
     cure = f"would fit: {found[0].change}" if found else "neither a smaller microbatch nor recomputation would help"
     has = f"{name} has {format_bytes(memory_bytes)} for tensors"

@@ -20,11 +20,13 @@ from torch import Tensor, nn
 from smalti.base import log
 from smalti.base.cgroup import main_memory_bytes
 from smalti.base.env import World
+from smalti.base.errors import UserError
 from smalti.config.run import RunConfig
 from smalti.model.blocks.moe.router import Router
 from smalti.plan.layout import Layout
 from smalti.plan.memory.fit import largest_microbatch, room_on_cpu
 from smalti.plan.memory.rank import microbatch_tokens as usual_tokens
+from smalti.train import pipeline
 from smalti.train.batches import TokenBatches
 from smalti.train.oom import Teller, is_out_of_memory
 from smalti.train.step import Loss, TrainState
@@ -60,17 +62,21 @@ def fitting(
             log.get("train").warning("by the plan not one row fits the memory of a rank; trying one all the same")
         largest = largest or longest
         found = Chosen(largest, "planner") if device == "cuda" or largest < usual else Chosen(usual, "rule")
-        if layout.pipeline > 1 and found.tokens > _for_stages(config, layout):
-            found = Chosen(_for_stages(config, layout), "rule")
+        if (fewer := _for_stages(config, layout, found.tokens)) != found.tokens:
+            found = Chosen(fewer, "rule")
     if limit_tokens is not None and limit_tokens < found.tokens:
-        return Chosen(limit_tokens, "oom")
+        return Chosen(_for_stages(config, layout, limit_tokens), "oom")
     return found
 
 
-def _for_stages(config: RunConfig, layout: Layout) -> int:
-    """The most that gives each pipeline stage a microbatch of its own of every batch, where there are rows enough."""
-    shares = [(-(-batch // seq_len // layout.data_ranks), seq_len) for batch, seq_len in config.batches_and_lengths]
-    return min(max(1, share // layout.pipeline) * seq_len for share, seq_len in shares)
+def _for_stages(config: RunConfig, layout: Layout, tokens: int) -> int:
+    """The most, up to ``tokens``, that a pipeline can run; ``tokens`` where nothing does, which is then refused."""
+    longest = max(config.data.seq_lens)
+    for rows in range(tokens // longest if layout.pipeline > 1 else 0, 0, -1):
+        with contextlib.suppress(UserError):
+            pipeline.check(config, layout, rows * longest)
+            return rows * longest
+    return tokens
 
 
 def memory_of(device: torch.device, world: World) -> float:
@@ -129,7 +135,7 @@ class Trial:
                 if not int(vote):
                     log.get("train").warning("one row takes nearly all memory of a rank; steps may be slow")
                 return tokens
-            tokens = max(1, rows // 2) * seq_len
+            tokens = _for_stages(self.config, self.layout, max(1, rows // 2) * seq_len)
             log.get("train").info("a rank had no room to spare in the trial: microbatches of %s tokens", f"{tokens:,}")
 
     def _fullest(self, tokens: int) -> tuple[int, int, int]:

@@ -57,7 +57,8 @@ def _machine(monkeypatch: pytest.MonkeyPatch, ram_bytes: float, *gpus: dict[str,
 
 
 def test_a_dry_run_warns_of_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    small, on_cpu = made_config(), made_config("train.parallel.device=cpu")
+    small, auto = made_config("train.microbatch_tokens=8192"), made_config()
+    on_cpu = made_config("train.microbatch_tokens=8192", "train.parallel.device=cpu")
     _machine(monkeypatch, 24e9)
     assert memory_warning(small, ranks=1) is None
     _machine(monkeypatch, 0.9e9)
@@ -65,11 +66,13 @@ def test_a_dry_run_warns_of_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -
     assert warned is not None
     assert "this machine has" in warned
     assert "would fit: train.microbatch_tokens=" in warned
+    assert memory_warning(auto, ranks=1) is None, "it takes what fits"
     assert "one of 2" in str(memory_warning(small, ranks=2))
     _machine(monkeypatch, 0.8e9, {"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 80e9})
     assert memory_warning(small, ranks=1) is None, "it would run on the GPU"
     assert memory_warning(on_cpu, ranks=1) is not None
     _machine(monkeypatch, 24e9, {"name": "Tiny", "memory_bytes": 7e8})
-    assert "neither" in str(memory_warning(small, ranks=1)), "CUDA alone takes most of it"
+    for one in (small, auto):
+        assert "neither" in str(memory_warning(one, ranks=1)), "CUDA alone takes most of it"
     _machine(monkeypatch, 24e9)
     assert memory_warning(made_config("train.parallel.device=cuda"), ranks=1) is None, "that GPU is elsewhere"

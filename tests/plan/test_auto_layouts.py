@@ -30,7 +30,7 @@ def with_axes(config: RunConfig, **parallel: Any) -> RunConfig:
     ("parallel", "says", "hint"),
     [
         ({"ranks": 6, "tensor": 3}, "tensor=3 cannot be: 4 query heads are not a multiple", "tensor=2"),
-        ({"ranks": 4, "pipeline": 2}, "pipeline=2 cannot be: 3 layers are not a multiple", "pipeline=1"),
+        ({"ranks": 4, "pipeline": 4}, "pipeline=4 cannot be: 3 layers are fewer than its 4", "pipeline=2"),
         ({"ranks": 4, "expert": 2}, "expert=2 cannot be: the model has no experts", "expert=1"),
         ({"ranks": 8, "sequence": 8}, "sequence=8 cannot be: 4 query heads on a rank are not", "sequence=4"),
         ({"ranks": 4, "replicate": 3}, "replicate=3 does not divide the 4 ranks", "replicate=4"),
@@ -71,7 +71,7 @@ def configs(draw: st.DrawFn) -> RunConfig:
     model: dict[str, Any] = {
         "family": "decoder", "vocab_size": 64, "hidden_size": heads * 4, "num_hidden_layers": draw(st.integers(1, 9)),
         "intermediate_size": draw(st.sampled_from([24, 36, 48, 64])), "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
+        "num_key_value_heads": kv_heads, "tie_word_embeddings": draw(st.booleans()),
     }  # fmt: skip
     if draw(st.booleans()):
         model["moe"] = {"num_experts": draw(st.sampled_from([2, 4, 6, 8, 12])), "num_experts_per_tok": 2}
@@ -84,7 +84,12 @@ def configs(draw: st.DrawFn) -> RunConfig:
         if axes[axis] != 1 and draw(st.booleans()):
             parallel[option] = other
     seq_len = draw(st.sampled_from([16, 24, 32, 48]))
-    train = {"duration": "4step", "global_batch_tokens": seq_len * 96, "optimizer": {"lr": 1e-3}, "parallel": parallel}
+    train = {
+        "duration": "4step",
+        "global_batch_tokens": seq_len * draw(st.integers(1, 48)),
+        "optimizer": {"lr": 1e-3},
+        "parallel": parallel,
+    }
     data = {"sources": {"a": "a"}, "seq_len": seq_len, "stages": [{"weights": {"a": 1}}]}
     return from_dict(RunConfig, {"name": "random", "model": model, "data": data, "train": train}).config
 
@@ -104,6 +109,7 @@ def test_what_is_hinted_is_accepted_and_what_is_accepted_can_be_laid(config: Run
         layout = possible_layout(config)
         assert layout == nearest(config, config.train.parallel.ranks)
     # by hand, as dist lays them
+    rows = config.train.global_batch_tokens // config.data.seq_len
     model, ring = config.model, config.train.parallel.context == "ring"
     assert layout.world_size == config.train.parallel.ranks
     assert model.num_attention_heads % layout.tensor == model.kv_heads % layout.tensor == 0
@@ -114,8 +120,10 @@ def test_what_is_hinted_is_accepted_and_what_is_accepted_can_be_laid(config: Run
     tokens, left = divmod(config.data.seq_len, layout.sequence * (2 if ring and layout.sequence > 1 else 1))
     assert left == 0
     assert tokens * (2 if ring and layout.sequence > 1 else 1) % layout.tensor == 0
-    assert model.num_hidden_layers % layout.pipeline == 0
-    assert model.intermediate_size % layout.tensor == 0
+    stages = layout.pipeline * (2 if layout.pipeline > 1 and config.train.parallel.pipeline_schedule != "1f1b" else 1)
+    assert model.num_hidden_layers >= stages
+    assert -(-rows // layout.data_ranks) >= layout.pipeline
+    assert model.intermediate_size % layout.tensor == model.vocab_size % layout.tensor == 0
     if layout.expert > 1:
         assert model.moe is not None
         assert model.moe.num_experts % layout.expert == 0

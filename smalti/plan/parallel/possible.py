@@ -1,8 +1,8 @@
 """Which layouts ``smalti train`` can lay for a run, and the nearest of them to one that it cannot.
 
 Promises: whatever passes ``check`` passes the rules of every axis (``plan/parallel/rules.py``), which are those of
-``smalti/dist``; whatever a hint names passes ``check``. Nothing is said of memory or speed, and nothing of the batch: a
-rank that is short of rows runs an empty microbatch.
+``smalti/dist``; whatever a hint names passes ``check``. Nothing is said of memory or speed; of the batch only what a
+pipeline needs: elsewhere a rank that is short of rows runs an empty microbatch.
 """
 
 import math
@@ -14,6 +14,7 @@ from smalti.config.run import JobConfig, RunConfig
 from smalti.plan.layout import AXES, Layout, layout_of
 from smalti.plan.parallel.rules import (
     against_expert,
+    against_few_rows,
     against_pipeline,
     against_sequence,
     against_slices,
@@ -57,7 +58,8 @@ def reasons(config: RunConfig, layout: Layout) -> dict[str, str]:
     model, parallel = config.model, config.train.parallel
     found: dict[str, str | None] = {
         "tensor": against_tensor(model, layout.tensor),
-        "pipeline": against_pipeline(model, layout.pipeline, parallel.pipeline_schedule),
+        "pipeline": against_pipeline(model, layout.pipeline, parallel.pipeline_schedule)
+        or against_few_rows(-(-_fewest_rows(config) // layout.data_ranks), layout.pipeline),
         "expert": against_expert(model, layout.expert, layout.weight_shards, layout.tensor),
     }
     for seq_len in sorted({seq_len for _, seq_len in config.batches_and_lengths} | set(config.data.seq_lens)):
@@ -79,6 +81,10 @@ def changes(config: RunConfig, layout: Layout) -> str:
     given = {axis: getattr(config.train.parallel, axis) for axis in AXES}
     sizes = asdict(layout)
     return " ".join(f"train.parallel.{axis}={sizes[axis]}" for axis in AXES if given[axis] not in ("auto", sizes[axis]))
+
+
+def _fewest_rows(config: RunConfig) -> int:
+    return min(batch // seq_len for batch, seq_len in config.batches_and_lengths)
 
 
 def _hint(config: RunConfig, ranks: int) -> str:
@@ -113,6 +119,8 @@ def _layouts(config: RunConfig, ranks: int) -> Iterator[Layout]:
                 if reasons(config, Layout(sequence=sequence, tensor=tensor)):
                     continue
                 data_ranks = ranks // (tensor * pipeline * sequence)
+                if against_few_rows(-(-_fewest_rows(config) // data_ranks), pipeline):
+                    continue
                 for replicate in sizes("replicate", data_ranks):
                     shard = data_ranks // replicate
                     for expert in experts if parallel.expert != "auto" else [1]:

@@ -89,6 +89,7 @@ class Rules:
         self.parallel, self.given = config.train.parallel, dict(given or {})
         batch, self.seq_len = config.batches_and_lengths[-1]
         self.rows = batch // self.seq_len
+        self.fewest_rows = min(batch // seq_len for batch, seq_len in config.batches_and_lengths)
         self.reasons: dict[str, str] = {}
         """What is not possible -> why."""
 
@@ -100,7 +101,9 @@ class Rules:
             "tensor", divisors(node), lambda size: against_tensor(model, size) or against_slices(self.seq_len, size)
         )
         stages = self._allowed(
-            "pipeline", divisors(self.gpus, 64), lambda size: against_pipeline(model, size, schedule)
+            "pipeline",
+            divisors(self.gpus, 64),
+            lambda size: _uneven(model, size, schedule) or against_pipeline(model, size, schedule),
         )
         experts = self._of_given("expert", divisors(model.moe.num_experts) if model.moe else [1])
         for tensor in tensors:
@@ -119,6 +122,8 @@ class Rules:
         ranks, node = self.gpus // kind.ways, self.hardware.devices_per_node
         if ranks > self.rows:
             self.reasons.setdefault(f"{ranks:,} ranks with rows of their own", f"a batch has {self.rows:,} rows")
+            return
+        if against_few_rows(-(-self.fewest_rows // ranks), kind.pipeline):
             return
         for shard in divisors(ranks):
             width, weights = shard * kind.sequence * kind.tensor, shard * kind.sequence
@@ -189,12 +194,36 @@ def against_slices(tokens: int, tensor: int) -> str | None:
 def against_pipeline(model: ModelConfig, size: int, schedule: Schedule = "1f1b") -> str | None:
     """Why the layers cannot be spread over ``size`` pipeline ranks; None where they can.
 
-    Interleaved and zero-bubble schedules give each rank two parts of the model.
+    Interleaved and zero-bubble schedules give each rank two pipeline stages; zero bubble lays them as a V, so that the
+    first rank has the last one too.
     """
-    layers, parts = model.num_hidden_layers, size if schedule == "1f1b" or size == 1 else 2 * size
-    if layers % parts == 0:
+    layers, stages = model.num_hidden_layers, _stages(size, schedule)
+    if layers < stages:
+        return f"{layers} layers are fewer than its {stages} pipeline stages"
+    if model.tie_word_embeddings and size > 1 and schedule != "zero_bubble":
+        return "the embedding is the head too (tie_word_embeddings), and they would lie on different ranks"
+    return None
+
+
+def against_few_rows(rows: int, pipeline: int) -> str | None:
+    """Why a pipeline cannot run a step in which a rank has so many rows; None where it can."""
+    if rows >= pipeline:
         return None
-    return f"{layers} layers are not a multiple" + (f" of {parts}, two parts on each rank" if parts != size else "")
+    return (
+        f"a rank has {rows} {'row' if rows == 1 else 'rows'} in a step, fewer than pipeline ranks, so some would idle"
+    )
+
+
+def _uneven(model: ModelConfig, size: int, schedule: Schedule) -> str | None:
+    """What the planner leaves out beside: the fullest rank would set the pace."""
+    layers, stages = model.num_hidden_layers, _stages(size, schedule)
+    if layers % stages == 0:
+        return None
+    return f"{layers} layers are not a multiple" + (f" of {stages}, two stages on each rank" if stages != size else "")
+
+
+def _stages(size: int, schedule: Schedule) -> int:
+    return size if schedule == "1f1b" or size == 1 else 2 * size
 
 
 def against_sequence(
