@@ -320,9 +320,13 @@ def _folder(config: JobConfig, world: World, origins: Mapping[str, str], *, fork
 
 def _read_inputs(config: RunConfig) -> dict[str, bytes]:
     config.data.require_every_source_used()
-    indexes = worlds.from_first(lambda: read_inputs(config.data))
-    check_inputs(config, indexes)
-    return indexes
+
+    def read() -> dict[str, bytes]:
+        found = read_inputs(config.data)
+        check_inputs(config, found)  # it reads the tokenizer too
+        return found
+
+    return worlds.from_first(read)
 
 
 def _token_batches(
