@@ -113,7 +113,9 @@ def build(
         trial = microbatches.Trial(config, layout, state, loss, batches, teller)
         resolved["microbatch_tokens"] = trial.settle(chosen)
     peak = place.peak_flops_per_s(device, train.precision.compute, world)
-    events.write("auto_resolved", **resolved, **_size(config), **_kernels(config, device), peak_flops_per_s=peak)
+    events.write(
+        "auto_resolved", **resolved, **_size(config), **_kernels(config, layout, device), peak_flops_per_s=peak
+    )
     return Job(
         config=config,
         state=state,
@@ -144,13 +146,16 @@ def _all_described(config: JobConfig, *given: object) -> None:
         )
 
 
-def _kernels(config: JobConfig, device: torch.device) -> dict[str, Any]:
+def _kernels(config: JobConfig, layout: Layout, device: torch.device) -> dict[str, Any]:
     """Which kernel attends, for each kind of layer, over the longest rows."""
     if not isinstance(config, RunConfig):
         return {}
     dtype = fsdp.DTYPES[config.train.precision.compute]
     tokens, packed = max(config.data.seq_lens), config.data.mask_documents
-    return {"attention": described(config.model, device, dtype, tokens, documents=packed)}
+    kernels: dict[str, str] = dict(described(config.model, device, dtype, tokens, documents=packed))
+    if layout.sequence > 1 and config.train.parallel.context == "ring":
+        kernels = dict.fromkeys(kernels, "ring")
+    return {"attention": kernels}
 
 
 def _size(config: JobConfig) -> dict[str, int]:
