@@ -70,9 +70,13 @@ def fitting(
 
 
 def _for_stages(config: RunConfig, layout: Layout, tokens: int) -> int:
-    """The most, up to ``tokens``, that a pipeline can run; ``tokens`` where nothing does, which is then refused."""
+    """The most, up to ``tokens``, that a pipeline can run in equal parts of every batch; ``tokens`` where nothing does,
+    which is then refused."""
+    if layout.pipeline == 1:
+        return tokens
     longest = max(config.data.seq_lens)
-    for rows in range(tokens // longest if layout.pipeline > 1 else 0, 0, -1):
+    share = min(-(-batch // seq_len // layout.data_ranks) for batch, seq_len in config.batches_and_lengths)
+    for rows in range(min(tokens // longest, max(1, share // layout.pipeline)), 0, -1):
         with contextlib.suppress(UserError):
             pipeline.check(config, layout, rows * longest)
             return rows * longest
@@ -166,7 +170,8 @@ class Trial:
             return
         with all_to_first(self.state.model):
             yield
-        torch._dynamo.reset()  # compiled blocks have the forced choice in them
+        if any(getattr(module, "_compiled_call_impl", None) for module in self.state.model.modules()):
+            torch._dynamo.reset()  # compiled blocks have the forced choice in them
 
 
 @contextlib.contextmanager

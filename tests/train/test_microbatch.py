@@ -130,8 +130,8 @@ def _plain(rank: int, config: RunConfig) -> list[float]:
 
 
 def test_a_trial_leaves_no_trace_and_all_ranks_take_what_the_fullest_can(tmp_path: Path) -> None:
-    """Rank 1 has no room with 6 rows, nor with 3."""
-    config = toy.config(tmp_path, "moe", parallel={"ranks": 2, "threads": 1})
+    """Rank 1 has no room with 6 rows, nor with 3. All tokens of a trial go to the experts of rank 0."""
+    config = toy.config(tmp_path, "moe", parallel={"ranks": 2, "expert": 2, "threads": 1})
     assert config.model.moe is not None
     moe = config.model.moe.model_copy(update={"bias_update_rate": 0.01, "global_balance_loss_coef": 0.01})
     model = config.model.model_copy(update={"moe": moe, "family": "decoder"})
