@@ -216,7 +216,7 @@ def test_what_follows_from_a_subset_is_what_it_was(run: dict[str, float], names:
 
 
 @given(runs, st.sets(st.sampled_from((*LINKED, *MONEY)), min_size=1))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_all_that_was_derived_can_be_given_back(run: dict[str, float], names: set[str]) -> None:
     full = whole(run)
     try:
@@ -227,7 +227,8 @@ def test_all_that_was_derived_can_be_given_back(run: dict[str, float], names: se
     gpu = {"gpu": first.device.name} if first.device else {}
     again = Problem({**back, **gpu}).solve(check_it=True).values
     assert again == back
-    Problem({name: number(value) for name, value in back.items()} | gpu).solve(check_it=True)  # to four digits
+    typed = {name: number(value) for name, value in back.items()}  # to four digits; nobody types a part of a GPU
+    Problem(typed | {name: back[name] for name in ("gpus",) if name in back} | gpu).solve(check_it=True)
 
 
 def test_every_pair_of_names_has_an_answer_or_a_reason() -> None:

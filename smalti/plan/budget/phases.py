@@ -175,7 +175,7 @@ class _Asked:
 
     def __init__(self, values: Mapping[str, str | float], model: ModelConfig | None) -> None:
         self.given: dict[str, Given] = {one: read(one, values[one], LIMITS[one]) for one in LIMITS if one in values}
-        if "gpus" in self.given:
+        if isinstance(values.get("gpus"), str):
             whole(self.given["gpus"])
         words = self.words = {name: str(values[name]).strip() for name in WORDS if name in values}
         self.assumptions: list[Assumption] = []

@@ -102,7 +102,7 @@ class Problem:
             require_known(key, KEYS)
         words = {name: str(values[name]).strip() for name in ("gpu", "model", "fit", "precision") if name in values}
         self.given = {name: read(name, values[name], LIMITS[name]) for name in LIMITS if name in values}
-        if "gpus" in self.given:
+        if isinstance(values.get("gpus"), str):  # a number is what a budget of parts of a GPU came to
             whole(self.given["gpus"])
         self.model_name = words.get("model")
         self.fit = fit_named(words.get("fit", DEFAULT))
