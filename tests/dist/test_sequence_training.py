@@ -1,9 +1,11 @@
 """Ranks that share rows train as one process does: losses, gradients, their norm, router sums, held-out loss."""
 
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import mesh_runs
 import numpy as np
 import pytest
 import shared_rows
@@ -20,6 +22,8 @@ from smalti.dist.mesh import build
 from smalti.evals.in_loop import heldout_hook
 from smalti.model.decoder import Decoder
 from smalti.plan.layout import Layout, layout_of
+from smalti.plan.parallel.collectives import collectives
+from smalti.train.rehearsal import rehearse
 
 STEPS = 20
 FAST = ("everything in a score", "experts")
@@ -106,6 +110,27 @@ def test_held_out_loss_asks_for_the_mesh_where_ranks_read_alike(tmp_path: Path) 
     with pytest.raises(UserError, match="axis sequence") as caught:
         heldout_hook(_config(folder, ranks=2, sequence=2))
     assert "job.mesh" in str(caught.value.hint)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["ulysses", "ring"])
+def test_planned_messages_are_those_that_are_sent(
+    context: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a window in every second layer, experts, and a table by the longest position."""
+    types = ("sliding_attention", "full_attention") * 2
+    more = {"sliding_window": 9, "layer_types": types, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+    more |= {"family": "decoder", "max_position_embeddings": mesh_runs.SEQ_LEN, "num_key_value_heads": 2}
+    monkeypatch.setitem(mesh_runs.MODELS, "odd", mesh_runs.MOE | more)
+    tokens = mesh_runs.SEQ_LEN
+    axes = {"sequence": 4, "context": context, "microbatch_tokens": tokens}
+    config = mesh_runs.config_of(tmp_path, "odd", context, 2, 4, **axes)
+    sent = {(one.op, one.bytes): one.count for one in rehearse(config).collectives if one.axis == "sequence"}
+    planned = Counter[tuple[str, int]]()
+    for one in collectives(config, layout_of(config), tokens, context=context):
+        if one.axis == "sequence":
+            planned[one.op, one.bytes] += one.count
+    assert sent == planned
 
 
 def _refused(rank: int) -> list[str]:
