@@ -76,4 +76,4 @@ def test_long_rows_take_a_quarter_of_the_memory_each(
         assert figures["loss_off"] <= 1e-5
         assert off <= 1e-5
         assert frac <= MOST_FRAC
-        record("long_context", {f"{tokens} {context}": figures})
+        record("long_context_packed" if packed else "long_context", {f"{tokens} {context}": figures})
