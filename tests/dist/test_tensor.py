@@ -131,8 +131,8 @@ def _on_all(
     ("ranks", "names", "steps"),
     [
         (2, ["tied", "moe"], 5),
-        pytest.param(2, list(MODELS), 20, marks=pytest.mark.slow),
-        pytest.param(4, list(MODELS), 20, marks=pytest.mark.slow),
+        pytest.param(2, ["dense", "alibi"], 20, marks=pytest.mark.slow),
+        pytest.param(4, ["tied", "sigmoid"], 20, marks=pytest.mark.slow),
     ],
 )
 def test_steps_are_those_of_one_process(ranks: int, names: list[str], steps: int) -> None:
@@ -162,10 +162,8 @@ UNEVEN = ModelConfig(
 
 
 def _whole(model: Decoder) -> dict[str, Tensor]:
-    return {
-        name: value.full_tensor() if hasattr(value, "full_tensor") else value
-        for name, value in model.state_dict().items()
-    }
+    whole = {name: value.full_tensor() for name, value in model.state_dict().items()}
+    return {name: value.clone() for name, value in whole.items()}
 
 
 def _save(rank: int, folder: str, layout: Layout) -> dict[str, Tensor]:
@@ -192,9 +190,8 @@ def _load(rank: int, folder: str, layout: Layout) -> None:
     ("saved", "loaded"),
     [
         (Layout(shard=2, tensor=2), Layout()),
-        pytest.param(Layout(), Layout(shard=2, tensor=2), marks=pytest.mark.slow),
-        pytest.param(Layout(replicate=2, tensor=2), Layout(shard=4), marks=pytest.mark.slow),
-        pytest.param(Layout(tensor=2), Layout(shard=2, tensor=2), marks=pytest.mark.slow),
+        pytest.param(Layout(shard=2), Layout(shard=2, tensor=2), marks=pytest.mark.slow),
+        pytest.param(Layout(replicate=2, tensor=2), Layout(shard=2), marks=pytest.mark.slow),
     ],
     ids=str,
 )
