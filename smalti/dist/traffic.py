@@ -68,6 +68,8 @@ class Call:
     """When the host asked for it, on the clock of ``base.clock``; None where no times are kept."""
     end_s: float | None = None
     """When it was done; None where the host cannot see it."""
+    ahead: bool = True
+    """Of a send or a receive: what travels goes from a lower rank of the group to a higher one."""
 
 
 See = Callable[[Call, list[torch.Tensor]], None]
@@ -79,7 +81,7 @@ class Total:
     """Calls of one kind."""
 
     op: str
-    """A send and a receive of equal size along an axis are one ``send_recv``."""
+    """A send and a receive of equal size are one ``send_recv``; in a pipeline, if what travels goes the same way."""
     axis: str
     count: int
     bytes: int
@@ -138,7 +140,8 @@ class Traffic(TorchDispatchMode):
         buffers = [_bytes(one) for one in args]
         first = next((leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)), None)
         axis = self._axis(op, group, None if first is None else first.dtype)
-        return Call(op, axis, max(buffers, default=0), self._times, clock.now_s() if self._timed else None)
+        start_s = clock.now_s() if self._timed else None
+        return Call(op, axis, max(buffers, default=0), self._times, start_s, ahead=_goes_ahead(op, args))
 
     def _axis(self, op: str, group: str, dtype: torch.dtype | None) -> str:
         if group not in self._axes:
@@ -174,13 +177,25 @@ class Traffic(TorchDispatchMode):
 def totals(calls: Iterable[Call]) -> list[Total]:
     """Calls by op, axis and bytes, the largest first."""
     counts: Counter[tuple[str, str, int]] = Counter()
+    moved: dict[tuple[str, int, bool], Counter[str]] = {}
     for call in calls:
-        counts[call.op, call.axis, call.bytes] += call.times
-    pairs = {(axis, size) for op, axis, size in counts if op in ("send", "recv")}
-    for axis, size in pairs:
-        counts["send_recv", axis, size] = max(counts.pop((op, axis, size), 0) for op in ("send", "recv"))
+        if call.op in ("send", "recv"):  # a ring has no first and last: there every pair is one
+            way = call.axis, call.bytes, call.ahead or call.axis != "pipeline"
+            moved.setdefault(way, Counter())[call.op] += call.times
+        else:
+            counts[call.op, call.axis, call.bytes] += call.times
+    for (axis, size, _), numbers in moved.items():
+        counts["send_recv", axis, size] += max(numbers.values())
     found = [Total(op, axis, count, size) for (op, axis, size), count in counts.items()]
     return sorted(found, key=lambda one: (-one.count * one.bytes, one))
+
+
+def _goes_ahead(op: str, args: Any) -> bool:
+    """Whether a send goes to a higher rank of its group, or a receive comes from a lower one."""
+    if op not in ("send", "recv") or not isinstance(args[1], torch.ScriptObject):
+        return True
+    own, peer = dist.ProcessGroup.unbox(args[1]).rank(), int(args[2])
+    return own < peer if op == "send" else peer < own
 
 
 def _done(call: Call, future: Any) -> None:
