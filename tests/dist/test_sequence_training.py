@@ -26,6 +26,8 @@ from smalti.plan.parallel.collectives import collectives
 from smalti.train.rehearsal import rehearse
 
 STEPS = 20
+BF16 = 0.05
+"""Gradients of one process in bf16 are up to 0.043 of the largest from those in fp32; those of a ring up to 0.032."""
 FAST = ("everything in a score", "experts")
 
 
@@ -39,7 +41,7 @@ def _compare(names: tuple[str, ...], ranks: int, context: str, shard: int, steps
     alone = _alone(names, steps)
     for by_name in run_ranks(ranks, shared_rows.train_all, names, context, shard, steps, alone):
         for name, found in by_name.items():
-            _close(found, alone[name], 1e-5 if shared_rows.CASES[name].compute == "fp32" else 2e-2)
+            _close(found, alone[name], 1e-5 if shared_rows.CASES[name].compute == "fp32" else BF16)
 
 
 def _close(found: shared_rows.Found, alone: shared_rows.Found, rtol: float) -> None:
