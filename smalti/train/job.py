@@ -25,26 +25,19 @@ from smalti.dist import mesh as meshes
 from smalti.dist import world as worlds
 from smalti.dist.mesh import Mesh
 from smalti.dist.recompute import recompute
-from smalti.model.blocks.attention.choice import described
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
-from smalti.plan.flops import train_flops_per_token
 from smalti.plan.layout import Layout
-from smalti.plan.params import count
-from smalti.track import trackers
 from smalti.track.events import EventLog
 from smalti.track.out_of_memory import limit_tokens
 from smalti.track.run import RunFolder
-from smalti.track.sinks.console import ConsoleSink
-from smalti.track.system import System
-from smalti.train import forgetting, oom, origin, place, profile
+from smalti.train import forgetting, oom, origin, place, profile, recording
 from smalti.train import microbatch as microbatches
 from smalti.train import pipeline as pipelines
 from smalti.train.batches import Batches, TokenBatches
 from smalti.train.loop import Evaluate, Hook, Job, fit
 from smalti.train.loss import LanguageLoss
 from smalti.train.optim import build_optimizer, moments
-from smalti.train.record import Recorder
 from smalti.train.schedule import LearningRate
 from smalti.train.step import Loss, Passes, TrainState, one_by_one
 from smalti.train.weights import keep_tokenizer, open_weights
@@ -88,19 +81,15 @@ def build(
     _all_described(config, model, loss, batches)
     device, resolved = place.take(config, world, given=model is not None)
     layout, axes = place.layout(config, device, world, given=model is not None)
-    resolved |= axes
-    mesh = meshes.build(device, layout)
+    resolved, mesh = resolved | axes, meshes.build(device, layout)
     folder, config = _folder(config, world, origins or {}, fork=fork)
-    events: EventLog | _Nowhere = folder.event_log() if world.is_first else _Nowhere()
+    events: EventLog | recording.Nowhere = folder.event_log() if world.is_first else recording.Nowhere()
     teller = oom.Teller(config, folder, world.rank, layout, oom.placement(config, layout, device))
     indexes = _read_inputs(config) if isinstance(config, RunConfig) and batches is None else {}
     if isinstance(config, RunConfig):
-        limit = worlds.from_first(lambda: limit_tokens(folder.events(), teller.of))
-        chosen = microbatches.choose(config, layout, device, world, limit_tokens=limit)
-        microbatch = resolved["microbatch_tokens"] = chosen.tokens
-        resolved["microbatch_by"] = chosen.by
-        pipelines.check(config, layout, microbatch)
-        batches = batches or _token_batches(config, indexes, folder, mesh, device, microbatch)
+        chosen = _chosen(config, teller, device, world)
+        resolved |= {"microbatch_tokens": chosen.tokens, "microbatch_by": chosen.by}
+        batches = batches or _token_batches(config, indexes, folder, mesh, device, chosen.tokens)
         loss = loss or LanguageLoss(config.model, train.loss)
     assert batches is not None and loss is not None
     path = _find_checkpoint(folder, events)
@@ -109,13 +98,10 @@ def build(
     model = sharded(config, model, mesh, device, resumes=path is not None)
     state = state_of(config, model, loss, mesh, device)
     before = _resume(path, state, batches, events)
-    if isinstance(config, RunConfig) and isinstance(batches, TokenBatches) and microbatches.wants_trial(config, device):
-        trial = microbatches.Trial(config, layout, state, loss, batches, teller)
-        resolved["microbatch_tokens"] = trial.settle(chosen)
+    resolved |= _tried(config, resolved, state, loss, batches, teller, device)
     peak = place.peak_flops_per_s(device, train.precision.compute, world)
-    events.write(
-        "auto_resolved", **resolved, **_size(config), **_kernels(config, layout, device), peak_flops_per_s=peak
-    )
+    facts = {**resolved, **recording.size(config), **recording.kernels(config, layout, device)}
+    events.write("auto_resolved", **facts, peak_flops_per_s=peak)
     return Job(
         config=config,
         state=state,
@@ -124,7 +110,7 @@ def build(
         length=config.length,
         folder=folder,
         is_first=world.is_first,
-        recorder=_recorder(config, folder, world, events, before, state=state, peak=peak),
+        recorder=recording.recorder(config, folder, world, events, before, state=state, peak=peak),
         events=events,
         tensors=lambda: tensors_of(state),
         mesh=mesh,
@@ -137,6 +123,32 @@ def build(
     )
 
 
+def _chosen(config: RunConfig, teller: oom.Teller, device: torch.device, world: World) -> microbatches.Chosen:
+    """The microbatch to begin with, that of all ranks."""
+    limit = worlds.from_first(lambda: limit_tokens(teller.folder.events(), teller.of))
+    chosen = microbatches.choose(config, teller.layout, device, world, limit_tokens=limit)
+    pipelines.check(config, teller.layout, chosen.tokens)
+    return chosen
+
+
+def _tried(
+    config: JobConfig,
+    resolved: Mapping[str, Any],
+    state: TrainState,
+    loss: Loss,
+    batches: Batches,
+    teller: oom.Teller,
+    device: torch.device,
+) -> dict[str, Any]:
+    """Try the microbatch where a trial is wanted; what came of it."""
+    if not (isinstance(config, RunConfig) and isinstance(batches, TokenBatches)):
+        return {}
+    if not microbatches.wants_trial(config, device):
+        return {}
+    trial = microbatches.Trial(config, teller.layout, state, loss, batches, teller)
+    return {"microbatch_tokens": trial.settle(resolved["microbatch_tokens"])}
+
+
 def _all_described(config: JobConfig, *given: object) -> None:
     absent = [name for name, value in zip(("model", "loss", "batches"), given, strict=True) if value is None]
     if absent and not isinstance(config, RunConfig):
@@ -144,34 +156,6 @@ def _all_described(config: JobConfig, *given: object) -> None:
             f"build() was given no {absent[0]}, and a {type(config).__name__} does not describe one",
             hint=f"build(config, {absent[0]}=...), or give a RunConfig with model and data sections",
         )
-
-
-def _kernels(config: JobConfig, layout: Layout, device: torch.device) -> dict[str, Any]:
-    """Which kernel attends, for each kind of layer, over the longest rows."""
-    if not isinstance(config, RunConfig):
-        return {}
-    dtype = fsdp.DTYPES[config.train.precision.compute]
-    tokens, packed = max(config.data.seq_lens), config.data.mask_documents
-    kernels: dict[str, str] = dict(described(config.model, device, dtype, tokens, documents=packed))
-    if layout.sequence > 1 and config.train.parallel.context == "ring":
-        kernels = dict.fromkeys(kernels, "ring")
-    return {"attention": kernels}
-
-
-def _size(config: JobConfig) -> dict[str, int]:
-    if not isinstance(config, RunConfig):
-        return {}
-    params = count(config.model)
-    return {"params_total": params.total, "params_active": params.active}
-
-
-def _flops_per_token(config: JobConfig) -> Callable[[int], float] | None:
-    """FLOPs of a token of update number ``step`` (from 1), by the length of its sequences."""
-    if not isinstance(config, RunConfig):
-        return None
-    model, parts = config.model, config.seq_len_parts
-    per_token = [(start, float(train_flops_per_token(model, seq_len))) for start, seq_len in parts]
-    return lambda step: next(flops for start, flops in reversed(per_token) if start < step)
 
 
 # ---- model ----------------------------------------------------------------------------------------------------------
@@ -369,47 +353,3 @@ def _prefetch(config: JobConfig) -> dict[str, Any]:
     seconds = to_seconds(config.data.fetch.prefetch)
     assert seconds is not None
     return {"prefetch_s": seconds, "prefetch_bytes": config.data.fetch.prefetch_bytes}
-
-
-def _recorder(
-    config: JobConfig,
-    folder: RunFolder,
-    world: World,
-    events: Any,
-    before: Mapping[str, Any],
-    *,
-    state: TrainState,
-    peak: float | None,
-) -> Recorder:
-    """``before``: what the checkpoint says beside tensors."""
-    return Recorder(
-        _sinks(config, folder, state.step) if world.is_first else [],
-        length=config.length,
-        optimizer=type(state.optimizer).__name__,
-        tokens_before=float(before.get("tokens", 0)),
-        train_s_before=float(before.get("train_s", 0)),
-        flops_per_token=_flops_per_token(config),
-        peak_flops_per_s=peak,
-        world_size=world.world_size,
-        feeds=trackers.follow(config.track, folder.path, events) if world.is_first else [],
-        system=_system(config, folder) if world.is_first else None,
-    )
-
-
-def _sinks(config: JobConfig, folder: RunFolder, step: int) -> list[Any]:
-    sinks: list[Any] = [folder.metrics_log(resumed_step=step if step else -1)]
-    if config.track.console:
-        sinks.append(ConsoleSink(config.length.total_steps, every_s=config.track.console_every_s))
-    return sinks
-
-
-def _system(config: JobConfig, folder: RunFolder) -> System | None:
-    every_s = config.track.system_every_s
-    return System(folder.path, every_s=every_s) if every_s else None
-
-
-class _Nowhere:
-    """The event log of every rank but the first."""
-
-    def write(self, kind: str, **fields: Any) -> None:
-        """Drop it."""

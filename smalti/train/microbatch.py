@@ -118,9 +118,9 @@ class Trial:
     had_room: Callable[[], bool] | None = None
     """Whether this rank had room to spare, asked after the passes; absent: the allocator's own count says it."""
 
-    def settle(self, chosen: Chosen) -> int:
-        """Try what was chosen and cut the batches so. A collective."""
-        tokens = self.largest(chosen.tokens)
+    def settle(self, tokens: int) -> int:
+        """Try it, and cut the batches as it came out. A collective."""
+        tokens = self.largest(tokens)
         self.batches.use_microbatch(tokens)
         return tokens
 
