@@ -1,17 +1,39 @@
 """A small run on any mesh, rehearsed and really made on gloo ranks."""
 
 from collections import Counter
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from gloo import run_ranks
-from mesh_runs import config_of
 from torch import Tensor, nn
 
+from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.dist.traffic import Total
 from smalti.model.blocks.moe.router import Router
+
+SEQ_LEN, ROWS = 64, 8
+DENSE = {
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 4,
+}  # fmt: skip
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "balance_loss_coef": 0.01, "z_loss_coef": 0.001}
+MODELS = {
+    "dense": DENSE,
+    "moe": {**DENSE, "family": "dbrx", "norm": "layernorm", "intermediate_size": 32, "moe": EXPERTS},
+}
+
+
+def config_of(kind: str, ranks: int, rows: int = ROWS, **parallel: Any) -> RunConfig:
+    """A run of packed rows; ``parallel``: the axes, and ``microbatch_tokens``."""
+    train = {
+        "duration": "10step", "global_batch_tokens": rows * SEQ_LEN, "optimizer": {"lr": 3e-3},
+        "precision": {"compute": "fp32"}, "microbatch_tokens": parallel.pop("microbatch_tokens", "auto"),
+        "parallel": {"ranks": ranks, "threads": 1, "device": "cpu", **parallel},
+    }  # fmt: skip
+    data = {"sources": {"made": "nowhere"}, "seq_len": SEQ_LEN, "stages": [{"weights": {"made": 1}}],
+            "mask_documents": True}  # fmt: skip
+    return from_dict(RunConfig, {"name": "run", "model": MODELS[kind], "data": data, "train": train}).config
 
 
 class Real(NamedTuple):
@@ -28,10 +50,9 @@ def counts(collectives: list[Total] | tuple[Total, ...]) -> Counter[Any]:
     return Counter({(one.op, one.axis, one.bytes): one.count for one in collectives if one.bytes != 16})
 
 
-def real_steps(root: Path, ranks: int, kind: str, **parallel: Any) -> tuple[RunConfig, list[Real]]:
+def real_steps(config: RunConfig) -> list[Real]:
     """Each rank's second step."""
-    config = config_of(root, kind, "run", 10, ranks, **parallel)
-    return config, run_ranks(ranks, _real, config, timeout_s=200)
+    return run_ranks(config.train.parallel.ranks, _real, config, timeout_s=200)
 
 
 def _real(rank: int, config: RunConfig) -> Real:

@@ -1,0 +1,119 @@
+"""A rehearsed step against a real one on gloo ranks, and against the plan: bytes of a rank, collectives to the byte."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from counted_step import DOCUMENT_TOKENS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rehearsed import SEQ_LEN, config_of, counts, real_steps
+
+from smalti.base.errors import UserError
+from smalti.config.run import RunConfig
+from smalti.plan.layout import Layout, layout_of
+from smalti.plan.parallel.collectives import collectives, group
+from smalti.plan.params import count
+from smalti.train.rehearsal import PARTS, rehearse
+
+slow = pytest.mark.slow
+
+REAL = [
+    (4, "moe", {"replicate": 2, "expert": 2}),
+    pytest.param(2, "dense", {}, marks=slow),
+    pytest.param(4, "dense", {"replicate": 2, "activation_checkpointing": "full"}, marks=slow),
+    pytest.param(4, "moe", {"expert": 4, "dispatch": "static"}, marks=slow),
+    pytest.param(4, "dense", {"sequence": 4, "context": "ring"}, marks=slow),
+    pytest.param(4, "moe", {"sequence": 2, "expert": 2}, marks=slow),
+    pytest.param(4, "moe", {"tensor": 2}, marks=slow),
+    pytest.param(4, "moe", {"pipeline": 2, "microbatch_tokens": 64}, marks=slow),
+]
+
+
+@pytest.mark.parametrize(("ranks", "kind", "parallel"), REAL)
+def test_a_real_step_holds_and_sends_what_was_rehearsed(ranks: int, kind: str, parallel: dict[str, Any]) -> None:
+    config = config_of(kind, ranks, **parallel)
+    real = real_steps(config)
+    stage = ranks // layout_of(config).pipeline
+    for rank in range(0, ranks, stage):
+        found = rehearse(config, rank=rank, document_tokens=DOCUMENT_TOKENS)
+        assert found.peak_bytes == pytest.approx(real[rank].peak_bytes, rel=0.05)
+        assert found.bytes_per_rank["parameters"] == found.bytes_per_rank["gradients"] == real[rank].parameters
+        assert found.bytes_per_rank["optimizer"] == real[rank].optimizer
+        for other in range(rank, rank + stage):
+            assert counts(found.collectives) == real[other].collectives, f"rank {other}"
+
+
+# ---- the plan -------------------------------------------------------------------------------------------------------
+
+
+def by_group(made: Counter[Any], layout: Layout) -> Counter[Any]:
+    """Of the same ranks, whatever the axis is called."""
+    found: Counter[Any] = Counter()
+    for (op, axis, size), number in made.items():
+        found[op, group(layout, axis), size] += number
+    return found
+
+
+def planned(config: RunConfig, layout: Layout) -> Counter[Any]:
+    parallel, made = config.train.parallel, Counter[Any]()
+    for one in collectives(config, layout, dispatch=parallel.dispatch, context=parallel.context):
+        if one.what != "votes, between CPUs":
+            made[one.op, one.axis, one.bytes] += one.count
+    return by_group(made, layout)
+
+
+PLANNED = [
+    (4, "moe", {"replicate": 2, "expert": 2, "activation_checkpointing": "full"}),
+    pytest.param(8, "moe", {"sequence": 4, "expert": 2}, marks=slow),
+    pytest.param(4, "dense", {"replicate": 4, "microbatch_tokens": 64}, marks=slow),
+    pytest.param(8, "moe", {"expert": 4, "dispatch": "static", "activation_checkpointing": "full"}, marks=slow),
+    pytest.param(4, "dense", {"sequence": 2, "activation_checkpointing": "full"}, marks=slow),
+    pytest.param(4, "dense", {"sequence": 4, "context": "ring"}, marks=slow),
+    pytest.param(4, "dense", {"tensor": 2, "microbatch_tokens": 128}, marks=slow),
+    pytest.param(8, "moe", {"tensor": 2, "expert": 2}, marks=slow),
+    pytest.param(2, "dense", {"pipeline": 2, "microbatch_tokens": 128}, marks=slow),
+]
+
+
+@pytest.mark.parametrize(("ranks", "kind", "parallel"), PLANNED)
+def test_the_plan_has_the_same_collectives(ranks: int, kind: str, parallel: dict[str, Any]) -> None:
+    config = config_of(kind, ranks, **parallel)
+    layout = layout_of(config)
+    assert by_group(counts(rehearse(config).collectives), layout) == planned(config, layout)
+
+
+# ---- what is said ---------------------------------------------------------------------------------------------------
+
+
+def test_whole_sizes_add_up() -> None:
+    config = config_of("moe", 8, replicate=2, expert=2)
+    found = rehearse(config)
+    total = count(config.model).total
+    assert found.params == total
+    assert found.bytes_per_rank["parameters"] == pytest.approx(4 * total / 4, rel=0.05), "each of four shards"
+    assert found.bytes_per_rank["optimizer"] == pytest.approx(8 * total / 4, rel=0.05)
+    assert found.checkpoint_bytes == pytest.approx(12 * total / 8, rel=0.05), "two replicas share the work"
+    assert sum(found.peak_parts.values()) == found.peak_bytes
+    assert not dist.is_initialized(), "nothing is left of it"
+
+
+def test_a_process_with_a_group_cannot_rehearse() -> None:
+    config = config_of("dense", 2)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(UserError, match="takes the place of the process group"):
+            rehearse(config)
+    finally:
+        dist.destroy_process_group()
+
+
+@settings(max_examples=3, deadline=None)
+@given(microbatches=st.integers(1, 9), replicate=st.sampled_from([1, 2, 500]))
+def test_many_microbatches_are_traced_as_few(microbatches: int, replicate: int) -> None:
+    rows = 2 * replicate * microbatches
+    config = config_of("dense", 2 * replicate, rows, replicate=replicate, microbatch_tokens=SEQ_LEN)
+    found, layout = rehearse(config), layout_of(config)
+    assert by_group(counts(found.collectives), layout) == planned(config, layout)
+    assert set(found.bytes_per_rank) == set(PARTS)
