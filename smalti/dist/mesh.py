@@ -8,6 +8,7 @@ sequence, the axis that is called ``shard`` here; experts over the inner part of
     pipeline  x  replicate  x  [ shard x sequence  =  expert_shard x expert ]  x  tensor
 """
 
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -39,7 +40,8 @@ class Mesh:
 
     def axis(self, name: Axis) -> DeviceMesh:
         """The ranks that this one meets along an axis, as a mesh of one dim."""
-        return self.root[self.dim(name)]
+        dim = self.dim(name)
+        return self._joined[dim] if dim in self._joined else self.root[dim]
 
     def group(self, name: Axis) -> dist.ProcessGroup:
         """The same as a process group."""
@@ -51,7 +53,7 @@ class Mesh:
 
     @property
     def data_rank(self) -> int:
-        """Which rows this rank reads, of ``layout.data_ranks``: ranks along sequence, tensor and pipeline read alike."""
+        """Which rows this rank reads, of ``layout.data_ranks``: sequence, tensor and pipeline ranks read alike."""
         ways = self.layout.tensor * self.layout.sequence
         return dist.get_rank() // ways % self.layout.data_ranks
 
@@ -67,17 +69,19 @@ class Mesh:
             return parts[0]
         assert parts, f"no axis {name} in {self.layout}"
         if name not in self._joined:
-            self.root[parts]._flatten(name)
-            self._joined.add(name)
+            self._joined[name] = self.root[parts]._flatten(name)
         return name
 
     @cached_property
-    def _joined(self) -> set[str]:
-        return set()
+    def _joined(self) -> dict[str, DeviceMesh]:
+        return {}
 
     def _with_replicate(self, name: Axis) -> DeviceMesh:
-        dim = self.dim(name)
-        return self.root[dim] if self.layout.replicate == 1 else self.root["replicate", dim]
+        if self.layout.replicate == 1:
+            return self.axis(name)
+        with warnings.catch_warnings():  # torch will have another way to pair a joined dim, and has none in 2.11
+            warnings.filterwarnings("ignore", message="Slicing a flattened dim")
+            return self.root["replicate", self.dim(name)]
 
 
 def build(device: torch.device, layout: Layout | None = None) -> Mesh:

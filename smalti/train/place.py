@@ -28,7 +28,9 @@ def take(config: JobConfig, world: World, *, given: bool) -> tuple[torch.device,
     parallel, trouble = config.train.parallel, None
     try:
         device = worlds.pick_device(parallel.device, world)
-    except UserError as error:  # of this host perhaps; all ranks are to hear of it
+    except UserError as error:  # of this host perhaps; all ranks are to hear of it where they meet
+        if dist.is_initialized():
+            raise
         device, trouble = torch.device("cpu"), error.message
     if device.type == "cpu":
         keep_freed_memory()

@@ -1,0 +1,93 @@
+"""What a job is recorded by: its recorder with sinks and trackers, and what is said of it when it begins."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from smalti.base.env import World
+from smalti.config.run import JobConfig, RunConfig
+from smalti.dist import fsdp
+from smalti.model.blocks.attention.choice import described
+from smalti.plan.flops import train_flops_per_token
+from smalti.plan.layout import Layout
+from smalti.plan.params import count
+from smalti.track import trackers
+from smalti.track.run import RunFolder
+from smalti.track.sinks.console import ConsoleSink
+from smalti.track.system import System
+from smalti.train.record import Recorder
+from smalti.train.step import TrainState
+
+
+def recorder(
+    config: JobConfig,
+    folder: RunFolder,
+    world: World,
+    events: Any,
+    before: Mapping[str, Any],
+    *,
+    state: TrainState,
+    peak: float | None,
+) -> Recorder:
+    """``before``: what the checkpoint says beside tensors."""
+    return Recorder(
+        _sinks(config, folder, state.step) if world.is_first else [],
+        length=config.length,
+        optimizer=type(state.optimizer).__name__,
+        tokens_before=float(before.get("tokens", 0)),
+        train_s_before=float(before.get("train_s", 0)),
+        flops_per_token=_flops_per_token(config),
+        peak_flops_per_s=peak,
+        world_size=world.world_size,
+        feeds=trackers.follow(config.track, folder.path, events) if world.is_first else [],
+        system=_system(config, folder) if world.is_first else None,
+    )
+
+
+def _sinks(config: JobConfig, folder: RunFolder, step: int) -> list[Any]:
+    sinks: list[Any] = [folder.metrics_log(resumed_step=step if step else -1)]
+    if config.track.console:
+        sinks.append(ConsoleSink(config.length.total_steps, every_s=config.track.console_every_s))
+    return sinks
+
+
+def _system(config: JobConfig, folder: RunFolder) -> System | None:
+    every_s = config.track.system_every_s
+    return System(folder.path, every_s=every_s) if every_s else None
+
+
+def _flops_per_token(config: JobConfig) -> Callable[[int], float] | None:
+    """FLOPs of a token of update number ``step`` (from 1), by the length of its sequences."""
+    if not isinstance(config, RunConfig):
+        return None
+    model, parts = config.model, config.seq_len_parts
+    per_token = [(start, float(train_flops_per_token(model, seq_len))) for start, seq_len in parts]
+    return lambda step: next(flops for start, flops in reversed(per_token) if start < step)
+
+
+def kernels(config: JobConfig, layout: Layout, device: torch.device) -> dict[str, Any]:
+    """Which kernel attends, for each kind of layer, over the longest rows."""
+    if not isinstance(config, RunConfig):
+        return {}
+    dtype = fsdp.DTYPES[config.train.precision.compute]
+    tokens, packed = max(config.data.seq_lens), config.data.mask_documents
+    kernels: dict[str, str] = dict(described(config.model, device, dtype, tokens, documents=packed))
+    if layout.sequence > 1 and config.train.parallel.context == "ring":
+        kernels = dict.fromkeys(kernels, "ring")
+    return {"attention": kernels}
+
+
+def size(config: JobConfig) -> dict[str, int]:
+    """Parameters, for the log."""
+    if not isinstance(config, RunConfig):
+        return {}
+    params = count(config.model)
+    return {"params_total": params.total, "params_active": params.active}
+
+
+class Nowhere:
+    """The event log of every rank but the first."""
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Drop it."""
