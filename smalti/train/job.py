@@ -93,8 +93,7 @@ def build(
         loss = loss or LanguageLoss(config.model, train.loss)
     assert batches is not None and loss is not None
     path = _find_checkpoint(folder, events)
-    if path is None and model is None:
-        _check_origin(config)
+    _check_origin(config, begins=path is None and model is None)
     model = sharded(config, model, mesh, device, resumes=path is not None)
     state = state_of(config, model, loss, mesh, device)
     before = _resume(path, state, batches, events)
@@ -240,7 +239,9 @@ def _passes(config: JobConfig, layout: Layout, model: nn.Module, loss: Loss, dev
     return pipelines.PipelinePasses(staged, schedule)
 
 
-def _check_origin(config: JobConfig) -> None:
+def _check_origin(config: JobConfig, *, begins: bool) -> None:
+    if not begins:
+        return
     assert isinstance(config, RunConfig)
     for line in worlds.from_first(lambda: origin.check(config)):
         log.get("train").warning("%s", line)
