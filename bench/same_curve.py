@@ -1,4 +1,4 @@
-"""The same run on 1, 2, 3, 4, 6 and 8 ranks, and killed with -9 twice and gone on with another number of ranks: one loss curve.
+"""The same run on 1, 2, 3, 4, 6 and 8 ranks, and killed twice and gone on with another number of ranks: one curve.
 
     make bench NAME=same_curve                          about 4 minutes on two cores
     make bench NAME=same_curve ARGS='--steps 30'
