@@ -18,8 +18,6 @@ Device = Annotated[
 ASSUMED_GPU = "h100-sxm"
 ASSUMED = f"assumed: --gpu {ASSUMED_GPU}, because none is given"
 
-PLANNED = "planned: the trainer has replicate and shard alone"
-
 
 def layout(
     recipe: Recipe,
@@ -31,7 +29,8 @@ def layout(
 ) -> None:
     """Print the fastest layouts that fit so many devices, with their largest microbatch, and why others are not there.
 
-    Axes tensor, pipeline, sequence and expert go by their published formulas; the trainer has none of them yet.
+    The first line's axes as they are given to a run: train.parallel.replicate=16 and so on; train.parallel.AXIS=auto
+    takes it by itself.
     """
     from smalti.config.hardware import hardware
     from smalti.plan.parallel.layouts import find, smallest_gpus
@@ -76,7 +75,6 @@ def _json(config: "RunConfig", device: "Hardware", gpus: int, found: "Layouts", 
         "layouts": [
             {
                 **one.prediction.to_json(),
-                "in_trainer": one.in_trainer,
                 "largest_microbatch_tokens": one.largest_microbatch_tokens,
                 "memory_bytes": one.memory.total_bytes,
                 "device_memory_bytes": device.available_memory_bytes,
@@ -107,12 +105,9 @@ def _text(config: "RunConfig", device: "Hardware", gpus: int, found: "Layouts", 
         "interval",
         "network",
         "bubble",
-        "",
     )
     rows = [_row(config, one) for one in found.best]
     lines = [head, "", table(names, rows)]
-    if any(not one.in_trainer for one in found.best):
-        lines += ["", f"*  {PLANNED}"]
     losers = _told(found.others)
     if losers:
         lines += ["", "Why not:", pairs(losers)]
@@ -139,7 +134,6 @@ def _row(config: "RunConfig", one: "Candidate") -> tuple[str, ...]:
         f"{format_frac(low)} to {format_frac(high)}" if found.mfu else "-",
         format_frac(found.shares["network"]),
         format_frac(found.shares["bubble"]),
-        "" if one.in_trainer else "*",
     )
 
 

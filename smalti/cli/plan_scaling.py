@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from smalti.cli.plan_layout import ASSUMED, ASSUMED_GPU, PLANNED, Device, check_kind
+from smalti.cli.plan_layout import ASSUMED, ASSUMED_GPU, Device, check_kind
 from smalti.cli.plan_recipe import Json, Overrides, Recipe, load_recipe
 
 if TYPE_CHECKING:
@@ -26,15 +26,15 @@ def scaling(
     gpu: Device = None,
     gpus: Annotated[str, typer.Option(help="Numbers of devices, with commas between them.")] = "8,64,512,3072",
     any_axis: Annotated[
-        bool, typer.Option("--any-axis", help="Also layouts that the trainer does not have yet.")
+        bool, typer.Option("--any-axis", help="Also layouts with more axes than replicate and shard.")
     ] = False,
     plot: Annotated[str | None, typer.Option(metavar="FILE.svg", help="Draw speed and MFU over devices.")] = None,
     as_json: Json = False,
 ) -> None:
     """Print the predicted step, speed and MFU on each number of devices, for the recipe's batch and for one that grows.
 
-    The layout is the fastest of those that fit and that the trainer has; where none fits, of all (planned). A mixture
-    of experts stands beside a dense model of as many active parameters.
+    The layout is the fastest of those with replicate and shard alone; where none of them fits, of all. A mixture of
+    experts stands beside a dense model of as many active parameters.
     """
     from smalti.base.errors import UserError
     from smalti.config.hardware import hardware
@@ -82,8 +82,8 @@ def _curves(config: "RunConfig", device: "Hardware", numbers: list[int], *, any_
     def chosen(run: "RunConfig", number: int) -> tuple["Layout", int]:
         if not any_axis:
             try:
-                return choose(run, device, number, trainer_only=True)
-            except UserError:  # none of the trainer's fits: any axis, marked in print
+                return choose(run, device, number, data_alone=True)
+            except UserError:  # none of them fits: any axis
                 pass
         return choose(run, device, number)
 
@@ -125,15 +125,13 @@ def _text(config: "RunConfig", device: "Hardware", curves: dict[str, "Curve"]) -
     names = ("devices", "layout", "batch", "step", "tokens/s", "MFU", "interval", "speed-up", "of ideal", "compute",
              "memory", "bubble", "network")  # fmt: skip
     lines = [f"{config.name} on {device.title}"]
-    planned = False
     for kind, found in curves.items():
         ratios = _beside_dense(found, curves["dense"]) if kind == "weak" and "dense" in curves else ""
         lines += ["", f"{_TITLES[kind]}:", ""]
         lines.append(table(names, [_row(point) for point in found.points]) if found.points else "none")
         lines += [f"{number:,}: {why}" for number, why in found.missing.items()]
         lines += [ratios] if ratios else []
-        planned = planned or any(_is_planned(point) for point in found.points)
-    return "\n".join([*lines, *(["", f"*  {PLANNED}"] if planned else [])])
+    return "\n".join(lines)
 
 
 def _row(point: "Point") -> tuple[str, ...]:
@@ -143,7 +141,7 @@ def _row(point: "Point") -> tuple[str, ...]:
     low, high = found.mfu_interval or (0.0, 0.0)
     return (
         f"{found.gpus:,}",
-        f"{found.layout}{'*' if _is_planned(point) else ''}",
+        str(found.layout),
         format_count(found.tokens),
         format_seconds(found.step_s),
         format_count(found.tokens_per_s),
@@ -153,11 +151,6 @@ def _row(point: "Point") -> tuple[str, ...]:
         format_frac(point.efficiency_frac),
         *(format_frac(found.shares[name]) for name in ("compute", "memory", "bubble", "network")),
     )
-
-
-def _is_planned(point: "Point") -> bool:
-    layout = point.prediction.layout
-    return max(layout.tensor, layout.pipeline, layout.sequence, layout.expert) > 1
 
 
 def _beside_dense(found: "Curve", dense: "Curve") -> str:

@@ -55,13 +55,9 @@ def test_as_good_as_trying_them_all(model: str, device: str, gpus: int, batch: i
     assert find(config, on, gpus).best[0].prediction.step_s < 1.03 * fastest
 
 
-def test_the_trainers_own_layouts_are_marked() -> None:
-    found = find(DBRX, H100, 3072)
-    for one in found.best:
-        layout = one.prediction.layout
-        assert one.in_trainer == (layout == Layout(layout.replicate, layout.shard))
-    layout, _ = choose(DBRX, H100, 3072, trainer_only=True)
-    assert layout.replicate * layout.shard == 3072
+def test_replicate_and_shard_alone_may_be_asked_for() -> None:
+    layout, _ = choose(DBRX, H100, 3072, data_alone=True)
+    assert layout == Layout(layout.replicate, layout.shard)
 
 
 def test_others_have_their_reason() -> None:
@@ -124,8 +120,8 @@ def test_rules_of_a_model() -> None:
     assert {kind.expert for kind in kinds} == {1, 2, 4, 8, 16}
     assert {kind.sequence for kind in kinds} == {1}, "rows of 4,096 tokens are not split without need"
     assert {kind.sequence for kind in Rules(DBRX, H100, 64).kinds(split_rows=True)} == {1, 2, 4, 8, 16}
-    assert Kind().in_trainer
-    assert not Kind(tensor=2).in_trainer
+    assert Kind().data_alone
+    assert not Kind(tensor=2).data_alone
     assert str(Kind(tensor=2, expert=4)) == "tensor 2 x expert 4"
     for kind in kinds:
         for replicate, shard in rules.shards(kind):

@@ -66,16 +66,14 @@ def test_the_talks_curve() -> None:
     told = []
     for batch in (2**19, 2**20, 2**21):
         config = run_of("mpt-1b", batch, full=False)
-        points = curve(
-            config, A100, [8, 128], lambda run, n: choose(run, A100, n, trainer_only=True), weak=False
-        ).points
+        points = curve(config, A100, [8, 128], lambda run, n: choose(run, A100, n, data_alone=True), weak=False).points
         told.append(f"{points[1].speed_up:.1f}")
     assert "prediction is {} with a batch of 0.5M tokens, {} with 1M and {} with 2M".format(*told) in NETWORK
 
 
 def test_experts_beside_dense() -> None:
     twin = DBRX.model_copy(update={"model": dense_twin(DBRX.model)})
-    speeds = [predict(run, H100, *choose(run, H100, 3072, trainer_only=True)).tokens_per_s for run in (DBRX, twin)]
+    speeds = [predict(run, H100, *choose(run, H100, 3072, data_alone=True)).tokens_per_s for run in (DBRX, twin)]
     assert f"DBRX on 3,072 H100 is predicted at {speeds[0] / speeds[1]:.0%}".replace("%", " %") in NETWORK
 
 
@@ -87,7 +85,7 @@ def test_example_of_layouts() -> None:
     state_bytes = count(DBRX.model).total * 16
     assert f"{state_bytes / 1e12:.2f} TB" in LAYOUTS
     assert state_bytes / 24 > H100.memory_bytes > state_bytes / 25
-    assert smallest_gpus(DBRX, H100, 64) == 32
+    assert smallest_gpus(DBRX, H100, 64) == 40
     with pytest.raises(UserError, match="fits no layout"):
         find(DBRX, H100, 24)
     flat = predict(DBRX, H100, Layout(shard=3072), 5 * 4096)

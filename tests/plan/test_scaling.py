@@ -111,7 +111,7 @@ def test_experts_beside_a_dense_model_of_as_many_active_parameters() -> None:
     active, dense = count(DBRX.model).active, count(twin).total
     assert dense == pytest.approx(active, rel=2e-4)
     assert twin.moe is None
-    layout, microbatch = choose(DBRX, H100, 3072, trainer_only=True)
+    layout, microbatch = choose(DBRX, H100, 3072, data_alone=True)
     experts = predict(DBRX, H100, layout, microbatch)
     beside = predict(DBRX.model_copy(update={"model": twin}), H100, layout, microbatch)
     assert 0.75 < experts.tokens_per_s / beside.tokens_per_s < 1

@@ -12,12 +12,20 @@ from rehearsed import SEQ_LEN, config_of, counts, real_steps
 
 from smalti.base.errors import UserError
 from smalti.config.run import RunConfig
+from smalti.dist import world as worlds
 from smalti.plan.layout import Layout, layout_of
 from smalti.plan.parallel.collectives import collectives, group
 from smalti.plan.params import count
 from smalti.train.rehearsal import PARTS, rehearse
 
 slow = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _no_world() -> None:
+    """Another test of this process may have left one."""
+    worlds.leave()
+
 
 REAL = [
     (4, "moe", {"replicate": 2, "expert": 2}),

@@ -21,7 +21,10 @@ SIZES = {"vocab_size": 512, "hidden_size": 256, "num_hidden_layers": 2, "num_att
 MODELS = {
     "dense": ModelConfig(**SIZES, intermediate_size=512),
     "experts": ModelConfig(
-        **SIZES, intermediate_size=256, moe=MoEConfig(num_experts=8, num_experts_per_tok=2, balance_loss_coef=0.01)
+        **SIZES,
+        family="decoder",
+        intermediate_size=256,
+        moe=MoEConfig(num_experts=8, num_experts_per_tok=2, balance_loss_coef=0.01),
     ),
 }
 

@@ -29,9 +29,9 @@ def _config(words: str) -> RunConfig:
 
 
 def _chosen(device: Hardware, config: RunConfig, gpus: int) -> tuple[Layout, int]:
-    """The fastest layout of those that the trainer has, or of all, as ``smalti plan scaling`` takes it."""
+    """The fastest layout with replicate and shard alone, or of all, as ``smalti plan scaling`` takes it."""
     try:
-        return choose(config, device, gpus, trainer_only=True)
+        return choose(config, device, gpus, data_alone=True)
     except UserError:
         return choose(config, device, gpus)
 
@@ -98,11 +98,10 @@ def memory_saved() -> str:
 
 def fsdp_beside_all() -> str:
     """Very, very close to 3D parallel strategies."""
-    found = find(_config(MPT_30B), hardware("h100-sxm"), 512).best
-    fsdp, others = (
-        [one.prediction for one in found if one.in_trainer],
-        [one.prediction for one in found if not one.in_trainer],
-    )
+    found = [one.prediction for one in find(_config(MPT_30B), hardware("h100-sxm"), 512).best]
+    alone = [Layout(one.layout.replicate, one.layout.shard) == one.layout for one in found]
+    fsdp = [one for one, is_alone in zip(found, alone, strict=True) if is_alone]
+    others = [one for one, is_alone in zip(found, alone, strict=True) if not is_alone]
     return (
         f"MPT-30B on 512 H100s: the best layout of FSDP alone, {fsdp[0].layout}, makes "
         f"{others[0].step_s / fsdp[0].step_s:.0%} of the tokens/s of the best that also cuts matrices or layers, "

@@ -45,8 +45,6 @@ class Candidate:
     """With that microbatch."""
     largest_microbatch_tokens: int
     """The most that fits; the loss cuts very large ones into thin products, so it need not be the fastest."""
-    in_trainer: bool
-    """``smalti train`` has all of its axes today; the others are planned."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Layouts:
     """What was found."""
 
     best: tuple[Candidate, ...]
-    """The fastest first; where the trainer has one that fits, its fastest is among them."""
+    """The fastest first; where replicate and shard alone fit, their fastest is among them."""
     others: dict[str, str]
     """Kinds of layout that are not among the best -> why."""
     tried: int
@@ -67,24 +65,24 @@ def find(
     gpus: int,
     *,
     keep: int = 5,
-    trainer_only: bool = False,
+    data_alone: bool = False,
     given: Mapping[str, int] | None = None,
 ) -> Layouts:
     """The ``keep`` fastest layouts that fit; UserError with the nearest request that can be met.
 
-    trainer_only: with replicate and shard alone. given: axis -> the only size that it may have, as a recipe says it.
+    data_alone: no axes but replicate and shard. given: axis -> the only size that it may have, as a recipe says it.
     """
     check_gpus(gpus, hardware)
-    search = _Search(config, hardware, gpus, trainer_only, given)
+    search = _Search(config, hardware, gpus, data_alone, given)
     best = search.best(keep)
     if not best:
         _refuse(search)
     return Layouts(best, search.others(best), search.tried)
 
 
-def choose(config: RunConfig, hardware: Hardware, gpus: int, *, trainer_only: bool = False) -> tuple[Layout, int]:
+def choose(config: RunConfig, hardware: Hardware, gpus: int, *, data_alone: bool = False) -> tuple[Layout, int]:
     """The fastest layout that fits, and its microbatch."""
-    fastest = find(config, hardware, gpus, keep=1, trainer_only=trainer_only).best[0].prediction
+    fastest = find(config, hardware, gpus, keep=1, data_alone=data_alone).best[0].prediction
     return fastest.layout, fastest.microbatch_tokens
 
 
@@ -123,14 +121,14 @@ class _Search:
         config: RunConfig,
         hardware: Hardware,
         gpus: int,
-        trainer_only: bool = False,
+        data_alone: bool = False,
         given: Mapping[str, int] | None = None,
     ) -> None:
         self.config, self.hardware, self.gpus, self.given = config, hardware, gpus, given
         self.rules = Rules(config, hardware, gpus, given=given)
         self.seq_len, self.room_bytes = self.rules.seq_len, hardware.available_memory_bytes
         self.state_bytes = _state_bytes(config)
-        self.trainer_only, self.tried = trainer_only, 0
+        self.data_alone, self.tried = data_alone, 0
         self.why: dict[Kind, str] = {}
         self._known: dict[Kind, tuple[StepTime, Cut, Layout]] = {}
         self.least_bytes: tuple[float, Layout] | None = None
@@ -139,7 +137,7 @@ class _Search:
 
     def kinds(self, *, split_rows: bool = False) -> Iterator[tuple[Kind, list[tuple[int, int]]]]:
         for kind in self.rules.kinds(split_rows=split_rows):
-            shards = list(self.rules.shards(kind)) if kind.in_trainer or not self.trainer_only else []
+            shards = list(self.rules.shards(kind)) if kind.data_alone or not self.data_alone else []
             self.tried += len(shards)
             room = [one for one in shards if self._may_fit(kind, one[1])]
             if room:
@@ -198,7 +196,7 @@ class _Search:
         reckoned: list[tuple[float, Kind, Layout, int]] = []
         for rough_s, kind, shards in rough:
             best_s = min((one[0] for one in reckoned), default=None)
-            if best_s is not None and rough_s > best_s * SLOWEST_TRIED and not kind.in_trainer:
+            if best_s is not None and rough_s > best_s * SLOWEST_TRIED and not kind.data_alone:
                 self.why.setdefault(kind, f"roughly {rough_s / best_s - 1:.0%} slower")
                 continue
             room = self._room(kind, shards)
@@ -213,8 +211,8 @@ class _Search:
             reckoned += sorted(mine, key=lambda one: one[0])[:2]
         reckoned.sort(key=lambda one: one[0])
         taken = reckoned[:keep]
-        if not any(one[1].in_trainer for one in taken):
-            taken += [one for one in reckoned if one[1].in_trainer][:1]
+        if not any(one[1].data_alone for one in taken):
+            taken += [one for one in reckoned if one[1].data_alone][:1]
         exact = [one for one in (self._exactly(*one[1:]) for one in taken) if one is not None]
         fastest = reckoned[0][0] if reckoned else 0.0
         for seconds, kind, layout, rows in reckoned:
@@ -234,7 +232,7 @@ class _Search:
         fastest = min((self._timed(layout, tried) for tried in _halves(rows)), key=lambda one: one.step_s)
         if fastest.microbatch_tokens != rows * self.seq_len:
             memory = self._memory(layout, fastest.microbatch_tokens // self.seq_len)
-        return Candidate(fastest, memory, rows * self.seq_len, kind.in_trainer)
+        return Candidate(fastest, memory, rows * self.seq_len)
 
     def _timed(self, layout: Layout, rows: int) -> Prediction:
         return predict(self.config, self.hardware, layout, rows * self.seq_len)

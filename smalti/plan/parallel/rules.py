@@ -49,8 +49,8 @@ class Kind:
         return self.tensor * self.pipeline * self.sequence
 
     @property
-    def in_trainer(self) -> bool:
-        """``smalti train`` lays it today: replicate and shard alone."""
+    def data_alone(self) -> bool:
+        """Replicate and shard alone."""
         return self == Kind()
 
     def __str__(self) -> str:
