@@ -162,6 +162,10 @@ def _setting(config: "RunConfig", gpu: str | None) -> _Setting:
     if config.train.microbatch_tokens == "auto" and device is not None and device.kind != "cpu":  # as the trainer
         found = largest_microbatch(config, device.available_memory_bytes, layout, device="cuda")
         tokens = found or max(config.data.seq_lens)
+    if config.train.microbatch_tokens == "auto" and layout.pipeline > 1:
+        from smalti.train.microbatch import for_stages
+
+        tokens = for_stages(config, layout, tokens)
     return _Setting(config, layout, tokens, device, memory_bytes)
 
 

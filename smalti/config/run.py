@@ -56,8 +56,14 @@ class JobConfig(Config):
 
     @model_validator(mode="after")
     def _schedule_fits_the_run(self) -> Self:
-        train = self.train
+        train, profile = self.train, self.profile
         check_schedule(self.length, train.duration, train.schedule.warmup, train.schedule.given_decay)
+        if profile.steps is not None and profile.steps[0] > self.length.total_steps:
+            raise NotAllowed(
+                f"profile.steps={list(profile.steps)} has no effect: the run has {self.length.total_steps} steps",
+                allowed=f"a window that begins by step {self.length.total_steps}",
+                hint=f"profile.steps=[{self.length.total_steps},{self.length.total_steps}]",
+            )
         return self
 
 

@@ -39,7 +39,7 @@ def shard(model: nn.Module, mesh: Mesh, *, compute: str, reduce: str) -> nn.Modu
     in_full = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
     # Experts get activations as the block computes them, and the weights of the choices, which stay in fp32.
     of_experts = replace(policy, cast_forward_inputs=False)
-    gathered_bytes = sum(local(p).numel() for p in model.parameters()) * DTYPES[compute].itemsize
+    gathered_bytes = sum(p.numel() for p in model.parameters()) * DTYPES[compute].itemsize
     # A pipeline stage meets its weights once a microbatch: they stay gathered through all of a step.
     reshard = gathered_bytes > _KEEP_GATHERED_BYTES and mesh.layout.pipeline == 1
     weights, shards = mesh.weights, mesh.weights.size(-1)

@@ -20,7 +20,8 @@ def limit_tokens(events: Iterable[Mapping[str, Any]], of: Mapping[str, Any]) -> 
     Another device, other axes or another ``train.microbatch_tokens`` begin anew.
     """
     found = [event for event in events if event["event"] == "oom" and event["of"] == dict(of)]
-    return min((event["next_microbatch_tokens"] or event["microbatch_tokens"] for event in found), default=None)
+    left = [event["next_microbatch_tokens"] or event["microbatch_tokens"] for event in found]
+    return min((tokens for tokens in left if tokens is not None), default=None)  # None: not ours to cut
 
 
 def words(event: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ class BetweenSteps:
             gc.collect(1)
 
     def all(self) -> None:
-        """Collect everything: after an evaluation or a save, which take long anyway."""
+        """Collect everything: after a save, which takes long anyway."""
         gc.collect()
 
     def __exit__(

@@ -87,10 +87,10 @@ def build(
     teller = oom.Teller(config, folder, world.rank, layout, oom.placement(config, layout, device))
     indexes = _read_inputs(config) if isinstance(config, RunConfig) and batches is None else {}
     if isinstance(config, RunConfig):
-        chosen = _chosen(config, teller, device, world)
-        resolved |= {"microbatch_tokens": chosen.tokens, "microbatch_by": chosen.by}
-        batches = batches or _token_batches(config, indexes, folder, mesh, device, chosen.tokens)
         loss = loss or LanguageLoss(config.model, train.loss)
+        if batches is None:
+            resolved |= _chosen(config, teller, device, world)
+            batches = _token_batches(config, indexes, folder, mesh, device, resolved["microbatch_tokens"])
     assert batches is not None and loss is not None
     path = _find_checkpoint(folder, events)
     _check_origin(config, begins=path is None and model is None)
@@ -114,7 +114,7 @@ def build(
         tensors=lambda: tensors_of(state),
         mesh=mesh,
         evaluate=evaluate,
-        hooks=(*forgetting.watch(config), *profile.of_config(config.profile), *hooks),
+        hooks=(*forgetting.watch(config), *profile.of_config(config.profile, world.world_size), *hooks),
         microbatch_tokens=resolved.get("microbatch_tokens"),
         indexes=indexes,
         out_of_memory=teller,
@@ -122,12 +122,12 @@ def build(
     )
 
 
-def _chosen(config: RunConfig, teller: oom.Teller, device: torch.device, world: World) -> microbatches.Chosen:
+def _chosen(config: RunConfig, teller: oom.Teller, device: torch.device, world: World) -> dict[str, Any]:
     """The microbatch to begin with, that of all ranks."""
     limit = worlds.from_first(lambda: limit_tokens(teller.folder.events(), teller.of))
     chosen = microbatches.choose(config, teller.layout, device, world, limit_tokens=limit)
     pipelines.check(config, teller.layout, chosen.tokens)
-    return chosen
+    return {"microbatch_tokens": chosen.tokens, "microbatch_by": chosen.by}
 
 
 def _tried(
@@ -140,12 +140,13 @@ def _tried(
     device: torch.device,
 ) -> dict[str, Any]:
     """Try the microbatch where a trial is wanted; what came of it."""
-    if not (isinstance(config, RunConfig) and isinstance(batches, TokenBatches)):
+    if not (isinstance(config, RunConfig) and isinstance(batches, TokenBatches) and "microbatch_tokens" in resolved):
         return {}
     if not microbatches.wants_trial(config, device):
         return {}
     trial = microbatches.Trial(config, teller.layout, state, loss, batches, teller)
-    return {"microbatch_tokens": trial.settle(resolved["microbatch_tokens"])}
+    tokens = trial.settle(resolved["microbatch_tokens"])
+    return {} if tokens == resolved["microbatch_tokens"] else {"microbatch_tokens": tokens, "microbatch_by": "trial"}
 
 
 def _all_described(config: JobConfig, *given: object) -> None:

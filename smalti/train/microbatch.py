@@ -62,14 +62,14 @@ def fitting(
             log.get("train").warning("by the plan not one row fits the memory of a rank; trying one all the same")
         largest = largest or longest
         found = Chosen(largest, "planner") if device == "cuda" or largest < usual else Chosen(usual, "rule")
-        if (fewer := _for_stages(config, layout, found.tokens)) != found.tokens:
+        if (fewer := for_stages(config, layout, found.tokens)) != found.tokens:
             found = Chosen(fewer, "rule")
     if limit_tokens is not None and limit_tokens < found.tokens:
-        return Chosen(_for_stages(config, layout, limit_tokens), "oom")
+        return Chosen(for_stages(config, layout, limit_tokens), "oom")
     return found
 
 
-def _for_stages(config: RunConfig, layout: Layout, tokens: int) -> int:
+def for_stages(config: RunConfig, layout: Layout, tokens: int) -> int:
     """The most, up to ``tokens``, that a pipeline can run in equal parts of every batch; ``tokens`` where nothing does,
     which is then refused."""
     if layout.pipeline == 1:
@@ -139,7 +139,7 @@ class Trial:
                 if not int(vote):
                     log.get("train").warning("one row takes nearly all memory of a rank; steps may be slow")
                 return tokens
-            tokens = _for_stages(self.config, self.layout, max(1, rows // 2) * seq_len)
+            tokens = for_stages(self.config, self.layout, max(1, rows // 2) * seq_len)
             log.get("train").info("a rank had no room to spare in the trial: microbatches of %s tokens", f"{tokens:,}")
 
     def _fullest(self, tokens: int) -> tuple[int, int, int]:

@@ -51,7 +51,8 @@ def phase_of(error: BaseException) -> str:
     inside = frames[1 + max((i for i, (_, name) in enumerate(frames) if name == "train_step"), default=-1) :]
     if any("torch/autograd/" in file and name in ("backward", "_engine_run_backward") for file, name in inside):
         return "backward"
-    return "forward" if inside and "/smalti/train/" in inside[0][0] else "optimizer"
+    ahead = inside and any(part in inside[0][0] for part in ("/smalti/train/", "/smalti/dist/tensor.py"))
+    return "forward" if ahead else "optimizer"
 
 
 def placement(config: JobConfig, layout: Layout, device: torch.device) -> dict[str, Any]:

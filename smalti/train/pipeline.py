@@ -92,7 +92,10 @@ class PipelinePasses:
         for setting in (whole.set_requires_gradient_sync, whole.set_is_last_backward, whole.set_reshard_after_backward):
             setting(False)
         numbers = torch.arange(len(alike))
-        built.schedule.step(number=numbers, target=numbers, return_outputs=False)
+        try:
+            built.schedule.step(number=numbers, target=numbers, return_outputs=False)
+        except RuntimeError as error:  # torch's stages hide what went wrong behind words of their own
+            raise _cause(error) from None
         # What torch's stages do at the end of a step where each is an FSDP module; it sets the three again.
         PipelineStage.perform_reduce_grad(cast(Any, _Whole(model)), 1)
         for one in built.stages:
@@ -109,6 +112,13 @@ class PipelinePasses:
                 raise UserError(f"the rows of a step {fault}", hint="smaller microbatches: train.microbatch_tokens")
             self._built[key] = _build(model, self._staged, self._name, len(microbatches), shape)
         return self._built[key]
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The first error of a chain: out of memory, a lost rank and bad data are known by it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 class _Whole(NamedTuple):

@@ -41,7 +41,8 @@ def take(config: JobConfig, world: World, *, given: bool) -> tuple[torch.device,
     values = flatten(config.model_dump(mode="json"))
     same = {"run": digest_json(identity(config)), "placement": digest_json(values)}
     worlds.join(world, device, seconds, join_timeout_s=join_s, same=same, config=values, trouble=trouble)
-    _require_own_model(config, layout_of(config, world.world_size), given=given)
+    if given:
+        _require_own_model(layout_of(config, world.world_size))
     resolved: dict[str, Any] = {"ranks": world.world_size, "device": str(device), "threads": threads}
     resolved["compile"] = compiles(config, device)
     if device.type == "cuda":
@@ -49,10 +50,10 @@ def take(config: JobConfig, world: World, *, given: bool) -> tuple[torch.device,
     return device, resolved
 
 
-def _require_own_model(config: JobConfig, layout: Layout, *, given: bool) -> None:
-    """Axes beside replicate and shard are laid on our Decoder alone."""
+def _require_own_model(layout: Layout) -> None:
+    """Axes beside replicate and shard are laid on our Decoder alone, not on a model that was given."""
     beside = [axis for axis in ("tensor", "expert", "sequence", "pipeline") if getattr(layout, axis) > 1]
-    if beside and given:
+    if beside:
         axis = beside[0]
         raise UserError(
             f"train.parallel.{axis}={getattr(layout, axis)} has no effect on a model of your own",

@@ -17,6 +17,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from smalti.base import clock, log
+from smalti.base.errors import UserError
 from smalti.config.profile import ProfileConfig
 from smalti.config.run import RunConfig
 from smalti.dist.traffic import Call, totals
@@ -39,10 +40,16 @@ _KINDS = (
 _OTHERS, _SLOWEST = "other kernels", 15
 
 
-def of_config(config: ProfileConfig) -> "list[Hook]":
-    """The hook of a rank that shall write a profile; none for others."""
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    return [Profile(config)] if config.of_rank(rank) else []
+def of_config(config: ProfileConfig, world_size: int) -> "list[Hook]":
+    """The hook of a rank that shall write a profile; none for others. UserError for a rank that is not there."""
+    absent = [] if config.ranks == "all" else [rank for rank in config.ranks if rank >= world_size]
+    if absent:
+        raise UserError(
+            f"profile.ranks names rank {absent[0]} of {world_size}",
+            allowed=f"0 to {world_size - 1}, or all",
+            hint="profile.ranks=all",
+        )
+    return [Profile(config)] if config.of_rank(dist.get_rank()) else []
 
 
 class Profile(Hook):
@@ -54,6 +61,7 @@ class Profile(Hook):
         self._profiler: Any = None
         self._traffic: TrafficLog | None = None
         self._begun = 0.0
+        self._on_gpu = False
 
     def on_start(self, job: Job) -> None:
         """Begin where the first step of the attempt is in the window."""
@@ -74,8 +82,9 @@ class Profile(Hook):
         if self._profiler is not None or not self._first <= job.state.step + 1 <= self._last:
             return
         self._first = job.state.step + 1
+        self._on_gpu = next(job.state.model.parameters()).device.type == "cuda"
         activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_available():
+        if self._on_gpu:
             activities.append(ProfilerActivity.CUDA)
             torch.cuda.reset_peak_memory_stats()
             torch.cuda.memory._record_memory_history(max_entries=200_000)
@@ -87,7 +96,7 @@ class Profile(Hook):
 
     def _end(self, job: Job) -> None:
         assert self._traffic is not None
-        if torch.cuda.is_available():
+        if self._on_gpu:
             torch.cuda.synchronize()
         window_s = clock.now_s() - self._begun
         self._traffic.__exit__(None, None, None)
@@ -97,10 +106,10 @@ class Profile(Hook):
         folder.mkdir(parents=True, exist_ok=True)
         self._profiler.export_chrome_trace(str(folder / "trace.json.gz"))
         traffic = _by_axis(self._traffic.calls, planned_traffic(job), job.state.step - self._first + 1)
-        summary = _summary(self._profiler, self._traffic.calls, self._begun, window_s, traffic)
+        summary = _summary(self._profiler, self._traffic.calls, self._begun, window_s, traffic, on_gpu=self._on_gpu)
         summary = replace(summary, first_step=self._first, last_step=job.state.step, rank=rank)
         _write_calls(folder / "collectives.jsonl", self._traffic.calls, self._begun)
-        if torch.cuda.is_available():
+        if self._on_gpu:
             torch.cuda.memory._dump_snapshot(str(folder / "memory.pickle"))
             torch.cuda.memory._record_memory_history(enabled=None)
         write(folder, summary)
@@ -130,10 +139,9 @@ def planned_traffic(job: Job) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 def _summary(
-    profiler: Any, calls: list[Call], begun_s: float, window_s: float, traffic: tuple[Traffic, ...]
+    profiler: Any, calls: list[Call], begun_s: float, window_s: float, traffic: tuple[Traffic, ...], *, on_gpu: bool
 ) -> Summary:
     """Of the window; which steps and rank it is, is put in by who calls."""
-    on_gpu = torch.cuda.is_available()
     events = list(profiler.events())
     zero_s = min((event.time_range.start for event in events), default=0.0) / 1e6
     by_name: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])

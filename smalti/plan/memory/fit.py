@@ -5,13 +5,14 @@ costs no FLOPs comes first, then what costs some, then more devices. Says nothin
 """
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from smalti.base.errors import UserError
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
-from smalti.plan.layout import Layout
+from smalti.plan.layout import Layout, layout_of
 from smalti.plan.memory.rank import memory_per_rank
 
 MOST_RANKS = 1 << 20
@@ -49,7 +50,7 @@ def largest_microbatch(
             f"a device of {memory_bytes} bytes cannot be", allowed="a number above 0", hint="--gpu h100-sxm"
         )
     seq_len = max(config.data.seq_lens)
-    ranks = layout.data_ranks if layout else config.train.parallel.ranks
+    ranks = (layout or layout_of(config)).data_ranks
     most = max(1, max(-(-batch // length // ranks) * length for batch, length in config.batches_and_lengths) // seq_len)
 
     def fits(rows: int) -> bool:
@@ -85,9 +86,10 @@ def helps(config: RunConfig, memory_bytes: float, *, device: str | None = None) 
     ranks = config.train.parallel.ranks * 2
     while device == "cuda" and ranks <= MOST_RANKS and _has_share(config, ranks):  # ranks on a CPU share its memory
         change = f"train.parallel.ranks={ranks}"
-        if memory_per_rank(_changed(config, change), device=device).total_bytes <= memory_bytes:
-            found.append((change, f"{ranks // config.train.parallel.ranks} times the devices"))
-            break
+        with suppress(UserError):  # a number of ranks that the axes do not make up
+            if memory_per_rank(_changed(config, change), device=device).total_bytes <= memory_bytes:
+                found.append((change, f"{ranks // config.train.parallel.ranks} times the devices"))
+                break
         ranks *= 2
     return [
         Help(change, costs, memory_per_rank(_changed(config, change), device=device).total_bytes)
