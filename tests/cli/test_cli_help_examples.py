@@ -56,7 +56,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "data curate demo-curate heldout_frac=0.2",
         "data dedup demo-dedup",
         "data tokenize demo-tokenize vocab_size=300",
-        "train recipe.yaml name=demo",
+        "train recipe.yaml name=demo profile.steps=[1,1]",
         "export runs/demo",
         "eval run runs/demo n=2 shots=1 resamples=20 max_bytes=2000",
     ):

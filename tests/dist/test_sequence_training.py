@@ -8,6 +8,7 @@ from typing import Any
 import mesh_runs
 import numpy as np
 import pytest
+from conftest import PROVE
 import shared_rows
 import torch
 import torch.distributed as dist
@@ -62,7 +63,8 @@ def test_four_ranks_train_as_one(context: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["ulysses", "ring"])
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.proof
+@pytest.mark.parametrize("ranks", [2, 4] if PROVE else [2])
 def test_all_kinds_train_as_one(ranks: int, context: str) -> None:
     _compare(tuple(shared_rows.CASES), ranks, context, 1)
 
