@@ -268,7 +268,7 @@ def test_a_mesh_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     config = toy.config(tmp_path, parallel={"replicate": 2})
     message = run_ranks(3, _error, config, UserError)[0]
     assert "does not divide the 3 ranks" in message
-    assert "hint: train.parallel.replicate=1" in message
+    assert "hint: train.parallel.replicate=3" in message  # the nearest that can be laid
 
 
 def test_cuda_without_cuda_is_refused(tmp_path: Path) -> None:
