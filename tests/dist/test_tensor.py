@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from conftest import PROVE
 import torch
 import torch.distributed.checkpoint as dcp
 from gloo import run_ranks
@@ -131,8 +132,8 @@ def _on_all(
     ("ranks", "names", "steps"),
     [
         (2, ["tied", "moe"], 5),
-        pytest.param(2, ["dense", "alibi"], 20, marks=pytest.mark.slow),
         pytest.param(4, ["tied", "sigmoid"], 20, marks=pytest.mark.slow),
+        *([pytest.param(2, ["dense", "alibi"], 20, marks=pytest.mark.slow)] if PROVE else []),
     ],
 )
 def test_steps_are_those_of_one_process(ranks: int, names: list[str], steps: int) -> None:
