@@ -4,8 +4,11 @@ Promises: job, model, FSDP2, loss and optimizer are those of ``smalti train``; o
 saved beyond a run folder in a temporary place. The process joins the world that its environment describes.
 """
 
+import os
+import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -84,6 +87,19 @@ class Step(NamedTuple):
     collectives: list[Total]
 
 
+@contextmanager
+def _one_folder() -> Iterator[str]:
+    """A run folder of these ranks: ranks compare their configs when they meet, so it has one name on all of them."""
+    world = env.world()
+    name = os.getppid() if world.world_size > 1 else os.getpid()  # ranks have one parent
+    folder = os.path.join(tempfile.gettempdir(), f"counted-{name}")
+    try:
+        yield folder
+    finally:
+        if world.is_first:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def counted_steps(
     config: RunConfig, steps: int = 2, *, prepare: Callable[[nn.Module], None] | None = None
 ) -> list[Step]:
@@ -91,9 +107,9 @@ def counted_steps(
 
     prepare: is given the model before the first.
     """
-    with tempfile.TemporaryDirectory(prefix="counted-") as folder:
+    with _one_folder() as folder:
         track = config.track.model_copy(update={"console": False, "system_every_s": 0})
-        config = config.model_copy(update={"folder": f"{folder}/{env.world().rank}", "track": track})
+        config = config.model_copy(update={"folder": folder, "track": track})
         stream: Any = _Stream(config, layout_of(config, env.world().world_size).data_ranks)
         batches = _Batches(stream, torch.device("cpu"), mask_documents=config.data.mask_documents)
         # no MFU is asked for, so no matmul rate is measured
