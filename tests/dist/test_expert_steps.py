@@ -6,9 +6,9 @@ from typing import Any
 
 import mesh_runs
 import pytest
-from conftest import PROVE
 import torch
 import torch.distributed as dist
+from conftest import PROVE
 from gloo import run_ranks
 from tiny_models import write_byte_tokens
 from torch import Tensor

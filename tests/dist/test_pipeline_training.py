@@ -5,8 +5,8 @@ from typing import Any
 
 import mesh_runs
 import pytest
-from conftest import PROVE
 import torch
+from conftest import PROVE
 from gloo import run_ranks
 from torch import Tensor
 from torch.distributed.tensor import DTensor

@@ -8,10 +8,10 @@ from typing import Any
 import mesh_runs
 import numpy as np
 import pytest
-from conftest import PROVE
 import shared_rows
 import torch
 import torch.distributed as dist
+from conftest import PROVE
 from gloo import run_ranks
 from tiny_models import llama_config, tiny_model, write_byte_tokens
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from conftest import PROVE
 import torch
 import torch.distributed.checkpoint as dcp
+from conftest import PROVE
 from gloo import run_ranks
 from torch import Tensor
 
