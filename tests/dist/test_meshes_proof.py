@@ -64,18 +64,13 @@ def _ranks(parallel: dict[str, Any]) -> int:
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Any], tuple[Path, mesh_runs.Run]]:
-    """(kind, microbatch_tokens) -> a folder with tokens, and the run of one process.
-
-    A pipeline needs small microbatches; in one process too their sums are rounded in another order, and AdamW's first
-    updates carry that to 1.6e-5 of a gradient norm. So what is compared has the same ones.
-    """
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, mesh_runs.Run]]:
+    """Kind -> a folder with tokens, and the run of one process."""
 
     @cache
-    def of(kind: str, microbatch_tokens: Any) -> tuple[Path, mesh_runs.Run]:
+    def of(kind: str) -> tuple[Path, mesh_runs.Run]:
         root = tmp_path_factory.mktemp(kind)
-        config = mesh_runs.config_of(root, kind, "one", STEPS, microbatch_tokens=microbatch_tokens)
-        return root, mesh_runs.run_on(1, config, STEPS)
+        return root, mesh_runs.run_on(1, mesh_runs.config_of(root, kind, "one", STEPS), STEPS)
 
     return of
 
@@ -85,7 +80,7 @@ def _farthest(found: list[float], wanted: list[float]) -> float:
 
 
 def _compared(kind: str, parallel: dict[str, Any], reference: Any, *, replay: bool) -> dict[str, Any]:
-    root, one = reference(kind, parallel.get("microbatch_tokens", "auto"))
+    root, one = reference(kind)
     ranks = _ranks(parallel)
     name = _name(parallel) + ("-replay" if replay else "")
     run = mesh_runs.run_on(
