@@ -26,7 +26,7 @@ from smalti.train.step import train_step
 
 VOCAB, SEQ_LEN, ROWS = 96, 64, 8
 EPS = 1e-6
-"""AdamW's. With 1e-8 an element whose first gradient is 8e-9 takes a third of a whole step of rounding: one process with
+"""AdamW's. With 1e-8 an element whose first gradient is 8e-9 moves by what rounding left of it: one process with
 microbatches of 64 tokens is then 1.6e-5 of a gradient norm away from one with 512, by no mesh at all; with 1e-6, 5e-7.
 """
 DENSE = {
