@@ -9,28 +9,28 @@ Its ``.metadata`` is a pickle, so it is opened only after its digest matches and
 classes alone. Does not promise anything about a folder that somebody else can write to: a manifest can be forged.
 """
 
-import io
 import os
-import pickle
 import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from smalti.base import log, store
 from smalti.base.errors import DataError, TryElsewhere
 from smalti.base.hashing import sha256_file
-from smalti.dist.world import from_first
+from smalti.dist.shard_reader import ShardReader
+from smalti.dist.world import from_first, together
+
+T = TypeVar("T")
 
 FORMAT = 1
 Reject = Callable[[str, str], None]
@@ -133,16 +133,17 @@ def _complete(folder: str | Path) -> list[str]:
     return sorted((name for name in names if (Path(folder) / name / "COMPLETE").exists()), reverse=True)
 
 
-def newest(folder: str | Path, reject: Reject | None = None) -> str | None:
+def newest(folder: str | Path, reject: Reject | None = None, *, shared: bool = False) -> str | None:
     """The newest checkpoint below ``folder`` whose every file matches its digest, or None where there is none at all.
 
-    Call it on one process (its cost is reading the checkpoint once); older ones are looked at only where newer fail.
-    DataError where there are some and none can be used: to start from the beginning then is the user's decision.
+    Its cost is reading the checkpoint once; older ones are looked at only where newer fail. shared: all ranks of the
+    world call it and read a part each; all find and reject the same. Otherwise one process reads it all. DataError
+    where there are some and none can be used: to start from the beginning then is the user's decision.
     """
     reasons: list[str] = []
-    for name in _complete(folder):
+    for name in from_first(lambda: _complete(folder)) if shared else _complete(folder):
         path = str(Path(folder) / name)
-        reason = fault(path)
+        reason = fault(path, shared=shared)
         if reason is None:
             return path
         reasons.append(f"{name}: {reason}")
@@ -173,30 +174,68 @@ def set_aside_newer(path: str | Path) -> list[str]:
     return moved
 
 
-def fault(path: str | Path) -> str | None:
+def fault(path: str | Path, *, shared: bool = False) -> str | None:
     """Why the checkpoint at ``path`` is damaged, or None where every file matches its digest.
 
+    shared: all ranks of the world call it, each reads a part of the files, and all hear the first reason of any.
     DataError for a format of another version; TryElsewhere where a file is there and cannot be read (permission, I/O).
     """
     root = Path(path)
-    try:
+    if not shared:
+        entries, reason = _listed(root)
+        return reason or _first_mismatch(root, entries)
+    entries, reason = from_first(lambda: _listed(root))
+    if reason is not None:
+        return reason
+    own = _part(entries, dist.get_rank(), dist.get_world_size())
+    return _worst(together(lambda: _first_mismatch(root, own)))
+
+
+def _part(entries: list[dict[str, Any]], rank: int, ranks: int) -> list[dict[str, Any]]:
+    """The files that ``rank`` verifies: shards are dealt out by size; what all ranks need is read by rank 0 alone."""
+    by_size = sorted(entries, key=lambda entry: -int(entry["bytes"]))
+    shards = [entry for entry in by_size if Path(entry["name"]).name.startswith("__")]
+    rest = [entry for entry in by_size if entry not in shards]
+    return shards[rank::ranks] + (rest if rank == 0 else [])
+
+
+def _listed(root: Path) -> tuple[list[dict[str, Any]], str | None]:
+    """The files that the manifest names; or why it cannot be believed."""
+
+    def look() -> tuple[list[dict[str, Any]], str | None]:
         if not (root / "COMPLETE").exists():
-            return "it has no COMPLETE mark"
+            return [], "it has no COMPLETE mark"
         if store.read_text(root / "COMPLETE").strip() != sha256_file(root / "manifest.json"):
-            return "manifest.json does not match its digest in COMPLETE"
+            return [], "manifest.json does not match its digest in COMPLETE"
         manifest = store.read_json(root / "manifest.json")
         if manifest["format"] != FORMAT:
             raise DataError(
-                f"checkpoint {path} has format {manifest['format']}; this version of Smalti reads {FORMAT}",
+                f"checkpoint {root} has format {manifest['format']}; this version of Smalti reads {FORMAT}",
                 hint="use the version that wrote it (provenance.json names it), or start anew with name=NEW_NAME",
             )
-        found = (_mismatch(root, entry) for entry in manifest["files"])
-        return next((reason for reason in found if reason), None)
+        return [{key: entry[key] for key in ("name", "bytes", "sha256")} for entry in manifest["files"]], None
+
+    found, reason = _guarded(root, look)
+    return found or ([], reason)
+
+
+def _first_mismatch(root: Path, entries: list[dict[str, Any]]) -> str | None:
+    def look() -> str | None:
+        return next(filter(None, (_mismatch(root, entry) for entry in entries)), None)
+
+    found, reason = _guarded(root, look)
+    return found or reason
+
+
+def _guarded(root: Path, look: Callable[[], T]) -> tuple[T | None, str | None]:
+    """What ``look`` gives, or why the files that it looked at are damaged."""
+    try:
+        return look(), None
     except (FileNotFoundError, KeyError, TypeError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
+        return None, f"{type(error).__name__}: {error}"
     except OSError as error:
         raise TryElsewhere(
-            f"checkpoint {path} cannot be read: {error}", hint="mend the access to it, then run the same command again"
+            f"checkpoint {root} cannot be read: {error}", hint="mend the access to it, then run the same command again"
         ) from error
 
 
@@ -223,7 +262,7 @@ def load(path: str | Path, tensors: dict[str, Tensor]) -> None:
 
     Rank 0 alone reads what says where the tensors lie; each rank reads its own parts of them.
     """
-    reader = _Reader(Path(path) / "shards")
+    reader = ShardReader(Path(path) / "shards")
     reader.share()
     saved = reader.read_metadata().state_dict_metadata
     _check_names(path, saved, tensors)
@@ -232,10 +271,10 @@ def load(path: str | Path, tensors: dict[str, Tensor]) -> None:
 
 def shapes(path: str | Path) -> dict[str, tuple[int, ...]]:
     """The shape of each of the model's weights, by the names of its ``state_dict``; digests are not checked."""
-    return {name: tuple(entry.size) for name, entry in _stored_model(_Reader(Path(path) / "shards")).items()}
+    return {name: tuple(entry.size) for name, entry in _stored_model(ShardReader(Path(path) / "shards")).items()}
 
 
-def _stored_model(reader: "_Reader") -> dict[str, TensorStorageMetadata]:
+def _stored_model(reader: ShardReader) -> dict[str, TensorStorageMetadata]:
     return {
         name.removeprefix("model."): entry
         for name, entry in reader.read_metadata().state_dict_metadata.items()
@@ -254,7 +293,7 @@ class StoredModel(Mapping[str, Tensor]):
         problem = fault(path)
         if problem is not None:
             raise DataError(f"checkpoint {path} cannot be used: {problem}", hint="name another step, or train again")
-        self._reader = _Reader(Path(path) / "shards")
+        self._reader = ShardReader(Path(path) / "shards")
         self._saved = _stored_model(self._reader)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -286,68 +325,6 @@ def _check_names(path: str | Path, saved: dict[str, Any], wanted: dict[str, Tens
                 f"tensor '{name}' of checkpoint {path} has shape {tuple(saved[name].size)}; "
                 f"the model needs {tuple(tensor.shape)}"
             )
-
-
-class _Unpickler(pickle.Unpickler):
-    """Admits the classes of DCP's metadata and nothing else."""
-
-    _ADMITTED = frozenset(
-        {
-            ("pathlib", "PosixPath"),
-            ("pathlib", "WindowsPath"),
-            ("pathlib._local", "PosixPath"),
-            ("pathlib._local", "WindowsPath"),
-            ("torch", "Size"),
-            ("torch.serialization", "_get_layout"),
-            ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-            *(
-                ("torch.distributed.checkpoint.metadata", name)
-                for name in (
-                    "BytesStorageMetadata",
-                    "ChunkStorageMetadata",
-                    "Metadata",
-                    "MetadataIndex",
-                    "StorageMeta",
-                    "TensorProperties",
-                    "TensorStorageMetadata",
-                    "_MEM_FORMAT_ENCODING",
-                )
-            ),
-        }
-    )
-
-    def find_class(self, module: str, name: str) -> Any:
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_dtype or (module, name) in self._ADMITTED:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"checkpoint metadata asks for {module}.{name}, which is not admitted")
-
-
-class _Reader(dcp.FileSystemReader):
-    """DCP's reader with the guarded unpickler, confined to its folder."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        metadata = self._admitted_metadata
-        assert metadata.storage_meta is not None
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
-
-    def share(self) -> None:
-        """Have rank 0 read the metadata for all ranks, which call this together."""
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            self._admitted_metadata = from_first(lambda: self._admitted_metadata)
-
-    @cached_property
-    def _admitted_metadata(self) -> Metadata:
-        data = store.read_bytes(Path(self.path) / ".metadata")
-        try:
-            metadata = _Unpickler(io.BytesIO(data)).load()
-        except Exception as error:
-            raise DataError(f"{self.path}/.metadata cannot be read: {error}") from error
-        for info in metadata.storage_data.values():
-            if os.path.basename(info.relative_path) != info.relative_path:
-                raise DataError(f"{self.path}/.metadata points outside its folder: {info.relative_path}")
-        return metadata  # type: ignore[no-any-return]
 
 
 # ---- agreement of the ranks -----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from smalti.base import env, log
 from smalti.base.env import World
-from smalti.base.errors import SmaltiError, UserError
+from smalti.base.errors import UserError
 from smalti.config.durations import to_seconds
 from smalti.config.run import JobConfig, RunConfig
 from smalti.data.fork import plan_fork
@@ -255,25 +255,18 @@ def tensors_of(state: TrainState) -> dict[str, Tensor]:
 
 
 def _find_checkpoint(folder: RunFolder, events: Any) -> str | None:
-    """The checkpoint to go on from, the same on every rank; rank 0 looks, and all of them raise what it raises."""
-    passed_over: list[tuple[str, str]] = []
-    found: list[Any] = [None, None]
-    if dist.get_rank() == 0:
-        try:
-            found[0] = checkpoint.newest(folder.checkpoints, lambda path, reason: passed_over.append((path, reason)))
-        except SmaltiError as error:
-            found[1] = error
-    dist.broadcast_object_list(found, src=0)
-    path, failure = found
-    if failure is not None:
-        raise failure
-    for rejected, reason in passed_over:
-        log.get("train").warning("%s is passed over: %s", rejected, reason)
-        events.write("checkpoint_rejected", path=rejected, reason=reason)
-    if path is not None and dist.get_rank() == 0:
-        for aside in checkpoint.set_aside_newer(path):
-            log.get("train").warning("it is kept as %s", aside)
-    return str(path) if path else None
+    """The checkpoint to go on from, the same on every rank: each verifies a part of it, rank 0 says what is left."""
+    warn = log.get("train").warning if dist.get_rank() == 0 else log.get("train").debug
+
+    def reject(path: str, reason: str) -> None:
+        warn("%s is passed over: %s", path, reason)
+        events.write("checkpoint_rejected", path=path, reason=reason)
+
+    path = checkpoint.newest(folder.checkpoints, reject, shared=True)
+    if path is not None:
+        for aside in worlds.from_first(lambda: checkpoint.set_aside_newer(path)):
+            warn("it is kept as %s", aside)
+    return path
 
 
 def _resume(path: str | None, state: TrainState, batches: Batches, events: Any) -> dict[str, Any]:

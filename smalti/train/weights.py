@@ -32,20 +32,20 @@ def open_weights(source: str, model: nn.Module) -> Callable[[], None]:
     if os.path.isfile(f"{source}/config.json"):
         folder = world.together(lambda: _checked_folder(source, wanted))
         return lambda: _load_folder(folder, model)
-    path = world.from_first(lambda: find_checkpoint(source))
+    path = find_checkpoint(source)
     found = world.from_first(lambda: checkpoint.shapes(path))
     world.together(lambda: _check_fits(source, found, wanted))
     return lambda: checkpoint.load(path, {f"model.{n}": value for n, value in model.state_dict().items() if n in found})
 
 
 def find_checkpoint(source: str | Path) -> str:
-    """The newest checkpoint of a run, or the one that ``source`` is; its digests have been checked."""
-    if os.path.isfile(f"{source}/train_state.json"):
-        problem = checkpoint.fault(source)
+    """The newest checkpoint of a run, or the one that ``source`` is; all ranks together have checked its digests."""
+    if world.from_first(lambda: os.path.isfile(f"{source}/train_state.json")):
+        problem = checkpoint.fault(source, shared=True)
         if problem is not None:
             raise DataError(f"checkpoint {source} cannot be used: {problem}", hint="name another one")
         return str(source)
-    newest = checkpoint.newest(f"{source}/checkpoints")
+    newest = checkpoint.newest(f"{source}/checkpoints", shared=True)
     if newest is None:
         raise DataError(
             f"init_from={source} is none of: a run folder with a checkpoint, a checkpoint, a Hugging Face folder",

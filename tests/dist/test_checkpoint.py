@@ -12,7 +12,9 @@ from gloo import run_ranks
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 from smalti.base.errors import DataError, TryElsewhere
+from smalti.base.hashing import sha256_file
 from smalti.dist import checkpoint
+from smalti.dist.shard_reader import ShardReader
 
 
 def _tensors(fill: float | None = None) -> dict[str, torch.Tensor]:
@@ -104,6 +106,51 @@ def test_a_damaged_checkpoint_is_passed_over(damage: Any, tmp_path: Path) -> Non
         checkpoint.read_model(newest)
 
 
+def _find_together(rank: int, folder: Path, unreadable: int | None = None) -> tuple[Any, list[Any], list[str]]:
+    """What this rank finds, what it rejects, which files it read."""
+    read: list[str] = []
+
+    def look(path: Path) -> str:
+        read.append(str(path.relative_to(folder)))
+        if rank == unreadable:
+            raise PermissionError(13, "Permission denied", str(path))
+        return sha256_file(path)
+
+    setattr(checkpoint, "sha256_file", look)  # noqa: B010  (this process is a rank of its own)
+    rejected: list[tuple[str, str]] = []
+    try:
+        found: Any = checkpoint.newest(folder, lambda path, reason: rejected.append((path, reason)), shared=True)
+    except TryElsewhere as error:
+        found = str(error)
+    return found, rejected, read
+
+
+@pytest.mark.parametrize("by_rank", [0, 1, 2])
+def test_ranks_share_the_reading_and_find_the_same(by_rank: int, tmp_path: Path) -> None:
+    newest = Path(run_ranks(3, _save, tmp_path, (5, 10))[0])
+    dealt = run_ranks(3, _find_together, tmp_path)
+    assert [one[:2] for one in dealt] == [(str(newest), [])] * 3
+    read = [name for one in dealt for name in one[2]]
+    written = {str(path.relative_to(tmp_path)) for path in newest.rglob("*") if path.is_file()}
+    assert sorted(read) == sorted(written - {"step-00000010/COMPLETE"}), "each file is read once, by one rank"
+    assert all(any("shards/__" in name for name in one[2]) for one in dealt)
+
+    damaged = next(name for name in dealt[by_rank][2] if "shards/__" in name)
+    data = (tmp_path / damaged).read_bytes()
+    (tmp_path / damaged).write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    reason = f"{damaged.partition('/')[2]} does not match its digest"
+    for found, rejected, _ in run_ranks(3, _find_together, tmp_path):
+        assert found == str(tmp_path / "step-00000005")
+        assert rejected == [(str(newest), reason)]
+
+
+def test_a_rank_that_cannot_read_its_part_is_heard_by_all(tmp_path: Path) -> None:
+    run_ranks(2, _save, tmp_path)
+    for found, rejected, _ in run_ranks(2, _find_together, tmp_path, 1):
+        assert "cannot be read" in found
+        assert not rejected
+
+
 def test_nothing_there_is_nothing_found(tmp_path: Path) -> None:
     assert checkpoint.newest(tmp_path / "absent") is None
     assert checkpoint.newest(tmp_path) is None
@@ -118,7 +165,7 @@ def test_metadata_may_name_no_other_class(tmp_path: Path, capsys: pytest.Capture
     path = Path(run_ranks(1, _save, tmp_path)[0])
     (path / "shards" / ".metadata").write_bytes(pickle.dumps(_Evil()))
     with pytest.raises(DataError, match="not admitted"):
-        checkpoint._Reader(path / "shards").read_metadata()
+        ShardReader(path / "shards").read_metadata()
     assert "unpickled" not in capsys.readouterr().out
 
 
