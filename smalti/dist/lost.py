@@ -2,30 +2,36 @@
 
 Promises: an error of torch's libraries that means a lost or silent peer becomes a LostPeer that names the ranks that
 did not answer, with their hosts, some seconds after it was noticed; every other error stays what it is, and the others
-are told of it. A rank that is cut off from the store can only name the ranks on the host of the store. Does not promise
+are told of it, and of the exit code of one that would come again. A rank that is cut off from the store can only name
+the ranks on the host of the store: rank 0 too, whose own error goes down with the store that it holds. Does not promise
 which of several silent ranks was the first.
 """
 
+import json
 import re
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from typing import NoReturn, TypeVar
 
 import torch.distributed as dist
 
-from smalti.base.errors import TryElsewhere
+from smalti.base.errors import ExitCode, SmaltiError, TryElsewhere
 from smalti.dist.handshake import names_of
 
 T = TypeVar("T")
+Said = dict[int, tuple[str, int]]
+"""Rank -> why it ended by itself and with which exit code; "" where it too has lost somebody."""
 
 LISTEN_S = 5.0
 """How long the ranks that are left wait for each other to say so."""
 _ANSWER_S = 3.0
 """A store that takes longer than this to answer is behind a cut line."""
 _POLL_S = 0.1
+_SURE = (ExitCode.BUG, ExitCode.USAGE, ExitCode.NO)
 _LOST_PEER = re.compile(
     r"connection (was likely )?(closed|reset|refused|aborted)|broken pipe|closed by peer|timed? ?out"
     r"|ncclRemoteError|communicator was aborted|no route to host|network is unreachable|recvBytes|sendBytes",
@@ -36,7 +42,11 @@ collective that our own ranks enter with unequal tensors is reported by the same
 
 
 class LostPeer(TryElsewhere):
-    """This rank cannot go on, because another one is gone or silent."""
+    """This rank cannot go on, because another one is gone or silent. Where that one has said that it would fail again,
+    ``exit_code`` is what it ends with."""
+
+    writes = False
+    """Whether this rank, of all that are left, is to put the end on record."""
 
 
 def lost_peer(error: BaseException) -> bool:
@@ -53,27 +63,81 @@ def raise_told(error: Exception, hosts: Sequence[str], *, ask: bool = True) -> N
         raise error
     rank, store = dist.get_rank(), _store()
     if not lost_peer(error):
+        told = json.dumps([f"{type(error).__name__}: {error}"[:500], _code(error)])
         with suppress(RuntimeError):
-            _within(_ANSWER_S, lambda: store.set(f"lost/{rank}", f"{type(error).__name__}: {error}"[:500]))
+            _within(_ANSWER_S, lambda: store.set(f"lost/{rank}", told))
         raise error
-    who = _silent(store, rank, hosts) if ask else "another rank"
+    said = _ask(store, rank) if ask else {}
+    who = _silent(said, rank, hosts) if ask else "another rank"
     reason = str(error).strip().splitlines()[0][:300]
-    raise LostPeer(
-        f"rank {rank} lost {who}: {reason}", hint="run the same command again; it goes on from the newest checkpoint"
-    ) from error
+    again = "run the same command again; it goes on from the newest checkpoint"
+    codes = [code for text, code in (said or {}).values() if text and code != ExitCode.RETRY]
+    lost = LostPeer(
+        f"rank {rank} lost {who}: {reason}",
+        hint="mend what that rank says; the same command would end in the same way" if codes else again,
+    )
+    if codes:
+        lost.exit_code = ExitCode(codes[0])
+    # Those that are cut off from the store do not hear of each other, but know that rank 0 may be gone.
+    left = [one for one, (text, _) in said.items() if not text] if said else _beside_first(hosts)
+    lost.writes = ask and rank == min(left, default=rank)
+    raise lost from error
 
 
-def _silent(store: dist.Store, rank: int, hosts: Sequence[str]) -> str:
-    """Who has not said within some seconds that it is still there."""
+def _code(error: Exception) -> ExitCode:
+    """What the others are to end with: 75, unless the same command would surely fail here again. An error of torch, the
+    system or memory may be one of this device, driver or disk, and another try may find a better one."""
+    if isinstance(error, SmaltiError):
+        return error.exit_code if error.exit_code in _SURE else ExitCode.RETRY
+    return ExitCode.RETRY if isinstance(error, (RuntimeError, OSError, MemoryError)) else ExitCode.BUG
+
+
+def _beside_first(hosts: Sequence[str]) -> list[int]:
+    """The ranks that are not on the host of rank 0."""
+    return [rank for rank, host in enumerate(hosts) if host != hosts[0]] or list(range(1, len(hosts)))
+
+
+def _ask(store: dist.Store, rank: int) -> Said | None:
+    """What the ranks have said within some seconds; None where the store does not answer."""
     with suppress(ValueError):  # not the main thread
         # A launcher that sees the first of us end tells the others to go, who would then name nobody.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     size = dist.get_world_size()
     said = _within(LISTEN_S + _ANSWER_S, lambda: _listen(store, rank, size))
+    if said is not None and rank == 0:  # the store is gone with this rank: the others are to have read it
+        here = sum(not text for text, _ in said.values())
+        _within(_ANSWER_S, lambda: _wait(lambda: store.add("lost/heard", 0) >= here, _ANSWER_S))
+    return said
+
+
+def _listen(store: dist.Store, rank: int, size: int) -> Said:
+    """One of those that ask looks for all of them: each for itself, thousands would ask the store for minutes."""
+    store.set(f"lost/{rank}", json.dumps(["", ExitCode.RETRY]))
+    if store.add("lost/asking", 1) == 1:
+        missing, found = set(range(size)), Said()
+
+        def look() -> bool:
+            here = {other for other in missing if store.check([f"lost/{other}"])}
+            missing.difference_update(here)
+            found.update({other: tuple(json.loads(store.get(f"lost/{other}"))) for other in here})
+            return not missing
+
+        _wait(look, LISTEN_S)
+        store.set("lost/said", json.dumps(list(found.items())))
+    else:
+        store.wait(["lost/said"], timedelta(seconds=LISTEN_S + _ANSWER_S))
+    said = {int(other): (str(text), int(code)) for other, (text, code) in json.loads(store.get("lost/said"))}
+    store.add("lost/heard", 1)
+    return said | {rank: ("", int(ExitCode.RETRY))}  # it may have come after the look
+
+
+def _silent(said: Said | None, rank: int, hosts: Sequence[str]) -> str:
+    """Who has not said that it is still there, or has said that it ends."""
+    size = dist.get_world_size()
     if said is None:
         first = [other for other in range(size) if hosts and hosts[other] == hosts[0]] or [0]
         return f"{names_of(first, hosts)}: the store, which is at rank 0, does not answer"
-    ended = {other: text for other, text in said.items() if text}
+    ended = {other: text for other, (text, _) in said.items() if text}
     if ended:
         return "; ".join(f"{names_of([other], hosts)}, which ended with {text}" for other, text in ended.items())
     silent = set(range(size)) - set(said)
@@ -82,14 +146,11 @@ def _silent(store: dist.Store, rank: int, hosts: Sequence[str]) -> str:
     return f"{names_of(silent, hosts)}, which {'does' if len(silent) == 1 else 'do'} not answer"
 
 
-def _listen(store: dist.Store, rank: int, size: int) -> dict[int, str]:
-    """Ranks that have said something -> why they ended; nothing where they too have lost somebody."""
-    store.set(f"lost/{rank}", "")
-    end_s, here = time.monotonic() + LISTEN_S, {rank}
-    while len(here) < size and time.monotonic() < end_s:
-        here |= {other for other in range(size) if other not in here and store.check([f"lost/{other}"])}
+def _wait(ready: Callable[[], bool], seconds: float) -> None:
+    """Until ``ready``, or some seconds have passed."""
+    end_s = time.monotonic() + seconds
+    while not ready() and time.monotonic() < end_s:
         time.sleep(_POLL_S)
-    return {other: store.get(f"lost/{other}").decode() for other in here}
 
 
 def _store() -> dist.Store:

@@ -1,5 +1,6 @@
 """A rank that does not answer is named by those that wait for it; other errors stay what they are."""
 
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 import torch.distributed as dist
 from gloo import run_ranks
 
-from smalti.base.errors import UserError
+from smalti.base.errors import Interrupted, Refusal, TryElsewhere, UserError
 from smalti.dist import lost
 
 HOSTS = ("a", "a", "b")
@@ -39,22 +40,86 @@ def test_the_silent_rank_is_named_with_its_host():
     assert (first[1], second[1]) == (75, 75)
 
 
-def _wait_for_one_that_fails(rank: int) -> Any:
+def _wait_for_one_that_fails(rank: int, failure: Exception) -> Any:
     store = dist.distributed_c10d._get_default_store()
     lost.LISTEN_S = 5.0
-    error = UserError("no") if rank == 1 else RuntimeError("Connection closed by peer")
-    if rank == 0:
+    error = failure if rank == 1 else RuntimeError("Connection closed by peer")
+    if rank != 1:
         store.wait(["lost/1"])
     with pytest.raises(Exception, match=r"no|lost") as told:
         lost.raise_told(error, HOSTS)
     dist.barrier()
-    return type(told.value).__name__, str(told.value).splitlines()[0]
+    left = (int(told.value.exit_code), told.value.writes) if isinstance(told.value, lost.LostPeer) else None
+    return type(told.value).__name__, str(told.value).splitlines()[0], left
 
 
-def test_a_rank_that_failed_by_itself_is_named_with_its_error():
-    first, second = run_ranks(2, _wait_for_one_that_fails)
-    assert second == ("UserError", "no")
-    assert first == ("LostPeer", "rank 0 lost rank 1 (a), which ended with UserError: no: Connection closed by peer")
+@pytest.mark.parametrize(("failure", "code"), [(UserError("no"), 2), (TryElsewhere("no"), 75)])
+def test_a_rank_that_failed_by_itself_is_named_with_its_error_and_ends_all_with_its_code(failure, code):
+    first, second, third = run_ranks(3, _wait_for_one_that_fails, failure)
+    name = type(failure).__name__
+    assert second == (name, "no", None)
+    said = f"lost rank 1 (a), which ended with {name}: no: Connection closed by peer"
+    assert first == ("LostPeer", f"rank 0 {said}", (code, True)), "the first that is left puts it on record"
+    assert third == ("LostPeer", f"rank 2 {said}", (code, False))
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UserError(""), 2),
+        (Refusal(""), 3),
+        (KeyError(""), 1),
+        (AssertionError(""), 1),
+        (Interrupted(""), 75),
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), 75),
+        (OSError(28, "No space left on device"), 75),
+    ],
+)
+def test_only_what_would_fail_again_ends_the_others_for_good(error: Exception, code: int):
+    assert lost._code(error) == code
+
+
+def _leave_at_different_times(rank: int) -> Any:
+    """The store is at rank 0, which asks first; rank 1 asks later; rank 2 is silent."""
+    meeting = dist.distributed_c10d._get_default_store()
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if rank == 0 else None
+    if store is not None:
+        meeting.set("port", str(store.port))
+    else:
+        store = dist.TCPStore("127.0.0.1", int(meeting.get("port")), is_master=False, wait_for_workers=False)
+    lost.LISTEN_S, lost._store = 2.0, lambda: store
+    if rank == 2:
+        meeting.wait(["told/0", "told/1"])
+        return None
+    if rank == 1:
+        store.wait(["lost/0"])
+        time.sleep(1)
+    with pytest.raises(lost.LostPeer) as told:
+        lost.raise_told(RuntimeError("Connection closed by peer"), HOSTS)
+    meeting.set(f"told/{rank}", "")
+    return told.value.message, told.value.writes  # and with rank 0 goes its store
+
+
+@pytest.mark.slow
+def test_rank_0_stays_with_its_store_until_the_others_know_who_is_silent():
+    first, second, _ = run_ranks(3, _leave_at_different_times)
+    assert first == ("rank 0 lost rank 2 (b), which does not answer: Connection closed by peer", True)
+    assert second == ("rank 1 lost rank 2 (b), which does not answer: Connection closed by peer", False)
+
+
+def test_without_the_store_the_host_of_rank_0_is_named(monkeypatch):
+    class Gone:
+        def set(self, key: str, value: str) -> None:
+            raise dist.DistNetworkError("Connection refused")
+
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
+    monkeypatch.setattr(dist, "get_rank", lambda: 2)
+    monkeypatch.setattr(lost, "_store", Gone)
+    with pytest.raises(lost.LostPeer) as told:
+        lost.raise_told(RuntimeError("Connection closed by peer"), HOSTS)
+    assert told.value.message.startswith("rank 2 lost ranks 0-1 (a): the store, which is at rank 0, does not answer")
+    assert (int(told.value.exit_code), told.value.writes) == (75, True)
 
 
 def test_alone_an_error_stays_what_it_is():
