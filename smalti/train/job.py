@@ -48,12 +48,19 @@ MakeEvaluate = Callable[[RunConfig, Mapping[str, bytes], Mesh], Evaluate | None]
 
 def run(config: RunConfig, origins: Mapping[str, str], *, evaluation: MakeEvaluate, fork: bool = False) -> None:
     """Build and fit as a rank of the world that this process is in, and leave that world."""
+    job = None
     try:
         job = build(config, origins=origins, fork=fork)
         job.evaluate = evaluation(config, job.indexes, job.mesh)
         fit(job)
     except Exception as error:
-        lost.raise_told(error, worlds.hosts(), ask=not env.attempt_is_open())
+        foreign = not env.attempt_is_open()
+        try:
+            lost.raise_told(error, worlds.hosts(), ask=foreign)
+        except Exception as told:
+            if job is not None and foreign and (told.writes if isinstance(told, lost.LostPeer) else job.is_first):
+                recording.ended(job.folder, told)
+            raise
     finally:
         # With others that still wait for this rank, or are gone, nothing can be done together: it just goes.
         if not isinstance(sys.exception(), (*oom.ALONE, lost.LostPeer)):

@@ -1,11 +1,13 @@
 """What a job is recorded by: its recorder with sinks and trackers, and what is said of it when it begins."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from smalti.base.env import World
+from smalti.base.errors import TryElsewhere
 from smalti.config.run import JobConfig, RunConfig
 from smalti.dist import fsdp
 from smalti.model.blocks.attention.choice import described
@@ -84,6 +86,14 @@ def size(config: JobConfig) -> dict[str, int]:
         return {}
     params = count(config.model)
     return {"params_total": params.total, "params_active": params.active}
+
+
+def ended(folder: RunFolder, error: Exception) -> None:
+    """Say that the attempt has failed, where nobody has said yet how it ended; a disk that takes nothing is let be."""
+    with suppress(TryElsewhere, OSError):
+        status = folder.status()
+        if status.get("attempt") == folder.attempt and status.get("state") in ("starting", "running"):
+            folder.set_status("failed", reason=str(error).partition("\n")[0])
 
 
 class Nowhere:

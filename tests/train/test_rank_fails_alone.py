@@ -1,0 +1,52 @@
+"""One of two ranks fails by itself under a launcher that is not ours: all end with its code, and it is on record."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toy
+from gloo import run_ranks
+
+from smalti.base.errors import SmaltiError, UserError
+from smalti.config.run import RunConfig
+from smalti.track.run import RunFolder
+from smalti.train import job, loop
+
+
+def _fail_alone(rank: int, config: RunConfig, failing: int, error: Exception) -> tuple[str, int | None, str]:
+    asked = loop.train_step
+
+    def train_step(state: Any, *rest: Any) -> Any:
+        if rank == failing and state.step == 2:
+            raise error
+        return asked(state, *rest)
+
+    loop.train_step = train_step
+    with pytest.raises(Exception, match=r"lost|no room") as told:
+        job.run(config, {}, evaluation=lambda *_: None)
+    code = int(told.value.exit_code) if isinstance(told.value, SmaltiError) else None
+    return type(told.value).__name__, code, str(told.value).partition("\n")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("failing", "error", "code"),
+    [(1, UserError("no room"), 2), (1, KeyError("no room"), 1), (1, RuntimeError("no room"), 75)],
+)
+def test_the_others_end_with_the_code_of_the_rank_that_failed(failing, error, code, tmp_path: Path) -> None:
+    config = toy.config(tmp_path, parallel={"ranks": 2}, duration="6step")
+    found = run_ranks(2, _fail_alone, config, failing, error)
+    assert found[failing][0] == type(error).__name__
+    kind, ended_with, said = found[1 - failing]
+    assert (kind, ended_with) == ("LostPeer", code)
+    assert f"rank {1 - failing} lost rank {failing}, which ended with {type(error).__name__}: " in said
+    status = RunFolder.read(tmp_path / "runs/dense").status()
+    assert (status["state"], status["reason"], status["attempt"]) == ("failed", said, 0)
+
+
+@pytest.mark.slow
+def test_a_failure_of_rank_0_is_on_record_in_its_own_words(tmp_path: Path) -> None:
+    config = toy.config(tmp_path, parallel={"ranks": 2}, duration="6step")
+    run_ranks(2, _fail_alone, config, 0, UserError("no room"))
+    status = RunFolder.read(tmp_path / "runs/dense").status()
+    assert (status["state"], status["reason"]) == ("failed", "no room")
