@@ -54,10 +54,9 @@ if os.environ.get("RANK") == "1" and os.environ.get("SMALTI_ATTEMPT", "0") in {a
 """``sitecustomize.py`` of the ranks: before the ninth step of some attempts rank 1 asks for more than there is."""
 
 
-def _recipe(root: Path, **train: Any) -> tuple[Path, Path]:
-    config = toy.config(
-        root, "moe", parallel={"ranks": 2, "threads": 1}, duration="14step", checkpoint={"every": "5step"}, **train
-    )
+def _recipe(root: Path, *, axes: dict[str, int] | None = None, **train: Any) -> tuple[Path, Path]:
+    parallel = {"ranks": 2, "threads": 1, **(axes or {})}
+    config = toy.config(root, "moe", parallel=parallel, duration="14step", checkpoint={"every": "5step"}, **train)
     path = root / "recipe.yaml"
     path.write_text(dump(config))
     return path, Path(config.run_folder)
@@ -104,6 +103,24 @@ def test_the_run_goes_on_at_half_the_microbatch(phase: str, tmp_path: Path, unhu
     assert [e["microbatch_tokens"] for e in events if e["event"] == "auto_resolved"] == [192, 96]
     assert [e["step"] for e in events if e["event"] == "resumed"] == [5]
     assert f"rank 1 ran out of memory in {phase} after step 8, with microbatches of 192 tokens" in output
+    losses = _losses(folder)
+    assert sorted(losses) == sorted(unhurt)
+    for step, loss in unhurt.items():
+        assert losses[step] == pytest.approx(loss, rel=1e-5), step
+
+
+def test_a_pipeline_goes_on_at_half_the_microbatch(tmp_path: Path, unhurt: dict[int, float]) -> None:
+    """12 rows are two microbatches of 6, then four of 3; the last pipeline stage is the one that runs out."""
+    recipe, folder = _recipe(tmp_path, axes={"pipeline": 2})
+    code, output, _ = _train(recipe, phase="backward")
+    assert code == 0, output
+    events = RunFolder.read(folder).events()
+    short = next(event for event in events if event["event"] == "oom")
+    assert (short["rank"], short["phase"], short["step"], short["of"]["layout"]) == (1, "backward", 8, "pipeline 2")
+    assert (short["microbatch_tokens"], short["next_microbatch_tokens"]) == (192, 96)
+    ended = [event for event in events if event["event"] == "attempt_ended"]
+    assert [(event["code"], event.get("cause")) for event in ended] == [(75, "oom"), (0, None)]
+    assert [e["microbatch_tokens"] for e in events if e["event"] == "auto_resolved"] == [192, 96]
     losses = _losses(folder)
     assert sorted(losses) == sorted(unhurt)
     for step, loss in unhurt.items():
