@@ -8,9 +8,13 @@ import pytest
 import yaml
 from made_config import VALUES, made_config
 
+from smalti.cli import layout_here
 from smalti.cli.fits_here import memory_warning
 from smalti.cli.main import run
 from smalti.fleet import machine
+from smalti.plan.layout import Layout
+from smalti.plan.memory.rank import memory_per_rank
+from smalti.plan.parallel.auto import Resolved
 
 
 @pytest.fixture
@@ -76,3 +80,19 @@ def test_a_dry_run_warns_of_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -
         assert "neither" in str(memory_warning(one, ranks=1)), "CUDA alone takes most of it"
     _machine(monkeypatch, 24e9)
     assert memory_warning(made_config("train.parallel.device=cuda"), ranks=1) is None, "that GPU is elsewhere"
+
+
+def test_the_warning_is_of_the_layout_that_is_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices cut over four ranks need less than four copies do, and fit where those do not."""
+    fixed = ("train.microbatch_tokens=8192", "train.parallel.ranks=4")
+    copies = made_config(*fixed, "train.parallel.replicate=4")
+    cut = made_config(*fixed, "train.parallel.tensor=4")
+    needed = [memory_per_rank(one, device="cuda").total_bytes for one in (copies, cut)]
+    assert needed[1] < needed[0]
+    _machine(monkeypatch, 24e9, {"name": "Made up", "memory_bytes": sum(needed) / 2})
+    assert "a rank needs" in str(memory_warning(copies, ranks=4))
+    assert memory_warning(cut, ranks=4) is None
+    # and where the planner chooses, it is what it has chosen
+    chosen = Resolved(Layout(tensor=4), "planner")
+    monkeypatch.setattr(layout_here, "layout_here", lambda config, ranks: chosen)
+    assert memory_warning(copies, ranks=4) is None

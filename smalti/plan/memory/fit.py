@@ -6,7 +6,7 @@ costs no FLOPs comes first, then what costs some, then more devices. Says nothin
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from smalti.base.errors import UserError
@@ -66,35 +66,47 @@ def largest_microbatch(
     return low * seq_len
 
 
-def helps(config: RunConfig, memory_bytes: float, *, device: str | None = None) -> list[Help]:
+def helps(
+    config: RunConfig, memory_bytes: float, layout: Layout | None = None, *, device: str | None = None
+) -> list[Help]:
     """Changes with each of which the run fits ``memory_bytes``, the cheapest first; empty where it fits as it is, and
-    where none of them is enough."""
-    if memory_per_rank(config, device=device).total_bytes <= memory_bytes:
+    where none of them is enough. ``layout``: that of its ranks, where it is not what the config alone says."""
+    layout = layout or layout_of(config)
+
+    def needed(changed: RunConfig, on: Layout) -> int:
+        return memory_per_rank(changed, layout=on, device=device).total_bytes
+
+    if needed(config, layout) <= memory_bytes:
         return []
     found = []
     recompute = "train.parallel.activation_checkpointing=full"
     may = config.train.parallel.activation_checkpointing == "none"
     for change in ("", recompute) if may else ("",):
-        changed = _changed(config, change)
-        if change and memory_per_rank(changed, device=device).total_bytes <= memory_bytes:
-            found.append((change, "up to a third more FLOPs: each block's forward pass runs twice"))
+        changed = changed_by(config, change)
+        if change and needed(changed, layout) <= memory_bytes:
+            found.append((change, "up to a third more FLOPs: each block's forward pass runs twice", layout))
             break
-        largest = largest_microbatch(changed, memory_bytes, device=device)
+        largest = largest_microbatch(changed, memory_bytes, layout, device=device)
         if largest is not None:
             costs = "smaller matmuls" if not change else "smaller matmuls, and up to a third more FLOPs"
-            found.append((f"{change} train.microbatch_tokens={largest}".strip(), costs))
-    ranks = config.train.parallel.ranks * 2
-    while device == "cuda" and ranks <= MOST_RANKS and _has_share(config, ranks):  # ranks on a CPU share its memory
-        change = f"train.parallel.ranks={ranks}"
+            found.append((f"{change} train.microbatch_tokens={largest}".strip(), costs, layout))
+    times = 2
+    while device == "cuda" and (ranks := layout.world_size * times) <= MOST_RANKS and _has_share(config, ranks):
+        change = f"train.parallel.ranks={ranks}"  # ranks on a CPU share its memory
         with suppress(UserError):  # a number of ranks that the axes do not make up
-            if memory_per_rank(_changed(config, change), device=device).total_bytes <= memory_bytes:
-                found.append((change, f"{ranks // config.train.parallel.ranks} times the devices"))
+            changed = changed_by(config, change)
+            grown = _grown(changed, layout, times)
+            if needed(changed, grown) <= memory_bytes:
+                found.append((change, f"{times} times the devices", grown))
                 break
-        ranks *= 2
-    return [
-        Help(change, costs, memory_per_rank(_changed(config, change), device=device).total_bytes)
-        for change, costs in found
-    ]
+        times *= 2
+    return [Help(change, costs, needed(changed_by(config, change), on)) for change, costs, on in found]
+
+
+def _grown(changed: RunConfig, layout: Layout, times: int) -> Layout:
+    """``layout`` on so many times the ranks: they share the weights, where the config leaves that open."""
+    is_open = changed.train.parallel.shard == "auto"
+    return replace(layout, shard=layout.shard * times) if is_open else layout_of(changed)
 
 
 def _has_share(config: RunConfig, ranks: int) -> bool:
@@ -102,6 +114,7 @@ def _has_share(config: RunConfig, ranks: int) -> bool:
     return all(batch // seq_len >= ranks for batch, seq_len in config.batches_and_lengths)
 
 
-def _changed(config: RunConfig, change: str) -> RunConfig:
+def changed_by(config: RunConfig, change: str) -> RunConfig:
+    """The config with ``A.B=VALUE ...``."""
     values: dict[str, Any] = config.model_dump(mode="json")
     return from_dict(RunConfig, values, overrides=change.split()).config
