@@ -1,6 +1,8 @@
 """One mixture-of-experts block, forward and backward: Smalti against transformers' DBRX and Mixtral blocks, 2 threads.
 
     make bench NAME=moe ARGS='--record'       # about 2 minutes
+    python bench/moe.py --device cuda         # in bf16, with 16,384 tokens
+
 
 The same function of the same weights: 16 experts, 4 for a token, 2,048 tokens, width 512, 1,024 inside an expert
 (SwiGLU). Outputs and gradients are compared first: in fp32 all of them, in bf16 those of the tokens that both send to
@@ -32,6 +34,7 @@ from smalti.model.blocks.moe import MoE
 
 THREADS = 2
 EXPERTS, TOP_K, TOKENS, WIDTH, INNER = 16, 4, 2048, 512, 1024
+GPU_TOKENS = 16384
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}
 SAME_CHOICES_FRAC = 0.9
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -44,17 +47,21 @@ def main() -> None:
     """Print a ratio for each peer and precision; ``--record`` also writes bench/results/moe.json."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--precision", choices=DTYPES, action="append", help="default: both")
-    parser.add_argument("--tokens", type=int, default=TOKENS)
+    parser.add_argument("--tokens", type=int, help=f"default: {TOKENS:,}; on a GPU {GPU_TOKENS:,}")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--pairs", type=int, default=21, help="turns of each pair")
     parser.add_argument("--record", action="store_true", help="write bench/results/moe.json")
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
     keep_freed_memory()
-    figures = {}
-    for precision in options.precision or DTYPES:
-        print(f"{precision}: {EXPERTS} experts, top {TOP_K}, {options.tokens} tokens, {WIDTH} x {INNER}")
+    figures, on_gpu = {}, options.device == "cuda"
+    tokens = options.tokens or (GPU_TOKENS if on_gpu else TOKENS)
+    for precision in options.precision or (["bf16"] if on_gpu else DTYPES):
+        print(f"{precision}: {EXPERTS} experts, top {TOP_K}, {tokens} tokens, {WIDTH} x {INNER}, {options.device}")
         ours, peers = blocks(DTYPES[precision])
-        x_BTD, grad_BTD = (torch.randn(1, options.tokens, WIDTH).to(DTYPES[precision]) for _ in range(2))
+        for block in (ours, *peers.values()):
+            block.to(options.device)
+        x_BTD, grad_BTD = (torch.randn(1, tokens, WIDTH).to(options.device, DTYPES[precision]) for _ in range(2))
         found: dict[str, Ratio] = {}
         for name, peer in peers.items():
             distance = check(ours, peer, x_BTD, precision)
@@ -70,7 +77,7 @@ def main() -> None:
             aim = AIMS[precision, family]
             print(f"  {family} at its best: {ratio.ratio:.2f}x; aim {aim}: {'met' if ratio.ratio >= aim else 'MISSED'}")
     if options.record:
-        print("wrote", record("moe", figures))
+        print("wrote", record("moe-gpu" if on_gpu else "moe", figures))
 
 
 def blocks(dtype: torch.dtype) -> tuple[nn.Module, dict[str, nn.Module]]:
@@ -136,6 +143,8 @@ def turn(block: nn.Module, x_BTD: Tensor, grad_BTD: Tensor) -> Callable[[], None
         x_BTD.grad = None
         block.zero_grad(set_to_none=True)
         run(block, x_BTD).backward(grad_BTD)
+        if x_BTD.is_cuda:
+            torch.cuda.synchronize()
 
     return work
 
@@ -148,7 +157,7 @@ def check(ours: nn.Module, peer: nn.Module, x_BTD: Tensor, precision: str) -> fl
         out = run(block, leaf)
         (gradient,) = torch.autograd.grad(out.double().square().sum(), leaf)
         found.append(torch.cat([out.detach(), gradient], dim=-1).flatten(0, 1).double())
-    scale = torch.tensor([f.square().mean().sqrt() for f in found[1].chunk(2, dim=-1)]).repeat_interleave(WIDTH)
+    scale = torch.stack([f.square().mean().sqrt() for f in found[1].chunk(2, dim=-1)]).repeat_interleave(WIDTH)
     apart, size = (found[0] - found[1]) / scale, found[1] / scale
     near = apart.norm(dim=-1) < 10 * TOLERANCE[precision] * size.norm(dim=-1)
     distance = float(apart[near].norm() / size[near].norm())

@@ -29,10 +29,11 @@ run() {
   table+=("$(printf '%-32s %-12s %5d s' "$name" "$word" $((SECONDS - began)))")
 }
 
-run "pytest -m gpu" "$python" -m pytest -q -m gpu -p no:cacheprovider "$@"
+mapfile -t files < <(grep -l 'mark\.gpu' -r tests --include='test_*.py')  # others may import what is not installed
+run "pytest -m gpu" "$python" -m pytest -q -m gpu -p no:cacheprovider "${files[@]}"
 for script in bench/*.py; do
   [ -e "$script" ] || continue
-  grep -q -- '--device' "$script" && run "$script" "$python" "$script" --device cuda
+  grep -q -- '--device' "$script" && run "$script" "$python" "$script" --device cuda "$@"
 done
 printf '%s\n' "${table[@]}"
 exit $worst

@@ -43,7 +43,12 @@ def record(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> Path:
 
 
 def commit_of(root: Path) -> str:
-    """The commit of the checkout, with ``-dirty`` when a tracked file (other than a result) differs; or 'unknown'."""
+    """The commit of the checkout, with ``-dirty`` when a tracked file (other than a result) differs; or 'unknown'.
+
+    A copy without its .git is told it by BENCH_COMMIT.
+    """
+    if "BENCH_COMMIT" in os.environ:
+        return os.environ["BENCH_COMMIT"]
     head = _output(["git", "-C", str(root), "rev-parse", "HEAD"])
     if head is None:
         return "unknown"

@@ -190,8 +190,9 @@ def _collectives(here: _Setting) -> "list[Collective]":
 
     parallel = here.config.train.parallel
     return collectives(
-        here.config, here.layout, here.microbatch_tokens, dispatch=parallel.dispatch, context=parallel.context
-    )
+        here.config, here.layout, here.microbatch_tokens, dispatch=parallel.dispatch, context=parallel.context,
+        device=here.kind,
+    )  # fmt: skip
 
 
 def _step_time_s(here: _Setting) -> float | None:

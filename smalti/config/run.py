@@ -37,6 +37,11 @@ class JobConfig(Config):
         """Where the run's files lie."""
         return self.folder or f"runs/{self.name}"
 
+    def on(self, device: str) -> Self:
+        """With the size of a tile of logits that ``auto`` is on a device of that type: ``cpu``, or a GPU."""
+        loss = self.train.loss.model_copy(update={"chunk_bytes": self.train.loss.tile_bytes(device)})
+        return self.model_copy(update={"train": self.train.model_copy(update={"loss": loss})})
+
     @property
     def history(self) -> tuple[PastConfig, ...]:
         """What held until each fork; only runs of ``smalti train`` are forked."""

@@ -1,7 +1,7 @@
 """The ``train:`` section: optimizer, schedule, precision, loss, cadences, and where the ranks run."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -111,8 +111,15 @@ class LossConfig(Config):
 
     z_loss_coef: Real = Field(0.0, ge=0)
     """Weight of the squared log-partition of the output (0 switches it off)."""
-    chunk_bytes: Whole = placement(2**28, ge=1)
-    """Memory for logits, and what is made of them, that exist at one time."""
+    chunk_bytes: Annotated[Whole, Field(ge=1)] | Literal["auto"] = placement("auto")
+    """Memory for logits, and what is made of them, that exist at one time; auto: 4 GiB on a GPU, where small tiles are
+    slow and large vocabularies would be computed twice, 256 MiB on a CPU."""
+
+    def tile_bytes(self, device: str) -> int:
+        """``chunk_bytes`` on a device of that type."""
+        if self.chunk_bytes != "auto":
+            return self.chunk_bytes
+        return 2**28 if device == "cpu" else 2**32
 
 
 class CheckpointConfig(Config):

@@ -93,6 +93,11 @@ class Batch:
         """[documents + 1] begin of each document over all rows laid one after another, and the end of the last."""
         return np.append(segment_starts(self._begins), self._begins.size).astype(np.int32)
 
+    @property
+    def runs(self) -> int:
+        """Runs of one document over all rows: each row begins one, and each document inside a row."""
+        return len(self._begins) + int(self._begins[:, 1:].sum())
+
     @cached_property
     def _numbered(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         return number(self._begins)

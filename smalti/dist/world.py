@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from smalti import __version__
-from smalti.base.env import World, gloo_interface
+from smalti.base.env import World, gloo_interface, grow_gpu_segments
 from smalti.base.errors import TryElsewhere, UserError
 from smalti.dist.handshake import Card, meet
 
@@ -30,6 +30,8 @@ _HOSTS: list[str] = []
 
 def pick_device(choice: str, world: World) -> torch.device:
     """The device of this rank; ``auto`` takes CUDA where there is one."""
+    if choice != "cpu":
+        grow_gpu_segments()
     has_cuda = torch.cuda.is_available()
     if choice == "cuda" and not has_cuda:
         raise UserError(

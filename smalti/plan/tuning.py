@@ -36,7 +36,7 @@ STATE_BYTES = 16
 2020, section 3.1, counts 16 too, with 16-bit weights and gradients beside fp32 masters)."""
 
 LOGITS_BYTES = 256 * 2**20
-"""Assumption: what logits take at one time, ``train.loss.chunk_bytes`` as it stands by default."""
+"""Assumption: what logits take at one time, ``train.loss.chunk_bytes`` as it stands by default on a CPU."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 from smalti.base.errors import DataError
 from smalti.data.batch import Batch
 from smalti.data.vocabulary import require_below, unsaid
+from smalti.model.blocks.attention.scores import tell_runs
 
 if TYPE_CHECKING:
     from smalti.data.stream import Stream
@@ -158,6 +159,8 @@ class TokenBatches:
         elif rows.eod_id is not None:
             begins = inputs == rows.eod_id
         positions, documents = _numbered(inputs, begins if self._mask_documents else None)
+        if documents is not None and self._device.type != "cpu":
+            tell_runs(documents, rows.runs)
         return Microbatch(self._own_part(inputs), self._own_part(targets), self._own_part(positions), documents)
 
 

@@ -43,7 +43,7 @@ class LanguageLoss:
                 microbatch.targets,
                 z_loss_coef=self._config.z_loss_coef,
                 soft_cap=self._soft_cap,
-                chunk_bytes=self._config.chunk_bytes,
+                chunk_bytes=self._config.tile_bytes(microbatch.inputs.device.type),
             ),
         )
         total, z_loss = output.value

@@ -131,8 +131,9 @@ def planned_traffic(job: Job) -> dict[tuple[str, str], tuple[int, int]]:
     config, found = job.config, dict[tuple[str, str], tuple[int, int]]()
     parallel = config.train.parallel
     for one in collectives(
-        config, job.mesh.layout, job.microbatch_tokens, dispatch=parallel.dispatch, context=parallel.context
-    ):
+        config, job.mesh.layout, job.microbatch_tokens, dispatch=parallel.dispatch, context=parallel.context,
+        device=next(job.state.model.parameters()).device.type,
+    ):  # fmt: skip
         calls, nbytes = found.get((one.op, one.axis), (0, 0))
         found[one.op, one.axis] = calls + one.count, nbytes + one.total_bytes
     return found

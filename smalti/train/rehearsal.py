@@ -94,7 +94,7 @@ def rehearse(
     end; absent, each row is one.
     """
     cuda = config.train.parallel.device == "cuda" if cuda is None else cuda
-    layout = layout or layout_of(config)
+    config, layout = config.on("cuda" if cuda else "cpu"), layout or layout_of(config)
     tokens = microbatch_tokens or usual_tokens(config, ranks=layout.data_ranks)
     each = layout.world_size // layout.pipeline
     places = {place * each for place in (0, layout.pipeline // 2, layout.pipeline - 1)} if rank is None else {rank}

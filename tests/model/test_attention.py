@@ -10,7 +10,7 @@ from model_cases import dense, distance
 
 from smalti.model.blocks.attention import choice
 from smalti.model.blocks.attention.flex import Flex
-from smalti.model.blocks.attention.scores import alibi_slopes, scores_of
+from smalti.model.blocks.attention.scores import alibi_slopes, document_runs, runs_of, scores_of, tell_runs
 from smalti.model.blocks.attention.sdpa import dense_rows
 from smalti.model.blocks.attention.varlen import Varlen
 
@@ -251,6 +251,18 @@ def test_a_run_is_told_the_kernel_of_each_kind_of_layer():
     assert told == {"full_attention": "sdpa", "sliding_attention": "spans"}
     told = choice.described(dense(sliding_window=100), torch.device("cpu"), torch.bfloat16, 2000, documents=True)
     assert told == {"sliding_attention": "documents"}
+
+
+@given(st.integers(1, 4), st.integers(1, 60), st.floats(0, 1), st.integers(0, 1 << 30), st.booleans())
+def test_offsets_of_varlen_are_where_documents_begin(batch, time, often, seed, told):
+    documents = (torch.rand(batch, time, generator=torch.Generator().manual_seed(seed)) < often).cumsum(1)
+    begins = document_runs(documents).flatten().nonzero()[:, 0]
+    if told:
+        tell_runs(documents, len(begins))
+    assert runs_of(documents) == len(begins)
+    offsets = Varlen(torch.empty(batch, time, 1), None, 1.0, documents).offsets
+    assert offsets.dtype == torch.int32
+    assert offsets.tolist() == [*begins.tolist(), batch * time]
 
 
 @pytest.mark.gpu

@@ -184,7 +184,7 @@ def test_tiles_are_cut_as_the_loss_cuts_them(compute: str, tokens: int, vocabula
             f"train.precision.compute={compute}", f"model.vocab_size={vocabulary}", f"model.hidden_size={width}",
             "model.family=decoder", f"model.final_logit_softcapping={'null' if cap is None else cap}",
         )  # fmt: skip
-        options = _Options(0.0, cap, config.train.loss.chunk_bytes)
+        options = _Options(0.0, cap, config.train.loss.tile_bytes("cpu"))
         assert loss_tile(config, tokens, vocabulary) == _cut(hidden, weight, options, for_weight=True)
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from smalti.data.batch import Batch
 from smalti.data.pack.rows import Joints
+from smalti.model.blocks.attention.scores import document_runs
 from smalti.train.batches import TokenBatches
 
 EOD = 0
@@ -35,6 +36,7 @@ def _compare(batch: Batch, device: str) -> None:
     if batch.mask_documents and (batch.eod_id is not None or batch.joints is not None):
         assert found.documents is not None
         assert np.array_equal(found.documents.cpu().numpy(), batch.documents)
+        assert batch.runs == int(document_runs(found.documents).sum())
     else:
         assert found.documents is None
 

@@ -8,6 +8,7 @@ from smalti.config.model import ModelConfig, MoEConfig
 from smalti.config.train import LossConfig, OptimizerConfig
 from smalti.dist import fsdp
 from smalti.dist import mesh as meshes
+from smalti.model.blocks.attention.scores import document_runs, tell_runs
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
 from smalti.train.batches import Microbatch
@@ -15,7 +16,7 @@ from smalti.train.loss import LanguageLoss
 from smalti.train.optim import build_optimizer
 from smalti.train.step import TrainState, train_step
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")]
 
 SIZES = {"vocab_size": 512, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
 MODELS = {
@@ -50,13 +51,14 @@ def test_nothing_in_the_step_waits_for_the_device(kind: str) -> None:
     )
     tokens = torch.randint(config.vocab_size, (4, 129), device=device)
     documents = (torch.rand(4, 128, device=device) < 0.05).cumsum(1)
+    tell_runs(documents, int(document_runs(documents).sum()))
     positions = torch.arange(128, device=device).expand(4, 128).contiguous()
     microbatches = [Microbatch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), positions, documents)] * 2
     for _ in range(2):  # what is chosen and made once
         train_step(state, microbatches, loss)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         results = [train_step(state, microbatches, loss) for _ in range(3)]
     finally:
         torch.cuda.set_sync_debug_mode("default")

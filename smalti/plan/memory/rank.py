@@ -167,7 +167,7 @@ def _of(
         microbatches=rows.passes,
         in_flight=min(layout.pipeline, rows.passes) if first else 1,
         layers=layers,
-        chunk_bytes=train.loss.chunk_bytes,
+        chunk_bytes=train.loss.tile_bytes(device),
         step_tokens=rows.of_rank * seq_len,
     )
     return moments(config.model, shape, rank)

@@ -122,12 +122,15 @@ def collectives(
     dispatch: Dispatch = "exact",
     context: Context = "ulysses",
     batch: tuple[int, int] | None = None,
+    device: str | None = None,
 ) -> list[Collective]:
     """The collectives of one step; those of a group of one rank are left out.
 
     dispatch: tokens travel to their experts as they are (``exact``; bytes for evenly used experts) or in buffers that
     hold the worst case (``static``). context: what a sequence axis exchanges. batch: as for ``cut``.
+    device: ``cpu``, or any GPU; absent, the config's, and for auto the CPU.
     """
+    config = config.on(device or ("cuda" if config.train.parallel.device == "cuda" else "cpu"))
     layout = layout or layout_of(config)
     plan = _Plan(config, layout, cut(config, layout, microbatch_tokens, batch=batch), dispatch, context)
     return [one for one in plan.all() if group(layout, one.axis).size > 1]
@@ -250,7 +253,7 @@ class _Plan:
         model, ranks = self.config.model, self.layout.tensor
         loss, soft_cap = self.config.train.loss, model.final_logit_softcapping is not None
         head = Head(self.cut.tokens, model.hidden_size, model.vocab_size // ranks, self.compute, soft_cap,
-                    loss.chunk_bytes)  # fmt: skip
+                    loss.tile_bytes("cpu"))  # fmt: skip
         tokens = int(head.cut()[0])
         for count, of_tile in ((self.cut.tokens // tokens, tokens), (1, self.cut.tokens % tokens)):
             if count and of_tile:

@@ -197,7 +197,7 @@ def against_pipeline(model: ModelConfig, size: int, schedule: Schedule = "1f1b")
     Interleaved and zero-bubble schedules give each rank two pipeline stages; zero bubble lays them as a V, so that the
     first rank has the last one too.
     """
-    layers, stages = model.num_hidden_layers, _stages(size, schedule)
+    layers, stages = model.num_hidden_layers, stage_count(size, schedule)
     if layers < stages:
         return f"{layers} layers are fewer than its {stages} pipeline stages"
     if model.tie_word_embeddings and size > 1 and schedule != "zero_bubble":
@@ -216,13 +216,16 @@ def against_few_rows(rows: int, pipeline: int) -> str | None:
 
 def _uneven(model: ModelConfig, size: int, schedule: Schedule) -> str | None:
     """What the planner leaves out beside: the fullest rank would set the pace."""
-    layers, stages = model.num_hidden_layers, _stages(size, schedule)
+    layers, stages = model.num_hidden_layers, stage_count(size, schedule)
     if layers % stages == 0:
         return None
-    return f"{layers} layers are not a multiple" + (f" of {stages}, two stages on each rank" if stages != size else "")
+    return f"{layers} layers are not a multiple" + (
+        f" of {stages}, two pipeline stages on each rank" if stages != size else ""
+    )
 
 
-def _stages(size: int, schedule: Schedule) -> int:
+def stage_count(size: int, schedule: Schedule) -> int:
+    """Pipeline stages of ``size`` ranks."""
     return size if schedule == "1f1b" or size == 1 else 2 * size
 
 
@@ -249,16 +252,24 @@ def against_sequence(
 
 def against_expert(model: ModelConfig, size: int, shards: int, tensor: int = 1) -> str | None:
     """Why ``size`` of the ``shards`` ranks that share weights (shard x sequence) cannot share the experts; None where
-    they can. Experts of a rank are cut along their width over the others, which FSDP2 cuts into equal parts only."""
+    they can."""
     if size == 1:
         return None
     if model.moe is None:
         return "the model has no experts"
-    if model.moe.num_experts % size:
-        return f"{model.moe.num_experts} experts are not a multiple"
+    return against_spread(model.moe.num_experts, model.expert_width, size, shards, tensor)
+
+
+def against_spread(num_experts: int, width: int, size: int, shards: int, tensor: int = 1) -> str | None:
+    """The same for the experts of a layer. Those of a rank are cut along their width over the others, which FSDP2 cuts
+    into equal parts only."""
+    if size == 1:
+        return None
+    if num_experts % size:
+        return f"{num_experts} experts are not a multiple"
     if shards % size:
         return f"shard x sequence = {shards} ranks are not a multiple"
     parts = shards // size * tensor
-    if model.expert_width % parts:
-        return f"{model.expert_width:,} columns of an expert are not a multiple of {parts}, the ranks that share it"
+    if width % parts:
+        return f"{width:,} columns of an expert are not a multiple of {parts}, the ranks that share it"
     return None

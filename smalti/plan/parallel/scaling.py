@@ -101,7 +101,7 @@ def predict(
     """The last batch of ``config`` on ``layout``. ``works``: of one rank, where they are known already."""
     whole = cut(config, layout, microbatch_tokens)
     alone = works or step_time(config, hardware, layout, microbatch_tokens)
-    made = collectives(config, layout, microbatch_tokens, dispatch=dispatch, context=context)
+    made = collectives(config, layout, microbatch_tokens, dispatch=dispatch, context=context, device=hardware.kind)
     memory_s = sum(part.s for part in alone.parts if part.bound == "memory")
     compute_s = sum(part.s for part in alone.parts if part.bound in ("compute", "overhead"))
     bubble_s = _bubble_s(alone, layout, whole)

@@ -101,6 +101,7 @@ def step_time(
     ``layout``: absent, the config's ranks. ``batch_tokens`` and ``seq_len``: of the step, where they change over the
     run; absent, the last ones of the run.
     """
+    config = config.on(machine.kind)
     last_batch, last_seq_len = config.batches_and_lengths[-1]
     batch, seq_len = batch_tokens or last_batch, seq_len or last_seq_len
     layout = layout or layout_of(config)

@@ -298,8 +298,8 @@ def _loss(config: RunConfig, share: Share) -> list[Work]:
 def loss_tile(config: RunConfig, tokens: float, vocabulary: float) -> tuple[float, float]:
     """Tokens and vocabulary of a tile of logits: that of memory, one rule for both."""
     model, compute_bytes = config.model, 4 if config.train.precision.compute == "fp32" else 2
-    soft_cap = model.final_logit_softcapping is not None
-    return Head(tokens, model.hidden_size, vocabulary, compute_bytes, soft_cap, config.train.loss.chunk_bytes).cut()
+    soft_cap, tile_bytes = model.final_logit_softcapping is not None, config.train.loss.tile_bytes("cpu")
+    return Head(tokens, model.hidden_size, vocabulary, compute_bytes, soft_cap, tile_bytes).cut()
 
 
 def update(config: RunConfig, layout: Layout, passes: float) -> list[Work]:

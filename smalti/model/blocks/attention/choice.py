@@ -8,6 +8,7 @@ Shapes: B batch, T time, D hidden.
 """
 
 from functools import cache
+from importlib.util import find_spec
 from typing import Literal, NamedTuple
 
 import torch
@@ -73,8 +74,8 @@ def windows_of(config: ModelConfig) -> set[int | None]:
     return {config.window(layer) for layer in range(config.num_hidden_layers)}
 
 
-def choose(device: str, dtype: torch.dtype, asked: Asked) -> Kernel:
-    """The fastest kernel that can do it, by the rules of docs/concepts/attention.md."""
+def choose(device: str, dtype: torch.dtype, asked: Asked, *, tried: bool = True) -> Kernel:
+    """The fastest kernel that can do it, by the rules of docs/concepts/attention.md; not ``tried``: that should."""
     if device == "cpu":
         if asked.documents and not asked.backward and not asked.alibi and not asked.cap:
             return "sdpa" if asked.tokens <= _LONGEST_MASKED_FORWARD_TOKENS else "documents"
@@ -86,9 +87,9 @@ def choose(device: str, dtype: torch.dtype, asked: Asked) -> Kernel:
         return "sdpa"
     if device == "cuda":
         simple = not (asked.alibi or asked.cap)
-        if simple and problem("varlen", device, dtype, _small(asked)) is None:
+        if simple and (problem("varlen", device, dtype, _small(asked)) is None if tried else dtype != torch.float32):
             return "varlen"
-        if problem("flex", device, dtype, _small(asked)) is None:
+        if problem("flex", device, dtype, _small(asked)) is None if tried else find_spec("triton"):
             return "flex"
     return "dense"
 
@@ -125,7 +126,8 @@ def described(
 
 
 def here(tokens: int) -> dict[str, dict[str, Kernel]]:
-    """Device and dtype -> what is asked -> the kernel that trains with rows of ``tokens`` on this machine."""
+    """Device and dtype -> what is asked -> the kernel that should train with rows of ``tokens`` on this machine; a
+    run tries it first, which compiles for seconds."""
     row = Asked(tokens, False, None, False, False, 8, 2, 64, True)
     kinds = {
         "rows": row,
@@ -135,7 +137,7 @@ def here(tokens: int) -> dict[str, dict[str, Kernel]]:
         "soft-cap": row._replace(cap=True),
     }
     return {
-        f"{device} {name}": {kind: choose(device, dtype, asked) for kind, asked in kinds.items()}
+        f"{device} {name}": {kind: choose(device, dtype, asked, tried=False) for kind, asked in kinds.items()}
         for device in ("cpu", *(("cuda",) if torch.cuda.is_available() else ()))
         for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32))
     }

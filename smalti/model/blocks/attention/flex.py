@@ -19,7 +19,7 @@ class Flex:
     def __init__(self, like_BTD: Tensor, window: int | None, scores: Scores, documents_BT: Tensor | None) -> None:
         (batch, time), device = like_BTD.shape[:2], like_BTD.device
         self.scores = scores
-        self.compiled = device.type == "cuda"
+        self._attend, build = _functions(device.type == "cuda")
         runs_BT = None if documents_BT is None else document_runs(documents_BT).cumsum(dim=1)
 
         def sees(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -28,12 +28,11 @@ class Flex:
                 seen = seen & (query - key < window)
             return seen if runs_BT is None else seen & (runs_BT[row, query] == runs_BT[row, key])
 
-        build = _functions(self.compiled)[1]
         self.mask = build(sees, None if runs_BT is None else batch, None, time, time, device=device)
 
     def __call__(self, query_BHTd: Tensor, key_BKTd: Tensor, value_BKTd: Tensor) -> Tensor:
         """[B, T, H, d]."""
-        mixed_BHTd: Tensor = _functions(self.compiled)[0](
+        mixed_BHTd: Tensor = self._attend(
             query_BHTd,
             key_BKTd,
             value_BKTd,

@@ -1,6 +1,6 @@
 """Attention over packed documents by torch's ``varlen_attn``: CUDA, bfloat16 and float16; no ALiBi, no soft cap.
 
-Finding where documents begin waits for the device once a batch, for their number alone.
+Waits for the device once a batch, for the number of documents, where nobody has told it (``scores.tell_runs``).
 
 Shapes: B batch, T time, N tokens of all rows, H query heads, K key/value heads, d width of a head.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smalti.model.blocks.attention.scores import document_runs
+from smalti.model.blocks.attention.scores import document_runs, runs_of
 
 
 class Varlen:
@@ -24,8 +24,7 @@ class Varlen:
         if documents_BT is None:
             self.offsets = torch.arange(0, n_tokens + 1, self.time, dtype=torch.int32, device=device)
         else:
-            begins = document_runs(documents_BT).flatten().nonzero()[:, 0]
-            self.offsets = torch.cat((begins, begins.new_tensor([n_tokens]))).to(torch.int32)
+            self.offsets = _offsets(document_runs(documents_BT).flatten(), runs_of(documents_BT))
 
     def __call__(self, query_BHTd: Tensor, key_BKTd: Tensor, value_BKTd: Tensor) -> Tensor:
         """[B, T, H, d]."""
@@ -48,3 +47,12 @@ class Varlen:
         )  # fmt: skip
         assert isinstance(mixed_NHd, Tensor)
         return mixed_NHd.unflatten(0, (-1, self.time))
+
+
+def _offsets(begins_N: Tensor, runs: int) -> Tensor:
+    """[runs + 1] int32: where ``begins_N`` is True, and N; as ``nonzero``, which would wait for the device."""
+    n_tokens = len(begins_N)
+    place_N = torch.where(begins_N, begins_N.cumsum(0) - 1, runs)
+    token_N = torch.where(begins_N, torch.arange(n_tokens, device=begins_N.device), n_tokens)
+    offsets = torch.full((runs + 1,), n_tokens, device=begins_N.device)
+    return offsets.scatter_(0, place_N, token_N).to(torch.int32)

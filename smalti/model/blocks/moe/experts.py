@@ -136,8 +136,8 @@ class _Grouped(torch.autograd.Function):
     """x, weights of the choices and weights of the experts to the sum over each token's experts; one autograd node.
     Without weights of the choices each counts once.
 
-    Rows move between tokens and slots by ``embedding_bag``, which gathers, scales and adds in one pass, in the order of
-    a token's choices and in float32; so no [S, D] copy is scaled or summed apart, and nothing is added by scatter.
+    Rows move between tokens and slots by ``bag``: on a CPU one pass gathers, scales and adds, in the order of a token's
+    choices and in float32, so no [S, D] copy is scaled or summed apart; nothing is added by scatter.
     """
 
     @staticmethod
@@ -206,8 +206,17 @@ def _clear(rows_SD: Tensor, unwritten_S1: Tensor | None) -> Tensor:
 
 
 def bag(rows_RD: Tensor, index_Nk: Tensor, weight_Nk: Tensor | None = None) -> Tensor:
-    """[N, D]: sum over k of the rows at ``index_Nk``, each times its weight."""
+    """[N, D]: sum over k of the rows at ``index_Nk``, each times its weight.
+
+    ``embedding_bag`` does it in one pass on a CPU; on a GPU its kernel is slow, and the compiler makes one of the rest.
+    """
     weight_Nk = None if weight_Nk is None else weight_Nk.to(rows_RD.dtype)
+    if rows_RD.is_cuda:
+        if index_Nk.shape[1] == 1:
+            picked_ND = rows_RD.index_select(0, index_Nk[:, 0])
+            return picked_ND if weight_Nk is None else picked_ND * weight_Nk
+        picked_NkD = rows_RD.index_select(0, index_Nk.flatten()).view(*index_Nk.shape, -1)
+        return (picked_NkD if weight_Nk is None else picked_NkD * weight_Nk[..., None]).sum(1)
     return F.embedding_bag(index_Nk, rows_RD, mode="sum", per_sample_weights=weight_Nk)
 
 
