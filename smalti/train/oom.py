@@ -5,6 +5,7 @@ next attempt halves the microbatch; nothing is waited for, as the other ranks wa
 hear nothing from it before its process ends. What the kernel kills for memory (SIGKILL) is not seen here.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,8 +15,9 @@ from typing import Any
 import torch
 
 from smalti.base.errors import SmaltiError, TryElsewhere, UserError
-from smalti.config.run import JobConfig
+from smalti.config.run import JobConfig, RunConfig
 from smalti.plan.layout import Layout
+from smalti.plan.parallel.relief import lowers
 from smalti.track.out_of_memory import words
 from smalti.track.run import RunFolder
 from smalti.train.batches import Microbatch, TokenBatches
@@ -117,18 +119,15 @@ class Teller:
         if smaller is not None:
             return OutOfMemory(words(event), hint=f"the same command goes on with microbatches of {smaller:,} tokens")
         what = "one row" if rows is not None else "a microbatch of the batches that were given"
-        return OneRowTooLarge(f"{words(event)}: {what} does not fit", hint=_helps(self.config, self.layout, rows))
+        return OneRowTooLarge(f"{words(event)}: {what} does not fit", hint=self._helps(rows, seq_len))
 
-
-def _helps(config: JobConfig, layout: Layout, rows: int | None) -> str:
-    parallel = config.train.parallel
-    found = ["smaller microbatches"] if rows is None else []
-    if parallel.activation_checkpointing == "none":
-        found.append("train.parallel.activation_checkpointing=full")
-    if parallel.device != "cpu":
-        found.append(f"more ranks, that each hold less (train.parallel.ranks={2 * layout.world_size})")
-        if rows is not None and layout.sequence == 1 and layout.world_size > 1:
-            found.append("ranks that share a row (train.parallel.sequence=2)")
-    if config.train.loss.chunk_bytes > 2**26:
-        found.append(f"train.loss.chunk_bytes={config.train.loss.chunk_bytes // 4}")
-    return " or ".join(found or ["a device with more memory, or a smaller model or seq_len"])
+    def _helps(self, rows: int | None, seq_len: int) -> str:
+        """What the planner says would help this layout; of a model and batches that no config describes it knows
+        nothing."""
+        if rows is None or not isinstance(self.config, RunConfig):
+            return "smaller microbatches"
+        has_gpu = self.of.get("device", "cpu") != "cpu"
+        memory_bytes = torch.cuda.get_device_properties().total_memory if has_gpu else math.inf
+        device = "cuda" if has_gpu else "cpu"
+        found = lowers(self.config, self.layout, rows * seq_len, device=device, memory_bytes=memory_bytes)
+        return " or ".join(found or ["a device with more memory, or a smaller model or seq_len"])

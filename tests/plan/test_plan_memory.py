@@ -20,6 +20,8 @@ from smalti.plan.memory.fit import helps, largest_microbatch
 from smalti.plan.memory.moments import Parts, Rank, moments
 from smalti.plan.memory.rank import Assumed, memory_per_rank, microbatch_tokens
 from smalti.plan.memory.tape import Pass, Tape
+from smalti.plan.parallel.possible import possible_layout
+from smalti.plan.parallel.relief import lowers
 from smalti.plan.params import count
 
 LLAMA_3_8B: dict[str, Any] = {
@@ -320,6 +322,42 @@ def test_what_helps_helps() -> None:
     assert helps(config, 1e9, device="cuda") == [], "nothing is enough"
 
 
+def test_what_helps_is_of_the_layout_that_is_given() -> None:
+    """Matrices cut over 8 ranks; the config alone, with its axes still auto, would shard over them."""
+    config = from_dict(RunConfig, LLAMA_3_8B, overrides=["train.parallel.ranks=8", "train.parallel.tensor=auto"]).config
+    layout = Layout(tensor=8)
+    now = memory_per_rank(config, layout=layout, device="cuda").total_bytes
+    assert now != memory_per_rank(config, device="cuda").total_bytes
+    assert helps(config, now, layout, device="cuda") == []
+    for one in helps(config, 0.9 * now, layout, device="cuda"):
+        changed = from_dict(RunConfig, config.model_dump(mode="json"), overrides=one.change.split()).config
+        grown = Layout(tensor=8, shard=changed.train.parallel.ranks // 8)
+        assert memory_per_rank(changed, layout=grown, device="cuda").total_bytes == one.total_bytes <= 0.9 * now
+
+
+LAYOUTS = [Layout(), Layout(shard=8), Layout(tensor=4, shard=2), Layout(pipeline=4), Layout(sequence=8)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_after_running_out_only_what_lowers_is_named(layout: Layout, device: str) -> None:
+    axes = [f"train.parallel.{axis}={size}" for axis, size in asdict(layout).items()]
+    config = from_dict(RunConfig, LLAMA_3_8B, overrides=[f"train.parallel.ranks={layout.world_size}", *axes]).config
+    seq_len = max(config.data.seq_lens)
+    now = memory_per_rank(config, layout=layout, microbatch_tokens=seq_len, device=device).total_bytes
+    found = lowers(config, layout, seq_len, device=device)
+    assert "train.parallel.activation_checkpointing=full" in found
+    assert any("ranks=" in one for one in found) == (device == "cuda")
+    assert not any("sequence=" in one for one in found) or layout.shard > 1
+    for change in found:  # as it is typed: it can be laid, and takes less
+        changed = from_dict(RunConfig, config.model_dump(mode="json"), overrides=change.split()).config
+        laid = possible_layout(changed)
+        then = memory_per_rank(changed, layout=laid, microbatch_tokens=seq_len, device=device).total_bytes
+        assert then < now, change
+        assert change not in lowers(config, layout, seq_len, device=device, memory_bytes=then - 1)
+    assert lowers(config, layout, seq_len, device=device, memory_bytes=1.0) == []
+
+
 @pytest.mark.parametrize("size", [0, -1, math.nan, math.inf])
 def test_a_device_that_cannot_be(size: float) -> None:
     with pytest.raises(UserError, match="cannot be"):
@@ -344,9 +382,9 @@ def _differences(rank: int, *recipes: tuple[str, ...]) -> list[tuple[float, str,
 
 _MOE = ("model.family=decoder", "model.moe={num_experts: 4, num_experts_per_tok: 2}")
 _SMALL_TILES = "train.loss.chunk_bytes=2000000"
+_FAST = (("train.precision.compute=fp32", _SMALL_TILES),)
 _ON_ONE = (
     ("data.mask_documents=false",),
-    ("train.precision.compute=fp32", _SMALL_TILES),
     (*_MOE, "data.mask_documents=false", "train.parallel.activation_checkpointing=full"),
 )
 _ON_TWO = (
@@ -355,7 +393,14 @@ _ON_TWO = (
 )
 
 
-@pytest.mark.parametrize(("ranks", "recipes"), [(1, _ON_ONE), pytest.param(2, _ON_TWO, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("ranks", "recipes"),
+    [
+        (1, _FAST),
+        pytest.param(1, _ON_ONE, marks=pytest.mark.slow),
+        pytest.param(2, _ON_TWO, marks=pytest.mark.slow),
+    ],
+)
 def test_a_real_step_holds_what_is_predicted(ranks: int, recipes: tuple[tuple[str, ...], ...]) -> None:
     """A sample; bench/plan_memory.py compares six recipes."""
     pytest.importorskip("torch")
