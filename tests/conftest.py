@@ -7,6 +7,7 @@ A test that takes the ``proof`` fixture gets the mark ``proof`` by itself; a @gi
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "proof" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.proof)
+
+
+def pytest_runtest_logfinish() -> None:
+    """A job that a test builds in this process sets torch's threads for good; the tests after it took ten times as long
+    with two threads where the cores were busy."""
+    torch, threads = sys.modules.get("torch"), os.environ.get("OMP_NUM_THREADS", "")
+    if torch is not None and threads.isdigit():
+        torch.set_num_threads(int(threads))
 
 
 @pytest.hookimpl(wrapper=True)

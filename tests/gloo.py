@@ -17,11 +17,14 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+_IMPORTED_ONCE = ["torch.distributed", "smalti.train.job", "smalti.evals.in_loop", "pytest", "hypothesis"]
+"""By the server: what a module of tests imports beside, each of its ranks imports again."""
+
 
 def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 120) -> list[Any]:
     """``[function(rank, *args) for each rank]``, each in a process of its own inside one gloo group."""
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "smalti.train.job"])
+    context.set_forkserver_preload(_IMPORTED_ONCE)
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
             context.Process(target=_rank, args=(rank, world_size, folder, function, args)) for rank in range(world_size)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from smalti.data.tokens.writer import TokenWriter
 from smalti.dist.lost import lost_peer
 from smalti.track.run import RunFolder
 
+DryRun = Callable[..., tuple[int, str, str]]
 LIMIT_BYTES = 12_000
 """More than any file of a toy run but its metrics and checkpoints."""
 RECIPE = """\
@@ -70,6 +72,18 @@ def train(work: Path, *arguments: str, under: tuple[str, ...] = (), **options) -
     )
 
 
+@pytest.fixture
+def dry_run(work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> DryRun:
+    """Of the recipe in ``work``, in this process: exit code, stdout, stderr."""
+    monkeypatch.chdir(work)
+
+    def of(*arguments: str) -> tuple[int, str, str]:
+        code = run_command(["train", "r.yaml", "--dry-run", *arguments])
+        return code, *capsys.readouterr()
+
+    return of
+
+
 def test_print_config_starts_nothing(work):
     done = train(work, "r.yaml", "seed=3", "--print-config")
     assert done.returncode == 0
@@ -77,18 +91,18 @@ def test_print_config_starts_nothing(work):
     assert not (work / "runs").exists()
 
 
-def test_dry_run_prints_the_plan_and_starts_nothing(work):
-    done = train(work, "r.yaml", "--dry-run")
-    assert done.returncode == 0, done.stderr
-    assert "40 steps x 256 tokens" in done.stdout
-    assert "2 ranks on cpu" in done.stdout
+def test_dry_run_prints_the_plan_and_starts_nothing(work, dry_run):
+    code, out, err = dry_run()
+    assert code == 0, err
+    assert "40 steps x 256 tokens" in out
+    assert "2 ranks on cpu" in out
     assert not (work / "runs").exists()
 
 
-def test_the_dry_run_tells_what_is_not_by_default(work):
+def test_the_dry_run_tells_what_is_not_by_default(work, dry_run):
     (work / "none.jsonl").write_text("")
     changes = ["data.skip=[[0,10],[0,9]]", "data.takedowns=none.jsonl", "data.fetch.cache=kept"]
-    done = train(work, "r.yaml", "--dry-run", "data.shuffle.mode=window", "data.stages.1.seq_len=64", *changes)
+    _, out, err = dry_run("data.shuffle.mode=window", "data.stages.1.seq_len=64", *changes)
     for line in (
         "stage 1    from step 32, seq_len 64",
         "shuffle    window: 64 chunks of 524k tokens",
@@ -96,7 +110,7 @@ def test_the_dry_run_tells_what_is_not_by_default(work):
         "takedowns  0 documents of none.jsonl: the list is empty, so it has no effect",
         "cache      kept, at most 100.0 GiB",
     ):
-        assert line in done.stdout.splitlines(), done.stdout + done.stderr
+        assert line in out.splitlines(), out + err
     assert not (work / "kept").exists()
 
 
@@ -138,43 +152,41 @@ def test_what_cannot_work_is_refused_before_anything_starts(work, overrides, wor
     assert not (work / "runs").exists()
 
 
-@pytest.mark.slow
-def test_the_dry_run_refuses_the_folder_of_another_run_as_the_run_would(work):
+def test_the_dry_run_refuses_the_folder_of_another_run_as_the_run_would(work, dry_run):
     run = work / "runs/t"
     run.mkdir(parents=True)
     shown = train(work, "r.yaml", "--print-config").stdout
     (run / "config.yaml").write_text(shown)
-    assert "would start at step 0" in train(work, "r.yaml", "--dry-run").stdout
+    assert "would start at step 0" in dry_run()[1]
     (run / "checkpoints/step-00000010").mkdir(parents=True)
     (run / "checkpoints/step-00000010/COMPLETE").write_text("")
-    assert "would resume from step 10" in train(work, "r.yaml", "--dry-run").stdout
-    done = train(work, "r.yaml", "train.optimizer.lr=0.5", "--dry-run")
-    assert done.returncode == 2
-    assert "holds another run" in done.stderr
-    assert "train.optimizer.lr: 0.001 -> 0.5" in done.stderr
+    assert "would resume from step 10" in dry_run()[1]
+    code, _, err = dry_run("train.optimizer.lr=0.5")
+    assert code == 2
+    assert "holds another run" in err
+    assert "train.optimizer.lr: 0.001 -> 0.5" in err
 
 
-@pytest.mark.slow
-def test_a_run_that_cannot_be_exported_is_told_before_it_starts(work):
-    assert "warning    this run keeps no tokenizer" in train(work, "r.yaml", "--dry-run").stdout
-    text = train(work, "r.yaml", "model.family=decoder", "train.parallel.ranks=1", "--dry-run").stdout
+def test_a_run_that_cannot_be_exported_is_told_before_it_starts(dry_run):
+    assert "warning    this run keeps no tokenizer" in dry_run()[1]
+    _, text, _ = dry_run("model.family=decoder", "train.parallel.ranks=1")
     assert "warning    family decoder has no Hugging Face form" in text
     assert "1 rank on" in text
 
 
-def test_the_dry_run_refuses_stages_that_do_not_fit(work):
-    done = train(work, "r.yaml", "train.duration=1step", "--dry-run")
-    assert done.returncode == 2
-    assert "data.stages[1] ends at" in done.stderr
+def test_the_dry_run_refuses_stages_that_do_not_fit(dry_run):
+    code, _, err = dry_run("train.duration=1step")
+    assert code == 2
+    assert "data.stages[1] ends at" in err
 
 
-def test_a_run_with_a_checkpoint_of_its_own_does_not_need_init_from_any_more(work):
+def test_a_run_with_a_checkpoint_of_its_own_does_not_need_init_from_any_more(work, dry_run):
     checkpoint = work / "runs/t/checkpoints/step-00000010"
     checkpoint.mkdir(parents=True)
-    assert train(work, "r.yaml", "init_from=moved", "--dry-run").returncode == 2
+    assert dry_run("init_from=moved")[0] == 2
     (checkpoint / "COMPLETE").write_text("")
-    done = train(work, "r.yaml", "init_from=moved", "--dry-run")
-    assert done.returncode == 0, done.stderr
+    code, _, err = dry_run("init_from=moved")
+    assert code == 0, err
 
 
 @pytest.mark.parametrize(

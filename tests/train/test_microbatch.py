@@ -124,9 +124,11 @@ def _tried(rank: int, config: RunConfig) -> dict[str, Any]:
     return {"same": same, "tokens": tokens, "losses": losses, "cut": cut}
 
 
-def _plain(rank: int, config: RunConfig) -> list[float]:
-    job = build(config)
-    return [float(train_step(job.state, job.batches.batch(step), job.loss).loss) for step in (0, 1, 2)]
+def _plain_and_tried(rank: int, plain: RunConfig, tried: RunConfig) -> tuple[list[float], dict[str, Any]]:
+    """The losses of the same steps without a trial, and ``_tried``."""
+    job = build(plain)
+    losses = [float(train_step(job.state, job.batches.batch(step), job.loss).loss) for step in (0, 1, 2)]
+    return losses, _tried(rank, tried)
 
 
 def test_a_trial_leaves_no_trace_and_all_ranks_take_what_the_fullest_can(tmp_path: Path) -> None:
@@ -136,9 +138,9 @@ def test_a_trial_leaves_no_trace_and_all_ranks_take_what_the_fullest_can(tmp_pat
     moe = config.model.moe.model_copy(update={"bias_update_rate": 0.01, "global_balance_loss_coef": 0.01})
     model = config.model.model_copy(update={"moe": moe, "family": "decoder"})
     config = config.model_copy(update={"model": model})
-    plain = run_ranks(2, _plain, config)
-    for found in run_ranks(2, _tried, config):
-        assert found == {"same": True, "tokens": 192, "losses": plain[0], "cut": (32, 3, 6)}
+    plain = config.model_copy(update={"folder": f"{config.folder}-plain"})
+    for losses, found in run_ranks(2, _plain_and_tried, plain, config):
+        assert found == {"same": True, "tokens": 192, "losses": losses, "cut": (32, 3, 6)}
 
 
 def test_the_trial_takes_the_fullest_step_and_documents(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def config(root: Path, kind: str = "dense", **train: Any) -> RunConfig:
             "optimizer": {"lr": 3e-3},
             "precision": {"compute": "fp32"},
             "checkpoint": {"every": "5step"},
+            "parallel": {"threads": 1},
             **train,
         },
         "track": {"console": False},
