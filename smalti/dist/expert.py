@@ -20,6 +20,7 @@ from smalti.dist.dispatch import Dispatch, Exact, Static
 from smalti.dist.mesh import Mesh
 from smalti.model.blocks.moe.experts import Experts
 from smalti.plan.layout import Layout
+from smalti.plan.parallel.rules import against_spread, divisors
 
 Way = Literal["exact", "static"]
 
@@ -73,35 +74,19 @@ def _experts_of(model: nn.Module, layout: Layout) -> list[Experts]:
 
 
 def _check(num_experts: int, width: int, layout: Layout) -> None:
-    """UserError with the nearest size of the axis, where experts or their width do not divide."""
-    wanted, shards = layout.expert, layout.weight_shards // layout.expert
-    cut = shards * layout.tensor
-    if num_experts % wanted == 0 and width % cut == 0:
+    """UserError with the nearest size of the axis, where the plan's rule is against this one."""
+
+    def against(size: int) -> str | None:
+        return against_spread(num_experts, width, size, layout.weight_shards, layout.tensor)
+
+    wanted, why = layout.expert, against(layout.expert)
+    if why is None:
         return
-    near = min(_possible(num_experts, width, layout), key=lambda size: (max(size, wanted) / min(size, wanted), -size))
-    if num_experts % wanted:
-        text = f"train.parallel.expert={wanted} does not divide the {num_experts} experts of a layer"
-    else:
-        text = (
-            f"train.parallel.expert={wanted} leaves {cut} ranks to share each expert, "
-            f"which do not divide its width {width}"
-        )
-    raise UserError(text, allowed=_listed(num_experts, width, layout), hint=f"train.parallel.expert={near}")
-
-
-def _possible(num_experts: int, width: int, layout: Layout) -> list[int]:
-    """Sizes of the axis, beside the same others. With 1 experts are cut like all else."""
-    ranks, sequence = layout.weight_shards, layout.sequence
-    return [
-        size
-        for size in range(1, min(ranks, num_experts) + 1)
-        if num_experts % size == 0
-        and ranks % size == 0
-        and (sequence % size == 0 or size % sequence == 0)
-        and (size == 1 or width % (ranks // size * layout.tensor) == 0)
-    ]
-
-
-def _listed(num_experts: int, width: int, layout: Layout) -> str:
-    sizes = ", ".join(map(str, _possible(num_experts, width, layout)))
-    return f"{sizes} (with {layout.weight_shards} ranks in shard x sequence)"
+    sizes = [size for size in divisors(num_experts) if not (layout.sequence % size and size % layout.sequence)]
+    fits = [size for size in sizes if against(size) is None]
+    near = min(fits, key=lambda size: (max(size, wanted) / min(size, wanted), -size))
+    raise UserError(
+        f"train.parallel.expert={wanted} cannot be: {why}",
+        allowed=f"{', '.join(map(str, fits))} (with {layout.weight_shards} ranks in shard x sequence)",
+        hint=f"train.parallel.expert={near}",
+    )

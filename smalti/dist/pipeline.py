@@ -23,6 +23,7 @@ from smalti.dist.mesh import Mesh
 from smalti.model.blocks.kv_cache import Cache
 from smalti.model.blocks.moe import RouterStats, over_layers
 from smalti.model.decoder import Decoder, DecoderOutput, Head
+from smalti.plan.parallel.rules import against_pipeline, stage_count
 
 Schedule = Literal["1f1b", "interleaved", "zero_bubble"]
 
@@ -49,15 +50,8 @@ def stages_of(layers: int, places: int, schedule: Schedule) -> list[Stage]:
     1f1b: one a rank. interleaved: two a rank, ``places`` apart. zero_bubble: two a rank, laid as a V, so that the first
     rank has the first and the last (arXiv:2401.10241, section 6).
     """
-    count = places if schedule == "1f1b" else 2 * places
-    if layers < count:
-        most = layers // (count // places)
-        raise UserError(
-            f"train.parallel.pipeline={places} with pipeline_schedule={schedule} makes {count} pipeline stages of "
-            f"{layers} layers",
-            allowed=f"at least one layer for each: pipeline of at most {most}",
-            hint=f"train.parallel.pipeline={most}",
-        )
+    count = stage_count(places, schedule)
+    assert layers >= count, "against_pipeline"
     ends = [-(-layers * index // count) for index in range(count + 1)]
     places_of = [index % places for index in range(count)]
     if schedule == "zero_bubble":
@@ -76,13 +70,8 @@ def own_stages(model: nn.Module, mesh: Mesh, *, schedule: Schedule, compute: tor
     if mesh.layout.pipeline == 1:
         return
     assert isinstance(model, Decoder), "only the model of a config is cut into pipeline stages"
+    _check(model.config, mesh.layout.pipeline, schedule)
     stages = stages_of(model.config.num_hidden_layers, mesh.layout.pipeline, schedule)
-    if model.lm_head is None and stages[0].place != stages[-1].place:
-        raise UserError(
-            "model.tie_word_embeddings: the embedding is the head too, and they would lie on different ranks",
-            allowed=f"pipeline_schedule=zero_bubble, which keeps both on one, or an untied head; not {schedule}",
-            hint="train.parallel.pipeline_schedule=zero_bubble",
-        )
     own = [stage for stage in stages if stage.place == mesh.place("pipeline")]
     kept = nn.ModuleList()
     for name, block in list(model.blocks.named_children()):
@@ -94,6 +83,19 @@ def own_stages(model: nn.Module, mesh: Mesh, *, schedule: Schedule, compute: tor
     if not any(stage.is_last for stage in own):
         model.norm, model.lm_head = None, None  # type: ignore[assignment]
     model.forward = Staged(model, stages, own, mesh, compute)  # type: ignore[method-assign, assignment]
+
+
+def _check(config: ModelConfig, places: int, schedule: Schedule) -> None:
+    """UserError with the largest size of the axis, where the plan's rule is against this one."""
+    why = against_pipeline(config, places, schedule)
+    if why is None:
+        return
+    fits = [size for size in range(1, places) if against_pipeline(config, size, schedule) is None]
+    raise UserError(
+        f"train.parallel.pipeline={places} with pipeline_schedule={schedule} cannot be: {why}",
+        allowed=f"pipeline of at most {fits[-1]}",
+        hint=f"train.parallel.pipeline={fits[-1]}",
+    )
 
 
 def staged(model: nn.Module) -> "Staged | None":

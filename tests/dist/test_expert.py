@@ -265,9 +265,14 @@ def _refused(rank: int, moe: dict[str, Any] | None, layout: Layout) -> list[str]
     ("moe", "layout", "text", "hint"),
     [
         (None, Layout(shard=2, expert=2), "without experts", "expert=1"),
-        ({"num_experts": 5}, Layout(shard=2, expert=2), "does not divide the 5 experts", "expert=1"),
-        ({"num_experts": 6}, Layout(shard=4, expert=4), "does not divide the 6 experts", "expert=2"),
-        ({"intermediate_size": 27}, Layout(shard=4, expert=2), "do not divide its width 27", "expert=4"),
+        ({"num_experts": 5}, Layout(shard=2, expert=2), "5 experts are not a multiple", "expert=1"),
+        ({"num_experts": 6}, Layout(shard=4, expert=4), "6 experts are not a multiple", "expert=2"),
+        (
+            {"intermediate_size": 27},
+            Layout(shard=4, expert=2),
+            "27 columns of an expert are not a multiple of 2",
+            "expert=4",
+        ),
     ],
 )
 def test_what_does_not_divide_is_refused_with_the_nearest_size(

@@ -14,6 +14,7 @@ from smalti.dist.mesh import Mesh
 from smalti.dist.pipeline import Schedule, own_stages, stages_of
 from smalti.model.decoder import Decoder
 from smalti.plan.layout import Layout
+from smalti.plan.parallel.rules import against_pipeline
 from smalti.train.batches import IGNORE, Microbatch
 from smalti.train.pipeline import _carry, _fault, _filled, check
 
@@ -23,8 +24,8 @@ SCHEDULES = st.sampled_from(["1f1b", "interleaved", "zero_bubble"])
 @given(st.integers(1, 40), st.integers(2, 8), SCHEDULES)
 def test_each_layer_lies_on_one_stage_in_order_and_evenly(layers: int, places: int, schedule: Schedule) -> None:
     count = places if schedule == "1f1b" else 2 * places
-    if layers < count:
-        with pytest.raises(UserError, match="pipeline stages"):
+    if layers < count:  # which the rule of the plan refuses before
+        with pytest.raises(AssertionError):
             stages_of(layers, places, schedule)
         return
     stages = stages_of(layers, places, schedule)
@@ -39,11 +40,24 @@ def test_each_layer_lies_on_one_stage_in_order_and_evenly(layers: int, places: i
     assert stages[-1].place == (0 if schedule == "zero_bubble" else places - 1)
 
 
-def test_too_few_layers_name_the_largest_pipeline() -> None:
-    with pytest.raises(UserError) as failure:
-        stages_of(6, 4, "interleaved")
-    assert "train.parallel.pipeline=3" in str(failure.value.hint)
-    assert len(stages_of(6, 3, "interleaved")) == 6
+@pytest.mark.parametrize(
+    ("changes", "places", "why", "hint"),
+    [
+        ({"num_hidden_layers": 6}, 4, "6 layers are fewer than its 8 pipeline stages", 3),
+        ({"tie_word_embeddings": True, "num_hidden_layers": 8}, 2, "the embedding is the head too", 1),
+    ],
+)
+def test_what_the_rule_of_the_plan_is_against_is_refused(
+    changes: dict[str, Any], places: int, why: str, hint: int
+) -> None:
+    with torch.device("meta"):
+        model = Decoder(_run().model.model_copy(update=changes))
+    assert against_pipeline(model.config, places, "interleaved") is not None
+    mesh = Mesh(Layout(pipeline=places), root=cast(Any, None))
+    with pytest.raises(UserError, match=why) as failure:
+        own_stages(model, mesh, schedule="interleaved", compute=torch.float32)
+    assert failure.value.hint == f"train.parallel.pipeline={hint}"
+    assert against_pipeline(model.config, hint, "interleaved") is None
 
 
 def test_a_part_of_the_loss_gets_a_gradient_of_one() -> None:
@@ -100,12 +114,3 @@ def test_too_large_microbatches_are_refused_with_the_nearest() -> None:
     )
     with pytest.raises(UserError, match="compute the blocks again"):
         check(twice, layout, 64)
-
-
-def test_a_tied_head_wants_both_ends_on_one_rank() -> None:
-    with torch.device("meta"):
-        model = Decoder(_run().model.model_copy(update={"tie_word_embeddings": True}))
-    mesh = Mesh(Layout(pipeline=2), root=cast(Any, None))
-    with pytest.raises(UserError) as failure:
-        own_stages(model, mesh, schedule="interleaved", compute=torch.float32)
-    assert failure.value.hint == "train.parallel.pipeline_schedule=zero_bubble"
