@@ -34,12 +34,7 @@ def lay(model: nn.Module, mesh: Mesh, *, context: Context) -> None:
     ranks, tensor = mesh.layout.sequence, mesh.layout.tensor
     if ranks == 1:
         return
-    if not isinstance(model, Decoder):
-        raise UserError(
-            f"train.parallel.sequence={ranks} with a {type(model).__name__}",
-            allowed="a Decoder: how others attend is not known",
-            hint="train.parallel.sequence=1",
-        )
+    assert isinstance(model, Decoder), "how others attend is not known"
     config, group = model.config, mesh.group("sequence")
     why = against_sequence(config, 2 * ranks, ranks, tensor=tensor, context=context)
     if why is not None:

@@ -182,7 +182,6 @@ def sharded(
     else:
         model.to(device)
         fsdp.broadcast(model)
-        sequence.lay(model, mesh, context=parallel.context)
     for block in fsdp.blocks_of(model):
         if parallel.activation_checkpointing == "full":
             recompute(block)
@@ -224,11 +223,7 @@ def _passes(config: JobConfig, layout: Layout, model: nn.Module, loss: Loss, dev
     """How microbatches go through the model: one by one, or through its pipeline stages."""
     parallel, staged = config.train.parallel, pipeline.staged(model)
     if staged is None:
-        if layout.pipeline > 1:
-            raise UserError(
-                f"train.parallel.pipeline={layout.pipeline} with a model that was given to build()",
-                allowed="pipeline=1, or the model of the config",
-            )
+        assert layout.pipeline == 1, "place.take refuses a model that was given"
         return one_by_one
     schedule = parallel.pipeline_schedule
     if not isinstance(loss, LanguageLoss):

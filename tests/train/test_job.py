@@ -108,6 +108,25 @@ def _own(rank: int, root: Path, world_size: int) -> list[float]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("axis", ["tensor", "expert", "sequence", "pipeline"])
+def test_a_model_of_ones_own_takes_no_axis_beside_replicate_and_shard(axis: str, tmp_path: Path) -> None:
+    tree = {
+        "name": "own",
+        "folder": str(tmp_path / "run"),
+        "train": {
+            "duration": "2step",
+            "global_batch_tokens": 12,
+            "optimizer": {"lr": 1e-3},
+            "parallel": {"ranks": 2, axis: 2},
+        },
+    }
+    given = {"model": Line(), "loss": squared, "batches": Points(0, 2)}
+    for message in run_ranks(2, _error, from_dict(JobConfig, tree).config, UserError, given):
+        assert f"train.parallel.{axis}=2 has no effect on a model of your own" in message
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
 def test_any_module_with_its_own_loss_trains(tmp_path: Path) -> None:
     one = run_ranks(1, _own, tmp_path / "1", 1)[0]
     two = run_ranks(2, _own, tmp_path / "2", 2)
