@@ -2,11 +2,14 @@
 
 Promises: outside the window a step costs nothing more; inside, PyTorch's profiler and the log of collectives slow it
 down, so its seconds are for comparing parts with each other, not with other steps. On a CPU an operator's time is its
-own, without those that it calls; on a GPU that of its kernels.
+own, without those that it calls; on a GPU that of its kernels. A file that the disk does not take is named in a warning
+of a run that goes on.
 """
 
 import json
 from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from smalti.base import clock, log
-from smalti.base.errors import UserError
+from smalti.base.errors import TryElsewhere, UserError
 from smalti.config.profile import ProfileConfig
 from smalti.config.run import RunConfig
 from smalti.dist.traffic import Call, totals
@@ -101,27 +104,53 @@ class Profile(Hook):
         window_s = clock.now_s() - self._begun
         self._traffic.__exit__(None, None, None)
         self._profiler.stop()
-        rank = dist.get_rank()
+        rank, profiler, calls = dist.get_rank(), self._profiler, self._traffic.calls
         folder = folder_of(job.folder.path, self._first, job.state.step, rank)
-        folder.mkdir(parents=True, exist_ok=True)
-        self._profiler.export_chrome_trace(str(folder / "trace.json.gz"))
-        traffic = _by_axis(self._traffic.calls, planned_traffic(job), job.state.step - self._first + 1)
-        summary = _summary(self._profiler, self._traffic.calls, self._begun, window_s, traffic, on_gpu=self._on_gpu)
+        traffic = _by_axis(calls, planned_traffic(job), job.state.step - self._first + 1)
+        summary = _summary(profiler, calls, self._begun, window_s, traffic, on_gpu=self._on_gpu)
         summary = replace(summary, first_step=self._first, last_step=job.state.step, rank=rank)
-        _write_calls(folder / "collectives.jsonl", self._traffic.calls, self._begun)
+        files: dict[str, Callable[[Path], None]] = {
+            "summary.json": lambda _: write(folder, summary),
+            "collectives.jsonl": lambda path: _write_calls(path, calls, self._begun),
+            "trace.json.gz": lambda path: profiler.export_chrome_trace(str(path)),
+        }
         if self._on_gpu:
-            torch.cuda.memory._dump_snapshot(str(folder / "memory.pickle"))
+            files["memory.pickle"] = lambda path: torch.cuda.memory._dump_snapshot(str(path))
+        missing = _write_all(folder, files)
+        if self._on_gpu:
             torch.cuda.memory._record_memory_history(enabled=None)
-        write(folder, summary)
         self._profiler = self._traffic = None
         self._first = self._last + 1
-        named = summary.bottleneck
-        log.get("train").info(
-            "profile of steps %d to %d: %s took %.0f %%, without it %.2f times as fast; %s",
-            *(summary.first_step, summary.last_step, named.name, 100 * named.s / summary.window_s),
-            *(summary.gain(named), folder),
+        _tell(job, summary, folder, missing)
+
+
+def _write_all(folder: Path, files: dict[str, Callable[[Path], None]]) -> dict[str, str]:
+    """Write what can be written. Name -> why it is missing; of that nothing stays, as the run needs the disk more."""
+    missing = {}
+    for name, make in files.items():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            make(folder / name)
+        except OSError as error:
+            missing[name] = error.strerror or str(error)
+            with suppress(OSError):
+                (folder / name).unlink(missing_ok=True)
+    return missing
+
+
+def _tell(job: Job, summary: Summary, folder: Path, missing: dict[str, str]) -> None:
+    named, steps = summary.bottleneck, f"profile of steps {summary.first_step} to {summary.last_step}"
+    log.get("train").info(
+        "%s: %s took %.0f %%, without it %.2f times as fast; %s",
+        *(steps, named.name, 100 * named.s / summary.window_s, summary.gain(named), folder),
+    )
+    lacks = ", ".join(f"{name} ({why})" for name, why in missing.items())
+    if missing:
+        log.get("train").warning("%s lacks %s; training goes on", steps, lacks)
+    with suppress(TryElsewhere):
+        job.events.write(
+            "profile_saved", step=summary.last_step, path=str(folder), bottleneck=named.name, missing=[*missing]
         )
-        job.events.write("profile_saved", step=job.state.step, path=str(folder), bottleneck=named.name)
 
 
 def planned_traffic(job: Job) -> dict[tuple[str, str], tuple[int, int]]:

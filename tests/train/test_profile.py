@@ -1,7 +1,10 @@
 """A profiled window of a real run: parts that add up, collectives as planned, and nothing outside the window."""
 
+import errno
 import gzip
 import json
+import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,8 @@ from smalti.cli.main import run as smalti
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.track.profiles import read
-from smalti.train import build, fit
+from smalti.track.run import RunFolder
+from smalti.train import build, fit, profile
 from smalti.train.profile import kind_of
 
 
@@ -61,6 +65,45 @@ def test_a_window_beyond_the_stop_keeps_what_there_is(tmp_path: Path) -> None:
     run_ranks(1, _fit, config)
     (summary,) = read(Path(config.run_folder))
     assert (summary.first_step, summary.last_step) == (4, 4)
+
+
+def _fit_on_a_full_disk(rank: int, config: RunConfig, full: str) -> list[str]:
+    """What is warned of where ``full`` (a file of the profile, or its folder) does not fit."""
+    told: list[str] = []
+    asked = profile._write_all
+
+    def write_all(folder: Path, files: dict[str, Any]) -> dict[str, str]:
+        def fill(path: Path) -> None:
+            path.write_text("a part")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+        if full == "folder":
+            folder.parent.parent.write_text("in the way")
+        return asked(folder, {name: fill if name == full else make for name, make in files.items()})
+
+    setattr(profile, "_write_all", write_all)  # noqa: B010  (this process is a rank of its own)
+    logging.getLogger("smalti.train").warning = lambda text, *values: told.append(text % values)  # type: ignore[method-assign]
+    fit(build(config))
+    return told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("full", ["trace.json.gz", "folder"])
+def test_a_full_disk_costs_the_profile_and_not_the_run(full: str, tmp_path: Path) -> None:
+    config = _profiled(toy.config(tmp_path, duration="4step"), steps=[2, 3])
+    told = "".join(run_ranks(1, _fit_on_a_full_disk, config, full)[0])
+    run = RunFolder.read(config.run_folder)
+    assert run.status()["state"] == "done"
+    saved = next(event for event in run.events() if event["event"] == "profile_saved")
+    folder = Path(saved["path"])
+    if full == "folder":
+        assert saved["missing"] == ["summary.json", "collectives.jsonl", "trace.json.gz"]
+        assert "profile of steps 2 to 3 lacks summary.json (Not a directory)" in told
+    else:
+        assert saved["missing"] == ["trace.json.gz"]
+        assert "profile of steps 2 to 3 lacks trace.json.gz (No space left on device); training goes on" in told
+        assert sorted(path.name for path in folder.iterdir()) == ["collectives.jsonl", "summary.json"]
+        assert read(run.path)[0].last_step == 3
 
 
 @pytest.mark.parametrize(
