@@ -68,6 +68,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.proof)
 
 
+def pytest_runtest_logstart() -> None:
+    """Jobs of tests do not measure how fast this CPU multiplies, a second for each: see gloo.py."""
+    place = sys.modules.get("smalti.train.place")
+    if place is not None:
+        place.matmul_rate = lambda device, precision: (1e11, 1024)  # type: ignore[attr-defined]
+
+
 def pytest_runtest_logfinish() -> None:
     """A job that a test builds in this process sets torch's threads for good; the tests after it took ten times as long
     with two threads where the cores were busy."""

@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from smalti.train import place
+
 _IMPORTED_ONCE = ["torch.distributed", "smalti.train.job", "smalti.evals.in_loop", "pytest", "hypothesis"]
 """By the server: what a module of tests imports beside, each of its ranks imports again."""
 
@@ -48,8 +50,10 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout
 
 def _rank(rank: int, world_size: int, folder: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
-    place, size = str(rank), str(world_size)
-    os.environ.update(RANK=place, LOCAL_RANK=place, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
+    # How fast this CPU multiplies would take each rank a second and more, and is of no matter for tests.
+    place.matmul_rate = lambda device, precision: (1e11, 1024)  # type: ignore[attr-defined]
+    number, size = str(rank), str(world_size)
+    os.environ.update(RANK=number, LOCAL_RANK=number, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
     try:
         store = dist.FileStore(os.path.join(folder, "store"), world_size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
