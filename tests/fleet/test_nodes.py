@@ -60,6 +60,8 @@ def test_a_line_that_is_cut_ends_both_sides_with_the_silent_ranks_named_and_the_
     for text in (first, second):
         assert "exitcode  : 75" in text, text  # of the rank; torchrun itself ends with 1
         assert "this is a bug" not in text
+    status = RunFolder.read(tmp_path / "runs/cut").status()
+    assert (status["state"], "lost rank" in status["reason"]) == ("failed", True)
     two.mend("n2")
     again = torchrun(two, tmp_path, "cut", *changes, ranks=1)
     texts = said_by(again, 120)
