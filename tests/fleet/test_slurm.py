@@ -67,3 +67,44 @@ def test_one_task_starts_the_ranks_of_its_node_and_scancel_saves(cluster: Slurm,
     assert process.returncode == 75, text
     assert "runs/t: starting 2 ranks at step 0" in text
     assert RunFolder.read(tmp_path / "runs/t").status()["state"] == "stopped"
+
+
+FAILS = """
+import os
+
+if os.environ.get("SLURM_PROCID") == "{rank}":
+    from smalti.base.errors import UserError
+    from smalti.train import loop
+
+    asked = loop.train_step
+
+    def train_step(state, *rest):
+        if state.step == 3:
+            raise UserError("no room")
+        return asked(state, *rest)
+
+    loop.train_step = train_step
+"""
+"""``sitecustomize.py`` of the ranks: one of them fails by itself."""
+
+
+@pytest.mark.parametrize(
+    ("rank", "code", "said"),
+    [
+        (1, 2, "rank 0 lost rank 1 (n2), which ended with UserError: no room"),
+        (0, 75, "rank 1 lost rank 0 (n1): the store, which is at rank 0, does not answer"),
+    ],
+)
+def test_srun_ends_with_what_one_rank_says_unless_the_store_went_with_it(
+    cluster: Slurm, tmp_path: Path, rank: int, code: int, said: str
+):
+    write_recipe(tmp_path)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text(FAILS.format(rank=rank))
+    command = ["env", f"PYTHONPATH={tmp_path / 'site'}", *smalti("train", "r.yaml")]
+    process = cluster.start("srun", "--kill-on-bad-exit=0", "-N2", "-n2", *command, cwd=tmp_path)
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode == code, text
+    assert said in text
+    status = RunFolder.read(tmp_path / "runs/t").status()
+    assert (status["state"], "no room" in status["reason"]) == ("failed", True)
