@@ -249,35 +249,37 @@ def test_backward_keeps_the_rows_that_came_gate_up_and_the_rows_that_came_back()
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 
-def _refused(rank: int, moe: dict[str, Any] | None, layout: Layout) -> list[str]:
-    config = _config(**(moe or {}))
-    if moe is None:
-        config = config.model_copy(update={"moe": None, "intermediate_size": 32})
-    with torch.device("meta"):
-        model = Decoder(config)
-    mesh = meshes.build(torch.device("cpu"), layout)
-    with pytest.raises(UserError) as caught:
-        expert.lay(model, mesh, dispatch="exact")
-    return [str(caught.value), caught.value.hint or ""]
+ON_TWO, ON_FOUR = Layout(replicate=2, shard=2, expert=2), Layout(shard=4, expert=4)
+REFUSED: list[tuple[dict[str, Any] | None, Layout, str, str]] = [
+    (None, ON_TWO, "without experts", "expert=1"),
+    ({"num_experts": 5}, ON_TWO, "5 experts are not a multiple", "expert=1"),
+    ({"num_experts": 6}, ON_FOUR, "6 experts are not a multiple", "expert=2"),
+    (
+        {"intermediate_size": 27},
+        Layout(shard=4, expert=2),
+        "27 columns of an expert are not a multiple of 2",
+        "expert=4",
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("moe", "layout", "text", "hint"),
-    [
-        (None, Layout(shard=2, expert=2), "without experts", "expert=1"),
-        ({"num_experts": 5}, Layout(shard=2, expert=2), "5 experts are not a multiple", "expert=1"),
-        ({"num_experts": 6}, Layout(shard=4, expert=4), "6 experts are not a multiple", "expert=2"),
-        (
-            {"intermediate_size": 27},
-            Layout(shard=4, expert=2),
-            "27 columns of an expert are not a multiple of 2",
-            "expert=4",
-        ),
-    ],
-)
-def test_what_does_not_divide_is_refused_with_the_nearest_size(
-    moe: dict[str, Any] | None, layout: Layout, text: str, hint: str
-) -> None:
-    for said, nearest in run_ranks(layout.world_size, _refused, moe, layout):
-        assert text in said
-        assert nearest == f"train.parallel.{hint}"
+def _refused(rank: int) -> list[tuple[str, str | None]]:
+    found = []
+    for moe, layout, _, _ in REFUSED:
+        config = _config(**(moe or {}))
+        if moe is None:
+            config = config.model_copy(update={"moe": None, "intermediate_size": 32})
+        with torch.device("meta"):
+            model = Decoder(config)
+        mesh = meshes.build(torch.device("cpu"), layout)
+        with pytest.raises(UserError) as caught:
+            expert.lay(model, mesh, dispatch="exact")
+        found.append((str(caught.value), caught.value.hint))
+    return found
+
+
+def test_what_does_not_divide_is_refused_with_the_nearest_size() -> None:
+    for of_rank in run_ranks(4, _refused):
+        for (said, nearest), (_, _, text, hint) in zip(of_rank, REFUSED, strict=True):
+            assert text in said
+            assert nearest == f"train.parallel.{hint}"

@@ -120,26 +120,27 @@ def _assert_alike(found: dict[str, Any], wanted: dict[str, Any]) -> None:
             assert float((found[kind][name] - tensor).norm() / tensor.norm()) < 2e-5, (kind, name)
 
 
-@pytest.mark.parametrize(
-    ("layout", "dispatch", "options"),
-    [
-        (Layout(shard=2, expert=2), "exact", {"uneven": True}),
-        (Layout(shard=2, expert=2), "static", {"microbatches": 2}),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (HYBRID, "exact", {"recomputed": True, "uneven": True}),
-                (MIXED, "static", {"optimizer": "lion"}),
-                *([(HYBRID, "static", {"recomputed": True}), (MIXED, "exact", {"kernel": "loop"})] if PROVE else []),
-            )
-        ),
-    ],
-)
-def test_steps_are_those_of_one_process(layout: Layout, dispatch: Any, options: dict[str, Any]) -> None:
-    wanted = _of_one_process(options.get("optimizer", "adamw"))
-    results = run_ranks(layout.world_size, _stepped, layout, dispatch, options)
-    _assert_alike(results[0], wanted)
-    assert all(result["norm"] == results[0]["norm"] for result in results)
+Case = tuple[Layout, expert.Way, dict[str, Any]]
+FLAT = Layout(shard=2, expert=2)
+ON_TWO: list[Case] = [(FLAT, "exact", {"uneven": True}), (FLAT, "static", {"microbatches": 2})]
+ON_FOUR: list[Case] = [
+    (HYBRID, "exact", {"recomputed": True, "uneven": True}),
+    (MIXED, "static", {"optimizer": "lion"}),
+]
+if PROVE:
+    ON_FOUR += [(HYBRID, "static", {"recomputed": True}), (MIXED, "exact", {"kernel": "loop"})]
+
+
+def _each(rank: int, cases: list[Case]) -> list[dict[str, Any]]:
+    return [_stepped(rank, *case) for case in cases]
+
+
+@pytest.mark.parametrize("cases", [ON_TWO, pytest.param(ON_FOUR, marks=pytest.mark.slow)], ids=["two", "four"])
+def test_steps_are_those_of_one_process(cases: list[Case]) -> None:
+    results = run_ranks(cases[0][0].world_size, _each, cases)
+    for number, (_, _, options) in enumerate(cases):
+        _assert_alike(results[0][number], _of_one_process(options.get("optimizer", "adamw")))
+        assert all(result[number]["norm"] == results[0][number]["norm"] for result in results)
 
 
 @pytest.mark.slow

@@ -58,11 +58,14 @@ def _compare(root: Path, ranks: int, cases: list[tuple[str, dict[str, Any]]], st
         assert _farthest(found.grad_norm, one.grad_norm) < 1e-5, (kind, parallel)
 
 
-def test_two_ranks_train_as_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "schedules"),
+    [("moe", ["interleaved"]), pytest.param("dense", ["1f1b", "zero_bubble"], marks=pytest.mark.slow)],
+)
+def test_two_ranks_train_as_one(kind: str, schedules: list[str], tmp_path: Path) -> None:
     """Packed documents; microbatches of three rows, of which the last is short; experts."""
     ragged = {"pipeline": 2, "microbatch_tokens": THREE_ROWS}
-    cases = [("dense", {**ragged, "pipeline_schedule": schedule}) for schedule in ("1f1b", "zero_bubble")]
-    _compare(tmp_path, 2, [*cases, ("moe", {**ragged, "pipeline_schedule": "interleaved"})], 2)
+    _compare(tmp_path, 2, [(kind, {**ragged, "pipeline_schedule": schedule}) for schedule in schedules], 2)
 
 
 @pytest.mark.slow
@@ -111,6 +114,7 @@ def _together(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return whole
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_one_layout_loads_at_any_other(tmp_path: Path) -> None:
     """Bit by bit, moments included; and as the begin of another run."""
     parallel = {"pipeline": 2, "microbatch_tokens": ONE_ROW}

@@ -58,7 +58,7 @@ def _close(found: shared_rows.Found, alone: shared_rows.Found, rtol: float) -> N
 
 @pytest.mark.parametrize("context", ["ulysses", "ring"])
 def test_four_ranks_train_as_one(context: str) -> None:
-    _compare(FAST, 4, context, 2, steps=5)
+    _compare(FAST, 4, context, 2, steps=3)
 
 
 @pytest.mark.slow

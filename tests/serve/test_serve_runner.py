@@ -39,11 +39,11 @@ def test_a_row_of_a_matmul_of_whole_sixteens_is_the_same_among_any_others(dtype:
 @pytest.mark.usefixtures("threads")
 def test_logits_of_a_row_do_not_depend_on_length_or_number_of_the_others(dtype: torch.dtype) -> None:
     config = ModelConfig(
-        vocab_size=1000, hidden_size=192, intermediate_size=512, num_hidden_layers=3, num_attention_heads=6,
+        vocab_size=1000, hidden_size=192, intermediate_size=512, num_hidden_layers=2, num_attention_heads=6,
         num_key_value_heads=2, max_position_embeddings=700, initializer_range=0.1,
     )  # fmt: skip
     model = tiny_model(config).to(dtype)
-    lengths = [1, 3, 60, 64, 65, 127, 200, 300, 600, 12, 64, 5]
+    lengths = [1, 3, 60, 64, 65, 127, 200, 5, 600, 12]
     prompts = [[(index + 31 * place) % 1000 for place in range(length)] for index, length in enumerate(lengths)]
 
     def decoded(rows: list[int]) -> dict[int, torch.Tensor]:
