@@ -266,6 +266,7 @@ def test_offsets_of_varlen_are_where_documents_begin(batch, time, often, seed, t
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("default")  # the compiler's own
 @pytest.mark.parametrize("kernel", ["varlen", "flex", "dense", None])
 @pytest.mark.parametrize("kind", ["documents", "window", "alibi", "cap", "all"])
 def test_the_kernels_of_a_gpu_agree_with_the_reference(kernel, kind):

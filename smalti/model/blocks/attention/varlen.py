@@ -6,6 +6,7 @@ Shapes: B batch, T time, N tokens of all rows, H query heads, K key/value heads,
 """
 
 import inspect
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ class Varlen:
 
     def __init__(self, like_BTD: Tensor, window: int | None, scale: float, documents_BT: Tensor | None) -> None:
         (batch, self.time), device = like_BTD.shape[:2], like_BTD.device
-        self.scale, self.window = scale, window
+        self.scale, self.window, self.grouped = scale, window, _grouped()
         n_tokens = batch * self.time
         if documents_BT is None:
             self.offsets = torch.arange(0, n_tokens + 1, self.time, dtype=torch.int32, device=device)
@@ -30,13 +31,7 @@ class Varlen:
         """[B, T, H, d]."""
         from torch.nn.attention.varlen import varlen_attn
 
-        known = inspect.signature(varlen_attn).parameters
-        repeats = query_BHTd.shape[1] // key_BKTd.shape[1]
-        options: dict[str, Any] = {}
-        if repeats > 1 and "enable_gqa" in known:
-            options["enable_gqa"] = True
-        elif repeats > 1:  # torch 2.11
-            key_BKTd, value_BKTd = (part.repeat_interleave(repeats, dim=1) for part in (key_BKTd, value_BKTd))
+        options = self.grouped if query_BHTd.shape[1] != key_BKTd.shape[1] else {}
         query_NHd, key_NKd, value_NKd = (
             part.transpose(1, 2).flatten(0, 1) for part in (query_BHTd, key_BKTd, value_BKTd)
         )
@@ -47,6 +42,14 @@ class Varlen:
         )  # fmt: skip
         assert isinstance(mixed_NHd, Tensor)
         return mixed_NHd.unflatten(0, (-1, self.time))
+
+
+@cache
+def _grouped() -> dict[str, Any]:
+    """How ``varlen_attn`` is told that several queries share a key; torch 2.11 takes it without a word."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
 def _offsets(begins_N: Tensor, runs: int) -> Tensor:
