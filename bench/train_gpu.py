@@ -5,7 +5,7 @@
 
 A case is a preset in bf16 over fp32 weights, packed rows of 2,048 tokens, AdamW, compiled blocks, one rank. The job is
 that of ``smalti train`` over token files of random tokens: it chooses its microbatch by the plan and tries it, an
-attempt that runs out of memory is followed by one at half. Then ten steps run with
+attempt that runs out of memory is followed by one at half. Then four steps run with
 ``torch.cuda.set_sync_debug_mode("error")``: nothing in them waits for the device. Printed: tokens/s, MFU of the
 device's published peak (``plan/flops.py``), the most bytes of live tensors and what the plan said of them, the time of
 a step and what the plan said of it.
@@ -29,9 +29,11 @@ import torch
 from paired import ratio_of
 from record import record
 
-SEQ_LEN, STEPS, MICROBATCHES = 2048, 10, 2
-CASES = {"mpt-125m": "mpt-125m", "llama-3-1b": "llama-3-1b", "moe-1b": "moe-1b", "llama-2-7b": "llama-2-7b"}
-DEFAULT = ("mpt-125m", "llama-3-1b", "moe-1b")
+SEQ_LEN, WARM_STEPS, STEPS, MICROBATCHES = 2048, 2, 4, 2
+CASES = {"llama-3-1b": 2**17, "moe-1b": 2**17, "llama-2-7b": 2**14, "mpt-125m": 2**18}
+"""Preset -> tokens of a batch."""
+NEEDED_BYTES = {"llama-2-7b": 120e9}
+"""Of the device; with AdamW in fp32 a parameter takes 16 bytes."""
 PEER = "llama-3-1b"
 
 
@@ -39,9 +41,9 @@ def main() -> None:
     """Print a table; ``--record`` also writes bench/results/train_gpu.json (with ``--name``, another)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda",), default="cuda")
-    parser.add_argument("--case", choices=CASES, action="append", help=f"default: {', '.join(DEFAULT)}")
+    parser.add_argument("--case", choices=CASES, action="append", help="default: all that the device can hold")
     parser.add_argument("--peer-tokens", type=int, default=8192, help="of the peer's microbatch; 0: no peer")
-    parser.add_argument("--rounds", type=int, default=2, help="of ours and the peer's")
+    parser.add_argument("--rounds", type=int, default=1, help="of ours and the peer's")
     parser.add_argument("--record", action="store_true", help="write bench/results/NAME.json")
     parser.add_argument("--name", default="train_gpu", help="of the result")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -51,13 +53,17 @@ def main() -> None:
         print(json.dumps(peer(job) if job["peer"] else ours(job)), flush=True)
         return
     figures: dict[str, Any] = {}
-    for case in options.case or DEFAULT:
+    memory_bytes = torch.cuda.get_device_properties(0).total_memory
+    for case in options.case or CASES:
+        if memory_bytes < NEEDED_BYTES.get(case, 0):
+            print(f"{case}: left out, it needs a device of {NEEDED_BYTES[case] / 1e9:.0f} GB")
+            continue
         figures[case] = started(case)
         show(case, figures[case])
-    if options.peer_tokens and PEER in figures:
-        figures["peer"] = contest(options.peer_tokens, options.rounds)
-    if options.record:
-        print("wrote", record(options.name, figures))
+        if options.peer_tokens and case == PEER:
+            figures["peer"] = contest(options.peer_tokens, options.rounds)
+        if options.record:
+            print("wrote", record(options.name, figures), flush=True)
 
 
 def started(case: str, tokens: int | None = None, *, peer: bool = False) -> dict[str, Any]:
@@ -97,7 +103,7 @@ def contest(tokens: int, rounds: int) -> dict[str, Any]:
         theirs.append(started(PEER, tokens, peer=True))
         mine.append(started(PEER, tokens))
     names = ("transformers", "smalti")
-    seconds = [[one["step_s"] for one in runs for _ in range(2)] for runs in (theirs, mine)]
+    seconds = [[took for one in runs for took in one["steps_s"]] for runs in (theirs, mine)]
     ratio = ratio_of(seconds[0], seconds[1], names=names)
     memory = theirs[0]["peak_bytes"] / mine[0]["peak_bytes"]
     print(f"{PEER}, {tokens:,} tokens at a time: {ratio}; memory {memory:.2f}x")
@@ -123,7 +129,7 @@ def ours(job: dict[str, Any]) -> dict[str, Any]:
     events = [json.loads(line) for line in (Path(job["folder"]) / "run" / "events.jsonl").read_text().splitlines()]
     chosen = next(event for event in reversed(events) if event["event"] == "auto_resolved")
     batches = [built.batches.batch(step) for step in range(3)]
-    for one in batches[:2]:
+    for one in batches[:WARM_STEPS]:
         train_step(built.state, one, built.loss)
     torch.cuda.reset_peak_memory_stats()
     took, host_s = [], []
@@ -166,11 +172,11 @@ def config_of(job: dict[str, Any]) -> Any:
 
     folder, fixed = Path(job["folder"]), job["tokens"]
     tree = {
-        "name": "bench", "folder": str(folder / "run"), "model": {"preset": CASES[job["case"]]},
+        "name": "bench", "folder": str(folder / "run"), "model": {"preset": job["case"]},
         "data": {"sources": {"made": str(folder / "tokens")}, "seq_len": SEQ_LEN, "stages": [{"weights": {"made": 1}}],
                  "mask_documents": True},
         "train": {
-            "duration": "1000step", "global_batch_tokens": MICROBATCHES * fixed if fixed else 2**18,
+            "duration": "1000step", "global_batch_tokens": MICROBATCHES * fixed if fixed else CASES[job["case"]],
             "microbatch_tokens": fixed or "auto", "optimizer": {"lr": 3e-4}, "schedule": {"warmup": "10step"},
             "parallel": {"ranks": 1, "device": "cuda"},
         },
@@ -206,8 +212,8 @@ def peer(job: dict[str, Any]) -> dict[str, Any]:
     compiled = torch.compile(model)
     rows = torch.randint(shape.vocab_size, (MICROBATCHES, job["tokens"] // SEQ_LEN, SEQ_LEN), device="cuda")
     took = []
-    for step in range(2 + STEPS):
-        if step == 2:
+    for step in range(WARM_STEPS + STEPS):
+        if step == WARM_STEPS:
             torch.cuda.reset_peak_memory_stats()
         torch.cuda.synchronize()
         began = time.perf_counter()
@@ -220,8 +226,13 @@ def peer(job: dict[str, Any]) -> dict[str, Any]:
         optimizer.zero_grad(set_to_none=True)
         torch.cuda.synchronize()
         took.append(time.perf_counter() - began)
-    step_s = float(np.median(took[2:]))
-    return {"step_s": step_s, "tokens_per_s": rows.numel() / step_s, "peak_bytes": torch.cuda.max_memory_allocated()}
+    step_s = float(np.median(took[WARM_STEPS:]))
+    return {
+        "step_s": step_s,
+        "steps_s": took[WARM_STEPS:],
+        "tokens_per_s": rows.numel() / step_s,
+        "peak_bytes": torch.cuda.max_memory_allocated(),
+    }
 
 
 if __name__ == "__main__":

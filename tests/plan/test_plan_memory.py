@@ -144,8 +144,8 @@ def test_a_block_of_llama_by_hand() -> None:
     found = memory_per_rank(from_dict(RunConfig, LLAMA_3_8B).config)
     assert found.activations_bytes == pytest.approx(44.06e9, rel=0.01)
     assert found.params_bytes + found.grads_bytes + found.moments_bytes == pytest.approx(16.06e9, rel=1e-3)
-    assert (found.peak.phase, found.tensors_bytes) == ("backward", pytest.approx(64.9e9, rel=1e-3))
-    assert found.total_bytes == pytest.approx(76.9e9, rel=1e-3)
+    assert (found.peak.phase, found.tensors_bytes) == ("loss", pytest.approx(68.28e9, rel=1e-3))
+    assert found.total_bytes == pytest.approx(80.88e9, rel=1e-3)
     assert largest_microbatch(from_dict(RunConfig, LLAMA_3_8B).config, 85.5e9, device="cuda") == 8192
 
 

@@ -3,7 +3,8 @@
 Promises: sorted rows, gate, up and output of each slot (a token at one of its experts), the router's figures in fp32,
 indices in int64. Routing is dropless, so the sizes do not depend on the load as long as one rank holds all experts;
 with an axis ``expert`` (``smalti/dist/dispatch.py``, exact) the load is taken to be even; the rows that came and those
-that came back are kept, in place of the experts' output.
+that came back are kept, in place of the experts' output. ``torch.compile`` keeps the sorted rows and the product of
+gate and up too, which eager code makes again: measured on an H100 (docs/concepts/benchmarks-gpu.md).
 """
 
 from smalti.config.model import ModelConfig
@@ -33,6 +34,8 @@ def experts(tape: Tape, model: ModelConfig, shape: Pass) -> None:
     tape.new("product", inner)
     tape.new("y", rows)
     tape.save("up", "gate", "slots", "router.choice", "router.weight", "router.logits", "router.score")
+    if shape.compiled and not spread:
+        tape.save("rows", "product")
     if spread:
         tape.new("unsorted", rows)
         tape.drop("rows", "product", "y")
@@ -62,7 +65,8 @@ def experts_backward(tape: Tape, model: ModelConfig, shape: Pass) -> None:
         tape.drop("d.y")
         tape.new("d.y", rows)
     out = rows if shape.expert > 1 else n * hidden * c
-    tape.new("rows", rows)
+    if "rows" not in tape.alive:
+        tape.new("rows", rows)
     tape.new("d.product", inner)
     tape.new("active", inner)
     with tape.during(again=inner if model.gated else 0):
@@ -77,7 +81,7 @@ def experts_backward(tape: Tape, model: ModelConfig, shape: Pass) -> None:
             pass
         tape.new("w.gate", matrix)
     tape.drop("index", "d.y", "rows", "d.product", "active", "d.gate", "d.arrived", "d.out")
-    tape.used("up", "gate", "y", "slots", "arrived", "returned", "router.choice", "router.weight")
+    tape.used("rows", "product", "up", "gate", "y", "slots", "arrived", "returned", "router.choice", "router.weight")
     if shape.expert > 1:
         with tape.during(left=rows, returning=rows):
             pass

@@ -156,6 +156,7 @@ def _of(
         tensor=layout.tensor,
         sequence=layout.sequence,
         expert=layout.expert,
+        compiled=device == "cuda" and train.parallel.compile is not False,
     )
     first = layers is not None and 0 in layers
     rank = Rank(

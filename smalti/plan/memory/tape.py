@@ -75,6 +75,8 @@ class Pass:
     """Ranks that share each row."""
     expert: int = 1
     """Ranks that share the experts."""
+    compiled: bool = False
+    """By ``torch.compile``, on CUDA."""
 
     @property
     def tokens(self) -> float:
