@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import PROVE
 from test_cli_train import RECIPE, write_tokens
 
 from smalti.track.run import RunFolder
@@ -130,8 +131,8 @@ def test_a_killed_demo_takes_its_stage_with_it(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "to_group", "code", "state"),
-    [(signal.SIGINT, True, 130, "interrupted"), (signal.SIGINT, False, 130, "interrupted"),
-     (signal.SIGTERM, False, 75, "stopped")],
+    [(signal.SIGINT, True, 130, "interrupted"), (signal.SIGTERM, False, 75, "stopped"),
+     *([(signal.SIGINT, False, 130, "interrupted")] if PROVE else [])],
 )  # fmt: skip
 def test_training_that_is_stopped_through_the_demo_is_saved_and_goes_on(tmp_path, number, to_group, code, state):
     for seed, name in enumerate("abh"):
