@@ -79,8 +79,22 @@ def test_only_what_would_fail_again_ends_the_others_for_good(error: Exception, c
     assert lost._code(error) == code
 
 
+class _Slow:
+    """A store that takes a while to give what was found."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def get(self, key: str) -> bytes:
+        time.sleep(1)
+        return self._store.get(key)
+
+
 def _leave_at_different_times(rank: int) -> Any:
-    """The store is at rank 0, which asks first; rank 1 asks later; rank 2 is silent."""
+    """The store is at rank 0, which asks first; rank 1 asks later, and reads slowly; rank 2 is silent."""
     meeting = dist.distributed_c10d._get_default_store()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if rank == 0 else None
     if store is not None:
@@ -93,6 +107,7 @@ def _leave_at_different_times(rank: int) -> Any:
         return None
     if rank == 1:
         store.wait(["lost/0"])
+        lost._store = lambda: _Slow(store)
         time.sleep(1)
     with pytest.raises(lost.LostPeer) as told:
         lost.raise_told(RuntimeError("Connection closed by peer"), HOSTS)
