@@ -145,6 +145,7 @@ def _measured(rank: int, config: RunConfig) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 def test_held_out_loss_is_that_of_one_process(tmp_path: Path) -> None:
     found = []
     for ranks, parallel in ((1, {}), (2, {"pipeline": 2})):

@@ -56,7 +56,7 @@ def _close(found: shared_rows.Found, alone: shared_rows.Found, rtol: float) -> N
         torch.testing.assert_close(found.metrics[key], value, rtol=rtol, atol=1e-9, msg=key)
 
 
-@pytest.mark.parametrize("context", ["ulysses", "ring"])
+@pytest.mark.parametrize("context", [pytest.param("ulysses", marks=pytest.mark.slow), "ring"])
 def test_four_ranks_train_as_one(context: str) -> None:
     _compare(FAST, 4, context, 2, steps=3)
 

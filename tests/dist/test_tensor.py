@@ -190,7 +190,8 @@ def _load(rank: int, folder: str, layout: Layout) -> None:
 @pytest.mark.parametrize(
     ("saved", "loaded"),
     [
-        (Layout(shard=2, tensor=2), Layout()),
+        (Layout(tensor=2), Layout()),
+        pytest.param(Layout(shard=2, tensor=2), Layout(), marks=pytest.mark.slow),
         pytest.param(Layout(shard=2), Layout(shard=2, tensor=2), marks=pytest.mark.slow),
         pytest.param(Layout(replicate=2, tensor=2), Layout(shard=2), marks=pytest.mark.slow),
     ],

@@ -29,6 +29,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocator, "keep_freed_memory", lambda: True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_the_probe_measures_every_kind_of_work() -> None:
     before = torch.get_num_threads()

@@ -112,7 +112,7 @@ def _planned(config: RunConfig) -> Counter[tuple[str, int]]:
 @pytest.mark.parametrize(
     ("model", "ranks", "replicate", "microbatches", "gives_back", "recomputes"),
     [
-        (DENSE, 2, 1, 2, True, False),
+        pytest.param(DENSE, 2, 1, 2, True, False, marks=pytest.mark.slow),
         (MIXED, 2, 1, 1, True, False),
         pytest.param(MIXED, 4, 2, 1, True, True, marks=pytest.mark.slow),
         pytest.param(DENSE, 4, 4, 2, False, False, marks=pytest.mark.slow),

@@ -32,6 +32,7 @@ def test_which_dim_is_cut(shape: tuple[int, ...], shards: int, dim: int | None) 
     assert found == (None if dim is None else Shard(dim))
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_one_rank() -> None:
     whole = run_ranks(1, _gradients_after_step, SIX, 2)[0]
     for result in run_ranks(4, _gradients_after_step, SIX, 1):

@@ -127,7 +127,8 @@ def test_a_process_with_a_group_cannot_rehearse() -> None:
         dist.destroy_process_group()
 
 
-@settings(max_examples=20 if PROVE else 2, deadline=None)
+@slow
+@settings(max_examples=20 if PROVE else 3, deadline=None)
 @given(microbatches=st.integers(1, 9), replicate=st.sampled_from([1, 2, 500]))
 def test_many_microbatches_are_traced_as_few(microbatches: int, replicate: int) -> None:
     rows = 2 * replicate * microbatches
