@@ -1,8 +1,6 @@
 """Continued pretraining, whole: a folder that transformers saved -> new data, with and without replay -> the table."""
 
-import contextlib
 import functools
-import io
 import json
 import subprocess
 import sys
@@ -13,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from here import here
 
-from smalti.cli.main import run as run_command
 from smalti.data.tokens.writer import TokenWriter
 
 VOCAB, SEQ_LEN = 96, 32
@@ -53,14 +51,11 @@ def write_llama(folder: Path) -> None:
 
 
 def smalti(work: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A process of its own trains; all else is done in this one, which has imported everything."""
+    """A process of its own trains; all else is done in this one."""
     if arguments[0] == "train" and "--dry-run" not in arguments:
         command = [sys.executable, "-m", "smalti", *arguments]
         return subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=240, check=False)
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.chdir(work), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = run_command(arguments)
-    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+    return here(work, *arguments)
 
 
 @functools.cache
