@@ -232,15 +232,15 @@ def main() -> None:
     for name, difference in largest.items():
         if name != "1 rank":
             print(f"{name:8} largest difference of a step's loss from one rank's: {difference:.2e}")
+    if options.record:
+        figures: dict[str, Any] = {"steps": options.steps, "kills": kills, "largest_difference": largest}
+        figures["loss"] = {name: [curve[step] for step in sorted(curve)] for name, curve in curves.items()}
+        print("wrote", record("same_curve", figures))
     if options.picture:
         PICTURES.mkdir(exist_ok=True)
         for name, svg in pictures(curves, kills).items():
             (PICTURES / name).write_text(standalone(svg) + "\n")
             print("wrote", PICTURES / name)
-    if options.record:
-        figures: dict[str, Any] = {"steps": options.steps, "kills": kills, "largest_difference": largest}
-        figures["loss"] = {name: [curve[step] for step in sorted(curve)] for name, curve in curves.items()}
-        print("wrote", record("same_curve", figures))
 
 
 if __name__ == "__main__":
