@@ -12,7 +12,7 @@ a step and what the plan said of it.
 
 The peer is transformers' model of the same shape with torch.compile, SDPA, autocast to bf16 and the same fused AdamW,
 its plain loss on all logits, rows that are not packed; with the microbatch of ``--peer-tokens``, and ours once more
-with that. Each runs in a process of its own, by turns, ``--rounds`` times.
+with that. Each runs in a process of its own, one after the other, ``--rounds`` times.
 """
 
 import argparse

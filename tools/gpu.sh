@@ -30,7 +30,7 @@ run() {
 }
 
 mapfile -t files < <(grep -l 'mark\.gpu' -r tests --include='test_*.py')  # others may import what is not installed
-run "pytest -m gpu" "$python" -m pytest -q -m gpu -p no:cacheprovider "${files[@]}"
+run "pytest -m gpu" "$python" -m pytest -q -m gpu -p no:cacheprovider "${files[@]}"  # arguments are for the benchmarks
 for script in bench/*.py; do
   [ -e "$script" ] || continue
   grep -q -- '--device' "$script" && run "$script" "$python" "$script" --device cuda "$@"

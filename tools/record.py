@@ -45,7 +45,7 @@ def record(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> Path:
 def commit_of(root: Path) -> str:
     """The commit of the checkout, with ``-dirty`` when a tracked file (other than a result) differs; or 'unknown'.
 
-    A copy without its .git is told it by BENCH_COMMIT.
+    A copy without its .git is told it by BENCH_COMMIT, with ``-dirty`` where it was.
     """
     if "BENCH_COMMIT" in os.environ:
         return os.environ["BENCH_COMMIT"]

@@ -23,8 +23,10 @@ SEQUENCE = [
     for context in ("ulysses", "ring")
     for size, more in ((2, {}), (4, {}), (2, {"shard": 2}), (4, {"shard": 2}), (2, {"replicate": 2, "shard": 2}))
 ]
-TENSOR = [{"tensor": 2}, {"tensor": 4}, {"tensor": 2, "shard": 2}, {"tensor": 2, "replicate": 2, "shard": 2},
-          {"tensor": 2, "sequence": 2}, {"tensor": 2, "sequence": 2, "shard": 2}]  # fmt: skip
+SEQUENCE.append({"sequence": 2, "replicate": 2})
+TENSOR = [{"tensor": 2}, {"tensor": 4}, {"tensor": 2, "shard": 2}, {"tensor": 2, "replicate": 2},
+          {"tensor": 2, "replicate": 2, "shard": 2}, {"tensor": 2, "sequence": 2},
+          {"tensor": 2, "sequence": 2, "context": "ring"}, {"tensor": 2, "sequence": 2, "shard": 2}]  # fmt: skip
 PIPELINE = [
     {"pipeline": size, "pipeline_schedule": schedule, "microbatch_tokens": mesh_runs.SEQ_LEN, **more}
     for schedule in ("1f1b", "interleaved", "zero_bubble")
@@ -33,6 +35,8 @@ PIPELINE = [
     {"pipeline": 4, "microbatch_tokens": mesh_runs.SEQ_LEN},
     {"pipeline": 2, "tensor": 2, "microbatch_tokens": mesh_runs.SEQ_LEN},
     {"pipeline": 2, "sequence": 2, "microbatch_tokens": mesh_runs.SEQ_LEN},
+    {"pipeline": 2, "replicate": 2, "microbatch_tokens": mesh_runs.SEQ_LEN},
+    {"pipeline": 2, "replicate": 2, "shard": 2, "microbatch_tokens": mesh_runs.SEQ_LEN},
 ]
 EXPERT = [
     {"expert": expert, "dispatch": dispatch, **more}
@@ -48,7 +52,7 @@ EXPERT = [
 
 DENSE_MESHES = [*DATA, *SEQUENCE, *TENSOR, *PIPELINE]
 MOE_MESHES = [*DENSE_MESHES, *EXPERT]
-SAMPLE = [{"expert": 4, "shard": 2, "sequence": 2}]
+SAMPLE = [{"expert": 4, "dispatch": "exact", "shard": 2, "sequence": 2}]
 """In every run of the tests, with experts: the main road."""
 
 

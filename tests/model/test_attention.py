@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_cases import dense, distance
 
-from smalti.model.blocks.attention import choice
+from smalti.model.blocks.attention import choice, varlen
 from smalti.model.blocks.attention.flex import Flex
 from smalti.model.blocks.attention.scores import alibi_slopes, document_runs, runs_of, scores_of, tell_runs
 from smalti.model.blocks.attention.sdpa import dense_rows
@@ -176,10 +176,11 @@ def test_flex_without_compiling_agrees_forward(case):
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("packed", [True, False])
 def test_varlen_is_told_documents_window_and_groups(monkeypatch, knows_groups, window, packed):
-    """What CUDA runs, with a slow stand-in for torch's function (torch 2.11 has no ``enable_gqa``)."""
+    """What CUDA runs, with a slow stand-in for torch's function (that of torch 2.11 has no ``enable_gqa``, and takes
+    fewer keys than queries as they are)."""
 
     def attend(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa=False):
-        assert enable_gqa or query.shape[1] == key.shape[1]
+        assert enable_gqa or not knows_groups
         assert torch.equal(cu_seq_q, cu_seq_k)
         assert cu_seq_q.dtype == torch.int32
         assert window_size[1] == 0
@@ -197,6 +198,7 @@ def test_varlen_is_told_documents_window_and_groups(monkeypatch, knows_groups, w
         return attend(*args, scale=scale, window_size=window_size)
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend if knows_groups else without_groups)
+    monkeypatch.setattr("smalti.model.blocks.attention.varlen._grouped", varlen._grouped.__wrapped__)
     config, random = dense(attention_multiplier=0.3), torch.Generator().manual_seed(0)
     documents = (torch.rand(3, 20, generator=random) < 0.2).cumsum(1) if packed else None
     inputs = [torch.randn(3, n, 20, 8, generator=random) for n in (4, 2, 2)]

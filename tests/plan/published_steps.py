@@ -37,6 +37,7 @@ class Published(NamedTuple):
                 "global_batch_tokens": tokens * self.gpus,
                 "microbatch_tokens": tokens,
                 "optimizer": {"lr": 1e-3},
+                "loss": {"chunk_bytes": 2**28},  # what the comparison was first made with; of 4 GiB: docs/log.md
                 "parallel": {
                     "ranks": self.gpus,
                     "device": "cuda",

@@ -79,7 +79,7 @@ def test_experts_beside_dense() -> None:
 
 def test_example_of_layouts() -> None:
     best = find(DBRX, H100, 3072, keep=3).best[0].prediction
-    assert best.layout == Layout(replicate=16, shard=192)
+    assert best.layout == Layout(replicate=12, shard=256)
     assert (best.microbatch_tokens, best.microbatches) == (5 * 4096, 1)
     assert f"{best.step_s:.1f}s" in LAYOUTS
     state_bytes = count(DBRX.model).total * 16

@@ -69,6 +69,10 @@ def kernels_of(
     return built
 
 
+def _should_varlen(dtype: torch.dtype) -> bool:
+    return dtype != torch.float32 and find_spec("torch.nn.attention.varlen") is not None
+
+
 def windows_of(config: ModelConfig) -> set[int | None]:
     """The kinds of layers: their windows."""
     return {config.window(layer) for layer in range(config.num_hidden_layers)}
@@ -87,7 +91,7 @@ def choose(device: str, dtype: torch.dtype, asked: Asked, *, tried: bool = True)
         return "sdpa"
     if device == "cuda":
         simple = not (asked.alibi or asked.cap)
-        if simple and (problem("varlen", device, dtype, _small(asked)) is None if tried else dtype != torch.float32):
+        if simple and (problem("varlen", device, dtype, _small(asked)) is None if tried else _should_varlen(dtype)):
             return "varlen"
         if problem("flex", device, dtype, _small(asked)) is None if tried else find_spec("triton"):
             return "flex"

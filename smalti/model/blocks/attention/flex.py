@@ -58,6 +58,6 @@ def _functions(compiled: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
     if not compiled:
         return flex_attention, create_block_mask
-    # Each kind of score and mask is a compilation of one function; beyond the limit torch runs it as it stands, and fails.
+    # Each kind of score and mask is a compilation of one function; beyond torch's limit it runs uncompiled, and fails.
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     return torch.compile(flex_attention), torch.compile(create_block_mask)

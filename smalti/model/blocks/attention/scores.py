@@ -109,9 +109,15 @@ def tell_runs(documents_BT: Tensor, runs: int) -> None:
     documents_BT.smalti_runs = runs  # type: ignore[attr-defined]
 
 
+def told_runs(documents_BT: Tensor) -> int | None:
+    """What ``tell_runs`` has said; None where nobody has."""
+    runs: int | None = getattr(documents_BT, "smalti_runs", None)
+    return runs
+
+
 def runs_of(documents_BT: Tensor) -> int:
     """How many runs they are; waits for the device where nobody has told."""
-    told: int | None = getattr(documents_BT, "smalti_runs", None)
+    told = told_runs(documents_BT)
     return int(document_runs(documents_BT).sum()) if told is None else told
 
 

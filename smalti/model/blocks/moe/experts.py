@@ -208,7 +208,8 @@ def _clear(rows_SD: Tensor, unwritten_S1: Tensor | None) -> Tensor:
 def bag(rows_RD: Tensor, index_Nk: Tensor, weight_Nk: Tensor | None = None) -> Tensor:
     """[N, D]: sum over k of the rows at ``index_Nk``, each times its weight.
 
-    ``embedding_bag`` does it in one pass on a CPU; on a GPU its kernel is slow, and the compiler makes one of the rest.
+    ``embedding_bag`` does it in one pass on a CPU, in float32; on a GPU its kernel is slow. There rows are scaled in
+    their own format and added in float32, in one kernel where the compiler sees it (not with an axis ``expert``).
     """
     weight_Nk = None if weight_Nk is None else weight_Nk.to(rows_RD.dtype)
     if rows_RD.is_cuda:
