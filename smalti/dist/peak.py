@@ -12,8 +12,7 @@ import torch
 from smalti.dist.fsdp import DTYPES
 
 _SIZES = {"cpu": (512, 1024, 2048), "cuda": (4096, 8192)}
-_SECONDS_A_SIZE = 0.3
-_LEAST_REPEATS = 3
+_SECONDS_A_SIZE = 0.2
 
 
 def matmul_rate(device: torch.device, precision: str) -> tuple[float, int]:
@@ -41,7 +40,7 @@ def _best_seconds(work: Callable[[], object], device: torch.device) -> float:
         return time.perf_counter() - start
 
     timed()
-    repeats: list[float] = []
-    while len(repeats) < _LEAST_REPEATS or sum(repeats) < _SECONDS_A_SIZE:
+    repeats = [timed()]
+    while sum(repeats) < _SECONDS_A_SIZE:
         repeats.append(timed())
     return min(repeats)
