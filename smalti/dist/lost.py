@@ -3,8 +3,9 @@
 Promises: an error of torch's libraries that means a lost or silent peer becomes a LostPeer that names the ranks that
 did not answer, with their hosts, some seconds after it was noticed; every other error stays what it is, and the others
 are told of it, and of the exit code of one that would come again. A rank that is cut off from the store can only name
-the ranks on the host of the store: rank 0 too, whose own error goes down with the store that it holds. Does not promise
-which of several silent ranks was the first.
+the ranks on the host of the store: rank 0 too, whose own error goes down with the store that it holds. A rank that
+asks some seconds after the others is answered too, and one that dies while it asks does not mislead them. Does not
+promise which of several silent ranks was the first; one that asks late may have been named as silent before.
 """
 
 import json
@@ -19,7 +20,7 @@ from typing import NoReturn, TypeVar
 
 import torch.distributed as dist
 
-from smalti.base.errors import ExitCode, SmaltiError, TryElsewhere
+from smalti.base.errors import DataError, ExitCode, SmaltiError, TryElsewhere
 from smalti.dist.handshake import names_of
 
 T = TypeVar("T")
@@ -31,6 +32,7 @@ LISTEN_S = 5.0
 _ANSWER_S = 3.0
 """A store that takes longer than this to answer is behind a cut line."""
 _POLL_S = 0.1
+_ROUNDS = 2
 _SURE = (ExitCode.BUG, ExitCode.USAGE, ExitCode.NO)
 _LOST_PEER = re.compile(
     r"connection (was likely )?(closed|reset|refused|aborted)|broken pipe|closed by peer|timed? ?out"
@@ -86,7 +88,10 @@ def raise_told(error: Exception, hosts: Sequence[str], *, ask: bool = True) -> N
 
 def _code(error: Exception) -> ExitCode:
     """What the others are to end with: 75, unless the same command would surely fail here again. An error of torch, the
-    system or memory may be one of this device, driver or disk, and another try may find a better one."""
+    system or memory may be one of this device, driver or disk, and another try may find a better one; and so may a file
+    that this rank does not find, or finds damaged."""
+    if isinstance(error, DataError):
+        return ExitCode.RETRY
     if isinstance(error, SmaltiError):
         return error.exit_code if error.exit_code in _SURE else ExitCode.RETRY
     return ExitCode.RETRY if isinstance(error, (RuntimeError, OSError, MemoryError)) else ExitCode.BUG
@@ -98,37 +103,68 @@ def _beside_first(hosts: Sequence[str]) -> list[int]:
 
 
 def _ask(store: dist.Store, rank: int) -> Said | None:
-    """What the ranks have said within some seconds; None where the store does not answer."""
+    """What the ranks have said within some seconds; None where the store itself does not answer."""
     with suppress(ValueError):  # not the main thread
         # A launcher that sees the first of us end tells the others to go, who would then name nobody.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    size = dist.get_world_size()
-    said = _within(LISTEN_S + _ANSWER_S, lambda: _listen(store, rank, size))
+    size, seconds = dist.get_world_size(), LISTEN_S + _ANSWER_S
+    if not _within(seconds, lambda: _come(store, rank)):
+        return None
+    said = _within((_ROUNDS + 1) * seconds, lambda: _listen(store, rank, size))
     if said is not None and rank == 0:  # the store is gone with this rank: the others are to have read it
-        here = sum(not text for text, _ in said.values())
-        _within(_ANSWER_S, lambda: _wait(lambda: store.add("lost/heard", 0) >= here, _ANSWER_S))
+        here = [f"lost/heard/{other}" for other, (text, _) in said.items() if not text]
+        _within(_ANSWER_S, lambda: _wait(lambda: store.check(here), _ANSWER_S))
     return said
 
 
-def _listen(store: dist.Store, rank: int, size: int) -> Said:
-    """One of those that ask looks for all of them: each for itself, thousands would ask the store for minutes."""
+def _come(store: dist.Store, rank: int) -> bool:
+    """Say that this rank is there; True once the store has it."""
     store.set(f"lost/{rank}", json.dumps(["", ExitCode.RETRY]))
-    if store.add("lost/asking", 1) == 1:
-        missing, found = set(range(size)), Said()
+    return store.check([f"lost/{rank}"])
 
-        def look() -> bool:
-            here = {other for other in missing if store.check([f"lost/{other}"])}
-            missing.difference_update(here)
-            found.update({other: tuple(json.loads(store.get(f"lost/{other}"))) for other in here})
-            return not missing
 
-        _wait(look, LISTEN_S)
-        store.set("lost/said", json.dumps(list(found.items())))
+def _listen(store: dist.Store, rank: int, size: int) -> Said:
+    """What a round has found that knows of this rank. One that is not in the list has come after that round, and a
+    round without a list has lost the rank that looked: both ask in the next. After the last, each looks for itself."""
+    for number in range(1, _ROUNDS + 1):
+        said = _round(store, size, number)
+        if rank in said:
+            break
     else:
-        store.wait(["lost/said"], timedelta(seconds=LISTEN_S + _ANSWER_S))
-    said = {int(other): (str(text), int(code)) for other, (text, code) in json.loads(store.get("lost/said"))}
-    store.add("lost/heard", 1)
-    return said | {rank: ("", int(ExitCode.RETRY))}  # it may have come after the look
+        said = _look(store, size, 0)
+    store.set(f"lost/heard/{rank}", "")
+    return said
+
+
+def _round(store: dist.Store, size: int, number: int) -> Said:
+    """One of those that ask looks for all of them: each for itself, thousands would ask the store for minutes. Empty
+    where that one did not come back."""
+    key = f"lost/said/{number}"
+    if store.add(f"lost/asking/{number}", 1) == 1:
+        found = _look(store, size, LISTEN_S)
+        store.set(key, json.dumps(list(found.items())))
+        return found
+    with suppress(RuntimeError):  # that it did not come in time; where the store is gone, the next call says so
+        store.wait([key], timedelta(seconds=LISTEN_S + _ANSWER_S))
+    if not store.check([key]):
+        return {}
+    return {int(other): (str(text), int(code)) for other, (text, code) in json.loads(store.get(key))}
+
+
+def _look(store: dist.Store, size: int, seconds: float) -> Said:
+    """What every rank has said, once all have or some seconds have passed."""
+    missing, found = set(range(size)), Said()
+
+    def all_here() -> bool:
+        here = {other for other in missing if store.check([f"lost/{other}"])}
+        missing.difference_update(here)
+        for other in here:
+            text, code = json.loads(store.get(f"lost/{other}"))
+            found[other] = (str(text), int(code))
+        return not missing
+
+    _wait(all_here, seconds)
+    return found
 
 
 def _silent(said: Said | None, rank: int, hosts: Sequence[str]) -> str:

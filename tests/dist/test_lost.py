@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from gloo import run_ranks
 
-from smalti.base.errors import Interrupted, Refusal, TryElsewhere, UserError
+from smalti.base.errors import DataError, Interrupted, Refusal, TryElsewhere, UserError
 from smalti.dist import lost
 
 HOSTS = ("a", "a", "b")
@@ -67,6 +67,7 @@ def test_a_rank_that_failed_by_itself_is_named_with_its_error_and_ends_all_with_
     ("error", "code"),
     [
         (UserError(""), 2),
+        (DataError("a mount that this node lacks"), 75),
         (Refusal(""), 3),
         (KeyError(""), 1),
         (AssertionError(""), 1),
@@ -120,6 +121,59 @@ def test_rank_0_stays_with_its_store_until_the_others_know_who_is_silent():
     first, second, _ = run_ranks(3, _leave_at_different_times)
     assert first == ("rank 0 lost rank 2 (b), which does not answer: Connection closed by peer", True)
     assert second == ("rank 1 lost rank 2 (b), which does not answer: Connection closed by peer", False)
+
+
+def _listen_beside_one_that_died(rank: int) -> Any:
+    """Rank 1 was the first to ask, and was killed before it could say what it found."""
+    store = dist.distributed_c10d._get_default_store()
+    lost.LISTEN_S = lost._ANSWER_S = 0.3
+    if rank == 1:
+        store.set("lost/1", '["", 75]')
+        store.add("lost/asking/1", 1)
+        store.set("asked", "")
+        store.wait(["told/0", "told/2"])
+        return None
+    store.wait(["asked"])
+    with pytest.raises(lost.LostPeer) as told:
+        lost.raise_told(RuntimeError("Connection closed by peer"), HOSTS)
+    store.set(f"told/{rank}", "")
+    return told.value.message.partition(":")[0], told.value.writes
+
+
+def test_a_rank_that_dies_while_it_looks_does_not_put_the_blame_on_rank_0():
+    first, _, third = run_ranks(3, _listen_beside_one_that_died)
+    assert first == ("rank 0 lost a connection, though all ranks are there", True)
+    assert third == ("rank 2 lost a connection, though all ranks are there", False)
+
+
+def _notice_late(rank: int) -> Any:
+    """Rank 3 is silent; rank 2 asks when the others have heard the list already."""
+    store = dist.distributed_c10d._get_default_store()
+    lost.LISTEN_S = lost._ANSWER_S = 0.3
+    if rank == 3:
+        store.wait([f"told/{other}" for other in range(3)])
+        return None
+    if rank == 2:
+        store.wait(["told/0", "told/1"])
+    with pytest.raises(lost.LostPeer) as told:
+        lost.raise_told(RuntimeError("Connection closed by peer"), (*HOSTS, "b"))
+    store.set(f"told/{rank}", "")
+    return told.value.message.partition(":")[0], told.value.writes
+
+
+def test_a_rank_that_asks_late_does_not_take_the_others_that_answer_for_silent():
+    assert run_ranks(4, _notice_late)[2] == ("rank 2 lost rank 3 (b), which does not answer", False)
+
+
+def test_a_rank_that_no_round_has_found_looks_for_itself(monkeypatch):
+    monkeypatch.setattr(lost, "LISTEN_S", 0.1)
+    store = dist.HashStore()
+    for other in (0, 1):
+        lost._come(store, other)
+    for number in range(1, lost._ROUNDS + 1):
+        assert sorted(lost._round(store, 3, number)) == [0, 1]
+    lost._come(store, 2)
+    assert sorted(lost._listen(store, 2, 3)) == [0, 1, 2]
 
 
 def test_without_the_store_the_host_of_rank_0_is_named(monkeypatch):
