@@ -67,8 +67,8 @@ def rehearsed_json(config: "RunConfig", *, gpu: str | None = None) -> dict[str, 
         "checkpoint_bytes_per_rank": found.checkpoint_bytes,
         "device": here.device.name if here.device else None,
         "device_memory_bytes": None if here.memory_bytes is None else round(here.memory_bytes),
-        "needed_bytes": _needed(here, found.peak_bytes),
-        "fits": _fits(here, found.peak_bytes),
+        "needed_bytes": _needed(here, found.peak_bytes, planned),
+        "fits": _fits(here, found.peak_bytes, planned),
         "planned": {
             "bytes_per_rank": _planned_bytes(planned),
             "peak_bytes_per_rank": planned.tensors_bytes,
@@ -93,12 +93,12 @@ def rehearsed_lines(config: "RunConfig", *, gpu: str | None = None) -> list[str]
     lines += [f"           {line}".rstrip() for line in [*_bytes_table(found, planned), *_traffic_table(here, found)]]
     if found is not None:
         lines.append(f"checkpoint {format_bytes(found.checkpoint_bytes)} from each rank")
-    time_s, fits = _step_time_s(here), _fits(here, peak)
+    time_s, fits = _step_time_s(here), _fits(here, peak, planned)
     if time_s is not None and here.device is not None:
         lines.append(f"step       {format_seconds(time_s)} on {here.device.title}, planned")
     if fits is not None and here.memory_bytes is not None and here.device is not None:
         does = "fits" if fits else "does not fit"
-        needs, has = format_bytes(_needed(here, peak)), format_bytes(here.memory_bytes)
+        needs, has = format_bytes(_needed(here, peak, planned)), format_bytes(here.memory_bytes)
         lines.append(f"memory     {does}: {needs} of {has} ({here.device.title})")
     return lines
 
@@ -207,16 +207,19 @@ def _step_time_s(here: _Setting) -> float | None:
     ).step_s  # fmt: skip
 
 
-def _needed(here: _Setting, peak_bytes: int) -> int:
-    """With what a GPU holds beside tensors."""
+def _needed(here: _Setting, peak_bytes: int, planned: "Memory") -> int:
+    """With what a GPU holds beside tensors. Compiled experts keep more than the operators that are rehearsed, which
+    the planner alone knows: there the larger of both peaks counts."""
     from smalti.plan.memory.rank import Assumed
 
-    beside = Assumed()
+    beside, parallel = Assumed(), here.config.train.parallel
     if here.kind != "cuda":
         return peak_bytes
+    if here.config.model.moe is not None and parallel.compile is not False and here.layout.expert == 1:
+        peak_bytes = max(peak_bytes, planned.tensors_bytes)
     reserved = beside.context_bytes + beside.communicator_bytes * here.layout.axes_in_use
     return round(peak_bytes * (1 + beside.fragmentation_frac) + reserved)
 
 
-def _fits(here: _Setting, peak_bytes: int) -> bool | None:
-    return None if here.memory_bytes is None else _needed(here, peak_bytes) <= here.memory_bytes
+def _fits(here: _Setting, peak_bytes: int, planned: "Memory") -> bool | None:
+    return None if here.memory_bytes is None else _needed(here, peak_bytes, planned) <= here.memory_bytes

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from rehearsed import SEQ_LEN, config_of, counts, real_steps
 
 from smalti.base.errors import UserError
+from smalti.cli.rehearsed import rehearsed_json
 from smalti.config.run import RunConfig
 from smalti.dist import world as worlds
 from smalti.plan.layout import Layout, layout_of
+from smalti.plan.memory.rank import Assumed
 from smalti.plan.parallel.collectives import collectives, group
 from smalti.plan.params import count
 from smalti.train.rehearsal import PARTS, rehearse
@@ -136,3 +138,13 @@ def test_many_microbatches_are_traced_as_few(microbatches: int, replicate: int) 
     found, layout = rehearse(config), layout_of(config)
     assert by_group(counts(found.collectives), layout) == planned(config, layout)
     assert set(found.bytes_per_rank) == set(PARTS)
+
+
+@pytest.mark.parametrize(("compiled", "by_plan"), [("auto", True), (False, False)])
+def test_of_compiled_experts_the_larger_peak_must_fit(compiled: Any, by_plan: bool) -> None:
+    """They keep more than the operators that are rehearsed, which the planner knows."""
+    found = rehearsed_json(config_of("moe", 1, device="cuda", compile=compiled), gpu="h100-sxm")
+    peaks = found["peak_bytes_per_rank"], found["planned"]["peak_bytes_per_rank"]
+    assert (peaks[1] > 1.05 * peaks[0]) == by_plan
+    beside = Assumed()
+    assert found["needed_bytes"] == round(peaks[by_plan] * (1 + beside.fragmentation_frac) + beside.context_bytes)

@@ -4,7 +4,8 @@ Promises: sorted rows, gate, up and output of each slot (a token at one of its e
 indices in int64. Routing is dropless, so the sizes do not depend on the load as long as one rank holds all experts;
 with an axis ``expert`` (``smalti/dist/dispatch.py``, exact) the load is taken to be even; the rows that came and those
 that came back are kept, in place of the experts' output. ``torch.compile`` keeps the sorted rows and the product of
-gate and up too, which eager code makes again: measured on an H100 (docs/concepts/benchmarks-gpu.md).
+gate and up too, which eager code makes again: measured on an H100 (docs/concepts/benchmarks-gpu.md). With an axis
+``expert`` nothing of this is compiled (``Dispatch.forward`` is ``torch.compiler.disable``), so nothing more is kept.
 """
 
 from smalti.config.model import ModelConfig
