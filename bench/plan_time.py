@@ -137,7 +137,7 @@ def main() -> None:
 
 def row(recipe: dict[str, Any], machine: Hardware, measured: list[float]) -> dict[str, Any]:
     """Sums by class of work, without factors; the prediction of the package; and what was measured."""
-    config = from_dict(RunConfig, recipe).config
+    config = from_dict(RunConfig, recipe).config.on("cpu")
     shares, compute = passes_of(config, layout_of(config)), config.train.precision.compute
     passes = sum(share.passes for share in shares)
     assert machine.measured is not None

@@ -1,7 +1,7 @@
 """Memory: shards add up, activations grow as they must, and a real step holds what is predicted."""
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -356,6 +356,28 @@ def test_after_running_out_only_what_lowers_is_named(layout: Layout, device: str
         assert then < now, change
         assert change not in lowers(config, layout, seq_len, device=device, memory_bytes=then - 1)
     assert lowers(config, layout, seq_len, device=device, memory_bytes=1.0) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "layout"),
+    [
+        (("shard=8", "sequence=auto"), Layout(shard=8)),
+        (("tensor=auto", "sequence=auto"), Layout(shard=4, tensor=2)),
+        (("replicate=auto",), Layout(replicate=2, shard=4)),
+        (("replicate=2",), Layout(replicate=2, shard=4)),
+    ],
+)
+def test_after_running_out_axes_that_were_auto_are_named(given: tuple[str, ...], layout: Layout) -> None:
+    axes = ["train.parallel.ranks=8", *(f"train.parallel.{one}" for one in given)]
+    config = from_dict(RunConfig, LLAMA_3_8B, overrides=axes).config
+    found = [one for one in lowers(config, layout, max(config.data.seq_lens), device="cuda") if "sequence=2" in one]
+    found += [one for one in lowers(config, layout, max(config.data.seq_lens), device="cuda") if "ranks=16" in one]
+    halved, doubled = replace(layout, shard=layout.shard // 2, sequence=2), replace(layout, shard=2 * layout.shard)
+    laid = [
+        possible_layout(from_dict(RunConfig, config.model_dump(mode="json"), overrides=one.split()).config)
+        for one in found
+    ]
+    assert laid == [halved, doubled]
 
 
 @pytest.mark.parametrize("size", [0, -1, math.nan, math.inf])

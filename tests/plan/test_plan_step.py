@@ -34,7 +34,7 @@ def preset(name: str, *more: str) -> RunConfig:
 
 
 def step_works(config: RunConfig, layout: Layout | None = None) -> list[Work]:
-    layout = layout or layout_of(config)
+    config, layout = config.on("cuda"), layout or layout_of(config)
     shares = passes_of(config, layout)
     return [
         *(work for share in shares for work in works(config, share)),
@@ -184,8 +184,10 @@ def test_tiles_are_cut_as_the_loss_cuts_them(compute: str, tokens: int, vocabula
             f"train.precision.compute={compute}", f"model.vocab_size={vocabulary}", f"model.hidden_size={width}",
             "model.family=decoder", f"model.final_logit_softcapping={'null' if cap is None else cap}",
         )  # fmt: skip
-        options = _Options(0.0, cap, config.train.loss.tile_bytes("cpu"))
-        assert loss_tile(config, tokens, vocabulary) == _cut(hidden, weight, options, for_weight=True)
+        options = _Options(0.0, cap, config.train.loss.tile_bytes("cuda"))
+        assert loss_tile(config.on("cuda"), tokens, vocabulary) == _cut(hidden, weight, options, for_weight=True)
+        with pytest.raises(AssertionError, match="chunk_bytes is auto"):
+            loss_tile(config, tokens, vocabulary)
 
 
 # ---- published throughputs ------------------------------------------------------------------------------------------

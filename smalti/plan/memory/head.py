@@ -6,7 +6,14 @@ gradient is formed in the forward pass, so both of its parts exist from there on
 
 from dataclasses import dataclass
 
+from smalti.config.train import LossConfig
 from smalti.plan.memory.tape import Tape
+
+
+def resolved_tile_bytes(loss: LossConfig) -> int:
+    """``chunk_bytes`` of a config that is already one of a device; which device is not known here."""
+    assert loss.chunk_bytes != "auto", "train.loss.chunk_bytes is auto: take config.on(device) first"
+    return loss.chunk_bytes
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Literal
 from smalti.config.run import RunConfig
 from smalti.plan.batch import rows_of, split
 from smalti.plan.layout import Layout, layout_of
-from smalti.plan.memory.head import Head
+from smalti.plan.memory.head import Head, resolved_tile_bytes
 from smalti.plan.memory.rank import microbatch_tokens as default_microbatch_tokens
 from smalti.plan.units import FORMAT_BYTES, Unit, keeps_gathered, units
 
@@ -253,7 +253,7 @@ class _Plan:
         model, ranks = self.config.model, self.layout.tensor
         loss, soft_cap = self.config.train.loss, model.final_logit_softcapping is not None
         head = Head(self.cut.tokens, model.hidden_size, model.vocab_size // ranks, self.compute, soft_cap,
-                    loss.tile_bytes("cpu"))  # fmt: skip
+                    resolved_tile_bytes(loss))  # fmt: skip
         tokens = int(head.cut()[0])
         for count, of_tile in ((self.cut.tokens // tokens, tokens), (1, self.cut.tokens % tokens)):
             if count and of_tile:

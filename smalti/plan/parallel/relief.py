@@ -6,14 +6,14 @@ its memory is known, and makes a layout that can be laid. Not that it is enough 
 
 import math
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from smalti.base.errors import UserError
 from smalti.config.run import RunConfig
-from smalti.plan.layout import Layout
+from smalti.plan.layout import AXES, Layout, layout_of
 from smalti.plan.memory.fit import changed_by
 from smalti.plan.memory.rank import memory_per_rank
-from smalti.plan.parallel.possible import changes, check
+from smalti.plan.parallel.possible import check
 
 _SMALL_CHUNK_BYTES = 2**26
 """Tiles of logits are not cut below a quarter of this."""
@@ -35,14 +35,25 @@ def lowers(
     if layout.shard % 2 == 0:
         with suppress(UserError):  # expert parallel ranks that do not go with it
             shared = replace(layout, shard=layout.shard // 2, sequence=2 * layout.sequence)
-            tried.append((changes(config, shared) or f"train.parallel.sequence={shared.sequence}", shared))
+            tried.append((_named(config, shared), shared))
     if device == "cuda":
         grown = replace(layout, shard=2 * layout.shard)
-        tried.append((f"train.parallel.ranks={grown.world_size} {changes(config, grown)}".strip(), grown))
+        tried.append((f"train.parallel.ranks={grown.world_size} {_named(config, grown)}".strip(), grown))
     now, found = needed("", layout), []
     for change, on in tried:
         with suppress(UserError):  # a layout that cannot be
-            check(changed_by(config, change), on)
+            changed = changed_by(config, change)
+            check(changed, on)
+            if on != layout and layout_of(changed) != on:
+                continue
             if needed(change, on) < now and needed(change, on) <= memory_bytes:
                 found.append(change)
     return found
+
+
+def _named(config: RunConfig, on: Layout) -> str:
+    """``train.parallel.AXIS=SIZE ...`` that makes the config's axes those of ``on``, whatever is ``auto`` there; shard
+    may stay ``auto``: it is all that the others leave."""
+    given, sizes = {axis: getattr(config.train.parallel, axis) for axis in AXES}, asdict(on)
+    rest = [axis for axis in AXES if axis != "shard" or given[axis] != "auto"]
+    return " ".join(f"train.parallel.{axis}={sizes[axis]}" for axis in rest if given[axis] != sizes[axis])

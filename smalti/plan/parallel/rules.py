@@ -201,7 +201,9 @@ def against_pipeline(model: ModelConfig, size: int, schedule: Schedule = "1f1b")
     if layers < stages:
         return f"{layers} layers are fewer than its {stages} pipeline stages"
     if model.tie_word_embeddings and size > 1 and schedule != "zero_bubble":
-        return "the embedding is the head too (tie_word_embeddings), and they would lie on different ranks"
+        why = "the embedding is the head too (tie_word_embeddings), and they would lie on different ranks"
+        together = layers >= stage_count(size, "zero_bubble")
+        return why + "; pipeline_schedule=zero_bubble keeps both on one rank" * together
     return None
 
 

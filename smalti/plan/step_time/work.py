@@ -15,7 +15,7 @@ from typing import Literal
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.plan.layout import Layout
-from smalti.plan.memory.head import Head
+from smalti.plan.memory.head import Head, resolved_tile_bytes
 from smalti.plan.params import count
 
 Part = Literal[
@@ -298,7 +298,7 @@ def _loss(config: RunConfig, share: Share) -> list[Work]:
 def loss_tile(config: RunConfig, tokens: float, vocabulary: float) -> tuple[float, float]:
     """Tokens and vocabulary of a tile of logits: that of memory, one rule for both."""
     model, compute_bytes = config.model, 4 if config.train.precision.compute == "fp32" else 2
-    soft_cap, tile_bytes = model.final_logit_softcapping is not None, config.train.loss.tile_bytes("cpu")
+    soft_cap, tile_bytes = model.final_logit_softcapping is not None, resolved_tile_bytes(config.train.loss)
     return Head(tokens, model.hidden_size, vocabulary, compute_bytes, soft_cap, tile_bytes).cut()
 
 
