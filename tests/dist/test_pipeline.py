@@ -12,6 +12,7 @@ from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.dist.mesh import Mesh
 from smalti.dist.pipeline import Schedule, own_stages, stages_of
+from smalti.model.blocks.attention.scores import document_runs, tell_runs, told_runs
 from smalti.model.decoder import Decoder
 from smalti.plan.layout import Layout
 from smalti.plan.parallel.rules import against_pipeline
@@ -44,7 +45,8 @@ def test_each_layer_lies_on_one_stage_in_order_and_evenly(layers: int, places: i
     ("changes", "places", "why", "hint"),
     [
         ({"num_hidden_layers": 6}, 4, "6 layers are fewer than its 8 pipeline stages", 3),
-        ({"tie_word_embeddings": True, "num_hidden_layers": 8}, 2, "the embedding is the head too", 1),
+        ({"tie_word_embeddings": True, "num_hidden_layers": 8}, 2, "zero_bubble keeps both on one rank", 1),
+        ({"tie_word_embeddings": True, "num_hidden_layers": 8}, 4, "zero_bubble keeps both on one rank", 1),
     ],
 )
 def test_what_the_rule_of_the_plan_is_against_is_refused(
@@ -79,6 +81,17 @@ def test_rows_that_fill_up_have_no_target() -> None:
     assert torch.equal(filled.inputs[:2], ids)
     assert (filled.targets[2:] == IGNORE).all()
     assert _filled(Microbatch(ids, ids, ids, None), 4).documents is None
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_rows_that_fill_up_are_a_document_each(told: bool) -> None:
+    documents = torch.tensor([[0, 0, 1], [0, 1, 2]])
+    if told:
+        tell_runs(documents, 5)
+    filled = _filled(Microbatch(documents, documents, documents, documents), 4).documents
+    assert filled is not None
+    assert int(document_runs(filled).sum()) == 7
+    assert told_runs(filled) == (7 if told else None)
 
 
 def test_numbers_of_microbatches() -> None:

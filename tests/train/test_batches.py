@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from smalti.data.batch import Batch
 from smalti.data.pack.rows import Joints
-from smalti.model.blocks.attention.scores import document_runs
+from smalti.model.blocks.attention.scores import document_runs, told_runs
 from smalti.train.batches import TokenBatches
 
 EOD = 0
@@ -66,6 +66,21 @@ def test_tensors_are_those_of_the_rows(
 ) -> None:
     rng = np.random.default_rng(seed)
     _compare(_batch(rng, dtype, packed=packed, masked=masked, mask_documents=mask_documents, eod_id=eod_id), "cpu")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_device_is_told_how_many_documents_come(packed: bool) -> None:
+    """The meta device stands for a GPU: it has nothing that could be counted."""
+    batch = _batch(np.random.default_rng(2), "<u2", packed=packed, masked=False, mask_documents=True, eod_id=EOD)
+    told = {}
+    for device in ("cpu", "meta"):
+        batches = TokenBatches(_Rows(batch), torch.device(device), mask_documents=True)  # type: ignore[arg-type]
+        (found,) = batches.batch(0)
+        assert found.documents is not None
+        told[device] = told_runs(found.documents)
+        if device == "cpu":
+            assert batch.runs == int(document_runs(found.documents).sum())
+    assert told == {"cpu": None, "meta": batch.runs}
 
 
 @pytest.mark.gpu
