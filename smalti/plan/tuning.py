@@ -15,6 +15,7 @@ from typing import Literal, get_args
 
 from smalti.base.errors import UserError, nearest
 from smalti.config.model import ModelConfig
+from smalti.config.train import LossConfig
 from smalti.plan.memory.activations import BlockTape
 from smalti.plan.memory.rank import Assumed
 from smalti.plan.memory.tape import Pass, Tape
@@ -35,8 +36,8 @@ STATE_BYTES = 16
 """A trained parameter in mixed precision with Adam: fp32 master, gradient and two moments (ZeRO, Rajbhandari et al.
 2020, section 3.1, counts 16 too, with 16-bit weights and gradients beside fp32 masters)."""
 
-LOGITS_BYTES = 256 * 2**20
-"""Assumption: what logits take at one time, ``train.loss.chunk_bytes`` as it stands by default on a CPU."""
+LOGITS_BYTES = LossConfig().tile_bytes("cuda")
+"""Assumption: what logits take at one time, ``train.loss.chunk_bytes`` as it stands by default on a GPU."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from test_plan_weights import preset
 from smalti.base.errors import UserError
 from smalti.cli.main import run
 from smalti.config.model import ModelConfig
+from smalti.config.train import LossConfig
 from smalti.plan.memory.moments import Rank, moments
 from smalti.plan.memory.tape import Pass
 from smalti.plan.params import count
@@ -143,14 +144,15 @@ def test_more_devices_hold_no_more_each(config: ModelConfig, method: Any) -> Non
 @pytest.mark.parametrize("name", ["llama-3-8b", "llama-2-7b", "mpt-7b", "mixtral-8x7b", "dbrx-132b"])
 @pytest.mark.parametrize("devices", [1, 8, 64])
 def test_full_tuning_is_about_a_training_step(name: str, devices: int) -> None:
-    """Beside ``plan/memory/moments.py``, which follows the step: the sum of the parts is at most a sixth from its
-    peak."""
+    """Beside ``plan/memory/moments.py``, which follows the step: the sum of the parts is its peak or up to a quarter
+    more, for logits and blocks are not at their most at one time."""
     model = preset(name)
     for recompute in (True, False):
-        steps = moments(model, Pass(1, 2048, 2, "cuda"), Rank(shards=devices, recompute=recompute, step_tokens=2048))
+        rank = Rank(shards=devices, recompute=recompute, step_tokens=2048, chunk_bytes=LossConfig().tile_bytes("cuda"))
+        steps = moments(model, Pass(1, 2048, 2, "cuda"), rank)
         peak = max(moment.parts.total for moment in steps)
         ours = Tuned(model, Tuning("full", 2048, recompute=recompute)).on(devices).tensors_bytes
-        assert 0.95 < ours / peak < 7 / 6
+        assert 1 < ours / peak < 1.25
 
 
 @pytest.mark.parametrize(
