@@ -204,7 +204,7 @@ CLAIMS: tuple[Claim, ...] = (
           f"smalti plan scaling {predictions.MPT} --gpu a100-40gb --gpus 8,128"),
     Claim("blog", 55, "reduce the memory footprint by nearly 3x for large models like DBRX", "predicted",
           predictions.memory_saved, f"smalti plan memory {predictions.ROWS} train.global_batch_tokens=50331648 "
-          "train.parallel.activation_checkpointing=full"),
+          "train.parallel.activation_checkpointing=full --gpu h100-sxm"),
     Claim("blog", 58, "advanced MoE architectures at nearly the same speed as standard transformers", "predicted",
           predictions.experts_beside_dense, f"smalti plan scaling {predictions.DBRX} --gpus 3072"),
     Claim("dbrx", 629, "Quality of a bigger model, speed of a smaller one", "predicted",
