@@ -62,14 +62,18 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def leave_at_once(error: "SmaltiError", code: int | None = None) -> NoReturn:
+def leave_at_once(error: BaseException, code: int | None = None) -> NoReturn:
     """Exit with what ``error`` says, while it is still referred to; with ``code``, it goes to the log alone.
 
     For a rank that has lost another, or leaves the others waiting: whatever ends a process group, even the end of a
     variable that holds its work, waits for the rank that is gone.
     """
+
+    def again() -> NoReturn:
+        raise error
+
     if code is None:
-        code = _told(error)
+        code = guarded(again, "smalti train")
     else:
         to_log(error)
     _flush()
@@ -227,7 +231,7 @@ def _bug(error: Exception) -> int:
     return 1
 
 
-def to_log(error: Exception) -> str | None:
+def to_log(error: BaseException) -> str | None:
     """Write the traceback to the log files of this process; returns the first of them, None where it has none."""
     import logging
 

@@ -219,16 +219,19 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool) -> int:
             print(f"{config.run_folder}: joining {_count(place.world_size)} of {place.launcher}", file=sys.stderr)
     log.setup(log_level(), file=file, rank=place.rank)
     from smalti.dist.lost import LostPeer
+    from smalti.dist.world import may_leave
     from smalti.evals.in_loop import heldout_hook
-    from smalti.train import job, oom
+    from smalti.train import job
 
     try:
         job.run(config, loaded.origins, evaluation=heldout_hook, fork=fork)
-    except oom.ALONE as error:
-        leave_at_once(error)
     except LostPeer as error:
         # The agent has seen who died, and says so: under it this rank is only a consequence.
         leave_at_once(error, LOST_PEER if attempt_is_open() else None)
+    except BaseException as error:
+        if may_leave(error):
+            raise
+        leave_at_once(error)
     return 0
 
 

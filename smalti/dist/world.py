@@ -23,7 +23,9 @@ from smalti.base.errors import TryElsewhere, UserError
 from smalti.dist.handshake import Card, meet
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
 
+_BY_ALL = "raised_by_all_ranks"
 _HOSTS: list[str] = []
 """The host of each rank of the world that this process is in: as torch's own process group, there is one a process."""
 
@@ -138,7 +140,7 @@ def from_first(work: Callable[[], T]) -> T:
     dist.broadcast_object_list(found, src=0)
     result, failure = found
     if failure is not None:
-        raise failure
+        raise by_all(failure)
     return result  # type: ignore[no-any-return]
 
 
@@ -152,7 +154,7 @@ def together(work: Callable[[], T]) -> T:
     failures: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(failures, failure)
     for failed in filter(None, failures):
-        raise failed
+        raise by_all(failed)
     return result  # type: ignore[return-value]
 
 
@@ -163,6 +165,19 @@ def _as_sent(error: Exception) -> Exception:
     except Exception:
         return RuntimeError(f"rank {dist.get_rank()}: {type(error).__name__}: {error}")
     return error
+
+
+def by_all(error: E) -> E:
+    """``error``, known from now on as one that all ranks raise at the same place."""
+    vars(error)[_BY_ALL] = True
+    return error
+
+
+def may_leave(error: BaseException | None) -> bool:
+    """Whether the ranks can still do something together after ``error``: one that this rank alone has raised leaves the
+    others in a collective, and to take the group down would wait for them (NCCL) for ever."""
+    alone = not dist.is_initialized() or dist.get_world_size() == 1
+    return alone or error is None or _BY_ALL in vars(error)
 
 
 def leave() -> None:

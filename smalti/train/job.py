@@ -47,10 +47,14 @@ MakeEvaluate = Callable[[RunConfig, Mapping[str, bytes], Mesh], Evaluate | None]
 
 
 def run(config: RunConfig, origins: Mapping[str, str], *, evaluation: MakeEvaluate, fork: bool = False) -> None:
-    """Build and fit as a rank of the world that this process is in, and leave that world."""
-    job = None
+    """Build and fit as a rank of the world that this process is in, and leave that world.
+
+    Where this rank has failed by itself, it is still in that world when the error is raised: the process is to end at
+    once then (``worlds.may_leave``).
+    """
+    opened: list[RunFolder] = []
     try:
-        job = build(config, origins=origins, fork=fork)
+        job = build(config, origins=origins, fork=fork, opened=opened.append)
         job.evaluate = evaluation(config, job.indexes, job.mesh)
         fit(job)
     except Exception as error:
@@ -58,12 +62,12 @@ def run(config: RunConfig, origins: Mapping[str, str], *, evaluation: MakeEvalua
         try:
             lost.raise_told(error, worlds.hosts(), ask=foreign)
         except Exception as told:
-            if job is not None and foreign and (told.writes if isinstance(told, lost.LostPeer) else job.is_first):
-                recording.ended(job.folder, told)
+            writes = told.writes if isinstance(told, lost.LostPeer) else env.world().is_first
+            if opened and foreign and writes:
+                recording.ended(opened[0], told)
             raise
     finally:
-        # With others that still wait for this rank, or are gone, nothing can be done together: it just goes.
-        if not isinstance(sys.exception(), (*oom.ALONE, lost.LostPeer)):
+        if worlds.may_leave(sys.exception()):
             worlds.leave()
 
 
@@ -77,19 +81,20 @@ def build(
     hooks: Sequence[Hook] = (),
     origins: Mapping[str, str] | None = None,
     fork: bool = False,
+    opened: Callable[[RunFolder], None] = lambda folder: None,
 ) -> Job:
     """Everything that ``fit`` needs, resumed from the newest checkpoint of the run folder where there is one.
 
     model: any module that ``loss`` understands; absent, the config's. Its weights are taken from rank 0. loss:
-    ``(model, microbatch) -> (sum, weight, metrics)``. batches: an object with ``batch(step)``, ``state(step)`` and
-    ``check(state, step)``; ``batch`` returns this rank's microbatches, as many as on any other. fork: as ``--fork``.
+    ``(model, microbatch) -> (sum, weight, metrics)``. batches: has ``batch(step)``, this rank's microbatches, as many
+    as any other's, ``state(step)`` and ``check(state, step)``. fork: as ``--fork``. opened: takes the run folder.
     """
     world, train = env.world(), config.train
     _all_described(config, model, loss, batches)
     device, resolved = place.take(config, world, given=model is not None)
     layout, axes = place.layout(config, device, world, given=model is not None)
     resolved, mesh = resolved | axes, meshes.build(device, layout)
-    folder, config = _folder(config, world, origins or {}, fork=fork)
+    folder, config = _folder(config, world, origins or {}, fork=fork, opened=opened)
     events: EventLog | recording.Nowhere = folder.event_log() if world.is_first else recording.Nowhere()
     teller = oom.Teller(config, folder, world.rank, layout, oom.placement(config, layout, device))
     indexes = _read_inputs(config) if isinstance(config, RunConfig) and batches is None else {}
@@ -106,8 +111,7 @@ def build(
     before = _resume(path, state, batches, events)
     resolved |= _tried(config, resolved, state, loss, batches, teller, device)
     peak = place.peak_flops_per_s(device, train.precision.compute, world)
-    facts = {**resolved, **recording.size(config), **recording.kernels(config, layout, device)}
-    events.write("auto_resolved", **facts, peak_flops_per_s=peak)
+    events.write("auto_resolved", **resolved, **recording.facts(config, layout, device), peak_flops_per_s=peak)
     return Job(
         config=config,
         state=state,
@@ -284,20 +288,25 @@ def _resume(path: str | None, state: TrainState, batches: Batches, events: Any) 
     return saved
 
 
-def _folder(config: JobConfig, world: World, origins: Mapping[str, str], *, fork: bool) -> tuple[RunFolder, JobConfig]:
+def _folder(
+    config: JobConfig,
+    world: World,
+    origins: Mapping[str, str],
+    *,
+    fork: bool,
+    opened: Callable[[RunFolder], None],
+) -> tuple[RunFolder, JobConfig]:
     """Join the attempt that the agent opened; under another launcher rank 0 opens it. And the config as it is there."""
-    if env.attempt_is_open():
-        folder = RunFolder.join(config.run_folder, world.attempt)
-        return folder, worlds.from_first(lambda: folder.with_history(config))
-    opened: list[RunFolder] = []  # rank 0 keeps what it opened, which holds the lock of the run
+    own: list[RunFolder] = []  # rank 0 keeps what it opened, which holds the lock of the run
 
     def open_it() -> int | None:
         planned = plan_fork(config) if fork and isinstance(config, RunConfig) else None
-        opened.append(RunFolder.open(config, origins, fork=planned))
-        return opened[0].attempt
+        own.append(RunFolder.open(config, origins, fork=planned))
+        return own[0].attempt
 
-    attempt = worlds.from_first(open_it)
-    folder = opened[0] if opened else RunFolder.join(config.run_folder, attempt or 0)
+    attempt = world.attempt if env.attempt_is_open() else worlds.from_first(open_it)
+    folder = own[0] if own else RunFolder.join(config.run_folder, attempt or 0)
+    opened(folder)
     return folder, worlds.from_first(lambda: folder.with_history(config))
 
 

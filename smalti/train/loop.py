@@ -21,6 +21,7 @@ from smalti.config.durations import RunLength
 from smalti.config.run import JobConfig
 from smalti.data.fetch import counts
 from smalti.dist import checkpoint
+from smalti.dist import world as worlds
 from smalti.dist.mesh import Mesh
 from smalti.track.run import RunFolder
 from smalti.train.batches import Batches, TokenBatches
@@ -280,7 +281,7 @@ def _leave(job: Job, stop: Stop) -> None:
     what = "with a checkpoint saved" if step else "before the first"
     text = f"stopped at step {step} of {job.total_steps} {what}"
     hint = "run the same command again to go on"
-    raise Interrupted(text, hint=hint) if stop == Stop.INTERRUPTED else TryElsewhere(text, hint=hint)
+    raise worlds.by_all((Interrupted if stop == Stop.INTERRUPTED else TryElsewhere)(text, hint=hint))
 
 
 def _of_data(job: Job) -> dict[str, float]:

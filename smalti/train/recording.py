@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from smalti.base.env import World
-from smalti.base.errors import TryElsewhere
+from smalti.base.errors import SmaltiError
 from smalti.config.run import JobConfig, RunConfig
 from smalti.dist import fsdp
 from smalti.model.blocks.attention.choice import described
@@ -68,6 +68,11 @@ def _flops_per_token(config: JobConfig) -> Callable[[int], float] | None:
     return lambda step: next(flops for start, flops in reversed(per_token) if start < step)
 
 
+def facts(config: JobConfig, layout: Layout, device: torch.device) -> dict[str, Any]:
+    """What the log says of the model and of what computes it."""
+    return {**size(config), **kernels(config, layout, device)}
+
+
 def kernels(config: JobConfig, layout: Layout, device: torch.device) -> dict[str, Any]:
     """Which kernel attends, for each kind of layer, over the longest rows."""
     if not isinstance(config, RunConfig):
@@ -89,8 +94,9 @@ def size(config: JobConfig) -> dict[str, int]:
 
 
 def ended(folder: RunFolder, error: Exception) -> None:
-    """Say that the attempt has failed, where nobody has said yet how it ended; a disk that takes nothing is let be."""
-    with suppress(TryElsewhere, OSError):
+    """Say that the attempt has failed, where nobody has said yet how it ended. A disk that takes nothing, and a
+    status that cannot be read, are let be: ``error`` is what is to be heard of."""
+    with suppress(SmaltiError, OSError):
         status = folder.status()
         if status.get("attempt") == folder.attempt and status.get("state") in ("starting", "running"):
             folder.set_status("failed", reason=str(error).partition("\n")[0])

@@ -29,7 +29,7 @@ def open_weights(source: str, model: nn.Module) -> Callable[[], None]:
     Called by all ranks. The model's weights alone are loaded; names and shapes must be its own.
     """
     wanted = pipeline.whole_shapes(model)
-    if os.path.isfile(f"{source}/config.json"):
+    if world.from_first(lambda: os.path.isfile(f"{source}/config.json")):
         folder = world.together(lambda: _checked_folder(source, wanted))
         return lambda: _load_folder(folder, model)
     path = find_checkpoint(source)

@@ -1,16 +1,20 @@
-"""One of two ranks fails by itself under a launcher that is not ours: all end with its code, and it is on record."""
+"""One of two ranks fails by itself under a launcher that is not ours: all end with its code, and it is on record.
+
+Where it has failed alone it does not take the process group down, for which it would wait for the others.
+"""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 import toy
 from gloo import run_ranks
 
 from smalti.base.errors import SmaltiError, UserError
 from smalti.config.run import RunConfig
 from smalti.track.run import RunFolder
-from smalti.train import job, loop
+from smalti.train import job, loop, recording
 
 
 def _fail_alone(rank: int, config: RunConfig, failing: int, error: Exception) -> tuple[str, int | None, str]:
@@ -24,6 +28,7 @@ def _fail_alone(rank: int, config: RunConfig, failing: int, error: Exception) ->
     loop.train_step = train_step
     with pytest.raises(Exception, match=r"lost|no room") as told:
         job.run(config, {}, evaluation=lambda *_: None)
+    assert dist.is_initialized()
     code = int(told.value.exit_code) if isinstance(told.value, SmaltiError) else None
     return type(told.value).__name__, code, str(told.value).partition("\n")[0]
 
@@ -50,3 +55,35 @@ def test_a_failure_of_rank_0_is_on_record_in_its_own_words(tmp_path: Path) -> No
     run_ranks(2, _fail_alone, config, 0, UserError("no room"))
     status = RunFolder.read(tmp_path / "runs/dense").status()
     assert (status["state"], status["reason"]) == ("failed", "no room")
+
+
+def _fail_in_build(rank: int, config: RunConfig, together: bool) -> tuple[str, bool]:
+    def refuse(*_: Any) -> Any:
+        raise UserError("no room")
+
+    if together:
+        job.read_inputs = refuse
+    elif rank == 0:
+        job._token_batches = refuse
+    with pytest.raises(Exception, match=r"lost|no room") as told:
+        job.run(config, {}, evaluation=lambda *_: None)
+    return type(told.value).__name__, dist.is_initialized()
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_failure_before_the_first_step_is_on_record_and_only_one_of_all_ranks_lets_them_leave(
+    together: bool, tmp_path: Path
+) -> None:
+    config = toy.config(tmp_path, parallel={"ranks": 2})
+    first, second = run_ranks(2, _fail_in_build, config, together)
+    assert first == ("UserError", not together)
+    assert second == ("UserError" if together else "LostPeer", not together)
+    status = RunFolder.read(tmp_path / "runs/dense").status()
+    assert (status["state"], status["reason"], status["attempt"]) == ("failed", "no room", 0)
+
+
+def test_a_status_that_cannot_be_read_does_not_hide_the_error(tmp_path: Path) -> None:
+    folder = RunFolder.open(toy.config(tmp_path), {})
+    (folder.path / "status.json").write_text("{")
+    recording.ended(folder, RuntimeError("the first error"))
+    folder.close()
