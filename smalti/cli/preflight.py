@@ -160,8 +160,13 @@ def _has_checkpoint(config: "RunConfig") -> bool:
 def dry_run(config: "RunConfig", *, ranks: int, fork: "Fork | None", gpu: str | None, as_json: bool) -> None:
     """Print what would be started, and what a rank of it would hold and send.
 
-    As JSON the rehearsal alone, for which no store is asked. In the text what is wrong with the data comes at the end.
+    As JSON the rehearsal alone, for which no store is asked. In the text what is wrong with the data comes at the end;
+    it is no error where ``gpu`` says that the run is for another machine.
     """
+    if gpu is not None:
+        from smalti.config.hardware import hardware
+
+        hardware(gpu)  # a name that is not known is refused before anything is printed
     from smalti.cli.rehearsed import rehearsed_json, rehearsed_lines
     from smalti.cli.tables import print_json
     from smalti.data.inputs import check_inputs
@@ -171,17 +176,23 @@ def dry_run(config: "RunConfig", *, ranks: int, fork: "Fork | None", gpu: str | 
         print_json(rehearsed_json(config, gpu=gpu))
         return
     try:
-        print(plan_text(config, check_inputs(config), ranks=ranks, fork=fork))
-    except UserError:
+        print(plan_text(config, check_inputs(config), ranks=ranks, fork=fork, memory_here=gpu is None))
+    except UserError as error:
         if lies_here(config):
             raise
         print("\n".join(rehearsed_lines(config, gpu=gpu)))  # a machine that may not read the data can still rehearse
-        raise
+        if gpu is None:
+            raise
+        print(f"data       not checked: {error.message}")
+        return
     print("\n".join(rehearsed_lines(config, gpu=gpu)))
 
 
-def plan_text(config: "RunConfig", checked: "Inputs", *, ranks: int, fork: "Fork | None" = None) -> str:
-    """What would be started, in lines for people; with a fork, what it would change."""
+def plan_text(
+    config: "RunConfig", checked: "Inputs", *, ranks: int, fork: "Fork | None" = None, memory_here: bool = True
+) -> str:
+    """What would be started, in lines for people; with a fork, what it would change. ``memory_here``: that of this
+    machine counts."""
     from smalti.cli.fits_here import memory_warning
     from smalti.cli.layout_here import layout_lines
     from smalti.cli.plan_data import dry_run_lines
@@ -203,7 +214,7 @@ def plan_text(config: "RunConfig", checked: "Inputs", *, ranks: int, fork: "Fork
     for name, manifest in checked.heldout.items():
         lines.append(f"held out   {name}: {format_count(manifest.n_tokens)} tokens")
     lines += [f"warning    {line}" for line in (*checked.unknown, *origin_warnings(config))]
-    reasons = (not_exportable(config), memory_warning(config, ranks=ranks))
+    reasons = (not_exportable(config), memory_warning(config, ranks=ranks) if memory_here else None)
     lines += [f"warning    {reason}" for reason in reasons if reason is not None]
     return "\n".join(lines)
 

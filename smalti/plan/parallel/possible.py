@@ -22,6 +22,9 @@ from smalti.plan.parallel.rules import (
     divisors,
 )
 
+_OPTIONS = {"pipeline": "pipeline_schedule", "expert": "dispatch", "sequence": "context"}
+"""Axis -> the option that has an effect with it alone."""
+
 
 def possible_layout(config: JobConfig, ranks: int | None = None) -> Layout:
     """The layout of the config's axes over ``ranks``, absent the config's own; ``auto`` as ``layout_of`` takes it.
@@ -77,10 +80,18 @@ def nearest(config: RunConfig, ranks: int) -> Layout:
 
 
 def changes(config: RunConfig, layout: Layout) -> str:
-    """``train.parallel.AXIS=SIZE ...`` that makes the config's axes those of ``layout``; what is ``auto`` stays."""
-    given = {axis: getattr(config.train.parallel, axis) for axis in AXES}
-    sizes = asdict(layout)
-    return " ".join(f"train.parallel.{axis}={sizes[axis]}" for axis in AXES if given[axis] not in ("auto", sizes[axis]))
+    """``train.parallel.AXIS=SIZE ...`` that makes the config's axes those of ``layout``; what is ``auto`` stays.
+
+    An option of an axis that is 1 then, which would be refused as without effect, goes back to its default.
+    """
+    parallel, sizes = config.train.parallel, asdict(layout)
+    given = {axis: getattr(parallel, axis) for axis in AXES}
+    words = [f"{axis}={sizes[axis]}" for axis in AXES if given[axis] not in ("auto", sizes[axis])]
+    for axis, option in _OPTIONS.items():
+        default = type(parallel).model_fields[option].default
+        if sizes[axis] == 1 and given[axis] != "auto" and getattr(parallel, option) != default:
+            words.append(f"{option}={default}")
+    return " ".join(f"train.parallel.{word}" for word in words)
 
 
 def _fewest_rows(config: RunConfig) -> int:
