@@ -18,8 +18,11 @@ from smalti.base.errors import UserError
 Interval = tuple[float, float]
 
 NETWORK, HOST = "network, not hidden", "host between operators"
-WORK = ("matrix products", "attention")
-"""Parts that a model consists of: never called a bottleneck while anything else takes a tenth of a step."""
+COUNTING = "the counting itself"
+"""What the log of collectives takes of the host; there only while a profile is taken."""
+WORK = ("matrix products", "attention", COUNTING)
+"""Parts that a model consists of, and what no step has without a profile: never called a bottleneck while anything else
+takes a tenth of a step."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,8 @@ class Summary:
     def bottleneck(self) -> Part:
         """The largest part that is not the model's own work, where one takes a tenth; else the largest of all."""
         others = [part for part in self.parts if part.name not in WORK and part.s >= 0.1 * self.window_s]
-        return max(others or self.parts, key=lambda part: part.s)
+        own = [part for part in self.parts if part.name != COUNTING]
+        return max(others or own or self.parts, key=lambda part: part.s)
 
     def gain(self, part: Part) -> float:
         """How many times faster a step would be without the part."""

@@ -26,7 +26,19 @@ from smalti.config.run import RunConfig
 from smalti.dist.traffic import Call, totals
 from smalti.dist.traffic import Traffic as TrafficLog
 from smalti.plan.parallel.collectives import collectives
-from smalti.track.profiles import HOST, NETWORK, Interval, Operator, Part, Summary, Traffic, folder_of, split, write
+from smalti.track.profiles import (
+    COUNTING,
+    HOST,
+    NETWORK,
+    Interval,
+    Operator,
+    Part,
+    Summary,
+    Traffic,
+    folder_of,
+    split,
+    write,
+)
 from smalti.train.loop import Hook, Job
 from smalti.train.step import StepResult
 
@@ -38,6 +50,7 @@ _KINDS = (
     ("copies and casts", ("copy", "cat", "to_copy", "memcpy", "memset", "fill", "zero_", "contiguous", "clone")),
     ("norms", ("norm",)),
     ("loss", ("crossentropy", "log_softmax", "logsumexp")),
+    (COUNTING, ("pythondispatchmode", "pythonsubclass")),
 )
 """Kind of work -> parts of operators' and kernels' names, in lower case; the first that fits."""
 _OTHERS, _SLOWEST = "other kernels", 15
