@@ -87,8 +87,8 @@ def _microbatches() -> str:
     curve = figures("same_curve")
     apart = curve["largest_difference"]
     return (
-        f"{curve['steps']} steps with the same seed on 1, 2, 3, 4, 6 and 8 ranks: the largest difference of the training "
-        f"loss from that of one rank is {max(apart.values()):.1e}"
+        f"{curve['steps']} steps with the same seed on 1, 2, 3, 4, 6 and 8 ranks: the largest difference of the "
+        f"training loss from that of one rank is {max(apart.values()):.1e}"
     )
 
 
