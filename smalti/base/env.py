@@ -97,7 +97,8 @@ def gloo_interface(name: str | None = None) -> str | None:
 
 def grow_gpu_segments() -> None:
     """Let torch's allocator on CUDA grow its pieces of memory, which leaves fewer gaps; what the user has set stays."""
-    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    if not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):  # two names of one
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def child_environment(extra: dict[str, str]) -> dict[str, str]:

@@ -34,6 +34,8 @@ _ANSWER_S = 3.0
 _POLL_S = 0.1
 _ROUNDS = 2
 _SURE = (ExitCode.BUG, ExitCode.USAGE, ExitCode.NO)
+_ABOUT = re.compile(r"^\[\S+:\d+\] |\.? (This may indicate|Check the logs of the remote) .*$")
+"""What gloo says around a reason: a place in its sources, and advice."""
 _LOST_PEER = re.compile(
     r"connection (was likely )?(closed|reset|refused|aborted)|broken pipe|closed by peer|timed? ?out"
     r"|ncclRemoteError|communicator was aborted|no route to host|network is unreachable|recvBytes|sendBytes",
@@ -71,7 +73,7 @@ def raise_told(error: Exception, hosts: Sequence[str], *, ask: bool = True) -> N
         raise error
     said = _ask(store, rank) if ask else {}
     who = _silent(said, rank, hosts) if ask else "another rank"
-    reason = str(error).strip().splitlines()[0][:300]
+    reason = _ABOUT.sub("", str(error).strip().splitlines()[0])[:300]
     again = "run the same command again; it goes on from the newest checkpoint"
     codes = [code for text, code in (said or {}).values() if text and code != ExitCode.RETRY]
     lost = LostPeer(

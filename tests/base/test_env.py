@@ -105,3 +105,18 @@ def test_an_empty_variable_of_a_store_counts_as_not_set(monkeypatch: pytest.Monk
     assert "AWS_ENDPOINT_URL" not in os.environ
     assert not [value for value in found.signature if value and value.startswith("AWS_ENDPOINT_URL")]
     assert (found.s3_endpoint, found.hub_endpoint) == (None, "https://huggingface.co")
+
+
+def test_segments_grow_unless_the_user_has_said_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    env.grow_gpu_segments()
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "")
+    env.grow_gpu_segments()
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == ""
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
+    env.grow_gpu_segments()
+    assert os.environ.pop("PYTORCH_CUDA_ALLOC_CONF") == "expandable_segments:True"

@@ -191,6 +191,14 @@ def test_without_the_store_the_host_of_rank_0_is_named(monkeypatch):
     assert (int(told.value.exit_code), told.value.writes) == (75, True)
 
 
+def test_what_gloo_says_around_a_reason_is_left_out():
+    said = (
+        "[/src/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:3495: Connection reset by peer. This may indicate "
+        "a possible application crash on rank 1. Check the logs of the remote worker before reporting an error."
+    )
+    assert lost._ABOUT.sub("", said) == "Read error [127.0.0.1]:3495: Connection reset by peer"
+
+
 def test_alone_an_error_stays_what_it_is():
     error = RuntimeError("Connection closed by peer")
     with pytest.raises(RuntimeError) as told:
