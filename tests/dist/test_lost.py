@@ -193,8 +193,8 @@ def test_without_the_store_the_host_of_rank_0_is_named(monkeypatch):
 
 def test_what_gloo_says_around_a_reason_is_left_out():
     said = (
-        "[/src/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:3495: Connection reset by peer. This may indicate "
-        "a possible application crash on rank 1. Check the logs of the remote worker before reporting an error."
+        "[/src/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:3495: Connection reset by peer. This may "
+        "indicate a possible application crash on rank 1. Check the logs of the remote worker first."
     )
     assert lost._ABOUT.sub("", said) == "Read error [127.0.0.1]:3495: Connection reset by peer"
 
