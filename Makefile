@@ -4,6 +4,7 @@
 #   PIP_ARGS  more arguments for pip, such as another index      make install PIP_ARGS='--index-url ...'
 #   JOBS      parallel test processes; default: cores, at most 8   make test JOBS=2
 #   NAME      which proofs or benchmarks                         make prove NAME=order    (or: make prove order)
+#   RECORD    no: proofs at full count, nothing written          make prove RECORD=no
 #   ARGS      handed to the command                              make demo ARGS='--minutes 1'
 
 PYTHON ?= python3
@@ -52,8 +53,8 @@ demo: $(STAMP)  ## the whole job on an embedded corpus: documents, tokens, train
 test: $(STAMP)  ## every test that needs no GPU, with a seeded sample of every proof
 	$(PYTEST) -m "not gpu" $(ARGS)
 
-prove: $(STAMP)  ## proofs at full count; NAME chooses; writes bench/results/NAME.json
-	SMALTI_PROVE=1 SMALTI_PROVE_NAME=$(NAME) $(BIN)/python -m pytest -m "proof and not gpu" $(if $(NAME),-k $(NAME)) $(ARGS)
+prove: $(STAMP)  ## proofs at full count; NAME chooses; writes bench/results/NAME.json, from committed code only
+	SMALTI_PROVE=1 SMALTI_PROVE_NAME=$(NAME) SMALTI_RECORD=$(RECORD) $(BIN)/python -m pytest -m "proof and not gpu" $(if $(NAME),-k $(NAME)) $(ARGS)
 
 check: $(STAMP) style types contracts  ## style, types, import contracts, sizes, docs, fast tests
 	$(PYTEST) -q -m "$(FAST)" $(ARGS)

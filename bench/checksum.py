@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import xxhash
 from paired import Ratio, paired
-from record import record
+from record import RecordOption, record
 
 from smalti.config.data import DataConfig
 from smalti.config.durations import RunLength
@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=61)
     parser.add_argument("--blocks", action="store_true", help="also block sizes, and other checksums")
     parser.add_argument("--folder", type=Path, help="where to write the tokens (and keep them)")
-    parser.add_argument("--record", action="store_true", help="write bench/results/checksum.json")
+    parser.add_argument("--record", action=RecordOption, help="write bench/results/checksum.json")
     options = parser.parse_args()
     names = ("checked", "unchecked")
     with tempfile.TemporaryDirectory() as temporary:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from paired import ratio_of
-from record import record
+from record import RecordOption, record
 
 CONTENDERS = ("plain", "torch", "smalti")
 NAMES = {"plain": "F.cross_entropy", "torch": "F.linear_cross_entropy", "smalti": "smalti"}
@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--bound", type=float, help="largest share of plain torch's memory that ours may take")
     parser.add_argument("--memory-only", action="store_true", help="neither gradients nor a second, timed pass")
-    parser.add_argument("--record", action="store_true", help="write bench/results/cross_entropy.json")
+    parser.add_argument("--record", action=RecordOption, help="write bench/results/cross_entropy.json")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:

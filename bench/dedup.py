@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from measured import Cost, measured
 from paired import ratio_of
 from peers import python_of
-from record import record
+from record import RecordOption, record
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -248,7 +248,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="slow contenders run in fewer; more than 3: all in each")
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--folder", help="where the documents and the outputs go for the time; absent: a temporary one")
-    parser.add_argument("--record", action="store_true", help="write bench/results/dedup.json")
+    parser.add_argument("--record", action=RecordOption, help="write bench/results/dedup.json")
     options = parser.parse_args()
     unknown = set(options.contenders.split(",")) - set(names)
     if unknown:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from paired import Ratio, paired
-from record import record
+from record import RecordOption, record
 
 from smalti.config.model import ModelConfig
 from smalti.model.decoder import Decoder
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=200, help="longest prompt, in tokens")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--record", action="store_true", help="write bench/results/engine.json")
+    parser.add_argument("--record", action=RecordOption, help="write bench/results/engine.json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     config = ModelConfig.model_validate(SHAPES[options.model])

@@ -13,7 +13,7 @@ that is normalised is 1 and teaches the router nothing; otherwise the weights ar
 
 Measured are held-out bits per byte, over windows that are the same in every run, weighted as the training data.
 Intervals are of Student's t over the seeds, 95 %; differences are of runs with the same seed. A run that is done is
-kept in build/bench-experts and not repeated.
+kept in build/bench-experts and not repeated on the same commit.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from record import record
+from record import RecordOption, commit_of, record
 
 from smalti.base.chart import Series, line_chart, standalone
 from smalti.config.load import from_dict
@@ -273,13 +273,13 @@ def main() -> None:
     parser.add_argument("--lr", type=float, help=f"absent: {Size.lr:g}")
     parser.add_argument("--jobs", type=int, default=2, help="runs at one time, a core each")
     parser.add_argument("--folder", default=str(ROOT / "build" / "bench-experts"), help="where data and runs are kept")
-    parser.add_argument("--record", action="store_true", help="write bench/results/experts.json")
+    parser.add_argument("--record", action=RecordOption, help="write bench/results/experts.json")
     parser.add_argument("--picture", action="store_true", help=f"write {PICTURES.relative_to(ROOT)}/experts-*.svg")
     options = parser.parse_args()
     base = QUICK if options.quick else Size()
     size = Size(**{**asdict(base), "steps": options.steps or base.steps, "lr": options.lr or base.lr})
     seeds = 2 if options.quick else options.seeds
-    key = hashlib.sha256(Path(__file__).read_bytes() + repr(size).encode()).hexdigest()[:12]
+    key = hashlib.sha256(f"{commit_of(ROOT)} {size!r}".encode() + Path(__file__).read_bytes()).hexdigest()[:12]
     folder = Path(options.folder) / key
     folder.mkdir(parents=True, exist_ok=True)
     begin_s = time.perf_counter()

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from paired import Ratio, paired
-from record import record
+from record import RecordOption, record
 from torch import Tensor, nn
 from transformers.models.dbrx.configuration_dbrx import DbrxConfig
 from transformers.models.dbrx.modeling_dbrx import DbrxFFN
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, help=f"default: {TOKENS:,}; on a GPU {GPU_TOKENS:,}")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--pairs", type=int, default=21, help="turns of each pair")
-    parser.add_argument("--record", action="store_true", help="write bench/results/moe.json")
+    parser.add_argument("--record", action=RecordOption, help="write bench/results/moe.json")
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
     keep_freed_memory()

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from record import record
+from record import RecordOption, record
 
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
@@ -74,7 +74,7 @@ def main() -> int:
     parser.add_argument(
         "--ranks", type=int, choices=(1, 2), action="append", help="default: 1, and 2 for three recipes"
     )
-    parser.add_argument("--record", action="store_true", help="write bench/results/plan_memory.json")
+    parser.add_argument("--record", action=RecordOption, help="write bench/results/plan_memory.json")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import yaml
-from record import record
+from record import RecordOption, record
 
 from smalti.base.env import cpu_count
 from smalti.config.hardware import Hardware, hardware
@@ -102,7 +102,7 @@ OUTSIDE = [
 def main() -> None:
     """Print the table; ``--record`` also writes bench/results/plan_time.json."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--record", action="store_true", help="write bench/results/plan_time.json")
+    parser.add_argument("--record", action=RecordOption, help="write bench/results/plan_time.json")
     parser.add_argument("--machine", help="a file of 'smalti plan hardware this-machine --save', in place of measuring")
     parser.add_argument("--threads", type=int, help="CPU threads; absent: all cores, which must be idle otherwise")
     parser.add_argument("--save", help="write the measured machine to this file")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from record import record
+from record import RecordOption, record
 
 from smalti.base.chart import Marker, Series, line_chart, standalone
 from smalti.config.load import dump, from_dict
@@ -215,7 +215,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--folder", help="where the runs go for the time; absent: a temporary one")
-    parser.add_argument("--record", action="store_true", help="write bench/results/same_curve.json")
+    parser.add_argument("--record", action=RecordOption, help="write bench/results/same_curve.json")
     parser.add_argument("--picture", action="store_true", help=f"write {PICTURES.relative_to(ROOT)}/same-curve*.svg")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="same-curve-") as folder:

@@ -13,8 +13,8 @@ the same number of steps, whatever the order:
               shard at a time
     sorted    as they lie on disk
 
-Every 20th sequence is held out. A run that is done is kept in build/bench-shuffle and not repeated. ``--record``
-writes bench/results/shuffle.json, ``--picture`` the curves for the docs.
+Every 20th sequence is held out. A run that is done is kept in build/bench-shuffle and not repeated on the
+same commit. ``--record`` writes bench/results/shuffle.json, ``--picture`` the curves for the docs.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from record import record
+from record import RecordOption, commit_of, record
 
 from smalti.base.chart import Series, line_chart, standalone
 from smalti.config.load import from_dict
@@ -259,7 +259,9 @@ def picture(runs: dict[str, list[dict[str, Any]]]) -> str:
 def all_runs(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     """Order -> the run of each seed; those kept from before, and as many others as were asked for."""
     names = [name for name in ORDERS if name in options.orders.split(",")]
-    kept = Path(options.folder) / hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    kept = (
+        Path(options.folder) / hashlib.sha256(commit_of(ROOT).encode() + Path(__file__).read_bytes()).hexdigest()[:12]
+    )
     kept.mkdir(parents=True, exist_ok=True)
     data, left = None, options.runs
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
@@ -300,7 +302,7 @@ def main() -> None:
     parser.add_argument("--orders", default=",".join(ORDERS), help=f"of {', '.join(ORDERS)}")
     parser.add_argument("--runs", type=int, default=1000, help="train at most so many now; kept ones do not count")
     parser.add_argument("--folder", default=str(ROOT / "build" / "bench-shuffle"), help="where runs are kept")
-    parser.add_argument("--record", action="store_true", help="write bench/results/shuffle.json")
+    parser.add_argument("--record", action=RecordOption, help="write bench/results/shuffle.json")
     parser.add_argument("--picture", action="store_true", help=f"write {PICTURE.relative_to(ROOT)}")
     options = parser.parse_args()
     unknown = set(options.orders.split(",")) - set(ORDERS)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from record import record
+from record import RecordOption, record
 from same_curve import VOCAB_SIZE, prepare
 
 from smalti.base.chart import Series, line_chart, standalone
@@ -194,7 +194,7 @@ def main() -> None:
     parser.add_argument("--also", nargs="+", default=[], help="overrides for every cell: train.schedule.warmup=0.2run")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
     parser.add_argument("--folder", help="where the runs go for the time; absent: a temporary one")
-    parser.add_argument("--record", action="store_true", help="write bench/results/stability.json")
+    parser.add_argument("--record", action=RecordOption, help="write bench/results/stability.json")
     parser.add_argument("--picture", action="store_true", help=f"write {PICTURE.relative_to(ROOT)}")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="stability-") as made:

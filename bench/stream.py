@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from paired import ratio_of
 from peers import python_of
-from record import record
+from record import RecordOption, record
 
 ROOT = Path(__file__).resolve().parent.parent
 SEQ_LEN, BATCH_ROWS, VOCAB_SIZE, SEED = 4096, 64, 50_304, 17
@@ -320,7 +320,7 @@ def main() -> None:
     parser.add_argument("--contenders", default=",".join(names), help=f"of {', '.join(names)}")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", help="where the tokens are kept for the next time; absent: build/bench-stream")
-    parser.add_argument("--record", action="store_true", help="write bench/results/stream.json")
+    parser.add_argument("--record", action=RecordOption, help="write bench/results/stream.json")
     options = parser.parse_args()
     unknown = set(options.contenders.split(",")) - set(names)
     if unknown:

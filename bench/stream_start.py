@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from peers import python_of
-from record import record
+from record import RecordOption, record
 from stream import ask, compiled
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -165,7 +165,7 @@ def main() -> None:
         "--largest", type=float, default=3e8, help="samples of the peer at most; 0: the peer is left out"
     )
     parser.add_argument("--folder", help="where sparse files go for the time; absent: a temporary one")
-    parser.add_argument("--record", action="store_true", help="write bench/results/stream_start.json")
+    parser.add_argument("--record", action=RecordOption, help="write bench/results/stream_start.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="stream-start-") as place:
         figures: dict[str, Any] = {"tokens": int(options.tokens), "rows": int(options.tokens) // SEQ_LEN}

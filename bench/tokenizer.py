@@ -24,7 +24,7 @@ from typing import Any
 
 from paired import ratio_of
 from peers import python_of
-from record import record
+from record import RecordOption, record
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--train-rounds", type=int, default=3)
     parser.add_argument("--without", nargs="*", default=[], choices=["sentencepiece"])
-    parser.add_argument("--record", action="store_true", help="write bench/results/tokenizer.json")
+    parser.add_argument("--record", action=RecordOption, help="write bench/results/tokenizer.json")
     parser.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inner:

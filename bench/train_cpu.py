@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from paired import Ratio, ratio_of
 from peers import python_of
-from record import record
+from record import RecordOption, record
 
 from smalti.config.model import ModelConfig
 from smalti.dist.peak import matmul_rate
@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, action="append", help="default: demo and small")
     parser.add_argument("--precision", choices=("fp32", "bf16"), action="append", help="default: both")
     parser.add_argument("--seconds", type=float, default=60.0, help="time for the turns of one table, after warm-up")
-    parser.add_argument("--record", action="store_true", help="write bench/results/train_cpu.json")
+    parser.add_argument("--record", action=RecordOption, help="write bench/results/train_cpu.json")
     options = parser.parse_args()
     pythons = {name: python_of(env) if env else Path(sys.executable) for name, env in ENVIRONMENTS.items()}
     modes = ["eager", "compile"] if shutil.which(os.environ.get("CXX", "g++")) else ["eager"]

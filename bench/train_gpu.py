@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from paired import ratio_of
-from record import record
+from record import RecordOption, record
 
 SEQ_LEN, WARM_STEPS, STEPS, MICROBATCHES = 2048, 2, 4, 2
 CASES = {"llama-3-1b": 2**17, "moe-1b": 2**17, "llama-2-7b": 2**14, "mpt-125m": 2**18}
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--case", choices=CASES, action="append", help="default: all that the device can hold")
     parser.add_argument("--peer-tokens", type=int, default=8192, help="of the peer's microbatch; 0: no peer")
     parser.add_argument("--rounds", type=int, default=1, help="of ours and the peer's")
-    parser.add_argument("--record", action="store_true", help="write bench/results/NAME.json")
+    parser.add_argument("--record", action=RecordOption, help="write bench/results/NAME.json")
     parser.add_argument("--name", default="train_gpu", help="of the result")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,7 +1,8 @@
 """What every test may use: the fixtures ``proof`` and ``record``, and hypothesis made deterministic.
 
 A *proof* is a test over many cases (property, brute force, fault injection). ``make test`` runs a seeded sample of at
-most 15 s of each; ``make prove`` sets SMALTI_PROVE=1, runs them at full count and writes bench/results/NAME.json.
+most 15 s of each; ``make prove`` sets SMALTI_PROVE=1, runs them at full count and writes bench/results/NAME.json, from
+committed code only; ``make prove RECORD=no`` writes nothing.
 A test that takes the ``proof`` fixture gets the mark ``proof`` by itself; a @given test is marked by hand.
 """
 
@@ -14,9 +15,11 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from record import Uncommitted, committed
 from record import record as write_record
 
 PROVE = os.environ.get("SMALTI_PROVE") == "1"
+RECORD = PROVE and os.environ.get("SMALTI_RECORD") != "no"
 PROVE_NAME = os.environ.get("SMALTI_PROVE_NAME") or "proofs"
 
 _quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -44,13 +47,22 @@ def proof() -> Callable[..., int]:
 
 @pytest.fixture(scope="session")
 def record() -> Callable[[str, dict[str, Any]], None]:
-    """``record(name, figures)`` writes bench/results/<name>.json under SMALTI_PROVE=1, and nothing otherwise."""
+    """``record(name, figures)`` writes bench/results/<name>.json under ``make prove``, and nothing otherwise."""
 
     def write(name: str, figures: dict[str, Any]) -> None:
-        if PROVE:
+        if RECORD:
             write_record(name, figures)
 
     return write
+
+
+def pytest_configure() -> None:
+    """Refuse to record from an uncommitted checkout before the proofs take their time."""
+    if RECORD:
+        try:
+            committed()
+        except Uncommitted as error:
+            raise pytest.UsageError(str(error)) from None
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -94,5 +106,5 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 def pytest_sessionfinish() -> None:
     """Write which proofs ran, with outcome and time."""
-    if PROVE and _outcomes:
+    if RECORD and _outcomes:
         write_record(PROVE_NAME, {"proofs": _outcomes})

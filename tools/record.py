@@ -1,13 +1,16 @@
-"""Writes a measured result to ``bench/results/<name>.json`` with the commit, the date and the machine it comes from.
+"""Writes a measured result to ``bench/results/<name>.json`` with its command, commit, date and machine.
 
 Used by the proofs (through the ``record`` fixture of tests/conftest.py) and by the scripts in bench/. Standard library
-only, so that it works with any interpreter. It promises that figures of two commits are never mixed in one file: the
-same commit adds to the file, another one replaces it.
+only, so that it works with any interpreter. It promises that the code of a result is in the named commit (a changed
+checkout raises ``Uncommitted``; the option ``--record`` and ``make prove`` say so before they measure) and that figures
+of two commits are never mixed in one file: the same commit adds to the file, another one replaces it.
 """
 
+import argparse
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -16,20 +19,44 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
+CODE = ("smalti", "tests", "tools", "bench", "pyproject.toml", "constraints.txt", "Makefile", ":!bench/results")
+"""What a figure may depend on. Pages and pictures of docs/ may be written while one records."""
+
+
+class Uncommitted(RuntimeError):
+    """The code that measured is in no commit."""
+
+
+class RecordOption(argparse.Action):
+    """The option ``--record`` of a script in bench/: refuses an uncommitted checkout before anything is measured."""
+
+    def __init__(self, option_strings: list[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=False, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: Any) -> None:
+        try:
+            committed()
+        except Uncommitted as error:
+            parser.error(str(error))
+        setattr(namespace, self.dest, True)
 
 
 def record(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> Path:
-    """Merge ``figures`` into ``folder/name.json`` and return its path; a name is letters, digits, '-', '_' and '.'."""
+    """Merge ``figures`` into ``folder/name.json`` and return its path; a name is letters, digits, '-', '_' and '.'.
+
+    Raises ``Uncommitted`` where the checkout has changes that are in no commit.
+    """
     if not name or not all(letter.isalnum() or letter in "-_." for letter in name):
         raise ValueError(f"'{name}' cannot be the name of a result; use letters, digits, '-', '_' and '.'")
     path = folder / f"{name}.json"
-    commit = commit_of(ROOT)
+    commit = committed()
     before: dict[str, Any] = {}
     if path.exists():
         found = json.loads(path.read_text())
         before = found["figures"] if found.get("commit") == commit else {}
     result = {
         "name": name,
+        "command": command(),
         "commit": commit,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
@@ -42,20 +69,54 @@ def record(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> Path:
     return path
 
 
-def commit_of(root: Path) -> str:
-    """The commit of the checkout, with ``-dirty`` when a tracked file (other than a result) differs; or 'unknown'.
+def committed(root: Path = ROOT) -> str:
+    """The commit of the checkout; ``Uncommitted``, with what to type, where its code is in no commit."""
+    commit = commit_of(root)
+    if commit == "unknown":
+        raise Uncommitted(
+            f"a result names the commit of its code, and {root} is not a git checkout\n"
+            "hint: record in a checkout, or set BENCH_COMMIT to the commit that this copy was made of"
+        )
+    if commit.endswith("-dirty"):
+        files = changed(root) or ["see BENCH_COMMIT"]
+        shown = ", ".join(files[:5]) + (f" and {len(files) - 5} more" if len(files) > 5 else "")
+        raise Uncommitted(
+            f"results are recorded from committed code only, and this checkout has changes ({shown})\n"
+            "hint: git commit them and run the same command again, or leave out --record (make prove: RECORD=no)"
+        )
+    return commit
 
-    A copy without its .git is told it by BENCH_COMMIT, with ``-dirty`` where it was.
+
+def commit_of(root: Path) -> str:
+    """The commit of the checkout, with ``-dirty`` when a file of ``CODE`` differs or is in no commit; or 'unknown'.
+
+    A copy without its .git takes it from BENCH_COMMIT, with ``-dirty`` where its checkout had changes.
     """
     if "BENCH_COMMIT" in os.environ:
         return os.environ["BENCH_COMMIT"]
     head = _output(["git", "-C", str(root), "rev-parse", "HEAD"])
     if head is None:
         return "unknown"
-    changed = _output(
-        ["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results"]
-    )
-    return head + ("-dirty" if changed else "")
+    return head + ("-dirty" if changed(root) else "")
+
+
+def changed(root: Path) -> list[str]:
+    """The files of ``CODE`` that differ from the commit or are not in it; what git ignores does not count."""
+    status = _output(["git", "-C", str(root), "status", "--porcelain", "--untracked-files=all", "--", *CODE])
+    return [line.split(maxsplit=1)[1] for line in (status or "").splitlines()]
+
+
+def command() -> str:
+    """What to type to measure again."""
+    if os.environ.get("SMALTI_PROVE") == "1":
+        name = os.environ.get("SMALTI_PROVE_NAME")
+        return f"make prove NAME={name}" if name else "make prove"
+    script = Path(sys.argv[0])
+    if script.resolve().parent == ROOT / "bench":
+        return f"make bench NAME={script.stem}" + (
+            f" ARGS={shlex.quote(shlex.join(sys.argv[1:]))}" if sys.argv[1:] else ""
+        )
+    return shlex.join(["python", script.name, *sys.argv[1:]])
 
 
 def machine() -> dict[str, Any]:
