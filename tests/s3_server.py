@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+PAGE = b"<!DOCTYPE html>\n<html><body>Down for maintenance</body></html>"
 SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 
 
@@ -33,6 +34,12 @@ class Faults:
     """The connection is closed at once."""
     flip: float = 0.0
     """One bit of the body is another."""
+    page: float = 0.0
+    """200 with a page of HTML, as a proxy or a login answers."""
+    unranged: float = 0.0
+    """200 with the whole object, whatever range was asked for."""
+    gone: float = 0.0
+    """404."""
     first: list[str] = field(default_factory=list)
     """Faults of the next answers, in this order, before chance decides."""
     hang_s: float = 60.0
@@ -52,7 +59,7 @@ class Faults:
             self.done[kind] += 1
             return kind
         dice = self.chance.random()
-        for kind in ("unavailable", "slow_down", "hang", "truncate", "reset", "flip"):
+        for kind in ("unavailable", "slow_down", "hang", "truncate", "reset", "flip", "page", "unranged", "gone"):
             dice -= getattr(self, kind)
             if dice < 0:
                 self.done[kind] += 1
@@ -180,6 +187,11 @@ class Objects:
             return False
         if fault in ("unavailable", "slow_down"):
             status, extra, body = "503 Service Unavailable", "", SLOW_DOWN if fault == "slow_down" else b""
+        if fault == "page" or (fault == "unranged" and found):
+            status, extra = "200 OK", ""
+            body = PAGE if fault == "page" else self.objects.get(path.lstrip("/"), b"")
+        if fault == "gone":
+            status, extra, body = "404 Not Found", "", b""
         if fault == "flip" and body:
             at = self.faults.chance.randrange(len(body))
             body = body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]

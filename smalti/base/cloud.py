@@ -8,6 +8,7 @@ from a store (its threads are gone): that is an error, not a hang.
 
 import os
 import re
+import time
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -22,9 +23,14 @@ SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "azure", "adl", "abfs", "abfss", "htt
 
 _S3_OPTIONS = ("endpoint", "region", "keys")
 
-Trouble = Literal["missing", "forbidden", "keyless", "short", "refused", "slow", "again"]
+Trouble = Literal["missing", "forbidden", "keyless", "short", "refused", "unranged", "slow", "again"]
 """What an error means for the reader: no such file; not ours to read; nobody gives us keys; the file ends before; asked
-in a way that will never work; the store asks for fewer requests; try again."""
+in a way that will never work; a whole file, or a page, where a range was asked for; the store asks for fewer requests;
+try again."""
+
+ODD_ANSWERS = 4
+"""So many odd answers (a 200 to a ranged read, an error page instead of a file) to one request are final from a store
+that has never given a right one."""
 
 _used_in: list[int] = []
 
@@ -81,15 +87,19 @@ def trouble(error: BaseException) -> Trouble:
         return "slow"
     if code == 400 and "ExpiredToken" in text:
         return "forbidden"
+    if code == 400 and "RequestTimeout" in text:  # S3 on a connection that was idle
+        return "again"
     if 400 <= code < 500 and code != 408:
         return "refused"
+    if "non-partial response" in text or "ange request not supported" in text:
+        return "unranged"
     if isinstance(error, (ValueError, NotImplementedError)) or type(error).__name__ in (
         "NotSupportedError",
         "InvalidPathError",
         "UnknownConfigurationKeyError",
     ):
         return "refused"
-    if "non-partial response" in text or "without LOCATION" in text:
+    if "without LOCATION" in text:
         return "refused"
     return "again"
 
@@ -114,21 +124,54 @@ def told(url: str, error: BaseException) -> SmaltiError:
         )
     if kind == "short":
         return DataError(f"{url} ends before the bytes that were asked for", hint="copy the file again")
+    if kind == "unranged":
+        return DataError(
+            f"{url} cannot be read: {ODD_ANSWERS} times {reason(error)}",
+            hint="this server gives no ranges of files: use another one, or copy the folder",
+        )
     if kind == "refused":
-        return DataError(f"{url} cannot be read: {reason(error)}", hint=_refused_hint(error))
+        by_region = "without LOCATION" in str(error)
+        hint = "compare endpoint, region and credentials with docs/guides/object-stores.md"
+        return DataError(
+            f"{url} cannot be read: {reason(error)}",
+            hint="the bucket lies in another region: set AWS_REGION" if by_region else hint,
+        )
     return TryElsewhere(
         f"{url}: the store does not answer as it should: {reason(error)}",
-        hint="run it again when it does; compare address and network with docs/guides/object-stores.md",
+        hint=f"run it again when it does; {unreachable_hint(url)}",
     )
 
 
-def _refused_hint(error: BaseException) -> str:
-    text = str(error)
-    if "without LOCATION" in text:
-        return "the bucket lies in another region: set AWS_REGION"
-    if "ange request not supported" in text or "non-partial" in text:
-        return "this server gives no ranges of files: use another one, or copy the folder"
-    return "compare endpoint, region and credentials with docs/guides/object-stores.md"
+def unreachable_hint(url: str) -> str:
+    """What to compare where a store does not answer: for S3 the endpoint that was asked."""
+    if url.partition("://")[0] not in ("s3", "s3a") or "endpoint=" in url:
+        return "compare address and network with docs/guides/object-stores.md"
+    asked = env.store_settings().s3_asks
+    if asked:
+        return f"the endpoint is that of {asked}: is it right, and is the store reachable from here?"
+    return "Amazon was asked: for another store that speaks S3 set AWS_ENDPOINT_URL, or write ?endpoint=... in the URL"
+
+
+def begins(data: bytes | memoryview) -> str:
+    """The beginning of what came, for messages."""
+    return repr(" ".join(bytes(data[:300]).decode("utf-8", "replace").split())[:80])
+
+
+def is_page(data: bytes | memoryview, name: str) -> bool:
+    """True where HTML or XML came for a file that is neither by its name."""
+    path = name.partition("?")[0].lower()
+    if path.endswith((".html", ".htm", ".xml", ".svg", ".md", ".txt")):
+        return False
+    start = bytes(data[:64]).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    return start.startswith((b"<!", b"<?xml", b"<html", b"<head", b"<body", b"<error"))
+
+
+def page_error(url: str, data: bytes | memoryview) -> TryElsewhere:
+    """The error for a page that came instead of a file, time and again."""
+    return TryElsewhere(
+        f"{url}: a page came instead of the file, {ODD_ANSWERS} times or more; it begins with {begins(data)}",
+        hint="is the address right, and does it need a login? If so, run the same command again when the store is well",
+    )
 
 
 def _variables(url: str) -> str:
@@ -234,7 +277,12 @@ def size_bytes(url: str) -> int | None:
 
 def read_bytes(url: str) -> bytes:
     """The whole file. Raises FileNotFoundError."""
-    return bytes(_ask(lambda obstore, store, path: obstore.get(store, path).bytes(), url))
+    for number in range(ODD_ANSWERS):
+        _pause(number)
+        data = bytes(_ask(lambda obstore, store, path: obstore.get(store, path).bytes(), url))
+        if not is_page(data, url):
+            return data
+    raise page_error(url, data)
 
 
 def read_range(url: str, start: int, length: int) -> bytes:
@@ -270,11 +318,21 @@ def _ask(what: Any, url: str, past_end: Any = None) -> Any:
     guard_fork()
     import obstore
 
-    try:
-        return what(obstore, store, path)
-    except FileNotFoundError:
-        raise
-    except Exception as error:
-        if past_end is not None and trouble(error) == "short":
-            return past_end
-        raise told(url, error) from error
+    for number in range(1, ODD_ANSWERS + 1):
+        try:
+            return what(obstore, store, path)
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            if past_end is not None and trouble(error) == "short":
+                return past_end
+            if trouble(error) != "unranged" or number == ODD_ANSWERS:
+                raise told(url, error) from error
+        _pause(number)
+    raise AssertionError("the last odd answer raises")
+
+
+def _pause(number: int) -> None:
+    """Before the answer of this number is asked for again; obstore pauses between failures by itself."""
+    if number:
+        time.sleep(0.1 * 2**number)

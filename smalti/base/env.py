@@ -135,6 +135,9 @@ def serve_key() -> str | None:
     return os.environ.get("SMALTI_SERVE_KEY") or None
 
 
+_S3_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+
+
 @dataclass(frozen=True)
 class StoreSettings:
     """What Smalti itself reads of the variables of stores; the rest (``AWS_...``) is read by obstore."""
@@ -142,6 +145,8 @@ class StoreSettings:
     hub_endpoint: str
     hub_token: str | None = field(repr=False)
     s3_endpoint: str | None
+    s3_asks: str | None
+    """``VARIABLE=endpoint`` of the variable by which S3 is not Amazon's; None where none is set."""
     signature: tuple[str | None, ...] = field(repr=False)
     """The values of the variables that obstore reads: others mean another connection."""
 
@@ -163,6 +168,7 @@ def store_settings() -> StoreSettings:
         hub_endpoint=(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/"),
         hub_token=token,
         s3_endpoint=os.environ.get("AWS_ENDPOINT_URL_S3") or None,
+        s3_asks=next((f"{name}={os.environ[name]}" for name in _S3_ENDPOINTS if name in os.environ), None),
         signature=tuple(f"{name}={os.environ[name]}" for name in names),
     )
 

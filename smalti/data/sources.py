@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 from smalti.base import cloud, store
 from smalti.base.errors import DataError, UserError
 from smalti.data.fetch import Files, Share, open_files
+from smalti.data.fetch.files import Check, Damaged
 from smalti.data.readers.index import Index, parsed_json
 from smalti.data.source import Source
 from smalti.data.tokens.manifest import FILE_NAME as MANIFEST
+from smalti.data.tokens.manifest import Manifest
 from smalti.data.tokens.reader import TokenSource
 
 if TYPE_CHECKING:  # the start of a rank is measured: pydantic is not needed to open a source
@@ -95,18 +97,18 @@ def _read(
 ) -> Index:
     """``known``: manifest.json or index.json, where the form was told by it: it is read once."""
     if form == "smalti":
-        data = files.whole(MANIFEST) if known is None else known
+        data = files.whole(MANIFEST, _checks(files)[MANIFEST]) if known is None else known
         value = parsed_json(data, f"{files.where}/{MANIFEST}")
         digest = value.get("digest") if isinstance(value, dict) else None
         return Index("smalti", {"digest": digest}, {MANIFEST: data})
     if form == "mds":
         from smalti.data.readers.mds import read_mds_index
 
-        return read_mds_index(config, files, known)
+        return read_mds_index(config, files, known or files.whole(INDEX, _checks(files)[INDEX]))
     if form == "litdata":
         from smalti.data.readers.litdata import read_litdata_index
 
-        return read_litdata_index(files, known)
+        return read_litdata_index(files, known or files.whole(INDEX, _checks(files)[INDEX]))
     if form == "megatron":
         from smalti.data.readers.megatron import read_megatron_index
 
@@ -220,7 +222,9 @@ def _form_in_store(files: Files) -> tuple[str, bytes]:
     refused: DataError | None = None
     for name in (MANIFEST, INDEX):
         try:
-            data = files.whole(name)
+            data = files.whole(name, _checks(files)[name])
+        except Damaged:
+            raise
         except DataError as error:
             refused = refused or (
                 error if cloud.trouble(error.__cause__ or error) in ("forbidden", "keyless") else None
@@ -234,6 +238,14 @@ def _form_in_store(files: Files) -> tuple[str, bytes]:
         allowed=", ".join(FORMS),
         hint="check the path, or say format= and files=",
     )
+
+
+def _checks(files: Files) -> dict[str, Check]:
+    """What the bytes of an index must pass before they are believed."""
+    return {
+        MANIFEST: lambda data: Manifest.parse(data, f"{files.where}/{MANIFEST}"),
+        INDEX: lambda data: parsed_json(data, f"{files.where}/{INDEX}"),
+    }
 
 
 def _form_of_file(files: Files, name: str) -> str:

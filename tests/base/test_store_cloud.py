@@ -4,10 +4,10 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from s3_server import Faults, Proxy, fault_proxy, moto_server, s3_environment
+from s3_server import Faults, Proxy, fault_proxy, moto_server, object_server, s3_environment
 
 from smalti.base import cloud, store
-from smalti.base.errors import DataError
+from smalti.base.errors import DataError, TryElsewhere
 
 
 @pytest.fixture
@@ -108,3 +108,32 @@ def test_names_with_options() -> None:
 )
 def test_what_errors_mean(text: str, kind: str) -> None:
     assert cloud.trouble(Exception(text)) == kind
+
+
+def test_odd_answers_of_a_moment_are_not_felt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page instead of a file, or a whole file instead of a range; for good, the error says what came."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    with object_server({"bucket/a.json": b'{"a": 1}'}) as server:
+        for name, value in s3_environment(server.url).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(cloud.time, "sleep", lambda seconds: None)
+        server.faults.first = ["page", "page"]
+        assert store.read_json("s3://bucket/a.json") == {"a": 1}
+        server.faults.first = ["unranged", "page"]
+        assert store.read_range("s3://bucket/a.json", 1, 3) == b'"a"'
+        server.faults.page = 1.0
+        with pytest.raises(TryElsewhere, match=r"a page came instead .* begins with '<!DOCTYPE html>"):
+            store.read_json("s3://bucket/a.json")
+        with pytest.raises(DataError, match="cannot be read: 4 times"):
+            store.read_range("s3://bucket/a.json", 1, 3)
+
+
+def test_an_unreachable_s3_names_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    error = Exception("HTTP error: error sending request")
+    assert "set AWS_ENDPOINT_URL" in str(cloud.told("s3://bucket/a", error).hint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio:9000")
+    assert "AWS_ENDPOINT_URL=http://minio:9000: is it right" in str(cloud.told("s3://bucket/a", error).hint)
+    assert "AWS" not in str(cloud.told("https://host/a", error).hint)

@@ -262,7 +262,7 @@ def test_a_copy_that_fails_rests_and_is_tried_again() -> None:
     assert copies.failed(0, 6.5)
     assert copies.pick(12.0) == 1  # longer this time
     assert copies.pick(17.0) == 0
-    copies.answered(0)
+    copies.answered(0, "a", ranged=True)
     assert not copies.failed(0, 18.0)
     for index in range(3):
         for _ in range(3):

@@ -1,5 +1,6 @@
 """Reading from a store over a network: any answer, a wrong one, none; nothing is listed, nothing asked for twice."""
 
+import json
 import os
 import random
 import subprocess
@@ -118,6 +119,78 @@ def test_answers_that_may_be_better_next_time(server: Objects, fault: str) -> No
     assert server.faults.done[fault] > 0
     assert counts["retries"] > 0
     assert (counts["slowdowns"] > 0) == (fault == "slow_down")
+    files.close()
+
+
+@pytest.mark.parametrize("scheme", ["s3", "http"])
+@pytest.mark.parametrize("fault", ["page", "unranged", "gone"])
+def test_odd_answers_between_good_ones_are_passed_over(server: Objects, scheme: str, fault: str) -> None:
+    """A store that has given ranges gives them again, whatever a proxy on the way says now and then."""
+    files = opened("s3://bucket/set" if scheme == "s3" else f"{server.url}/bucket/set")
+    assert right(ranges(1), files.read(ranges(1)))
+    setattr(server.faults, fault, 0.2)
+    wanted = ranges(100)
+    assert right(wanted, files.read(wanted))
+    assert server.faults.done[fault] > 0
+    assert files.counts()["retries"] > 0
+    setattr(server.faults, fault, 1.0)
+    files.close()
+    engine_gives_up = opened("s3://bucket/set" if scheme == "s3" else f"{server.url}/bucket/set", give_up="1s")
+    server.faults.first = ["none"]
+    assert right(ranges(1), engine_gives_up.read(ranges(1)))
+    with pytest.raises(TryElsewhere, match=r"a\.bin of .* was asked for \d+ times") as caught:
+        engine_gives_up.read(wanted[:1])
+    assert caught.value.exit_code == 75
+    engine_gives_up.close()
+
+
+@pytest.mark.parametrize("fault", ["page", "unranged"])
+def test_odd_answers_at_the_beginning_are_passed_over(server: Objects, fault: str) -> None:
+    server.faults.first = [fault] * 3
+    files = opened("s3://bucket/set")
+    assert right(ranges(1), files.read(ranges(1)))
+    files.close()
+
+
+def test_another_copy_is_read_where_one_gives_pages(server: Objects) -> None:
+    with object_server(OBJECTS) as other:
+        server.faults.page = 1.0
+        files = opened("s3://bucket/set", f"{other.url}/bucket/set")
+        wanted = ranges(20)
+        assert right(wanted, files.read(wanted))
+        assert files.whole("index.json", json.loads) == b"{}"
+        files.close()
+
+
+@pytest.mark.parametrize("n_pages", [1, 3, 100])
+def test_a_page_instead_of_an_index(server: Objects, n_pages: int) -> None:
+    """It is asked for again; where pages come time and again the error is one to retry, and shows the page."""
+    server.faults.first = ["page"] * n_pages
+    files = opened("s3://bucket/set")
+    if n_pages < 4:
+        assert files.whole("index.json") == b"{}"
+    else:
+        with pytest.raises(TryElsewhere, match=r"index\.json: a page came .*'<!DOCTYPE html> <html><body>Down for"):
+            files.whole("index.json")
+    files.close()
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_what_fails_its_check_is_read_again(server: Objects, large: bool) -> None:
+    content = b'{"a": "' + b"b" * (9_000_000 if large else 10) + b'"}'
+    objects = dict(OBJECTS, **{"bucket/set/manifest.json": content})
+    server.objects = objects
+    files = opened("s3://bucket/set")
+
+    def check(data: bytes) -> None:
+        if data != content:
+            raise DataError("this is no manifest")
+
+    server.faults.first = ["flip"] * 2
+    assert files.whole("manifest.json", check) == content
+    objects["bucket/set/manifest.json"] = b"other" + content
+    with pytest.raises(DataError, match=r"this is no manifest; it begins with 'other"):
+        files.whole("manifest.json", check)
     files.close()
 
 

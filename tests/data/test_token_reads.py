@@ -62,7 +62,7 @@ class Memory:
         self.again: list[Range] = []
         self.damage: Callable[[Range, bytearray], None] = lambda wanted, data: None
 
-    def whole(self, name: str) -> bytes:
+    def whole(self, name: str, check: object = None) -> bytes:
         raise AssertionError(f"{name} was read whole")
 
     def size(self, name: str) -> int:

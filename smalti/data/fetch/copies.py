@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from smalti.base import cloud, store
-from smalti.base.errors import DataError
+from smalti.base.errors import DataError, SmaltiError
 
 _FAILURES = 3
 """After so many in a row a copy is left alone for a while."""
@@ -23,6 +23,15 @@ class Short(DataError):
 
 class Truncated(Exception):
     """The store sent less of a file than it has."""
+
+
+class OddAnswer(Exception):
+    """A whole file came that cannot be the right one."""
+
+    def __init__(self, final: SmaltiError) -> None:
+        super().__init__(final.message)
+        self.final = final
+        """The error where it comes time and again."""
 
 
 class Copy(Protocol):
@@ -54,6 +63,8 @@ class Copies:
     def __init__(self, copies: tuple[Copy, ...]) -> None:
         self._copies = copies
         self._health = [_Health() for _ in copies]
+        self._served: list[set[str]] = [set() for _ in copies]
+        self._ranged = [False for _ in copies]
 
     def __len__(self) -> int:
         return len(self._copies)
@@ -70,13 +81,23 @@ class Copies:
                 return index
         return min(order, key=lambda index: self._health[index].until_s)
 
-    def answered(self, index: int) -> None:
-        """It is well."""
+    def answered(self, index: int, what: str, *, ranged: bool) -> None:
+        """It is well, and has given this file, or a range of it."""
         self._health[index] = _Health(answered=True)
+        self._served[index].add(what)
+        self._ranged[index] |= ranged
 
     def has_answered(self, index: int) -> bool:
         """True if it ever was well."""
         return self._health[index].answered
+
+    def has_served(self, index: int, what: str) -> bool:
+        """True if it ever gave this file, or a part of it."""
+        return what in self._served[index]
+
+    def has_given_ranges(self, index: int) -> bool:
+        """True if it ever gave a range of a file."""
+        return self._ranged[index]
 
     def failed(self, index: int, now_s: float) -> bool:
         """It did not answer; returns True if it is left alone from now on, for twice as long as the last time."""

@@ -11,15 +11,17 @@ import os
 import random
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from smalti.base import cloud, log
 from smalti.base.errors import DataError, SmaltiError, TryElsewhere
 from smalti.config.data import FetchConfig
 from smalti.config.durations import to_seconds
-from smalti.data.fetch.copies import Copies, Copy
+from smalti.data.fetch.copies import Copies, Copy, OddAnswer
 from smalti.data.fetch.counts import Counts
 from smalti.data.fetch.files import Share
 from smalti.data.fetch.pace import Bucket, Latency, may_hedge, pause_s
@@ -66,18 +68,20 @@ class Engine:
         length: of the answer, where it is known: such requests may be hedged. first: the copy to begin with. Raises
         DataError where every copy says that it has no such thing; TryElsewhere after ``give_up``.
         """
-        refused: dict[int, SmaltiError] = {}
+        asked = _Asked(copies, what, counts)
+        refused = asked.refused
         failures, since_s = 0, None
         while True:
             index = copies.pick(self._now_s(), first=first, without=refused)
             async with self._slots:
                 await self._bucket.take()
                 since_s = self._now_s() if since_s is None else since_s
-                found, failed = await self._send(copies, index, send, counts, length, what, refused)
+                found, failed = await self._send(asked, index, send, length)
             if found:
                 return found[0]
             if len(refused) == len(copies):
-                raise refused[min(refused)] from failed[-1][1]
+                first_retryable = (error for error in refused.values() if isinstance(error, TryElsewhere))
+                raise next(first_retryable, refused[min(refused)]) from failed[-1][1]
             passing = [(which, error) for which, error in failed if which not in refused]
             if not passing:
                 continue
@@ -92,19 +96,12 @@ class Engine:
             await asyncio.sleep(wait_s)
 
     async def _send(
-        self,
-        copies: Copies,
-        index: int,
-        send: Send[T],
-        counts: Counts,
-        length: int | None,
-        what: str,
-        refused: dict[int, SmaltiError],
+        self, asked: "_Asked", index: int, send: Send[T], length: int | None
     ) -> tuple[list[T], list[tuple[int, Exception]]]:
         """One request, and a second one where the first takes long: the answer that comes first, or none, and what
-        each copy failed with. A copy that says for good that it cannot is added to ``refused``."""
-        asked = {asyncio.ensure_future(self._once(copies, index, send, counts, length)): index}
-        running, failed = set(asked), list[tuple[int, Exception]]()
+        each copy failed with. A copy that says for good that it cannot is added to ``asked.refused``."""
+        sent = {asyncio.ensure_future(self._once(asked, index, send, length)): index}
+        running, failed = set(sent), list[tuple[int, Exception]]()
         after_s = None if length is None else self._latency.hedge_after_s(length, self.timeout_s)
         try:
             while running:
@@ -112,34 +109,35 @@ class Engine:
                 for one in done:
                     error = one.exception()
                     if isinstance(error, Exception):
-                        failed.append((asked[one], error))
-                        self._settle(copies, asked[one], error, what, counts, refused)
+                        failed.append((sent[one], error))
+                        self._settle(asked, sent[one], error)
                 good = [one.result() for one in done if one.exception() is None]
                 if good:
                     return good[:1], failed
-                if done or after_s is None or len(refused) == len(copies) or not self._may_hedge(len(running)):
+                all_refused = len(asked.refused) == len(asked.copies)
+                if done or after_s is None or all_refused or not self._may_hedge(len(running)):
                     continue
                 after_s *= 2
-                counts.add("hedges")
-                index = copies.pick(self._now_s(), first=index + 1, without=refused)
-                hedge = asyncio.ensure_future(self._once(copies, index, send, counts, length))
-                asked[hedge] = index
+                asked.counts.add("hedges")
+                index = asked.copies.pick(self._now_s(), first=index + 1, without=asked.refused)
+                hedge = asyncio.ensure_future(self._once(asked, index, send, length))
+                sent[hedge] = index
                 running.add(hedge)
             return [], failed
         finally:
             for one in running:
                 one.cancel()
 
-    def _settle(
-        self, copies: Copies, index: int, error: Exception, what: str, counts: Counts, refused: dict[int, SmaltiError]
-    ) -> None:
+    def _settle(self, asked: "_Asked", index: int, error: Exception) -> None:
         """Take note of what one copy failed with."""
-        url = copies[index].url
-        if _is_final(error, copies.has_answered(index)):
-            refused[index] = error if isinstance(error, DataError) else cloud.told(store_path(url, what), error)
+        copies, url = asked.copies, asked.copies[index].url
+        if asked.is_final(index, error):
+            known = error.final if isinstance(error, OddAnswer) else error
+            told = known if isinstance(known, SmaltiError) else cloud.told(store_path(url, asked.what), error)
+            asked.refused[index] = told
             return
         if cloud.trouble(error) == "slow":
-            counts.add("slowdowns")
+            asked.counts.add("slowdowns")
             self._bucket.slow_down(self._now_s())
         if copies.failed(index, self._now_s()):
             log.get("data").warning("%s is left alone for a while: %s", url, cloud.reason(error))
@@ -153,23 +151,23 @@ class Engine:
             self._hedged += 1
         return allowed
 
-    async def _once(self, copies: Copies, index: int, send: Send[T], counts: Counts, length: int | None) -> T:
+    async def _once(self, asked: "_Asked", index: int, send: Send[T], length: int | None) -> T:
         self._sent += 1
-        counts.add("requests")
+        asked.counts.add("requests")
         begun_s = self._now_s()
         deadline_s = self._latency.deadline_s(length or 0, self.timeout_s)
         try:
             async with asyncio.timeout(deadline_s):
-                found = await send(copies[index])
+                found = await send(asked.copies[index])
         except TimeoutError as error:
             self._latency.took_too_long(length or 0)
             what = f"{length:,} bytes did not come" if length else "no answer"
             raise TimeoutError(f"{what} within {deadline_s:.0f} s") from error
         if length is not None:
             self._latency.took(length, self._now_s() - begun_s)
-        copies.answered(index)
+        asked.copies.answered(index, asked.what, ranged=length is not None)
         if index > 0:
-            counts.add("failovers")
+            asked.counts.add("failovers")
         return found
 
     async def leave(self, counts: Counts) -> None:
@@ -219,11 +217,34 @@ def shared(fetch: FetchConfig, share: Share) -> Engine:
         return engine
 
 
-def _is_final(error: Exception, has_answered: bool) -> bool:
-    """True if asking again cannot help. Keys that were good before will be good again: they are renewed, or a clock is
-    set; ``give_up`` ends that."""
-    final = ("missing", "short", "refused") + (() if has_answered else ("keyless", "forbidden"))
-    return isinstance(error, DataError) or cloud.trouble(error) in final
+@dataclass
+class _Asked:
+    """What is asked for, and what was answered so far."""
+
+    copies: Copies
+    what: str
+    counts: Counts
+    refused: dict[int, SmaltiError] = field(default_factory=dict)
+    """Copies that cannot answer, and why."""
+    odd: Counter[int] = field(default_factory=Counter)
+    """Odd answers of each copy."""
+
+    def is_final(self, index: int, error: Exception) -> bool:
+        """True if asking this copy again cannot help. What it could do before it will do again (a proxy errs, keys are
+        renewed, a clock is set): ``give_up`` ends that."""
+        kind = "odd" if isinstance(error, OddAnswer) else cloud.trouble(error)
+        if kind in ("odd", "unranged"):
+            self.odd[index] += 1
+            if self.odd[index] < cloud.ODD_ANSWERS:
+                return False
+            if isinstance(error, OddAnswer):
+                return isinstance(error.final, DataError) or not self.copies.has_answered(index)
+            return not self.copies.has_given_ranges(index)
+        if isinstance(error, DataError):
+            return True
+        if kind in ("keyless", "forbidden"):
+            return not self.copies.has_answered(index)
+        return kind == "short" or (kind in ("missing", "refused") and not self.copies.has_served(index, self.what))
 
 
 def store_path(url: str, what: str) -> str:
@@ -235,7 +256,8 @@ def _gave_up(copies: Copies, what: str, failures: int, asked_s: float, error: Ba
     where = ", ".join(copies[index].url for index in range(len(copies)))
     return TryElsewhere(
         f"{what} of {where} was asked for {failures} times in {asked_s:.0f} s; the last answer: {cloud.reason(error)}",
-        hint="when the store is well, run the same command again; data.fetch.give_up says how long to try",
+        hint="when the store is well, run the same command again; data.fetch.give_up says how long to try; "
+        + cloud.unreachable_hint(copies[0].url),
     )
 
 

@@ -1,9 +1,28 @@
 """What readers ask of a folder of files, near or far."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from smalti.base import cloud
 from smalti.base.errors import DataError
+
+Check = Callable[[bytes], object]
+"""Raises DataError for bytes that cannot be what was asked for."""
+
+
+class Damaged(DataError):
+    """What a file holds fails its check."""
+
+
+def require(data: bytes, check: Check | None) -> None:
+    """Raises Damaged, with the beginning of ``data``, where ``check`` raises DataError."""
+    if check is None:
+        return
+    try:
+        check(data)
+    except DataError as error:
+        message = f"{error.message}; it begins with {cloud.begins(data)}"
+        raise Damaged(message, allowed=error.allowed, hint=error.hint) from error
 
 
 class Range(NamedTuple):
@@ -28,8 +47,9 @@ class Files(Protocol):
     where: str
     """Folder or URL, for messages."""
 
-    def whole(self, name: str) -> bytes:
-        """A whole file: a manifest, an index. Raises as ``read`` does."""
+    def whole(self, name: str, check: Check | None = None) -> bytes:
+        """A whole file: a manifest, an index. What fails its check (a proxy's error page, damaged bytes) is asked for
+        again, from each copy. Raises as ``read`` does, and what ``check`` raises."""
 
     def size(self, name: str) -> int:
         """Bytes of a file, for forms whose index does not say it: one request, by one rank. Raises as ``read``."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from smalti.base.errors import DataError, TryElsewhere
 from smalti.data.fetch.descriptors import OpenFile, OpenFiles
-from smalti.data.fetch.files import Files, Range, confined
+from smalti.data.fetch.files import Check, Files, Range, confined, require
 
 
 class LocalFiles:
@@ -20,15 +20,17 @@ class LocalFiles:
         self._again: set[Range] = set()
         """Ranges that were read again from a mirror; next time the disk is asked first."""
 
-    def whole(self, name: str) -> bytes:
+    def whole(self, name: str, check: Check | None = None) -> bytes:
         """A whole file."""
         try:
             opened = self._opened(name)
-            return bytes(self._pread(opened, Range(name, 0, os.fstat(opened.descriptor).st_size)))
+            data = bytes(self._pread(opened, Range(name, 0, os.fstat(opened.descriptor).st_size)))
+            require(data, check)
+            return data
         except (DataError, TryElsewhere):
             if self._mirrors is None:
                 raise
-            return self._mirrors.whole(name)
+            return self._mirrors.whole(name, check)
 
     def size(self, name: str) -> int:
         """Bytes of a file."""

@@ -11,10 +11,10 @@ from smalti.base import clock, cloud, log, store
 from smalti.base.errors import TryElsewhere
 from smalti.config.data import FetchConfig
 from smalti.data.fetch.cache import BlockCache
-from smalti.data.fetch.copies import CloudCopy, Copies, Copy, OtherCopy, Short, Truncated
+from smalti.data.fetch.copies import CloudCopy, Copies, Copy, OddAnswer, OtherCopy, Short, Truncated
 from smalti.data.fetch.counts import PROCESS, Counts
 from smalti.data.fetch.engine import Engine, shared, store_path
-from smalti.data.fetch.files import Range, Share, confined
+from smalti.data.fetch.files import Check, Damaged, Range, Share, confined, require
 from smalti.data.fetch.pieces import PIECE_BYTES, Piece, Plan
 
 T = TypeVar("T")
@@ -34,10 +34,10 @@ class RemoteFiles:
         self._under_way: set[Future[Any]] = set()
         self._again: dict[Range, int] = {}
 
-    def whole(self, name: str) -> bytes:
+    def whole(self, name: str, check: Check | None = None) -> bytes:
         """A whole file."""
         engine, copies = self._open()
-        return self._wait(engine, self._whole(engine, copies, confined(name)))
+        return self._wait(engine, self._whole(engine, copies, confined(name), check))
 
     def size(self, name: str) -> int:
         """Bytes of a file."""
@@ -159,19 +159,42 @@ class RemoteFiles:
         self._counts.add("bytes", len(data))
         return data
 
-    async def _whole(self, engine: Engine, copies: Copies, name: str) -> bytes:
-        async def send(copy: Copy) -> tuple[Any | None, int]:
-            data, size = await copy.begin(name, PIECE_BYTES)
-            if data is not None and len(data) != size:
-                raise Truncated(f"{len(data):,} of {size:,} bytes came")
+    async def _whole(self, engine: Engine, copies: Copies, name: str, check: Check | None) -> bytes:
+        async def send(copy: Copy) -> tuple[bytes | None, int]:
+            found, size = await copy.begin(name, PIECE_BYTES)
+            if found is None:
+                return None, size
+            if len(found) != size:
+                raise Truncated(f"{len(found):,} of {size:,} bytes came")
+            data = bytes(found)
+            _check(data, store_path(copy.url, name), check)
             return data, size
 
         data, size = await engine.ask(copies, name, send, self._counts, length=None)
-        if data is None:
-            pieces = Plan([Range(name, 0, size)]).pieces
-            return b"".join(await self._pieces(engine, copies, pieces, 0))
-        self._counts.add("bytes", size)
-        return bytes(data)
+        if data is not None:
+            self._counts.add("bytes", size)
+            return data
+        pieces = Plan([Range(name, 0, size)]).pieces
+        reading = 0
+        while True:
+            data = b"".join(await self._pieces(engine, copies, pieces, reading % len(copies)))
+            try:
+                _check(data, store_path(self.where, name), check)
+                return data
+            except OddAnswer as error:
+                reading += 1
+                if reading == cloud.ODD_ANSWERS:
+                    raise error.final from error
+
+
+def _check(data: bytes, path: str, check: Check | None) -> None:
+    """Raises OddAnswer for what cannot be the file."""
+    if cloud.is_page(data, path):
+        raise OddAnswer(cloud.page_error(path, data))
+    try:
+        require(data, check)
+    except Damaged as error:
+        raise OddAnswer(error) from error
 
 
 def _copy(url: str) -> Copy:

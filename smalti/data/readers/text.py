@@ -5,6 +5,7 @@ files' SHA-256; a set that is too large is refused before it is read.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -131,9 +132,7 @@ def _texts(config: SourceConfig, index: Index, files: Files) -> Iterator[list[st
 
     size = 0
     for name, _, digest in index.facts["files"]:
-        data = files.whole(name)
-        if sha256_bytes(data) != digest:
-            raise DataError(f"{files.where}/{name} was changed after it was opened", hint="start again")
+        data = files.whole(name, partial(_require_digest, digest, f"{files.where}/{name}"))
         task = ReadTask(
             (held_file(f"{files.where}/{name}", data),),
             ReadOptions(text_field=config.column or "text", limit_bytes=LIMIT_BYTES),
@@ -144,6 +143,11 @@ def _texts(config: SourceConfig, index: Index, files: Files) -> Iterator[list[st
             size += pc.sum(pc.binary_length(texts)).as_py() or 0
             _refuse_large(files.where, size)
             yield texts.to_pylist()
+
+
+def _require_digest(digest: str, path: str, data: bytes) -> None:
+    if sha256_bytes(data) != digest:
+        raise DataError(f"{path} was changed after it was opened", hint="start again")
 
 
 def _next(batches: Iterator[Any]) -> Any:

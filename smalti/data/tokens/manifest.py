@@ -16,6 +16,7 @@ from smalti.base import store
 from smalti.base.errors import DataError
 from smalti.base.hashing import digest_json
 from smalti.data.fetch import Files, open_files
+from smalti.data.fetch.files import Damaged
 from smalti.data.tokens import format as layout
 
 FILE_NAME = "manifest.json"
@@ -108,9 +109,9 @@ class Manifest:
     @classmethod
     def load(cls, folder: str | Path) -> "Manifest":
         """Read and check the manifest of a folder. Raises DataError when missing, damaged or of another format."""
-        files = open_files(str(folder))
+        files, path = open_files(str(folder)), store.join(folder, FILE_NAME)
         try:
-            return cls.parse(read_manifest(files), store.join(folder, FILE_NAME))
+            return cls.parse(read_manifest(files), path)
         finally:
             files.close()
 
@@ -141,9 +142,11 @@ def join_digests(digests: list[str]) -> str:
 
 
 def read_manifest(files: Files) -> bytes:
-    """The bytes of the manifest, for ``Manifest.parse``. Raises DataError where there is none."""
+    """The bytes of the manifest, for ``Manifest.parse``. Raises DataError where there is none, or a damaged one."""
     try:
-        return files.whole(FILE_NAME)
+        return files.whole(FILE_NAME, lambda data: Manifest.parse(data, f"{files.where}/{FILE_NAME}"))
+    except Damaged:
+        raise
     except DataError as error:
         raise DataError(
             f"{files.where} holds no token files: {error.message}",
