@@ -122,12 +122,13 @@ def _refuse_stale(found: "ModelFolder") -> None:
     """A run is measured by its newest checkpoint or not at all."""
     from smalti.base.errors import UserError
     from smalti.dist import checkpoint
+    from smalti.track.checkpoints import step_of
 
     newest = checkpoint.newest(f"{found.run_folder}/checkpoints") if found.run_folder else None
     step = found.record.get("step")
-    if newest is not None and checkpoint.step_of(newest) != step:
+    if newest is not None and step_of(newest) != step:
         raise UserError(
-            f"{found.folder} is of step {step}; the newest checkpoint is of step {checkpoint.step_of(newest)}",
+            f"{found.folder} is of step {step}; the newest checkpoint is of step {step_of(newest)}",
             hint=f"smalti export {found.run_folder}   (to measure the old one all the same, name {found.folder})",
         )
 

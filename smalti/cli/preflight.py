@@ -154,7 +154,9 @@ def _check_stages(config: "RunConfig") -> None:
 
 
 def _has_checkpoint(config: "RunConfig") -> bool:
-    return any(Path(config.run_folder).glob("checkpoints/step-*/COMPLETE"))
+    from smalti.track.run import RunFolder
+
+    return RunFolder(config.run_folder).saved_step() is not None
 
 
 def dry_run(config: "RunConfig", *, ranks: int, fork: "Fork | None", gpu: str | None, as_json: bool) -> None:

@@ -10,6 +10,7 @@ from smalti.cli.tables import pairs, table
 from smalti.config.run import RunConfig
 from smalti.plan.params import count
 from smalti.plan.verify import verify
+from smalti.track.checkpoints import complete
 from smalti.track.listing import best_eval
 from smalti.track.report.continued import HEAD, continued
 from smalti.track.report.read import RunRecord, get, read_run
@@ -57,7 +58,7 @@ def about(folder: Path, *, n_events: int) -> dict[str, Any]:
         "evals": {one.suite: {"time": one.time, "tasks": one.tasks} for one in run.evals},
         "events": list(run.events[-n_events:]) if n_events else [],
         "bytes": sizes_bytes(folder),
-        "checkpoints": sorted(path.parent.name for path in folder.glob("checkpoints/step-*/COMPLETE")),
+        "checkpoints": sorted(complete(folder / "checkpoints")),
         "plan": plan,
         "notes": [note] if note else [],
     }

@@ -33,6 +33,7 @@ def plan_fork(config: RunConfig) -> Fork | None:
             allowed="a run with a checkpoint",
             hint="leave --fork out to start it",
         )
+    folder.require_checkpoints()
     at_step, before = folder.saved_step(), folder.config()
     if at_step is None:
         raise UserError(

@@ -10,7 +10,6 @@ classes alone. Does not promise anything about a folder that somebody else can w
 """
 
 import os
-import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +28,7 @@ from smalti.base.errors import DataError, TryElsewhere
 from smalti.base.hashing import sha256_file
 from smalti.dist.shard_reader import ShardReader
 from smalti.dist.world import from_first, together
+from smalti.track.checkpoints import complete, step_of
 
 T = TypeVar("T")
 
@@ -40,11 +40,6 @@ Reject = Callable[[str, str], None]
 def folder_name(step: int) -> str:
     """The name of the checkpoint after ``step`` updates."""
     return f"step-{step:08d}"
-
-
-def step_of(path: str | Path) -> int:
-    """The step of a checkpoint by its folder's name."""
-    return int(Path(path).name.removeprefix("step-"))
 
 
 # ---- saving ---------------------------------------------------------------------------------------------------------
@@ -117,20 +112,12 @@ def _publish(temporary: Path, final: Path, train_state: dict[str, Any], entries:
 
 def _prune(folder: Path, step: int, keep: int) -> None:
     """Delete all but the newest ``keep`` up to ``step``. One that is newer than what was just saved is not ours."""
-    for old in [name for name in _complete(folder) if step_of(name) <= step][keep:]:
+    for old in [name for name in complete(folder) if step_of(name) <= step][keep:]:
         (folder / old / "COMPLETE").unlink()
         shutil.rmtree(folder / old)
 
 
 # ---- finding --------------------------------------------------------------------------------------------------------
-
-
-def _complete(folder: str | Path) -> list[str]:
-    """Names of complete checkpoints, newest first."""
-    if not Path(folder).is_dir():
-        return []
-    names = [name for name in os.listdir(folder) if re.fullmatch(r"step-\d+", name)]
-    return sorted((name for name in names if (Path(folder) / name / "COMPLETE").exists()), reverse=True)
 
 
 def newest(folder: str | Path, reject: Reject | None = None, *, shared: bool = False) -> str | None:
@@ -141,7 +128,7 @@ def newest(folder: str | Path, reject: Reject | None = None, *, shared: bool = F
     where there are some and none can be used: to start from the beginning then is the user's decision.
     """
     reasons: list[str] = []
-    for name in from_first(lambda: _complete(folder)) if shared else _complete(folder):
+    for name in from_first(lambda: complete(folder)) if shared else complete(folder):
         path = str(Path(folder) / name)
         reason = fault(path, shared=shared)
         if reason is None:
@@ -165,7 +152,7 @@ def set_aside_newer(path: str | Path) -> list[str]:
     be looked at.
     """
     folder, moved = Path(path).parent, []
-    for name in _complete(folder):
+    for name in complete(folder):
         if step_of(name) > step_of(path):
             aside = folder / f"rejected-{name}"
             shutil.rmtree(aside, ignore_errors=True)

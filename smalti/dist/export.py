@@ -25,6 +25,7 @@ from smalti.config.run import RunConfig
 from smalti.data.tokenizer.encode import load_tokenizer
 from smalti.dist import card, checkpoint
 from smalti.model.huggingface import FAMILIES, load_folder, open_source, save_folder
+from smalti.track.checkpoints import complete, step_of
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _LARGEST_ERROR = 1e-5
@@ -82,13 +83,13 @@ def _write(final: Path, run: Path, config: RunConfig, source: str, eod_id: int, 
         record = {
             "run": config.name,
             "run_folder": str(run.resolve()),
-            "step": checkpoint.step_of(source),
+            "step": step_of(source),
             "dtype": dtype,
             "time": clock.utc_text(),
             "smalti_version": __version__,
         }
         store.write_json(temporary / RECORD, record)
-        store.write_text(temporary / "README.md", card.model_card(run, config, checkpoint.step_of(source), dtype))
+        store.write_text(temporary / "README.md", card.model_card(run, config, step_of(source), dtype))
         _put_in_place(temporary, final)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -144,7 +145,7 @@ def _checkpoint(run: Path, step: int | None) -> str:
     path = folder / checkpoint.folder_name(step)
     problem = checkpoint.fault(path) if path.is_dir() else "it does not exist"
     if problem is not None:
-        there = sorted(int(entry.name[5:]) for entry in folder.glob("step-*") if (entry / "COMPLETE").exists())
+        there = sorted(map(step_of, complete(folder)))
         raise UserError(
             f"checkpoint {path} cannot be used: {problem}",
             allowed=f"--step {', '.join(map(str, there)) or '(the run has none)'}",

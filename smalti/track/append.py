@@ -70,9 +70,11 @@ class LineFile:
 
 def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
     """The objects of a JSON-lines file; lines torn by a dying process are skipped, a missing file is empty."""
-    if not os.path.exists(path):
+    try:
+        file = open(path, encoding="utf-8", errors="replace")  # noqa: SIM115
+    except FileNotFoundError:
         return
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with file:
         for text in file:
             value = parse_line(text)
             if value is not None:

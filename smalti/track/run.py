@@ -7,7 +7,6 @@ only, of exports nothing. Local paths only.
 
 import fcntl
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,12 +21,12 @@ from smalti.config.load import dump, load
 from smalti.config.run import JobConfig, RunConfig
 from smalti.track.append import disk_trouble
 from smalti.track.attempts import attempts, log_folder
+from smalti.track.checkpoints import complete, last_saved, step_of
 from smalti.track.events import EventLog, read_events
 from smalti.track.provenance import provenance
 from smalti.track.sinks.jsonl import MetricsLog, read_metrics
 
 STATES = ("starting", "running", "stopped", "interrupted", "failed", "done")
-_CHECKPOINT = re.compile(r"step-(\d+)")
 _MARKS = ("config.yaml", "metrics.jsonl", "events.jsonl", "config.json")
 """A folder with one of these is a run, or (the last) an exported model, and is meant itself when it is named."""
 
@@ -173,13 +172,19 @@ class RunFolder:
         return self.log_folder() / f"rank-{rank:03d}.log"
 
     def saved_step(self) -> int | None:
-        """The step of the newest complete checkpoint of any attempt."""
-        found = (_CHECKPOINT.fullmatch(mark.parent.name) for mark in self.checkpoints.glob("step-*/COMPLETE"))
-        return max((int(match[1]) for match in found if match), default=None)
+        """The step of the newest complete checkpoint of any attempt. TryElsewhere where they cannot be listed."""
+        return next(map(step_of, complete(self.checkpoints)), None)
 
     def checkpoint(self, step: int) -> Path:
         """Folder of the checkpoint after ``step`` steps."""
         return self.checkpoints / f"step-{step:08d}"
+
+    def missing_checkpoint(self) -> str | None:
+        """Where the newest checkpoint was, if it is not there any more and training would go on from an older one;
+        UserError where there is none left."""
+        self.require_checkpoints()
+        last = last_saved(self.path)
+        return None if last is None or (self.saved_step() or 0) >= last else str(self.checkpoint(last))
 
     @property
     def checkpoints(self) -> Path:
@@ -197,9 +202,23 @@ class RunFolder:
         self._same_identity(self._stored(type(config)), self.with_history(config))
 
     def require_free_or_same(self, config: JobConfig) -> None:
-        """UserError where ``open`` would refuse ``config`` as another identity; nothing is written."""
+        """UserError where ``open`` would refuse ``config``: another identity, or lost checkpoints; nothing is
+        written."""
         if (self.path / "config.yaml").exists() and not self._is_unused():
             self.require_identity(config)
+        self.require_checkpoints()
+
+    def require_checkpoints(self) -> None:
+        """UserError where the run had a checkpoint and now has none: to start again from step 0, over the metrics that
+        there are, is not decided here."""
+        step = None if self.saved_step() is not None else last_saved(self.path)
+        if step is not None:
+            raise UserError(
+                f"{self.checkpoints} has no complete checkpoint, and this run had one of step {step:,}",
+                allowed="the checkpoints of the run, where it saved them",
+                hint=f"mount or copy them back, then give the same command; or begin anew at step 0, in another folder "
+                f"(nothing of this one is changed): name=NEW_NAME, or first: mv {self.path} {self.path}-old",
+            )
 
     def close(self) -> None:
         """Let another process open the folder."""
@@ -212,13 +231,15 @@ class RunFolder:
         self.attempt = max(self.attempts(), default=-1) + 1
         if stored.exists() and self._is_unused() and self._is_of_another(config):
             self._hand_over()
+        if stored.exists():
+            self._same_identity(self._stored(type(config)), config)
+        self.require_checkpoints()
         if not stored.exists():
             store.write_json(self.path / "provenance.json", record)
             store.write_text(stored, dump(config))  # last: it makes the folder a run, which has a provenance
             self.log_folder().mkdir(parents=True, exist_ok=True)
         else:
             before = self._stored(type(config))
-            self._same_identity(before, config)
             self.log_folder().mkdir(parents=True, exist_ok=True)
             store.write_json(self.log_folder() / "provenance.json", record)
             if placement_difference(before, config):
@@ -239,8 +260,10 @@ class RunFolder:
         store.write_text(self.path / "config.yaml", dump(fork.after))
 
     def _is_unused(self) -> bool:
-        """Nothing came of the attempts so far, if there were any: no step on record, no checkpoint."""
-        return self.saved_step() is None and not any(row.get("step") for row in self.metrics())
+        """Nothing came of the attempts so far, if there were any: no step on record, no checkpoint now or before."""
+        if self.saved_step() is not None or last_saved(self.path) is not None:
+            return False
+        return not any(row.get("step") for row in self.metrics())
 
     def _is_of_another(self, config: JobConfig) -> bool:
         try:

@@ -268,6 +268,9 @@ def _find_checkpoint(folder: RunFolder, events: Any) -> str | None:
         warn("%s is passed over: %s", path, reason)
         events.write("checkpoint_rejected", path=path, reason=reason)
 
+    missing = worlds.from_first(folder.missing_checkpoint)
+    if missing is not None:
+        reject(missing, "it is missing, or not complete")
     path = checkpoint.newest(folder.checkpoints, reject, shared=True)
     if path is not None:
         for aside in worlds.from_first(lambda: checkpoint.set_aside_newer(path)):

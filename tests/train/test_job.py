@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from smalti.config.load import from_dict
 from smalti.config.run import JobConfig, RunConfig
 from smalti.dist import checkpoint
 from smalti.model.init import draw
+from smalti.track.run import RunFolder
 from smalti.train import Hook, build, fit
 from smalti.train.loop import Job
 from smalti.train.step import StepResult
@@ -268,6 +270,21 @@ def test_damaged_newer_checkpoints_are_set_aside_and_later_ones_kept(tmp_path: P
     hours = _train_s(config.run_folder)
     assert hours == sorted(hours)
     assert (folder / "latest").read_text().strip() == "step-00000024"
+
+
+@pytest.mark.slow
+def test_a_missing_newest_checkpoint_is_named_and_no_checkpoint_at_all_stops_the_run(tmp_path: Path) -> None:
+    config = toy.config(tmp_path, checkpoint={"every": "4step"})
+    run_ranks(1, _fit_until, config, 12)
+    folder = RunFolder(config.run_folder)
+    shutil.rmtree(folder.checkpoint(12))
+    assert run_ranks(1, _fit, config) == [24]
+    reasons = [event["reason"] for event in folder.events() if event["event"] == "checkpoint_rejected"]
+    assert reasons == ["it is missing, or not complete"]
+    shutil.rmtree(folder.checkpoints)
+    before = (folder.path / "metrics.jsonl").read_text()
+    assert "has no complete checkpoint, and this run had one of step 24" in run_ranks(1, _error, config, UserError)[0]
+    assert (folder.path / "metrics.jsonl").read_text() == before
 
 
 @pytest.mark.slow
