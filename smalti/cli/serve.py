@@ -26,6 +26,9 @@ def serve(
     max_rows: Annotated[int, typer.Option(help="Answers that run at the same time.")] = 32,
     max_waiting: Annotated[int, typer.Option(help="Answers that may wait for a place; more get 429.")] = 512,
     max_body_mb: Annotated[float, typer.Option(help="Largest request, in MiB; larger ones get 413.")] = 4.0,
+    max_connections: Annotated[
+        int, typer.Option(help="Connections open at once; one more closes the oldest that sends no request.")
+    ] = 1000,
     finish_s: Annotated[float, typer.Option(help="Seconds that running requests get to end on Ctrl-C.")] = 30.0,
 ) -> None:
     """Serve an exported model: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics, a chat page at /.
@@ -48,6 +51,7 @@ def serve(
         max_rows=max_rows,
         max_waiting=max_waiting,
         max_body_bytes=int(min(max_body_mb, 1 << 20) * (1 << 20)) if max_body_mb > 0 else 0,
+        max_connections=max_connections,
         finish_s=finish_s,
     )
     code = run(find(model), options)

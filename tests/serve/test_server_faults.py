@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -116,15 +117,15 @@ def test_a_huge_prompt_does_not_make_the_others_wait(app: Guard, name: str) -> N
     path = CHAT if "message" in name else TEXT
 
     async def longest_block_s() -> float:
-        longest_s, loop = 0.0, asyncio.get_running_loop()
+        longest_s = 0.0
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             headers = {"Content-Type": "application/json"}
             asked = asyncio.create_task(client.post(path, content=raw, headers=headers))
             while not asked.done():
-                begun_s = loop.time()
+                begun_s = time.process_time()  # of all threads: what this machine's other programs take is left out
                 await asyncio.sleep(0.005)
-                longest_s = max(longest_s, loop.time() - begun_s)
+                longest_s = max(longest_s, time.process_time() - begun_s)
         refused(await asked, 400)
         return longest_s
 

@@ -48,6 +48,8 @@ def test_a_taken_port_exits_2(run: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["--max-rows", "0"], "1 or more"),
         (["--max-waiting", "-1"], "0 or more"),
         (["--max-body-mb", "nan"], "more than 0"),
+        (["--max-connections", "0"], "1 or more"),
+        (["--max-connections", "1000000000"], "open files"),
         (["--finish-s", "-1"], "0 to 86400"),
         (["--dtype", "int3", "--port", "0"], "fp32, bf16"),
         (["--key-file", "EMPTY"], "no key on its first line"),

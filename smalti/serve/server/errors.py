@@ -83,6 +83,14 @@ def shutting_down() -> ApiError:
     )
 
 
+def too_many_connections() -> ApiError:
+    """The answer to a connection for which there is no place."""
+    return ApiError(
+        503, "too many connections are open; try again in a second",
+        kind="server_error", code="too_many_connections", headers={"Retry-After": "1"},
+    )  # fmt: skip
+
+
 def install(app: FastAPI) -> None:
     """Give every way in which a route may fail this shape."""
 

@@ -109,7 +109,12 @@ class Guard:
                     if not message.get("more_body"):
                         return bytes(body)
         except TimeoutError:
-            raise ApiError(408, f"the body did not come within {BODY_TIMEOUT_S:.0f} s", code="timeout") from None
+            raise ApiError(
+                408,
+                f"the body did not come within {BODY_TIMEOUT_S:.0f} s",
+                code="timeout",
+                headers={"Connection": "close"},
+            ) from None
 
     def _note(self, scope: Scope, status: int | None, wall_s: float) -> None:
         self.metrics.http.labels(status or "gone").inc()

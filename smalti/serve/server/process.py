@@ -1,6 +1,7 @@
 """uvicorn as this house runs it: one worker, our signals, an end that is told by the exit code."""
 
 import asyncio
+import functools
 import logging
 import signal
 import socket
@@ -14,19 +15,30 @@ import uvicorn
 
 from smalti.base.errors import ExitCode
 from smalti.base.units import format_seconds
+from smalti.serve.server.connections import BACKLOG, Connection, Room
 from smalti.serve.server.guard import Guard
 
 _KEEP_ALIVE_S = 60
 _CANCEL_S = 5.0
 
 
-def run(app: Guard, listening: socket.socket, *, name: str, finish_s: float, failed: Callable[[], bool]) -> int:
+def run(
+    app: Guard,
+    listening: socket.socket,
+    *,
+    name: str,
+    finish_s: float,
+    max_connections: int,
+    failed: Callable[[], bool],
+) -> int:
     """Answer until a signal comes or ``failed`` says so.
 
     Returns 0 when every request got its answer; 130 (Ctrl-C) or 143 (SIGTERM) when some were cut off.
     """
     config = uvicorn.Config(
         app,
+        http=functools.partial(Connection, Room(max_connections)),  # type: ignore[arg-type]
+        backlog=BACKLOG,
         log_config=None,
         access_log=False,
         server_header=False,

@@ -30,6 +30,7 @@ class Options:
     max_rows: int = 32
     max_waiting: int = 512
     max_body_bytes: int = 4 << 20
+    max_connections: int = 1000
     finish_s: float = 30.0
 
     def __post_init__(self) -> None:
@@ -38,6 +39,7 @@ class Options:
             ("--max-rows", self.max_rows, self.max_rows >= 1, "1 or more"),
             ("--max-waiting", self.max_waiting, self.max_waiting >= 0, "0 or more"),
             ("--max-body-mb", self.max_body_bytes / (1 << 20), self.max_body_bytes >= 1, "more than 0"),
+            ("--max-connections", self.max_connections, self.max_connections >= 1, "1 or more"),
             ("--finish-s", self.finish_s, 0 <= self.finish_s <= 86400, "0 to 86400"),
         )
         for name, value, holds, allowed in bounds:
@@ -61,6 +63,9 @@ def serve(model: ModelFolder, options: Options) -> int:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise missing_extra("fastapi", "serve", "smalti serve") from error
+    from smalti.serve.server.connections import allow_files
+
+    allow_files(options.max_connections)
     listening = listen(options)
     try:
         return _serve(model, options, listening)
@@ -133,7 +138,14 @@ def _serve(model: ModelFolder, options: Options, listening: socket.socket) -> in
         # What has been loaded stays: a body of a million lists then costs 0.4 s of collecting garbage, and not 1.8.
         gc.collect()
         gc.freeze()
-        code = run(app, listening, name=serving.name, finish_s=options.finish_s, failed=lambda: loop.error is not None)
+        code = run(
+            app,
+            listening,
+            name=serving.name,
+            finish_s=options.finish_s,
+            max_connections=options.max_connections,
+            failed=lambda: loop.error is not None,
+        )
         if loop.error is not None:
             raise loop.error
     return code

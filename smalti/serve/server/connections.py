@@ -1,0 +1,168 @@
+"""Connections: how long the server waits for a client, and how many are open at once.
+
+uvicorn alone limits only the time between an answer and the next request. Promises beside that:
+
+- a request's head is complete ``HEAD_TIMEOUT_S`` after its connection was made (or, on a connection that is kept alive,
+  after its first byte), or the connection is closed; the body has a limit of its own in ``guard``;
+- a client that takes nothing of its answer for ``STALL_TIMEOUT_S`` is disconnected, and its answer aborted;
+- at most ``max_connections`` are open. One more closes a connection that waits for its client: of the address that has
+  the most of those, the oldest. Only where every connection is being answered, the new one gets 503.
+"""
+
+import asyncio
+import json
+import math
+import resource
+from collections import Counter
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from smalti.base import log
+from smalti.base.errors import UserError
+from smalti.serve.server.errors import ApiError, too_many_connections
+
+HEAD_TIMEOUT_S = 10.0
+STALL_TIMEOUT_S = 60.0
+BACKLOG = 512
+"""asyncio accepts up to so many connections before the first of them is seen here."""
+_OTHER_FILES = 256
+_WARN_EVERY_S = 60.0
+
+
+def allow_files(max_connections: int) -> None:
+    """Raise this process's limit of open files to what the connections need. UserError where the system forbids it."""
+    others = BACKLOG + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= max_connections + others:
+        return
+    if hard != resource.RLIM_INFINITY and hard < max_connections + others:
+        most = hard - others
+        raise UserError(
+            f"--max-connections {max_connections} needs {max_connections + others} open files; "
+            f"this process may have {hard}",
+            allowed=f"up to {most} here" if most > 0 else None,
+            hint=f"--max-connections {most}" if most > 0 else f"ulimit -Hn {max_connections + others}",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max_connections + others, hard))
+
+
+@dataclass
+class Room:
+    """How many connections may be open; shared by all of them."""
+
+    max_connections: int
+    _warned_s: float = -math.inf
+
+    def make(self, newcomer: "Connection") -> None:
+        """Close another connection, or refuse this one, where there is one too many."""
+        others = [one for one in newcomer.connections if one is not newcomer and isinstance(one, Connection)]
+        if len(others) < self.max_connections:
+            return
+        self._warn(newcomer.loop.time())
+        waiting = [one for one in others if one.waits_for_client and not one.transport.is_closing()]
+        if waiting:
+            count = Counter(one.host for one in waiting)
+            min(waiting, key=lambda one: (-count[one.host], one.idle_since_s)).transport.abort()
+        else:
+            newcomer.refuse(too_many_connections())
+
+    def _warn(self, now_s: float) -> None:
+        if now_s - self._warned_s > _WARN_EVERY_S:
+            self._warned_s = now_s
+            log.get("serve").warning(
+                "all %d connections are open (--max-connections); closing the oldest that wait for their client",
+                self.max_connections,
+            )
+
+
+class Connection(H11Protocol):
+    """uvicorn's connection with the limits above."""
+
+    def __init__(self, room: Room, **uvicorns: Any) -> None:
+        super().__init__(**uvicorns)
+        self._room = room
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self.idle_since_s = 0.0
+
+    @property
+    def host(self) -> str:
+        """The client's address."""
+        return self.client[0] if self.client else ""
+
+    @property
+    def waits_for_client(self) -> bool:
+        """True while a request is not complete; False while one is being answered."""
+        return self._waits_for_head or bool(self.cycle.more_body)
+
+    @property
+    def _waits_for_head(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def refuse(self, error: ApiError) -> None:
+        """Answer before any request, and close."""
+        body = json.dumps(error.body()).encode()
+        headers = {
+            **error.headers,
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+            "Connection": "close",
+        }
+        lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
+        self.transport.close()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a request."""
+        super().connection_made(transport)
+        self.idle_since_s = self.loop.time()
+        self._limit_head()
+        self._room.make(self)
+
+    def data_received(self, data: bytes) -> None:
+        """A head that is complete has no limit any more; one that has begun gets it."""
+        super().data_received(data)
+        self._limit_head()
+
+    def on_response_complete(self) -> None:
+        """Begin to wait for the next request; what is left of a body that was refused has the time of a head."""
+        self.idle_since_s = self.loop.time()
+        super().on_response_complete()
+        if self.waits_for_client and self.cycle.more_body:
+            self._limit_head()
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than the server writes."""
+        super().pause_writing()
+        self._stall_timer = self.loop.call_later(STALL_TIMEOUT_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        super().resume_writing()
+        self._stall_timer = _cancelled(self._stall_timer)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close, also where the client never read its last answer."""
+        self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the timers."""
+        self._head_timer = _cancelled(self._head_timer)
+        self._stall_timer = _cancelled(self._stall_timer)
+        super().connection_lost(exc)
+
+    def _limit_head(self) -> None:
+        if not self._waits_for_head:
+            self._head_timer = _cancelled(self._head_timer)
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.abort)
+
+
+def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
+    if timer is not None:
+        timer.cancel()
+    return None
