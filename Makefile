@@ -1,4 +1,5 @@
-# Smalti's tasks. Everything is installed into .venv; a new machine needs Python >= 3.11, pip and make.
+# Smalti's tasks. What they need is installed into .venv; a new machine needs Python >= 3.11, pip and make. `make demo`
+# installs the extra `demo` (about a third of the packages), every other task the extra `dev`.
 #
 #   PYTHON    the interpreter that .venv is made with            make install PYTHON=python3.12
 #   PIP_ARGS  more arguments for pip, such as another index      make install PIP_ARGS='--index-url ...'
@@ -15,6 +16,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 KEY := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
 STAMP := $(VENV)/.installed-$(KEY)
+STAMP_DEMO := $(VENV)/.installed-demo-$(KEY)
 TORCH := $(shell grep '^torch==' constraints.txt)
 FAST := not slow and not gpu and not browser
 # One thread for each test process: several pools on the same cores slow each other down. Compiled modules are kept,
@@ -38,16 +40,18 @@ endif
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' Makefile | awk -F '\t' '{ printf "make %-10s %s\n", $$1, $$2 }'
 
-install: $(STAMP)  ## install Smalti and its tools into .venv, as locked in constraints.txt
+install: $(STAMP)  ## install Smalti, all extras and its tools into .venv, as locked in constraints.txt
 
-$(STAMP):
+$(STAMP): EXTRA := dev
+$(STAMP_DEMO): EXTRA := demo
+$(STAMP) $(STAMP_DEMO):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Smalti needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; hint: make install PYTHON=python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install $(PIP_ARGS) pip; }
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt '$(TORCH)' -e '.[dev]'
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt '$(TORCH)' -e '.[$(EXTRA)]'
 	@rm -f $(VENV)/.installed-* && touch $@
 
-demo: $(STAMP)  ## the whole job on an embedded corpus: documents, tokens, training, evals, export, chat
+demo: $(or $(wildcard $(STAMP)),$(STAMP_DEMO))  ## the whole job on an embedded corpus: documents, tokens, training, evals, export, chat
 	$(BIN)/smalti demo $(ARGS)
 
 test: $(STAMP)  ## every test that needs no GPU, with a seeded sample of every proof

@@ -114,12 +114,12 @@ def _run(command: list[str]) -> int:
 
 
 def _verify() -> tuple[str, ...]:
-    """Compare with transformers where it is installed (it is no dependency), and say so where it is not."""
+    """Compare with transformers where it is installed (the extra ``verify``), and say so where it is not."""
     from importlib.util import find_spec
 
     if find_spec("transformers") is not None:
         return ("--verify",)
-    print("\ntransformers is not installed, so the export is compared with Smalti's own reading of it only")
+    print("\ntransformers is not installed (pip install 'smalti[verify]'): the export is read back by Smalti alone")
     return ()
 
 

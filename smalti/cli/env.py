@@ -84,7 +84,7 @@ def gather(*, torch: bool) -> dict[str, Any]:
         "packages": {
             extra: {one.name: {"version": one.version, "problem": one.problem} for one in listed}
             for extra, listed in needs().items()
-            if extra != "all"
+            if extra not in ("all", "demo")  # made up of others
         },
         "storage": {
             "file": "fsspec " + (version_of("fsspec") or "?"),

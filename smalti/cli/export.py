@@ -34,10 +34,13 @@ def export(
     """
     from smalti.base import store
     from smalti.base.units import format_bytes
+    from smalti.cli.extras import need
     from smalti.dist import export as room
     from smalti.track.run import resolve
     from smalti.track.trackers import publish
 
+    if verify:
+        need("verify", "smalti export --verify", "transformers")
     run = resolve(run)
     folder = room.export(run, step=step, output=output, dtype=dtype.value)
     record = store.read_json(store.join(folder, room.RECORD))

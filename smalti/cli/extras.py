@@ -3,10 +3,15 @@
 
 def need_data_extra() -> None:
     """The packages of the extra ``data`` are checked by name, so that a missing one is a hint and not a traceback."""
+    need("data", "smalti data", "pyarrow", "daft", "tokenizers")
+
+
+def need(extra: str, what: str, *packages: str) -> None:
+    """Raise a UserError that names the first of ``packages`` that is not installed, and the extra to install."""
     from importlib.util import find_spec
 
     from smalti.base.errors import missing_extra
 
-    for package in ("pyarrow", "daft", "tokenizers"):
+    for package in packages:
         if find_spec(package) is None:
-            raise missing_extra(package, "data", "smalti data")
+            raise missing_extra(package, extra, what)

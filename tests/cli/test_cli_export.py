@@ -1,5 +1,6 @@
 """``smalti export`` as it is typed."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,12 @@ def test_bad_requests_exit_2(arguments: list[str], text: str, capsys: pytest.Cap
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert smalti(["export", "--help"]) == 0
     assert "Example: smalti export runs/demo" in capsys.readouterr().out
+
+
+def test_a_check_without_transformers_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the export, which may take long."""
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert smalti(["export", "nowhere", "--verify"]) == 2
+    assert "hint: pip install 'smalti[verify]'" in capsys.readouterr().err
