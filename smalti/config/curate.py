@@ -64,11 +64,15 @@ class CurateConfig(Config):
     """Name -> where the documents come from."""
     output: str
     """Local folder that receives ``documents/``, ``drops/``, ``report.json`` and ``report.md``; replaced by a rerun."""
+    max_document_bytes: Whole = Field(1_000_000, ge=1000)
+    """Longer documents are cut into parts of at most so many bytes (ids ``ID#1``, ``ID#2`` ...): at the last blank line
+    in the second half of so many bytes, else at the last line end, else at the last blank, else between characters."""
     heldout_frac: Real = Field(0.05, ge=0, lt=0.5)
-    """Share of groups (files) set aside before anything is learned."""
+    """Share of groups (documents, where no group_field is given) set aside before anything is learned."""
     group_field: str | None = None
-    """The field by which held-out documents are chosen (all documents of a group fall on one side, over all sources);
-    absent: the id. Files of text have no fields: their group is their path."""
+    """The field by which held-out documents are chosen (all documents of a group fall on one side, over all sources).
+    Absent: each document by itself, and each part of one that was cut. Files of text have no fields: with a group_field
+    their group is their path."""
     seed: Whole = 17
     """Chooses the held-out groups."""
     normalize: bool = True

@@ -6,6 +6,7 @@ same bytes serve every rank. What somebody else's files do not say about themsel
 Without ``indexes``, before ranks start, a few rows of such sources are read; all is looked at when it is read.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from smalti.base import store
 from smalti.base.errors import DataError, UserError
 from smalti.config.data import DataConfig
 from smalti.config.run import RunConfig
+from smalti.data.curate.heldout import TRAIN
 from smalti.data.fetch import open_files
 from smalti.data.opening import Opened, named, open_sources, read_indexes, sequences_of
 from smalti.data.pack import n_sequences
@@ -51,6 +53,7 @@ def read_inputs(config: DataConfig) -> dict[str, bytes]:
                     source.check_files()
     for name, folder in config.heldout.items():
         with named(f"data.heldout.{name} = {folder}"), closing(open_files(folder, fetch=config.fetch)) as files:
+            _require_heldout(folder)
             indexes[heldout_key(name)] = read_manifest(files)
             TokenSource(folder, index=indexes[heldout_key(name)], files=files).check_files()
     return indexes
@@ -84,6 +87,19 @@ def check_inputs(config: RunConfig, indexes: Mapping[str, bytes] | None = None) 
 def heldout_key(name: str) -> str:
     """Under which the manifest of a held-out set lies in what ``read_inputs`` gives."""
     return f"/heldout/{name}"
+
+
+def _require_heldout(folder: str) -> None:
+    """Raise a DataError where 'smalti data tokenize' wrote a source's training split and, without a document, no
+    held-out one."""
+    if store.is_local(folder) and not os.path.exists(folder):
+        train = os.path.join(os.path.dirname(folder.rstrip("/")), TRAIN)
+        if os.path.exists(os.path.join(train, FILE_NAME)):
+            raise DataError(
+                f"it does not exist, though {train} does: no document of this source was held out",
+                hint="leave it out of data.heldout, or hold documents out: 'smalti data curate' with a larger "
+                "heldout_frac or a smaller max_document_bytes, then 'smalti data tokenize'",
+            )
 
 
 def _heldout(config: DataConfig, name: str, index: bytes) -> Manifest:

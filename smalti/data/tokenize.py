@@ -16,7 +16,8 @@ from smalti.base.errors import DataError
 from smalti.base.hashing import digest_json
 from smalti.base.units import format_bytes
 from smalti.config.curate import TokenizeConfig
-from smalti.data.curate.heldout import SPLITS, TRAIN
+from smalti.data.curate.heldout import HELDOUT, SPLITS, TRAIN
+from smalti.data.curate.parts import parts_of_text
 from smalti.data.curate.publish import publication, read_record
 from smalti.data.curate.report import FORMAT_KIND as CURATE_KIND
 from smalti.data.curate.report import RECORD_NAME as CURATE_RECORD
@@ -36,6 +37,7 @@ Progress = Callable[[str, int, int], None]
 
 _BATCH_BYTES = 1 << 20
 _BATCH_DOCUMENTS = 512
+_TRAIN_PART_BYTES = 1_000_000
 _SAMPLE_DOCUMENTS = 64
 _SAMPLE_BYTES = 1 << 17
 
@@ -110,13 +112,20 @@ class _Corpus:
         return list(dict.fromkeys(source for source, _ in self.sizes_bytes))
 
     def empty_notes(self) -> list[str]:
-        """A line for each source without text to train on: it gets no ``train/`` folder."""
-        return [
-            f"{source}: no training document is left of it, so there is no {source}/{TRAIN}; "
-            f"{self.folder}/report.md says which rule dropped them"
-            for source in self.sources
-            if not self.sizes_bytes[source, TRAIN]
-        ]
+        """A line for each source without text to train on, or to measure on: it gets no folder for that."""
+        notes = []
+        for source in self.sources:
+            if not self.sizes_bytes[source, TRAIN]:
+                notes.append(
+                    f"{source}: no training document is left of it, so there is no {source}/{TRAIN}; "
+                    f"{self.folder}/report.md says which rule dropped them"
+                )
+            elif not self.sizes_bytes[source, HELDOUT]:
+                notes.append(
+                    f"{source}: no document of it is held out, so there is no {source}/{HELDOUT} and a recipe cannot "
+                    "name it under data.heldout; the notes of 'smalti data curate' say how to hold some out"
+                )
+        return notes
 
 
 def tokenize(config: TokenizeConfig, progress: Progress | None = None) -> TokenizeReport:
@@ -191,18 +200,20 @@ def _tokenizer(config: TokenizeConfig, corpus: _Corpus, tell: Progress) -> tuple
 
 
 def _training_texts(corpus: _Corpus, limit_bytes: int, taken: list[int], tell: Progress) -> Iterator[str]:
-    """Training documents, evenly spaced through every source, together at most ``limit_bytes``."""
+    """Training documents (of long ones parts), evenly spaced through every source, together at most ``limit_bytes``."""
     total = sum(size for (_, split), size in corpus.sizes_bytes.items() if split == TRAIN)
     share = min(1.0, limit_bytes / total)
     for source in corpus.sources:
         seen = kept = 0
         for document in corpus.documents(source, TRAIN):
-            seen += document["n_bytes"]
-            if kept + document["n_bytes"] <= seen * share:
-                kept += document["n_bytes"]
-                taken[0] += document["n_bytes"]
-                tell("training the tokenizer", taken[0], int(total * share))
-                yield document["text"]
+            for text in parts_of_text(document["text"], max(1000, min(_TRAIN_PART_BYTES, limit_bytes // 4))):
+                n_bytes = len(text.encode())
+                seen += n_bytes
+                if kept + n_bytes <= seen * share:
+                    kept += n_bytes
+                    taken[0] += n_bytes
+                    tell("training the tokenizer", taken[0], int(total * share))
+                    yield text
 
 
 def _chain(first: str, rest: Iterator[str]) -> Iterator[str]:

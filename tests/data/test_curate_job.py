@@ -1,6 +1,7 @@
 """The whole curation: it adds up, repeats itself to the byte, and keeps training apart from held-out."""
 
 import json
+import re
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -181,8 +182,73 @@ def test_a_source_of_which_nothing_is_left_is_noted_with_the_rule(tmp_path):
     sources = {name: {"path": str(tmp_path / f"{name}.jsonl"), "id_field": "id"} for name in ("a", "b")}
     report = curate(config(tmp_path, sources=sources))
     line = "b: of 3 document(s) none is left; 'prose-light/words' dropped most: 3"
-    assert report.notes() == [line]
+    assert report.notes()[0] == line
     assert line in (tmp_path / "out" / "report.md").read_text()
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.txt", ""), ("a.txt", " \n\n"), ("a.jsonl", "")])
+def test_an_empty_file_is_said_to_be_empty(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match="no document is left") as caught:
+        curate(config(tmp_path, sources={"a": {"path": str(tmp_path / name)}}, group_field=None))
+    assert name in caught.value.message
+    assert "empty" in str(caught.value)
+    assert "rules" not in str(caught.value.hint)
+
+
+def long_text(n: int) -> str:
+    return "\n\n".join(f"{SENTENCE.format(i)} {SENTENCE.format(-i)}" for i in range(n))
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "one line"])
+def test_a_long_document_is_cut_into_parts_that_are_held_out_one_by_one(tmp_path, kind):
+    text = long_text(400) if kind != "one line" else long_text(400).replace("\n\n", " ")
+    name = "a.jsonl" if kind == "jsonl" else "a.txt"
+    (tmp_path / name).write_text(text if kind != "jsonl" else json.dumps({"text": text}))
+    changes = {"sources": {"a": {"path": str(tmp_path / name)}}, "group_field": None, "max_document_bytes": 2000}
+    report = curate(config(tmp_path, **changes))
+    rows = kept(tmp_path, "a", "train") + kept(tmp_path, "a", "heldout")
+    rows.sort(key=lambda row: int(row["id"].partition("#")[2]))
+    base = name if kind != "jsonl" else "a.jsonl:1"
+    assert [row["id"] for row in rows] == [f"{base}#{n}" for n in range(1, len(rows) + 1)]
+    assert (" " if kind == "one line" else "\n\n").join(row["text"].strip() for row in rows) == text
+    assert max(row["n_bytes"] for row in rows) <= 2000
+    assert report.sources["a"]["heldout"].kept.documents > 5
+    assert report.notes()[0].startswith(
+        f"a: 1 document(s) longer than max_document_bytes were cut into {len(rows)} parts"
+    )
+
+
+def test_parts_of_a_group_stay_on_one_side(tmp_path):
+    write(tmp_path / "a.jsonl", [record(1, long_text(100), group_on("heldout")), record(2, group=group_on("train"))])
+    report = curate(config(tmp_path, max_document_bytes=2000))
+    assert {row["id"] for row in kept(tmp_path, "a", "train")} == {"d2"}
+    assert report.sources["a"]["heldout"].kept.documents > 5
+
+
+def test_a_source_without_held_out_documents_is_noted_with_what_helps(tmp_path):
+    """What the note proposes is then done: it holds some out."""
+    (tmp_path / "a.txt").write_text(long_text(600))
+    plain = {"sources": {"a": {"path": str(tmp_path / "a.txt")}}, "group_field": None, "heldout_frac": 0.05, "seed": 1}
+    (note,) = curate(config(tmp_path, **plain)).notes()
+    assert note.startswith("a: of 1 document(s) none is held out, at heldout_frac=0.05: a recipe cannot name it")
+    found = re.search(r"max_document_bytes=(\d+) cuts", note)
+    report = curate(config(tmp_path, **plain, max_document_bytes=int(found[1])))
+    assert report.sources["a"]["heldout"].kept.documents > 0
+    write(tmp_path / "b.jsonl", [record(i) for i in range(20)])
+    plain["sources"] = {"b": {"path": str(tmp_path / "b.jsonl")}}
+    for seed in range(100):
+        notes = curate(config(tmp_path, **{**plain, "seed": seed})).notes()
+        if notes:
+            break
+    assert notes == [
+        "b: of 20 document(s) none is held out, at heldout_frac=0.05: a recipe cannot name it under data.heldout; "
+        "heldout_frac=0.15 holds more out"
+    ]
+    plain["sources"] = {"c": {"path": str(tmp_path / "c.txt")}}
+    (tmp_path / "c.txt").write_text(SENTENCE)
+    assert curate(config(tmp_path, **plain)).notes()[0].endswith("; give it more documents")
+    assert curate(config(tmp_path, **{**plain, "heldout_frac": 0})).notes() == []
 
 
 def test_empty_corpus_and_nothing_left(tmp_path):

@@ -30,7 +30,7 @@ def test_jsonl_plain_gz_zst_and_parquet_give_the_same(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines()))
     (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(lines()))
     pq.write_table(pa.Table.from_pylist(RECORDS), tmp_path / "a.parquet")
-    expected = [{**record, "problem": None, "numbers": None} for record in RECORDS]
+    expected = [{**record, "problem": None, "numbers": None, "part": None} for record in RECORDS]
     for name in ("a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet"):
         assert sorted(read(tmp_path / name), key=lambda r: r["id"]) == expected, name
 

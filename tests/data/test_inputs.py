@@ -71,6 +71,17 @@ def test_a_folder_that_is_not_whole_is_named(root: Path, fault: str, name: str, 
         assert field in str(caught.value)
 
 
+def test_a_held_out_folder_that_was_never_written_says_why(root: Path) -> None:
+    """'smalti data tokenize' writes no folder for a split without documents."""
+    (root / "one").mkdir()
+    (root / "a").rename(root / "one" / "train")
+    sources = {"a": str(root / "one" / "train"), "b": str(root / "b")}
+    config = run(root, sources=sources, heldout={"a": str(root / "one" / "heldout")})
+    with pytest.raises(DataError, match=r"data\.heldout\.a = .*heldout: it does not exist, though") as caught:
+        check_inputs(config)
+    assert "leave it out of data.heldout" in str(caught.value.hint)
+
+
 def test_a_mirror_may_stand_in_for_a_local_folder(root: Path) -> None:
     (root / "a" / "tokens-00001.tok").unlink()
     sources = {"a": {"path": str(root / "a"), "mirrors": [str(root / "other")]}, "b": str(root / "b")}

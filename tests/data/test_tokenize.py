@@ -244,3 +244,20 @@ def test_the_configs_of_the_guide_are_valid():
     curated = CurateConfig.model_validate(next(block for block in blocks if "sources" in block))
     tokens = TokenizeConfig.model_validate(next(block for block in blocks if "documents" in block))
     assert tokens.documents == curated.output
+
+
+def test_a_source_without_held_out_documents_is_noted(tmp_path):
+    (tmp_path / "a.txt").write_text("Only one document, and it is for training. " * 20)
+    source = {"a": {"path": str(tmp_path / "a.txt"), "rules": ["none"]}}
+    curate(CurateConfig.model_validate({"sources": source, "output": str(tmp_path / "out")}))
+    report = tokenize(config(tmp_path / "out", tmp_path / "tokens"))
+    assert not (tmp_path / "tokens" / "a" / "heldout").exists()
+    assert any("a: no document of it is held out, so there is no a/heldout" in note for note in report.notes)
+
+
+def test_a_tokenizer_is_trained_on_parts_of_a_document_longer_than_its_limit(tmp_path):
+    (tmp_path / "a.txt").write_text("".join(f"line {i} of the only long document\n" for i in range(2000)))
+    source = {"a": {"path": str(tmp_path / "a.txt"), "rules": ["none"]}}
+    curate(CurateConfig.model_validate({"sources": source, "output": str(tmp_path / "out"), "heldout_frac": 0}))
+    report = tokenize(config(tmp_path / "out", tmp_path / "tokens", train_bytes=20_000))
+    assert 10_000 <= report.trained_on_bytes <= 20_000

@@ -22,10 +22,12 @@ EXAMINED_SCHEMA = pa.schema(
         ("score", pa.float64()),
         ("digest", pa.large_string()),
         ("numbers", pa.large_string()),
+        ("part", pa.large_string()),
     ]
 )
 """``rule`` is null for a document that stays; the text of one that goes is left empty. ``digest``: BLAKE2b-128, hex."""
 
+UNREADABLE_RULE, EMPTY_RULE = "read/unreadable", "normalize/empty"
 _DIGEST_BYTES = 16
 
 
@@ -56,16 +58,17 @@ class Examination:
             columns["score"].append(verdict.score)
             columns["digest"].append(hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest())
             columns["numbers"].append(row["numbers"])
+            columns["part"].append(row["part"])
         arrays = [pa.array(columns[field.name], field.type) for field in EXAMINED_SCHEMA]
         return pa.RecordBatch.from_arrays(arrays, schema=EXAMINED_SCHEMA)
 
     def _verdict(self, raw: str, problem: str | None, presets: list[Preset]) -> Verdict:
         if problem is not None:
-            return Verdict("", "read/unreadable", problem)
+            return Verdict("", UNREADABLE_RULE, problem)
         text = normalize(raw) if self.normalize else raw
         if not text.strip():
-            return Verdict("", "normalize/empty", "nothing is left of the text", 0.0)
+            return Verdict("", EMPTY_RULE, "nothing is left of the text", 0.0)
         verdict = judge(text, presets)
         if verdict.rule is None and not verdict.text.strip():
-            return Verdict("", "normalize/empty", "nothing is left of the text after edits", 0.0)
+            return Verdict("", EMPTY_RULE, "nothing is left of the text after edits", 0.0)
         return verdict

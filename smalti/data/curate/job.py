@@ -20,17 +20,18 @@ from smalti.base.errors import DataError, UserError
 from smalti.base.hashing import digest_json, sha256_file
 from smalti.config.curate import CurateConfig
 from smalti.data.curate import engine
-from smalti.data.curate.examine import EXAMINED_SCHEMA, Examination
+from smalti.data.curate.examine import EMPTY_RULE, EXAMINED_SCHEMA, UNREADABLE_RULE, Examination
 from smalti.data.curate.files import FoundFiles, find_files
 from smalti.data.curate.heldout import HELDOUT, SPLITS
 from smalti.data.curate.publish import publication
 from smalti.data.curate.readers import RAW_SCHEMA, ReadOptions, read_tasks
-from smalti.data.curate.report import FORMAT_KIND, RECORD_NAME, Report, as_markdown
-from smalti.data.curate.tables import DROP_SCHEMA, RowWriter, documents_schema
+from smalti.data.curate.report import FORMAT_KIND, RECORD_NAME, Cut, Report, as_markdown
+from smalti.data.curate.tables import DROP_SCHEMA, RowWriter, documents_schema, rows_of
 
 Progress = Callable[..., None]
 """``progress(what, done, total)``: called often, in bytes of documents; ``progress(what, done, total, "source")``."""
 
+_READ_BYTES = 8 << 20
 _STAGED_SCHEMA = pa.schema([("key", pa.int64()), ("source", pa.large_string()), *EXAMINED_SCHEMA])
 
 
@@ -49,16 +50,22 @@ def curate(config: CurateConfig, progress: Progress | None = None) -> Report:
     """
     tell = progress or (lambda *told: None)
     found = {name: _find(name, config) for name in sorted(config.sources)}
-    report = Report(skipped_files={name: files.skipped for name, files in found.items() if files.skipped})
+    report = Report(
+        skipped_files={name: files.skipped for name, files in found.items() if files.skipped},
+        heldout_frac=float(config.heldout_frac),
+        by_group=config.group_field is not None,
+    )
     with publication(config.output, kind=FORMAT_KIND, record_name=RECORD_NAME) as result:
         stage = result.work / ".stage"
         stage.mkdir()
         staged = {name: stage / f"{name}.parquet" for name in found}
         read = _Reading(config, tell, sum(file.n_bytes for files in found.values() for file in files.files))
         for name, files in found.items():
-            repeated = read.stage(name, files, staged[name])
+            repeated, cut = read.stage(name, files, staged[name])
             if repeated:
                 report.repeated_ids[name] = repeated
+            if cut.documents:
+                report.cut[name] = cut
         equals = _equals(config, [str(path) for path in staged.values()])
         for number, (name, path) in enumerate(staged.items()):
             tell("writing", number, len(staged), "source")
@@ -66,7 +73,7 @@ def curate(config: CurateConfig, progress: Progress | None = None) -> Report:
             path.unlink()
         stage.rmdir()
         if not report.kept_documents:
-            raise DataError(_nothing_left(report), hint="choose milder rules (prose-light, code-light, none)")
+            raise _nothing_left(report, config)
         store.write_text(result.work / "report.md", as_markdown(report))
         result.record = report.as_json() | {
             "config": config.model_dump(mode="json", exclude={"output"}),
@@ -95,8 +102,8 @@ class _Reading:
         self.next_key = 0
         self.done_bytes = 0
 
-    def stage(self, name: str, files: FoundFiles, path: Path) -> int:
-        """Write ``path``; returns how many documents repeat an id."""
+    def stage(self, name: str, files: FoundFiles, path: Path) -> tuple[int, Cut]:
+        """Write ``path``; returns how many documents repeat an id, and what was cut."""
         source = self.config.sources[name]
         options = ReadOptions(
             source.text_field,
@@ -104,22 +111,26 @@ class _Reading:
             self.config.group_field,
             source.keep_fields,
             self.config.unreadable,
+            max_document_bytes=self.config.max_document_bytes,
         )
         examination = Examination(
             source.rules, self.config.normalize, self.config.seed, float(self.config.heldout_frac)
         )
-        start, ids, count = self.done_bytes, set[int](), 0
+        start, ids, count, cut = self.done_bytes, set[int](), 0, Cut()
         with pq.ParquetWriter(path, _STAGED_SCHEMA, compression="zstd", compression_level=1) as writer:
             tasks = read_tasks(files.files, options)
             for batch in engine.transform(tasks, RAW_SCHEMA, examination, EXAMINED_SCHEMA):
                 count += batch.num_rows
+                parts = [part for part in batch.column("part").to_pylist() if part is not None]
+                cut.parts += len(parts)
+                cut.documents += parts.count("1")
                 # Hashes, because ids can be long and many; a chance collision only adds to a note.
                 ids.update(map(hash, batch.column("id").to_pylist()))
                 writer.write_batch(self._keyed(name, batch))
                 self.done_bytes += sum(batch.column("n_raw_bytes").to_pylist())
                 self.tell("reading", min(self.done_bytes, self.total_bytes), self.total_bytes)
         self.done_bytes = start + sum(file.n_bytes for file in files.files)
-        return count - len(ids)
+        return count - len(ids), cut
 
     def _keyed(self, name: str, batch: pa.RecordBatch) -> pa.RecordBatch:
         first, self.next_key = self.next_key, self.next_key + batch.num_rows
@@ -189,7 +200,7 @@ def _write(
 
 def _rows(staged: Path) -> Iterator[dict[str, Any]]:
     with pq.ParquetFile(staged) as file:
-        for batch in file.iter_batches(batch_size=512):
+        for batch in file.iter_batches(batch_size=rows_of(file, _READ_BYTES, 512)):
             yield from batch.to_pylist()
 
 
@@ -204,6 +215,17 @@ def _digests(work: Path) -> dict[str, str]:
     return {path.relative_to(work).as_posix(): sha256_file(path) for path in files}
 
 
-def _nothing_left(report: Report) -> str:
-    rules = [f"{row[2]} {row[3]}" for row in report.drop_rows()]
-    return f"no document is left: {', '.join(rules) or 'the sources are empty'}"
+def _nothing_left(report: Report, config: CurateConfig) -> DataError:
+    """The error where no document is kept: what dropped them, and what helps against that."""
+    rows = report.drop_rows()
+    paths = ", ".join(source.path for source in config.sources.values())
+    rules = {row[2] for row in rows}
+    if not rules:
+        return DataError(f"no document is left: the sources are empty ({paths})", hint="check the paths of the sources")
+    message = f"no document is left: {', '.join(f'{row[2]} {row[3]}' for row in rows)}"
+    hint = "choose milder rules (prose-light, code-light, none): sources.NAME.rules"
+    if rules == {EMPTY_RULE}:
+        message, hint = f"{message}: there is no text in {paths}", "the files are empty, or blank: check the paths"
+    elif rules <= {UNREADABLE_RULE, EMPTY_RULE}:
+        hint = "unreadable=stop names the first record and what is wrong with it"
+    return DataError(message, hint=hint)

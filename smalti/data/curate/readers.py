@@ -1,11 +1,12 @@
 """Reads text, JSONL and Parquet files into record batches of one schema, in the order of files and rows.
 
-Promises: bounded memory (a batch of about 4 MiB; a single record may be larger), every problem named with file and
-line, nothing passed over in silence. A task is plain data, so that it can be read in another process.
+Promises: bounded memory (a batch of about 4 MiB; a record of JSONL or Parquet may be larger), every problem named with
+file and line, nothing passed over in silence. A task is plain data, so that it can be read in another process.
 """
 
 import gzip
 import io
+import itertools
 import json
 import zlib
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,8 @@ import pyarrow.parquet as pq
 
 from smalti.base.errors import DataError
 from smalti.data.curate.files import SourceFile
+from smalti.data.curate.parts import parts_of_stream, parts_of_text
+from smalti.data.curate.tables import rows_of
 
 RAW_SCHEMA = pa.schema(
     [
@@ -26,17 +29,22 @@ RAW_SCHEMA = pa.schema(
         ("text", pa.large_string()),
         ("problem", pa.large_string()),
         ("numbers", pa.large_string()),
+        ("part", pa.large_string()),
     ]
 )
 """``problem`` is null, or says why the record could not be read (then ``text`` is empty). ``numbers``: the kept
-fields as a JSON list, null where there are none."""
+fields as a JSON list, null where there are none. ``part``: the number of this part of a document that was cut, from 1;
+null for a whole one."""
 
 _BATCH_BYTES = 4 << 20
 _BATCH_ROWS = 4096
 _CHUNK_BYTES = 1 << 20
 _TASK_BYTES = 16 << 20
 
-Record = tuple[str, str, str, str | None, str | None]
+_READ_BYTES = 8 << 20
+"""Of Parquet, read at a time."""
+
+Record = tuple[str, str, str, str | None, str | None, str | None]
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,8 @@ class ReadOptions:
     unreadable: Literal["stop", "drop"] = "stop"
     limit_bytes: int | None = None
     """Of one unpacked file: more is an error, before it is held."""
+    max_document_bytes: int | None = None
+    """Longer documents come in parts, by the rule of ``parts``."""
 
 
 @dataclass(frozen=True)
@@ -98,25 +108,63 @@ def _batch(rows: list[Record]) -> pa.RecordBatch:
 
 
 def _records(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
-    if file.kind == "parquet":
-        yield from _parquet(file, options)
-    elif file.kind == "jsonl":
-        yield from _jsonl(file, options)
-    else:
-        yield _text(file, options)
+    if file.kind == "text":
+        yield from _text(file, options)
+        return
+    for record in _parquet(file, options) if file.kind == "parquet" else _jsonl(file, options):
+        yield from _in_parts(record, options)
 
 
-def _text(file: SourceFile, options: ReadOptions) -> Record:
+def _unreadable(row_id: str, problem: str) -> Record:
+    return row_id, row_id, "", problem, None, None
+
+
+def _in_parts(record: Record, options: ReadOptions) -> Iterator[Record]:
+    """The record, or one for each part of its text; without a group field every part is a group of its own."""
+    if options.max_document_bytes is None:
+        yield record
+        return
+    own_id, group, text, problem, numbers, _ = record
+    parts = parts_of_text(text, options.max_document_bytes)
+    first = next(parts)
+    if len(first) == len(text):
+        yield record
+        return
+    for number, part in enumerate(itertools.chain([first], parts), start=1):
+        name = part_id(own_id, number)
+        yield name, name if options.group_field is None else group, part, problem, numbers, str(number)
+
+
+def part_id(own_id: str, number: int) -> str:
+    """Id of a part of a document."""
+    return f"{own_id}#{number}"
+
+
+def _text(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
     if options.keep_fields:
         what = f"{file.path}: a file of text has no field '{options.keep_fields[0]}' (keep_fields)"
-        return file.name, file.name, "", what, None
+        yield _unreadable(file.name, what)
+        return
     with _open(file) as stream:
-        data = stream.read()
-    try:
-        return file.name, file.name, data.decode("utf-8"), None, None
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        return file.name, file.name, "", f"{file.path}:{line}: {_bad_utf8(data, error)}", None
+        lines = 0
+        most = options.max_document_bytes
+        parts = iter([stream.read()]) if most is None else parts_of_stream(stream, most)
+        data: bytes | None = next(parts)
+        number = 0
+        while data is not None:
+            coming = next(parts, None)
+            number += 1
+            is_part = number > 1 or coming is not None
+            name = part_id(file.name, number) if is_part else file.name
+            group = name if options.group_field is None else file.name
+            part = str(number) if is_part else None
+            try:
+                yield name, group, data.decode("utf-8"), None, None, part
+            except UnicodeDecodeError as error:
+                line = lines + data.count(b"\n", 0, error.start) + 1
+                yield name, group, "", f"{file.path}:{line}: {_bad_utf8(data, error)}", None, part
+            lines += data.count(b"\n")
+            data = coming
 
 
 def _jsonl(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
@@ -128,14 +176,14 @@ def _jsonl(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
             try:
                 value = json.loads(line.decode("utf-8"))
             except UnicodeDecodeError as error:
-                yield row_id, row_id, "", f"{file.path}:{number}: {_bad_utf8(line, error)}", None
+                yield _unreadable(row_id, f"{file.path}:{number}: {_bad_utf8(line, error)}")
                 continue
             except (ValueError, RecursionError) as error:
-                yield row_id, row_id, "", f"{file.path}:{number}: this line is not valid JSON: {error}", None
+                yield _unreadable(row_id, f"{file.path}:{number}: this line is not valid JSON: {error}")
                 continue
             if not isinstance(value, dict):
                 what = f"this line holds {type(value).__name__}, not an object"
-                yield row_id, row_id, "", f"{file.path}:{number}: {what}", None
+                yield _unreadable(row_id, f"{file.path}:{number}: {what}")
                 continue
             yield _fields(value, row_id, f"{file.path}:{number}", options)
 
@@ -175,7 +223,9 @@ def _parquet(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
         number = 0
         if options.limit_bytes is not None and _unpacked_bytes(table, fields) > options.limit_bytes:
             raise _too_large(file, options.limit_bytes)
-        for batch in table.iter_batches(batch_size=1024, columns=list(dict.fromkeys(fields))):
+        for batch in table.iter_batches(
+            batch_size=rows_of(table, _READ_BYTES, 1024), columns=list(dict.fromkeys(fields))
+        ):
             for value in batch.to_pylist():
                 number += 1
                 row_id = f"{file.name}:{number}"
@@ -199,10 +249,17 @@ def _fields(value: dict[str, Any], row_id: str, where: str, options: ReadOptions
         group = own_id if options.group_field is None else _name(value, options.group_field)
         numbers = json.dumps([_number(value, name) for name in options.keep_fields]) if options.keep_fields else None
     except UnicodeEncodeError as error:
-        return row_id, row_id, "", f"{where}: field '{options.text_field}' holds half a surrogate pair: {error}", None
+        return (
+            row_id,
+            row_id,
+            "",
+            f"{where}: field '{options.text_field}' holds half a surrogate pair: {error}",
+            None,
+            None,
+        )
     except ValueError as error:
-        return row_id, row_id, "", f"{where}: {error}", None
-    return own_id, group, text, None, numbers
+        return _unreadable(row_id, f"{where}: {error}")
+    return own_id, group, text, None, numbers, None
 
 
 def _field(value: dict[str, Any], name: str) -> Any:

@@ -4,11 +4,12 @@ in = kept + dropped, for documents; in = kept + dropped + edited, for bytes (``e
 edits from documents that were kept; negative where composition made a text longer).
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from smalti.base.units import format_bytes, format_frac
-from smalti.data.curate.heldout import SPLITS, TRAIN
+from smalti.data.curate.heldout import HELDOUT, SPLITS, TRAIN
 
 FORMAT_KIND = "curate"
 RECORD_NAME = "report.json"
@@ -25,6 +26,14 @@ class Count:
         """One more document."""
         self.documents += 1
         self.n_bytes += n_bytes
+
+
+@dataclass
+class Cut:
+    """Long documents, and the parts they were cut into."""
+
+    documents: int = 0
+    parts: int = 0
 
 
 @dataclass
@@ -69,6 +78,12 @@ class Report:
     repeated_ids: dict[str, int] = field(default_factory=dict)
     """Documents, by source, whose id another one of the source has: their drops cannot be told apart by id."""
 
+    cut: dict[str, Cut] = field(default_factory=dict)
+    """By source, where a document was longer than ``max_document_bytes``."""
+    heldout_frac: float = 0.0
+    by_group: bool = False
+    """A ``group_field`` is given."""
+
     def of(self, source: str, split: str) -> SplitReport:
         """The account of a split; begun when it is first asked for."""
         return self.sources.setdefault(source, {name: SplitReport() for name in SPLITS})[split]
@@ -86,6 +101,7 @@ class Report:
             },
             "skipped_files": self.skipped_files,
             "repeated_ids": self.repeated_ids,
+            "cut": {source: {"documents": cut.documents, "parts": cut.parts} for source, cut in self.cut.items()},
         }
 
     def rows(self) -> list[list[str]]:
@@ -122,6 +138,14 @@ class Report:
             for suffix, count in suffixes.items()
         ]
         notes += [note for source, splits in self.sources.items() if (note := _nothing_left(source, splits))]
+        notes += [
+            f"{source}: {cut.documents:,} document(s) longer than max_document_bytes were cut into {cut.parts:,} parts "
+            "(ID#1, ID#2 ...)"
+            for source, cut in self.cut.items()
+        ]
+        for source, splits in self.sources.items():
+            without = _none_held_out(source, splits, self.heldout_frac, by_group=self.by_group)
+            notes += [without] if without else []
         return notes + [
             f"{source}: {count} document(s) have an id that another one has too; set id_field to a field that is unique"
             for source, count in self.repeated_ids.items()
@@ -149,6 +173,8 @@ def _nothing_left(source: str, splits: dict[str, SplitReport]) -> str | None:
     """A line about a source of which nothing is left to train on, with the rule that took most; None for the others."""
     if splits[TRAIN].kept.documents:
         return None
+    if not any(split.read.documents for split in splits.values()):
+        return f"{source}: its files hold no documents"
     taken: dict[str, int] = {}
     for split in splits.values():
         for rule, count in split.drops.items():
@@ -159,6 +185,32 @@ def _nothing_left(source: str, splits: dict[str, SplitReport]) -> str | None:
         return what
     most = max(sorted(taken), key=taken.__getitem__)
     return f"{what}; '{most}' dropped most: {taken[most]:,}"
+
+
+_ENOUGH_HELDOUT = 3
+"""Held-out documents to expect of what a note proposes: then none comes once in twenty times."""
+
+
+def _none_held_out(source: str, splits: dict[str, SplitReport], frac: float, *, by_group: bool) -> str | None:
+    """A line about a source without a held-out document that was kept, and what gives it some; None for the others."""
+    train, heldout = splits[TRAIN], splits[HELDOUT]
+    if not frac or not train.kept.documents or heldout.kept.documents:
+        return None
+    n = train.read.documents
+    larger_frac = math.ceil(100 * max(2 * frac, _ENOUGH_HELDOUT / n)) / 100
+    part_bytes = int(train.read.n_bytes * frac / _ENOUGH_HELDOUT)
+    part_bytes -= part_bytes % 10 ** (len(str(part_bytes)) - 1)
+    if heldout.read.documents:
+        why = f"all {heldout.read.documents:,} held-out document(s) were dropped"
+    else:
+        why = f"of {n:,} document(s) none is held out, at heldout_frac={frac:g}"
+    if larger_frac < 0.5:
+        do = f"heldout_frac={larger_frac:g} holds more out"
+    elif part_bytes >= 1000 and not by_group:
+        do = f"max_document_bytes={part_bytes} cuts long documents into parts, which are held out one by one"
+    else:
+        do = "give it more documents"
+    return f"{source}: {why}: a recipe cannot name it under data.heldout; {do}"
 
 
 def _table(header: tuple[str, ...], rows: list[list[str]]) -> list[str]:

@@ -72,6 +72,14 @@ class RowWriter:
         self._rows, self._n_bytes = [], 0
 
 
+def rows_of(file: pq.ParquetFile, n_bytes: int, most: int) -> int:
+    """How many rows have about ``n_bytes`` where they are longest, at least one and at most ``most``: readers of
+    batches hold so many."""
+    groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+    longest = max((group.total_byte_size / group.num_rows for group in groups if group.num_rows), default=0.0)
+    return max(1, min(most, int(n_bytes / longest))) if longest else most
+
+
 def read_documents(path: Path | str, *, batch_rows: int = 512) -> Iterator[dict[str, Any]]:
     """The rows of a documents file in order, page checksums verified; further columns are left out.
 
@@ -84,7 +92,8 @@ def read_documents(path: Path | str, *, batch_rows: int = 512) -> Iterator[dict[
                     f"{path} has the fields {', '.join(file.schema_arrow.names)}",
                     allowed=", ".join(DOCUMENT_SCHEMA.names),
                 )
-            for batch in file.iter_batches(batch_size=batch_rows, columns=DOCUMENT_SCHEMA.names):
+            n_rows = rows_of(file, _GROUP_BYTES, batch_rows)
+            for batch in file.iter_batches(batch_size=n_rows, columns=DOCUMENT_SCHEMA.names):
                 yield from batch.to_pylist()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(
