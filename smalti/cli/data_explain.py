@@ -1,5 +1,6 @@
 """``smalti data explain``: which documents made a batch, and where a document is learned, in lines for people."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -75,6 +76,7 @@ def _config(recipe: str, overrides: list[str]) -> "tuple[RunConfig, int | None, 
     says of its data, with the step of it. UserError for overrides that make another run of it."""
     from smalti.base import store
     from smalti.base.errors import UserError
+    from smalti.cli.working_directory import enter
     from smalti.config.identity import difference
     from smalti.config.load import load
     from smalti.config.run import RunConfig
@@ -83,8 +85,9 @@ def _config(recipe: str, overrides: list[str]) -> "tuple[RunConfig, int | None, 
     path = resolve(recipe)
     if not (path / "config.yaml").is_file():
         return load(RunConfig, recipe, overrides).config, None, None
-    folder = RunFolder.read(path)
-    config = load(RunConfig, str(path), overrides).config
+    recipe, overrides = enter(str(path), overrides)
+    folder = RunFolder.read(path := Path(recipe))
+    config = load(RunConfig, recipe, overrides).config
     changes = difference(folder.config(), config)
     if changes:
         raise UserError(
@@ -123,8 +126,6 @@ def _explanation(config: "RunConfig", world_size: int) -> "Explanation":
 
 
 def _tokenizer(config: "RunConfig", told: "Explanation") -> "Tokenizer":
-    from pathlib import Path
-
     from smalti.base.errors import UserError
     from smalti.data.tokenizer.encode import load_tokenizer
 

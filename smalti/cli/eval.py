@@ -86,6 +86,7 @@ def ls(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] =
 def _config(suite: str, found: "ModelFolder", overrides: list[str]) -> "EvalConfig":
     """The named suite, then what the run's own config says about its data, then the command line."""
     from smalti.base.errors import UserError, nearest
+    from smalti.cli.working_directory import placed
     from smalti.config.eval import EvalConfig, suites
     from smalti.config.load import from_dict, load
     from smalti.config.run import RunConfig
@@ -100,7 +101,7 @@ def _config(suite: str, found: "ModelFolder", overrides: list[str]) -> "EvalConf
     value = suites()[suite].model_dump(mode="json")
     if found.run_folder is not None:
         data = load(RunConfig, found.run_folder).config.data
-        value |= {"heldout": dict(data.heldout), "seq_len": data.seq_len}
+        value |= {"heldout": placed(found.run_folder, data.heldout), "seq_len": data.seq_len}
     return from_dict(EvalConfig, value, f"suite {suite}", overrides).config
 
 

@@ -43,6 +43,8 @@ def train(
     machines are started by torchrun or srun: the world that they made is joined, its number of ranks counts, not the
     recipe's, and what the ranks print goes where the launcher sends it.
 
+    A run folder goes on where it is, also moved or copied; name= or folder= makes another run of its config.
+
     --fork keeps what the run has learned, in the same folder, and changes what comes next: sources, stages, sequence
     length, skips, duration, batch or learning rate. The changes are printed, and kept in the events of the run.
 
@@ -51,13 +53,15 @@ def train(
     """
     from smalti.base.env import inside_world
     from smalti.base.errors import UserError
+    from smalti.cli.working_directory import enter
     from smalti.config.load import load, show
     from smalti.config.run import RunConfig
 
     if inside_world():
         # Until the loop listens, Ctrl-C ends a rank as SIGTERM does: by the signal, not by 130, which means "saved".
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    loaded = load(RunConfig, recipe, overrides or [])
+    recipe, overrides = enter(recipe, overrides or [])
+    loaded = load(RunConfig, recipe, overrides)
     if (gpu is not None or as_json) and not dry_run:
         raise UserError(f"{'--json' if as_json else '--gpu'} is for what --dry-run prints", hint="--dry-run")
     if print_config and fork:
@@ -76,7 +80,7 @@ def train(
         preflight.dry_run(loaded.config, ranks=ranks, fork=planned, gpu=gpu, as_json=as_json)
         return
     preflight.check_data_here(loaded.config)
-    raise typer.Exit(_as_agent(loaded, ["train", recipe, *(overrides or [])], fork=planned))
+    raise typer.Exit(_as_agent(loaded, ["train", recipe, *overrides], fork=planned))
 
 
 def _as_it_stands(loaded: "Loaded[RunConfig]", *, fork: bool) -> "tuple[Loaded[RunConfig], Fork | None]":

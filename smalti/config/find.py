@@ -17,6 +17,8 @@ from smalti.config.depth import DEEPEST, depth_preset
 from smalti.config.yaml_lines import to_yaml
 
 _SUFFIXES = (".yaml", ".yml")
+_OF_A_RUN = ("provenance.json", "status.json", "events.jsonl", "metrics.jsonl", "checkpoints")
+"""One of these beside a ``config.yaml`` makes its folder a run."""
 
 DIAL = (f"depth-N (N from 1 to {DEEPEST})", "depth-N-moe")
 """Presets that are reckoned out: of a model of N layers (``smalti/config/depth.py``)."""
@@ -30,6 +32,8 @@ class Found:
     label: str
     path: str
     """Where it lies; for a run folder the ``config.yaml`` in it."""
+    run: str | None = None
+    """The run folder that it is the config of, of all its attempts or of one."""
 
 
 def recipe_names() -> list[str]:
@@ -58,7 +62,7 @@ def find_recipe(name_or_path: str, *, beside: str | None = None, fields: Collect
         inside = candidate / "config.yaml"
         if candidate.is_file() or inside.is_file():
             found = candidate if candidate.is_file() else inside
-            return Found(_read(found), str(found), str(found))
+            return Found(_read(found), str(found), str(found), _run_of(found))
     recipes = _entries(_room("recipes"))
     name = name_or_path.removesuffix(".yaml")
     if name in recipes:
@@ -101,6 +105,14 @@ def keys_of(text: str) -> set[str]:
     except yaml.YAMLError:
         return set()
     return {str(key) for key in value} if isinstance(value, dict) else set()
+
+
+def _run_of(config: Path) -> str | None:
+    folder = config.parent
+    if folder.parent.name == "logs" and folder.name.startswith("attempt-"):
+        folder = folder.parent.parent
+    is_run = config.name == "config.yaml" and any((folder / name).exists() for name in _OF_A_RUN)
+    return str(folder) if is_run else None
 
 
 def _room(name: str) -> Traversable:

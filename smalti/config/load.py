@@ -4,7 +4,8 @@ Order of precedence: command line, recipe, its one ``base:``, model preset, defa
 lists and plain values replace. Nothing is interpolated; nothing is read from the environment. A preset may stand for
 another one, and may bring a ``train:`` section, which lies under that of the run. A preset that is typed on the command
 line takes the place of a model that the recipe spells out; where the recipe names a preset itself, it takes the place
-of that name, and the fields beside it stay.
+of that name, and the fields beside it stay. The config of a run folder has the ``folder`` that it is in, wherever that
+was moved, unless ``name`` or ``folder`` on the command line makes another run of it.
 """
 
 import copy
@@ -19,6 +20,7 @@ from smalti.base.errors import UserError
 from smalti.config.find import DIAL, find_preset, find_recipe, preset_names
 from smalti.config.model import ModelConfig
 from smalti.config.problems import as_user_error
+from smalti.config.run import JobConfig
 from smalti.config.schema import Config
 from smalti.config.show import dump, flatten, json_schema, show
 from smalti.config.yaml_lines import Path, Tree, dotted, inline, parse, paths_of
@@ -46,6 +48,10 @@ def load(model: type[C], name_or_path: str, overrides: Sequence[str] = ()) -> Lo
     """Load a recipe (file, run folder, or name in the package) as ``model``; every problem is one UserError."""
     found = find_recipe(name_or_path, fields=model.model_fields)
     tree = _mapping(parse(found.text, found.label))
+    if found.run is not None and issubclass(model, JobConfig):
+        tree.value.pop("folder", None)
+        if not any(override.startswith(("name=", "folder=")) for override in overrides):
+            _merge(tree, ("folder",), found.run, {("folder",): "where the run is"})
     tree = _resolved(model, _with_base(tree, found.path), overrides)
     return Loaded(*_validate(model, tree, found.label), found.path)
 
@@ -108,6 +114,8 @@ def _with_base(tree: Tree, path: str) -> Tree:
     except UserError as error:
         raise UserError(f"{where}: base: {error.message}", allowed=error.allowed, hint=error.hint) from error
     base = _mapping(parse(found.text, found.label))
+    if found.run is not None:
+        base.value.pop("folder", None)
     if "base" in base.value:
         raise UserError(
             f"{base.origins[('base',)]}: a base may not have a base itself (it is the base of {where})",

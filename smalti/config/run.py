@@ -22,7 +22,7 @@ class JobConfig(Config):
     seed: Whole = 17
     """Keys the order of the data and the initial weights."""
     folder: str | None = placement(None)
-    """The run folder; absent: ``runs/<name>``."""
+    """The run folder; absent: ``runs/<name>``. The config of a run folder belongs to that folder, wherever it is."""
     init_from: str | None = None
     """A run, checkpoint or Hugging Face folder whose weights (only) the run starts from; the model must be the same."""
     train: TrainConfig

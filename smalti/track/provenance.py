@@ -5,13 +5,15 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import smalti
+from smalti.base import store
 from smalti.base.clock import utc_text
 from smalti.base.env import cpu_count
+from smalti.track.attempts import attempts, log_folder
 from smalti.track.packages import package_versions
 
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s]+@")
@@ -26,6 +28,7 @@ def provenance(argv: Sequence[str], origins: Mapping[str, str]) -> dict[str, Any
     return {
         "time": utc_text(),
         "command": [redact(argument) for argument in argv],
+        "directory": os.getcwd(),
         "smalti": smalti.__version__,
         "git": git_state(Path(smalti.__file__).parent),
         "python": platform.python_version(),
@@ -38,6 +41,20 @@ def provenance(argv: Sequence[str], origins: Mapping[str, str]) -> dict[str, Any
         "packages": package_versions(),
         "origins": dict(origins),
     }
+
+
+def directories(run: str | Path) -> list[str]:
+    """The directories that attempts of ``run`` were started in, the newest first, and at last the present one."""
+    folder = Path(run)
+    records = [*(log_folder(folder, number) for number in reversed(attempts(folder))), folder]
+    found = [store.read_json(one / "provenance.json") for one in records if (one / "provenance.json").is_file()]
+    return list(dict.fromkeys([*(one["directory"] for one in found if "directory" in one), os.getcwd()]))
+
+
+def directory_of(run: str | Path, paths: Iterable[str]) -> str | None:
+    """The first of ``directories`` in which all ``paths`` exist, where relative paths of the run's config begin."""
+    every = list(paths)
+    return next((one for one in directories(run) if all(Path(one, path).exists() for path in every)), None)
 
 
 def redact(text: str) -> str:

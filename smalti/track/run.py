@@ -236,14 +236,14 @@ class RunFolder:
         self.require_checkpoints()
         if not stored.exists():
             store.write_json(self.path / "provenance.json", record)
-            store.write_text(stored, dump(config))  # last: it makes the folder a run, which has a provenance
+            store.write_text(stored, _text(config))  # last: it makes the folder a run, which has a provenance
             self.log_folder().mkdir(parents=True, exist_ok=True)
         else:
-            before = self._stored(type(config))
+            before = self._stored(type(config)).model_copy(update={"folder": config.folder})
             self.log_folder().mkdir(parents=True, exist_ok=True)
             store.write_json(self.log_folder() / "provenance.json", record)
             if placement_difference(before, config):
-                store.write_text(self.log_folder() / "config.yaml", dump(config))
+                store.write_text(self.log_folder() / "config.yaml", _text(config))
         self.set_status("starting")
 
     def _fork(self, fork: Fork) -> None:
@@ -257,7 +257,7 @@ class RunFolder:
             own = self.log_folder(number) / "config.yaml"
             if not own.exists():
                 store.write_text(own, text)
-        store.write_text(self.path / "config.yaml", dump(fork.after))
+        store.write_text(self.path / "config.yaml", _text(fork.after))
 
     def _is_unused(self) -> bool:
         """Nothing came of the attempts so far, if there were any: no step on record, no checkpoint now or before."""
@@ -321,6 +321,11 @@ class RunFolder:
             ) from error
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+
+
+def _text(config: JobConfig) -> str:
+    """As a run folder holds it: without ``folder``, which is where the file is."""
+    return dump(config.model_copy(update={"folder": None}))
 
 
 def resolve(run: str | Path, *, runs: str | Path = "runs") -> Path:
