@@ -52,20 +52,16 @@ def train(
     and send. With --json token files in an object store are not asked for.
     """
     from smalti.base.env import inside_world
-    from smalti.base.errors import UserError
     from smalti.cli.working_directory import enter
     from smalti.config.load import load, show
     from smalti.config.run import RunConfig
 
+    _check_options(gpu=gpu, as_json=as_json, dry_run=dry_run, print_config=print_config, fork=fork)
     if inside_world():
         # Until the loop listens, Ctrl-C ends a rank as SIGTERM does: by the signal, not by 130, which means "saved".
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     recipe, overrides = enter(recipe, overrides or [])
     loaded = load(RunConfig, recipe, overrides)
-    if (gpu is not None or as_json) and not dry_run:
-        raise UserError(f"{'--json' if as_json else '--gpu'} is for what --dry-run prints", hint="--dry-run")
-    if print_config and fork:
-        raise UserError("--print-config prints the recipe, which --fork does not change", hint="--fork --dry-run")
     if print_config:
         print(show(loaded), end="")
         return
@@ -81,6 +77,16 @@ def train(
         return
     preflight.check_data_here(loaded.config)
     raise typer.Exit(_as_agent(loaded, ["train", recipe, *overrides], fork=planned))
+
+
+def _check_options(*, gpu: str | None, as_json: bool, dry_run: bool, print_config: bool, fork: bool) -> None:
+    """UserError for options that have no effect together."""
+    from smalti.base.errors import UserError
+
+    if (gpu is not None or as_json) and not dry_run:
+        raise UserError(f"{'--json' if as_json else '--gpu'} is for what --dry-run prints", hint="--dry-run")
+    if print_config and fork:
+        raise UserError("--print-config prints the recipe, which --fork does not change", hint="--fork --dry-run")
 
 
 def _as_it_stands(loaded: "Loaded[RunConfig]", *, fork: bool) -> "tuple[Loaded[RunConfig], Fork | None]":
