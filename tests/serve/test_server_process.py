@@ -1,6 +1,7 @@
 """``smalti serve`` as a process: the port, the key, the signals, the exit codes."""
 
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -157,6 +158,36 @@ def test_a_second_ctrl_c_cuts_off_with_one_line(run: Path, stream: bool) -> None
     told = "".join(server.errors)
     assert told.endswith("1 answer cut off\n")
     assert not any(word in told for word in ("Traceback", "Exception", "Cancel"))
+
+
+@pytest.mark.slow
+def test_a_looping_chat_template_does_not_hold_the_server(run: Path, tmp_path: Path) -> None:
+    """The whole command: prompts that wait for the looping one must not keep the process from ending either."""
+    model = tmp_path / "model"
+    shutil.copytree(run / "export", model)
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    (model / "chat_template.jinja").write_text(loop)
+    body = {"messages": [{"role": "user", "content": "x"}]}
+    with served(model) as server:
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+        assert answer.status_code == 400
+        assert "took more than 2 s of processor time" in answer.json()["error"]["message"]
+
+        def ask() -> None:
+            with suppress(httpx.HTTPError):
+                httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+
+        asking = [threading.Thread(target=ask) for _ in range(20)]
+        for thread in asking:
+            thread.start()
+        time.sleep(0.5)
+        assert httpx.get(f"{server.url}/health", timeout=20).status_code == 200
+        for _ in range(2):
+            server.process.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+        assert server.process.wait(30) == 130  # 20 prompts in turn would take 40 s of processor time
+        for thread in asking:
+            thread.join(20)
 
 
 def _wait_until_running(server) -> None:

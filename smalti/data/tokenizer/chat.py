@@ -5,21 +5,20 @@ words, with the names and filters that ``transformers`` offers, so the tokens ar
 A base model has none and gets ``PlainChat``: names before the turns, and stop texts so that it does not go on as the
 user.
 
-Promises: a template runs in jinja2's immutable sandbox and reaches neither files nor modules nor our objects; a message
-that quotes a control token (``<|im_end|>``) is read as text, so nobody can end a turn from inside it.
-Does not promise: a bound on the time or memory that a template takes (it comes with the weights, and is as trusted).
+Promises: a template runs in jinja2's immutable sandbox, in a process of its own with a limit of time and of memory
+(``template``), and reaches neither files nor modules nor our objects; a message that quotes a control token
+(``<|im_end|>``) is read as text, so nobody can end a turn from inside it.
 """
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from smalti.base import store
-from smalti.base.errors import DataError, UserError, missing_extra
+from smalti.base.errors import DataError, UserError
 from smalti.data.tokenizer.encode import CONFIG_FILE, SPECIALS_FILE
+from smalti.data.tokenizer.template import TemplateFailed, TemplateProcess
 
 TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_FOLDER = "additional_chat_templates"
@@ -101,18 +100,18 @@ class TemplateChat:
     def __init__(self, template: str, source: str, variables: Mapping[str, Any] | None = None) -> None:
         """``variables`` are what the template may name beside the messages (``bos_token`` ...)."""
         self.source: str = source
-        self._variables = dict(variables or {})
-        self._template = _compile(template, source)
+        try:
+            self._template = TemplateProcess(template, dict(variables or {}))
+        except TemplateFailed as error:
+            raise DataError(f"{source} is not a chat template that jinja2 can read: {error}") from error
 
     def render(self, messages: Sequence[Message]) -> str:
         """The rendered text. UserError with the template's own words where it refuses the messages."""
         if not messages:
             raise UserError("a conversation without messages", allowed="one message or more")
-        plain = [dict(message) for message in messages]
         try:
-            return str(self._template.render(messages=plain, tools=None, documents=None, add_generation_prompt=True,
-                                             **self._variables))  # fmt: skip
-        except Exception as error:  # a template is a program: it may raise anything
+            return self._template.render(messages)
+        except TemplateFailed as error:
             # Clients of a server read this: the file's name, not where it stands.
             name = self.source.rsplit("/", 1)[-1]
             raise UserError(f"the chat template {name} does not take these messages: {error}") from error
@@ -185,69 +184,3 @@ def _broken(text: str, controls: Sequence[str]) -> str:
             while control in text:
                 text = text.replace(control, control[0] + _BREAK + control[1:])
     return text
-
-
-def _compile(template: str, source: str) -> Any:
-    try:
-        import jinja2
-    except ImportError as error:
-        raise missing_extra("jinja2", "serve", f"the chat template {source}") from error
-    try:
-        return _environment().from_string(template)
-    except (jinja2.TemplateError, RecursionError) as error:
-        raise DataError(f"{source} is not a chat template that jinja2 can read: {error}") from error
-
-
-def _environment() -> Any:
-    """jinja2 as ``transformers.utils.chat_template_utils`` sets it up."""
-    from jinja2.exceptions import SecurityError, TemplateError
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.nodes import CallBlock
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-    from jinja2.utils import Namespace
-
-    class Generation(Extension):
-        """``{% generation %}`` marks what the assistant says, for training; here it is passed through."""
-
-        tags = {"generation"}  # noqa: RUF012 (jinja2 wants a class attribute)
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
-
-        def _body(self, caller: Callable[[], str]) -> str:
-            return caller()
-
-    class GuardedNamespace(Namespace):
-        """Attributes of a namespace whose name begins with an underscore would reach Python's own."""
-
-        def __setitem__(self, name: str, value: Any) -> None:
-            if name.startswith("_"):
-                raise SecurityError(f"a chat template may not set '{name}'")
-            super().__setitem__(name, value)
-
-    def namespace(**values: Any) -> Namespace:
-        made = GuardedNamespace()
-        for name, value in values.items():
-            made[name] = value
-        return made
-
-    def refuse(message: str) -> NoReturn:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    environment.globals["namespace"] = namespace
-    return environment
-
-
-def _tojson(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    # jinja2's own filter escapes <, > and &, which a model would then have to read.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,5 +1,6 @@
 """What the routes share: the engine with its limits, and the way from a request's choices to its answer."""
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,8 @@ class Serving:
     name: str
     max_choices: int = 128
     """Choices (prompts times n) that one request may ask for; never more than the engine takes in."""
+    template_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the chat whose template is rendered. Others wait here and not in a thread, which could not be ended."""
     created: int = field(default_factory=lambda: int(wall_s()))
 
     def check_model(self, name: str | None) -> None:

@@ -1,0 +1,109 @@
+"""Chat templates that loop or take all memory are ended, and the next prompt is rendered."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from smalti.base.errors import DataError, UserError
+from smalti.data.tokenizer import template as module
+from smalti.data.tokenizer.chat import TemplateChat
+from smalti.data.tokenizer.template import TemplateFailed, TemplateProcess
+
+GOOD = [{"role": "user", "content": "good"}]
+EVIL = [{"role": "user", "content": "evil"}]
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+BOMBS = {
+    "a loop": LOOP,
+    "one call in C": "{% set n = messages|length + 6 %}{{ n ** (n ** 9) }}",
+    "a text of gigabytes": "{{ ('x' * (messages|length * 10 ** 10))|length }}",
+    "doubling": "{% set x = namespace(a='xxxx') %}{% for i in range(99) %}{% set x.a = x.a ~ x.a %}{% endfor %}",
+    "a list of gigabytes": "{% for i in range(99) %}{% set x = (range(99999)|list) * 99999 %}{% endfor %}",
+    "recursion": "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_ended_and_the_next_prompt_served(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LIMIT_S", 0.3)
+    monkeypatch.setattr(module, "MEMORY_BYTES", 128 << 20)
+    source = "{% if messages[0].content == 'evil' %}" + BOMBS[name] + "{% endif %}{{ messages[0].content }}"
+    chat = TemplateChat(source, "/models/x/chat_template.jinja")
+    words = "0.3 s of processor time|128 MiB of memory|recursion"
+    for _ in range(2):
+        with pytest.raises(UserError, match=rf"the chat template chat_template.jinja does not take .*({words})"):
+            chat.render(EVIL)
+        assert chat.render(GOOD) == "good"
+
+
+@pytest.mark.parametrize("template", ["{{ 'x' * 10 ** 10 }}", "{{ 7 ** (7 ** 9) }}", LOOP * 100_000])
+def test_a_bomb_for_the_compiler_is_not_a_template(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """jinja2 computes constants while it compiles."""
+    monkeypatch.setattr(module, "LIMIT_S", 0.5)
+    monkeypatch.setattr(module, "MEMORY_BYTES", 128 << 20)
+    try:
+        chat = TemplateChat(template, "x")
+    except DataError as error:
+        assert "processor time" in str(error) or "memory" in str(error)  # noqa: PT017
+        return
+    with pytest.raises(UserError):  # the compiler gave up, and left it to the rendering
+        chat.render(GOOD)
+
+
+def test_one_process_renders_all_prompts_and_ends_with_its_owner() -> None:
+    process = TemplateProcess("{{ messages[0].content }}{{ bos }}", {"bos": "😀<s>"})
+    pid = process._process.pid
+    results: list[str] = []
+
+    def render(n: int, process: TemplateProcess) -> None:
+        results.append(process.render([{"role": "user", "content": f"{n}\ud800"}]))
+
+    threads = [threading.Thread(target=render, args=(n, process)) for n in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    del thread, threads
+    assert sorted(results) == sorted(f"{n}\ud800😀<s>" for n in range(20))
+    assert process._process.pid == pid
+    del process
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_process_that_was_killed_is_named_and_replaced() -> None:
+    process = TemplateProcess("{{ messages[0].content }}", {})
+    process._process.kill()
+    with pytest.raises(TemplateFailed, match="its process ended with SIGKILL"):
+        process.render(GOOD)
+    assert process.render(GOOD) == "good"
+
+
+def test_one_ctrl_c_ends_a_loop_and_its_process() -> None:
+    code = f"""
+from smalti.data.tokenizer import template
+template.LIMIT_S = 1000.0
+process = template.TemplateProcess({LOOP!r}, {{}})
+print(process._process.pid, flush=True)
+try:
+    process.render([])
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert parent.stdout
+    try:
+        child = int(parent.stdout.readline())
+        time.sleep(0.3)
+        os.killpg(parent.pid, signal.SIGINT)
+        assert parent.stdout.readline() == "interrupted\n"
+        assert parent.wait(20) == 0
+        with pytest.raises(ProcessLookupError):
+            os.kill(child, 0)
+    finally:
+        parent.kill()
+        parent.stdout.close()
