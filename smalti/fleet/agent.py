@@ -1,7 +1,8 @@
 """The parent of a node's ranks: starts them, waits, and ends the attempt as soon as one of them is dead.
 
 Promises: no rank outlives the agent; a dead rank ends the attempt within ``grace_s`` and a few seconds, and is named
-(a rank killed by a signal is the cause, ranks that then lost their peer are not); SIGTERM and the first Ctrl-C are
+(a rank killed by a signal is the cause, ranks that then lost their peer are not; where all that died had lost a peer,
+those that were still there are named: they did not answer); SIGTERM and the first Ctrl-C are
 passed on so that the ranks save, the second Ctrl-C kills at once; "saved" is said only of a checkpoint that the events
 of the attempt hold. A rank that ran out of memory is followed by the next attempt, which has half the microbatch
 (``smalti/train/oom.py``); after anything else the same command restarts, not the agent.
@@ -159,6 +160,9 @@ class _Watch:
         """Ranks that ended otherwise than with 0, in the order they were seen."""
         self.stopped_by: signal.Signals | None = None
         self.out_of_time = False
+        self.left: list[Rank] = []
+        """Ranks that had to be killed: all that were there, or those of them that are stopped (SIGSTOP)."""
+        self.any_stopped = False
         self._grace_s, self._stop_s = grace_s, stop_s
         self._kill_at_s: float | None = None
 
@@ -177,6 +181,9 @@ class _Watch:
 
     def kill_all(self) -> None:
         """SIGKILL for those that are left, and wait for them."""
+        there = [rank for rank in self.ranks if rank.code is None]
+        stopped = [rank for rank in there if rank.is_stopped]
+        self.left, self.any_stopped = stopped or there, bool(stopped)
         for rank in self.ranks:
             rank.kill()
         end_s = clock.now_s() + _KILL_WAIT_S
@@ -235,7 +242,8 @@ def _judge(watch: _Watch, folder: RunFolder) -> Outcome:
     if short is not None and watch.stopped_by is None:
         return _out_of_memory(short, cause, watch, step)
     if cause is not None:
-        return _blamed(cause, watch, step)
+        outcome = _lost(cause, watch, step) if cause.code == LOST_PEER else _blamed(cause, watch, step)
+        return _with_number(outcome, folder) if outcome.code == ExitCode.NO else outcome
     if watch.stopped_by is None:
         return Outcome(ExitCode.DONE, f"finished after step {step}", told=True)
     return _stopped(watch.stopped_by, watch, folder, step)
@@ -259,10 +267,35 @@ def _stopped(by: signal.Signals, watch: _Watch, folder: RunFolder, step: int) ->
         return Outcome(ExitCode.RETRY, f"stopped by {by.name} after step {step}; {what}", hint=_AGAIN, told=told)
     if codes == {ExitCode.INTERRUPTED} and saved is not None:
         return Outcome(ExitCode.INTERRUPTED, f"stopped by {by.name} after step {step}", hint=_AGAIN, told=True)
-    why = "the ranks did not end in time" if watch.out_of_time else "it came while they were not training"
+    why = f"{_unresponsive(watch)} did not end in time" if watch.out_of_time else "it came while they were not training"
     again = _AGAIN if folder.checkpoints.exists() else _AFRESH
     reason = f"terminated by {by.name} after step {step}: {why}; {what}"
     return Outcome(ExitCode.TERMINATED, reason, hint=again)
+
+
+def _lost(lost: Rank, watch: _Watch, step: int) -> Outcome:
+    """All ranks that died had lost another one: whoever was left did not answer them."""
+    if not watch.left:
+        tail = tuple(lost.last_lines(_TAIL_LINES))
+        return Outcome(ExitCode.RETRY, f"the ranks lost the connection to each other after step {step}", tail, _AGAIN)
+    tail = tuple(watch.left[0].last_lines(_TAIL_LINES))
+    return Outcome(ExitCode.RETRY, f"{_unresponsive(watch)} did not answer after step {step}", tail, _AGAIN)
+
+
+def _unresponsive(watch: _Watch) -> str:
+    """``rank 1 (pid 17), which was stopped (SIGSTOP or a debugger),``."""
+    names = [f"rank {rank.rank} (pid {rank.pid})" for rank in watch.left]
+    verb = "was" if len(names) == 1 else "were"
+    return ", ".join(names) + (f", which {verb} stopped (SIGSTOP or a debugger)," if watch.any_stopped else "")
+
+
+def _with_number(outcome: Outcome, folder: RunFolder) -> Outcome:
+    """With the loss or gradient norm that has ended the run, where one has."""
+    mine = [event for event in folder.events() if event["attempt"] == folder.attempt]
+    number = next((event for event in mine if event["event"] == "not_finite"), None)
+    if number is None:
+        return outcome
+    return replace(outcome, reason=f"the {number['cause']} was {number['value']} at step {number['step']}")
 
 
 def _blamed(cause: Rank, watch: _Watch, step: int) -> Outcome:
@@ -274,7 +307,8 @@ def _blamed(cause: Rank, watch: _Watch, step: int) -> Outcome:
         if cause.code == -signal.SIGKILL:
             hint += " (if nobody killed it, the machine may be out of memory: see 'dmesg')"
         name = signal.Signals(-cause.code).name
-        return Outcome(ExitCode.RETRY, f"{who} was killed by {name} after step {step}", tail, hint)
+        beside = f"; {_unresponsive(watch)} did not answer either" if watch.any_stopped else ""
+        return Outcome(ExitCode.RETRY, f"{who} was killed by {name} after step {step}{beside}", tail, hint)
     known = cause.code in set(ExitCode)
     code = cause.code if known else int(ExitCode.RETRY)
     all_agree = all(rank.code == cause.code for rank in watch.ranks)
@@ -309,10 +343,14 @@ def _record(outcome: Outcome, watch: _Watch, events: EventLog, folder: RunFolder
 
 def _write_end(outcome: Outcome, watch: _Watch, events: EventLog, step: int, seconds: float) -> None:
     cause = watch.cause()
-    if cause is not None and cause.code is not None:
+    lost = cause is not None and cause.code == LOST_PEER
+    if cause is not None and cause.code is not None and not lost:
         how = {"signal": signal.Signals(-cause.code).name} if cause.code < 0 else {"code": cause.code}
         events.write("rank_died", rank=cause.rank, pid=cause.pid, step=step, **how)
-    codes = [rank.code for rank in watch.ranks]
+    if watch.any_stopped or lost:
+        for rank in watch.left:
+            events.write("rank_unresponsive", rank=rank.rank, pid=rank.pid, step=step, stopped=watch.any_stopped)
+    codes = [int(ExitCode.RETRY) if rank.code == LOST_PEER else rank.code for rank in watch.ranks]
     why = {} if outcome.cause is None else {"cause": outcome.cause}
     events.write("attempt_ended", code=int(outcome.code), reason=outcome.reason, step=step, seconds=round(seconds, 3),
                  codes=codes, **why)  # fmt: skip

@@ -30,7 +30,9 @@ EVENTS: dict[str, str] = {
     "tracker_back": "a tracker takes lines again",
     "tracker_behind": "the attempt ended while a tracker lacked lines of metrics.jsonl",
     "oom": "a rank ran out of memory; the next attempt takes half the microbatch, with the same order and batch",
+    "not_finite": "a loss or a gradient norm was not finite: the update was skipped and the run ended",
     "rank_died": "a rank ended by a signal or with an error",
+    "rank_unresponsive": "a rank did not answer the others, which ended; it was killed",
     "attempt_ended": "all ranks of an attempt are gone",
     "run_finished": "the last step is done and saved",
 }

@@ -51,20 +51,22 @@ class ExpertBalance:
         return total, log
 
     @torch.no_grad()
-    def after_step(self, model: nn.Module, load_LE: Tensor) -> None:
+    def after_step(self, model: nn.Module, load_LE: Tensor, skip: Tensor) -> None:
         """Take the load of the whole batch, the same on every rank: kept for the next step, and biases follow it.
+        ``skip``, shape (): where it is true, all stays as it is.
 
         bias_e += rate * sign(mean load - load_e): the same step for every expert that is used too little or too much
         (arXiv:2408.15664, alg. 1; DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
         """
-        self.load_LE.copy_(load_LE)
+        self.load_LE.copy_(torch.where(skip, self.load_LE, load_LE))
         if not self._moe.bias_update_rate:
             return
         routers = [module for module in model.modules() if isinstance(module, Router)]
         for router, load_E in zip(routers, load_LE[self.own_rows], strict=True):
             assert router.choice_bias is not None
             direction_E = (load_E.mean() - load_E).sign().to(router.choice_bias.dtype)
-            router.choice_bias.add_(direction_E, alpha=self._moe.bias_update_rate)
+            moved_E = router.choice_bias.add(direction_E, alpha=self._moe.bias_update_rate)
+            router.choice_bias.copy_(torch.where(skip, router.choice_bias, moved_E))
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint must hold beside the model, whose buffers the biases are."""

@@ -29,7 +29,7 @@ from smalti.train.cadence import Cadence
 from smalti.train.garbage import BetweenSteps
 from smalti.train.oom import Teller
 from smalti.train.read_ahead import ReadAhead
-from smalti.train.record import Recorder
+from smalti.train.record import NotFinite, Recorder
 from smalti.train.signals import Stop, StopSignals
 from smalti.train.step import Loss, StepResult, TrainState, train_step
 from smalti.train.vote import Vote
@@ -116,7 +116,7 @@ def fit(job: Job) -> None:
     """Train until the end of the run.
 
     Raises TryElsewhere (exit 75) after SIGTERM and Interrupted (exit 130) after Ctrl-C, both with a checkpoint saved;
-    Refusal where the loss is not finite.
+    NotFinite (exit 3) where a loss or a gradient norm is not finite, with a checkpoint of the step before it.
     """
     state = job.state
     if state.step >= job.total_steps:
@@ -147,7 +147,11 @@ def fit(job: Job) -> None:
                 stop = Stop(asked)
             is_last = state.step == job.total_steps
             if log_when.due(state.step) or save_now or evaluate_now or stop or is_last:
-                job.recorder.flush(_of_data(job))
+                try:
+                    job.recorder.flush(_of_data(job))
+                except NotFinite as error:
+                    _back_to_the_last_good_step(job, error, saved_step)
+                    raise worlds.by_all(error)
                 log_when.done()
             if evaluate_now or is_last:
                 _evaluate(job)
@@ -237,11 +241,20 @@ def _evaluate(job: Job) -> None:
         hook.on_eval(job, metrics)
 
 
-def _save(job: Job, *, must_succeed: bool) -> bool:
-    """Whether it was saved."""
+def _back_to_the_last_good_step(job: Job, error: NotFinite, saved_step: int) -> None:
+    """Put on record what was not finite, and save the step before, which ``train_step`` has left as it was. No older
+    checkpoint is deleted for it: what led here may have begun earlier."""
+    job.state.step, job.state.found_inf = error.step - 1, None
+    job.events.write("not_finite", step=error.step, cause=error.cause, value=str(error.value))
+    if job.state.step > saved_step:
+        _save(job, must_succeed=False, keep=job.config.train.checkpoint.keep + 1)
+
+
+def _save(job: Job, *, must_succeed: bool, keep: int | None = None) -> bool:
+    """Whether it was saved. keep: this many checkpoints; absent, as the config says."""
     before_s = clock.now_s()
     step = job.state.step
-    kept = job.config.train.checkpoint.keep
+    kept = keep or job.config.train.checkpoint.keep
     try:
         path = checkpoint.save(job.folder.checkpoints, step, job.tensors(), train_state(job), keep=kept)
     except TryElsewhere as error:

@@ -1,4 +1,7 @@
-"""The optimizers and their parameter groups."""
+"""The optimizers and their parameter groups.
+
+Each skips its whole update, without a look at the device, where the tensor in its attribute ``found_inf`` is 1.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -6,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim.sgd import sgd
 
 from smalti.config.train import OptimizerConfig
 from smalti.dist.fsdp import local
@@ -87,6 +91,11 @@ class Lion(torch.optim.Optimizer):
             (update_beta, average_beta), lr = group["betas"], group["lr"]
             directions = torch._foreach_lerp(averages, gradients, 1 - update_beta)
             torch._foreach_sign_(directions)
-            torch._foreach_mul_(weights, 1 - lr * group["weight_decay"])
-            torch._foreach_add_(weights, directions, alpha=-lr)
-            torch._foreach_lerp_(averages, gradients, 1 - average_beta)
+            self._descend(weights, directions, lr=lr, weight_decay=group["weight_decay"])
+            self._descend(averages, gradients, lr=1 - average_beta, weight_decay=1.0, maximize=True)
+
+    def _descend(self, values: list[Tensor], gradients: list[Tensor], **settings: Any) -> None:
+        """x -= lr (g + decay x), or lr (decay x - g) to maximize, by the kernel that can skip on the device."""
+        found_inf = getattr(self, "found_inf", None)
+        sgd(values, gradients, [None] * len(values), fused=True, found_inf=found_inf, momentum=0.0, dampening=0.0,
+            nesterov=False, **{"maximize": False, **settings})  # fmt: skip

@@ -30,6 +30,18 @@ class Sink(Protocol):
         """Nothing more will come."""
 
 
+class NotFinite(Refusal):
+    """The loss or the gradient norm of a step is not finite: the update was skipped, and all after it."""
+
+    def __init__(self, step: int, loss: float, grad_norm: float) -> None:
+        self.step = step
+        self.cause, self.value = ("gradient norm", grad_norm) if math.isfinite(loss) else ("loss", loss)
+        super().__init__(
+            f"the {self.cause} is {self.value} at step {step}, which changed nothing: the model is that of step {step - 1}",
+            hint="lower train.optimizer.lr or lengthen train.schedule.warmup, with init_from=CHECKPOINT",
+        )
+
+
 class Recorder:
     """Keeps results on the device until ``flush``; every rank runs one, only those with sinks write.
 
@@ -73,7 +85,7 @@ class Recorder:
         self._outside_s += seconds
 
     def flush(self, extra: Mapping[str, float] | None = None) -> None:
-        """Write all waiting steps; raises Refusal on every rank if one of them is not finite."""
+        """Write all waiting steps; raises NotFinite on every rank at the first that is not finite."""
         rows = [(step, lr, result, float(result.loss), float(result.grad_norm)) for step, lr, result in self._waiting]
         now_s = clock.now_s()
         window_s = max(now_s - self._window_s - self._outside_s, 1e-9)
@@ -84,10 +96,7 @@ class Recorder:
         self._waiting, self._window_s, self._wait_s, self._outside_s = [], now_s, 0.0, 0.0
         for step, lr, result, loss, grad_norm in rows:
             if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-                raise Refusal(
-                    f"the loss is {loss} and the gradient norm {grad_norm} at step {step}; nothing was saved since",
-                    hint="lower train.optimizer.lr or lengthen train.schedule.warmup, with init_from=CHECKPOINT",
-                )
+                raise NotFinite(step, loss, grad_norm)
             self.tokens += float(result.weight)
             metrics = self._of_step(step, lr, result, loss, grad_norm, planned_per_s=window_tokens / window_s)
             metrics["data/wait_frac"] = wait_frac

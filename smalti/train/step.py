@@ -2,7 +2,8 @@
 
 A loss is ``(model, microbatch) -> (sum, weight, metrics)``: sums over what the microbatch holds, never means. The step
 adds them over microbatches and ranks and is the only place that divides, by the global weight; so the update depends
-on the global batch alone, not on how it was cut. Nothing here waits for the device.
+on the global batch alone, not on how it was cut. Nothing here waits for the device: a loss or a gradient that is not
+finite is kept from weights, moments and router biases on the device, and read by whoever reads the results.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,6 +50,9 @@ class TrainState:
     pipeline: int = 1
     """Pipeline stages of the world: each parameter is known to the ranks of one."""
     step: int = 0
+    found_inf: Tensor | None = None
+    """1 where a step was not finite, else 0, shape (), on the device: the steps after it change nothing either. None
+    before the first step, and to begin anew."""
 
 
 class StepResult(NamedTuple):
@@ -67,7 +71,8 @@ class StepResult(NamedTuple):
 def train_step(state: TrainState, microbatches: Sequence[Any], loss: Loss) -> StepResult:
     """Forward and backward over ``microbatches`` (the same number on each rank), then one update of ``state``.
 
-    A gradient that is not finite spoils the weights; the loop reads ``grad_norm`` before it saves and ends the run.
+    Where the loss or the gradient norm is not finite, weights, moments and router biases keep every bit, also in the
+    steps that follow: only ``state.step`` counts on, until the loop reads the results and ends the run.
     """
     # ---- forward and backward: gradients add up as sums -------------------------------------------------------------
     state.optimizer.zero_grad(set_to_none=True)
@@ -90,12 +95,15 @@ def train_step(state: TrainState, microbatches: Sequence[Any], loss: Loss) -> St
     shards = [local(gradient) for gradient in gradients]
     torch._foreach_mul_(shards, scale.to(shards[0].dtype))
 
-    # ---- update -----------------------------------------------------------------------------------------------------
+    # ---- update; where a number is not finite, and after that, nothing changes --------------------------------------
+    total = found.pop("total") / weight
+    found_inf = (~(total.isfinite() & grad_norm.isfinite())).float()
+    state.found_inf = found_inf if state.found_inf is None else found_inf.maximum(state.found_inf)
+    state.optimizer.found_inf = state.found_inf  # type: ignore[attr-defined]  # as torch.amp.GradScaler gives it
     for group in state.optimizer.param_groups:
         group["lr"] = state.lr(state.step)
     state.optimizer.step()
     if state.balance is not None:
-        state.balance.after_step(state.model, found["moe/load"])
+        state.balance.after_step(state.model, found["moe/load"], skip=state.found_inf > 0)
     state.step += 1
-    total = found.pop("total")
-    return StepResult(total / weight, weight, grad_norm, {name: value / weight for name, value in found.items()})
+    return StepResult(total, weight, grad_norm, {name: value / weight for name, value in found.items()})

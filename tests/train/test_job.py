@@ -314,13 +314,6 @@ def test_cuda_without_cuda_is_refused(tmp_path: Path) -> None:
     assert "no CUDA device" in run_ranks(1, _error, config, UserError)[0]
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing_after_it(tmp_path: Path) -> None:
-    config = toy.config(tmp_path, optimizer={"lr": 1e30}, schedule={"warmup": "0step"}, log_every="4step")
-    message = run_ranks(2, _error, config, Refusal)[0]
-    assert "at step" in message
-    assert not list(Path(config.run_folder).glob("checkpoints/step-*"))
-
-
 @pytest.mark.slow
 def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
     config = toy.config(tmp_path, duration="3step")

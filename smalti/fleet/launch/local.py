@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from smalti.base.env import child_environment
 from smalti.track.append import disk_trouble
 
@@ -38,6 +40,14 @@ class Rank:
     def code(self) -> int | None:
         """None while it runs, the exit code, or minus the signal that ended it."""
         return self.process.poll()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is held by SIGSTOP or a debugger."""
+        try:
+            return psutil.Process(self.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        except psutil.Error:  # it has just gone
+            return False
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the rank alone."""
