@@ -150,8 +150,8 @@ def fit(job: Job) -> None:
                 try:
                     job.recorder.flush(_of_data(job))
                 except NotFinite as error:
-                    _back_to_the_last_good_step(job, error, saved_step)
-                    raise worlds.by_all(error)
+                    _back_to_the_last_good_step(job, worlds.by_all(error), saved_step)
+                    raise
                 log_when.done()
             if evaluate_now or is_last:
                 _evaluate(job)

@@ -89,7 +89,7 @@ class Lion(torch.optim.Optimizer):
             gradients = [local(parameter.grad) for parameter in updated]
             averages = [local(self.state[parameter]["exp_avg"]) for parameter in updated]
             (update_beta, average_beta), lr = group["betas"], group["lr"]
-            directions = torch._foreach_lerp(averages, gradients, 1 - update_beta)
+            directions = list(torch._foreach_lerp(averages, gradients, 1 - update_beta))
             torch._foreach_sign_(directions)
             self._descend(weights, directions, lr=lr, weight_decay=group["weight_decay"])
             self._descend(averages, gradients, lr=1 - average_beta, weight_decay=1.0, maximize=True)

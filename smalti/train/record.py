@@ -37,7 +37,7 @@ class NotFinite(Refusal):
         self.step = step
         self.cause, self.value = ("gradient norm", grad_norm) if math.isfinite(loss) else ("loss", loss)
         super().__init__(
-            f"the {self.cause} is {self.value} at step {step}, which changed nothing: the model is that of step {step - 1}",
+            f"the {self.cause} is {self.value} at step {step}; the model is still that of step {step - 1}",
             hint="lower train.optimizer.lr or lengthen train.schedule.warmup, with init_from=CHECKPOINT",
         )
 

@@ -182,64 +182,6 @@ def test_ranks_that_lost_each_other_are_75_and_nobody_is_blamed(tmp_path):
     assert "76" not in (folder.path / "events.jsonl").read_text().replace(f"{folder.events()[-1]['time']}", "")
 
 
-def _unresponsive(folder) -> list[tuple[int, bool]]:
-    found = [event for event in folder.events() if event["event"] == "rank_unresponsive"]
-    return [(event["rank"], event["stopped"]) for event in found]
-
-
-WAITS = """
-def wait(state, *ranks):
-    for one in ranks:
-        while True:
-            try:
-                pid = int(open(f"{folder}/pid-{one}").read())
-                if open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] in state:
-                    break
-            except (OSError, ValueError):
-                pass
-            time.sleep(0.01)
-"""
-"""Of a rank: until others are running (S, R) or stopped (T)."""
-
-
-@pytest.mark.parametrize(("ranks", "victim"), [(2, 0), (2, 1), (3, 1)])
-def test_a_stopped_rank_is_named_and_not_those_that_waited_for_it(tmp_path, ranks, victim):
-    body = f"if rank == {victim}: os.kill(os.getpid(), signal.SIGSTOP)\nwait('T', {victim})\nsys.exit(76)"
-    outcome, folder = run(tmp_path, WAITS + body, ranks=ranks)
-    who = f"rank {victim} (pid {pids(tmp_path, ranks)[victim]})"
-    assert outcome.code == 75
-    assert outcome.reason == f"{who}, which was stopped (SIGSTOP or a debugger), did not answer after step 0"
-    assert folder.status()["reason"] == outcome.reason
-    assert _unresponsive(folder) == [(victim, True)]
-    assert not [event for event in folder.events() if event["event"] == "rank_died"]
-    assert folder.events()[-1]["codes"] == [-9 if rank == victim else 75 for rank in range(ranks)]
-
-
-def test_ranks_that_hang_are_named_without_those_that_waited_for_them(tmp_path):
-    body = "if rank in (1, 2): time.sleep(60)\nwait('SR', 0, 1, 2, 3)\nsys.exit(76)"
-    outcome, folder = run(tmp_path, WAITS + body, ranks=4, grace_s=2.0)
-    one, two = pids(tmp_path, 4)[1:3]
-    assert outcome.reason == f"rank 1 (pid {one}), rank 2 (pid {two}) did not answer after step 0"
-    assert _unresponsive(folder) == [(1, False), (2, False)]
-
-
-def test_a_killed_rank_is_the_cause_and_a_stopped_one_beside_it_is_named(tmp_path):
-    body = """
-if rank == 0: os.kill(os.getpid(), signal.SIGSTOP)
-wait("T", 0)
-if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
-sys.exit(76)
-"""
-    outcome, folder = run(tmp_path, WAITS + body, ranks=3)
-    stopped, killed, _ = (f"rank {rank} (pid {pid})" for rank, pid in enumerate(pids(tmp_path, 3)))
-    assert outcome.reason == (
-        f"{killed} was killed by SIGKILL after step 0; "
-        f"{stopped}, which was stopped (SIGSTOP or a debugger), did not answer either"
-    )
-    assert _unresponsive(folder) == [(0, True)]
-    assert [event["rank"] for event in folder.events() if event["event"] == "rank_died"] == [1]
-
-
 @pytest.mark.parametrize("code", [1, 2, 3, 75])
 def test_a_code_that_all_ranks_agree_on_is_the_code(tmp_path, code):
     outcome, _ = run(tmp_path, f"sys.exit({code})")

@@ -187,7 +187,7 @@ def _ends(rank: int, config: RunConfig, what: str) -> tuple[str, int, bool, bool
 def test_the_run_ends_with_the_cause_and_a_checkpoint_of_the_step_before(what: str, tmp_path: Path) -> None:
     config = toy.config(tmp_path, log_every="4step")  # the step after it is done before anybody looks
     for message, code, in_memory, in_checkpoint in run_ranks(2, _ends, config, what):
-        assert message.startswith(f"the {what} is {'nan' if what == 'loss' else 'inf'} at step 7, ")
+        assert message.startswith(f"the {what} is {'nan' if what == 'loss' else 'inf'} at step 7; ")
         assert code == 3
         assert in_memory
         assert in_checkpoint

@@ -121,6 +121,32 @@ def test_killed_rank_ends_the_attempt_and_the_next_equals_to_the_bit(
     assert _losses(folder) == unhurt
 
 
+@pytest.mark.parametrize(("ranks", "stopped", "killed"), [(2, 1, None), (3, 0, None), (3, 1, 2)])
+def test_the_rank_that_is_stopped_is_named_and_not_those_that_wait_for_it(
+    ranks: int, stopped: int, killed: int | None, tmp_path: Path
+) -> None:
+    """The collectives of real ranks time out; who is blamed then is the stopped one, and a killed one before it."""
+    recipe, folder = _recipe(tmp_path, "dense", duration="2000step")
+    agent = _start(recipe, f"train.parallel.ranks={ranks}", "train.parallel.timeout=10s")
+    _wait(_step_reached(folder, 3))
+    pids = _ranks_of(agent.pid)
+    os.kill(pids[stopped], signal.SIGSTOP)
+    if killed is not None:
+        os.kill(pids[killed], signal.SIGKILL)
+    code, output = _finish(agent)
+    assert code == 75, output
+    who = f"rank {stopped} (pid {pids[stopped]}), which was stopped (SIGSTOP or a debugger), did not answer"
+    assert who in output
+    reason = json.loads((folder / "status.json").read_text())["reason"]
+    assert who in reason
+    assert reason.startswith(f"rank {stopped if killed is None else killed} (pid ")
+    assert "code 76" not in output + (folder / "events.jsonl").read_text()
+    assert [event["rank"] for event in _events(folder) if event["event"] == "rank_unresponsive"] == [stopped]
+    ended = _events(folder)[-1]
+    assert 76 not in ended["codes"]
+    assert code == ended["code"]
+
+
 @pytest.mark.parametrize(("number", "want"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_asked_to_stop_it_saves_and_goes_on_to_the_bit(
     number: signal.Signals, want: int, tmp_path: Path, unhurt: dict[int, float]
@@ -136,6 +162,17 @@ def test_asked_to_stop_it_saves_and_goes_on_to_the_bit(
     code, output = _run(recipe)
     assert code == 0, output
     assert _losses(folder) == unhurt
+
+
+def test_a_loss_that_is_not_finite_is_the_reason_on_record(tmp_path: Path) -> None:
+    recipe, folder = _recipe(tmp_path, "dense", duration="20step")
+    code, output = _run(recipe, "train.optimizer.lr=1e30", "train.schedule.warmup=0step")
+    assert code == 3, output
+    event = next(event for event in _events(folder) if event["event"] == "not_finite")
+    assert f"error: the {event['cause']} is {event['value']} at step {event['step']}; the model is still" in output
+    status = json.loads((folder / "status.json").read_text())
+    assert status["state"] == "failed"
+    assert status["reason"] == f"the {event['cause']} was {event['value']} at step {event['step']}"
 
 
 def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
