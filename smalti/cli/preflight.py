@@ -89,7 +89,12 @@ def _check_run_folder(folder: str) -> None:
 def _check_folders(config: "RunConfig") -> None:
     """Folders of token files that do not exist, seen from here: a recipe's relative paths begin where one stands."""
     from smalti.base import store
+    from smalti.data.inputs import require_heldout
+    from smalti.data.opening import named
 
+    for name, folder in config.data.heldout.items():
+        with named(f"data.heldout.{name} = {folder}"):
+            require_heldout(folder)
     for section in ("sources", "heldout"):
         for name, given in getattr(config.data, section).items():
             folder = given if isinstance(given, str) else given.path

@@ -5,6 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from smalti.config.places import LocalFolder
 from smalti.config.schema import Config, NotAllowed, Real, Whole
 
 Preset = Literal[
@@ -62,7 +63,7 @@ class CurateConfig(Config):
 
     sources: dict[str, CurateSourceConfig] = Field(min_length=1)
     """Name -> where the documents come from."""
-    output: str
+    output: LocalFolder
     """Local folder that receives ``documents/``, ``drops/``, ``report.json`` and ``report.md``; replaced by a rerun."""
     max_document_bytes: Whole = Field(1_000_000, ge=1000)
     """Longer documents are cut into parts of at most so many bytes (ids ``ID#1``, ``ID#2`` ...): at the last blank line
@@ -96,9 +97,9 @@ class CurateConfig(Config):
 class TokenizeConfig(Config):
     """Documents -> token files."""
 
-    documents: str
+    documents: LocalFolder
     """The output folder of ``smalti data curate``."""
-    output: str
+    output: LocalFolder
     """Local folder that receives ``tokenizer/`` and one folder of token files for each source and split."""
     tokenizer: str = "train"
     """``train`` a byte-level BPE on the training split, or the path of a ``tokenizer.json`` (or its folder), or of a

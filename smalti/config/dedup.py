@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from smalti.config.places import LocalFolder
 from smalti.config.schema import Config, Real, Whole, placement
 
 Stage = Literal["signatures", "candidates", "shingles", "pairs", "decisions"]
@@ -13,9 +14,9 @@ Stage = Literal["signatures", "candidates", "shingles", "pairs", "decisions"]
 class DedupConfig(Config):
     """Documents -> the same without near-duplicates, with every drop and its partner recorded."""
 
-    documents: str
+    documents: LocalFolder
     """The output folder of ``smalti data curate`` (or of an earlier deduplication)."""
-    output: str = placement()
+    output: LocalFolder = placement()
     """Local folder that receives ``documents/``, ``drops/``, ``report.json`` and ``report.md``; replaced by a rerun."""
     shingle_words: Whole = Field(3, ge=1, le=32)
     """Words in a row that make one shingle; a document is compared as the set of its shingles."""

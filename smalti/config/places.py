@@ -54,6 +54,21 @@ Place = Annotated[str, AfterValidator(check_place)]
 """A local path, or the URL of a folder or file in a store."""
 
 
+def check_local(text: str) -> str:
+    """``text``, a local path. Raises NotAllowed for a URL."""
+    if "://" in text:
+        raise NotAllowed(
+            f"'{_shown(text)}' is not a local path",
+            allowed="a local path; object stores hold data only",
+            hint="name a folder on a disk of this machine, or on one that all machines share",
+        )
+    return text
+
+
+LocalFolder = Annotated[str, AfterValidator(check_local)]
+"""A folder that is written, with renames and locks: object stores have neither."""
+
+
 def _refuse_credentials(scheme: str, host: str, query: str) -> None:
     options = dict(parse_qsl(query, keep_blank_values=True))
     user, at, _ = host.rpartition("@")

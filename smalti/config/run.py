@@ -8,6 +8,7 @@ from pydantic import field_validator, model_validator
 from smalti.config.data import DataConfig, PastConfig
 from smalti.config.durations import RunLength, check_schedule
 from smalti.config.model import ModelConfig
+from smalti.config.places import LocalFolder
 from smalti.config.profile import ProfileConfig
 from smalti.config.schema import Config, NotAllowed, Whole, placement
 from smalti.config.track import TrackConfig
@@ -21,7 +22,7 @@ class JobConfig(Config):
     """Name of the run, and of its folder."""
     seed: Whole = 17
     """Keys the order of the data and the initial weights."""
-    folder: str | None = placement(None)
+    folder: LocalFolder | None = placement(None)
     """The run folder; absent: ``runs/<name>``. The config of a run folder belongs to that folder, wherever it is."""
     init_from: str | None = None
     """A run, checkpoint or Hugging Face folder whose weights (only) the run starts from; the model must be the same."""

@@ -53,7 +53,7 @@ def read_inputs(config: DataConfig) -> dict[str, bytes]:
                     source.check_files()
     for name, folder in config.heldout.items():
         with named(f"data.heldout.{name} = {folder}"), closing(open_files(folder, fetch=config.fetch)) as files:
-            _require_heldout(folder)
+            require_heldout(folder)
             indexes[heldout_key(name)] = read_manifest(files)
             TokenSource(folder, index=indexes[heldout_key(name)], files=files).check_files()
     return indexes
@@ -89,7 +89,7 @@ def heldout_key(name: str) -> str:
     return f"/heldout/{name}"
 
 
-def _require_heldout(folder: str) -> None:
+def require_heldout(folder: str) -> None:
     """Raise a DataError where 'smalti data tokenize' wrote a source's training split and, without a document, no
     held-out one."""
     if store.is_local(folder) and not os.path.exists(folder):

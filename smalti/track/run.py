@@ -56,10 +56,6 @@ class RunFolder:
         UserError where the folder belongs to another identity (unless nothing came of that: no step, no checkpoint),
         or where another process is training in it; TryElsewhere where the disk is full, failing or read-only.
         """
-        if not store.is_local(config.run_folder):
-            raise UserError(
-                f"folder = {config.run_folder} is not a local path", allowed="a path; object stores hold data only"
-            )
         run = cls(config.run_folder)
         try:
             with disk_trouble(run.path):

@@ -120,6 +120,9 @@ def test_the_dry_run_tells_what_is_not_by_default(work, dry_run):
         (["data.sources.a=tokens/none"],
          ["data.sources.a = tokens/none does not exist (seen from ", "hint: smalti data tokenize"]),
         (["data.heldout.h=data/demo/tokens/x"], ["data.heldout.h = data/demo", "hint: smalti demo writes it"]),
+        (["data.heldout.h=one/heldout"],
+         ["no document of this source was held out", "hint: leave it out of data.heldout"]),
+        (["folder=s3://bucket/run"], ["'s3://bucket/run' is not a local path", "hint: name a folder on a disk"]),
         (["data.sources.a=tokens"], ["data.sources.a = tokens", "holds no token files"]),
         (["folder=r.yaml"], ["'r.yaml' cannot be written or read: Not a directory", "hint: name another folder"]),
         (["folder=r.yaml/x"], ["r.yaml' cannot be written or read: Not a directory"]),
@@ -144,6 +147,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(work, overrides, wor
         writer.add(np.arange(1, 100), 400)
     (work / "numbers").mkdir()
     np.save(work / "numbers/t.npy", np.arange(100_000))
+    write_tokens(work / "one/train", 9)
     assert run_command(["train", "r.yaml", *overrides]) == 2
     said = capsys.readouterr().err
     for word in words:
@@ -174,6 +178,12 @@ def test_a_run_that_cannot_be_exported_is_told_before_it_starts(dry_run):
     _, text, _ = dry_run("model.family=decoder", "train.parallel.ranks=1")
     assert "warning    family decoder has no Hugging Face form" in text
     assert "1 rank on" in text
+
+
+def test_the_dry_run_refuses_a_run_folder_in_a_store(dry_run):
+    code, _, err = dry_run("folder=s3://bucket/run")
+    assert code == 2
+    assert "'s3://bucket/run' is not a local path" in err
 
 
 def test_the_dry_run_refuses_stages_that_do_not_fit(dry_run):

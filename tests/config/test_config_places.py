@@ -3,9 +3,11 @@
 import pytest
 
 from smalti.base.errors import UserError
+from smalti.config.curate import CurateConfig, TokenizeConfig
 from smalti.config.data import DataConfig
+from smalti.config.dedup import DedupConfig
 from smalti.config.load import from_dict
-from smalti.config.places import check_place
+from smalti.config.places import check_local, check_place
 from smalti.config.schema import NotAllowed
 
 SECRETS = (
@@ -66,3 +68,17 @@ def test_what_is_no_url_is_answered_with_the_schemes(url: str, words: str) -> No
 )
 def test_what_is_meant_stays(place: str) -> None:
     assert check_place(place) == place
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/run", "gs://bucket/run", "file:///tmp/run"])
+def test_folders_that_are_written_are_local(url: str) -> None:
+    """So ``--dry-run`` refuses what the run would refuse."""
+    with pytest.raises(NotAllowed, match="is not a local path"):
+        check_local(url)
+    assert check_local("runs/a:b") == "runs/a:b"
+    with pytest.raises(UserError, match="is not a local path"):
+        from_dict(CurateConfig, {"sources": {"a": {"path": "x"}}, "output": url})
+    with pytest.raises(UserError, match="is not a local path"):
+        from_dict(DedupConfig, {"documents": "x", "output": url})
+    with pytest.raises(UserError, match="is not a local path"):
+        from_dict(TokenizeConfig, {"documents": "x", "output": url})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from made_tokens import write_source
 
-from smalti.base.errors import UserError
+from smalti.base.errors import DataError, UserError
 from smalti.cli.main import run as smalti
 from smalti.config.data import FetchConfig, SourceConfig
 from smalti.data import mds_writer
@@ -156,3 +156,63 @@ def test_the_commands_take_the_fields_of_a_source(tmp_path: Path, capsys: pytest
     assert smalti(["data", "pack", *raw, "--seq-len", "8", "--dry-run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["documents"] == 20
     assert smalti(["data", "pack", raw[0], "colour=red", "--seq-len", "8"]) == 2
+
+
+@pytest.mark.parametrize("how", ["packed", "many"])
+def test_later_shards_of_the_same_size_may_have_samples_of_other_sizes(tmp_path: Path, how: str) -> None:
+    """Tables of packed shards, and of more than 64, are not read at opening."""
+    same, others = [200, 400], [150, 400]
+    n_shards = 3 if how == "packed" else 70
+    ends = [at + 400 * n for n in range(n_shards) for at in (others if n in (1, n_shards - 1) else same)]
+    np.arange(400 * n_shards, dtype="<u2").tofile(tmp_path / "a.bin")
+    np.array(ends, "<u8").tofile(tmp_path / "a.bin.index")
+    source = opened(tmp_path / "a.bin", dtype="uint16", document_ends=".index")
+    compression = "zstd:5" if how == "packed" else None
+    options = MdsOptions(shard_bytes=1200, dtype="uint16", compression=compression)
+    assert write_mds(source, str(tmp_path / "mds"), options).shards == n_shards
+    back = opened(tmp_path / "mds")
+    assert np.array_equal(back.read(0, back.n_tokens), np.arange(400 * n_shards) % 65536)
+    out = np.empty((n_shards, 300), back.dtype)
+    back.read_rows(np.arange(n_shards) * 390, out)
+    assert np.array_equal(out, (np.arange(n_shards)[:, None] * 390 + np.arange(300)) % 65536)
+    back.verify()
+    index = tmp_path / "mds" / "index.json"
+    text = index.read_text()
+    damaged = json.loads(text)
+    damaged["shards"][0]["column_names"] = ["other"]
+    index.write_text(json.dumps(damaged))
+    with pytest.raises(DataError, match="shard 1 has other columns than the shards before"):
+        opened(tmp_path / "mds")
+
+
+def shard_of(samples: list[np.ndarray], size: int | None, extra: bytes) -> bytes:
+    """A column ``a_note`` of bytes and a column ``tokens`` of uint16, both fixed or (size None) both varying."""
+    width = 0 if size is not None else 8
+    parts = [
+        (b"" if size is not None else np.array([len(extra), 2 * one.size], "<u4").tobytes()) + extra + one.tobytes()
+        for one in samples
+    ]
+    offsets = np.cumsum([4 * (len(parts) + 2), *map(len, parts)])
+    assert all(len(part) == width + len(extra) + 2 * one.size for part, one in zip(parts, samples, strict=True))
+    return np.array([len(parts), *offsets], "<u4").tobytes() + b"".join(parts)
+
+
+@pytest.mark.parametrize("fixed", [[4, 6], [4, None], [None, 4], [4, 4]])
+def test_column_sizes_may_differ_from_shard_to_shard(tmp_path: Path, fixed: list[int | None]) -> None:
+    entries, expected = [], []
+    for number, count in enumerate(fixed):
+        samples = [np.arange(count or 3 + n, dtype="<u2") + 100 * number + 10 * n for n in range(5)]
+        note = b"n" * (number + 1)
+        size = None if count is None else 2 * count
+        data = shard_of(samples, size, note)
+        (tmp_path / f"{number}.mds").write_bytes(data)
+        expected += samples
+        entries.append({
+            "column_names": ["a_note", "tokens"], "column_encodings": ["bytes", "bytes"], "compression": None,
+            "column_sizes": [None if count is None else len(note), size], "format": "mds", "version": 2, "samples": 5,
+            "raw_data": {"basename": f"{number}.mds", "bytes": len(data), "hashes": {}}, "zip_data": None,
+        })  # fmt: skip
+    (tmp_path / "index.json").write_text(json.dumps({"version": 2, "shards": entries}))
+    back = opened(tmp_path, column="tokens", dtype="uint16")
+    assert np.array_equal(back.read(0, back.n_tokens), np.concatenate(expected))
+    back.verify()

@@ -80,8 +80,10 @@ def open_mds(config: SourceConfig, index: Index, files: Files) -> ShardedSource:
         fixed = [(place, bytes.fromhex(text)) for place, text in alike["fixed"]]
         starts = _first_bytes(mds, alike["stride"], opened.path)
         shape = {name: alike[name] for name in ("stride", "at", "count")}
-        layout = StridedLayout(dtype, starts, **shape, fixed=fixed, path=stored.path)
         tokens = samples * alike["count"]
+        tables = SampleTables(mds, column, stored, facts["dims"])
+        varied = VariedLayout(dtype, column, tables, tokens, stored.path)
+        layout = StridedLayout(dtype, starts, **shape, fixed=fixed, varied=varied)
     else:
         if column.size is not None:
             tokens = samples * (column.size // dtype.itemsize)
@@ -136,12 +138,12 @@ def _first_samples(opened: _Opened) -> tuple[dict[str, Any], SampleTables]:
     size = mds.shards[shard].shard.raw.n_bytes
     begin, end = np.frombuffer(stored.read([(shard, 4, 12)])[0], "<u4").tolist()
     sample = stored.read([(shard, begin, min(end, size))])[0]
-    varying = [n for n, one in enumerate(mds.columns.sizes) if one is None]
+    varying = mds.shards[shard].varying()
     n_head = 4 * len(varying)
     if len(sample) < n_head:
         raise DataError(f"the first sample of {stored.path(shard)} ends before its sizes", hint="copy the shard again")
     said = dict(zip(varying, np.frombuffer(sample[:n_head], "<u4").tolist(), strict=True))
-    sizes = [said[n] if one is None else one for n, one in enumerate(mds.columns.sizes)]
+    sizes = [said[n] if one is None else one for n, one in enumerate(mds.shards[shard].sizes)]
     at = n_head + sum(sizes[: column.place])
     part = sample[at : at + sizes[column.place]]
     head, values = column.array(part, stored.path(shard))
@@ -159,7 +161,7 @@ def _all_alike(mds: MdsIndex, table: SampleTable, shard: int) -> bool:
     """Whether every shard has the size that it would have with samples like those of the first one."""
     strides = np.unique(np.diff(table.offsets))
     counts = np.unique(np.diff(table.ends, prepend=0))
-    if strides.size != 1 or counts.size != 1 or np.unique(table.sizes).size != 1:
+    if not mds.is_uniform or strides.size != 1 or counts.size != 1 or np.unique(table.sizes).size != 1:
         return False
     config = int(table.offsets[0]) - 4 * (mds.shards[shard].samples + 2)
     each = ((one.shard.raw.n_bytes, one.samples) for one in mds.shards)
@@ -168,7 +170,7 @@ def _all_alike(mds: MdsIndex, table: SampleTable, shard: int) -> bool:
 
 def _tables_alike(opened: _Opened, tables: SampleTables, stride: int, dtype: "np.dtype[Any]") -> bool:
     """Whether the table of every shard says so too. Of many shards, or where they must be fetched whole for it, it is
-    believed; a sample that differs is then an error where it is read."""
+    believed; a shard with a sample that differs is then read by its table."""
     n = len(opened.index.shards)
     if n > _AT_ONCE or tables.needs_whole or opened.stored.any_packed:
         return True

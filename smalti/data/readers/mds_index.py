@@ -3,7 +3,7 @@
 The form: https://docs.mosaicml.com/projects/streaming (version 2). Columns are encoded as ``mds_columns`` says.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from smalti.base.errors import DataError
@@ -24,7 +24,7 @@ class Columns:
     names: tuple[str, ...]
     encodings: tuple[str, ...]
     sizes: tuple[int | None, ...]
-    """Bytes; None: they vary, and the sample says it."""
+    """Bytes; None: they vary, and the sample says it, or some shards have others."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,12 @@ class MdsShard:
 
     samples: int
     shard: Shard
+    sizes: tuple[int | None, ...]
+    """Bytes of each column in this shard; None: its samples say it."""
+
+    def varying(self) -> list[int]:
+        """Columns whose sizes the samples of this shard say."""
+        return [place for place, size in enumerate(self.sizes) if size is None]
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,11 @@ class MdsIndex:
 
     columns: Columns
     shards: tuple[MdsShard, ...]
+
+    @property
+    def is_uniform(self) -> bool:
+        """The columns have the same sizes, or vary, in all shards."""
+        return len({one.sizes for one in self.shards}) == 1
 
     @property
     def hashes(self) -> list[str]:
@@ -65,13 +76,16 @@ def parse_index(data: bytes, path: str) -> MdsIndex:
             raise DataError(told, allowed=error.allowed, hint=error.hint) from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"{path}, shard {number}: {error!r}", hint="the index is damaged: copy it again") from error
-        if columns not in (None, here):
-            raise DataError(f"{path}, shard {number} has other columns than the shards before: {', '.join(here.names)}")
-        columns = here
+        columns = columns or here
+        if (columns.names, columns.encodings) != (here.names, here.encodings):
+            told = ", ".join(f"{name} ({encoding})" for name, encoding in zip(here.names, here.encodings, strict=True))
+            raise DataError(f"{path}, shard {number} has other columns than the shards before: {told}")
         shards.append(shard)
     if columns is None:
         raise DataError(f"{path} lists no shards")
-    return MdsIndex(columns, tuple(shards))
+    by_column = zip(*(one.sizes for one in shards), strict=True)
+    sizes = tuple(found[0] if len(set(found)) == 1 else None for found in by_column)
+    return MdsIndex(replace(columns, sizes=sizes), tuple(shards))
 
 
 def _shard(entry: dict[str, Any]) -> tuple[Columns, MdsShard]:
@@ -96,7 +110,7 @@ def _shard(entry: dict[str, Any]) -> tuple[Columns, MdsShard]:
     samples = _whole(entry["samples"], "samples", 0)
     if 4 * (samples + 2) > raw.n_bytes:
         raise DataError(f"{raw.name} has {raw.n_bytes:,} bytes, too few for {samples:,} samples")
-    return columns, MdsShard(samples, Shard(raw, packed, compression))
+    return columns, MdsShard(samples, Shard(raw, packed, compression), columns.sizes)
 
 
 def _file(value: dict[str, Any]) -> StoredFile:

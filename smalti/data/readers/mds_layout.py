@@ -29,7 +29,8 @@ _UNLIKE = (
 
 
 class StridedLayout:
-    """Samples of one size, each with ``count`` tokens ``at`` bytes behind its beginning."""
+    """Samples of one size, each with ``count`` tokens ``at`` bytes behind its beginning. Of most shards only the size
+    said so at opening: one whose samples turn out to have other sizes is read by its table."""
 
     def __init__(
         self,
@@ -40,31 +41,31 @@ class StridedLayout:
         at: int,
         count: int,
         fixed: Sequence[tuple[int, bytes]],
-        path: Callable[[int], str],
+        varied: "VariedLayout",
     ) -> None:
-        """``starts``: the first sample of each shard; ``fixed``: bytes that every sample must have, and where."""
+        """``starts``: the first sample of each shard; ``fixed``: bytes that every such sample has, and where;
+        ``varied``: reads shards whose samples have others."""
         self.stored, self._starts, self._stride, self._at, self._count = stored, starts, stride, at, count
         self._fixed = [(place, np.frombuffer(data, np.uint8)) for place, data in fixed]
-        self._path = path
+        self._varied, self._others = varied, set[int]()
 
     def prepare(self, shards: Sequence[int]) -> None:
         """Nothing is needed."""
 
     def span(self, piece: Piece) -> tuple[int, int]:
-        """Whole samples."""
+        """Whole samples; nothing of a shard that is read by its table."""
         start, count = self._starts[piece.shard], self._count
+        if piece.shard in self._others:
+            return start, start
         return start + piece.begin // count * self._stride, start + -(-piece.end // count) * self._stride
 
     def values(self, piece: Piece, data: memoryview) -> npt.NDArray[Any]:
         """Cut out of the samples, whose sizes are checked."""
         samples = np.frombuffer(data, np.uint8).reshape(-1, self._stride)
-        for place, expected in self._fixed:
-            if (samples[:, place : place + expected.size] != expected).any():
-                raise DataError(
-                    f"{self._path(piece.shard)} has a sample of another size or kind than the first of its data set, "
-                    "though all its shards are as large as if there were none",
-                    hint=_UNLIKE,
-                )
+        fits = all((samples[:, place : place + one.size] == one).all() for place, one in self._fixed)
+        if not fits or piece.shard in self._others:
+            self._others.add(piece.shard)
+            return self._varied.read(piece)
         n_bytes = self._count * self.stored.itemsize
         tokens = np.ascontiguousarray(samples[:, self._at : self._at + n_bytes]).view(self.stored).reshape(-1)
         first = piece.begin // self._count * self._count
@@ -95,37 +96,36 @@ class SampleTables:
 
     def __init__(self, index: MdsIndex, column: TokenColumn, stored: StoredShards, dims: int) -> None:
         """``dims``: of the arrays."""
-        self._index, self._column, self._stored, self._dims = index, column, stored, dims
-        sizes = index.columns.sizes
-        self._varying = [n for n, size in enumerate(sizes) if size is None]
-        self.needs_whole = dims != 1 or self._varying not in ([], [column.place])
+        self._index, self._column, self.stored, self._dims = index, column, stored, dims
+        simple: tuple[list[int], list[int]] = ([], [column.place])
+        self.needs_whole = dims != 1 or any(one.varying() not in simple for one in index.shards)
 
     def read(self, shards: Sequence[int], dtype: "np.dtype[Any]") -> list[SampleTable]:
         """Tables of ``shards``. Raises DataError for one that contradicts itself or the index."""
         entries = [self._index.shards[n] for n in shards]
         ends = [one.shard.raw.n_bytes if self.needs_whole else 4 * (one.samples + 2) for one in entries]
-        found = self._stored.read([(n, 0, end) for n, end in zip(shards, ends, strict=True)])
+        found = self.stored.read([(n, 0, end) for n, end in zip(shards, ends, strict=True)])
         return [self._table(n, data, dtype) for n, data in zip(shards, found, strict=True)]
 
     def _table(self, shard: int, data: memoryview, dtype: "np.dtype[Any]") -> SampleTable:
-        entry, path = self._index.shards[shard], self._stored.path(shard)
-        n, columns, column = entry.samples, self._index.columns, self._column
+        entry, path = self._index.shards[shard], self.stored.path(shard)
+        n, column, varying = entry.samples, self._column, entry.varying()
         head = np.frombuffer(data, "<u4", count=n + 2)
         offsets = head[1:].astype(np.int64)
         wrong = int(head[0]) != n or int(offsets[0]) < 4 * (n + 2) or int(offsets[-1]) != entry.shard.raw.n_bytes
         if wrong or (np.diff(offsets) < 0).any():
             raise DataError(f"the table of samples in {path} does not fit its index ({n:,} samples)", hint=_DAMAGED)
-        known = [size if size is not None else 0 for size in columns.sizes]
-        parts = offsets[:-1] + 4 * len(self._varying)
+        known = [size if size is not None else 0 for size in entry.sizes]
+        parts = offsets[:-1] + 4 * len(varying)
         if not self.needs_whole:
-            sizes = np.diff(offsets) - 4 * len(self._varying) - (sum(known) - known[column.place])
+            sizes = np.diff(offsets) - 4 * len(varying) - (sum(known) - known[column.place])
             parts = parts + sum(known[: column.place])
         else:
-            said = self._sizes(data, offsets[:-1], path)
-            all_sizes = [said[:, self._varying.index(k)] if k in self._varying else known[k] for k in range(len(known))]
+            said = _said_sizes(data, offsets[:-1], 4 * len(varying), path)
+            all_sizes = [said[:, varying.index(k)] if k in varying else known[k] for k in range(len(known))]
             sizes = np.zeros(n, dtype=np.int64) + all_sizes[column.place]
             parts = parts + sum(all_sizes[: column.place])
-            wrong = bool((offsets[:-1] + 4 * len(self._varying) + sum(all_sizes) != offsets[1:]).any())
+            wrong = bool((offsets[:-1] + 4 * len(varying) + sum(all_sizes) != offsets[1:]).any())
         if wrong or (sizes < 0).any():
             raise DataError(f"{path} has a sample whose columns do not fill it", hint=_DAMAGED)
         counts = column.counts_of_1d(sizes, dtype.itemsize) if self._dims == 1 else None
@@ -136,13 +136,15 @@ class SampleTables:
             counts = np.array([column.array(data[a : a + size], path, dtype)[1].size for a, size in each], np.int64)
         return SampleTable(offsets, parts, sizes, np.cumsum(counts, dtype=np.int64))
 
-    def _sizes(self, data: memoryview, begins: Int64s, path: str) -> Int64s:
-        """What each sample says of the sizes of its columns, [n, varying columns]."""
-        raw, width = np.frombuffer(data, np.uint8), 4 * len(self._varying)
-        if begins.size and int(begins.max()) + width > raw.size:
-            raise DataError(f"{path} has a sample that ends before its sizes", hint=_DAMAGED)
-        heads = raw[begins[:, None] + np.arange(width)]
-        return np.ascontiguousarray(heads).view("<u4").astype(np.int64)
+
+def _said_sizes(data: memoryview, begins: Int64s, width: int, path: str) -> Int64s:
+    """What the first ``width`` bytes of each sample say of the sizes of its columns, [n, varying columns]."""
+    raw = np.frombuffer(data, np.uint8)
+    if begins.size and int(begins.max()) + width > raw.size:
+        raise DataError(f"{path} has a sample that ends before its sizes", hint=_DAMAGED)
+    heads = raw[begins[:, None] + np.arange(width)]
+    sizes: Int64s = np.ascontiguousarray(heads).view("<u4").astype(np.int64)
+    return sizes
 
 
 class VariedLayout:
@@ -184,6 +186,11 @@ class VariedLayout:
                 self._kept.move_to_end(shard)
             while len(self._kept) > _KEPT_TABLES:
                 self._kept.popitem(last=False)
+
+    def read(self, piece: Piece) -> npt.NDArray[Any]:
+        """The tokens of ``piece``, of a shard that nothing was prepared for."""
+        self.prepare([piece.shard])
+        return self.values(piece, self._tables.stored.read([(piece.shard, *self.span(piece))])[0])
 
     def ends(self, shard: int) -> Int64s:
         """Where the samples of a shard end, in its tokens."""
