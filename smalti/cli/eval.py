@@ -25,7 +25,14 @@ def run(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="A.B=VALUE", help="Changes to the suite.")] = None,
     suite: Annotated[str, typer.Option(help="Name of the suite; 'smalti eval ls' lists them.")] = "demo",
     output: Annotated[str | None, typer.Option(help="Write evals/SUITE/TIME/ here; absent: into the run.")] = None,
-    dtype: Annotated[str, typer.Option(help="Compute in fp32 or bf16.")] = "fp32",
+    dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|fp32|bf16",
+            help="What to compute in; auto: fp32, and held-out text in bf16 where the hardware has it and a sample of "
+            "the text gives the same figure.",
+        ),
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
     upload: Annotated[
         bool, typer.Option(help="Put scores and results to the run's MLflow run, where it has one.", show_default=False)
@@ -36,16 +43,21 @@ def run(
     For a run the results are written to RUN/evals/SUITE/TIME/ and into the model card of its export; held-out folders
     and seq_len come from its config.
     """
+    from smalti.base.errors import UserError
     from smalti.dist.export import refresh_card
+    from smalti.evals import bf16
     from smalti.evals import suite as room
-    from smalti.serve.engine.engine import Engine
+    from smalti.fleet import machine
+    from smalti.serve.engine.engine import DTYPES, Engine
     from smalti.serve.folders import find
 
     found = find(model)
     config = _config(suite, found, overrides or [])
     _refuse_stale(found)
     room.check_folders(config)
-    engine = Engine.from_folder(found.folder, dtype=dtype)
+    if dtype not in ("auto", *DTYPES):
+        raise UserError(f"--dtype {dtype} is not known", allowed=", ".join(("auto", *DTYPES)))
+    engine = Engine.from_folder(found.folder, dtype="fp32" if dtype == "auto" else dtype)
     about = {"model_folder": found.folder, "compute_dtype": dtype, "step": found.record.get("step")}
     with ProgressLine("tokens") as progress:
         results = room.run(
@@ -53,8 +65,8 @@ def run(
             config,
             output or found.run_folder,
             about=about,
-            announce=lambda name: typer.echo(f"{name} ...", err=True),
             progress=progress,
+            try_bf16=dtype == "auto" and bf16.is_native(engine.model, machine.cpu()["features"]),
         )
     if found.run_folder is not None and output is None:
         refresh_card(found.run_folder)

@@ -1,4 +1,4 @@
-"""How far a command is: one line on stderr, rewritten in place on a terminal, else a new one every few seconds.
+"""How far a command is: one line on stderr, rewritten in place on a terminal, else new lines, ever more seldom.
 
 Promises: short work shows none; nothing of it reaches stdout; a terminal is left as it was found.
 """
@@ -9,7 +9,9 @@ from smalti.base.clock import now_s
 from smalti.base.env import plain_output
 from smalti.base.units import format_bytes, format_count, format_frac
 
-_LIVE_S, _PLAIN_S = 0.2, 5.0
+_LIVE_S = 0.2
+_PLAIN_S = (5.0, 60.0)
+"""Seconds to the first plain line; each next takes twice as long, to a minute at most."""
 
 
 class ProgressLine:
@@ -21,6 +23,7 @@ class ProgressLine:
     def __init__(self, unit: str = "bytes") -> None:
         self._unit = unit
         self._live = sys.stderr.isatty() and not plain_output()
+        self._wait_s = _LIVE_S if self._live else _PLAIN_S[0]
         self._last_s = now_s()
         self._shown = False
 
@@ -38,8 +41,10 @@ class ProgressLine:
         if done == total:
             self._clear()
             return
-        if now_s() - self._last_s < (_LIVE_S if self._live else _PLAIN_S):
+        if now_s() - self._last_s < self._wait_s:
             return
+        if not self._live:
+            self._wait_s = min(2 * self._wait_s, _PLAIN_S[1])
         self._last_s = now_s()
         self._shown = True
         frac = min(1.0, done / max(total, 1))  # a total that was estimated may be passed

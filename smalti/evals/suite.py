@@ -25,21 +25,24 @@ def run(
     about: dict[str, Any] | None = None,
     announce: Callable[[str], None] = lambda name: None,
     progress: Callable[[str, int, int], None] = lambda name, done, total: None,
+    try_bf16: bool = False,
 ) -> dict[str, Any]:
     """Ask the model everything in ``config``; returns what ``results.json`` holds.
 
     ``output``: a run folder (or any folder), into which ``evals/<suite>/<UTC time>/`` is written; None writes nothing.
     What is returned names that folder as ``folder``, where one was written.
     ``about`` is kept with the results (step, folder of the model ...). ``announce`` hears of each task before it runs,
-    ``progress`` of how many tokens of how many it has read. All folders are looked at before anything is scored.
+    ``progress`` of how many tokens of how many it has read. ``try_bf16``: held-out text is scored in bfloat16 where
+    that gives the same figure. All folders are looked at before anything is scored.
     """
     check_folders(config)
     seq_len = context_tokens(engine, config)
     tasks: list[TaskResult] = []
-    for name, ask in _parts(engine, config, seq_len):
+    parts = _parts(engine, config, seq_len, try_bf16)
+    for number, (name, ask) in enumerate(parts, 1):
         announce(name)
         begin_s = clock.now_s()
-        task = ask(partial(progress, name))
+        task = ask(partial(progress, f"{name} (task {number} of {len(parts)})"))
         tasks.append(TaskResult(task.name, {**task.score, "wall_s": clock.now_s() - begin_s}, task.samples))
     found: dict[str, Any] = {
         "suite": config.suite,
@@ -88,12 +91,15 @@ def check_folders(config: EvalConfig) -> None:
         )
 
 
-def _parts(engine: Engine, config: EvalConfig, seq_len: int) -> list[tuple[str, Callable[[Progress], TaskResult]]]:
+def _parts(
+    engine: Engine, config: EvalConfig, seq_len: int, try_bf16: bool
+) -> list[tuple[str, Callable[[Progress], TaskResult]]]:
     parts: list[tuple[str, Callable[[Progress], TaskResult]]] = []
     for task in config.tasks:
         if task != "heldout":
             parts.append((task, partial(ranked.run, task, engine, config, seq_len)))
             continue
         for source, folder in config.heldout.items():
-            parts.append((f"heldout/{source}", partial(heldout.run, source, folder, engine, config, seq_len)))
+            ask = partial(heldout.run, source, folder, engine, config, seq_len, try_bf16=try_bf16)
+            parts.append((f"heldout/{source}", ask))
     return parts

@@ -13,19 +13,21 @@ def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def lines(now_s: list[float], capsys: pytest.CaptureFixture[str], unit: str) -> list[str]:
+    """Of work of 200 seconds."""
     with progress.ProgressLine(unit) as tell:
-        for done in range(0, 110, 10):
+        for done in range(1, 201):
             now_s[0] += 1.0
-            tell("reading", done, 100)
+            tell("reading", done, 200)
     return capsys.readouterr().err.splitlines()
 
 
-def test_one_line_every_five_seconds(now_s: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-    assert lines(now_s, capsys, "bytes") == ["reading: 40 B of 100 B, 40.0%", "reading: 90 B of 100 B, 90.0%"]
+def test_plain_lines_come_ever_more_seldom(now_s: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    found = [int(line.split()[1]) for line in lines(now_s, capsys, "bytes")]
+    assert found == [5, 15, 35, 75, 135, 195]
 
 
 def test_other_units(now_s: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-    assert lines(now_s, capsys, "tokens")[0] == "reading: 40 of 100 tokens, 40.0%"
+    assert lines(now_s, capsys, "tokens")[0] == "reading: 5 of 200 tokens, 2.5%"
 
 
 def test_large_pieces_are_counted(now_s: list[float], capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,17 +34,17 @@ def test_uniform_model_by_hand(tmp_path: Path) -> None:
     assert found["xz_bits_per_byte"] == 8 * len(lzma.compress(joined, preset=9)) / n_bytes
 
 
-@pytest.mark.parametrize("seq_len", [2, 3, 7, 16])
+@pytest.mark.parametrize(("seq_len", "overlap"), [(2, 0), (2, 1), (3, 1), (7, 6), (16, 4), (16, 8)])
 @pytest.mark.parametrize("length", [2, 3, 8, 9, 17, 50])
-def test_windows_score_each_target_once_with_enough_context(seq_len: int, length: int) -> None:
+def test_windows_score_each_target_once_with_enough_context(seq_len: int, overlap: int, length: int) -> None:
     ids = np.arange(length)
     scored: list[int] = []
-    for window in heldout.sliding_windows(ids, seq_len):
+    for window in heldout.sliding_windows(ids, seq_len, overlap):
         assert len(window.ids) - 1 <= seq_len
         start = int(window.ids[0])
         scored += window.ids[window.first :].tolist()
         context = window.first
-        assert start == 0 or context >= seq_len // 2
+        assert start == 0 or context > overlap
     assert scored == list(range(1, length))
 
 
@@ -53,11 +53,11 @@ def _with_loop_kernel(config: ModelConfig) -> ModelConfig:
     return config.model_copy(update={"moe": moe})
 
 
-def _brute_force_nats(model, ids: list[int], seq_len: int) -> float:
+def _brute_force_nats(model, ids: list[int], seq_len: int, stride: int) -> float:
     """Each target by its own forward over the window that the rule names, float64."""
     double = Decoder(_with_loop_kernel(model.config)).double().eval()  # grouped_mm takes no float64
     double.load_state_dict(model.state_dict())
-    stride, total = max(1, seq_len // 2), 0.0
+    total = 0.0
     for target in range(1, len(ids)):
         window = 0
         while window * stride + seq_len < target:
@@ -68,16 +68,26 @@ def _brute_force_nats(model, ids: list[int], seq_len: int) -> float:
     return total
 
 
+@pytest.mark.parametrize(("overlap_frac", "stride"), [(0.25, 12), (0.5, 8), (0.0, 16), (0.99, 1)])
 @pytest.mark.parametrize("config", [llama_config, dbrx_config], ids=["llama", "dbrx"])
-def test_equals_brute_force(config, tmp_path: Path) -> None:
+def test_equals_brute_force(config, overlap_frac: float, stride: int, tmp_path: Path) -> None:
     texts = ["abcdef" * 7, "xy", "", "é" * 15]
     engine = Engine(tiny_model(config()), ByteTokenizer())
-    found = heldout.run("s", write_byte_tokens(tmp_path / "t", texts), engine, EvalConfig(batch_tokens=40), 16)
+    suite = EvalConfig(batch_tokens=40, overlap_frac=overlap_frac)
+    found = heldout.run("s", write_byte_tokens(tmp_path / "t", texts), engine, suite, 16)
     for text, sample in zip(texts, found.samples, strict=True):
         ids = [256, *text.encode(), 256]
-        assert sample["nats"] == pytest.approx(_brute_force_nats(engine.model, ids, 16), rel=1e-5)
+        assert sample["nats"] == pytest.approx(_brute_force_nats(engine.model, ids, 16, stride), rel=1e-5)
     total = sum(sample["nats"] for sample in found.samples)
     assert found.score["value"] == pytest.approx(total / math.log(2) / sum(len(text.encode()) for text in texts))
+
+
+def test_a_long_document_is_read_four_thirds_times(tmp_path: Path) -> None:
+    read: list[int] = []
+    folder, engine = write_byte_tokens(tmp_path / "t", ["x" * 6000]), Engine(UniformModel(), ByteTokenizer())
+    found = heldout.run("s", folder, engine, EvalConfig(), 64, lambda done, total: read.append(total)).score
+    assert read[-1] == pytest.approx(found["n_tokens"] * 4 / 3, rel=0.01)
+    assert (found["seq_len"], found["overlap_tokens"]) == (64, 16)
 
 
 def test_batching_changes_nothing() -> None:

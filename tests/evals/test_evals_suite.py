@@ -71,7 +71,7 @@ def test_progress_rises_to_the_whole(engine: Engine) -> None:
     suite.run(engine, config, progress=lambda *now: told.append(now))
     assert len(told) > 2
     assert [done for _, done, _ in told] == sorted({done for _, done, _ in told})
-    assert {name for name, _, _ in told} == {"brackets"}
+    assert {name for name, _, _ in told} == {"brackets (task 1 of 1)"}
     assert told[-1][1] == told[-1][2]
 
 

@@ -1,6 +1,8 @@
 """Runs held against each other: what differs is found, and noise is not called a difference."""
 
+import itertools
 import json
+import math
 import random
 import shutil
 from pathlib import Path
@@ -86,6 +88,41 @@ def test_too_few_steps_give_no_verdict() -> None:
     assert (found.verdict, found.half_width) == ("too few steps to tell", None)
 
 
+APART = {  # how two runs move apart from the same weights on, over 40 steps
+    "linear": lambda step: 1.36 * step / 40,
+    "saturating": lambda step: 0.9 * (1 - math.exp(-step / 10)),
+    "sigmoid": lambda step: 1 / (1 + math.exp((14 - step) / 3)),
+}
+
+
+@pytest.mark.parametrize("form", APART)
+def test_runs_that_move_apart_differ(form: str) -> None:
+    """0.68 on average over 40 steps, with the noise of steps that read the same batches."""
+    draw = random.Random(3)
+    before = [8 - 2 * step / 40 + draw.gauss(0, 0.2) for step in range(1, 41)]
+    after = [loss + APART[form](step) + draw.gauss(0, 0.03) for step, loss in enumerate(before, 1)]
+    found = of_curves(before, after, what="steps")
+    assert found.verdict == "higher"
+    assert found.value == pytest.approx(0.68, abs=0.05)
+    assert found.how == "40 steps, paired, as a random walk"
+    # the same late in a long run may be what slow noise has come to since its begin
+    assert of_curves(before, after, what="steps", places_before=4000).verdict == "too few steps to tell"
+
+
+@pytest.mark.parametrize("steps", [20, 40, 100])
+def test_a_random_walk_is_seldom_called_a_difference(proof, record, steps: int) -> None:
+    """The worst case of noise whose neighbours are alike: nothing that it has gained is ever lost."""
+    n = proof(short=400, full=20_000)
+    draw = random.Random(8)
+    wrong = 0
+    for _ in range(n):
+        walk = list(itertools.accumulate(draw.gauss(0, 0.05) for _ in range(3 * steps)))[2 * steps :]
+        found = of_curves([0.0] * steps, walk, what="steps", places_before=2 * steps)
+        wrong += found.verdict in ("lower", "higher")
+    record(f"runs-diff-walk-{steps}", {"cases": n, "steps": steps, "called_different_frac": wrong / n})
+    assert wrong / n < 0.08
+
+
 def test_another_batch_is_compared_at_the_same_tokens(tmp_path: Path) -> None:
     first, other = made(tmp_path / "small"), made(tmp_path / "large", batch=16384)
     found = compare([read_run(first), read_run(other)])
@@ -113,6 +150,19 @@ def test_bits_per_byte_are_paired_by_document() -> None:
     found = of_scores({"value": values[0]}, {"value": values[1]}, (before, after))
     assert found.verdict == "higher"
     assert found.half_width == pytest.approx(1.96 * 5 / 1000 / 0.6931 / 50**0.5, rel=0.3)
+
+
+def test_other_windows_give_no_verdict() -> None:
+    before = [{"index": i, "n_bytes": 1000, "nats": 1000.0 + i} for i in range(50)]
+    after = [{**sample, "nats": sample["nats"] - 3} for sample in before]
+    score = {"value": 1.5, "seq_len": 256, "overlap_tokens": 64}
+    same = of_scores(score, {**score, "value": 1.49}, (before, after))
+    assert same.verdict == "lower"
+    for other in ({"seq_len": 512, "overlap_tokens": 64}, {"seq_len": 256, "overlap_tokens": 128}, {"seq_len": 256}):
+        found = of_scores(score, {"value": 1.49, **other}, (before, after))
+        assert (found.verdict, found.half_width) == ("the windows differ: no verdict", None)
+    half_windows = of_scores({"value": 1.6, "seq_len": 256}, {**score, "overlap_tokens": 128}, (before, after))
+    assert half_windows.verdict == "lower"
 
 
 def test_what_is_missing_is_no_difference() -> None:

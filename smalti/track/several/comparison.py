@@ -144,7 +144,7 @@ def _at_step(runs: Sequence[RunRecord]) -> Table | None:
     step = min(int(run.rows[-1]["step"]) for run in runs)
     first = int(step * (1 - tail_frac(step))) + 1
     curves = [{s: v for s, v in zip(*run.series(_LOSS), strict=True) if first <= s <= step} for run in runs]
-    rows = {_LOSS: [_same_places(curves[0], curve, "steps") for curve in curves[1:]]}
+    rows = {_LOSS: [_same_places(curves[0], curve, "steps", first - 1) for curve in curves[1:]]}
     for name in _held_out(runs):
         found = [dict(zip(*run.series(name), strict=True)) for run in runs]
         shared = [place for place in found[0] if place <= step and all(place in one for one in found)]
@@ -162,7 +162,8 @@ def _at_tokens(runs: Sequence[RunRecord]) -> Table | None:
     most = min(end for end in ends if end is not None)
     first = most * (1 - tail_frac(int(most / max(map(_tokens_a_step, runs)))))
     binned = [_binned(run, first, most) for run in runs]
-    rows = {_LOSS: [_same_places(binned[0], one, "spans of tokens") for one in binned[1:]]}
+    spans_before = round(first / (most - first) * _BINS)
+    rows = {_LOSS: [_same_places(binned[0], one, "spans of tokens", spans_before) for one in binned[1:]]}
     return Table(f"at {most:.4g} tokens (loss: mean over the tokens from {first:.4g} on)", rows)
 
 
@@ -205,9 +206,10 @@ def _binned(run: RunRecord, first: float, last: float) -> dict[float, float]:
     return {place: sum(values) / len(values) for place, values in sorted(sums.items())}
 
 
-def _same_places(before: Mapping[float, float], after: Mapping[float, float], what: str) -> Difference:
+def _same_places(before: Mapping[float, float], after: Mapping[float, float], what: str, earlier: int) -> Difference:
     shared = [place for place in before if place in after]
-    return of_curves([before[place] for place in shared], [after[place] for place in shared], what=what)
+    sides = ([values[place] for place in shared] for values in (before, after))
+    return of_curves(*sides, what=what, places_before=earlier)
 
 
 def _evals(runs: Sequence[RunRecord]) -> dict[str, dict[str, list[Difference]]]:

@@ -17,6 +17,10 @@ _Z = 1.959964
 _BATCHES = 10
 _T = 2.262157
 """Student's t for 95 % and the 9 degrees of freedom of ten batch means."""
+_T_WALK = 2.306004
+"""The same for the 8 degrees of freedom of their nine increments."""
+_WALK = 1.224745
+"""Increment of a random walk over that of its batch means, sqrt(3/2): a mean over a batch takes a third of it away."""
 _LEAST = 2 * _BATCHES
 """Places that say something new, below which batch means do not keep their 5 % (docs/log.md)."""
 
@@ -55,23 +59,39 @@ class Difference:
         return {**asdict(self), "difference": self.value, "verdict": self.verdict or None}
 
 
-def of_curves(before: Sequence[float], after: Sequence[float], *, what: str) -> Difference:
+def of_curves(before: Sequence[float], after: Sequence[float], *, what: str, places_before: int = 0) -> Difference:
     """Means of two curves at the same places, by their differences place by place.
 
     Neighbouring steps are alike, so the error comes from the means of ten batches of places (batch means; Law and
-    Carson 1979). Where they are so much alike that fewer than twenty places say something new, it stays unknown.
+    Carson 1979). Where they are so much alike that fewer than twenty places say something new, as they are while the
+    curves move apart, the error is that of a random walk with increments as large as those of the batch means about
+    their trend, begun at an equal loss ``places_before`` places earlier: what slow noise can come to at most. A
+    difference beyond it is one; for a smaller one the noise stays unknown.
     """
     pairs = [(a, b) for a, b in zip(before, after, strict=True) if math.isfinite(a) and math.isfinite(b)]
     if not pairs:
         return Difference(None, None)
     means = [sum(side) / len(pairs) for side in zip(*pairs, strict=True)]
     apart = [b - a for a, b in pairs]
-    if _independent(apart) < _LEAST:
-        return Difference(means[0], means[1], how=f"{len(pairs)} {what}", why_not=f"too few {what} to tell")
+    unknown = Difference(means[0], means[1], how=f"{len(pairs)} {what}", why_not=f"too few {what} to tell")
+    if len(apart) < _LEAST:
+        return unknown
     edges = [round(k * len(apart) / _BATCHES) for k in range(_BATCHES + 1)]
     blocks = [apart[low:high] for low, high in itertools.pairwise(edges)]
     centre = [sum(block) / len(block) for block in blocks]
-    return Difference(means[0], means[1], _T * _standard_error(centre), f"{len(pairs)} {what}, paired")
+    if _independent(apart) >= _LEAST:
+        return Difference(means[0], means[1], _T * _standard_error(centre), f"{len(pairs)} {what}, paired")
+    batches_before = places_before / len(apart) * _BATCHES
+    half = _T_WALK * _WALK * _increment(centre) * math.sqrt(batches_before + _BATCHES / 3)
+    if abs(means[1] - means[0]) <= half:
+        return unknown
+    return Difference(means[0], means[1], half, f"{len(pairs)} {what}, paired, as a random walk")
+
+
+def _increment(values: Sequence[float]) -> float:
+    """Standard deviation of the steps from each value to the next."""
+    steps = [b - a for a, b in itertools.pairwise(values)]
+    return _standard_error(steps) * math.sqrt(len(steps))
 
 
 def _independent(values: Sequence[float]) -> float:
@@ -95,6 +115,8 @@ def of_scores(
 ) -> Difference:
     """Two scores of one task: paired by question where both kept the same ones, else by their two intervals."""
     values = (_number(before.get("value")), _number(after.get("value")))
+    if _windows(before) != _windows(after):
+        return Difference(*values, why_not="the windows differ: no verdict")
     pairs = _same_questions(*samples)
     if len(pairs) >= 2 and all("nats" in a and "n_bytes" in a for a, _ in pairs):
         return _bits(values, pairs)
@@ -131,6 +153,12 @@ def _same_questions(
 def _question(sample: Mapping[str, Any]) -> str:
     """What was asked; a document by its place, its size and how it begins."""
     return repr([sample.get(key) for key in ("index", "prompt", "candidates", "gold", "n_bytes", "beginning")])
+
+
+def _windows(score: Mapping[str, Any]) -> tuple[Any, Any]:
+    """How long held-out documents were read, which moves bits per byte; results that do not say it had half windows."""
+    seq_len = score.get("seq_len")
+    return seq_len, score.get("overlap_tokens", None if seq_len is None else seq_len - seq_len // 2)
 
 
 def _standard_error(values: Sequence[float]) -> float:
