@@ -268,7 +268,9 @@ def _fork_lines(fork: "Fork | None") -> list[str]:
     if fork is None:
         return []
     done = f"{fork.at_step:,} steps = {format_count(fork.after.length.tokens(fork.at_step))} tokens stay as they are"
-    return [f"fork       {done}; what changes after them:", *(f"           {line}" for line in fork.changes or _FILES)]
+    order = "stays, but for these changes" if fork.order_continues else "changes: shares of sources are counted anew"
+    lines = [f"fork       {done}; what changes after them:", *(f"           {line}" for line in fork.changes or _FILES)]
+    return [*lines, f"           the order of the data {order}"]
 
 
 def _existing(config: "RunConfig") -> str:

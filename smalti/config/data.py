@@ -127,6 +127,9 @@ class PastConfig(PastLength):
     """Names the future that the run had then; its newest checkpoint carries it."""
     accepted: str = ""
     """Names the data of the future that the fork gave it instead; until a checkpoint carries that, no other will do."""
+    order_continues: bool = False
+    """The order of the data is that of the later config from the first step on, which the steps until then agree with;
+    false: shares of sources are counted anew from the fork, as by versions that did not know this field."""
 
 
 class ShuffleConfig(Config):

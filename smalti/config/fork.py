@@ -6,7 +6,7 @@ is kept (a fork that never made a step leaves no trace). Knows nothing of checkp
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from smalti.base.errors import UserError
 from smalti.config.data import PastConfig
@@ -43,8 +43,20 @@ class Fork:
 
     def accepting(self, digest: str) -> "Fork":
         """The same with the digest of the new future's data on record."""
+        return self._recording(accepted=digest)
+
+    def continuing(self) -> "Fork":
+        """The same with the order of the data going on as if the run had had its later config from the beginning."""
+        return self._recording(order_continues=True)
+
+    @property
+    def order_continues(self) -> bool:
+        """Whether the shares of sources are not counted anew from the fork on."""
+        return self.after.data.history[-1].order_continues
+
+    def _recording(self, **values: Any) -> "Fork":
         data = self.after.data
-        last = data.history[-1].model_copy(update={"accepted": digest})
+        last = data.history[-1].model_copy(update=values)
         data = data.model_copy(update={"history": (*data.history[:-1], last)})
         return replace(self, after=self.after.model_copy(update={"data": data}))
 
@@ -104,7 +116,8 @@ def _history(before: RunConfig, at_step: int, digest: str) -> Sequence[PastConfi
     kept = [past for past in before.data.history if past.at_step < at_step]
     never_lived = [past for past in before.data.history if past.at_step >= at_step]
     if never_lived:
-        return [*kept, never_lived[0].model_copy(update={"at_step": at_step, "digest": digest, "accepted": ""})]
+        new = {"at_step": at_step, "digest": digest, "accepted": "", "order_continues": False}
+        return [*kept, never_lived[0].model_copy(update=new)]
     data, train = before.data, before.train
     return [
         *kept,

@@ -52,6 +52,8 @@ def plan_fork(config: RunConfig) -> Fork | None:
             hint="leave --fork out to go on",
         )
     found = fork(before, config, at_step, future_digest(saved))
+    if _agrees(found):
+        found = found.continuing()
     found.after.data.require_every_source_used()
     stream = _stream(found.after)
     found = found.accepting(future_digest(stream.state(at_step)))
@@ -67,6 +69,17 @@ def plan_fork(config: RunConfig) -> Fork | None:
         )
     stream.check(saved, at_step)
     return found
+
+
+def _agrees(fork: Fork) -> bool:
+    """Whether the new config by itself chooses the same sequences for the steps that are done: the order then does not
+    depend on the fork."""
+    before = build_schedule(fork.before.data, fork.before.length)
+    after = fork.continuing().after
+    try:
+        return build_schedule(after.data, after.length).past_digest(fork.at_step) == before.past_digest(fork.at_step)
+    except UserError:  # what it says of those steps may not even fit the run
+        return False
 
 
 _OF_SCHEDULE = ("data.stages", "train.duration", "train.global_batch_tokens", "train.batch_ramp")
@@ -96,9 +109,10 @@ def _future(config: RunConfig, step: int) -> list[Any]:
 
 
 def _data_changed(config: RunConfig, saved: dict[str, Any], step: int) -> bool:
-    """Whether files that the run has yet to read are others than when it was saved."""
-    stream = _stream(config)
-    return future_digest(stream.state(step)) != future_digest(saved)
+    """Whether files that the run has yet to read are others than when it was saved, or forked since."""
+    accepted = [past.accepted for past in config.data.history if past.at_step >= step]
+    known = (accepted and accepted[-1]) or future_digest(saved)
+    return future_digest(_stream(config).state(step)) != known
 
 
 def _stream(config: RunConfig) -> Stream:

@@ -8,7 +8,8 @@ Promises: every global batch holds the floor or the ceiling of each source's exa
 without weight; |count - exact share| < 1 after every step, through all spans of an era. Positions of a batch are
 spread, so that ranks and microbatches see about the mixture. Position -> (source, ordinal, era), its inverse and
 counts before any step are binary searches in a few tables a span, whatever the length of the run; 64-bit integers.
-Does not promise the share at every position inside a batch, only at its edges; counts its shares anew behind a fork.
+Does not promise the share at every position inside a batch, only at its edges; counts its shares anew behind a fork
+whose config would have begun otherwise.
 """
 
 from bisect import bisect_right
@@ -413,10 +414,12 @@ def build_schedule(data: DataConfig, length: RunLength, *, former: tuple[Schedul
     """The schedule of a run: its past by ``data.history``, as far as the last fork, and this future after it.
 
     ``former``, (schedule, step), is that past where it is at hand. Stages and ramps are laid out from the start of the
-    run in either case. Raises UserError for a stage that would have no step or ends beyond the run, for a batch that is
-    not whole sequences, and for a skip outside the run.
+    run in either case. A fork that continues the order leaves no trace in it. Raises UserError for a stage that would
+    have no step or ends beyond the run, for a batch that is not whole sequences, and for a skip outside the run.
     """
     sources = sorted(data.sources)
+    while former is None and data.history and data.history[-1].order_continues:
+        data = data.model_copy(update={"history": data.history[:-1]})
     if former is None and data.history:
         former = (build_schedule(*data.before_fork()), data.history[-1].at_step)
     if former is None:

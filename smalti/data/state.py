@@ -113,7 +113,8 @@ class Identity:
             )
         saved, now = future_digest(state), future_digest(mine)
         replaced = {past.digest for past in self.history if past.at_step >= step}
-        if saved != now and not (saved in replaced and self.history[-1].accepted in ("", now)):
+        known = saved == now or saved in replaced
+        if not known or (replaced and self.history[-1].accepted not in ("", now)):
             raise UserError(
                 f"this run had another future when it was saved after {step:,} steps (saved -> now):{shown}",
                 allowed="the data and the order that it was saved with",

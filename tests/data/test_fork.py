@@ -250,3 +250,71 @@ def test_changes_of_what_is_over_are_refused_and_changes_are_told_item_by_item(r
         "data.stages.1.until: 1run -> 15step",
         "data.stages.2: absent -> {until: 1run, weights: {code: 1.0}, weights_end: null, seq_len: null}",
     )
+
+
+def hashes(stream: Stream) -> list[str]:
+    return [stream.order_hash(step, 1) for step in range(stream.schedule.total_steps)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "same_until"),
+    [
+        (["train.optimizer.lr=0.002"], 20),
+        (["train.schedule.warmup=0step", "train.schedule.decay=0.5run"], 20),
+        (["data.heldout.h=ROOT/more"], 20),
+        (["train.duration=30step"], 20),
+        (["data.stages=[{until: 10step, weights: {code: 1, prose: 2}}, {weights: {code: 1}}]"], 10),
+    ],
+)
+def test_a_fork_keeps_the_order_as_far_as_it_says_nothing_of_it(
+    tmp_path: Path, overrides: list[str], same_until: int
+) -> None:
+    """After 7 steps of 10 sequences the shares are no whole numbers, and counting them anew would show."""
+    run = Run(tmp_path)
+    run.train(run.config(), 7)
+    wanted = run.config(*(override.replace("ROOT", str(tmp_path)) for override in overrides))
+    fork = plan_fork(wanted)
+    assert fork is not None
+    assert fork.order_continues
+    before, after = streams(run.config(), fork.after)
+    assert hashes(after)[:same_until] == hashes(before)[:same_until]
+    assert hashes(after)[same_until:20] != hashes(before)[same_until:] or same_until == 20
+    run.train(wanted, 9, fork)
+    assert plan_fork(wanted) is None, "the same command again resumes"
+    again = plan_fork(run.config("train.optimizer.lr=0.003", "train.duration=25step"))
+    assert again is not None
+    assert hashes(streams(again.after)[0])[:10] == hashes(before)[:10]
+
+
+def test_a_fork_that_would_have_begun_otherwise_counts_shares_anew(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.train(run.config(), 7)
+    fork = plan_fork(run.config("data.stages=[{weights: {code: 1, math: 1}}]"))
+    assert fork is not None
+    assert not fork.order_continues
+
+
+def test_a_run_that_was_forked_by_an_older_version_resumes_with_the_order_of_then(tmp_path: Path) -> None:
+    """Its config does not know ``order_continues``; hash and digest are those that the older version gave."""
+    run = Run(tmp_path)
+    run.train(run.config(), 7)
+    fork = plan_fork(run.config("train.optimizer.lr=0.002"))
+    assert fork is not None
+    tree = fork.after.model_dump(mode="json")
+    del tree["data"]["history"][0]["order_continues"]
+    tree["data"]["history"][0]["accepted"] = ""
+    old = from_dict(RunConfig, tree).config
+    (stream,) = streams(old)
+    assert stream.order_hash(0, 20) == "adab8b8b01d1ed81f68c747106527a3ce5baa31878614b9b5be1e864aef8d3bf"
+    assert stream.schedule.digest == "6cb38aae0d77bb702f8bea5147d3d8eb9a219badfaf614fd9250c36d029104e7"
+    assert hashes(stream)[:7] == hashes(streams(run.config())[0])[:7]
+
+    run.train(old, 9, Fork(fork.before, old, 7, ()))
+    wanted = run.config("train.optimizer.lr=0.002")
+    (resumed,) = streams(run.folder.with_history(wanted))
+    assert resumed.order_hash(0, 20) == stream.order_hash(0, 20)
+    assert plan_fork(wanted) is None, "the same command again, with --fork, resumes it too"
+    again = plan_fork(run.config("train.optimizer.lr=0.004"))
+    assert again is not None
+    assert [past.order_continues for past in again.after.data.history] == [False, True]
+    assert hashes(streams(again.after)[0]) == hashes(stream), "a new fork of it keeps the order that it has"
