@@ -74,11 +74,8 @@ def data(
 def dry_run_lines(config: "RunConfig", sources: "Mapping[str, Source]") -> list[str]:
     """Lines of ``smalti train --dry-run``: each source with its weights and epochs, and warnings of many repeats."""
     from smalti.base.units import format_count
-    from smalti.cli.plan_counts import counts_of, make_plan, reading_of
-    from smalti.plan.data import MANY_EPOCHS
 
-    known = {name: counts_of(name, source, 0) for name, source in sources.items()}
-    plan = make_plan(config, known, reading_of(config))
+    plan = _plan_of(config, sources)
     lines = []
     for k, source in enumerate(plan.sources):
         weights = ", then ".join(_weight(stage.shares[k]) for stage in plan.stages)
@@ -86,12 +83,30 @@ def dry_run_lines(config: "RunConfig", sources: "Mapping[str, Source]") -> list[
             f"source     {source.name}: {format_count(source.n_tokens)} tokens, {_epochs(source.epochs)} epochs, "
             f"weight {weights}"
         )
-    return lines + [f"warning    {plan.repeats_text(source, MANY_EPOCHS)}" for source in plan.above(MANY_EPOCHS)]
+    return lines + [f"warning    {line}" for line in _repeats(plan)]
+
+
+def repeat_warnings(config: "RunConfig", sources: "Mapping[str, Source]") -> list[str]:
+    """A line for each source that a run goes through too often: those of ``smalti plan data``."""
+    return _repeats(_plan_of(config, sources))
+
+
+def _plan_of(config: "RunConfig", sources: "Mapping[str, Source]") -> "DataPlan":
+    from smalti.cli.plan_counts import counts_of, make_plan, reading_of
+
+    known = {name: counts_of(name, source, 0) for name, source in sources.items()}
+    return make_plan(config, known, reading_of(config))
+
+
+def _repeats(plan: "DataPlan") -> list[str]:
+    from smalti.plan.data import MANY_EPOCHS
+
+    return [plan.repeats_text(source, MANY_EPOCHS) for source in plan.above(MANY_EPOCHS)]
 
 
 def _text(config: "RunConfig", plan: "DataPlan", reading: "Reading") -> str:
     from smalti.base.units import format_count
-    from smalti.plan.data import MANY_EPOCHS, WORTH_FORMULA
+    from smalti.plan.data import WORTH_FORMULA
 
     blocks = [f"{config.name}: {format_count(plan.tokens)} tokens in {plan.steps:,} steps", _sources_text(plan)]
     if len(plan.stages) > 1:
@@ -102,7 +117,7 @@ def _text(config: "RunConfig", plan: "DataPlan", reading: "Reading") -> str:
         for source in plan.sources
         if source.restart_tokens >= 1
     ]
-    notes += [f"warning: {plan.repeats_text(source, MANY_EPOCHS)}" for source in plan.above(MANY_EPOCHS)]
+    notes += [f"warning: {line}" for line in _repeats(plan)]
     if notes:
         blocks.append("\n".join(notes))
     return "\n\n".join([*blocks, _costs_text(config, plan, reading), f"worth: {WORTH_FORMULA}"])

@@ -67,12 +67,12 @@ def lies_here(config: "RunConfig") -> bool:
     return all(store.is_local(path) for path in (*paths, *config.data.heldout.values()))
 
 
-def check_data_here(config: "RunConfig") -> None:
-    """Raise for what is wrong with data that lies here."""
+def check_data_here(config: "RunConfig") -> list[str]:
+    """Raise for what is wrong with data that lies here; returns warnings of sources that are gone through too often."""
+    from smalti.cli.plan_data import repeat_warnings
     from smalti.data.inputs import check_inputs
 
-    if lies_here(config):
-        check_inputs(config)
+    return repeat_warnings(config, check_inputs(config).sources) if lies_here(config) else []
 
 
 def _check_run_folder(folder: str) -> None:
@@ -179,8 +179,8 @@ def dry_run(config: "RunConfig", *, ranks: int, fork: "Fork | None", gpu: str | 
     from smalti.data.inputs import check_inputs
 
     if as_json:
-        check_data_here(config)
-        print_json(rehearsed_json(config, gpu=gpu))
+        warnings = check_data_here(config)
+        print_json({**rehearsed_json(config, gpu=gpu), "warnings": warnings})
         return
     try:
         print(plan_text(config, check_inputs(config), ranks=ranks, fork=fork, memory_here=gpu is None))

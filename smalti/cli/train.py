@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from smalti.config.fork import Fork
     from smalti.config.load import Loaded
     from smalti.config.run import RunConfig
+    from smalti.dist.mesh import Mesh
     from smalti.track.run import RunFolder
+    from smalti.train.loop import Evaluate
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -75,7 +79,8 @@ def train(
     if dry_run:
         preflight.dry_run(loaded.config, ranks=ranks, fork=planned, gpu=gpu, as_json=as_json)
         return
-    preflight.check_data_here(loaded.config)
+    for line in preflight.check_data_here(loaded.config):
+        _warn(line)
     raise typer.Exit(_as_agent(loaded, ["train", recipe, *overrides], fork=planned))
 
 
@@ -230,11 +235,10 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool) -> int:
     log.setup(log_level(), file=file, rank=place.rank)
     from smalti.dist.lost import LostPeer
     from smalti.dist.world import may_leave
-    from smalti.evals.in_loop import heldout_hook
     from smalti.train import job
 
     try:
-        job.run(config, loaded.origins, evaluation=heldout_hook, fork=fork)
+        job.run(config, loaded.origins, evaluation=_evaluation, fork=fork)
     except LostPeer as error:
         # The agent has seen who died, and says so: under it this rank is only a consequence.
         leave_at_once(error, LOST_PEER if attempt_is_open() else None)
@@ -243,6 +247,24 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool) -> int:
             raise
         leave_at_once(error)
     return 0
+
+
+def _evaluation(
+    config: "RunConfig", indexes: "Mapping[str, bytes] | None" = None, mesh: "Mesh | None" = None
+) -> "Evaluate | None":
+    """``heldout_hook``; and of data that no agent has looked at before (``preflight.check_data_here``), because it lies
+    in a store or a launcher started the ranks, rank 0 warns now that it is open."""
+    from smalti.base import log
+    from smalti.base.env import attempt_is_open, world
+    from smalti.cli import preflight
+    from smalti.cli.plan_data import repeat_warnings
+    from smalti.data.opening import open_sources
+    from smalti.evals.in_loop import heldout_hook
+
+    if world().rank == 0 and indexes and not (attempt_is_open() and preflight.lies_here(config)):
+        for line in repeat_warnings(config, open_sources(config.data, indexes).sources):
+            log.get("data").warning("%s", line)
+    return heldout_hook(config, indexes, mesh)
 
 
 def _of_world(loaded: "Loaded[RunConfig]", ranks: int) -> "Loaded[RunConfig]":

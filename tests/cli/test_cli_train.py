@@ -15,6 +15,10 @@ import numpy as np
 import pytest
 
 from smalti.cli.main import run as run_command
+from smalti.cli.train import _evaluation
+from smalti.config.load import load
+from smalti.config.run import RunConfig
+from smalti.data.inputs import read_inputs
 from smalti.data.tokens.writer import TokenWriter
 from smalti.dist.lost import lost_peer
 from smalti.track.run import RunFolder
@@ -178,6 +182,23 @@ def test_a_run_that_cannot_be_exported_is_told_before_it_starts(dry_run):
     _, text, _ = dry_run("model.family=decoder", "train.parallel.ranks=1")
     assert "warning    family decoder has no Hugging Face form" in text
     assert "1 rank on" in text
+
+
+def test_sources_gone_through_too_often_are_warned_of_as_by_plan_data(work, dry_run, monkeypatch, capsys, caplog):
+    """By the dry run, by the start, and by rank 0 where no agent has looked at the data before."""
+    long = "train.duration=200step"
+    run_command(["plan", "data", "r.yaml", long, "--allow-repeats"])
+    lines = re.findall(r"(?m)^warning: (source .*)$", capsys.readouterr().out)
+    assert [line.split("'")[1] for line in lines] == ["a", "b"]
+    assert re.findall(r"(?m)^warning    (source .*)$", dry_run(long)[1]) == lines
+    monkeypatch.setattr("smalti.cli.train._as_agent", lambda *_, **__: 0)
+    assert run_command(["train", "r.yaml", long]) == 0
+    assert re.findall(r"(?m)^warning: (source .*)$", capsys.readouterr().err) == lines
+    config = load(RunConfig, "r.yaml", [long]).config
+    _evaluation(config, read_inputs(config.data))
+    assert [record.message for record in caplog.records if "is gone through" in record.message] == lines
+    assert run_command(["train", "r.yaml"]) == 0
+    assert "is gone through" not in capsys.readouterr().err
 
 
 def test_the_dry_run_refuses_a_run_folder_in_a_store(dry_run):
