@@ -79,8 +79,7 @@ def train(
     if dry_run:
         preflight.dry_run(loaded.config, ranks=ranks, fork=planned, gpu=gpu, as_json=as_json)
         return
-    for line in preflight.check_data_here(loaded.config):
-        _warn(line)
+    _warn(*preflight.check_data_here(loaded.config))
     raise typer.Exit(_as_agent(loaded, ["train", recipe, *overrides], fork=planned))
 
 
@@ -180,9 +179,10 @@ def _show_continued(folder: "RunFolder") -> None:
         print(f"\n{found.title()}\n{table(HEAD, found.words())}", file=sys.stderr)
 
 
-def _warn(text: str | None) -> None:
-    if text is not None:
-        print(f"warning: {text}", file=sys.stderr)
+def _warn(*texts: str | None) -> None:
+    for text in texts:
+        if text is not None:
+            print(f"warning: {text}", file=sys.stderr)
 
 
 def _left_out() -> str | None:
