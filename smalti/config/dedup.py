@@ -56,8 +56,8 @@ class DedupConfig(Config):
     memory_gb: Real = placement(4.0, gt=0)
     """About how much memory a part of the work may take; a larger corpus is worked on in more parts."""
     work: str | None = placement(None)
-    """Where ``smalti-dedup`` holds the results of stages; absent: ``OUTPUT/.stages``. They take up to a third of
-    the size of the texts."""
+    """Folder for the results of stages, which are kept in ``FOLDER/smalti-dedup``; absent: ``OUTPUT/.stages``. They
+    take up to a third of the size of the texts."""
     keep_stages: bool = placement(False)
     """Leave the results of stages in place at the end, so that another threshold needs no new signatures."""
     from_stage: Stage | None = placement(None)

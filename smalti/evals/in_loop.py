@@ -64,7 +64,7 @@ def heldout_hook(
 ) -> Evaluate | None:
     """The function that measures ``data.heldout``; None where a run names no held-out source.
 
-    It returns ``metrics/eval/<source>/LanguageCrossEntropy`` (nats per token) and
+    It returns ``metrics/eval/<source>/LanguageCrossEntropy`` (nats per token), ``LanguagePerplexity`` (its exp) and
     ``metrics/eval/<source>/bits_per_byte`` (nats per token / ln 2 * tokens per UTF-8 byte of all held-out documents).
     The token files are read here, so a missing or corrupt one is found before the first step. ``indexes``: what
     ``data.inputs.read_inputs`` gave; absent, each rank reads the manifests itself. ``mesh``: of the job; may be absent
@@ -155,6 +155,7 @@ def _measure(model: nn.Module, source: _Source, data: DataConfig, place: _Place)
     per_token = nats / n_tokens
     return {
         f"metrics/eval/{source.name}/LanguageCrossEntropy": per_token,
+        f"metrics/eval/{source.name}/LanguagePerplexity": math.exp(min(per_token, 700.0)),  # exp(710) is no float
         f"metrics/eval/{source.name}/bits_per_byte": per_token / math.log(2) * source.tokens_per_byte,
     }
 

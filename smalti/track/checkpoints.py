@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from smalti.base.errors import TryElsewhere
+from smalti.base.store import read_json
 from smalti.track.events import read_events
 from smalti.track.sinks.jsonl import read_metrics
 
@@ -33,6 +34,11 @@ def complete(folder: str | Path) -> list[str]:
 def step_of(path: str | Path) -> int:
     """The step of a checkpoint by its folder's name."""
     return int(Path(path).name.removeprefix("step-"))
+
+
+def size_bytes(path: str | Path) -> float:
+    """Bytes of a checkpoint's files, by its manifest."""
+    return float(sum(entry["bytes"] for entry in read_json(str(Path(path) / "manifest.json"))["files"]))
 
 
 def last_saved(run: Path) -> int | None:

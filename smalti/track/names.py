@@ -1,4 +1,4 @@
-"""Every metric that may be written, with its unit and meaning. Composer's names are kept verbatim.
+"""Every metric that is written, with its unit and meaning. Composer's names are kept verbatim.
 
 Composer says *batch* for our step and *sample* for our sequence; only these names do so. ``<...>`` stands for one part
 of a name: a source, an area of the model, a number. A name that is not in the table is our bug and raises.
@@ -96,15 +96,8 @@ TABLE: tuple[Metric, ...] = (
         "nats per token / ln 2 x tokens per byte",
         "Held-out bits per byte, estimated in the loop: tokens per byte are those of all held-out text.",
     ),
-    Metric("metrics/eval/<task>/Accuracy", "1", "mean over samples", "Share of right answers in the loop."),
-    Metric("icl/metrics/eval_gauntlet/<name>", "1", "mean over categories", "A Gauntlet score, less chance."),
     Metric("lr-<Optimizer>/group<i>", "1", "last", "Learning rate of a parameter group."),
     Metric("l2_norm/grad/global", "1", "over all parameters and ranks", "Gradient norm before clipping."),
-    Metric("l2_norm/grad/<layer>", "1", "over a layer", "Gradient norm of a layer before clipping."),
-    Metric("l2_norm/param/<layer>", "1", "over a layer", "Norm of a layer's weights."),
-    Metric("l2_norm/param/global", "1", "over all parameters and ranks", "Norm of all weights."),
-    Metric("l2_norm/moment/<layer>", "1", "over a layer", "Norm of the first moment."),
-    Metric("l2_norm/update/<layer>", "1", "over a layer", "Norm of the step taken."),
     Metric("moe/load_imbalance", "1", "worst layer", "Tokens at the busiest expert / average."),
     Metric("moe/load_imbalance/layer<i>", "1", "a layer with experts, from 0", "The same of one layer."),
     Metric("moe/load_entropy", "1", "mean over layers, of log(experts)", "How evenly tokens spread over experts."),
@@ -120,12 +113,12 @@ TABLE: tuple[Metric, ...] = (
     Metric("time/batch", "steps", "last", "Optimizer steps done."),
     Metric("time/sample", "sequences", "sum", "Sequences learned."),
     Metric("time/token", "tokens", "sum", "Tokens learned."),
-    Metric("time/epoch", "1", "last", "Times the largest source has been read."),
+    Metric("time/epoch", "1", "last", "Tokens taken of the largest source / tokens that it has."),
     Metric("time/train", "hours", "sum over attempts", "Time in training steps, without evals and saves."),
     Metric("time/val", "hours", "sum over attempts", "Wall-clock time spent measuring in the loop."),
     Metric("time/total", "hours", "sum over attempts", "Training and measuring together."),
     Metric("time/remaining_estimate", "hours", "from the recent rate", "Time to the end of the run."),
-    Metric("time/step_s", "s", "last", "Wall-clock time of the step."),
+    Metric("time/step_s", "s", "recent steps", "Wall-clock time of a step, without evals and saves."),
     Metric("throughput/batches_per_sec", "steps/s", "recent steps", "Optimizer steps per second."),
     Metric("throughput/samples_per_sec", "sequences/s", "recent steps, all ranks", "Sequences per second."),
     Metric("throughput/tokens_per_sec", "tokens/s", "recent steps, all ranks", "Tokens per second."),
@@ -135,9 +128,11 @@ TABLE: tuple[Metric, ...] = (
     Metric("throughput/device/tokens_per_sec", "tokens/s", "per rank", "Tokens per second and rank."),
     Metric("throughput/device/flops_per_sec", "FLOP/s", "per rank", "Model FLOPs per second and rank."),
     Metric("throughput/device/mfu", "1", "recent steps", "Model FLOPs / peak; absent where the peak is unknown."),
-    Metric("memory/peak_allocated_mem", "GB", "largest over ranks", "Device memory at its highest."),
-    Metric("memory/peak_reserved_mem", "GB", "largest over ranks", "Device memory taken from the driver."),
-    Metric("memory/current_active_mem", "GB", "rank 0", "Device memory in use."),
+    Metric(
+        "memory/peak_allocated_mem", "GB", "rank 0", "Memory of tensors on the device at its highest in this attempt."
+    ),
+    Metric("memory/peak_reserved_mem", "GB", "rank 0", "Device memory taken from the driver at its highest."),
+    Metric("memory/current_active_mem", "GB", "rank 0", "Device memory in use at this line."),
     Metric("data/wait_frac", "1", "recent steps", "Share of the time that a step waited for data."),
     Metric("data/mix/<source>/tokens", "tokens", "sum", "Tokens of a source learned since the start of the run."),
     Metric("data/fetch/requests", "1", _FETCH, "Requests sent to stores, second ones included."),
@@ -151,8 +146,6 @@ TABLE: tuple[Metric, ...] = (
     Metric("data/fetch/wait_s", "s", _FETCH, "Time that readers waited for stores, summed over threads."),
     Metric("ckpt/save_s", "s", "last", "Time that a checkpoint took."),
     Metric("ckpt/bytes", "bytes", "last", "Size of a checkpoint."),
-    Metric("health/ecc_errors", "1", "sum", "Uncorrected memory errors of the devices."),
-    Metric("goodput/frac", "1", "over the run", "Share of wall-clock time whose steps were kept."),
     Metric(
         "evals/<suite>/<task>/<measure>",
         "as the measure",

@@ -132,6 +132,11 @@ class TokenBatches:
         """Tokens of each source in the first ``step`` updates."""
         return self._stream.tokens_by_source(step)
 
+    def epochs(self, step: int) -> float:
+        """Tokens of the largest source in the first ``step`` updates, over those that it has."""
+        name, largest = max(self._stream.opened.items(), key=lambda item: item[1].n_tokens)
+        return self._stream.tokens_by_source(step).get(name, 0) / largest.n_tokens
+
     def _refuse(self, batch: Batch, vocab_size: int, step: int) -> None:
         """A DataError about the first row with an id that the model does not have."""
         row = int((batch.tokens >= vocab_size).any(axis=1).argmax())

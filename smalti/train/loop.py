@@ -23,6 +23,7 @@ from smalti.data.fetch import counts
 from smalti.dist import checkpoint
 from smalti.dist import world as worlds
 from smalti.dist.mesh import Mesh
+from smalti.track.checkpoints import size_bytes
 from smalti.track.run import RunFolder
 from smalti.train.batches import Batches, TokenBatches
 from smalti.train.cadence import Cadence
@@ -234,7 +235,7 @@ def _evaluate(job: Job) -> None:
     before_s = clock.now_s()
     metrics = job.evaluate(job.state.model, job.state.step)
     seconds = clock.now_s() - before_s
-    job.recorder.outside(seconds)
+    job.recorder.outside(seconds, measuring=True)
     job.recorder.write(job.state.step, metrics)
     job.events.write("eval", step=job.state.step, seconds=round(seconds, 3), metrics=metrics)
     for hook in job.hooks:
@@ -266,7 +267,7 @@ def _save(job: Job, *, must_succeed: bool, keep: int | None = None) -> bool:
     finally:
         job.recorder.outside(clock.now_s() - before_s)
     seconds = clock.now_s() - before_s
-    job.recorder.write(step, {"ckpt/save_s": seconds})
+    job.recorder.write(step, {"ckpt/save_s": seconds, **({"ckpt/bytes": size_bytes(path)} if job.is_first else {})})
     job.events.write("checkpoint_saved", step=step, path=path, seconds=round(seconds, 3))
     for hook in job.hooks:
         hook.on_checkpoint(job, path)
@@ -279,6 +280,7 @@ def train_state(job: Job) -> dict[str, Any]:
         "step": job.state.step,
         "tokens": job.recorder.tokens,
         "train_s": job.recorder.train_s,
+        "val_s": job.recorder.val_s,
         "stream": job.batches.state(job.state.step),
     }
 
@@ -301,8 +303,10 @@ def _of_data(job: Job) -> dict[str, float]:
     """Tokens of each source, and what fetching them has cost."""
     by_source = getattr(job.batches, "tokens_by_source", None)
     tokens = {} if by_source is None else by_source(job.state.step)
+    epochs = getattr(job.batches, "epochs", None)
     fetched = counts.PROCESS.as_dict() if counts.PROCESS["requests"] + counts.PROCESS["cache_hits"] else {}
     return {
+        **({} if epochs is None else {"time/epoch": epochs(job.state.step)}),
         **{f"data/mix/{name}/tokens": float(n) for name, n in tokens.items()},
         **{f"data/fetch/{name}": amount for name, amount in fetched.items()},
     }

@@ -58,19 +58,23 @@ class Recorder:
         optimizer: str,
         tokens_before: float,
         train_s_before: float,
+        val_s_before: float = 0.0,
         flops_per_token: Callable[[int], float] | None,
         peak_flops_per_s: float | None,
         world_size: int,
         feeds: Sequence[Feed] = (),
         system: System | None = None,
+        seq_len: Callable[[int], int] | None = None,
+        samples_before: int = 0,
     ) -> None:
         """``feeds`` copy to trackers what the sinks write; the readings of ``system`` go with the line at hand.
-        ``flops_per_token`` is that of update number ``step``, whose sequences have their own length. The rate is logged
-        under the name of the class ``optimizer``."""
+        ``flops_per_token`` and ``seq_len`` are those of an update, numbered from 1. The rate is logged under the name
+        of the class ``optimizer``."""
         self._sinks, self._length, self._optimizer = sinks, length, optimizer
         self._feeds, self._system = feeds, system
         self._flops_per_token, self._peak, self._world_size = flops_per_token, peak_flops_per_s, world_size
-        self.tokens, self.train_s = tokens_before, train_s_before
+        self._seq_len, self.samples = seq_len, samples_before
+        self.tokens, self.train_s, self.val_s = tokens_before, train_s_before, val_s_before
         self._waiting: list[tuple[int, float, StepResult]] = []
         self._window_s = clock.now_s()
         self._wait_s = self._outside_s = 0.0
@@ -80,9 +84,10 @@ class Recorder:
         self._waiting.append((step, lr, result))
         self._wait_s += wait_s
 
-    def outside(self, seconds: float) -> None:
-        """Time since the last flush that was not spent on steps (saving, evaluating)."""
+    def outside(self, seconds: float, *, measuring: bool = False) -> None:
+        """Time since the last flush that was not spent on steps: on saving, or on ``measuring`` held-out loss."""
         self._outside_s += seconds
+        self.val_s += seconds if measuring else 0.0
 
     def flush(self, extra: Mapping[str, float] | None = None) -> None:
         """Write all waiting steps; raises NotFinite on every rank at the first that is not finite."""
@@ -103,6 +108,7 @@ class Recorder:
             if step == rows[-1][0]:
                 metrics.update(extra or {})
                 metrics.update(self._system.take() if self._system else {})
+                metrics.update(_device_memory())
             for sink in self._sinks:
                 sink.update(step, metrics)
 
@@ -135,18 +141,40 @@ class Recorder:
             "time/batch": float(step),
             "time/token": self.tokens,
             "time/train": self.train_s / hours,
+            "time/val": self.val_s / hours,
+            "time/total": (self.train_s + self.val_s) / hours,
             "time/remaining_estimate": tokens_left / planned_per_s / hours,
-            "throughput/batches_per_sec": 1 / step_s,
-            "throughput/tokens_per_sec": tokens_per_s,
-            "throughput/device/tokens_per_sec": tokens_per_s / self._world_size,
+            "time/step_s": step_s,
+            **self._rates("batches_per_sec", 1 / step_s),
+            **self._rates("tokens_per_sec", tokens_per_s),
         }
         metrics.update(_scalars(result.metrics))
+        if self._seq_len is not None:
+            samples = self._length.batch_tokens(step - 1) // self._seq_len(step)
+            self.samples += samples
+            metrics |= {"time/sample": float(self.samples), **self._rates("samples_per_sec", samples / step_s)}
         if self._flops_per_token is not None:
             flops_per_token = self._flops_per_token(step)
-            metrics["throughput/flops_per_sec"] = tokens_per_s * flops_per_token
+            metrics |= self._rates("flops_per_sec", tokens_per_s * flops_per_token)
             if self._peak is not None:
                 metrics["throughput/device/mfu"] = mfu(tokens_per_s, flops_per_token, self._peak)
         return metrics
+
+    def _rates(self, name: str, per_s: float) -> dict[str, float]:
+        """Of all ranks together, and of each."""
+        return {f"throughput/{name}": per_s, f"throughput/device/{name}": per_s / self._world_size}
+
+
+def _device_memory() -> dict[str, float]:
+    """Of this rank's GPU, in GB as Composer has it; by the allocator's own counts, which wait for nothing."""
+    if not torch.cuda.is_initialized():
+        return {}
+    stats = torch.cuda.memory_stats()
+    return {
+        "memory/peak_allocated_mem": stats["allocated_bytes.all.peak"] / 1e9,
+        "memory/peak_reserved_mem": stats["reserved_bytes.all.peak"] / 1e9,
+        "memory/current_active_mem": stats["active_bytes.all.current"] / 1e9,
+    }
 
 
 def _state(error: BaseException | None) -> str:
@@ -161,6 +189,9 @@ def _state(error: BaseException | None) -> str:
 def _scalars(found: Mapping[str, Tensor]) -> dict[str, float]:
     """The loss's metrics as numbers, those of experts for each layer and for all."""
     metrics = {name: float(value) for name, value in found.items() if value.ndim == 0}
+    if (loss := metrics.get("loss/train/cross_entropy")) is not None:
+        metrics["metrics/train/LanguageCrossEntropy"] = loss
+        metrics["metrics/train/LanguagePerplexity"] = math.exp(min(loss, 700.0))  # exp(710) is no float
     if "moe/load" in found:
         metrics.update(_of_experts(found["moe/load"].cpu(), found["moe/router_entropy"].cpu()))
     return metrics

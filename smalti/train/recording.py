@@ -1,6 +1,6 @@
 """What a job is recorded by: its recorder with sinks and trackers, and what is said of it when it begins."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -39,7 +39,8 @@ def recorder(
         optimizer=type(state.optimizer).__name__,
         tokens_before=float(before.get("tokens", 0)),
         train_s_before=float(before.get("train_s", 0)),
-        flops_per_token=_flops_per_token(config),
+        val_s_before=float(before.get("val_s", 0)),
+        **_of_sequences(config, state.step),
         peak_flops_per_s=peak,
         world_size=world.world_size,
         feeds=trackers.follow(config.track, folder.path, events) if world.is_first else [],
@@ -59,13 +60,21 @@ def _system(config: JobConfig, folder: RunFolder) -> System | None:
     return System(folder.path, every_s=every_s) if every_s else None
 
 
-def _flops_per_token(config: JobConfig) -> Callable[[int], float] | None:
-    """FLOPs of a token of update number ``step`` (from 1), by the length of its sequences."""
+def _of_sequences(config: JobConfig, step: int) -> dict[str, Any]:
+    """What depends on the length of the sequences of an update, numbered from 1, and how many were learned so far."""
     if not isinstance(config, RunConfig):
-        return None
-    model, parts = config.model, config.seq_len_parts
-    per_token = [(start, float(train_flops_per_token(model, seq_len))) for start, seq_len in parts]
-    return lambda step: next(flops for start, flops in reversed(per_token) if start < step)
+        return {"flops_per_token": None}
+    parts = config.seq_len_parts
+    flops = {seq_len: float(train_flops_per_token(config.model, seq_len)) for _, seq_len in parts}
+
+    def seq_len_of(number: int) -> int:
+        return next(seq_len for start, seq_len in reversed(parts) if start < number)
+
+    return {
+        "seq_len": seq_len_of,
+        "flops_per_token": lambda number: flops[seq_len_of(number)],
+        "samples_before": sum(tokens // seq_len for seq_len, tokens in config.tokens_by_seq_len(step).items()),
+    }
 
 
 def facts(config: JobConfig, layout: Layout, device: torch.device) -> dict[str, Any]:

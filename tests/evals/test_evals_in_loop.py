@@ -58,6 +58,7 @@ def test_uniform_model_by_hand(folder: str) -> None:
     n_bytes = sum(len(text.encode()) for text in TEXTS)
     assert hook(UniformModel(), 3) == {
         "metrics/eval/code/LanguageCrossEntropy": pytest.approx(math.log(257), rel=1e-6),
+        "metrics/eval/code/LanguagePerplexity": pytest.approx(257, rel=1e-4),
         "metrics/eval/code/bits_per_byte": pytest.approx(math.log2(257) * (n_bytes + 4) / n_bytes, rel=1e-6),
     }
 

@@ -1,10 +1,18 @@
 """Claims of speed: each has what its status asks for, and the planner's commands run."""
 
+import json
+import shutil
+from pathlib import Path
+from typing import get_args
+
 import pytest
+from talks import claims
 from talks.claims import CLAIMS, Claim, page, result
 from talks.rows import TALKS
 
 from smalti.cli.main import run
+from smalti.config.parallel import ParallelConfig
+from smalti.config.train import PrecisionConfig
 
 PREDICTED = [claim for claim in CLAIMS if claim.status == "predicted"]
 
@@ -32,3 +40,31 @@ def test_page_has_every_claim() -> None:
     text = page()
     for claim in CLAIMS:
         assert claim.quote in text
+
+
+def _evidence(talk: str, line: int) -> str:
+    return next(claim.evidence() for claim in CLAIMS if (claim.talk, claim.line) == (talk, line))
+
+
+def test_what_is_recorded_is_read_and_what_is_not_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results come and go; the page says of each what is there."""
+    found = result("experts")["figures"]["arms"]["2 of 8"]["less_than_dense"]
+    assert f"2 of 8 {-found:+.3f}" in _evidence("dbrx", 667)
+    assert "planned over measured time is" in _evidence("blog", 58)
+    shutil.copy(claims.RESULTS / "experts.json", tmp_path)
+    monkeypatch.setattr(claims, "RESULTS", tmp_path)
+    changed = json.loads((tmp_path / "experts.json").read_text())
+    changed["figures"]["arms"]["2 of 8"]["less_than_dense"] = 0.5
+    (tmp_path / "experts.json").write_text(json.dumps(changed))
+    assert "2 of 8 -0.500" in _evidence("dbrx", 667)
+    assert "1 of 3 gain" in _evidence("dbrx", 667)
+    assert "No recorded step of an MoE model" in _evidence("blog", 58)
+    (tmp_path / "experts.json").unlink()
+    assert "is not recorded" in _evidence("dbrx", 667)
+
+
+def test_what_is_called_not_built_is_no_option() -> None:
+    assert "FP8 training is not built" in page()
+    assert "fp8" not in get_args(PrecisionConfig.model_fields["compute"].annotation)
+    assert "Selective checkpointing and compressed activations are not built" in page()
+    assert set(get_args(ParallelConfig.model_fields["activation_checkpointing"].annotation)) == {"none", "full"}

@@ -48,6 +48,11 @@ def result(name: str) -> dict[str, Any]:
     return value
 
 
+def recorded(name: str) -> dict[str, Any] | None:
+    """The figures of bench/results/NAME.json; None where there is no such file."""
+    return figures(name) if (RESULTS / f"{name}.json").exists() else None
+
+
 def figures(name: str) -> dict[str, Any]:
     """Its figures."""
     value: dict[str, Any] = result(name)["figures"]
@@ -155,10 +160,32 @@ def _save() -> str:
 
 
 def _experts() -> str:
-    return (
-        "the comparison at equal FLOPs exists (`make bench NAME=experts`), its runs are not recorded yet. Would prove "
-        "it: DBRX Small and Llama2-13B, or a ladder of both kinds, on one data set"
+    proof = "Would prove it: DBRX Small and Llama2-13B, or a ladder of both kinds, on one data set"
+    found = recorded("experts")
+    if found is None:
+        return f"the comparison at equal FLOPs (`make bench NAME=experts`) is not recorded. {proof}"
+    dense, *others = found["arms"].items()
+    apart = ", ".join(
+        f"{name} {-row['less_than_dense']:+.3f} ± {row['less_than_dense_half']:.3f}" for name, row in others
     )
+    better = sum(row["less_than_dense"] > row["less_than_dense_half"] for _, row in others)
+    return (
+        f"held-out bits per byte beside a dense model of {dense[1]['params_active'] / 1e6:.2g}M parameters at the same "
+        f"FLOPs (less is better; {dense[1]['tokens'] / 1e6:.2g}M tokens, {found['seeds']} seeds, 95 %): {apart}. "
+        f"{better} of {len(others)} gain at this size ([the study](concepts/experts-study.md), `make bench "
+        f"NAME=experts`, {_measured('experts')}). {proof}"
+    )
+
+
+def _experts_beside_dense() -> str:
+    """What is predicted, and how far predictions of a step with experts were from a GPU."""
+    text, found = predictions.experts_beside_dense(), recorded("train_gpu") or {}
+    steps = {name: one for name, one in found.items() if name.startswith(("moe", "dbrx")) and "planned_step_s" in one}
+    if not steps:
+        return f"{text}. No recorded step of an MoE model on a GPU was compared with its prediction"
+    ratios = ", ".join(f"{one['planned_step_s'] / one['step_s']:.2f} for {name}" for name, one in steps.items())
+    where = _measured("train_gpu")
+    return f"{text}. Of recorded steps of MoE models on one GPU, planned over measured time is {ratios} ({where})"
 
 
 def _data_processing() -> str:
@@ -170,8 +197,8 @@ def _data_processing() -> str:
 
 def _attention() -> str:
     return (
-        "on a CPU no gain is to be had that way ([attention](concepts/attention.md)). Would prove it: `make gpu`, "
-        "whose kernels no recorded run has timed"
+        "on a CPU no gain is to be had that way ([attention](concepts/attention.md)). Would prove it: memory and "
+        "time of a step on a GPU with each kernel beside plain attention"
     )
 
 
@@ -206,7 +233,7 @@ CLAIMS: tuple[Claim, ...] = (
           predictions.memory_saved, f"smalti plan memory {predictions.ROWS} train.global_batch_tokens=50331648 "
           "train.parallel.activation_checkpointing=full --gpu h100-sxm"),
     Claim("blog", 58, "advanced MoE architectures at nearly the same speed as standard transformers", "predicted",
-          predictions.experts_beside_dense, f"smalti plan scaling {predictions.DBRX} --gpus 3072"),
+          _experts_beside_dense, f"smalti plan scaling {predictions.DBRX} --gpus 3072"),
     Claim("dbrx", 629, "Quality of a bigger model, speed of a smaller one", "predicted",
           predictions.speed_of_a_smaller_one, "smalti plan serving dbrx-132b --batch 8 --gpu h100-sxm"),
     Claim("roundtable", 92, "very, very close performance to ... 3d parallel strategies", "predicted",

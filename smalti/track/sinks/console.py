@@ -117,6 +117,8 @@ def format_heldout(step: int, metrics: Mapping[str, Any]) -> str | None:
         if not name.startswith(_EVAL_PREFIX) or number is None:
             continue
         source, _, metric = name.removeprefix(_EVAL_PREFIX).rpartition("/")
+        if metric == "LanguagePerplexity":  # says no more than the loss
+            continue
         texts = {"LanguageCrossEntropy": f"loss {number:.3f}", "bits_per_byte": f"{number:.3f} bits/byte"}
         found.setdefault(source, []).append(texts.get(metric, f"{metric} {number:.4g}"))
     if not found:
