@@ -73,9 +73,9 @@ class Interrupted(SmaltiError):
     exit_code = ExitCode.INTERRUPTED
 
 
-def nearest(given: str, allowed: Iterable[str]) -> str | None:
-    """The entry of ``allowed`` that ``given`` was probably meant to be, or None."""
-    matches = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.5)
+def nearest(given: str, allowed: Iterable[str], *, alike_frac: float = 0.5) -> str | None:
+    """The entry of ``allowed`` that ``given`` was probably meant to be (difflib's ratio at least ``alike_frac``)."""
+    matches = difflib.get_close_matches(given, list(allowed), n=1, cutoff=alike_frac)
     return matches[0] if matches else None
 
 

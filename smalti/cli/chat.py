@@ -42,7 +42,8 @@ def chat(
     from smalti.serve.engine.scheduler import Limits
     from smalti.serve.folders import find
 
-    params = SamplingParams(max_tokens, temperature, top_p, top_k, seed, tuple(stop or ()))
+    with _as_options():
+        params = SamplingParams(max_tokens, temperature, top_p, top_k, seed, tuple(stop or ()))
     found = find(model)
     with _utf8():
         if prompt is None and not sys.stdin.isatty():
@@ -58,6 +59,21 @@ def chat(
     completion = _show(engine.stream(_asked(engine, form, [{"role": "user", "content": prompt}]), params))
     if save:
         _save(f"{found.run_folder}/samples.jsonl", prompt, completion, params)
+
+
+@contextmanager
+def _as_options() -> Iterator[None]:
+    """What is out of range, by the name of the option in place of the field's."""
+    from smalti.base.errors import UserError
+
+    try:
+        yield
+    except UserError as error:
+        field, _, rest = error.message.partition("=")
+        option = f"--{field.replace('_', '-')}"
+        raise UserError(
+            f"{option} {rest}", allowed=error.allowed, hint=f"leave {option} out for its default"
+        ) from error
 
 
 @contextmanager

@@ -89,17 +89,12 @@ def _flush() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code."""
     if not arguments or arguments[0] in ("--help", "-h", "help"):
-        print(help_page())
-        return 0
+        return guarded(lambda: print(help_page()), "smalti")
     if arguments[0] in ("--version", "-V"):
         from smalti import __version__
 
-        print(f"smalti {__version__}")
-        return 0
-    verb = arguments[0]
-    if verb not in VERBS:
-        return _unknown(verb)
-    return guarded(lambda: _call(verb, arguments[1:]), f"smalti {verb}")
+        return guarded(lambda: print(f"smalti {__version__}"), "smalti")
+    return guarded(lambda: _call(arguments[0], arguments[1:]), f"smalti {arguments[0]}")
 
 
 def help_page() -> str:
@@ -130,11 +125,17 @@ def guarded(call: Callable[[], Any], command: str) -> int:
         result = call()
         sys.stdout.flush()
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        _say("interrupted")
         return 130
-    except BrokenPipeError:  # the reader of our output (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except (BrokenPipeError, SystemExit) as error:
+        # typer and rich make exit code 1 of a broken pipe
+        broken = error.__context__ if isinstance(error, SystemExit) else error
+        code = _reader_gone() if isinstance(broken, BrokenPipeError) else None
+        if code is not None:
+            return code
+        if not isinstance(broken, BrokenPipeError):
+            raise
+        return _bug(broken)
     except SmaltiError as error:
         return _told(error)
     except Exception as error:
@@ -145,10 +146,27 @@ def guarded(call: Callable[[], Any], command: str) -> int:
             text = error.format_message()
             only_help = type(error).__name__ == "NoArgsIsHelpError"
             asked = getattr(getattr(error, "ctx", None), "command_path", None) or command
-            print(text if only_help else f"error: {text}\nhint: {asked} --help", file=sys.stderr)
+            _say(text if only_help else f"error: {text}\nhint: {asked} --help")
             return 2
         return _bug(error)
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
+
+
+def _reader_gone() -> int | None:
+    """The exit code where the reader of our output (head, less) has left; None where it has not.
+
+    Results go to stdout when the work is done, so without a reader for them it is done: 0. Progress goes to stderr, and
+    without a reader for that the work has stopped in the middle: as SIGTERM's.
+    """
+    import select
+
+    poll = select.poll()
+    for descriptor in (1, 2):
+        poll.register(descriptor, 0)
+    closed = {descriptor for descriptor, seen in poll.poll(0) if seen & (select.POLLERR | select.POLLHUP)}
+    for descriptor in closed:  # what is still buffered goes nowhere, without a word
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    return None if not closed else 0 if closed == {1} else 143
 
 
 def _told(error: "SmaltiError") -> int:
@@ -157,7 +175,7 @@ def _told(error: "SmaltiError") -> int:
         to_log(error)
     with suppress(OSError):
         _traceback_if_asked()
-        print(f"error: {error}", file=sys.stderr)
+    _say(f"error: {error}")
     return int(error.exit_code)
 
 
@@ -192,21 +210,28 @@ def _outside(error: OSError) -> "SmaltiError | None":
 
 
 def _call(verb: str, arguments: Sequence[str]) -> Any:
+    from smalti.cli.not_yet import NOT_YET, planned
+
+    name = planned([verb, *arguments])
+    if name is not None:
+        from smalti.base.errors import UserError
+
+        raise UserError(f"'smalti {name}' is not there yet", hint=NOT_YET[name] or f"smalti {verb} --help")
+    if verb not in VERBS:
+        raise _unknown(verb)
     app = import_module(f"smalti.cli.{verb}").app
     app.pretty_exceptions_enable = False
     app.rich_markup_mode = None  # plain help pages: rich alone would take longer to import than they may take
     return app(args=list(arguments), prog_name=f"smalti {verb}", standalone_mode=False)
 
 
-def _unknown(verb: str) -> int:
+def _unknown(verb: str) -> "SmaltiError":
     from smalti.base.errors import UserError, nearest
 
     kind = "an option of smalti" if verb.startswith("-") else "a verb of smalti"
     close = nearest(verb, VERBS)
     hint = f"did you mean 'smalti {close}'?" if close else "smalti --help"
-    error = UserError(f"'{verb}' is not {kind}", allowed=", ".join(VERBS), hint=hint)
-    print(f"error: {error}", file=sys.stderr)
-    return 2
+    return UserError(f"'{verb}' is not {kind}", allowed=", ".join(VERBS), hint=hint)
 
 
 def _bug(error: Exception) -> int:
@@ -225,10 +250,17 @@ def _bug(error: Exception) -> int:
                 file.write(text)
         except OSError:
             place = "nowhere: no folder could be written"
-    _traceback_if_asked()
-    print(f"error: this is a bug in Smalti: {type(error).__name__}: {error}", file=sys.stderr)
-    print(f"hint: the traceback is in {place}; --debug prints it", file=sys.stderr)
+    with suppress(OSError):
+        _traceback_if_asked()
+    _say(f"error: this is a bug in Smalti: {type(error).__name__}: {error}")
+    _say(f"hint: the traceback is in {place}; --debug prints it")
     return 1
+
+
+def _say(text: str) -> None:
+    """A line on stderr; where nobody can read it, the exit code must come through all the same."""
+    with suppress(OSError):
+        print(text, file=sys.stderr)
 
 
 def to_log(error: BaseException) -> str | None:

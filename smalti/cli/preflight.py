@@ -67,12 +67,31 @@ def lies_here(config: "RunConfig") -> bool:
     return all(store.is_local(path) for path in (*paths, *config.data.heldout.values()))
 
 
+def check_here(config: "RunConfig") -> list[str]:
+    """As ``check_data_here``, and raise for a device that this machine has not."""
+    _check_device(config)
+    return check_data_here(config)
+
+
 def check_data_here(config: "RunConfig") -> list[str]:
     """Raise for what is wrong with data that lies here; returns warnings of sources that are gone through too often."""
     from smalti.cli.plan_data import repeat_warnings
     from smalti.data.inputs import check_inputs
 
     return repeat_warnings(config, check_inputs(config).sources) if lies_here(config) else []
+
+
+def _check_device(config: "RunConfig") -> None:
+    """Raise for device=cuda where no rank could find a GPU here."""
+    from smalti.fleet.machine import why_no_gpu
+
+    reason = why_no_gpu() if config.train.parallel.device == "cuda" else None
+    if reason is not None:
+        raise UserError(
+            f"train.parallel.device=cuda, but {reason}",
+            allowed="auto, cpu",
+            hint="train.parallel.device=auto; 'smalti env' shows what PyTorch and the driver see",
+        )
 
 
 def _check_run_folder(folder: str) -> None:

@@ -79,7 +79,7 @@ def train(
     if dry_run:
         preflight.dry_run(loaded.config, ranks=ranks, fork=planned, gpu=gpu, as_json=as_json)
         return
-    _warn(*preflight.check_data_here(loaded.config))
+    _warn(*preflight.check_here(loaded.config))
     raise typer.Exit(_as_agent(loaded, ["train", recipe, *overrides], fork=planned))
 
 

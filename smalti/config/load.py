@@ -19,15 +19,14 @@ from pydantic import BaseModel, ValidationError
 from smalti.base.errors import UserError
 from smalti.config.find import DIAL, find_preset, find_recipe, preset_names
 from smalti.config.model import ModelConfig
-from smalti.config.problems import as_user_error
+from smalti.config.problems import COMMAND_LINE, as_user_error
 from smalti.config.run import JobConfig
 from smalti.config.schema import Config
 from smalti.config.show import dump, flatten, json_schema, show
-from smalti.config.yaml_lines import Path, Tree, dotted, inline, parse, paths_of
+from smalti.config.yaml_lines import MOST_LEVELS, Path, Tree, dotted, inline, parse, paths_of
 
 __all__ = ["Loaded", "dump", "flatten", "from_dict", "json_schema", "load", "show"]
 
-COMMAND_LINE = "command line"
 DEFAULT = "default"
 
 C = TypeVar("C", bound=Config)
@@ -143,12 +142,16 @@ def _apply_override(tree: Tree, override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*", key):
         raise UserError(
-            f"{COMMAND_LINE}: '{override}' is not an override",
+            f"{COMMAND_LINE}: '{_short(override)}' is not an override",
             allowed="key.of.section=value, as in train.optimizer.lr=3e-4",
             hint=f"write '{override.lstrip('-').replace(' ', '=', 1)}'" if override.startswith("--") else None,
         )
-    value = parse(text, f"{COMMAND_LINE}: {override}", lines=False).value
+    value = parse(text, f"{COMMAND_LINE}: {_short(override)}", lines=False).value
     path: list[str | int] = []
+    if key.count(".") >= MOST_LEVELS:
+        raise UserError(
+            f"{COMMAND_LINE}: {_short(key)} has {key.count('.') + 1} levels", allowed=f"up to {MOST_LEVELS}"
+        )
     for part in key.split("."):
         here = _get(tree.value, tuple(path))
         path.append(int(part) if isinstance(here, list) and part.isdigit() else part)
@@ -159,6 +162,10 @@ def _apply_override(tree: Tree, override: str) -> None:
             )
     paths = [tuple(path), *(tuple(path) + below for below in paths_of(value))]
     _merge(tree, tuple(path), value, dict.fromkeys(paths, COMMAND_LINE))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def _preset_sections(model: type[BaseModel], path: Path = ()) -> list[Path]:

@@ -34,6 +34,9 @@ _OTHER_NAMES = {
     "nproc_per_node": "train.parallel.ranks",
 }
 """Names of other trainers -> ours; used for hints only."""
+_MOST_PLACES = 3
+COMMAND_LINE = "command line"
+"""The origin of a value that was typed."""
 
 
 @dataclass(frozen=True)
@@ -181,11 +184,12 @@ def _problem(schema: Schema, path: Path, item: Any, value: Any, origins: Mapping
     if item["type"] == "extra_forbidden":
         parent, parent_node = schema.follow(path[:-1])
         keys = schema.keys(parent_node)
-        section = dotted(parent) or "the top level"
+        section, given = dotted(parent) or "the top level", _at(value, path)
+        typed = where == COMMAND_LINE and not isinstance(given, dict | list)
         return Problem(
-            f"{where}: unknown key {key} = {inline(_at(value, path))}",
+            f"{where}: unknown key {key} = {inline(given)}",
             f"the keys of {section}: {', '.join(keys)}",
-            _right_key(schema, path, keys),
+            _right_key(schema, path, keys, f"={inline(given)}" if typed else ""),
         )
     if item["type"] == "missing":
         kind = schema.describe(node)
@@ -213,17 +217,25 @@ def _right_value(schema: Schema, node: Mapping[str, Any], given: Any) -> str | N
     return f"did you mean '{close}'?" if close else None
 
 
-def _right_key(schema: Schema, path: Path, siblings: list[str]) -> str | None:
+def _right_key(schema: Schema, path: Path, siblings: list[str], value: str) -> str:
+    """The hint: a name of another trainer, the same name in another section, a name that is close here or there.
+
+    ``value`` is what follows the key where it was typed on the command line, so that the hint can be typed as it is.
+    """
     name, paths = str(path[-1]), list(schema.all_paths())
+    same = [one for one in paths if one.rsplit(".", 1)[-1] == name]
     foreign = _OTHER_NAMES.get(name)
-    if foreign in paths:
-        return f"did you mean {foreign}?"
-    close = nearest(name, siblings)
-    if close:
-        return f"did you mean {dotted((*path[:-1], close))}?"
+    close = [dotted((*path[:-1], one)) for one in [nearest(name, siblings, alike_frac=0.6)] if one]
     by_last = {one.rsplit(".", 1)[-1]: one for one in reversed(paths)}
-    close = nearest(name, by_last)
-    return f"did you mean {by_last[close]}?" if close else "delete it; 'smalti config schema' lists every key"
+    far = [by_last[one] for one in [nearest(name, by_last, alike_frac=0.7)] if one]
+    if foreign in paths:
+        return f"did you mean {foreign}?"  # its unit may be another one: without the value
+    likely = same[:_MOST_PLACES] or close or far
+    return (
+        f"did you mean {' or '.join(one + value for one in likely)}?"
+        if likely
+        else "delete it; 'smalti config schema' lists every key"
+    )
 
 
 def _origin(path: Path, origins: Mapping[Path, str], label: str) -> str:

@@ -14,6 +14,9 @@ from smalti.base.errors import UserError
 
 Path = tuple[str | int, ...]
 
+MOST_LEVELS = 50
+"""A config has about 8; what reads, merges and prints it calls itself once a level."""
+
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
 _NULL = re.compile(r"~|null|Null|NULL|")
 _INT = re.compile(r"[-+]?[0-9][0-9_]*")
@@ -36,6 +39,8 @@ def parse(text: str, label: str, *, lines: bool = True) -> Tree:
 
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except RecursionError:
+        raise _too_deep(label) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise UserError(
@@ -50,8 +55,14 @@ def parse(text: str, label: str, *, lines: bool = True) -> Tree:
     return tree
 
 
+def _too_deep(where: str) -> UserError:
+    return UserError(f"{where}: lists and sections are nested too deeply", allowed=f"{MOST_LEVELS} levels")
+
+
 def _build(node: yaml.Node, path: Path, origins: dict[Path, str], place: Any, seen: set[int]) -> Any:
     where = place(node.start_mark)
+    if len(path) > MOST_LEVELS:
+        raise _too_deep(where)
     if id(node) in seen:
         raise UserError(
             f"{where}: {dotted(path)} repeats an anchor (&name, *name)",

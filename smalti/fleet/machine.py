@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ _FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_tile
 """Instructions that decide how fast bfloat16 is on a CPU; the last three are Arm's."""
 
 _TOOLS = ("nvidia-smi", "rocm-smi", "amd-smi", "srun", "kubectl", "docker", "apptainer", "ray")
+_GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""Of NVIDIA's driver, AMD's, and either under Windows (WSL)."""
 _QUERY = "name,memory.total,driver_version,mig.mode.current,ecc.errors.uncorrected.volatile.total"
 
 
@@ -67,6 +70,19 @@ def gpus() -> dict[str, Any]:
         said = " ".join((done.stdout + done.stderr).split())
         return {"devices": [], "problem": f"nvidia-smi ended with {done.returncode}: {said[:200]}"}
     return {"devices": [gpu for line in done.stdout.splitlines() if (gpu := gpu_of(line))], "problem": None}
+
+
+def why_no_gpu() -> str | None:
+    """Why PyTorch can have no GPU here; None where it may have one, which only PyTorch itself knows."""
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        return "PyTorch is not installed"
+    if torch.endswith("+cpu"):
+        return f"PyTorch {torch} is built for the CPU alone"
+    if not any(Path(file).exists() for file in _GPU_FILES):
+        return f"this machine has no driver of a GPU (none of {', '.join(_GPU_FILES)})"
+    return None
 
 
 def gpu_of(line: str) -> dict[str, Any] | None:

@@ -45,6 +45,26 @@ def test_stdin_is_the_prompt_when_it_is_no_terminal(
     assert capsys.readouterr().out == expected
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "allowed"),
+    [
+        ("--max-tokens", "-5", "1 or more"),
+        ("--max-tokens", "0", "1 or more"),
+        ("--temperature", "-1.0", "0 (the likeliest token), or 0.001 or more"),
+        ("--top-p", "2.0", "above 0, at most 1"),
+        ("--top-k", "-1", "0 (no bound) or more"),
+    ],
+)
+def test_an_option_out_of_range_is_named_as_it_is_typed(
+    run: Path, option: str, value: str, allowed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert smalti(["chat", str(run), "--prompt", "x", option, value]) == 2
+    expected = (
+        f"error: {option} {value} is out of range\nallowed: {allowed}\nhint: leave {option} out for its default\n"
+    )
+    assert capsys.readouterr().err == expected
+
+
 def test_a_folder_without_a_tokenizer_exits_2(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(run / "export", tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
     assert smalti(["chat", str(tmp_path / "bare"), "--prompt", "x"]) == 2

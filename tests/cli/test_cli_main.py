@@ -195,6 +195,89 @@ def test_a_reader_that_leaves_early_is_no_error():
     assert (done.stdout, done.stderr) == ("{\n", "")
 
 
+COMMANDS = {
+    "help": ["--help"],
+    "version": ["--version"],
+    "help of a verb": ["plan", "--help"],
+    "help of a command": ["plan", "memory", "--help"],
+    "JSON": ["config", "schema"],
+    "YAML": ["config", "show", "demo"],
+    "a table": ["plan", "hardware"],
+    "a table as JSON": ["plan", "hardware", "--json"],
+    "plain lines": ["train", "demo", "--print-config"],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_without_a_reader_of_its_results_a_command_ends_quietly_with_0(name):
+    done = _without_readers(["stdout"], COMMANDS[name])
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["config", "show", "nowhere"], 2), (["nonsense"], 2), (["train"], 2)])
+def test_without_a_reader_of_its_errors_the_code_is_the_same(arguments, code):
+    assert _without_readers(["stdout", "stderr"], arguments).returncode == code
+
+
+def _without_readers(streams: list[str], arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
+    """The command with a pipe that nobody reads in place of ``streams``: every write fails, not only some."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", "smalti", *arguments], timeout=60, check=False,
+            **{"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, **dict.fromkeys(streams, writing)},
+        )  # fmt: skip
+    finally:
+        os.close(writing)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_pipe_that_breaks_elsewhere_is_not_taken_for_our_output(capsys, tmp_path, monkeypatch, wrapped):
+    """As of a socket; typer makes a SystemExit of each."""
+    monkeypatch.setenv("SMALTI_HOME", str(tmp_path))
+
+    def fail() -> None:
+        try:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+        except BrokenPipeError:
+            if wrapped:
+                sys.exit(1)
+            raise
+
+    assert command.guarded(fail, "smalti t") == 1
+    assert "this is a bug in Smalti: BrokenPipeError" in capsys.readouterr().err
+
+
+def test_a_verb_that_is_to_come_says_so_and_what_does_it_now(capsys):
+    assert command.run(["tune", "sft", "x.yaml"]) == 2
+    assert capsys.readouterr().err == (
+        "error: 'smalti tune' is not there yet\n"
+        "hint: smalti train RECIPE.yaml init_from=MODEL trains a finished model on data of your own\n"
+    )
+    assert command.run(["plan", "ladder"]) == 2
+    assert "'smalti plan ladder' is not there yet\nhint: smalti plan budget" in capsys.readouterr().err
+    assert command.run(["eval", "arena"]) == 2
+    assert "'smalti eval arena' is not there yet\nhint: smalti eval --help" in capsys.readouterr().err
+    assert command.run(["tuen"]) == 2
+    assert "'tuen' is not a verb of smalti\nallowed: demo, plan" in capsys.readouterr().err
+
+
+def test_what_is_to_come_is_not_there():
+    from importlib import import_module
+
+    from smalti.cli.not_yet import NOT_YET
+
+    for name in NOT_YET:
+        verb, _, inner = name.partition(" ")
+        if not inner:
+            assert verb not in command.VERBS
+            continue
+        app = import_module(f"smalti.cli.{verb}").app
+        assert inner not in {one.name or one.callback.__name__ for one in app.registered_commands}
+        assert inner not in {group.name for group in app.registered_groups}
+
+
 @pytest.mark.slow
 def test_config_schema_and_show_and_diff(tmp_path):
     schema = json.loads(smalti("config", "schema").stdout)

@@ -60,3 +60,19 @@ def test_a_run_that_changes_nothing_of_it_passes(tmp_path: Path) -> None:
 def test_nothing_is_compared_at_the_beginning_or_in_a_finished_run(tmp_path: Path, saved_step: int) -> None:
     _, after = continued(tmp_path, saved_step=saved_step, train__eval_tokens=512)
     preflight.check(after, ranks=1)
+
+
+def test_cuda_where_none_can_be_is_refused_before_a_rank_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from smalti.cli import train
+    from smalti.cli.main import run
+    from smalti.fleet import machine
+
+    monkeypatch.setattr(machine, "why_no_gpu", lambda: "there is none")
+    monkeypatch.setattr(train, "_as_agent", lambda *given, **more: 0)
+    monkeypatch.setattr(preflight, "check", lambda *given, **more: None)
+    monkeypatch.setattr(preflight, "lies_here", lambda config: False)
+    assert run(["train", "demo", "train.parallel.device=auto"]) == 0
+    assert run(["train", "demo", "train.parallel.device=cuda"]) == 2
+    assert "train.parallel.device=cuda, but there is none\nallowed: auto, cpu" in capsys.readouterr().err

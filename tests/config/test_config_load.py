@@ -121,9 +121,17 @@ def _past(more: str = "skip: []", *, at_step: int = 30) -> str:
     [
         ("train.optimizer.learning_rate=3", ["command line: unknown key train.optimizer.learning_rate = 3",
                                              "name, lr, betas", "did you mean train.optimizer.lr?"]),
-        ("train.lr=3", ["unknown key train.lr", "did you mean train.optimizer.lr?"]),
+        ("train.lr=3", ["unknown key train.lr", "did you mean train.optimizer.lr=3?"]),
+        ("lr=3e-4", ["unknown key lr = 0.0003", "did you mean train.optimizer.lr=0.0003?"]),
+        ("device=cuda", ["did you mean train.parallel.device=cuda?"]),
+        ("optimizer={lr: 1}", ["did you mean train.optimizer?"]),
+        ("nonsense=1", ["hint: delete it"]),
+        ("train.optimizer.betas=" + "[" * 60 + "]" * 60, ["nested too deeply", "allowed: 50 levels"]),
+        ("train.optimizer.betas=" + "[" * 20_000, ["[[...: lists and sections are nested too deeply"]),
+        ("train.optimizer.betas=" + "{a: " * 20_000, ["nested too deeply"]),
+        ("a." * 20_000 + "b=1", ["has 20001 levels", "up to 50"]),
         ("batch_size=3", ["did you mean train.global_batch_tokens?"]),
-        ("track.consol=no", ["did you mean track.console?"]),
+        ("track.consol=no", ["did you mean track.console='no'?"]),
         ("train.optimizer.lr=abc", ["train.optimizer.lr = abc is not allowed", "a number above 0"]),
         ("train.optimizer.lr=.inf", ["train.optimizer.lr = .inf"]),
         ("train.optimizer.lr=true", ["true is not a number"]),
@@ -261,6 +269,21 @@ def test_bad_files_are_answered(tmp_path, text, words):
     answer = refused(str(tmp_path / "bad.yaml"))
     for word in words:
         assert word in answer
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: " + "[" * 20_000, "a: " + "{b: " * 20_000, "".join(f"{' ' * n}a:\n" for n in range(2000)), "- " * 20_000],
+)
+def test_a_file_that_is_nested_too_deeply_is_a_usage_error(tmp_path, text):
+    (tmp_path / "deep.yaml").write_text(text)
+    assert "lists and sections are nested too deeply\nallowed: 50 levels" in refused(str(tmp_path / "deep.yaml"))
+
+
+def test_what_parse_takes_is_not_too_deep_for_the_rest(recipe):
+    text = refused(recipe, "train.optimizer.betas=" + "[" * 40 + "]" * 40, "data.x=" + "{a: " * 40 + "}" * 40)
+    assert "train.optimizer.betas.0 = [[" in text
+    assert "unknown key data.x" in text
 
 
 def test_a_file_that_is_missing_or_no_text(tmp_path):

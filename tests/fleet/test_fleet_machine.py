@@ -53,3 +53,22 @@ def test_this_machine() -> None:
     assert machine.cpu()["name"]
     assert machine.memory()["total_bytes"] > 0
     assert machine.disks()["here"]["writable"] in (True, False)
+
+
+@pytest.mark.parametrize(
+    ("torch", "file", "words"),
+    [
+        ("2.13.0+cpu", "driver", "PyTorch 2.13.0+cpu is built for the CPU alone"),
+        ("2.13.0+cu130", "nowhere", "no driver of a GPU"),
+        ("2.13.0+cu130", "driver", None),
+        ("2.13.0", "driver", None),
+    ],
+)
+def test_a_gpu_that_cannot_be_is_known_without_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch: str, file: str, words: str | None
+) -> None:
+    (tmp_path / "driver").touch()
+    monkeypatch.setattr(machine, "version", lambda name: torch)
+    monkeypatch.setattr(machine, "_GPU_FILES", (str(tmp_path / file),))
+    found = machine.why_no_gpu()
+    assert found is None if words is None else words in str(found)

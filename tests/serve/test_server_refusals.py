@@ -120,6 +120,25 @@ def test_completions_refuse(app: Guard, body: dict[str, Any], param: str | None,
         ({"messages": [{"role": "tool", "content": "7"}]}, "messages", "no tools"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages", "no tools"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "image_url"),
+        *(
+            ({"messages": [*HELLO, {"role": role, **given}]}, "messages", words)
+            for role in ("user", "system", "developer", "assistant")
+            for given, words in (
+                ({}, "'messages.1.content' is missing; it must be a text"),
+                ({"content": None}, "'messages.1.content' is missing"),
+                ({"content": []}, "'messages.1.content' is an empty list"),
+                ({"content": [{"type": "text"}]}, "'messages.1.content.0.text' is missing"),
+                (
+                    {"content": [{"type": "text", "text": "x"}, {"type": "text", "text": 7}]},
+                    "'messages.1.content.1.text'",
+                ),
+                ({"content": 7}, "'messages.1.content': Input should be a valid string"),
+                ({"content": {"type": "text", "text": "x"}}, "'messages.1.content': "),
+            )
+        ),
+        ({"messages": [{"role": "assistant", "content": None, "refusal": "no"}]}, "messages", "messages.0.content"),
+        ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{}]}]}, "messages", "no tools"),
+        ({"messages": [{"role": "tool", "tool_call_id": "1"}]}, "messages", "no tools"),
         ({"messages": HELLO, "tools": [{"type": "function"}]}, "tools", "not supported"),
         ({"messages": HELLO, "tool_choice": "required"}, "tool_choice", "not supported"),
         ({"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format", '{"type": "text"}'),
@@ -159,6 +178,16 @@ def test_what_is_no_json(app: Guard, raw: bytes, words: str) -> None:
     for path in (TEXT, CHAT):
         answer = send(app, "POST", path, content=raw, headers={"Content-Type": "application/json"})
         assert words in refused(answer, 400)
+
+
+@pytest.mark.parametrize("field", ["prompt", "messages", "metadata", "stop", "logit_bias", "tools", "model"])
+def test_no_depth_is_a_fault_of_the_server(app: Guard, field: str) -> None:
+    rest = '"messages": [{"role": "user", "content": "x"}], ' if field != "messages" else ""
+    for head, tail in (("[", "]"), ('{"a":', "}")):
+        for depth in (50, 200, 240, 300, 900, 990, 3000):
+            raw = f'{{{rest}"max_tokens": 1, "{field}": {head * depth}1{tail * depth}}}'
+            answer = send(app, "POST", CHAT, content=raw.encode(), headers={"Content-Type": "application/json"})
+            assert answer.status_code in ((200, 400) if field == "metadata" else (400, 404))
 
 
 def test_routes_methods_types_and_sizes(app: Guard) -> None:

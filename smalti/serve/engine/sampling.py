@@ -57,7 +57,7 @@ class SamplingParams:
             (
                 "max_tokens",
                 self.max_tokens >= (self.prompt_logprobs is None),
-                "1 or more, or 0 with prompt_logprobs",
+                "1 or more",
             ),
             (
                 "temperature",

@@ -88,7 +88,7 @@ async def _chat(serving: Serving, body: ChatRequest) -> Asked:
     given = body.longest()
     if given == 0:
         raise ApiError(400, "'max_tokens' must be 1 or more", param="max_tokens", code="invalid_value")
-    messages = [message.plain() for message in body.messages]
+    messages = [message.plain(f"messages.{index}") for index, message in enumerate(body.messages)]
     async with serving.template_turn:
         prompt = await asyncio.to_thread(chat_to_tokens, messages, serving.chat, serving.engine)
     max_tokens = serving.engine.limit_tokens if given is None else given

@@ -155,8 +155,12 @@ class ChatMessage(_Body):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Annotated[list[ContentPart], Field(max_length=MAX_MESSAGES)] | None = None
 
-    def plain(self) -> dict[str, str]:
-        """Role and text. Raises ApiError for tools and for parts that are no text."""
+    def plain(self, place: str) -> dict[str, str]:
+        """Role and text. Raises ApiError for tools, for parts that are no text, and where there is none of either.
+
+        OpenAI's API knows messages without content too: an assistant's that calls a tool (refused as such), refuses, or
+        is sound.
+        """
         if self.role in ("tool", "function") or any(
             (self.model_extra or {}).get(name) for name in ("tool_calls", "function_call")
         ):
@@ -164,11 +168,15 @@ class ChatMessage(_Body):
         role = "system" if self.role == "developer" else self.role
         if isinstance(self.content, str):
             return {"role": role, "content": self.content}
-        parts = self.content or []
-        for part in parts:
-            if part.type != "text" or part.text is None:
+        if not self.content:
+            kind = "an empty list" if self.content == [] else "missing"
+            raise _no_text(f"'{place}.content' is {kind}; it must be a text, or a list of parts of type text")
+        for index, part in enumerate(self.content):
+            if part.type != "text":
                 raise unsupported("messages", f"holds a part of type {_short(part.type)}; this server takes text")
-        return {"role": role, "content": "\n".join(part.text or "" for part in parts)}
+            if part.text is None:
+                raise _no_text(f"'{place}.content.{index}.text' is missing")
+        return {"role": role, "content": "\n".join(part.text or "" for part in self.content)}
 
 
 class ChatRequest(_Ask):
@@ -206,8 +214,10 @@ async def read(request: Request, model: type[T]) -> T:
     try:
         found = model.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
+        # Of a union every member is named: what lies deepest is what was meant.
+        found_errors = error.errors(include_url=False, include_context=False, include_input=False)
+        first = max(found_errors, key=lambda one: len(one["loc"]))
+        place = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or _is_field(part))
         param = str(first["loc"][0]) if first["loc"] else None
         code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
         raise ApiError(400, f"'{place}': {first['msg']}", param=param, code=code) from None
@@ -257,6 +267,15 @@ def _is_among(value: Any, neutral: tuple[Any, ...]) -> bool:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+def _is_field(part: str) -> bool:
+    """Of a place that pydantic names: a field, and not the member of a union (``str``, ``list[ContentPart]``)."""
+    return part.isidentifier() and part != "str"
+
+
+def _no_text(message: str) -> ApiError:
+    return ApiError(400, message, param="messages", code="missing_required_parameter")
 
 
 def _short(text: str) -> str:

@@ -1,0 +1,36 @@
+"""What the design names and this version does not have: the words for who types it, and what does the nearest thing."""
+
+NOT_YET = {
+    "tune": "smalti train RECIPE.yaml init_from=MODEL trains a finished model on data of your own",
+    "bench": "smalti serve MODEL; its /metrics counts time to the first token, time per token and tokens",
+    "quantize": "smalti serve MODEL --dtype bf16 halves the weights",
+    "fleet": "smalti train starts the ranks of this machine; srun smalti train RECIPE.yaml those of a Slurm job",
+    "models": "smalti runs ls lists the runs; smalti export RUN writes the model of one",
+    "console": "smalti runs report RUN writes a run's page; smalti runs ls lists the runs",
+    "plan ladder": "smalti plan budget gives parameters and tokens by published laws",
+    "plan fit": "smalti plan budget gives parameters and tokens by published laws",
+    "plan predict": "smalti plan budget gives the loss by published laws",
+    "data build": "smalti data curate, dedup and tokenize are its steps",
+    "data why": "smalti data inspect FOLDER shows documents and tokens",
+    "data diff": "smalti runs diff RUN RUN compares two runs",
+    "data compare": "smalti runs diff RUN RUN compares two runs",
+    "data tokenizers": "smalti data tokenize RECIPE.yaml trains one",
+    "data explore": "smalti data documents and smalti data inspect show what is there",
+    "data ls": "smalti data inspect FOLDER shows one folder of token files",
+    "eval read": "samples.jsonl in the folder that smalti eval run prints holds every sample",
+    "eval compare": "smalti runs diff RUN RUN compares two runs",
+    "eval lint": None,
+    "eval calibrate": None,
+    "eval judge": None,
+    "eval arena": None,
+    "runs compare": "smalti runs diff RUN RUN compares two runs",
+    "runs sweep": "smalti train RECIPE.yaml name=NAME a.b=value, once for each value; smalti runs diff compares",
+    "runs branch": "smalti train RECIPE.yaml a.b=value --fork begins another future of a run",
+    "runs checkpoints": "smalti runs show RUN",
+}
+"""``VERB`` or ``VERB COMMAND`` -> what to type in its place; None: nothing does it yet."""
+
+
+def planned(arguments: list[str]) -> str | None:
+    """The entry of ``NOT_YET`` that a command line begins with."""
+    return next((name for name in (" ".join(arguments[:2]), arguments[0]) if name in NOT_YET), None)
