@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from smalti.config.places import LocalFolder
 from smalti.config.schema import Config, Real, Whole, placement
 
-Stage = Literal["signatures", "candidates", "shingles", "pairs", "decisions"]
+Stage = Literal["signatures", "boilerplate", "candidates", "shingles", "pairs", "decisions"]
 """The stages of a deduplication whose results lie in the work folder, in their order."""
 
 
@@ -35,6 +35,10 @@ class DedupConfig(Config):
     for all (held-out ones first). What stays beside the same near document is compared afterwards."""
     bucket_neighbours: Whole = Field(8, ge=1)
     """See ``bucket_documents``."""
+    boilerplate_documents: Whole | None = Field(10, ge=2)
+    """Left out of the comparison is what so many different documents share, or more, at their beginning and end:
+    navigation, headers, footers. What remains is compared if it is a tenth of the document or more. Null: nothing is
+    left out but licence comments of source files."""
     score_field: str | None = None
     """A numeric column of the documents (``n_bytes``: the longest stays). Of near documents the one with the highest
     value stays, then the one with the smallest id. Absent: the smallest id."""

@@ -346,10 +346,10 @@ def test_stages_that_are_kept_are_used_and_can_be_done_again(tmp_path, corpus):
     other = times(threshold=0.9)
     assert [name for name in first if first[name] != other[name]] == ["decisions"]
     again = times(from_stage="shingles")
-    assert {name for name in first if again[name] == first[name]} == {"signatures", "candidates"}
+    assert {name for name in first if again[name] == first[name]} == {"signatures", "boilerplate", "candidates"}
     assert files_of(output) == before
     os.rename(stages / "candidates", tmp_path / "away")
-    assert {name for name, at in times().items() if at == again[name]} == {"signatures"}
+    assert {name for name, at in times().items() if at == again[name]} == {"signatures", "boilerplate"}
     assert files_of(output) == before
 
 
@@ -483,7 +483,7 @@ def test_progress_names_parts(tmp_path, corpus):
     folder, _ = corpus
     told = []
     dedup(config_of(folder, tmp_path / "out"), lambda *one: told.append(one))
-    assert {one[0] for one in told if one[3:] == ("part",)} == {"candidates", "comparing", "deciding", "writing"}
+    assert {one[0] for one in told if one[3:] == ("part",)} == {"boilerplate", "candidates", "comparing", "deciding", "writing"}
 
 
 def test_notes_are_told_once(tmp_path, capsys):

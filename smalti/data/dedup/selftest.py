@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from smalti.base.errors import Refusal
 from smalti.base.rng import derive_key
 from smalti.config.dedup import DedupConfig
 from smalti.data.curate.tables import DOCUMENT_SCHEMA
@@ -27,6 +28,7 @@ _GROUPS = 8
 _MIN_WORDS, _MAX_WORDS = 5, 5000
 _MAX_CHARS = 20 * _MAX_WORDS
 _LONG_DOCUMENTS, _LONG_CHARS = 8, 4 << 20
+_PORTION = 500
 _UNRELATED_WORDS = 3
 """What is unrelated is so by runs of so many words: single words in another order are another text."""
 _FACTS = [("key", pa.int64()), ("partner", pa.int64()), ("kind", pa.string()), ("partner_text", pa.large_string())]
@@ -113,28 +115,36 @@ def edit(words: Sequence[str], pool: Sequence[str], rng: np.random.Generator) ->
     return [word for piece in pieces for word in piece]
 
 
-def score(path: Path, config: DedupConfig, normalised: Normalised, equal: pa.Table, gone: pa.Table) -> SelftestReport:
+def score(
+    path: Path, config: DedupConfig, normalised: Normalised, compared: dict[int, str], equal: pa.Table, gone: pa.Table
+) -> SelftestReport:
     """Hold what the run found against what the texts say.
 
-    ``equal`` (key, node; sorted by key) are the documents that share their words, ``gone`` those that go.
+    ``compared``: key -> the words that are compared instead of all, for documents where these are others. ``equal``
+    (key, node; sorted by key) are the documents that share their words, ``gone`` those that go.
     """
     rows = pq.read_table(path).to_pylist()
     if not rows:
         nothing = f"NOTHING WAS TESTED: no document has {_MIN_WORDS} words or more"
         return SelftestReport(dict.fromkeys(KINDS, 0), 0, 0, 0, nothing)
-    sides = [_in_portions(normalised, [row[name] for row in rows]) for name in ("text", "partner_text")]
+    whole = [_normalised(normalised, [row[name] for row in rows]) for name in ("text", "partner_text")]
+    same = [one == two for one, two in zip(*whole, strict=True)]
+    sides = [
+        [compared.get(row[key], words) for row, words in zip(rows, texts, strict=True)]
+        for key, texts in zip(("key", "partner"), whole, strict=True)
+    ]
     is_near = _are_near(sides, config, config.shingle_words)
     repeats = _are_near(sides, config, max(config.shingle_words, _UNRELATED_WORDS))
     node_of = _Nodes(equal)
     goners = set(gone.column("key").to_pylist())
     n_near = expected = hits = wrong = 0
-    for row, should, repeat in zip(rows, is_near, repeats, strict=True):
+    for row, should, equal_words, repeat in zip(rows, is_near, same, repeats, strict=True):
         # Of planted documents with the same words one stands for all, as it does among real ones.
         node, partner = node_of(row["key"]), node_of(row["partner"])
         goes = node < PLANTED or node in goners
         if row["kind"] == "unrelated":
             wrong += goes and not repeat  # a text that repeats itself is near to its own words in any order
-        elif should:
+        elif should or equal_words:
             n_near += 1
             if partner not in goners:  # what is near to a document that goes itself may rightly stay
                 expected += 1
@@ -151,6 +161,22 @@ def score(path: Path, config: DedupConfig, normalised: Normalised, equal: pa.Tab
     return SelftestReport(planted, expected, hits, wrong, note)
 
 
+def check(config: DedupConfig, test: SelftestReport) -> None:
+    """Refusal where too little was found, or too much."""
+    if test.recall is not None and test.recall < config.selftest_recall:
+        raise Refusal(
+            f"the self-test found {test.found} of {test.expected} planted near-duplicates; nothing was written",
+            allowed=f"a recall of selftest_recall={config.selftest_recall} or more",
+            hint=f"propose more pairs: bands={2 * config.bands}, or rows={max(1, config.rows - 1)}",
+        )
+    if test.precision < config.selftest_precision:
+        raise Refusal(
+            f"the self-test took {test.wrong} unrelated planted documents for near; nothing was written",
+            allowed=f"a precision of selftest_precision={config.selftest_precision} or more",
+            hint="raise threshold or shingle_words: such documents share most of their shingles by chance",
+        )
+
+
 class _Nodes:
     """Key -> the key that stands for all with its words."""
 
@@ -162,13 +188,15 @@ class _Nodes:
         return int(self._nodes[place]) if place < len(self._keys) and self._keys[place] == key else key
 
 
-def _in_portions(normalised: Normalised, texts: list[str]) -> list[pa.Array]:
-    return [normalised(texts[at : at + 500]) for at in range(0, len(texts), 500)]
+def _normalised(normalised: Normalised, texts: list[str]) -> list[str]:
+    portions = [normalised(texts[at : at + _PORTION]) for at in range(0, len(texts), _PORTION)]
+    return [text for portion in portions for text in portion.to_pylist()]
 
 
-def _are_near(sides: list[list[pa.Array]], config: DedupConfig, shingle_words: int) -> list[bool]:
+def _are_near(sides: list[list[str]], config: DedupConfig, shingle_words: int) -> list[bool]:
     found: list[bool] = []
-    for texts in zip(*sides, strict=True):
+    for at in range(0, len(sides[0]), _PORTION):
+        texts = [pa.array(side[at : at + _PORTION], pa.large_string()) for side in sides]
         jaccard, containment = similarities(*shared(*(shingle_sets(text, shingle_words) for text in texts)))
         is_near = jaccard >= config.threshold
         if config.containment is not None:

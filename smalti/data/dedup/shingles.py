@@ -20,6 +20,8 @@ MAX_ROWS = 4096
 """Most rows in one call: the hash of a shingle leaves so many numbers of rows beside it in 64 bits."""
 
 _HASH_BITS = 52
+HASHES = 1 << _HASH_BITS
+"""Hashes of shingles are below it."""
 _MASK = np.uint64((1 << _HASH_BITS) - 1)
 _BASE = 0x9E3779B97F4A7C15 | 1
 _INVERSE = pow(_BASE, -1, 1 << 64)
@@ -32,17 +34,23 @@ def shingle_sets(texts: pa.Array, shingle_words: int) -> pa.LargeListArray:
 
     An empty text has an empty set. At most MAX_ROWS texts.
     """
-    assert len(texts) <= MAX_ROWS, len(texts)
-    data, ends = _bytes_of(texts)
-    starts_of_words, ends_of_words, text_of_word = _words(data, ends)
-    words = _hash_words(data, starts_of_words, ends_of_words)
-    values, rows = _hash_shingles(words, text_of_word, len(texts), shingle_words)
-    keyed = np.sort((rows.astype(np.uint64) << np.uint64(_HASH_BITS)) | (values & _MASK))
+    values, rows = ordered_shingles(texts, shingle_words)
+    keyed = np.sort((rows.astype(np.uint64) << np.uint64(_HASH_BITS)) | values)
     if len(keyed):
         keyed = keyed[np.concatenate([[True], keyed[1:] != keyed[:-1]])]
     counts = np.bincount((keyed >> np.uint64(_HASH_BITS)).astype(np.int64), minlength=len(texts))
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array((keyed & _MASK).astype(np.int64)))
+
+
+def ordered_shingles(texts: pa.Array, shingle_words: int) -> tuple[U64, I64]:
+    """The hash of every shingle, and the row of its text, in the order of the texts and of their words."""
+    assert len(texts) <= MAX_ROWS, len(texts)
+    data, ends = _bytes_of(texts)
+    starts_of_words, ends_of_words, text_of_word = _words(data, ends)
+    words = _hash_words(data, starts_of_words, ends_of_words)
+    values, rows = _hash_shingles(words, text_of_word, len(texts), shingle_words)
+    return values & _MASK, rows
 
 
 def shared(first: pa.LargeListArray, second: pa.LargeListArray) -> tuple[I64, I64, I64]:

@@ -14,7 +14,7 @@ from typing import Any
 from smalti.base import store
 from smalti.base.hashing import digest_json
 
-FORMAT = 2
+FORMAT = 3
 """Raised by every change after which old stages would give other results."""
 
 _RECORD = "stage.json"
