@@ -36,9 +36,9 @@ class DedupConfig(Config):
     bucket_neighbours: Whole = Field(8, ge=1)
     """See ``bucket_documents``."""
     boilerplate_documents: Whole | None = Field(10, ge=2)
-    """Left out of the comparison is what so many different documents share, or more, at their beginning and end:
-    navigation, headers, footers. What remains is compared if it is a tenth of the document or more. Null: nothing is
-    left out but licence comments of source files."""
+    """What so many different documents share at their beginning and end (navigation, headers, footers) is left out of
+    the comparison, where the contents between are a tenth of the document or more. Null: nothing is left out but
+    licence comments of source files."""
     score_field: str | None = None
     """A numeric column of the documents (``n_bytes``: the longest stays). Of near documents the one with the highest
     value stays, then the one with the smallest id. Absent: the smallest id."""
@@ -61,7 +61,7 @@ class DedupConfig(Config):
     """About how much memory a part of the work may take; a larger corpus is worked on in more parts."""
     work: str | None = placement(None)
     """Folder for the results of stages, which are kept in ``FOLDER/smalti-dedup``; absent: ``OUTPUT/.stages``. They
-    take up to a third of the size of the texts."""
+    take up to the size of the texts."""
     keep_stages: bool = placement(False)
     """Leave the results of stages in place at the end, so that another threshold needs no new signatures."""
     from_stage: Stage | None = placement(None)

@@ -4,7 +4,6 @@ One corpus holds all classes, each with different documents that must stay and c
 """
 
 import random
-from itertools import combinations
 
 import made_corpus
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 from made_corpus import PlantedDocument
 from test_dedup_job import config_of, drops_of
 
-from smalti.data.dedup.boilerplate import core, in_buckets, to_compare
+from smalti.data.dedup.boilerplate import core, in_buckets, seem_repetitive, to_compare
 from smalti.data.dedup.buckets import PLANTED
 from smalti.data.dedup.job import dedup
 from smalti.data.dedup.licence import without_licence, without_licences
@@ -116,7 +115,10 @@ def different(kind: str, number: int) -> str:
     return thai(rng, 3000)
 
 
-KINDS = {"licensed": 200, "tiny": 200, "page": 200, "flat": 200, "table": 60, "rows": 60, "chinese": 40, "japanese": 40, "thai": 40}  # fmt: skip
+KINDS = {
+    "licensed": 200, "tiny": 200, "page": 200, "flat": 200, "table": 60, "rows": 60, "chinese": 40, "japanese": 40,
+    "thai": 40,
+}  # fmt: skip
 
 
 def copies() -> dict[str, tuple[str, str]]:
@@ -180,3 +182,91 @@ def test_copies_among_them_go(gone, kind):
     missed = [name for name in copies() if name.rpartition("-")[0] == kind and f"copy-{name}-b" not in gone]
     assert missed == []
     assert not [name for name in gone if name.startswith(f"copy-{kind}-") and name.endswith("-a")]
+
+
+HEADS = {
+    "#!/bin/sh\n# Copyright 2020 A\n#\n# This file is part of B.\n#\n# License: MIT\n\n# Prints a line.\necho\n":
+        "\n\n# Prints a line.\necho\n",
+    "/* Copyright A */\n#include <license.h>\n": "\n\n#include <license.h>\n",
+    '"""Reads pages.\n\n:copyright: A\n"""\nimport a\n': '"""Reads pages.\n\n\n"""\nimport a\n',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HEADS)
+def test_licences_go_and_other_comments_at_the_head_stay(text):
+    left = without_licence(text)
+    assert [line for line in left.splitlines() if line.strip("#/* ")] == [
+        line for line in HEADS[text].splitlines() if line.strip("#/* ")
+    ]
+    assert without_licences(pa.array([text, None], pa.large_string())).to_pylist() == [left, None]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Copyright law is old.\n\nIt began in 1709.",  # prose
+        "# SPDX-License-Identifier: MIT\n# Copyright A\n",  # nothing else
+        "int a;\n/* Copyright A */\n",  # not at the head
+        "/* Copyright A, and no end\nint a;\n",
+        "# Title\n\nA page without such words.\n",
+        "",
+    ],
+)
+def test_texts_without_a_licence_at_the_head_are_left_alone(text):
+    assert without_licence(text) == text
+    assert without_licences(pa.array([text], pa.large_string())).to_pylist() == [text]
+
+
+@pytest.mark.parametrize(
+    "text", ["#" + "=" * 300_000, "/*" * 200_000, "# a\n" * 100_000, '""" ' * 100_001, "\n" * 300_000]
+)
+def test_a_hostile_head_takes_time_in_proportion(text):
+    assert without_licence(text) == text  # a square of its length would be minutes
+
+
+def spans(pattern: str, frac: float = 0.35):
+    return core(np.array([sign == "r" for sign in pattern]), 3, frac)
+
+
+def test_the_core_is_what_stands_between_shared_shingles():
+    frame = "c" * 40
+    assert spans(frame + "r" * 20 + frame) == (42, 60)  # two words of the frame are in the shingles at either end
+    assert spans("r" * 20 + frame) == (0, 20)
+    assert spans(frame + "r" * 20) == (42, 62)
+    assert spans(frame + "r" * 8 + "c" + "r" * 8 + frame) == (42, 57)
+    assert spans("ccccrrr" * 20) is None  # single words that were changed
+    assert spans("c" * 100 + "r" * 8 + "c" * 100) is None  # a text with another name in it
+    assert spans(frame + "r" * 60 + frame) is None  # what is shared makes no two of them near
+    assert spans("rrrccrrrcc" * 8 + "r" * 20) is None
+    assert spans("c") is spans("r") is None
+
+
+def test_who_shares_a_bucket_and_who_is_in_a_crowd():
+    hashes = np.array([1, 1, 1, 2, 2, 3, 4, 4, 4], np.int64)
+    keys = np.array([10, 11, 12, 10, 13, 14, 15, 16, PLANTED], np.int64)
+    found, crowd = in_buckets(hashes, keys, 3)
+    assert found.tolist() == [10, 11, 12, 13, 15, 16, PLANTED]
+    assert found[crowd].tolist() == [10, 11, 12]  # what was planted makes no crowd
+
+
+def test_repetitive_texts_are_compared_with_none_and_contents_instead_of_pages():
+    frame, body = [f"f{i}" for i in range(80)], [f"b{i}" for i in range(20)]
+    page = " ".join([*frame[:40], *body, *frame[40:]])
+    texts = pa.array([page, " ".join(frame), "no " * 40 + "no", "a b", ""], pa.large_string())
+    common = np.sort(ordered_shingles(texts.slice(1, 1), 3)[0].astype(np.int64))
+    seem = np.array([False, False, True, True, False])
+    assert to_compare(texts, seem, common, 3, 0.35) == [" ".join(body), None, "", None, None]
+    assert to_compare(texts, seem, common[:0], 3, 0.35) == [None, None, "", None, None]
+    signatures = np.full((2, 140), 2**32 // 100, np.uint64)  # of 99 distinct shingles
+    many = pa.array(["a " * 400 + "a", "a " * 90 + "a"], pa.large_string())
+    assert seem_repetitive(signatures, many, 3).tolist() == [True, False]
+
+
+@pytest.mark.slow
+def test_boilerplate_documents_sets_how_many_share_it(tmp_path):
+    """Two whole runs beside the large one."""
+    pages = [PlantedDocument(f"page-{i:02d}", different("page", i), "page") for i in range(30)]
+    folder = made_corpus.write_parquet(pages, tmp_path / "c", files=1)
+    for number, left_out in enumerate((10, 40, None)):
+        dedup(config_of(folder, tmp_path / f"{number}", alarm_frac=1, boilerplate_documents=left_out, threshold=0.5))
+        assert (len(drops_of(tmp_path / f"{number}")) == 0) == (left_out == 10)

@@ -483,7 +483,13 @@ def test_progress_names_parts(tmp_path, corpus):
     folder, _ = corpus
     told = []
     dedup(config_of(folder, tmp_path / "out"), lambda *one: told.append(one))
-    assert {one[0] for one in told if one[3:] == ("part",)} == {"boilerplate", "candidates", "comparing", "deciding", "writing"}
+    assert {one[0] for one in told if one[3:] == ("part",)} == {
+        "boilerplate",
+        "candidates",
+        "comparing",
+        "deciding",
+        "writing",
+    }
 
 
 def test_notes_are_told_once(tmp_path, capsys):

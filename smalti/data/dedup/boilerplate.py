@@ -63,14 +63,20 @@ def seem_repetitive(signatures: npt.NDArray[np.uint64], texts: pa.Array, shingle
     return np.asarray(distinct < _ESTIMATE_MARGIN * MIN_DISTINCT_FRAC * n_shingles(texts, shingle_words))
 
 
-def to_compare(texts: pa.Array, common: I64, shingle_words: int, max_core_frac: float) -> list[str | None]:
+def to_compare(texts: pa.Array, seem: Bools, common: I64, shingle_words: int, max_core_frac: float) -> list[str | None]:
     """For each normalised text what is compared instead: its core; "" where it is repetitive, so that it is compared
-    with none; None where it is compared as it is. ``common``: sorted hashes of common shingles."""
-    cores = _cores(texts, common, shingle_words, max_core_frac) if len(common) else [None] * len(texts)
-    found = pa.array([text if one is None else one for text, one in zip(texts.to_pylist(), cores, strict=True)])
-    distinct = np.asarray(pc.list_value_length(shingle_sets(found, max(shingle_words, MIN_WORDS))))
-    repetitive = distinct < MIN_DISTINCT_FRAC * n_shingles(found, max(shingle_words, MIN_WORDS))
-    return ["" if repeats else one for repeats, one in zip(repetitive.tolist(), cores, strict=True)]
+    with none; None where it is compared as it is. ``seem``: those that ``seem_repetitive``; ``common``: sorted hashes
+    of common shingles."""
+    found: list[str | None] = [None] * len(texts)
+    if len(common):
+        found = _cores(texts, common, shingle_words, max_core_frac)
+    rows = [row for row, one in enumerate(found) if one is not None or seem[row]]
+    some = pa.array([texts[row].as_py() if found[row] is None else found[row] for row in rows], pa.large_string())
+    width = max(shingle_words, MIN_WORDS)
+    distinct = np.asarray(pc.list_value_length(shingle_sets(some, width)))
+    for row, repeats in zip(rows, (distinct < MIN_DISTINCT_FRAC * n_shingles(some, width)).tolist(), strict=True):
+        found[row] = "" if repeats else found[row]
+    return found
 
 
 def n_shingles(texts: pa.Array, shingle_words: int) -> I64:

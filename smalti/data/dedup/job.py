@@ -204,7 +204,7 @@ class _Run:
             common += [plans.common(to / "words", pa.table({"key": crowd}), (i, n_parts)) for i in range(n_parts)]
         np.save(to / "common.npy", np.concatenate(common))
         if tasks:
-            plans.compared(to / "words", to / "common.npy", max_core_frac, to / "compared")
+            plans.compared(to / "words", to / "seen" / "repetitive", to / "common.npy", max_core_frac, to / "compared")
         shutil.rmtree(to / "seen")
 
     def _propose(self, signed: Path, masked: Path, to: Path) -> None:

@@ -185,7 +185,7 @@ class Plans:
             found = counts.where(col("n") >= self.config.boilerplate_documents).select(col("shingle")).to_arrow()
         return np.sort(np.asarray(found.column("shingle")))
 
-    def compared(self, words: Path, common: Path, max_core_frac: float, to: Path) -> None:
+    def compared(self, words: Path, repetitive: Path, common: Path, max_core_frac: float, to: Path) -> None:
         """Write (key, words, order, bands) for those of the documents in ``words`` of which something else than all
         words is compared, with these words; "" for those that are compared with none."""
         daft = daft_module()
@@ -193,10 +193,15 @@ class Plans:
         n_bands, n_rows, width = self.config.bands, self.config.rows, self.config.shingle_words
         fields = [pa.field(name, pa.int64()) for name in ("order", *map(band_name, range(n_bands)))]
 
-        def instead(words: Any) -> pa.Array:
+        def instead(words: Any, seems: Any) -> pa.Array:
             shingles = np.load(common, mmap_mode="r")
-            texts = pieces(words.to_arrow().cast(pa.large_string()))
-            found = [one for some in texts for one in to_compare(some, shingles, width, max_core_frac)]
+            texts, flags = pieces(words.to_arrow().cast(pa.large_string())), bools(seems)
+            starts = np.cumsum([0, *map(len, texts)])
+            found = [
+                one
+                for some, start in zip(texts, starts.tolist(), strict=False)
+                for one in to_compare(some, flags[start : start + len(some)], shingles, width, max_core_frac)
+            ]
             return pa.array(found, pa.large_string())
 
         def cut(signatures: Any) -> pa.StructArray:
@@ -204,8 +209,11 @@ class Plans:
             columns = [pa.array(one.view(np.int64)) for one in hashes_of_bands(values, n_bands, n_rows)]
             return pa.StructArray.from_arrays(columns, fields=fields)
 
-        frame = self._read(words)
-        frame = frame.select(col("key"), self._function(instead, pa.large_string())(col("words")).alias("words"))
+        seems = self._read(repetitive).select(col("key"), daft.lit(True).alias("seems"))
+        frame = self._read(words).join(seems, on="key", how="left")
+        frame = frame.with_column("seems", daft.functions.fill_null(col("seems"), False))
+        found = self._function(instead, pa.large_string())(col("words"), col("seems"))
+        frame = frame.select(col("key"), found.alias("words"))
         frame = frame.where(daft.functions.not_null(col("words")))
         numbers = self._function(cut, pa.struct(fields))(self._minhash()).alias("numbers")
         frame = frame.select(col("key"), col("words"), numbers)
