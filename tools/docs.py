@@ -1,4 +1,5 @@
-"""Writes from the code docs/reference/{cli,config,metrics}.md, concepts/talks.md and claims.md, and checks every link.
+"""Writes from the code docs/reference/{cli,config,metrics}.md, concepts/talks.md, claims.md and the measured table of
+README.md, and checks every link.
 
     python tools/docs.py            write the pages, then check the links
     python tools/docs.py --check    write nothing; exit 3 when a page has drifted from the code or a link is dead
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import reference
 from meshes import page as meshes_page
+from readme import page as readme_page
 from talks.claims import page as claims_page
 from talks.page import page as talks_page
 
@@ -74,6 +76,7 @@ def written() -> dict[str, str]:
         "concepts/talks.md": talks_page(),
         "claims.md": claims_page(),
         "concepts/meshes.md": meshes_page(),
+        "../README.md": readme_page(),
     }
 
 

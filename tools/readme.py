@@ -1,0 +1,99 @@
+"""The table of measured figures in README.md, from bench/results; the rest of that page is written by hand."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+BEGIN, END = "<!-- measured: written by `make docs` from bench/results -->\n", "<!-- end of measured -->\n"
+
+
+def page() -> str:
+    """README.md with its table written anew."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    return before + BEGIN + "".join(_rows()) + END + rest.partition(END)[2]
+
+
+def _rows() -> Iterator[str]:
+    yield "| what | figure | on |\n|---|---|---|\n"
+    for name, text, link in (
+        ("train_gpu", _training, "concepts/benchmarks-gpu.md"),
+        ("moe-gpu", _experts, "concepts/benchmarks-gpu.md"),
+        ("meshes", _meshes, "concepts/meshes.md"),
+        ("same_curve", _curve, "concepts/stream.md"),
+        ("stream_elastic", _elastic, "decisions/0010-past-and-future-of-a-run.md"),
+        ("stream_start", _start, "concepts/benchmarks-data.md"),
+        ("stream", _stream, "concepts/benchmarks-data.md"),
+        ("parity-logits", _parity, "concepts/families.md"),
+        ("engine", _engine, "concepts/serving.md"),
+    ):
+        result = json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+        what, figure = text(result["figures"])
+        machine = result["machine"]
+        device = machine["gpu"] or f"{machine['cores']} cores, {machine['processor']}"
+        yield f"| [{what}](docs/{link}) | {figure} | {device}, {result['date'][:10]} |\n"
+
+
+def _training(found: dict[str, Any]) -> tuple[str, str]:
+    shown = [
+        f"{name} {one['tokens_per_s']:,.0f} tokens/s, MFU {one['mfu_frac']:.1%}"
+        for name, one in found.items()
+        if "mfu_frac" in one
+    ]
+    return "training on one GPU, BF16, AdamW, compiled", "; ".join(shown)
+
+
+def _experts(found: dict[str, Any]) -> tuple[str, str]:
+    shown = [f"{one['ratio']:.2f} times the speed of {one['slow']}" for one in found.values()]
+    return "a block of 16 experts beside those of transformers, forward and backward", "; ".join(shown)
+
+
+def _meshes(found: dict[str, Any]) -> tuple[str, str]:
+    rows = [row for name, of in found.items() if name != "proofs" for row in of if row["model"] == "dense"]
+    worst = max(row["loss"] for row in rows)
+    ranks, n_meshes = sorted({row["ranks"] for row in rows}), len({row["mesh"] for row in rows})
+    return (
+        f"{n_meshes} meshes of {ranks[0]} to {ranks[-1]} ranks against one process, dense, fp32",
+        f"loss of any of 20 steps at most {worst:.1e} apart",
+    )
+
+
+def _curve(found: dict[str, Any]) -> tuple[str, str]:
+    worst = max(found["largest_difference"].values())
+    return "one loss curve on 1, 2, 3, 4, 6 and 8 ranks", f"{found['steps']} steps, at most {worst:.1e} apart"
+
+
+def _elastic(found: dict[str, Any]) -> tuple[str, str]:
+    return (
+        "runs killed and resumed on other numbers of ranks",
+        f"{found['cases']} runs, {found['kills']} kills: {found['different']} with another order of tokens",
+    )
+
+
+def _start(found: dict[str, Any]) -> tuple[str, str]:
+    return (
+        f"start two thirds through {found['tokens'] / 1e12:.0f} trillion tokens",
+        f"{found['smalti']['first_s']:.2g} s from the process to the first microbatch",
+    )
+
+
+def _stream(found: dict[str, Any]) -> tuple[str, str]:
+    row = found["table"]["tokens/s, u16 batches"]
+    return (
+        "reading the stream, one process",
+        f"{row['smalti']['median'] / 1e6:.0f}M tokens/s, {row['mosaic']['ours_better']['ratio']:.2g} times "
+        "mosaicml-streaming",
+    )
+
+
+def _parity(found: dict[str, Any]) -> tuple[str, str]:
+    errors = [error for kind, of in found["relative_error"].items() if kind != "bfloat16" for error in of.values()]
+    families = len(found["relative_error"]["rows"])
+    return f"logits of {families} families against transformers, fp32", f"relative error at most {max(errors):.1e}"
+
+
+def _engine(found: dict[str, Any]) -> tuple[str, str]:
+    ratio = found["small fp32 rows 16: one by one"]["ratio"]
+    return "16 requests together, beside one by one (3M parameters)", f"{ratio:.1f} times the tokens/s"
