@@ -34,7 +34,7 @@ _ANSWER_S = 3.0
 _POLL_S = 0.1
 _ROUNDS = 2
 _SURE = (ExitCode.BUG, ExitCode.USAGE, ExitCode.NO)
-_ABOUT = re.compile(r"^\[\S+:\d+\] |\.? (This may indicate|Check the logs of the remote) .*$")
+_ABOUT = re.compile(r"^\[\S+:\d+\] |\.? (This (may indicate|is typically caused)|Check the logs of the remote) .*$")
 """What gloo says around a reason: a place in its sources, and advice."""
 _LOST_PEER = re.compile(
     r"connection (was likely )?(closed|reset|refused|aborted)|broken pipe|closed by peer|timed? ?out"

@@ -102,7 +102,7 @@ def _place(config: RunConfig, mesh: Mesh | None) -> _Place:
     if sharing and parallel.ranks > 1:
         raise UserError(
             f"held-out loss with an axis {sharing[0]}: ranks read alike, and the mesh says which",
-            hint="job = build(config); job.evaluate = heldout_hook(config, job.indexes, job.mesh)",
+            hint="build(config, evaluation=heldout_hook)",
         )
     return _Place(rank, ranks, lambda rows_BT: rows_BT)
 

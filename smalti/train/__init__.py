@@ -1,18 +1,19 @@
 """One optimizer step, the loop around it, and how it survives. Ten lines of Python are enough:
 
+from smalti.evals.in_loop import heldout_hook
 from smalti.train import build, fit, load
 
 loaded = load("recipe.yaml", "train.duration=100step")
-fit(build(loaded.config))
+result = fit(build(loaded.config, evaluation=heldout_hook))
 """
 
 from smalti.config.load import Loaded
 from smalti.config.load import load as _load
 from smalti.config.run import RunConfig
-from smalti.train.job import build
-from smalti.train.loop import Hook, fit
+from smalti.train.api import Result, build, fit
+from smalti.train.loop import Hook
 
-__all__ = ["Hook", "build", "fit", "load"]
+__all__ = ["Hook", "Result", "build", "fit", "load"]
 
 
 def load(recipe: str, *overrides: str) -> Loaded[RunConfig]:

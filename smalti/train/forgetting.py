@@ -34,7 +34,7 @@ class Forgetting(Hook):
             raise UserError(
                 "data.retain has no effect: nothing measures the held-out sets in this job",
                 allowed="data.retain with build(..., evaluate=...)",
-                hint="evaluate=heldout_hook(config) of smalti.evals.in_loop, as smalti train has it; or data.retain={}",
+                hint="evaluation=heldout_hook of smalti.evals.in_loop, as smalti train has it; or data.retain={}",
             )
         if job.state.step:
             self._before, self._told = world.from_first(lambda: self._on_record(job))

@@ -5,7 +5,8 @@ config's own sections.
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -54,9 +55,21 @@ def run(config: RunConfig, origins: Mapping[str, str], *, evaluation: MakeEvalua
     """
     opened: list[RunFolder] = []
     try:
-        job = build(config, origins=origins, fork=fork, opened=opened.append)
-        job.evaluate = evaluation(config, job.indexes, job.mesh)
-        fit(job)
+        with recorded(opened):
+            job = build(config, origins=origins, fork=fork, opened=opened.append)
+            job.evaluate = evaluation(config, job.indexes, job.mesh)
+            fit(job)
+    finally:
+        if worlds.may_leave(sys.exception()):
+            worlds.leave()
+
+
+@contextmanager
+def recorded(opened: Sequence[RunFolder]) -> Iterator[None]:
+    """Around what ranks do together in a run folder, once there is one: an error that means a lost peer becomes one
+    that names it, and where no agent does, the end of the attempt is put on record."""
+    try:
+        yield
     except Exception as error:
         foreign = not env.attempt_is_open()
         try:
@@ -66,9 +79,6 @@ def run(config: RunConfig, origins: Mapping[str, str], *, evaluation: MakeEvalua
             if opened and foreign and writes:
                 recording.ended(opened[0], told)
             raise
-    finally:
-        if worlds.may_leave(sys.exception()):
-            worlds.leave()
 
 
 def build(

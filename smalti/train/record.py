@@ -78,6 +78,8 @@ class Recorder:
         self._waiting: list[tuple[int, float, StepResult]] = []
         self._window_s = clock.now_s()
         self._wait_s = self._outside_s = 0.0
+        self.latest: dict[str, float] = {}
+        """The last value of each metric; of the losses and rates on every rank, the rest where it was measured."""
 
     def add(self, step: int, lr: float, result: StepResult, *, wait_s: float) -> None:
         """Take the result of update number ``step``; ``wait_s`` is the time spent waiting for its batch."""
@@ -109,11 +111,11 @@ class Recorder:
                 metrics.update(extra or {})
                 metrics.update(self._system.take() if self._system else {})
                 metrics.update(_device_memory())
-            for sink in self._sinks:
-                sink.update(step, metrics)
+            self.write(step, metrics)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Metrics that belong to ``step`` and are at hand already (held-out loss, saving)."""
+        self.latest.update(metrics)
         for sink in self._sinks:
             sink.update(step, metrics)
 

@@ -133,8 +133,8 @@ def test_a_checkpoint_of_one_layout_loads_at_any_other(tmp_path: Path) -> None:
 
 
 def _measured(rank: int, config: RunConfig) -> dict[str, float]:
-    job = build(config)
-    measure = heldout_hook(config, job.indexes, job.mesh)
+    job = build(config, evaluation=heldout_hook)
+    measure = job.evaluate
     assert measure is not None
     before = measure(job.state.model, 0)
     train_step(job.state, job.batches.batch(0), job.loss)

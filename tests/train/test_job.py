@@ -164,6 +164,10 @@ def test_a_step_without_a_microbatch_is_refused_by_name(tmp_path: Path) -> None:
     assert "hint:" in message
 
 
+def _measures_nothing(*_: Any) -> None:
+    return None
+
+
 @pytest.mark.slow
 def test_what_is_retained_needs_something_that_measures(tmp_path: Path) -> None:
     first = toy.config(tmp_path, duration="2step")
@@ -171,7 +175,8 @@ def test_what_is_retained_needs_something_that_measures(tmp_path: Path) -> None:
     data = first.data.model_dump(mode="json")
     data |= {"heldout": {"old": data["sources"]["code"]}, "retain": {"old": 0.02}}
     second = _changed(first, name="second", folder=str(tmp_path / "runs/second"), init_from=first.run_folder, data=data)
-    assert "nothing measures the held-out sets" in run_ranks(1, _error, second, UserError)[0]
+    message = run_ranks(1, _error, second, UserError, {"evaluation": _measures_nothing})[0]
+    assert "nothing measures the held-out sets" in message
 
 
 @pytest.mark.slow

@@ -1,0 +1,156 @@
+"""``build`` and ``fit`` as a script or a notebook calls them.
+
+Promises: what the config asks for is done or refused, never left out: ranks that nobody has started, held-out sets
+that nothing measures. An error is put on record as by ``smalti train``; a rank that has lost another says which, and
+one that leaves others waiting ends with its script, not when they answer.
+"""
+
+import atexit
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+from torch import nn
+
+from smalti.base import env
+from smalti.base.errors import SmaltiError, UserError
+from smalti.config.run import JobConfig, RunConfig
+from smalti.dist import world as worlds
+from smalti.track.run import RunFolder
+from smalti.train import job as jobs
+from smalti.train import loop
+from smalti.train.batches import Batches
+from smalti.train.job import MakeEvaluate
+from smalti.train.loop import Evaluate, Hook, Job
+from smalti.train.step import Loss
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """What a run has come to."""
+
+    folder: Path
+    """The run folder."""
+    step: int
+    """Updates done."""
+    metrics: Mapping[str, float]
+    """The last value of each metric, by its name in ``metrics.jsonl``."""
+
+    def __repr__(self) -> str:
+        shown = {name: value for name, value in self.metrics.items() if name == _LOSS or name.startswith(_EVAL)}
+        return f"{self.folder}: step {self.step}" + "".join(f"\n  {name} {value:.4f}" for name, value in shown.items())
+
+
+_LOSS, _EVAL = "loss/train/total", "metrics/eval/"
+
+
+def build(
+    config: JobConfig,
+    *,
+    model: nn.Module | None = None,
+    loss: Loss | None = None,
+    batches: Batches | None = None,
+    evaluate: Evaluate | None = None,
+    evaluation: MakeEvaluate | None = None,
+    hooks: Sequence[Hook] = (),
+    origins: Mapping[str, str] | None = None,
+    fork: bool = False,
+) -> Job:
+    """Everything that ``fit`` needs, resumed from the newest checkpoint of the run folder where there is one.
+
+    What is not given is built from the config. model: any module that ``loss`` understands; its weights are taken from
+    rank 0. loss: ``(model, microbatch) -> (sum, weight, metrics)``. batches: has ``batch(step)``, ``state(step)`` and
+    ``check(state, step)``. evaluate: ``(model, step) -> metrics``. evaluation: makes it, as
+    ``smalti.evals.in_loop.heldout_hook`` does. origins: where values of the config come from, for the provenance. fork:
+    as ``--fork``.
+    """
+    config = _of_this_world(config)
+    if isinstance(config, RunConfig) and config.data.heldout and evaluate is None and evaluation is None:
+        raise UserError(
+            f"data.heldout names {', '.join(config.data.heldout)}, and build() was given nothing that measures it",
+            allowed="evaluation= (what makes the function that measures), evaluate= (the function), or no data.heldout",
+            hint="build(config, evaluation=heldout_hook), after 'from smalti.evals.in_loop import heldout_hook'",
+        )
+    folders: list[RunFolder] = []
+    with _cleanup(folders):
+        try:
+            job = jobs.build(
+                config, model=model, loss=loss, batches=batches, evaluate=evaluate, hooks=hooks, origins=origins,
+                fork=fork, opened=folders.append,
+            )  # fmt: skip
+            if evaluation is not None and isinstance(config, RunConfig):
+                job.evaluate = evaluation(config, job.indexes, job.mesh)
+        except BaseException:
+            for folder in folders:
+                folder.close()
+            raise
+    return job
+
+
+def fit(job: Job) -> Result:
+    """Train until the end of the run, and let go of its folder.
+
+    Raises TryElsewhere after SIGTERM and Interrupted after Ctrl-C, both with a checkpoint saved; NotFinite where a loss
+    or a gradient norm is not finite; LostPeer where another rank is gone or does not answer.
+    """
+    try:
+        with _cleanup([job.folder]):
+            loop.fit(job)
+    finally:
+        job.folder.close()
+    return Result(job.folder.path, job.state.step, job.recorder.latest or _recorded(job.folder))
+
+
+def _of_this_world(config: JobConfig) -> JobConfig:
+    """The config with the ranks that there are: a script cannot start others."""
+    parallel = config.train.parallel
+    ranks = dist.get_world_size() if dist.is_initialized() else env.world().world_size
+    if ranks == 1 < parallel.ranks and not env.inside_world():
+        raise UserError(
+            f"train.parallel.ranks={parallel.ranks}, and this process is one rank: Python code starts no others",
+            allowed="as many as a launcher has started, or 1",
+            hint=f"torchrun --nproc-per-node {parallel.ranks} SCRIPT.py, or load(RECIPE, 'train.parallel.ranks=1')",
+        )
+    if ranks == parallel.ranks:
+        return config
+    train = config.train.model_copy(update={"parallel": parallel.model_copy(update={"ranks": ranks})})
+    return config.model_copy(update={"train": train})
+
+
+@contextmanager
+def _cleanup(folders: Sequence[RunFolder]) -> Iterator[None]:
+    try:
+        with jobs.recorded(folders):
+            yield
+    except BaseException as error:
+        if not worlds.may_leave(error):
+            _end_at_exit(error)
+        raise
+
+
+def _end_at_exit(error: BaseException) -> None:
+    """End the process when its script has ended, with the code of ``error``: Python's own end takes down the process
+    group, which waits for ranks that are gone. ``error`` is kept until then, as its frames hold work of the group."""
+
+    def leave(error: BaseException) -> None:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(int(error.exit_code) if isinstance(error, SmaltiError) else 1)
+
+    atexit.register(leave, error)
+
+
+def _recorded(folder: RunFolder) -> dict[str, float]:
+    """Of a run that was finished already."""
+    found: dict[str, float] = {}
+    for row in folder.metrics():
+        found |= row
+    found.pop("step", None)
+    return found

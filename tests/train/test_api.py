@@ -1,0 +1,125 @@
+"""``build`` and ``fit`` from Python: nothing of a config is left out silently, and a process always ends."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import toy
+from gloo import run_ranks
+
+from smalti.base.errors import UserError
+from smalti.config.load import dump, from_dict
+from smalti.config.run import RunConfig
+from smalti.evals.in_loop import heldout_hook
+from smalti.train import Result, build, fit
+from smalti.train.loop import Job
+
+
+def _with_heldout(root: Path) -> RunConfig:
+    tree = toy.config(root, duration="3step").model_dump(mode="json")
+    tree["data"]["heldout"] = {"code": str(root / "tokens/code")}
+    return from_dict(RunConfig, tree, "toy").config
+
+
+def test_ranks_that_nobody_has_started_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"train\.parallel.ranks=2, and this process is one rank") as raised:
+        build(toy.config(tmp_path, parallel={"ranks": 2}))
+    assert "torchrun --nproc-per-node 2" in str(raised.value.hint)
+    assert "train.parallel.ranks=1" in str(raised.value.hint)
+
+
+def test_held_out_sets_that_nothing_measures_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"data\.heldout names code, and build") as raised:
+        build(_with_heldout(tmp_path))
+    assert "evaluation=heldout_hook" in str(raised.value.hint)
+    assert not (tmp_path / "runs").exists()
+
+
+def _twice(rank: int, config: RunConfig) -> tuple[Result, Result, int]:
+    first = fit(build(config, evaluation=heldout_hook))
+    job: Job = build(config, evaluation=heldout_hook)  # the folder is free again
+    return first, fit(job), job.config.train.parallel.ranks
+
+
+def test_fit_gives_the_folder_and_the_last_metrics_and_the_launchers_ranks_count(tmp_path: Path) -> None:
+    config = _with_heldout(tmp_path)
+    for first, again, ranks in run_ranks(2, _twice, config):
+        assert (first.folder, first.step, ranks) == (Path(config.run_folder), 3, 2)
+        assert {"loss/train/total", "metrics/eval/code/bits_per_byte", "time/token"} <= set(first.metrics)
+        assert again.step == 3
+        assert again.metrics["loss/train/total"] == first.metrics["loss/train/total"]
+        shown = repr(first).splitlines()
+        assert shown[0] == f"{first.folder}: step 3"
+        assert shown[1].startswith("  loss/train/total ")
+        assert any(line.startswith("  metrics/eval/code/bits_per_byte ") for line in shown)
+    assert run_ranks(1, _twice, config)[0][2] == 1
+
+
+SCRIPT = """
+import os, signal, sys
+from smalti.train import Hook, build, fit, load
+
+class Hurt(Hook):
+    def on_step(self, job, result):
+        if job.state.step == 3 and (what == "all raise" or os.environ["RANK"] == "1"):
+            if what == "one is killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("my hook")
+
+what = sys.argv[1]
+fit(build(load("recipe.yaml").config, hooks=[Hurt()]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("one is killed", "rank 0 lost rank 1 ("),
+        ("one raises", "which ended with ValueError: my hook"),
+        ("all raise", "my hook"),
+    ],
+)
+@pytest.mark.parametrize("launcher", ["torchrun", "none"])
+def test_a_script_ends_and_puts_on_record_why(launcher: str, what: str, reason: str, tmp_path: Path) -> None:
+    """Real processes: only there does Python's own end wait for ranks that are gone. Without torchrun, which ends them,
+    the ranks that are left are on their own."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    config = toy.config(tmp_path, duration="200step", parallel={"timeout": "60s", "threads": 1})
+    (tmp_path / "recipe.yaml").write_text(dump(config))
+    codes = _launch(launcher, what, tmp_path)
+    status = json.loads((Path(config.run_folder) / "status.json").read_text())
+    assert status["state"] == "failed"
+    assert reason in status["reason"]
+    if launcher == "none":
+        assert codes == {"one is killed": [75, -9], "one raises": [1, 1], "all raise": [1, 1]}[what]
+
+
+def _launch(launcher: str, what: str, work: Path) -> list[int]:
+    """Exit codes of the launcher or the two ranks; each has a minute and a half to end."""
+    from smalti.fleet.launch.local import free_port
+
+    script, port = ["script.py", what], str(free_port())
+    if launcher == "torchrun":
+        under = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
+        started = [subprocess.Popen([sys.executable, *under, *script], cwd=work)]
+    else:
+        from smalti.base.env import child_environment
+
+        world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        started = [
+            subprocess.Popen(
+                [sys.executable, *script], cwd=work,
+                env=child_environment({**world, "RANK": str(rank), "LOCAL_RANK": str(rank)}),
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+    end_s = time.monotonic() + 90
+    try:
+        return [process.wait(max(0.1, end_s - time.monotonic())) for process in started]
+    finally:
+        for process in started:
+            process.kill()
