@@ -12,6 +12,7 @@ Training: the laws of DeepSeek LLM (Bi et al. 2024, arXiv:2401.02954, equations 
 without the vocabulary, gives the compute C that such a model is best trained with, M = 0.1715 C^0.5243; C gives the
 duration, 5.8316 C^0.4757 tokens, the batch, 0.2920 C^0.3271 tokens, rounded to a power of two, and the learning rate,
 0.3118 C^-0.125. They were fitted from 1e17 to 3e20 FLOPs on dense models; for a mixture M is of the active parameters.
+A recipe that gives a smaller batch and no rate gets a lower rate (``rate_of_batch``).
 """
 
 import math
@@ -56,6 +57,15 @@ def depth_preset(name: str) -> dict[str, Any] | None:
     weights = width * head_dim * 2 * (heads + heads // 2) + 3 * width * intermediate
     flops_per_token = 6 * layers * weights + 12 * layers * width * _CONTEXT_TOKENS
     return {**model, "train": _training(flops_per_token)}
+
+
+def rate_of_batch(lr: float, *, of_tokens: int, batch_tokens: int) -> float:
+    """A learning rate that suits batches ``of_tokens``, for smaller ones: it falls as their root, to two digits.
+
+    The root is the rule for Adam (Malladi et al. 2022, arXiv:2205.10287); docs/log.md measured it down to a 16th. For
+    larger batches the rate stays.
+    """
+    return lr if batch_tokens >= of_tokens else float(f"{lr * math.sqrt(batch_tokens / of_tokens):.2g}")
 
 
 def _training(flops_per_token: int) -> dict[str, Any]:

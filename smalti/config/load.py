@@ -2,10 +2,11 @@
 
 Order of precedence: command line, recipe, its one ``base:``, model preset, default. Mappings are merged key by key,
 lists and plain values replace. Nothing is interpolated; nothing is read from the environment. A preset may stand for
-another one, and may bring a ``train:`` section, which lies under that of the run. A preset that is typed on the command
-line takes the place of a model that the recipe spells out; where the recipe names a preset itself, it takes the place
-of that name, and the fields beside it stay. The config of a run folder has the ``folder`` that it is in, wherever that
-was moved, unless ``name`` or ``folder`` on the command line makes another run of it.
+another one, and may bring a ``train:`` section, which lies under that of the run; its learning rate then follows the
+run's batch. A preset that is typed on the command line takes the place of a model that the recipe spells out; where the
+recipe names a preset itself, it takes the place of that name, and the fields beside it stay. The config of a run folder
+has the ``folder`` that it is in, wherever that was moved, unless ``name`` or ``folder`` on the command line makes
+another run of it.
 """
 
 import copy
@@ -17,6 +18,7 @@ from typing import Any, Generic, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from smalti.base.errors import UserError
+from smalti.config.depth import rate_of_batch
 from smalti.config.find import DIAL, find_preset, find_recipe, preset_names
 from smalti.config.model import ModelConfig
 from smalti.config.problems import COMMAND_LINE, as_user_error
@@ -200,10 +202,20 @@ def _with_preset(tree: Tree, section: Path) -> Tree:
         path if path[:1] == ("train",) else (*section, *path): origin for path, origin in preset.origins.items() if path
     }
     del value["preset"]
+    _fit_rate(under, _get(tree.value, ("train", "global_batch_tokens")))
     _merge(under, (), tree.value, tree.origins)
     under.origins = {**tree.origins, **under.origins}
     under.origins.pop((*section, "preset"), None)
     return under
+
+
+def _fit_rate(preset: Tree, batch_tokens: Any) -> None:
+    """Give a preset the learning rate for the batch that a recipe has in place of the preset's own."""
+    rate, own = ("train", "optimizer", "lr"), _get(preset.value, ("train", "global_batch_tokens"))
+    if own is None or not isinstance(batch_tokens, int) or not 0 < batch_tokens < own:
+        return
+    _set(preset, rate, rate_of_batch(_get(preset.value, rate), of_tokens=own, batch_tokens=batch_tokens))
+    preset.origins[rate] += f", for a batch of {batch_tokens:,} tokens"
 
 
 def _get(value: Any, path: Path) -> Any:

@@ -129,3 +129,18 @@ def test_depths_that_are_not_there(name: str) -> None:
     assert f"'{name}' is not a preset" in str(caught.value)
     assert "depth-N (N from 1 to 128)" in str(caught.value)
     assert "hint: N of depth-N goes from 1 to 128, as in depth-12 or depth-12-moe" in str(caught.value)
+
+
+@pytest.mark.parametrize(("batch_tokens", "rate"), [(65536, 3.1e-3), (8192, 1.1e-3), (4096, 7.7e-4), (131072, 3.1e-3)])
+def test_the_rate_follows_a_smaller_batch(tmp_path: Path, batch_tokens: int, rate: float) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE.partition("train:")[0])
+    loaded = load(RunConfig, str(path), [f"train.global_batch_tokens={batch_tokens}"])
+    assert loaded.config.train.optimizer.lr == pytest.approx(rate)
+    origin = loaded.origins["train.optimizer.lr"]
+    assert origin.startswith("preset depth-4:")
+    assert ("for a batch of" in origin) == (batch_tokens < 65536)
+    typed = load(RunConfig, str(path), [f"train.global_batch_tokens={batch_tokens}", "train.optimizer.lr=2e-3"])
+    assert typed.config.train.optimizer.lr == 2e-3
+    again = load(RunConfig, str(path), [f"train.global_batch_tokens={batch_tokens}", "train.duration=5step"])
+    assert again.config.train.optimizer.lr == loaded.config.train.optimizer.lr
