@@ -15,6 +15,7 @@ from smalti.track.listing import best_eval
 from smalti.track.report.continued import HEAD, continued
 from smalti.track.report.read import RunRecord, get, read_run
 from smalti.track.report.words import event_words, score_words, whole_steps
+from smalti.track.report.worse import worse_in_stages
 from smalti.track.run import RunFolder
 
 _SHOWN = ("loss/train/total", "time/token", "time/train", "throughput/tokens_per_sec", "throughput/device/mfu")
@@ -60,7 +61,7 @@ def about(folder: Path, *, n_events: int) -> dict[str, Any]:
         "bytes": sizes_bytes(folder),
         "checkpoints": sorted(complete(folder / "checkpoints")),
         "plan": plan,
-        "notes": [note] if note else [],
+        "notes": [*([note] if note else []), *(one.words() for one in worse_in_stages(run))],
     }
 
 

@@ -163,9 +163,19 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
     if outcome.code == ExitCode.DONE:
         seconds = None if finished else clock.now_s() - started_s
         print(_done_text(folder, seconds, exportable=why_not is None), file=sys.stderr)
+        _warn_of_worse(folder)
         if loaded.config.init_from is not None:
             _show_continued(folder)
     return int(outcome.code)
+
+
+def _warn_of_worse(folder: "RunFolder") -> None:
+    """Held-out sets that a stage has made worse."""
+    from smalti.track.report.read import read_run
+    from smalti.track.report.worse import worse_in_stages
+
+    for one in worse_in_stages(read_run(folder.path)):
+        _warn(one.words())
 
 
 def _show_continued(folder: "RunFolder") -> None:

@@ -1,6 +1,5 @@
 """Runs held against each other: what differs is found, and noise is not called a difference."""
 
-import itertools
 import json
 import math
 import random
@@ -43,6 +42,19 @@ def test_identity_placement_and_provenance_are_told_apart(tmp_path: Path) -> Non
     assert found.provenance["packages.torch"] == ["absent", "2.12"]
     assert found.to_json()["identity"] == {"train.optimizer.lr": {"one": 0.003, "two": 0.001}}
     assert json.dumps(found.to_json())
+
+
+def test_forks_are_one_line_and_another_seed_is_said(tmp_path: Path) -> None:
+    past = "{at_step: 50, digest: d, duration: 200step, global_batch_tokens: 8192, seq_len: 512, lr: 4e-3, "
+    past += "stages: [{weights: {code: 1}}], schedule: {}}"
+    first, seed = made(tmp_path / "one"), made(tmp_path / "two", "seed=3")
+    forked = made(tmp_path / "three", f"data.history=[{past}]")
+    found = compare([read_run(first), read_run(seed), read_run(forked)])
+    assert found.identity["data.history"] == ["no fork", "no fork", "until step 50: 200step, lr 0.004"]
+    assert not [key for key in found.identity if key.startswith("data.history[")]
+    assert found.notes == [
+        "two is one with another seed: what is called lower or higher there is the noise between seeds"
+    ]
 
 
 def test_a_shift_is_a_difference_and_noise_is_none(tmp_path: Path) -> None:
@@ -88,39 +100,35 @@ def test_too_few_steps_give_no_verdict() -> None:
     assert (found.verdict, found.half_width) == ("too few steps to tell", None)
 
 
-APART = {  # how two runs move apart from the same weights on, over 40 steps
+APART = {  # how two runs move apart from the same weights on, and together again
     "linear": lambda step: 1.36 * step / 40,
     "saturating": lambda step: 0.9 * (1 - math.exp(-step / 10)),
     "sigmoid": lambda step: 1 / (1 + math.exp((14 - step) / 3)),
+    "hill": lambda step: 1.5 * (step / 12) * math.exp(1 - step / 12) - 0.4 * step / 40,
 }
 
 
 @pytest.mark.parametrize("form", APART)
 def test_runs_that_move_apart_differ(form: str) -> None:
-    """0.68 on average over 40 steps, with the noise of steps that read the same batches."""
+    """0.7 to 0.9 on average over 40 steps, as two learning rates do on a real model."""
     draw = random.Random(3)
-    before = [8 - 2 * step / 40 + draw.gauss(0, 0.2) for step in range(1, 41)]
-    after = [loss + APART[form](step) + draw.gauss(0, 0.03) for step, loss in enumerate(before, 1)]
+    before = [8 - 2 * step / 40 + draw.gauss(0, 0.1) for step in range(1, 41)]
+    after = [8 - 2 * step / 40 + APART[form](step) + draw.gauss(0, 0.1) for step in range(1, 41)]
     found = of_curves(before, after, what="steps")
     assert found.verdict == "higher"
-    assert found.value == pytest.approx(0.68, abs=0.05)
-    assert found.how == "40 steps, paired, as a random walk"
-    # the same late in a long run may be what slow noise has come to since its begin
-    assert of_curves(before, after, what="steps", places_before=4000).verdict == "too few steps to tell"
+    assert of_curves(after, before, what="steps").verdict == "lower"
+    assert found.how == "40 steps, against 3 times the noise of one"
 
 
-@pytest.mark.parametrize("steps", [20, 40, 100])
-def test_a_random_walk_is_seldom_called_a_difference(proof, record, steps: int) -> None:
-    """The worst case of noise whose neighbours are alike: nothing that it has gained is ever lost."""
-    n = proof(short=400, full=20_000)
-    draw = random.Random(8)
-    wrong = 0
-    for _ in range(n):
-        walk = list(itertools.accumulate(draw.gauss(0, 0.05) for _ in range(3 * steps)))[2 * steps :]
-        found = of_curves([0.0] * steps, walk, what="steps", places_before=2 * steps)
-        wrong += found.verdict in ("lower", "higher")
-    record(f"runs-diff-walk-{steps}", {"cases": n, "steps": steps, "called_different_frac": wrong / n})
-    assert wrong / n < 0.08
+@pytest.mark.parametrize("steps", [20, 40, 120])
+def test_seeds_that_drift_apart_a_little_are_no_difference(steps: int) -> None:
+    """Two seeds of one config were up to 1.7 times the noise of a step apart (docs/log.md)."""
+    draw = random.Random(4)
+    for _ in range(200):
+        drift = draw.uniform(-1.7, 1.7)
+        sides = [[draw.gauss(0, 0.1) for _ in range(steps)] for _ in range(2)]
+        sides[1] = [value + drift * 0.14 * math.sin(3 * i / steps) for i, value in enumerate(sides[1])]
+        assert "noise of one" not in of_curves(sides[0], sides[1], what="steps").how
 
 
 def test_another_batch_is_compared_at_the_same_tokens(tmp_path: Path) -> None:

@@ -7,10 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from made_run import make_run, metric_rows, write_lines
 
 from smalti.base.errors import DataError
 from smalti.track.report import write_report
+from smalti.track.report.curves import mixture_chart
 from smalti.track.report.read import read_run, smooth
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -162,6 +164,31 @@ def test_a_step_written_twice_is_one_row(tmp_path: Path) -> None:
     run = read_run(tmp_path)
     assert run.series("a") == ([1.0, 2.0], [9.0, 2.0])
     assert run.last("b") == 1
+
+
+def test_the_mixture_has_few_spans_of_many_sequences(tmp_path: Path) -> None:
+    """A share among few sequences jumps from span to span, which shimmers in a small chart."""
+    for steps, spans in ((40, 1), (2000, 48)):
+        folder = make_run(tmp_path / str(steps), steps=steps)
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        config["data"] = {**(config.get("data") or {}), "seq_len": 4096}  # two sequences a step
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        chart = mixture_chart(read_run(folder))
+        assert chart is not None
+        areas = re.findall(r'<(?:polygon|path)[^>]*(?:points|d)="([^"]*)"', chart)
+        assert areas
+        corners = max(len(re.findall(r"[\d.]+[ ,][\d.]+", area)) for area in areas)
+        assert corners <= 4 * (spans + 1)
+
+
+def test_answers_to_questions_are_folded_below_the_texts(run_folder: Path) -> None:
+    page = Path(write_report(run_folder)).read_text()
+    samples = page[page.index("<h2>Samples</h2>") :]
+    texts, folded, questions = samples.partition("<details><summary>Answers to ")
+    assert folded
+    assert "Written by the model" in texts
+    assert "arithmetic" not in texts
+    assert "arithmetic" in questions
 
 
 def test_newest_samples_are_shown(run_folder: Path) -> None:

@@ -1,16 +1,18 @@
 """The charts of the report: what happened over the steps of a run."""
 
 import itertools
+import math
 from collections.abc import Callable
 
 from smalti.base.chart import Bar, Marker, Series, bar_chart, line_chart, stacked_area
 from smalti.base.units import format_count, format_frac
 from smalti.track.report.continued import Continued
-from smalti.track.report.read import RunRecord, smooth
+from smalti.track.report.read import RunRecord, get, smooth
 
 _EVAL, _LOSS, _BITS = "metrics/eval/", "/LanguageCrossEntropy", "/bits_per_byte"
 _MIX, _TOKENS = "data/mix/", "/tokens"
-_MIX_POINTS = 300
+_MIX_SPANS, _MIX_SPAN_SEQUENCES = 48, 64
+"""Most spans of the mixture chart, and the fewest sequences of one: the share among few jumps from span to span."""
 _TRAIN_COLOUR = 7
 _SMALL_WIDTH, _SMALL_HEIGHT = 440, 220
 
@@ -80,7 +82,7 @@ def mixture_chart(run: RunRecord) -> str | None:
     rows = [row for row in run.rows if all(isinstance(row.get(_MIX + s + _TOKENS), int | float) for s in sources)]
     if not sources or not rows:
         return None
-    stride = max(1, len(rows) // _MIX_POINTS)
+    stride = max(1, math.ceil(len(rows) / _mix_spans(run)))
     marks = [{"step": 0} | {_MIX + s + _TOKENS: 0 for s in sources}, *rows[stride - 1 :: stride]]
     x: list[float] = []
     shares: dict[str, list[float]] = {source: [] for source in sources}
@@ -96,6 +98,13 @@ def mixture_chart(run: RunRecord) -> str | None:
     return stacked_area(
         x, shares, title=title, x_label="step", colours=colours, width=_SMALL_WIDTH, height=_SMALL_HEIGHT
     )
+
+
+def _mix_spans(run: RunRecord) -> int:
+    seq_len, tokens = get(run.config, "data.seq_len"), run.last("time/token")
+    if not isinstance(seq_len, int) or seq_len < 1 or tokens is None:
+        return _MIX_SPANS
+    return max(1, min(_MIX_SPANS, int(tokens / seq_len / _MIX_SPAN_SEQUENCES)))
 
 
 def small_charts(run: RunRecord) -> list[str]:

@@ -13,6 +13,7 @@ from smalti.track.report.html import document, row, table, wide_and_narrow
 from smalti.track.report.machine import machine_charts
 from smalti.track.report.read import EvalRun, RunRecord
 from smalti.track.report.words import event_words, is_number, parse_time, score_words, whole_steps
+from smalti.track.report.worse import worse_in_stages
 
 _EVENTS = 200
 _NARROW = 360
@@ -90,7 +91,8 @@ def _training(run: RunRecord) -> str:
     loss = wide_and_narrow(
         curves.loss_chart(run, width=1040, height=360), curves.loss_chart(run, width=_NARROW, height=280)
     )
-    return f'<h2>Training</h2><figure>{loss}</figure><div class="grid below">{small}</div>'
+    warnings = "".join(f'<p class="note bad">{escape(one.words())}</p>' for one in worse_in_stages(run))
+    return f'<h2>Training</h2>{warnings}<figure>{loss}</figure><div class="grid below">{small}</div>'
 
 
 def _continued(run: RunRecord) -> str:
@@ -139,7 +141,8 @@ def _samples(run: RunRecord) -> str:
     asked = [_sample(f"{found.suite} / {one.get('task', '')}", one) for found in run.evals for one in found.samples]
     if not written and not asked:
         return ""
-    return "<h2>Samples</h2>" + "".join(written + asked)
+    questions = f"<details><summary>Answers to {len(asked)} questions</summary>{''.join(asked)}</details>"
+    return "<h2>Samples</h2>" + "".join(written) + (questions if asked else "")
 
 
 def _sample(label: str, sample: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from smalti.config.show import flatten
 from smalti.config.yaml_lines import inline
 from smalti.track.append import read_lines
 from smalti.track.report.read import RunRecord, get
+from smalti.track.report.worse import worse_in_stages
 from smalti.track.several.differences import Difference, of_curves, of_scores
 
 _COMMIT = re.compile("[0-9a-f]{40}")
@@ -78,8 +79,16 @@ def compare(runs: Sequence[RunRecord]) -> Comparison:
     """Hold every run against the first."""
     same, other, notes = _configs(runs)
     measured = [table for table in (_at_step(runs), _at_tokens(runs), _at_end(runs)) if table is not None]
+    names = labels(runs)
+    apart = [{key for key, row in same.items() if row[index] != row[0]} for index in range(1, len(runs))]
+    notes += [
+        f"{name} is {names[0]} with another seed: what is called lower or higher there is the noise between seeds"
+        for name, keys in zip(names[1:], apart, strict=True)
+        if keys == {"seed"}
+    ]
+    notes += [f"{name}: {one.words()}" for name, run in zip(names, runs, strict=True) for one in worse_in_stages(run)]
     return Comparison(
-        names=labels(runs),
+        names=names,
         folders=[run.folder for run in runs],
         identity=same,
         placement=other,
@@ -124,7 +133,19 @@ def _configs(runs: Sequence[RunRecord]) -> tuple[dict[str, list[Any]], dict[str,
     else:
         found = differing(loaded)
     same, other = ({key: row for key, row in rows.items() if key != "name"} for rows in found)
+    of_history = [key for key in same if key.startswith("data.history")]
+    for key in of_history:
+        del same[key]
+    if of_history:
+        same["data.history"] = [_history(run) for run in runs]
     return same, other, notes
+
+
+def _history(run: RunRecord) -> str:
+    """The forks of a run: ``until step 100: 400step, lr 0.004``."""
+    past = get(run.config, "data.history") or []
+    told = [f"until step {one['at_step']}: {one['duration']}, lr {one['lr']:g}" for one in past]
+    return "; ".join(told) or "no fork"
 
 
 def _provenance(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
@@ -144,7 +165,7 @@ def _at_step(runs: Sequence[RunRecord]) -> Table | None:
     step = min(int(run.rows[-1]["step"]) for run in runs)
     first = int(step * (1 - tail_frac(step))) + 1
     curves = [{s: v for s, v in zip(*run.series(_LOSS), strict=True) if first <= s <= step} for run in runs]
-    rows = {_LOSS: [_same_places(curves[0], curve, "steps", first - 1) for curve in curves[1:]]}
+    rows = {_LOSS: [_same_places(curves[0], curve, "steps") for curve in curves[1:]]}
     for name in _held_out(runs):
         found = [dict(zip(*run.series(name), strict=True)) for run in runs]
         shared = [place for place in found[0] if place <= step and all(place in one for one in found)]
@@ -162,8 +183,7 @@ def _at_tokens(runs: Sequence[RunRecord]) -> Table | None:
     most = min(end for end in ends if end is not None)
     first = most * (1 - tail_frac(int(most / max(map(_tokens_a_step, runs)))))
     binned = [_binned(run, first, most) for run in runs]
-    spans_before = round(first / (most - first) * _BINS)
-    rows = {_LOSS: [_same_places(binned[0], one, "spans of tokens", spans_before) for one in binned[1:]]}
+    rows = {_LOSS: [_same_places(binned[0], one, "spans of tokens") for one in binned[1:]]}
     return Table(f"at {most:.4g} tokens (loss: mean over the tokens from {first:.4g} on)", rows)
 
 
@@ -206,10 +226,9 @@ def _binned(run: RunRecord, first: float, last: float) -> dict[float, float]:
     return {place: sum(values) / len(values) for place, values in sorted(sums.items())}
 
 
-def _same_places(before: Mapping[float, float], after: Mapping[float, float], what: str, earlier: int) -> Difference:
+def _same_places(before: Mapping[float, float], after: Mapping[float, float], what: str) -> Difference:
     shared = [place for place in before if place in after]
-    sides = ([values[place] for place in shared] for values in (before, after))
-    return of_curves(*sides, what=what, places_before=earlier)
+    return of_curves([before[place] for place in shared], [after[place] for place in shared], what=what)
 
 
 def _evals(runs: Sequence[RunRecord]) -> dict[str, dict[str, list[Difference]]]:

@@ -17,10 +17,7 @@ _Z = 1.959964
 _BATCHES = 10
 _T = 2.262157
 """Student's t for 95 % and the 9 degrees of freedom of ten batch means."""
-_T_WALK = 2.306004
-"""The same for the 8 degrees of freedom of their nine increments."""
-_WALK = 1.224745
-"""Increment of a random walk over that of its batch means, sqrt(3/2): a mean over a batch takes a third of it away."""
+_CLEAR = 3
 _LEAST = 2 * _BATCHES
 """Places that say something new, below which batch means do not keep their 5 % (docs/log.md)."""
 
@@ -59,39 +56,48 @@ class Difference:
         return {**asdict(self), "difference": self.value, "verdict": self.verdict or None}
 
 
-def of_curves(before: Sequence[float], after: Sequence[float], *, what: str, places_before: int = 0) -> Difference:
+def of_curves(before: Sequence[float], after: Sequence[float], *, what: str) -> Difference:
     """Means of two curves at the same places, by their differences place by place.
 
     Neighbouring steps are alike, so the error comes from the means of ten batches of places (batch means; Law and
-    Carson 1979). Where they are so much alike that fewer than twenty places say something new, as they are while the
-    curves move apart, the error is that of a random walk with increments as large as those of the batch means about
-    their trend, begun at an equal loss ``places_before`` places earlier: what slow noise can come to at most. A
-    difference beyond it is one; for a smaller one the noise stays unknown.
+    Carson 1979). While curves move apart or together, fewer than twenty places say something new, and that error is
+    that of the trend. Then a difference is one where it is more than three times the noise of a single place, which
+    stays less than that between two seeds (docs/log.md); for a smaller one the noise stays unknown.
     """
     pairs = [(a, b) for a, b in zip(before, after, strict=True) if math.isfinite(a) and math.isfinite(b)]
     if not pairs:
         return Difference(None, None)
-    means = [sum(side) / len(pairs) for side in zip(*pairs, strict=True)]
+    sides = [list(side) for side in zip(*pairs, strict=True)]
+    means = [sum(side) / len(pairs) for side in sides]
     apart = [b - a for a, b in pairs]
     unknown = Difference(means[0], means[1], how=f"{len(pairs)} {what}", why_not=f"too few {what} to tell")
     if len(apart) < _LEAST:
         return unknown
-    edges = [round(k * len(apart) / _BATCHES) for k in range(_BATCHES + 1)]
-    blocks = [apart[low:high] for low, high in itertools.pairwise(edges)]
-    centre = [sum(block) / len(block) for block in blocks]
     if _independent(apart) >= _LEAST:
-        return Difference(means[0], means[1], _T * _standard_error(centre), f"{len(pairs)} {what}, paired")
-    batches_before = places_before / len(apart) * _BATCHES
-    half = _T_WALK * _WALK * _increment(centre) * math.sqrt(batches_before + _BATCHES / 3)
-    if abs(means[1] - means[0]) <= half:
+        half = _T * _standard_error(_batch_means(apart, _BATCHES))
+        return Difference(means[0], means[1], half, f"{len(pairs)} {what}, paired")
+    bound = _CLEAR * math.hypot(*map(_noise, sides))
+    if abs(means[1] - means[0]) <= bound:
         return unknown
-    return Difference(means[0], means[1], half, f"{len(pairs)} {what}, paired, as a random walk")
+    return Difference(means[0], means[1], bound, f"{len(pairs)} {what}, against {_CLEAR} times the noise of one")
 
 
-def _increment(values: Sequence[float]) -> float:
-    """Standard deviation of the steps from each value to the next."""
-    steps = [b - a for a, b in itertools.pairwise(values)]
-    return _standard_error(steps) * math.sqrt(len(steps))
+def _batch_means(values: Sequence[float], batches: int) -> list[float]:
+    edges = [round(k * len(values) / batches) for k in range(batches + 1)]
+    return [sum(values[low:high]) / (high - low) for low, high in itertools.pairwise(edges)]
+
+
+def _noise(curve: Sequence[float]) -> float:
+    """Standard deviation of a value about the trend of a curve, from its second differences, which no slope enters.
+
+    From the values, or from means of two where that gives more: then neighbours are alike.
+    """
+    found = []
+    for size in (1, 2):
+        values = _batch_means(curve, len(curve) // size)
+        bends = [a - 2 * b + c for a, b, c in zip(values, values[1:], values[2:], strict=False)]
+        found.append(math.sqrt(size * sum(bend**2 for bend in bends) / len(bends) / 6))
+    return max(found)
 
 
 def _independent(values: Sequence[float]) -> float:
