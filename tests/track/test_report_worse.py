@@ -7,10 +7,13 @@ import pytest
 from made_config import made_config
 from made_run import make_run, write_lines
 
+from smalti.cli.run_show import about
+from smalti.cli.train import _warn_of_worse
 from smalti.config.load import dump
 from smalti.track.report.page import page
 from smalti.track.report.read import RunRecord, read_run
 from smalti.track.report.worse import worse_in_stages
+from smalti.track.run import RunFolder
 from smalti.track.several.comparison import compare
 
 STAGES = "data.stages=[{until: 0.5run, weights: {code: 1}}, {weights: {code: 1}}]"
@@ -33,7 +36,7 @@ def measured(folder: Path, values: dict[str, list[float]]) -> RunRecord:
     return read_run(folder)
 
 
-def test_a_set_that_rises_in_a_stage_is_named_everywhere(tmp_path: Path) -> None:
+def test_a_set_that_rises_in_a_stage_is_named_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prose = [3, 2.8, 2.6, 2.5, 2.4, 2.45, 2.5, 2.55, 2.6, 2.6]
     run = measured(tmp_path / "r", {"code": [3 - i / 10 for i in range(10)], "prose": prose})
     found = worse_in_stages(run)
@@ -41,6 +44,9 @@ def test_a_set_that_rises_in_a_stage_is_named_everywhere(tmp_path: Path) -> None
     line = "held-out 'prose' got worse in stage 1: 2.4000 at step 50, 2.6000 at step 100 (+8.3% bits per byte)"
     assert found[0].words() == line
     assert line.replace("'", "&#x27;") in page(run, None)
+    assert line in about(tmp_path / "r", n_events=0)["notes"]
+    _warn_of_worse(RunFolder.read(run.folder))
+    assert capsys.readouterr().err == f"warning: {line}\n"
     assert compare([run, run]).notes[0].endswith(f"r: {line}")
 
 
