@@ -40,6 +40,13 @@ def test_the_page_loads_nothing_from_elsewhere_and_writes_no_markup() -> None:
     assert page(401).status_code == 401
 
 
+def test_the_page_names_its_keys() -> None:
+    text = bytes(page().body).decode()
+    shown = re.sub(r"<(script|style)>.*?</\1>", "", text, flags=re.DOTALL)
+    assert "Ctrl+Enter continues, Esc stops" in shown
+    assert 'placeholder="Message: Enter sends, Shift+Enter makes a line"' in shown
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tiny_run(tmp_path_factory.mktemp("page"), context=1024)
@@ -92,6 +99,8 @@ def test_a_base_model_continues_text(run: Path, browser: Any, scheme: str, tmp_p
         page = opened.page
         page.wait_for_selector("#go", state="visible")
         assert page.title() == "tiny"
+        page.wait_for_selector("#keys", state="visible")
+        page.screenshot(path=str(tmp_path / f"begin-{scheme}.png"))
         page.fill("#seed", "3")
         page.fill("#max-tokens", "20")
         page.fill("#text", "def add(")
