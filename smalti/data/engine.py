@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from smalti.base import errors, log, store
+from smalti.base.disk import room
 from smalti.base.env import quiet_daft
 from smalti.base.errors import SmaltiError, TryElsewhere, UserError, missing_extra
 from smalti.base.hashing import digest_json
@@ -106,7 +107,7 @@ class Failures:
         except Exception as error:
             if isinstance(error, SmaltiError):
                 raise
-            raise self._first() or as_ours(error) from error
+            raise self._first() or as_ours(error, self.folder) from error
         first = self._first()
         if first is not None:
             raise first
@@ -123,15 +124,18 @@ class Failures:
         return kind(told["message"], allowed=told["allowed"], hint=told["hint"])
 
 
-def as_ours(error: Exception) -> Exception:
-    """A full disk in our words, whoever noticed it; any other error as it is."""
+def as_ours(error: Exception, folder: str | Path) -> Exception:
+    """A full disk in our words, whoever noticed it, with the free bytes of the disk of ``folder``, where the work is
+    done; any other error as it is."""
     if isinstance(error, SmaltiError):
         return error
     if any(sign in str(error) for sign in _DISK_FULL):
-        return TryElsewhere(f"the disk is full: {error}", hint="free space there, then run the same command again")
+        return TryElsewhere(
+            f"the disk is full: {error}; {room(folder)}", hint="free space there, then run the same command again"
+        )
     if "ParquetError channel closed" in str(error):  # Daft 0.7.26 keeps to itself why it could not write
         return TryElsewhere(
-            f"the engine could not write a Parquet file ({error})",
+            f"the engine could not write a Parquet file ({error}); {room(folder)}",
             hint="free space on the disk of output and work (it is probably full), then run the same command again",
         )
     return error
@@ -139,7 +143,7 @@ def as_ours(error: Exception) -> Exception:
 
 def write_failure(folder: str, error: Exception) -> None:
     """Put ``error`` where the driver finds it; of several, the first by name of the file is raised."""
-    error = as_ours(error)
+    error = as_ours(error, folder)
     value = {
         "kind": type(error).__name__,
         "message": getattr(error, "message", str(error)),

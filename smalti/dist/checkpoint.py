@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from smalti.base import log, store
+from smalti.base.disk import room
 from smalti.base.errors import DataError, TryElsewhere
 from smalti.base.hashing import sha256_file
 from smalti.dist.shard_reader import ShardReader
@@ -66,14 +67,14 @@ def save(folder: str | Path, step: int, tensors: dict[str, Tensor], train_state:
         if _first():
             shutil.rmtree(temporary, ignore_errors=True)
         raise TryElsewhere(
-            f"checkpoint {final.name} could not be saved: {failure}",
+            f"checkpoint {final} could not be saved: {failure}; {room(folder)}",
             hint=f"free space or mend the disk under {folder}, then run the same command: it resumes from the "
             "checkpoint before",
         )
     if _first():
         unpruned = _attempt(lambda: _prune(Path(folder), step, keep))
         if unpruned is not None:
-            log.get("checkpoint").warning("an old checkpoint could not be deleted: %s", unpruned)
+            log.get("checkpoint").warning("an old checkpoint in %s could not be deleted: %s", folder, unpruned)
     return str(final)
 
 

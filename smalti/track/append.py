@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from smalti.base import store
+from smalti.base.disk import reason
 from smalti.base.errors import TryElsewhere
 
 _DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG)
@@ -31,7 +32,7 @@ def disk_trouble(path: str | Path) -> Iterator[None]:
         if error.errno not in _DISK_TROUBLE:
             raise
         raise TryElsewhere(
-            f"{path} could not be written: {os.strerror(error.errno)}",
+            f"{path} could not be written: {reason(error, path)}",
             hint="free space or mend the disk there, then run the same command again",
         ) from error
 

@@ -20,6 +20,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from smalti.base import clock, log
+from smalti.base.disk import reason
 from smalti.base.errors import TryElsewhere, UserError
 from smalti.config.profile import ProfileConfig
 from smalti.config.run import RunConfig
@@ -145,7 +146,7 @@ def _write_all(folder: Path, files: dict[str, Callable[[Path], None]]) -> dict[s
             folder.mkdir(parents=True, exist_ok=True)
             make(folder / name)
         except OSError as error:
-            missing[name] = error.strerror or str(error)
+            missing[name] = reason(error, folder / name)
             with suppress(OSError):
                 (folder / name).unlink(missing_ok=True)
     return missing
@@ -159,7 +160,7 @@ def _tell(job: Job, summary: Summary, folder: Path, missing: dict[str, str]) -> 
     )
     lacks = ", ".join(f"{name} ({why})" for name, why in missing.items())
     if missing:
-        log.get("train").warning("%s lacks %s; training goes on", steps, lacks)
+        log.get("train").warning("%s in %s lacks %s; training goes on", steps, folder, lacks)
     with suppress(TryElsewhere):
         job.events.write(
             "profile_saved", step=summary.last_step, path=str(folder), bottleneck=named.name, missing=[*missing]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from smalti.base.disk import writing
+from smalti.base.disk import reason, room, writing
 from smalti.base.errors import DataError, TryElsewhere
 
 
@@ -44,3 +44,23 @@ def test_a_file_in_the_way(tmp_path: Path) -> None:
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(DataError, match="cannot be written"), writing(place):
             place.mkdir()
+
+
+def test_a_full_disk_is_named_with_its_free_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) in (tmp_path, Path("/")))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 40, 1 << 40, 4096))
+    place = tmp_path / "not" / "yet" / "there"
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    named = f"the disk at {tmp_path} has 4.0 KiB of 1.0 TiB free"
+    assert reason(full, place) == f"No space left on device: {named}"
+    assert reason(OSError(errno.EIO, "x"), place) == os.strerror(errno.EIO)
+    with pytest.raises(TryElsewhere, match=f"{place} could not be written .*{named}"), writing(place):
+        raise full
+
+
+def test_a_disk_that_cannot_be_asked_is_still_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: object) -> None:
+        raise OSError(errno.EIO, "x")
+
+    monkeypatch.setattr(shutil, "disk_usage", refuse)
+    assert room("/a/b") == "the disk of /a/b"

@@ -124,6 +124,7 @@ def test_a_disk_that_takes_nothing_costs_one_warning(
     assert cache.get(wanted(0)) == content(0)
     assert cache.get(wanted(1)) is None
     assert caplog.text.count("takes no more") == 1
+    assert ("the disk at" in caplog.text) == (code != errno.EROFS)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")

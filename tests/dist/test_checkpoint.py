@@ -187,7 +187,10 @@ def _save_onto_a_file(rank: int, folder: Path) -> str:
 def test_a_save_that_fails_says_so_on_every_rank(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     messages = run_ranks(2, _save_onto_a_file, tmp_path)
-    assert all("step-00000010 could not be saved" in message and "hint:" in message for message in messages)
+    assert all(
+        "step-00000010 could not be saved" in message and "the disk at /" in message and "hint:" in message
+        for message in messages
+    )
 
 
 def _wrong_shape(rank: int, path: str) -> str:

@@ -116,7 +116,7 @@ def _full_disk_named(output: str, work: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, TryElsewhere) as error:
-        ours = as_ours(error)
+        ours = as_ours(error, work)
         if not isinstance(ours, TryElsewhere):
             raise
         hint = f"free space in {work} (or name another folder: work=FOLDER) and {output}; then the same command again"

@@ -14,6 +14,7 @@ from contextlib import suppress
 from hashlib import sha256
 
 from smalti.base import log
+from smalti.base.disk import reason
 from smalti.base.hashing import xxh3
 from smalti.data.fetch.files import Range
 
@@ -75,7 +76,9 @@ class BlockCache:
             with suppress(OSError):
                 os.unlink(temporary)
             self._writes = False
-            log.get("data").warning("the cache %s takes no more: %s; reading goes on", self._root, error.strerror)
+            log.get("data").warning(
+                "the cache %s takes no more: %s; reading goes on", self._root, reason(error, self._root)
+            )
 
     def drop(self, wanted: Range) -> None:
         """Forget a range: it failed a check."""
@@ -104,7 +107,9 @@ class BlockCache:
         except OSError as error:
             self._writes = False
             self._reads = os.path.exists(marker)
-            log.get("data").warning("the cache %s takes nothing: %s; reading goes on", self._root, error.strerror)
+            log.get("data").warning(
+                "the cache %s takes nothing: %s; reading goes on", self._root, reason(error, self._root)
+            )
 
     def _wrote(self, name: str, n_bytes: int) -> None:
         group = int(name[:2], 16) % self._groups
