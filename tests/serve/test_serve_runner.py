@@ -1,5 +1,6 @@
 """Where the promise of equal bits comes from: matmuls and attention that do not see the rows beside a row."""
 
+import random
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from tiny_models import llama_config, tiny_model
 from torch.nn import functional as F
 
 from smalti.config.model import ModelConfig
+from smalti.model.blocks.mlp import activation as activation_of
 from smalti.serve.engine.runner import Runner
 from smalti.serve.engine.scores import Vocabulary
 
@@ -61,6 +63,101 @@ def test_logits_of_a_row_do_not_depend_on_length_or_number_of_the_others(dtype: 
     for rows in ([0], [3, 4], [8], [2, 5, 9]):
         for row, logits in decoded(rows).items():
             assert torch.equal(logits, together[row])
+
+
+def _alone_and_in_company(config: ModelConfig, lengths: list[int], dtype: torch.dtype = torch.float32) -> None:
+    """Decode each prompt alone and all together; the logits of each step must be equal to the bit."""
+    model, vocab = tiny_model(config).to(dtype), config.vocab_size
+    prompts = [[(index + 31 * place) % vocab for place in range(length)] for index, length in enumerate(lengths)]
+
+    def decoded(rows: list[int]) -> dict[int, torch.Tensor]:
+        runner = Runner(model, step_rows=16)
+        for row in rows:
+            runner.read(row, prompts[row], lengths[row], (), 0, Vocabulary(vocab))
+            runner.start(row)
+        steps = []
+        for step in range(2):
+            requests, logits = runner.decode(dict.fromkeys(rows, step))
+            steps.append(dict(zip(requests, logits, strict=True)))
+        return {row: torch.stack([step[row] for step in steps]) for row in rows}
+
+    together = decoded(list(range(len(lengths))))
+    for row in range(len(lengths)):
+        assert torch.equal(decoded([row])[row], together[row]), (lengths[row], lengths)
+
+
+HEADS = [
+    (12, 2, 64), (10, 2, 64), (14, 2, 64), (20, 5, 64), (4, 1, 16), (8, 1, 16), (8, 2, 16), (16, 2, 16),
+    (5, 1, 16), (6, 1, 16), (7, 1, 16), (2, 2, 10), (6, 3, 6), (3, 1, 10), (6, 2, 14),
+]  # fmt: skip
+"""Query heads, key/value heads, width: 4 and 8 to 1; one key head, that threads might share; widths off the vectors."""
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=["-".join(map(str, heads)) for heads in HEADS])
+@pytest.mark.usefixtures("threads")
+def test_attention_of_a_row_does_not_depend_on_the_others_with_any_heads(heads: tuple[int, int, int]) -> None:
+    query, kv, width = heads
+    config = ModelConfig(
+        family="decoder", vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+        num_attention_heads=query, num_key_value_heads=kv, head_dim=width, max_position_embeddings=300,
+        initializer_range=0.3,
+    )  # fmt: skip
+    _alone_and_in_company(config, [127, 20, 250, 200])
+
+
+@pytest.mark.parametrize("n_threads", [1, 3, 4])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
+def test_an_activation_of_a_row_does_not_depend_on_its_place(activation: Any, n_threads: int) -> None:
+    """torch gives what a thread has left after whole vectors to other code: where those are depends on all rows."""
+    function = activation_of(llama_config().model_copy(update={"activation": activation}))
+    before = torch.get_num_threads()
+    torch.set_num_threads(n_threads)
+    try:
+        for width in (33, 688, 2816):
+            rows = torch.randn(32, 1, width, generator=torch.Generator().manual_seed(width))
+            expected = function(rows)
+            assert torch.allclose(expected, function(rows[:, 0])[:, None], atol=1e-6)
+            assert torch.equal(function(rows[:16].clone()), expected[:16])
+            assert torch.equal(function(rows[16:].clone()), expected[16:])
+            for shift in (1, 3, 15):
+                assert torch.equal(function(rows.roll(shift, 0)), expected.roll(shift, 0))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_logits_of_any_model_do_not_depend_on_the_others(proof: Any) -> None:
+    """Random shapes of heads, activations, biases, positions and lengths."""
+    for case in range(proof(short=3, full=300)):
+        draw = random.Random(case)
+        kv = draw.choice([1, 1, 2, 3, 5])
+        alibi = draw.random() < 0.3
+        config = ModelConfig(
+            family="decoder",
+            vocab_size=draw.choice([64, 101, 257]),
+            hidden_size=draw.choice([32, 48, 72]),
+            intermediate_size=draw.choice([48, 50, 91, 700]),
+            num_hidden_layers=draw.choice([1, 2]),
+            num_attention_heads=kv * draw.randint(1, 9),
+            num_key_value_heads=kv,
+            head_dim=draw.choice([5, 7, 10, 16, 32, 36, 50]) if alibi else draw.choice([6, 10, 16, 32, 36, 50, 80]),
+            position="alibi" if alibi else "rope",
+            sliding_window=draw.choice([None, None, 3, 70]),
+            attn_logit_softcapping=draw.choice([None, None, 2.0]),
+            activation=draw.choice(["silu", "gelu", "gelu_tanh"]),
+            mlp_bias=draw.random() < 0.3,
+            max_position_embeddings=draw.choice([200, 700]),
+            initializer_range=0.2,
+        )
+        n_rows = draw.randint(2, 9) if case % 10 else 20
+        lengths = [draw.randint(1, config.max_position_embeddings - 3) for _ in range(n_rows)]
+        before = torch.get_num_threads()
+        torch.set_num_threads(draw.choice([1, 2, 3, 8]))
+        try:
+            _alone_and_in_company(config, lengths, draw.choice([torch.float32, torch.float32, torch.bfloat16]))
+        except AssertionError as error:
+            raise AssertionError(f"case {case}: {config}") from error
+        finally:
+            torch.set_num_threads(before)
 
 
 _LONGROPE = {

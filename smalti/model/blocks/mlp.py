@@ -1,15 +1,22 @@
 """The dense feed-forward part of a block: SwiGLU, GEGLU (Shazeer 2020, arXiv:2002.05202) or a plain two-matrix MLP.
 
+Promises: for one token a row on a CPU, as a decode step has, the activation of a row has the same bits wherever in the
+batch it is.
+
 Shapes: ... any leading dims, D hidden, F intermediate.
 """
 
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from smalti.config.model import ModelConfig
+
+_TILE = 1 << 14
+"""The most elements that torch's activations keep on one thread (``GELU_MIN_ELEMENTS_FOR_MULTI_THREADING``)."""
 
 
 def activation(config: ModelConfig) -> Callable[[Tensor], Tensor]:
@@ -20,7 +27,21 @@ def activation(config: ModelConfig) -> Callable[[Tensor], Tensor]:
         "gelu_tanh": partial(F.gelu, approximate="tanh"),
         "relu": F.relu,
     }
-    return functions[config.activation]
+    return partial(_by_rows, functions[config.activation])
+
+
+def _by_rows(function: Callable[[Tensor], Tensor], x_F: Tensor) -> Tensor:
+    """``function`` of x; for one token a row on a CPU in tiles of whole rows' vectors, each on one thread.
+
+    torch splits a long tensor over threads, and what is left of a thread's elements after its last whole vectors (two
+    of 64 bytes) goes through other code, with other bits for SiLU and GELU by tanh.
+    """
+    if not x_F.is_cpu or x_F.dim() != 3 or x_F.shape[1] != 1:
+        return function(x_F)
+    width = x_F.shape[-1]
+    padded_F = F.pad(x_F, (0, -width % 64)) if width % 64 else x_F
+    tiles = [function(tile) for tile in padded_F.flatten().split(_TILE)]
+    return torch.cat(tiles).view(padded_F.shape)[..., :width]
 
 
 class MLP(nn.Module):

@@ -19,7 +19,7 @@ from smalti.config.model import ModelConfig
 from smalti.model.blocks.attention.scores import scores_of
 from smalti.model.blocks.attention.sdpa import Dense
 from smalti.model.blocks.kv_cache import KVCache, Place, Read, cached_kernels
-from smalti.serve.engine.scheduler import GRAIN_TOKENS, capacity_tokens
+from smalti.serve.engine.scheduler import capacity_tokens
 
 
 class Shelf:
@@ -75,9 +75,9 @@ class Shelf:
         self._rows = slice(row, row + n_rows)
         self._index_n = torch.arange(n_rows, device=device)
         self._length_n = torch.tensor(self.lengths, device=device)
-        # In whole grains: sums then go in the same order however long the other rows are.
-        self._end = -(-(max(self.lengths) + 1) // GRAIN_TOKENS) * GRAIN_TOKENS
-        self._kernels = cached_kernels(self._config, self._length_n[:, None], self._end, keys.dtype)
+        # All of the capacity, which follows from a row's own length: a matmul over as many keys as the longest row has
+        # would sum in an order that depends on that row.
+        self._kernels = cached_kernels(self._config, self._length_n[:, None], self.capacity_tokens, keys.dtype)
 
     def update(self, layer: int, keys_BKd: Tensor, values_BKd: Tensor) -> Read:
         """Store the new token of each row in a layer."""
@@ -85,7 +85,7 @@ class Shelf:
         keys[self._index_n, :, self._length_n] = keys_BKd[self._rows].to(keys.dtype)
         values[self._index_n, :, self._length_n] = values_BKd[self._rows].to(values.dtype)
         n_rows, attend = len(self.requests), self._kernels[self._config.window(layer)]
-        return Read(self._rows, keys[:n_rows, :, : self._end], values[:n_rows, :, : self._end], attend)
+        return Read(self._rows, keys[:n_rows], values[:n_rows], attend)
 
     def _resize(self, rows: int) -> None:
         kept = len(self.requests)

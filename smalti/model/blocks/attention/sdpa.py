@@ -3,6 +3,8 @@
 Shapes: B batch, T time (queries), S time (keys), H query heads, K key/value heads, G = H / K, d width of a head.
 """
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -33,10 +35,10 @@ class Fused:
 class Dense:
     """Plain matmuls over all keys, with everything that a score may have: for few queries, or where nothing else runs.
 
-    For one query a row, as a decode step has, its bits depend neither on the other rows, nor on threads, nor on masked
-    keys behind, where keys come in whole lines of 16; torch's fused CPU kernel gives other bits depending on the thread
-    that works on a row (its buffers are aligned for the first thread only). tests/serve/test_serve_runner.py looks. It
-    is as fast there: 4.0 against 3.7 ms on two cores for 16 rows of 704 keys, 12 heads of 64.
+    For one query a row on a CPU, as a decode step has, its bits depend neither on the other rows nor on threads, where
+    the number of keys, masked ones included, is the same and a multiple of 16. ``_matmul_of_rows`` and
+    docs/decisions/0008 say how; torch's fused CPU kernel gives other bits depending on the thread that works on a row.
+    It is as fast there: 4.0 against 3.7 ms on two cores for 16 rows of 704 keys, 12 heads of 64.
     """
 
     def __init__(self, scores: Scores, bias: Tensor | None) -> None:
@@ -48,15 +50,32 @@ class Dense:
         """[B, T, H, d]."""
         (batch, _, time, width), groups = query_BHTd.shape, key_BKSd.shape[1]
         query_BKgd = (query_BHTd * self.scores.scale).reshape(batch, groups, -1, width)
-        score_BKgS = query_BKgd @ key_BKSd.transpose(-2, -1)
+        matmul = _matmul_of_rows if time == 1 and query_BHTd.is_cpu else torch.matmul
+        score_BKgS = matmul(query_BKgd, key_BKSd.transpose(-2, -1))
         if not self.scores.plain:
             score_BKgS = score_BKgS.to(torch.promote_types(score_BKgS.dtype, torch.float32))
         if self.scores.cap is not None:
             score_BKgS = (score_BKgS / self.scores.cap).tanh() * self.scores.cap
         if self.bias is not None:
             score_BKgS = (score_BKgS.unflatten(2, (-1, time)) + self.bias).flatten(2, 3)
-        mixed_BKgd = score_BKgS.softmax(dim=-1).to(value_BKSd.dtype) @ value_BKSd
+        mixed_BKgd = matmul(score_BKgS.softmax(dim=-1).to(value_BKSd.dtype), value_BKSd)
         return mixed_BKgd.reshape(batch, -1, time, width).transpose(1, 2)
+
+
+def _matmul_of_rows(left_BKgx: Tensor, right_BKxy: Tensor) -> Tensor:
+    """left @ right, [B, K, g, y], with bits that do not depend on B or on the place in the batch.
+
+    MKL's batched matmul takes another kernel for a matrix that begins off a boundary of its vectors (64 bytes at most),
+    so each of left and of the product is padded to whole ones; and it splits a single matrix over threads, so there
+    are two at least.
+    """
+    batch, groups, n_rows, inner = left_BKgx.shape
+    multiple = 16 // math.gcd(16, inner, right_BKxy.shape[-1])
+    if n_rows % multiple:
+        left_BKgx = F.pad(left_BKgx, (0, 0, 0, -n_rows % multiple))
+    if batch * groups == 1:
+        left_BKgx = left_BKgx.expand(2, -1, -1, -1)
+    return (left_BKgx @ right_BKxy)[:batch, :, :n_rows]
 
 
 def dense_rows(like_BTD: Tensor, window: int | None, scores: Scores, documents_BT: Tensor | None) -> Dense:
