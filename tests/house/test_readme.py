@@ -1,4 +1,5 @@
-"""Every ``smalti ...`` line of the README, the docs and the help pages is one that the command takes."""
+"""Every ``smalti ...`` line of the README, the docs and the help pages is one that the command takes; keys and metrics
+that the pages name exist."""
 
 import re
 import shlex
@@ -9,6 +10,7 @@ import reference
 
 from smalti.cli.main import VERBS
 from smalti.config.run import RunConfig
+from smalti.track.names import TABLE, metric
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").glob("*.md")])
@@ -86,3 +88,22 @@ def test_named_command_exists(words):
 def test_every_help_page_shows_an_example():
     for name, command, context in reference.leaves():
         assert f"Example: {name}" in " ".join(command.get_help(context).split()), name
+
+
+_KEY = re.compile(r"`((?:train|data|model|track|profile)\.[a-z_0-9.]+)(?:[=:][^`]*)?`")
+_METRIC = re.compile(
+    r"`((?:loss|metrics|l2_norm|moe|time|throughput|memory|ckpt|system|lr-\w+|data/(?:mix|fetch))/[^` ]+)`"
+)
+_PYTHON = {"model.safetensors", "model.config", "model.decoder"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_keys_and_metrics_named_in_running_text_exist(page):
+    if page.name in ("CHANGELOG.md", "log.md") or page.parent.name == "decisions":
+        return  # of their time
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    parents = {key.rpartition(".")[0] for key in KEYS}
+    assert {key.rstrip(".") for key in _KEY.findall(text)} <= KEYS | parents | _PYTHON
+    published = {row.name for row in TABLE}
+    for name in set(_METRIC.findall(text)) - published:
+        metric(name)
