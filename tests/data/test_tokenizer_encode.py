@@ -200,3 +200,9 @@ def test_bad_files(tmp_path, small):
     inner.save(str(tmp_path / "b.json"))
     with pytest.raises(UserError, match="which token ends a document"):
         load_tokenizer(tmp_path / "b.json")
+
+
+def test_a_million_blanks_in_a_row_are_encoded(small):
+    """They overflow the stack of tiktoken, which encodes in bulk."""
+    text = "a" + " " * 1_000_000 + "b"
+    assert small.encode_batch([text, "plain"]) == [small.encode(text), small.encode("plain")]

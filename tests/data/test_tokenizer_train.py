@@ -79,3 +79,11 @@ def test_streamed_text_joins_to_the_whole(text, data):
     pieces = [stream.push(i) for i in ids]
     assert "".join(pieces) + stream.finish() == SMALL.decode(ids)
     assert "�" not in "".join(pieces)
+
+
+def test_of_a_very_long_run_the_beginning_trains():
+    """A word of a megabyte takes the trainer hours and gigabytes."""
+    runs = ("ab" * 500, " " * 1000, "-" * 1000)
+    plain = train_bpe([f"some words {run} and more" for run in runs], 300)
+    long = train_bpe([f"some words {run[:2] * 500_000} and more" for run in runs], 300)
+    assert long.to_str() == plain.to_str()
