@@ -3,7 +3,9 @@
 Slow: it shows shares, so it needs many pairs and a run for each setting.
 """
 
+import json
 import random
+from pathlib import Path
 
 import made_corpus
 import pytest
@@ -13,6 +15,8 @@ from test_dedup_compared import APACHE, COMMENTS, GPL, code, different
 from test_dedup_job import config_of, drops_of
 
 from smalti.data.dedup.job import dedup
+
+ROOT = Path(__file__).resolve().parents[2]
 
 SETTINGS = {
     "the defaults": {},
@@ -139,3 +143,20 @@ def test_which_edits_are_found(tmp_path, proof, record):
     assert default["one word of 25 in a page under 109 words of shared frame"] >= 0.95, default
     assert found["10 % of the words edited"]["`threshold=0.5 bands=56 rows=4`"] >= 0.8, found
     assert set(wrong.values()) == {0}, wrong
+
+
+def test_the_guide_has_the_recorded_table():
+    figures = json.loads((ROOT / "bench/results/dedup-edits.json").read_text())["figures"]
+    guide = (ROOT / "docs/guides/near-duplicates.md").read_text()
+    missing = [row for row in rows_of(figures["found"]) if row not in guide]
+    assert not missing, "put these rows into the guide:\n" + "\n".join(missing)
+
+
+def rows_of(found: dict[str, dict[str, float]]) -> list[str]:
+    """The rows of the guide: what the defaults find, and the first setting that finds most, where it finds more."""
+    rows = []
+    for kind, shares in found.items():
+        best = max(shares, key=lambda name: (round(shares[name], 3), -list(shares).index(name)))
+        more = f"{best}: {shares[best]:.3f}" if best != "the defaults" else "" if shares[best] else "none"
+        rows.append(f"| {kind} | {shares['the defaults']:.3f} | {more} |")
+    return rows
