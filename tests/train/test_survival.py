@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 import toy
 
+from smalti.base.env import child_environment
 from smalti.config.load import dump
 from smalti.config.run import RunConfig
+from smalti.fleet.launch.local import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -162,6 +164,31 @@ def test_asked_to_stop_it_saves_and_goes_on_to_the_bit(
     code, output = _run(recipe)
     assert code == 0, output
     assert _losses(folder) == unhurt
+
+
+def test_a_rank_of_another_launcher_that_waits_in_vain_ends_with_75(tmp_path: Path) -> None:
+    """Only our own parent is given another code."""
+    recipe, folder = _recipe(tmp_path, "dense", duration="2000step")
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "smalti", "train", str(recipe), "train.parallel.timeout=10s"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=child_environment({**world, "RANK": str(rank), "LOCAL_RANK": str(rank)}),
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        _wait(_step_reached(folder, 3))
+        ranks[1].send_signal(signal.SIGSTOP)
+        code, output = _finish(ranks[0])
+    finally:
+        ranks[1].kill()
+        ranks[1].communicate()
+    assert code == 75, output
+    status = json.loads((folder / "status.json").read_text())
+    assert status["reason"].startswith("rank 0 lost rank 1 (")
+    assert "which does not answer" in status["reason"]
 
 
 def test_a_loss_that_is_not_finite_is_the_reason_on_record(tmp_path: Path) -> None:
