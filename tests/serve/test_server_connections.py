@@ -35,6 +35,7 @@ class App:
     def __init__(self) -> None:
         self.release = threading.Event()
         self.closing = False
+        self.n_asked = 0
         self.aborted = threading.Event()
         self.inner: guard.App = self.answer
 
@@ -48,12 +49,20 @@ class App:
                 return
             if not message.get("more_body"):
                 break
+        self.n_asked += 1
         while scope["path"] == "/slow" and not self.release.is_set():
             await asyncio.sleep(0.01)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
         if scope["path"] == "/large":
             await self._large(receive, send)
         await send({"type": "http.response.body", "body": b"fine", "more_body": False})
+
+    def wait_until_asked(self, n: int) -> None:
+        """Until so many requests are whole."""
+        end_s = time.monotonic() + 60
+        while self.n_asked < n:
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
 
     async def _large(self, receive: Callable[..., Any], send: Any) -> None:
         gone = asyncio.create_task(receive())
@@ -81,20 +90,20 @@ def port(app: App) -> Iterator[int]:
     yield listening.getsockname()[1]
     app.release.set()
     failed.set()
-    thread.join(20)
+    thread.join(60)
     listening.close()
     assert not thread.is_alive()
 
 
 def begin(port: int, sent: bytes) -> socket.socket:
-    client = socket.create_connection(("127.0.0.1", port), timeout=10)
+    client = socket.create_connection(("127.0.0.1", port), timeout=60)
     client.sendall(sent)
     return client
 
 
 def read_to_end(client: socket.socket) -> bytes:
     """What the server sends until it closes the connection; TimeoutError where it does not."""
-    client.settimeout(10)
+    client.settimeout(60)
     found = b""
     with contextlib.suppress(ConnectionError):
         while data := client.recv(65536):
@@ -113,7 +122,7 @@ def is_open(client: socket.socket) -> bool:
 
 
 def good(port: int, path: str = "/") -> str:
-    return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=10).text
+    return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=60).text
 
 
 @pytest.mark.parametrize("name", ["nothing", "half a head"])
@@ -168,7 +177,7 @@ def test_an_answer_may_take_longer_than_a_head(port: int, app: App, monkeypatch:
 def test_a_client_that_reads_nothing_is_left(port: int, app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "STALL_TIMEOUT_S", 0.3)
     with begin(port, b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n"):
-        assert app.aborted.wait(20)
+        assert app.aborted.wait(60)
 
 
 @pytest.mark.parametrize("name", HALF)
@@ -186,22 +195,22 @@ def test_an_answer_that_runs_is_never_closed_for_a_newcomer(port: int, app: App)
     asking = [threading.Thread(target=lambda: answers.append(good(port, "/slow"))) for _ in range(5)]
     for thread in asking:
         thread.start()
-    time.sleep(0.3)
+    app.wait_until_asked(5)
     with contextlib.ExitStack() as stack:
         for _ in range(3 * MAX_CONNECTIONS):
             stack.enter_context(begin(port, b""))
         assert good(port) == "fine"
         app.release.set()
         for thread in asking:
-            thread.join(20)
+            thread.join(60)
     assert answers == ["fine"] * 5
 
 
-def test_where_all_are_being_answered_the_newcomer_gets_503(port: int) -> None:
+def test_where_all_are_being_answered_the_newcomer_gets_503(port: int, app: App) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(MAX_CONNECTIONS):
             stack.enter_context(begin(port, b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n"))
-        time.sleep(0.5)
+        app.wait_until_asked(MAX_CONNECTIONS)
         found = read_to_end(stack.enter_context(begin(port, b"")))
     assert found.startswith(b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n")
     assert b'"code": "too_many_connections"' in found
