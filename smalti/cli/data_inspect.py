@@ -27,6 +27,9 @@ def inspect(
 ) -> None:
     """Show the manifest, how long the documents are, what context lengths make of them, and some of them.
 
+    Of an output of curate or dedup also what was dropped, by rule, with some documents of each rule: their ids, and why
+    they went. All of them are in FOLDER/drops/SOURCE.parquet.
+
     For each context length L: "in longer" is the share of tokens that lie in documents of L tokens or more. "seen" is
     how many tokens of its own document stand before a token in its row, in the mean over all tokens, and "cut" the
     share of documents that fall into more than one row: with concat (rows of L tokens cut from documents laid one after
@@ -46,7 +49,10 @@ def inspect(
     if as_json:
         print_json(found)
         return
-    print("\n\n".join(_part_text(part) for part in found["parts"]))
+    blocks = [_part_text(part) for part in found["parts"]]
+    if found.get("drops"):
+        blocks.append(_drops_text(found["drops"]))
+    print("\n\n".join(blocks))
 
 
 def _part_text(part: dict[str, Any]) -> str:
@@ -67,6 +73,19 @@ def _part_text(part: dict[str, Any]) -> str:
     if "note" in part:
         blocks.append(f"note: {part['note']}")
     blocks += [_sample_text(sample) for sample in part["samples"]]
+    return "\n\n".join(blocks)
+
+
+def _drops_text(drops: list[dict[str, Any]]) -> str:
+    from smalti.cli.tables import table
+
+    keys = ("source", "split", "rule")
+    rows = [(*(one[key] for key in keys), f"{one['documents']:,}") for one in drops]
+    blocks = ["== drops", table((*keys, "documents"), rows)]
+    for one in drops:
+        lines = [f"   | {sample['id']}: {sample['reason'] or 'no reason recorded'}" for sample in one["samples"]]
+        if lines:
+            blocks.append("\n".join([f"-- {one['source']}/{one['split']}, {one['rule']}", *lines]))
     return "\n\n".join(blocks)
 
 

@@ -4,11 +4,14 @@ Promises: reads only; samples are evenly spaced, so a folder always shows the sa
 """
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from smalti.base import store
 from smalti.base.errors import DataError
@@ -18,7 +21,7 @@ from smalti.data.curate.heldout import SPLITS
 from smalti.data.curate.publish import read_record
 from smalti.data.curate.report import FORMAT_KIND as CURATE_KIND
 from smalti.data.curate.report import RECORD_NAME as CURATE_RECORD
-from smalti.data.curate.tables import read_documents
+from smalti.data.curate.tables import DROP_SCHEMA, read_documents
 from smalti.data.document_lengths import context_summary, find_documents, length_curve, length_summary
 from smalti.data.source import Source
 from smalti.data.sources import open_source, read_index
@@ -44,6 +47,8 @@ def inspect_folder(
     ``parts`` lists one entry a source and split: ``name``, ``manifest`` or ``counts``, ``lengths`` (``unit`` tokens
     without the end-of-document token, or bytes) and ``samples``; of tokens also ``contexts`` and ``curve`` (see
     ``document_lengths``). Of a folder of more than ``limit_tokens`` about so many are read, at evenly spaced places.
+    Of a curation ``drops`` lists one entry a source, split and rule: how many ``documents``, and ``samples`` with what
+    was recorded of them (``id``, ``reason``, ``score``).
     ``options`` are fields of a source (``format=mds``). DataError when the folder is none of these, or the tokenizer is
     not the one that made the tokens.
     """
@@ -56,7 +61,8 @@ def inspect_folder(
             return {"kind": "tokenized", "parts": parts}
         if os.path.isfile(Path(folder) / CURATE_RECORD):
             record = read_record(folder, kind=CURATE_KIND, record_name=CURATE_RECORD, verb="smalti data curate")
-            return {"kind": "documents", "parts": _documents(folder, record, n_samples)}
+            drops = [one for source in record["sources"] for one in _drops(folder, source, n_samples)]
+            return {"kind": "documents", "parts": _documents(folder, record, n_samples), "drops": drops}
     return {"kind": "tokens", "parts": [_tokens(folder, folder, options, tokenizer, n_samples, limit_tokens)]}
 
 
@@ -166,6 +172,30 @@ def _documents(folder: str, record: dict[str, Any], n_samples: int) -> list[dict
                 }
             )
     return parts
+
+
+def _drops(folder: str, source: str, n_samples: int) -> list[dict[str, Any]]:
+    """What is recorded of the documents that a curation, or a deduplication, dropped."""
+    path = Path(folder) / "drops" / f"{source}.parquet"
+    try:
+        with pq.ParquetFile(path) as file:
+            columns = [name for name in DROP_SCHEMA.names if name != "source"]
+            counts: Counter[tuple[str, str]] = Counter()
+            for batch in file.iter_batches(columns=["split", "rule"]):
+                counts.update(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+            wanted = {key: set(_evenly(n, n_samples)) for key, n in counts.items()}
+            seen, samples = Counter[tuple[str, str]](), {key: list[dict[str, Any]]() for key in counts}
+            for row in (row for batch in file.iter_batches(columns=columns) for row in batch.to_pylist()):
+                key = row["split"], row["rule"]
+                if seen[key] in wanted[key]:
+                    samples[key].append({name: row[name] for name in ("id", "reason", "score")})
+                seen[key] += 1
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path} cannot be read: {error}", hint="run the command that wrote it again") from error
+    return [
+        {"source": source, "split": split, "rule": rule, "documents": n, "samples": samples[split, rule]}
+        for (split, rule), n in sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    ]
 
 
 def _evenly(n: int, k: int) -> Sequence[int]:

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from smalti.base.errors import DataError, UserError
+from smalti.cli.main import run
 from smalti.config.curate import CurateConfig, TokenizeConfig
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
@@ -261,3 +262,24 @@ def test_a_tokenizer_is_trained_on_parts_of_a_document_longer_than_its_limit(tmp
     curate(CurateConfig.model_validate({"sources": source, "output": str(tmp_path / "out"), "heldout_frac": 0}))
     report = tokenize(config(tmp_path / "out", tmp_path / "tokens", train_bytes=20_000))
     assert 10_000 <= report.trained_on_bytes <= 20_000
+
+
+def test_inspection_of_drops(tmp_path, capsys):
+    """By rule, with the ids and reasons that were recorded: in JSON, and in print."""
+    texts = ["A sentence of more than ten words stays in the corpus as it is."] * 3 + ["Short."] * 30
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"text": f"{text} {i}"}) + "\n" for i, text in enumerate(texts))
+    )
+    source = {"a": {"path": str(tmp_path / "a.jsonl")}}
+    curate(CurateConfig.model_validate({"sources": source, "output": str(tmp_path / "out"), "heldout_frac": 0}))
+    (drop,) = inspect_folder(str(tmp_path / "out"), n_samples=2)["drops"]
+    assert {key: drop[key] for key in ("source", "split", "rule", "documents")} == {
+        "source": "a", "split": "train", "rule": "prose-light/words", "documents": 30
+    }  # fmt: skip
+    assert drop["samples"] == [
+        {"id": f"a.jsonl:{line}", "reason": "words: 2 is below 10", "score": 2.0} for line in (11, 26)
+    ]
+    assert run(["data", "inspect", str(tmp_path / "out"), "--samples", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "== drops" in out
+    assert "   | a.jsonl:19: words: 2 is below 10" in out.splitlines()
