@@ -162,13 +162,14 @@ def _guess(name: str) -> str:
 
 def _load(kind: str, name: str, overrides: list[str]) -> "Loaded[Any]":
     """A file, run folder or recipe of this kind; a preset where the kind is model and no such file is there."""
+    from smalti.cli.working_directory import load_run
     from smalti.config.find import is_preset
     from smalti.config.load import from_dict, load
 
     model = _model(kind)
     if kind == "model" and is_preset(name) and not Path(name).exists():
         return from_dict(model, {"preset": name}, f"preset {name}", overrides)
-    return load(model, name, overrides)
+    return load_run(name, overrides) if kind == "train" else load(model, name, overrides)
 
 
 def _models() -> "dict[str, type[Config]]":

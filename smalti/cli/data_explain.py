@@ -76,18 +76,16 @@ def _config(recipe: str, overrides: list[str]) -> "tuple[RunConfig, int | None, 
     says of its data, with the step of it. UserError for overrides that make another run of it."""
     from smalti.base import store
     from smalti.base.errors import UserError
-    from smalti.cli.working_directory import enter
+    from smalti.cli.working_directory import enter, load_run
     from smalti.config.identity import difference
-    from smalti.config.load import load
-    from smalti.config.run import RunConfig
     from smalti.track.run import RunFolder, resolve
 
     path = resolve(recipe)
     if not (path / "config.yaml").is_file():
-        return load(RunConfig, recipe, overrides).config, None, None
+        return load_run(recipe, overrides).config, None, None
     recipe, overrides = enter(str(path), overrides)
     folder = RunFolder.read(path := Path(recipe))
-    config = load(RunConfig, recipe, overrides).config
+    config = load_run(recipe, overrides).config
     changes = difference(folder.config(), config)
     if changes:
         raise UserError(

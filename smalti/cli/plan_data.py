@@ -44,12 +44,11 @@ def data(
     """
     from smalti.base.errors import Refusal
     from smalti.cli.plan_counts import given_tokens, known_sources, make_plan, reading_of
+    from smalti.cli.plan_recipe import load_recipe
     from smalti.cli.tables import print_json
-    from smalti.config.load import load
-    from smalti.config.run import RunConfig
     from smalti.plan.data import TOO_MANY_EPOCHS
 
-    config = load(RunConfig, recipe, overrides or []).config
+    config = load_recipe(recipe, overrides)
     reading = replace(
         reading_of(config),
         usd_per_million_requests=usd_per_million_gets,

@@ -28,10 +28,10 @@ def load_model(name: str, overrides: list[str] | None) -> "ModelConfig":
     from pathlib import Path
 
     from smalti.base.errors import UserError
+    from smalti.cli.working_directory import load_run
     from smalti.config.find import find_recipe, hint_of_preset, is_preset, keys_of
     from smalti.config.load import from_dict, load
     from smalti.config.model import ModelConfig
-    from smalti.config.run import RunConfig
 
     if (Path(name) / "config.json").is_file():
         from smalti.model.described import open_config
@@ -53,8 +53,8 @@ def load_model(name: str, overrides: list[str] | None) -> "ModelConfig":
             allowed="a preset (smalti config show lists them), a recipe, a run folder, a folder with a config.json",
             hint=hint_of_preset(name) or error.hint,
         ) from error
-    if "model" in keys_of(found.text):
-        return load(RunConfig, name, overrides or []).config.model
+    if keys_of(found.text) & {"model", "init_from"}:
+        return load_run(name, overrides or []).config.model
     return load(ModelConfig, name, overrides or []).config
 
 

@@ -19,10 +19,9 @@ Gpu = Annotated[
 
 
 def load_recipe(recipe: str, overrides: list[str] | None) -> "RunConfig":
-    from smalti.config.load import load
-    from smalti.config.run import RunConfig
+    from smalti.cli.working_directory import load_run
 
-    return load(RunConfig, recipe, overrides or []).config
+    return load_run(recipe, overrides or []).config
 
 
 def device_of(record: "RunRecord") -> "Hardware | None":

@@ -34,6 +34,9 @@ def train(
         bool,
         typer.Option("--dry-run", help="Check config, data and mesh, rehearse a step of a rank, print; start nothing."),
     ] = False,
+    trial: Annotated[
+        int | None, typer.Option("--try", min=1, help="Train so many first steps, as a trial in runs/.try/NAME.")
+    ] = None,
     gpu: Annotated[
         str | None, typer.Option(help="With --dry-run: for ranks on this device, a name of 'smalti plan hardware'.")
     ] = None,
@@ -47,7 +50,8 @@ def train(
     machines are started by torchrun or srun: the world that they made is joined, its number of ranks counts, not the
     recipe's, and what the ranks print goes where the launcher sends it.
 
-    A run folder goes on where it is, also moved or copied; name= or folder= makes another run of its config.
+    A run folder goes on where it is, also moved or copied; name= or folder= makes another run of its config. --try 2
+    trains two steps as the run would, measures and saves, in a folder that the next trial replaces; no run begins.
 
     --fork keeps what the run has learned, in the same folder, and changes what comes next: sources, stages, sequence
     length, skips, duration, batch or learning rate. The changes are printed, and kept in the events of the run.
@@ -56,34 +60,32 @@ def train(
     and send. With --json token files in an object store are not asked for.
     """
     from smalti.base.env import inside_world
-    from smalti.cli.working_directory import enter
-    from smalti.config.load import load, show
-    from smalti.config.run import RunConfig
+    from smalti.cli import preflight, trials
+    from smalti.cli.working_directory import enter, load_run
+    from smalti.config.show import show
 
-    _check_options(gpu=gpu, as_json=as_json, dry_run=dry_run, print_config=print_config, fork=fork)
-    if inside_world():
-        # Until the loop listens, Ctrl-C ends a rank as SIGTERM does: by the signal, not by 130, which means "saved".
+    _check_options(gpu, trial, as_json=as_json, dry_run=dry_run, print_config=print_config, fork=fork)
+    if inside_world():  # until the loop listens, Ctrl-C ends a rank by the signal, not by 130, which means "saved"
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     recipe, overrides = enter(recipe, overrides or [])
-    loaded = load(RunConfig, recipe, overrides)
+    loaded = trials.of(load_run(recipe, overrides), trial)
     if print_config:
         print(show(loaded), end="")
         return
     if inside_world() and not dry_run:
-        raise typer.Exit(_as_rank(loaded, fork=fork))
-    from smalti.cli import preflight
-
-    loaded, planned = _as_it_stands(loaded, fork=fork)
-    ranks = loaded.config.train.parallel.ranks
-    preflight.check(loaded.config, ranks=ranks, fork=planned)
+        raise typer.Exit(_as_rank(loaded, fork=fork, trial=trial))
+    loaded, planned = _checked(loaded, fork=fork)
     if dry_run:
+        ranks = loaded.config.train.parallel.ranks
         preflight.dry_run(loaded.config, ranks=ranks, fork=planned, gpu=gpu, as_json=as_json)
         return
     _warn(*preflight.check_here(loaded.config))
-    raise typer.Exit(_as_agent(loaded, ["train", recipe, *overrides], fork=planned))
+    raise typer.Exit(_as_agent(loaded, ["train", recipe, *overrides, *trials.arguments(trial)], fork=planned))
 
 
-def _check_options(*, gpu: str | None, as_json: bool, dry_run: bool, print_config: bool, fork: bool) -> None:
+def _check_options(
+    gpu: str | None, trial: int | None, *, as_json: bool, dry_run: bool, print_config: bool, fork: bool
+) -> None:
     """UserError for options that have no effect together."""
     from smalti.base.errors import UserError
 
@@ -91,17 +93,23 @@ def _check_options(*, gpu: str | None, as_json: bool, dry_run: bool, print_confi
         raise UserError(f"{'--json' if as_json else '--gpu'} is for what --dry-run prints", hint="--dry-run")
     if print_config and fork:
         raise UserError("--print-config prints the recipe, which --fork does not change", hint="--fork --dry-run")
+    other = "--fork" if fork else "--dry-run" if dry_run else "--print-config" if print_config else None
+    if trial is not None and other is not None:
+        raise UserError(f"--try trains from step 0, and {other} does not", hint=f"leave --try or {other} out")
 
 
-def _as_it_stands(loaded: "Loaded[RunConfig]", *, fork: bool) -> "tuple[Loaded[RunConfig], Fork | None]":
-    """The config with the launcher's ranks and what the run's folder knows of earlier futures, and the new one."""
+def _checked(loaded: "Loaded[RunConfig]", *, fork: bool) -> "tuple[Loaded[RunConfig], Fork | None]":
+    """The config with the launcher's ranks and what the run's folder knows of earlier futures, and the new one; raises
+    for what can be known to be wrong with it before a process starts."""
     from smalti.base.env import inside_world, world
+    from smalti.cli import preflight
     from smalti.track.run import RunFolder
 
     if inside_world():
         loaded = _of_world(loaded, world().world_size)
     planned = _planned_fork(loaded.config) if fork else None
     config = planned.after if planned else RunFolder(loaded.config.run_folder).with_history(loaded.config)
+    preflight.check(config, ranks=config.train.parallel.ranks, fork=planned)
     return replace(loaded, config=config), planned
 
 
@@ -220,7 +228,7 @@ def _done_text(folder: "RunFolder", seconds: float | None, *, exportable: bool) 
     return text + resumed + (f"; next: smalti export {folder.path}" if exportable else "")
 
 
-def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool) -> int:
+def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool, trial: int | None) -> int:
     """Train as one rank of the world that this process was started in."""
     from smalti.base import log
     from smalti.base.env import attempt_is_open, log_level, world
@@ -248,7 +256,7 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool) -> int:
     from smalti.train import job
 
     try:
-        job.run(config, loaded.origins, evaluation=_evaluation, fork=fork)
+        job.run(config, loaded.origins, evaluation=_evaluation, fork=fork, trial_steps=trial)
     except LostPeer as error:
         # The agent has seen who died, and says so: under it this rank is only a consequence.
         leave_at_once(error, LOST_PEER if attempt_is_open() else None)

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from smalti.config.load import Loaded
+    from smalti.config.model import ModelConfig
     from smalti.config.run import RunConfig
 
 _PATHS = re.compile(
@@ -18,12 +20,25 @@ _PATHS = re.compile(
 )
 
 
+def load_run(recipe: str, overrides: Sequence[str] = ()) -> "Loaded[RunConfig]":
+    """The config of a run, as ``load`` gives it; without a section ``model`` it has that of ``init_from``."""
+    from smalti.config.load import load
+    from smalti.config.run import RunConfig
+
+    return load(RunConfig, recipe, overrides, model_of=_model_of)
+
+
+def _model_of(source: str) -> "ModelConfig":
+    from smalti.train.origin import model_of
+
+    return model_of(source)
+
+
 def enter(recipe: str, overrides: Sequence[str]) -> tuple[str, list[str]]:
     """Change to the directory that relative paths in the config of a run folder begin in; returns the arguments as they
     are to be read there. Nothing happens for a recipe. DataError where data is neither there nor here."""
     from smalti.base.errors import DataError
     from smalti.config.find import find_recipe
-    from smalti.config.load import load
     from smalti.config.run import RunConfig
     from smalti.track.provenance import directories, directory_of
 
@@ -32,7 +47,7 @@ def enter(recipe: str, overrides: Sequence[str]) -> tuple[str, list[str]]:
     if found.run is None or directories(found.run)[0] == here:
         return recipe, list(overrides)
     typed = [_absolute(override) for override in overrides]
-    paths = _relative_paths(load(RunConfig, recipe, typed).config)
+    paths = _relative_paths(load_run(recipe, typed).config)
     begin = directory_of(found.run, paths.values()) if paths else here
     if begin is None:
         places = directories(found.run)

@@ -1,19 +1,19 @@
 """YAML + ``a.b=value`` -> a frozen config that knows where each value came from.
 
 Order of precedence: command line, recipe, its one ``base:``, model preset, default. Mappings are merged key by key,
-lists and plain values replace. Nothing is interpolated; nothing is read from the environment. A preset may stand for
-another one, and may bring a ``train:`` section, which lies under that of the run; its learning rate then follows the
-run's batch. A preset that is typed on the command line takes the place of a model that the recipe spells out; where the
-recipe names a preset itself, it takes the place of that name, and the fields beside it stay. The config of a run folder
-has the ``folder`` that it is in, wherever that was moved, unless ``name`` or ``folder`` on the command line makes
-another run of it.
+lists and plain values replace, and null takes an entry with a free name (a source, a weight) out. Nothing is
+interpolated; nothing is read from the environment. A preset may stand for another one, and may bring a ``train:``
+section, which lies under that of the run; its learning rate then follows the run's batch. A preset that is typed on the
+command line takes the place of a model that the recipe spells out; where the recipe names a preset itself, it takes the
+place of that name, and the fields beside it stay. The config of a run folder has the ``folder`` that it is in, wherever
+that was moved, unless ``name`` or ``folder`` on the command line makes another run of it.
 """
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, get_args
+from typing import Any, Generic, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -45,15 +45,27 @@ class Loaded(Generic[C]):
     """The file that was loaded."""
 
 
-def load(model: type[C], name_or_path: str, overrides: Sequence[str] = ()) -> Loaded[C]:
-    """Load a recipe (file, run folder, or name in the package) as ``model``; every problem is one UserError."""
+def load(
+    model: type[C],
+    name_or_path: str,
+    overrides: Sequence[str] = (),
+    *,
+    model_of: Callable[[str], ModelConfig] | None = None,
+) -> Loaded[C]:
+    """Load a recipe (file, run folder, or name in the package) as ``model``; every problem is one UserError.
+
+    model_of: gives the section ``model`` of what ``init_from`` names, for a recipe that has none.
+    """
     found = find_recipe(name_or_path, fields=model.model_fields)
     tree = _mapping(parse(found.text, found.label))
     if found.run is not None and issubclass(model, JobConfig):
         tree.value.pop("folder", None)
         if not any(override.startswith(("name=", "folder=")) for override in overrides):
             _merge(tree, ("folder",), found.run, {("folder",): "where the run is"})
-    tree = _resolved(model, _with_base(tree, found.path), overrides)
+    tree = _with_base(model, tree, found.path)
+    if model_of is not None:
+        _take_model(tree, overrides, model_of)
+    tree = _resolved(model, tree, overrides)
     return Loaded(*_validate(model, tree, found.label), found.path)
 
 
@@ -75,7 +87,7 @@ def _resolved(model: type[BaseModel], tree: Tree, overrides: Sequence[str]) -> T
             _merge(tree, section, None, {})
             _set(tree, section, {})
     for override in overrides:
-        _apply_override(tree, override)
+        _apply_override(tree, override, model)
     for section in sections:
         tree = _with_preset(tree, section)
     return tree
@@ -95,6 +107,22 @@ def _validate(model: type[C], tree: Tree, label: str) -> tuple[C, dict[str, str]
     return config, {key: written.get(key, DEFAULT) for key in flatten(config.model_dump(mode="json"))}
 
 
+def _take_model(tree: Tree, overrides: Sequence[str], model_of: Callable[[str], ModelConfig]) -> None:
+    """Where there is no section ``model``, that of ``init_from``; single fields of it may be typed, as of any other."""
+    typed, section = Tree({}), ("model",)
+    for override in overrides:
+        _apply_override(typed, override)
+    source = typed.value.get("init_from", tree.value.get("init_from"))
+    if isinstance(source, str) and not tree.value.get("model") and not _names_preset(typed, section):
+        try:
+            value = model_of(source).model_dump(mode="json")
+        except UserError as error:
+            hint = f"{error.hint or 'name a model'}; or write the section ('smalti config model MODEL' prints one)"
+            what = f"there is no section 'model:' to take from init_from: {error.message}"
+            raise type(error)(what, allowed=error.allowed, hint=hint) from error
+        _merge(tree, section, value, {(*section, *path): f"init_from: {source}" for path in paths_of(value)})
+
+
 def _mapping(tree: Tree) -> Tree:
     if tree.value is None:
         return Tree({}, {})
@@ -103,7 +131,7 @@ def _mapping(tree: Tree) -> Tree:
     return tree
 
 
-def _with_base(tree: Tree, path: str) -> Tree:
+def _with_base(model: type[BaseModel], tree: Tree, path: str) -> Tree:
     name = tree.value.pop("base", None)
     where = tree.origins.pop(("base",), path)
     if name is None:
@@ -123,16 +151,24 @@ def _with_base(tree: Tree, path: str) -> Tree:
             allowed="one level",
             hint=f"copy what you need from '{base.value['base']}' into {found.label}",
         )
-    _merge(base, (), tree.value, tree.origins)
+    _merge(base, (), tree.value, tree.origins, model)
     return base
 
 
-def _merge(into: Tree, path: Path, value: Any, origins: Mapping[Path, str]) -> None:
-    """Lay ``value`` (with its absolute ``origins``) over ``into`` at ``path``."""
+def _merge(
+    into: Tree, path: Path, value: Any, origins: Mapping[Path, str], model: type[BaseModel] | None = None
+) -> None:
+    """Lay ``value`` (with its absolute ``origins``) over ``into`` at ``path``. Of ``model`` null removes an entry whose
+    name is free, as that of a source."""
     current = _get(into.value, path)
     if isinstance(value, dict) and isinstance(current, dict):
         for key, child in value.items():
-            _merge(into, (*path, key), child, origins)
+            _merge(into, (*path, key), child, origins, model)
+        return
+    if value is None and model is not None and current is not None and _is_entry(model, path):
+        del _get(into.value, path[:-1])[path[-1]]
+        for old in [one for one in into.origins if one[: len(path)] == path]:
+            del into.origins[old]
         return
     for old in [one for one in into.origins if one[: len(path)] == path]:
         del into.origins[old]
@@ -140,7 +176,19 @@ def _merge(into: Tree, path: Path, value: Any, origins: Mapping[Path, str]) -> N
     into.origins.update({one: origin for one, origin in origins.items() if one[: len(path)] == path})
 
 
-def _apply_override(tree: Tree, override: str) -> None:
+def _is_entry(kind: Any, path: Path) -> bool:
+    """Whether ``path`` in a config of ``kind`` leads to an entry of a mapping that may not be null itself."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        field = kind.model_fields.get(str(path[0]))
+        return field is not None and len(path) > 1 and _is_entry(field.annotation, path[1:])
+    if get_origin(kind) is dict:
+        value = get_args(kind)[1]
+        return type(None) not in get_args(value) if len(path) == 1 else _is_entry(value, path[1:])
+    inside = path[1:] if get_origin(kind) is tuple else path
+    return bool(inside) and any(_is_entry(one, inside) for one in get_args(kind))
+
+
+def _apply_override(tree: Tree, override: str, model: type[BaseModel] | None = None) -> None:
     key, equals, text = override.partition("=")
     if not equals or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*", key):
         raise UserError(
@@ -163,7 +211,7 @@ def _apply_override(tree: Tree, override: str) -> None:
                 allowed=f"0 to {len(here) - 1}",
             )
     paths = [tuple(path), *(tuple(path) + below for below in paths_of(value))]
-    _merge(tree, tuple(path), value, dict.fromkeys(paths, COMMAND_LINE))
+    _merge(tree, tuple(path), value, dict.fromkeys(paths, COMMAND_LINE), model)
 
 
 def _short(text: str) -> str:

@@ -196,6 +196,9 @@ def _problem(schema: Schema, path: Path, item: Any, value: Any, origins: Mapping
         how = f"write '{path[-1]}:' in that section, or give {key}=VALUE"
         if isinstance(path[-1], int):
             how = f"write the whole list of {dotted(path[:-1])}"
+        origin = _at(value, ("init_from",))
+        if path[0] == "model" and origin:
+            how = f"'smalti config model {origin}' prints the whole section; a recipe without one takes it from there"
         return Problem(f"{where}: {key} is missing", kind, how)
     if item["type"] == "value_error" and item.get("ctx"):
         error = item["ctx"]["error"]

@@ -47,7 +47,14 @@ MakeEvaluate = Callable[[RunConfig, Mapping[str, bytes], Mesh], Evaluate | None]
 """(config, what rank 0 has read of sources and held-out sets, mesh) -> what measures while the run trains."""
 
 
-def run(config: RunConfig, origins: Mapping[str, str], *, evaluation: MakeEvaluate, fork: bool = False) -> None:
+def run(
+    config: RunConfig,
+    origins: Mapping[str, str],
+    *,
+    evaluation: MakeEvaluate,
+    fork: bool = False,
+    trial_steps: int | None = None,
+) -> None:
     """Build and fit as a rank of the world that this process is in, and leave that world.
 
     Where this rank has failed by itself, it is still in that world when the error is raised: the process is to end at
@@ -58,6 +65,7 @@ def run(config: RunConfig, origins: Mapping[str, str], *, evaluation: MakeEvalua
         with recorded(opened):
             job = build(config, origins=origins, fork=fork, opened=opened.append)
             job.evaluate = evaluation(config, job.indexes, job.mesh)
+            job.trial_steps = trial_steps
             fit(job)
     finally:
         if worlds.may_leave(sys.exception()):

@@ -99,13 +99,15 @@ class Job:
     prefetch_bytes: int = 1 << 30
     out_of_memory: Teller | None = None
     """Who says that a step ran out of memory; absent: the error passes as it is."""
+    trial_steps: int | None = None
+    """Of a trial: training ends after so many steps, as it would at the end of the run."""
     has_read: bool = False
     told_slow_s: float = -math.inf
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole run."""
-        return self.length.total_steps
+        """Steps that are trained: of the whole run, or of its trial."""
+        return min(self.length.total_steps, self.trial_steps or self.length.total_steps)
 
     def status(self, state: str) -> None:
         """Write the run's state and heartbeat (rank 0)."""

@@ -162,7 +162,7 @@ def _past(more: str = "skip: []", *, at_step: int = 30) -> str:
         ("train.duration=3min", ["'3min' has the unit 'min'", "600step"]),
         ("train.optimizer=null", ["a section with the keys name, lr"]),
         ("train.optimizer.betas=[1]", ["train.optimizer.betas.1 is missing"]),
-        ("data.sources.b=null", ["data.sources.b = null", "path"]),
+        ("data.sources.b=null", ["stage 0 weighs 'b', which is not a source"]),
         ("data.heldout={a b: x}", ["source 'a b' cannot be a part of a metric's name"]),
         ("data.stages.0.weights.x=1", ["stage 0 weighs 'x'"]),
         ("data.stages=[{weights: {a: 1, b: 0}, weights_end: {a: 2, b: 0}}]",
@@ -403,3 +403,24 @@ def test_retain_needs_a_model_to_start_from():
     assert loaded.data.retain == {"code": 0.02}
     with pytest.raises(UserError, match=r"data\.retain has no effect without init_from"):
         load(RunConfig, "demo", ["data.retain={code: 0.02}"])
+
+
+def test_null_takes_a_source_out_of_a_base_and_of_a_recipe(tmp_path):
+    child = tmp_path / "child.yaml"
+    child.write_text(
+        "base: demo\ndata:\n  sources: {code: null}\n  heldout: {code: null}\n  stages: [{weights: {prose: 1}}]\n"
+    )
+    loaded = load(RunConfig, str(child))
+    assert (set(loaded.config.data.sources), set(loaded.config.data.heldout)) == ({"prose"}, {"prose"})
+    assert "data.sources.code" not in loaded.origins
+    typed = ["data.sources.code=null", "data.stages.0.weights.code=null", "data.stages.1.weights.code=null"]
+    config = load(RunConfig, "demo", typed).config
+    assert set(config.data.sources) == {"prose"}
+    assert [set(stage.weights) for stage in config.data.stages] == [{"prose"}, {"prose"}]
+
+
+def test_null_for_what_is_not_there_or_must_be_there_is_refused_and_stays_a_value_elsewhere():
+    for override in ("data.sources.cod=null", "train.optimizer.lr=null", "data.sources=null"):
+        with pytest.raises(UserError, match="= null is not allowed"):
+            load(RunConfig, "demo", [override])
+    assert load(RunConfig, "demo", ["data.tokenizer=null"]).config.data.tokenizer is None

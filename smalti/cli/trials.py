@@ -1,0 +1,40 @@
+"""A trial: the first steps of a run as the run would train them, in a folder that the next trial replaces."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from smalti.config.load import Loaded
+    from smalti.config.run import RunConfig
+
+FOLDER = "runs/.try"
+
+
+def arguments(steps: int | None) -> list[str]:
+    """What ranks are told of a trial; None: it is none."""
+    return [] if steps is None else ["--try", str(steps)]
+
+
+def of(loaded: "Loaded[RunConfig]", steps: int | None) -> "Loaded[RunConfig]":
+    """The same config in an empty folder of trials, without trackers; as it is where ``steps`` is None. Whoever starts
+    the ranks empties the folder; UserError where another process trains in it, or where another folder was typed."""
+    from smalti.base.env import attempt_is_open, inside_world, world
+    from smalti.base.errors import UserError
+    from smalti.config.problems import COMMAND_LINE
+    from smalti.track.run import RunFolder
+
+    if steps is None:
+        return loaded
+    config = loaded.config
+    folder = f"{FOLDER}/{config.name}"
+    if loaded.origins.get("folder") == COMMAND_LINE:
+        raise UserError(f"--try trains in {folder}, so folder={config.folder} has no effect", hint="leave folder= out")
+    track = config.track.model_copy(update={"sinks": ()})
+    if Path(folder).exists() and not attempt_is_open() and (not inside_world() or world().is_first):
+        last = RunFolder(folder)
+        last.take_lock()
+        shutil.rmtree(folder)
+        last.close()
+    return replace(loaded, config=config.model_copy(update={"folder": folder, "track": track}))
