@@ -194,7 +194,7 @@ def _outside(error: OSError) -> "SmaltiError | None":
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
         what = "the disk fails" if error.errno == errno.EIO else "the disk is full"
         found: SmaltiError = TryElsewhere(
-            f"{what}: {place or 'a file'} could not be written or read ({reason(error, place or '.')})",
+            f"{what}: {place or 'a file'} could not be written or read ({reason(error, place) if place else why})",
             hint="free space or mend the disk there, then run the same command again",
         )
     elif place is not None and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR,
