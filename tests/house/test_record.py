@@ -127,7 +127,6 @@ def test_results_that_are_kept_come_from_commits_of_this_history():
 FROM_BEFORE = {
     "checksum",
     "cross_entropy",
-    "dedup-planted",
     "engine",
     "experts",
     "fetch",
