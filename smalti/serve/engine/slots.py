@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 
 from smalti.config.model import ModelConfig
-from smalti.model.blocks.attention.scores import scores_of
-from smalti.model.blocks.attention.sdpa import Dense
 from smalti.model.blocks.kv_cache import KVCache, Place, Read, cached_kernels
 from smalti.serve.engine.scheduler import capacity_tokens
 
@@ -95,6 +93,11 @@ class Shelf:
             self.layers[layer] = (keys, values)
 
 
+def _itself(query_BHTd: Tensor, _: Tensor, value_BKTd: Tensor) -> Tensor:
+    """What attention to one key gives, [B, T, H, d]: its value."""
+    return value_BKTd.repeat_interleave(query_BHTd.shape[1] // value_BKTd.shape[1], dim=1).transpose(1, 2)
+
+
 class Slots:
     """All shelves: the cache of a decode step, in which row i of the batch is request ``requests()[i]``.
 
@@ -106,7 +109,6 @@ class Slots:
         self._shelves: dict[int, Shelf] = {}
         self._shelf_of: dict[int, Shelf] = {}
         self._rope_length_of: dict[int, int] = {}
-        self._alone = Dense(scores_of(config, device), None)
 
     def requests(self) -> list[int]:
         """The requests in the order of the batch."""
@@ -155,7 +157,7 @@ class Slots:
         """Store the new tokens of a layer; what each shelf's rows attend to."""
         reads = [shelf.update(layer, keys_BKTd[:, :, 0], values_BKTd[:, :, 0]) for shelf in self._parts]
         if self._beyond.start < self._beyond.stop:
-            reads.append(Read(self._beyond, keys_BKTd[self._beyond], values_BKTd[self._beyond], self._alone))
+            reads.append(Read(self._beyond, keys_BKTd[self._beyond], values_BKTd[self._beyond], _itself))
         return reads
 
     def advance(self, n_tokens: int) -> None:
