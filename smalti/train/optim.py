@@ -1,6 +1,7 @@
 """The optimizers and their parameter groups.
 
-Each skips its whole update, without a look at the device, where the tensor in its attribute ``found_inf`` is 1.
+Each skips its whole update, without a look at the device, where the tensor in its attribute ``found_inf`` is 1;
+``train_step`` needs one that does: of torch's optimizers those with ``fused=True``.
 """
 
 from collections.abc import Callable, Iterable

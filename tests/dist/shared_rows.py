@@ -133,7 +133,7 @@ def train(
     case = CASES[name]
     mesh = build(torch.device("cpu"), Layout(shard=shard, sequence=dist.get_world_size() // shard))
     model, loss = model_of(case, mesh, context), LanguageLoss(config_of(case), LossConfig())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
     state = TrainState(model, optimizer, lambda _: 3e-3, 1.0, loss.balance)
     found = Found([], [], {}, {}, [])
     for step in range(steps):

@@ -113,7 +113,7 @@ def test_held_out_loss_asks_for_the_mesh_where_ranks_read_alike(tmp_path: Path) 
     folder = write_byte_tokens(tmp_path / "tokens", ["a longer one " * 30])
     with pytest.raises(UserError, match="axis sequence") as caught:
         heldout_hook(_config(folder, ranks=2, sequence=2))
-    assert "job.mesh" in str(caught.value.hint)
+    assert "evaluation=heldout_hook" in str(caught.value.hint)
 
 
 @pytest.mark.slow
