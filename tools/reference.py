@@ -19,6 +19,7 @@ from smalti.cli.main import VERBS, help_page
 from smalti.config import schema
 from smalti.config.curate import CurateConfig, TokenizeConfig
 from smalti.config.dedup import DedupConfig
+from smalti.config.eval import EvalConfig
 from smalti.config.run import RunConfig
 from smalti.track.events import EVENTS
 from smalti.track.names import TABLE
@@ -30,6 +31,7 @@ _ROOTS: dict[str, type[BaseModel]] = {
     "smalti data curate": CurateConfig,
     "smalti data dedup": DedupConfig,
     "smalti data tokenize": TokenizeConfig,
+    "smalti eval run": EvalConfig,
 }
 
 _KINDS = {"Duration": "duration", "Length": "length", "Cadence": "cadence", "Real": "number", "Whole": "whole number"}

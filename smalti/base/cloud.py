@@ -170,7 +170,7 @@ def page_error(url: str, data: bytes | memoryview) -> TryElsewhere:
     """The error for a page that came instead of a file, time and again."""
     return TryElsewhere(
         f"{url}: a page came instead of the file, {ODD_ANSWERS} times or more; it begins with {begins(data)}",
-        hint="is the address right, and does it need a login? If so, run the same command again when the store is well",
+        hint="check the address, and whether it needs a login; if both are right, run the same command again later",
     )
 
 

@@ -146,7 +146,8 @@ class StoreSettings:
     hub_token: str | None = field(repr=False)
     s3_endpoint: str | None
     s3_asks: str | None
-    """``VARIABLE=endpoint`` of the variable by which S3 is not Amazon's; None where none is set."""
+    """``VARIABLE=endpoint`` of the variable by which S3 is not Amazon's, for messages (a login in it is ``***``); None
+    where none is set."""
     signature: tuple[str | None, ...] = field(repr=False)
     """The values of the variables that obstore reads: others mean another connection."""
 
@@ -164,11 +165,12 @@ def store_settings() -> StoreSettings:
     for name in [name for name in names if not os.environ[name].strip()]:
         del os.environ[name]
         names.remove(name)
+    asks = next((f"{name}={os.environ[name]}" for name in _S3_ENDPOINTS if name in os.environ), None)
     return StoreSettings(
         hub_endpoint=(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/"),
         hub_token=token,
         s3_endpoint=os.environ.get("AWS_ENDPOINT_URL_S3") or None,
-        s3_asks=next((f"{name}={os.environ[name]}" for name in _S3_ENDPOINTS if name in os.environ), None),
+        s3_asks=asks and re.sub(r"://[^/\s]*@", "://***@", asks),
         signature=tuple(f"{name}={os.environ[name]}" for name in names),
     )
 

@@ -57,7 +57,8 @@ def run(
     room.check_folders(config)
     if dtype not in ("auto", *DTYPES):
         raise UserError(f"--dtype {dtype} is not known", allowed=", ".join(("auto", *DTYPES)))
-    engine = Engine.from_folder(found.folder, dtype="fp32" if dtype == "auto" else dtype)
+    try_bf16, dtype = dtype == "auto", "fp32" if dtype == "auto" else dtype
+    engine = Engine.from_folder(found.folder, dtype=dtype)
     about = {"model_folder": found.folder, "compute_dtype": dtype, "step": found.record.get("step")}
     with ProgressLine("tokens") as progress:
         results = room.run(
@@ -66,7 +67,7 @@ def run(
             output or found.run_folder,
             about=about,
             progress=progress,
-            try_bf16=dtype == "auto" and bf16.is_native(engine.model, machine.cpu()["features"]),
+            try_bf16=try_bf16 and bf16.is_native(engine.model, machine.cpu()["features"]),
         )
     if found.run_folder is not None and output is None:
         refresh_card(found.run_folder)

@@ -11,14 +11,14 @@ NOT_YET = {
     "plan fit": "smalti plan budget gives parameters and tokens by published laws",
     "plan predict": "smalti plan budget gives the loss by published laws",
     "data build": "smalti data curate, dedup and tokenize are its steps",
-    "data why": "smalti data inspect FOLDER shows documents and tokens",
-    "data diff": "smalti runs diff RUN RUN compares two runs",
-    "data compare": "smalti runs diff RUN RUN compares two runs",
+    "data why": "smalti data inspect FOLDER lists what curate or dedup dropped, by rule; all of it is in FOLDER/drops",
+    "data diff": "FOLDER/report.md of smalti data curate and dedup counts what is kept and dropped, for each folder",
+    "data compare": "smalti runs diff RUN RUN compares runs on two data sets",
     "data tokenizers": "smalti data tokenize RECIPE.yaml trains one",
     "data explore": "smalti data documents and smalti data inspect show what is there",
     "data ls": "smalti data inspect FOLDER shows one folder of token files",
     "eval read": "samples.jsonl in the folder that smalti eval run prints holds every sample",
-    "eval compare": "smalti runs diff RUN RUN compares two runs",
+    "eval compare": "smalti runs diff RUN RUN compares the evals of two runs, with their noise",
     "eval lint": None,
     "eval calibrate": None,
     "eval judge": None,
@@ -26,7 +26,7 @@ NOT_YET = {
     "runs compare": "smalti runs diff RUN RUN compares two runs",
     "runs sweep": "smalti train RECIPE.yaml name=NAME a.b=value, once for each value; smalti runs diff compares",
     "runs branch": "smalti train RECIPE.yaml a.b=value --fork begins another future of a run",
-    "runs checkpoints": "smalti runs show RUN",
+    "runs checkpoints": "smalti runs show RUN lists them",
 }
 """``VERB`` or ``VERB COMMAND`` -> what to type in its place; None: nothing does it yet."""
 

@@ -12,10 +12,12 @@ from smalti.config.load import load as _load
 from smalti.config.run import RunConfig
 from smalti.train.api import Result, build, fit
 from smalti.train.loop import Hook
+from smalti.train.origin import model_of
 
 __all__ = ["Hook", "Result", "build", "fit", "load"]
 
 
 def load(recipe: str, *overrides: str) -> Loaded[RunConfig]:
-    """The config of a run from a recipe (file or name) and ``a.b=value`` overrides."""
-    return _load(RunConfig, recipe, overrides)
+    """The config of a run from a recipe (file or name) and ``a.b=value`` overrides; as for ``smalti train``, a recipe
+    without a section ``model`` has that of ``init_from``."""
+    return _load(RunConfig, recipe, overrides, model_of=model_of)

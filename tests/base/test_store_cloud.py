@@ -137,3 +137,5 @@ def test_an_unreachable_s3_names_the_endpoint(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio:9000")
     assert "AWS_ENDPOINT_URL=http://minio:9000: is it right" in str(cloud.told("s3://bucket/a", error).hint)
     assert "AWS" not in str(cloud.told("https://host/a", error).hint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:secret@minio:9000")
+    assert "AWS_ENDPOINT_URL=http://***@minio:9000: is it right" in str(cloud.told("s3://bucket/a", error).hint)

@@ -32,6 +32,7 @@ def test_a_run_prints_a_table_and_keeps_the_results(run: Path, capsys: pytest.Ca
         assert text in out, text
     stored = json.loads(next(run.glob("evals/demo/*/results.json")).read_text())
     assert (stored["model"], stored["step"], stored["seq_len"]) == ("tiny", 20, 32)
+    assert stored["compute_dtype"] == stored["tasks"]["heldout/code"]["compute_dtype"] == "fp32"
     assert "| heldout/code | bits per byte |" in (run / "export/README.md").read_text()
     assert stored["tasks"]["heldout/code"]["n_bytes"] == sum(len(text.encode()) for text in TEXTS[:2])
 

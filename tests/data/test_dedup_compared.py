@@ -137,8 +137,8 @@ def copies() -> dict[str, tuple[str, str]]:
         page = different("page", 1000 + number)
         body = page.splitlines()[1]
         made[f"page-{number}"] = (page, page.replace(body, one_changed(body, rng)))
-        made[f"frame-{number}"] = (page.replace(body, prose(25, rng) + " day"), "")
-        made[f"frame-{number}"] = (made[f"frame-{number}"][0], made[f"frame-{number}"][0].replace("five", "six", 1))
+        framed = page.replace(body, prose(25, rng) + " day")
+        made[f"frame-{number}"] = (framed, framed.replace("five", "six", 1))
         table = different("table", 1000 + number)
         made[f"table-{number}"] = (table, table.replace(" ", ",\t"))
         text = prose(80, rng)

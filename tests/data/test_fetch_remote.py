@@ -282,6 +282,17 @@ def test_no_answer_ends_the_attempt(server: Objects, caplog: pytest.LogCaptureFi
         files.read(ranges(3))
     assert caught.value.exit_code == 75
     assert "give_up" in str(caught.value.hint)
+    assert "the endpoint is that of" in str(caught.value.hint)
+    files.close()
+
+
+def test_a_store_that_has_answered_has_the_right_endpoint(server: Objects) -> None:
+    files = opened("s3://bucket/set", give_up="1s")
+    assert files.whole("index.json") == b"{}"
+    server.faults.unavailable = 1.0
+    with pytest.raises(TryElsewhere, match="was asked for") as caught:
+        files.read(ranges(3))
+    assert "endpoint" not in str(caught.value.hint)
     files.close()
 
 

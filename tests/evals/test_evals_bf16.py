@@ -10,7 +10,6 @@ from tiny_models import ByteTokenizer, dbrx_config, llama_config, tiny_model, wr
 from torch import nn
 
 from smalti.config.eval import EvalConfig
-from smalti.config.model import ModelConfig
 from smalti.evals import bf16
 from smalti.evals.likelihood import Window
 from smalti.evals.tasks import heldout
@@ -20,10 +19,6 @@ from smalti.serve.engine.engine import Engine
 @pytest.fixture
 def small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bf16, "_SAMPLE_TOKENS", 512)
-
-
-def _model(config: ModelConfig) -> nn.Module:
-    return tiny_model(config)
 
 
 def _windows(n: int) -> list[Window]:
@@ -45,13 +40,13 @@ def test_a_text_is_scored_in_bf16_to_the_same_figure(
     for config in (llama_config(), dbrx_config()):
         engine = Engine(tiny_model(config), ByteTokenizer())
         scores = [heldout.run("s", folder, engine, EvalConfig(), 32, try_bf16=tried).score for tried in (False, True)]
-        assert [score["compute_dtype"] for score in scores] == ["float32", "bfloat16"]
+        assert [score["compute_dtype"] for score in scores] == ["fp32", "bf16"]
         assert scores[1]["value"] == pytest.approx(scores[0]["value"], abs=0.01)
         assert next(engine.model.parameters()).dtype == torch.float32
 
 
 def test_a_model_that_bf16_changes_stays_in_fp32(small_sample: None) -> None:
-    model = _model(llama_config())
+    model = tiny_model(llama_config())
     windows = _windows(100)
     with torch.no_grad():  # logits in the hundreds, whose rounding is whole nats
         model.lm_head.weight.mul_(1000)
@@ -60,8 +55,8 @@ def test_a_model_that_bf16_changes_stays_in_fp32(small_sample: None) -> None:
 
 def test_neither_a_short_text_nor_another_dtype_is_tried(small_sample: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bf16, "score", lambda *given, **more: pytest.fail("was scored"))
-    assert _copy(_model(llama_config()), _windows(63)) is None
-    assert _copy(_model(llama_config()).to(torch.bfloat16), _windows(100)) is None
+    assert _copy(tiny_model(llama_config()), _windows(63)) is None
+    assert _copy(tiny_model(llama_config()).to(torch.bfloat16), _windows(100)) is None
 
 
 @pytest.mark.parametrize(
@@ -69,4 +64,4 @@ def test_neither_a_short_text_nor_another_dtype_is_tried(small_sample: None, mon
     [([], False), (["avx2", "avx512f"], False), (["avx512f", "avx512_bf16"], True), (["bf16"], True)],
 )
 def test_a_cpu_is_known_by_its_instructions(features: list[str], native: bool) -> None:
-    assert bf16.is_native(_model(llama_config()), features) is native
+    assert bf16.is_native(tiny_model(llama_config()), features) is native

@@ -65,7 +65,7 @@ def test_the_rule(tmp_path: Path, values: list[float], stages: list[int]) -> Non
 
 
 def test_noise_is_seldom_named(tmp_path: Path) -> None:
-    draw, wrong = random.Random(4), 0
+    draw = random.Random(4)
     sets = {f"s{i}": [2 * (1 + draw.gauss(0, 0.005)) for _ in range(20)] for i in range(500)}
     wrong = len(worse_in_stages(measured(tmp_path / "r", sets)))
     assert wrong < 10  # of 1,000 stages

@@ -13,6 +13,7 @@ from smalti.base.errors import DataError, UserError
 from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
+from smalti.train import load
 from smalti.train.origin import check, model_of
 
 TOP_1 = {"num_experts": 4, "num_experts_per_tok": 1}
@@ -139,3 +140,11 @@ def test_another_tokenizer_is_refused_with_both_named(source: Path, tmp_path: Pa
 @pytest.mark.parametrize("change", ["spelling", "more"])
 def test_the_same_tokenizer_in_another_file_passes(source: Path, tmp_path: Path, change: str) -> None:
     assert check(_config(source, _tokenizer(tmp_path / "other", change))) == []
+
+
+def test_a_recipe_without_a_model_loads_from_python_too(source: Path, tmp_path: Path) -> None:
+    tree = _config(source).model_dump(mode="json", exclude={"model"})
+    (tmp_path / "next.yaml").write_text(yaml.safe_dump(tree))
+    loaded = load(str(tmp_path / "next.yaml"), "model.norm_eps=1e-4")
+    assert loaded.config.model == model_of(source).model_copy(update={"norm_eps": 1e-4})
+    assert loaded.origins["model.hidden_size"] == f"init_from: {source}"

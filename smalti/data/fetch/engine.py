@@ -254,10 +254,12 @@ def store_path(url: str, what: str) -> str:
 
 def _gave_up(copies: Copies, what: str, failures: int, asked_s: float, error: BaseException) -> TryElsewhere:
     where = ", ".join(copies[index].url for index in range(len(copies)))
+    hint = "when the store is well, run the same command again; data.fetch.give_up says how long to try"
+    if not any(copies.has_answered(index) for index in range(len(copies))):
+        hint += f"; {cloud.unreachable_hint(copies[0].url)}"
     return TryElsewhere(
         f"{what} of {where} was asked for {failures} times in {asked_s:.0f} s; the last answer: {cloud.reason(error)}",
-        hint="when the store is well, run the same command again; data.fetch.give_up says how long to try; "
-        + cloud.unreachable_hint(copies[0].url),
+        hint=hint,
     )
 
 

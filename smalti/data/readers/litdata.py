@@ -28,9 +28,8 @@ _TORCH = {11: "uint8", 12: "int8", 13: "int16", 14: "int16", 15: "int32", 16: "i
 _DTYPES = {"no_header_numpy": _NUMPY, "no_header_tensor": _TORCH | {20: "uint16"}}
 
 
-def read_litdata_index(files: Files, data: bytes | None = None) -> Index:
-    """index.json (``data``, where it was read already), and whether the items of the first chunk differ in length."""
-    data = files.whole(FILE_NAME) if data is None else data
+def read_litdata_index(files: Files, data: bytes) -> Index:
+    """index.json, whose bytes are ``data``, and whether the items of the first chunk differ in length."""
     dtype, stored, tokens, items = _parsed(data, files, None)
     ends = _item_ends(stored, 0, int(items[0]), int(tokens[0]), dtype)
     facts = {

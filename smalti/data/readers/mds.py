@@ -49,10 +49,9 @@ class _Opened:
         return cls(index, column, StoredShards(files, [one.shard for one in index.shards]), path)
 
 
-def read_mds_index(config: SourceConfig, files: Files, data: bytes | None = None) -> Index:
-    """index.json (``data``, where it was read already), and what it does not say: the size of samples, or the tokens
+def read_mds_index(config: SourceConfig, files: Files, data: bytes) -> Index:
+    """index.json, whose bytes are ``data``, and what it does not say: the size of samples, or the tokens
     of each shard."""
-    data = files.whole(FILE_NAME) if data is None else data
     opened = _Opened.of(config, data, files)
     column, parts = opened.column, {FILE_NAME: data}
     facts: dict[str, Any] = {}

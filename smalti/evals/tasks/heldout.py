@@ -36,7 +36,7 @@ from smalti.evals.bf16 import copy_that_agrees
 from smalti.evals.graders.intervals import bootstrap_ratio
 from smalti.evals.likelihood import Progress, Window, score
 from smalti.evals.results import TaskResult
-from smalti.serve.engine.engine import Engine
+from smalti.serve.engine.engine import DTYPES, Engine
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,9 @@ def run(
         }
         for document, value in zip(documents, nats, strict=True)
     ]
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    how = {"seq_len": seq_len, "overlap_tokens": overlap, "compute_dtype": dtype}
+    dtype = next(model.parameters()).dtype
+    name = next(name for name, one in DTYPES.items() if one == dtype)
+    how = {"seq_len": seq_len, "overlap_tokens": overlap, "compute_dtype": name}
     return TaskResult(f"heldout/{source}", {**result, **how}, samples)
 
 

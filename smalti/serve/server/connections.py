@@ -4,7 +4,8 @@ uvicorn alone limits only the time between an answer and the next request. Promi
 
 - a request's head is complete ``HEAD_TIMEOUT_S`` after its connection was made (or, on a connection that is kept alive,
   after its first byte), or the connection is closed; the body has a limit of its own in ``guard``;
-- a client that takes nothing of its answer for ``STALL_TIMEOUT_S`` is disconnected, and its answer aborted;
+- a client that reads nothing of its answer for ``STALL_TIMEOUT_S``, or so little that asyncio's buffer stays full, is
+  disconnected, and its answer aborted;
 - at most ``max_connections`` are open. One more closes a connection that waits for its client: of the address that has
   the most of those, the oldest. Only where every connection is being answered, the new one gets 503.
 """
