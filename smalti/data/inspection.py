@@ -175,8 +175,11 @@ def _documents(folder: str, record: dict[str, Any], n_samples: int) -> list[dict
 
 
 def _drops(folder: str, source: str, n_samples: int) -> list[dict[str, Any]]:
-    """What is recorded of the documents that a curation, or a deduplication, dropped."""
+    """What is recorded of the documents that a curation, or a deduplication, dropped; nothing where the record was
+    removed, which nothing else reads."""
     path = Path(folder) / "drops" / f"{source}.parquet"
+    if not path.exists():
+        return []
     try:
         with pq.ParquetFile(path) as file:
             columns = [name for name in DROP_SCHEMA.names if name != "source"]

@@ -88,8 +88,8 @@ def test_one_ctrl_c_ends_a_loop_and_its_process() -> None:
 from smalti.data.tokenizer import template
 template.LIMIT_S = 1000.0
 process = template.TemplateProcess({LOOP!r}, {{}})
-print(process._process.pid, flush=True)
 try:
+    print(process._process.pid, flush=True)
     process.render([])
 except KeyboardInterrupt:
     print("interrupted", flush=True)

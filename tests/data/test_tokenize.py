@@ -283,3 +283,5 @@ def test_inspection_of_drops(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "== drops" in out
     assert "   | a.jsonl:19: words: 2 is below 10" in out.splitlines()
+    (tmp_path / "out" / "drops" / "a.parquet").unlink()
+    assert inspect_folder(str(tmp_path / "out"), n_samples=2)["drops"] == []
