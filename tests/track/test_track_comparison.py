@@ -137,6 +137,22 @@ def test_another_batch_is_compared_at_the_same_tokens(tmp_path: Path) -> None:
     assert [table.where.split(" (")[0] for table in found.measured][:2] == ["at step 400", "at 3.277e+06 tokens"]
 
 
+@pytest.mark.parametrize(("steps", "batches"), [(16, (512, 2048)), (400, (512, 2048)), (300, (700, 1024)), (9, (5, 7))])
+def test_at_the_same_tokens_every_step_counts_for_its_tokens(tmp_path: Path, steps: int, batches: tuple[int, int]) -> None:
+    """Against a sum over single tokens; the loss falls, so steps that are left out would show."""
+    losses = [[8 / (1 + step * batch / 9000) for step in range(1, steps + 1)] for batch in batches]
+    for name, batch, curve in zip("ab", batches, losses, strict=True):
+        rows = [{"step": k, "time/token": k * batch, "loss/train/total": loss} for k, loss in enumerate(curve, 1)]
+        write_lines(made(tmp_path / name) / "metrics.jsonl", rows)
+    table = compare([read_run(tmp_path / "a"), read_run(tmp_path / "b")]).measured[1]
+    last = steps * min(batches)
+    first = last * (1 - max(0.1, min(1.0, 40 / int(last / max(batches)))))
+    found = table.rows["loss/train/total"][0]
+    for value, batch, curve in zip((found.before, found.after), batches, losses, strict=True):
+        tokens = [loss for loss in curve for _ in range(batch)][round(first) : last]
+        assert value == pytest.approx(sum(tokens) / len(tokens), rel=1e-3)
+
+
 def test_scores_are_paired_where_both_were_asked_the_same() -> None:
     before = [{"index": i, "prompt": "p", "correct": i % 2 == 0} for i in range(100)]
     after = [{**sample, "correct": sample["correct"] or sample["index"] == 1} for sample in before]

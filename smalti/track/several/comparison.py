@@ -5,6 +5,7 @@ Promises: each run is held against the first; a number that was measured comes w
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -182,8 +183,12 @@ def _at_tokens(runs: Sequence[RunRecord]) -> Table | None:
         return None
     most = min(end for end in ends if end is not None)
     first = most * (1 - tail_frac(int(most / max(map(_tokens_a_step, runs)))))
-    binned = [_binned(run, first, most) for run in runs]
-    rows = {_LOSS: [_same_places(binned[0], one, "spans of tokens") for one in binned[1:]]}
+    curves = [_curve(run) for run in runs]
+    # No more spans than the run of the largest batch has steps there: a step in two spans would count as two.
+    n_spans = max(1, min(_BINS, *(sum(first < tokens <= most for tokens, _ in curve) for curve in curves)))
+    edges = [first + (most - first) * place / n_spans for place in range(n_spans + 1)]
+    spans = [_over_tokens(curve, edges) for curve in curves]
+    rows = {_LOSS: [_same_places(spans[0], after, "spans of tokens") for after in spans[1:]]}
     return Table(f"at {most:.4g} tokens (loss: mean over the tokens from {first:.4g} on)", rows)
 
 
@@ -215,15 +220,25 @@ def _tokens_a_step(run: RunRecord) -> float:
     return round(tokens / steps, 3) if tokens and steps else 0.0
 
 
-def _binned(run: RunRecord, first: float, last: float) -> dict[float, float]:
-    """Mean loss in spans of equally many tokens."""
-    sums: dict[float, list[float]] = {}
-    for row in run.rows:
-        tokens, loss = row.get("time/token"), row.get(_LOSS)
-        if isinstance(tokens, int | float) and isinstance(loss, int | float) and first < tokens <= last:
-            place = min(_BINS - 1, int((tokens - first) / (last - first) * _BINS))
-            sums.setdefault(float(place), []).append(float(loss))
-    return {place: sum(values) / len(values) for place, values in sorted(sums.items())}
+def _curve(run: RunRecord) -> list[tuple[float, float]]:
+    """(tokens seen, loss) of the steps that have both."""
+    pairs = ((row.get("time/token"), row.get(_LOSS)) for row in run.rows)
+    return [(float(t), float(loss)) for t, loss in pairs if isinstance(t, int | float) and isinstance(loss, int | float)]
+
+
+def _over_tokens(curve: Sequence[tuple[float, float]], edges: Sequence[float]) -> dict[float, float]:
+    """Mean loss between neighbouring edges, in tokens; a step's loss counts for each token since the step before."""
+    sums, weights = [0.0] * (len(edges) - 1), [0.0] * (len(edges) - 1)
+    start = 0.0
+    for end, loss in curve:
+        for place in range(max(bisect_right(edges, start) - 1, 0), len(sums)):
+            if edges[place] >= end:
+                break
+            overlap = min(end, edges[place + 1]) - max(start, edges[place])
+            sums[place] += overlap * loss
+            weights[place] += overlap
+        start = end
+    return {float(place): total / weights[place] for place, total in enumerate(sums) if weights[place] > 0}
 
 
 def _same_places(before: Mapping[float, float], after: Mapping[float, float], what: str) -> Difference:
