@@ -223,7 +223,7 @@ def _tokens_a_step(run: RunRecord) -> float:
 def _curve(run: RunRecord) -> list[tuple[float, float]]:
     """(tokens seen, loss) of the steps that have both."""
     pairs = ((row.get("time/token"), row.get(_LOSS)) for row in run.rows)
-    return [(float(t), float(loss)) for t, loss in pairs if isinstance(t, int | float) and isinstance(loss, int | float)]
+    return [(float(at), float(loss)) for at, loss in pairs if at is not None and loss is not None]
 
 
 def _over_tokens(curve: Sequence[tuple[float, float]], edges: Sequence[float]) -> dict[float, float]:
