@@ -17,7 +17,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch import nn
 
-from smalti.base import env
+from smalti.base import env, log
 from smalti.base.errors import SmaltiError, UserError
 from smalti.config.run import JobConfig, RunConfig
 from smalti.dist import world as worlds
@@ -76,6 +76,12 @@ def build(
             allowed="evaluation= (what makes the function that measures), evaluate= (the function), or no data.heldout",
             hint="build(config, evaluation=heldout_hook), after 'from smalti.evals.in_loop import heldout_hook'",
         )
+    if evaluation is not None and (evaluate is not None or not isinstance(config, RunConfig)):
+        raise UserError(
+            "build() was given evaluation=, which has no effect "
+            + ("beside evaluate=" if evaluate is not None else "for a JobConfig, which names no held-out sets"),
+            allowed="evaluate= (the function that measures), or evaluation= (what makes it from a RunConfig)",
+        )
     folders: list[RunFolder] = []
     with _cleanup(folders):
         try:
@@ -83,7 +89,8 @@ def build(
                 config, model=model, loss=loss, batches=batches, evaluate=evaluate, hooks=hooks, origins=origins,
                 fork=fork, opened=folders.append,
             )  # fmt: skip
-            if evaluation is not None and isinstance(config, RunConfig):
+            if evaluation is not None:
+                assert isinstance(config, RunConfig)
                 job.evaluate = evaluation(config, job.indexes, job.mesh)
         except BaseException:
             for folder in folders:
@@ -118,6 +125,11 @@ def _of_this_world(config: JobConfig) -> JobConfig:
         )
     if ranks == parallel.ranks:
         return config
+    if parallel.ranks != 1 and env.world().is_first:
+        log.get("train").warning(
+            "%s has started %d ranks and the config says train.parallel.ranks=%d: the launcher's number counts",
+            env.world().launcher, ranks, parallel.ranks,
+        )  # fmt: skip
     train = config.train.model_copy(update={"parallel": parallel.model_copy(update={"ranks": ranks})})
     return config.model_copy(update={"train": train})
 

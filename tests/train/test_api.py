@@ -12,9 +12,9 @@ from gloo import run_ranks
 
 from smalti.base.errors import UserError
 from smalti.config.load import dump, from_dict
-from smalti.config.run import RunConfig
+from smalti.config.run import JobConfig, RunConfig
 from smalti.evals.in_loop import heldout_hook
-from smalti.train import Result, build, fit
+from smalti.train import Result, api, build, fit
 from smalti.train.loop import Job
 
 
@@ -36,6 +36,25 @@ def test_held_out_sets_that_nothing_measures_are_refused(tmp_path: Path) -> None
         build(_with_heldout(tmp_path))
     assert "evaluation=heldout_hook" in str(raised.value.hint)
     assert not (tmp_path / "runs").exists()
+
+
+def test_an_evaluation_without_effect_is_refused(tmp_path: Path) -> None:
+    config = _with_heldout(tmp_path)
+    with pytest.raises(UserError, match="no effect beside evaluate="):
+        build(config, evaluate=heldout_hook(config), evaluation=heldout_hook)
+    bare = from_dict(JobConfig, config.model_dump(mode="json", include={"name", "folder", "train"})).config
+    with pytest.raises(UserError, match="no effect for a JobConfig"):
+        build(bare, evaluation=heldout_hook)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_launcher_with_another_number_of_ranks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    assert api._of_this_world(toy.config(tmp_path, parallel={"ranks": 2})).train.parallel.ranks == 3
+    assert "has started 3 ranks and the config says train.parallel.ranks=2" in caplog.text
 
 
 def _twice(rank: int, config: RunConfig) -> tuple[Result, Result, int]:
