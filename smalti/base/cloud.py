@@ -134,7 +134,7 @@ def told(url: str, error: BaseException) -> SmaltiError:
         hint = "compare endpoint, region and credentials with docs/guides/object-stores.md"
         return DataError(
             f"{url} cannot be read: {reason(error)}",
-            hint="the bucket lies in another region: set AWS_REGION" if by_region else hint,
+            hint="the bucket is in another region: set AWS_REGION" if by_region else hint,
         )
     return TryElsewhere(
         f"{url}: the store does not answer as it should: {reason(error)}",

@@ -74,7 +74,7 @@ def check_here(config: "RunConfig") -> list[str]:
 
 
 def check_data_here(config: "RunConfig") -> list[str]:
-    """Raise for what is wrong with data that lies here; returns warnings of sources that are gone through too often."""
+    """Raise for what is wrong with local data; returns warnings of sources that are gone through too often."""
     from smalti.cli.plan_data import repeat_warnings
     from smalti.data.inputs import check_inputs
 

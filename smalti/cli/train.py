@@ -270,7 +270,7 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool, trial: int | None) -> i
 def _evaluation(
     config: "RunConfig", indexes: "Mapping[str, bytes] | None" = None, mesh: "Mesh | None" = None
 ) -> "Evaluate | None":
-    """``heldout_hook``; and of data that no agent has looked at before (``preflight.check_data_here``), because it lies
+    """``heldout_hook``; and of data that no agent has looked at before (``preflight.check_data_here``), because it is
     in a store or a launcher started the ranks, rank 0 warns now that it is open."""
     from smalti.base import log
     from smalti.base.env import attempt_is_open, world

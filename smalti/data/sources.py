@@ -241,7 +241,7 @@ def _form_in_store(files: Files) -> tuple[str, bytes]:
 
 
 def _checks(files: Files) -> dict[str, Check]:
-    """What the bytes of an index must pass before they are believed."""
+    """The check that the bytes of an index must pass."""
     return {
         MANIFEST: lambda data: Manifest.parse(data, f"{files.where}/{MANIFEST}"),
         INDEX: lambda data: parsed_json(data, f"{files.where}/{INDEX}"),

@@ -214,7 +214,7 @@ async def read(request: Request, model: type[T]) -> T:
     try:
         found = model.model_validate(value)
     except ValidationError as error:
-        # Of a union every member is named: what lies deepest is what was meant.
+        # Of a union every member is named: the deepest place is the one that was meant.
         found_errors = error.errors(include_url=False, include_context=False, include_input=False)
         first = max(found_errors, key=lambda one: len(one["loc"]))
         place = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or _is_field(part))
