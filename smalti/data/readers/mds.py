@@ -59,6 +59,7 @@ def read_mds_index(config: SourceConfig, files: Files, data: bytes) -> Index:
         facts = {"dtype": column.dtype.name, "dims": 1}
         if None not in opened.index.columns.sizes:
             facts["alike"] = _alike_by_index(opened.index.columns, column)
+            _check_heads(opened, facts["alike"]["stride"])
     else:
         facts, tables = _first_samples(opened)
         if "alike" not in facts:
@@ -126,6 +127,22 @@ def _alike_by_index(columns: Columns, column: TokenColumn) -> dict[str, Any]:
         raise DataError(f"column '{column.name}' has {column.size} bytes of {column.dtype}", hint="is dtype right?")
     count, at = column.size // column.dtype.itemsize, sum(sizes[: column.place])
     return {"stride": sum(sizes), "at": at, "count": count, "fixed": []}
+
+
+def _check_heads(opened: _Opened, stride: int) -> None:
+    """DataError where shards do not begin as the index says: a wrong number of samples would shift their tokens.
+
+    A writer puts the same config into all its shards. So one is looked at of those with equal room for it: mostly one.
+    """
+    shards, starts = opened.index.shards, _first_bytes(opened.index, stride, opened.path)
+    alike = {start - 4 * one.samples: n for n, (start, one) in enumerate(zip(starts, shards, strict=True))}
+    heads = opened.stored.read([(n, 0, 8) for n in alike.values()])
+    for n, head in zip(alike.values(), heads, strict=True):
+        if np.frombuffer(head, "<u4").tolist() != [shards[n].samples, starts[n]]:
+            raise DataError(
+                f"{opened.stored.path(n)} does not begin as its index says ({shards[n].samples:,} samples)",
+                hint="the shard or the index is damaged: copy both again",
+            )
 
 
 def _first_samples(opened: _Opened) -> tuple[dict[str, Any], SampleTables]:

@@ -126,12 +126,7 @@ def _column(columns: Columns, place: int, given: str | None, path: str) -> Token
     if given is not None:
         raise UserError(f"dtype={given} has no effect: the encoding of column '{name}' is {encoding}")
     dtype, _, shape = rest.partition(":")
-    column = TokenColumn(name, place, size, np.dtype(dtype).newbyteorder("<") if dtype else None, True, bool(shape))
-    if shape and dtype:
-        n_bytes = prod(int(one) for one in shape.split(",")) * np.dtype(dtype).itemsize
-        if size != n_bytes:
-            raise DataError(f"column '{name}' of {path} is {encoding}, of {size} bytes", allowed=f"{n_bytes} bytes")
-    return column
+    return TokenColumn(name, place, size, np.dtype(dtype).newbyteorder("<") if dtype else None, True, bool(shape))
 
 
 def _why_not(encoding: str, given: str | None) -> str:

@@ -3,7 +3,9 @@
 The form: https://docs.mosaicml.com/projects/streaming (version 2). Columns are encoded as ``mds_columns`` says.
 """
 
+import re
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from smalti.base.errors import DataError
@@ -102,6 +104,10 @@ def _shard(entry: dict[str, Any]) -> tuple[Columns, MdsShard]:
     )
     if not len(columns.names) == len(columns.encodings) == len(columns.sizes) > 0:
         raise DataError("names, encodings and sizes of its columns are not equally many")
+    for name, encoding, size in zip(columns.names, columns.encodings, columns.sizes, strict=True):
+        n_bytes = fixed_bytes(encoding)
+        if n_bytes not in (None, size):
+            raise DataError(f"column '{name}' is {encoding}, of {size} bytes", allowed=f"{n_bytes} bytes")
     compression = entry["compression"]
     if compression is not None and _text(compression).partition(":")[0] not in known_compressions():
         raise DataError(f"compression '{compression}' is not known", allowed=", ".join(sorted(known_compressions())))
@@ -111,6 +117,15 @@ def _shard(entry: dict[str, Any]) -> tuple[Columns, MdsShard]:
     if 4 * (samples + 2) > raw.n_bytes:
         raise DataError(f"{raw.name} has {raw.n_bytes:,} bytes, too few for {samples:,} samples")
     return columns, MdsShard(samples, Shard(raw, packed, compression), columns.sizes)
+
+
+def fixed_bytes(encoding: str) -> int | None:
+    """Bytes that every value of this encoding takes; None where the encoding does not say it."""
+    scalar = re.fullmatch(r"(?:u?int|float)(8|16|32|64)|int", encoding)
+    if scalar:
+        return int(scalar[1] or 64) // 8
+    array = re.fullmatch(r"ndarray:[a-z]+(8|16|32|64):([1-9]\d{0,9}(?:,[1-9]\d{0,9})*)", encoding)
+    return int(array[1]) // 8 * prod(map(int, array[2].split(","))) if array else None
 
 
 def _file(value: dict[str, Any]) -> StoredFile:
