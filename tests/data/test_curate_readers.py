@@ -2,14 +2,16 @@
 
 import gzip
 import json
+import os
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
 
 from smalti.base.errors import DataError, UserError
-from smalti.data.curate.files import find_files
+from smalti.data.curate.files import LINKED, NO_FILE, find_files
 from smalti.data.curate.readers import RAW_SCHEMA, ReadOptions, read_tasks
 
 RECORDS = [{"id": f"d{i}", "text": f"text {i}\n", "group": f"g{i // 2}"} for i in range(7)]
@@ -131,6 +133,65 @@ def test_damaged_files(tmp_path, name, data, message):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DataError, match=message):
         read(tmp_path)
+
+
+def test_bytes_that_no_reader_of_parquet_foresees_are_named_or_dropped(tmp_path):
+    offsets = np.array([0, 4, 8, 12], np.int32)
+    text = pa.StringArray.from_buffers(3, pa.py_buffer(offsets), pa.py_buffer(b"fine\xff\xfeabfine"))
+    pq.write_table(pa.table({"text": text}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet, row 2: .*can't decode byte 0xff"):
+        read(tmp_path, ReadOptions())
+    rows = read(tmp_path, ReadOptions(unreadable="drop"))
+    assert [row["text"] for row in rows] == ["fine", "", "fine"]
+    assert "row 2" in rows[1]["problem"]
+
+
+def test_a_damaged_page_and_a_repeated_field_of_parquet_are_named(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["some text"] * 1000}), path, use_dictionary=False, compression="none")
+    content = bytearray(path.read_bytes())
+    content[4:60] = bytes(byte ^ 255 for byte in content[4:60])
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.parquet cannot be read to its end"):
+        read(tmp_path, ReadOptions())
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), path)
+    with pytest.raises(DataError, match="more than one field 'text'"):
+        read(tmp_path, ReadOptions())
+
+
+def test_a_byte_order_mark_is_no_part_of_jsonl_and_a_bad_id_is_named(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\n\xef\xbb\xbf{"text": "b"}\n')
+    assert [row["text"] for row in read(tmp_path, ReadOptions())] == ["a", "b"]
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a", "id": "\\ud800"}\n')
+    with pytest.raises(DataError, match="field 'id' holds half a surrogate pair"):
+        read(tmp_path, ReadOptions(id_field="id"))
+
+
+def test_what_is_passed_over_is_counted_and_what_cannot_be_listed_or_named_is_refused(tmp_path, monkeypatch):
+    source, other = tmp_path / "source", tmp_path / "other"
+    for folder in (source, other):
+        folder.mkdir()
+        (folder / "a.txt").write_text("text")
+    (source / "linked").symlink_to(other)
+    (source / "loop").symlink_to(source)
+    (source / "broken.txt").symlink_to("nowhere")
+    os.mkfifo(source / "pipe.txt")
+    found = find_files(str(source))
+    assert [file.name for file in found.files] == ["a.txt"]
+    assert found.skipped == {LINKED: 2, NO_FILE: 2}
+    (source / "a.txt").unlink()
+    with pytest.raises(DataError, match="not a link to it"):
+        find_files(str(source))
+    (source / "caf\udce9.txt").write_text("text")
+    with pytest.raises(DataError, match=r"caf\\udce9\.txt' is not UTF-8"):
+        find_files(str(source))
+
+    def denied(path):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(DataError, match="other cannot be read: Permission denied"):
+        find_files(str(other))
 
 
 def test_unknown_kind_missing_path_empty_folder(tmp_path):

@@ -189,6 +189,10 @@ HEADS = {
         "\n\n# Prints a line.\necho\n",
     "/* Copyright A */\n#include <license.h>\n": "\n\n#include <license.h>\n",
     '"""Reads pages.\n\n:copyright: A\n"""\nimport a\n': '"""Reads pages.\n\n\n"""\nimport a\n',
+    "#pragma once\n\n/* Copyright A */\n\nint a;\n": "#pragma once\n\nint a;\n",
+    "#ifndef A_H\n#define A_H\n\n// SPDX: MIT\n\n#define LICENSE\n": "#ifndef A_H\n#define A_H\n\n#define LICENSE\n",
+    "package a.b;\n\n/* Copyright A\n * License: MIT\n */\n\nclass A {}\n": "package a.b;\n\nclass A {}\n",
+    '@charset "utf-8";\n\n/* Copyright A */\n\na { b: c }\n': '@charset "utf-8";\n\na { b: c }\n',
 }  # fmt: skip
 
 
@@ -207,6 +211,8 @@ def test_licences_go_and_other_comments_at_the_head_stay(text):
         "Copyright law is old.\n\nIt began in 1709.",  # prose
         "# SPDX-License-Identifier: MIT\n# Copyright A\n",  # nothing else
         "int a;\n/* Copyright A */\n",  # not at the head
+        "package a reached us. Copyright law is old.\n",
+        "#define LICENSE 1\n#define COPYRIGHT 2\n",
         "/* Copyright A, and no end\nint a;\n",
         "# Title\n\nA page without such words.\n",
         "",

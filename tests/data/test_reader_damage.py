@@ -111,7 +111,11 @@ def _set(shard: int, *keys: str, to: object) -> Callable[[Path], None]:
         ("mds-fixed-int32-zstd", _set(0, "zip_data", "hashes", "sha1", to="ab"), r"zstd has the sha1 .*says ab"),
         ("mds-fixed-int32-zstd", _set(0, "raw_data", "hashes", "xxh64", to="ab"), "unpacked has the xxh64"),
         ("mds-fixed-int32-zstd", _set(0, "zip_data", to=None), "shard 0"),
-        ("mds-fixed-int32-zstd", _set(0, "samples", to=10), r"shard\.00000\.mds.* does not begin as its index says \(10"),
+        (
+            "mds-fixed-int32-zstd",
+            _set(0, "samples", to=10),
+            r"shard\.00000\.mds.* does not begin as its index says \(10",
+        ),
         ("mds-fixed-int32-zstd", _set(1, "samples", to=8), r"shard\.00001\.mds.* does not begin as its index says"),
         ("mds-fixed-int32-zstd", _set(2, "samples", to=0), r"shard\.00002\.mds.* does not begin as its index says"),
         (

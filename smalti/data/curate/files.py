@@ -28,6 +28,8 @@ _SUFFIX_KIND: dict[str, Kind] = {
 }
 _BARE_NAMES = frozenset({"Makefile", "Dockerfile", "README", "LICENSE", "COPYING", "CHANGELOG", "AUTHORS", "NEWS"})
 _COMPRESSED: dict[str, Compression] = {".gz": "gz", ".zst": "zst"}
+LINKED, NO_FILE = "linked folders", "links to nothing, pipes and the like"
+"""What is passed over beside unknown suffixes: a link may lead into a circle, or to what is read already."""
 KNOWN_KINDS = "text, Markdown and source code; .jsonl (all of these also .gz, .zst); .parquet"
 
 
@@ -47,7 +49,7 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class FoundFiles:
-    """The files of a source in a fixed order, and how many of each unknown suffix were passed over."""
+    """The files of a source in a fixed order, and how many were passed over: by unknown suffix, LINKED, NO_FILE."""
 
     files: tuple[SourceFile, ...]
     skipped: dict[str, int] = field(default_factory=dict)
@@ -73,7 +75,8 @@ def find_files(path: str, include: Sequence[str] = ()) -> FoundFiles:
     found, skipped = _walk(path, include)
     if not found:
         what = f" that match {', '.join(include)}" if include else ""
-        raise DataError(f"{path} holds no documents{what}", allowed=KNOWN_KINDS, hint="check the path of the source")
+        hint = "name the folder itself, not a link to it" if LINKED in skipped else "check the path of the source"
+        raise DataError(f"{path} holds no documents{what}", allowed=KNOWN_KINDS, hint=hint)
     return FoundFiles(tuple(sorted(found, key=lambda file: file.name)), dict(sorted(skipped.items())))
 
 
@@ -88,14 +91,20 @@ def held_file(path: str, data: bytes) -> SourceFile:
 def _walk(root: str, include: Sequence[str]) -> tuple[list[SourceFile], Counter[str]]:
     found: list[SourceFile] = []
     skipped: Counter[str] = Counter()
-    for folder, folders, names in os.walk(root):
+    for folder, folders, names in os.walk(root, onerror=_refuse_folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
+        skipped.update(LINKED for name in folders if os.path.islink(os.path.join(folder, name)))
         for base in sorted(names):
             path = os.path.join(folder, base)
             name = Path(path).relative_to(root).as_posix()
-            if base.startswith(".") or not os.path.isfile(path):
+            if base.startswith("."):
                 continue
             if include and not any(fnmatch(name, pattern) or fnmatch(base, pattern) for pattern in include):
+                continue
+            if name != name.encode("utf-8", "replace").decode():
+                raise DataError(f"the name of {path!a} is not UTF-8", hint="rename it: ids begin with it")
+            if not os.path.isfile(path):
+                skipped[NO_FILE] += 1
                 continue
             file = _source_file(path, name)
             if file is not None:
@@ -105,6 +114,12 @@ def _walk(root: str, include: Sequence[str]) -> tuple[list[SourceFile], Counter[
             else:
                 skipped[Path(base).suffix or base] += 1
     return found, skipped
+
+
+def _refuse_folder(error: OSError) -> None:
+    raise DataError(
+        f"{error.filename} cannot be read: {error.strerror}", hint="its documents would be missing"
+    ) from error
 
 
 def _source_file(path: str, name: str, data: bytes | None = None) -> SourceFile | None:

@@ -4,6 +4,7 @@ Promises: bounded memory (a batch of about 4 MiB; a record of JSONL or Parquet m
 file and line, nothing passed over in silence. A task is plain data, so that it can be read in another process.
 """
 
+import codecs
 import gzip
 import io
 import itertools
@@ -174,7 +175,7 @@ def _jsonl(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
                 continue
             row_id = f"{file.name}:{number}"
             try:
-                value = json.loads(line.decode("utf-8"))
+                value = json.loads(line.removeprefix(codecs.BOM_UTF8).decode("utf-8"))
             except UnicodeDecodeError as error:
                 yield _unreadable(row_id, f"{file.path}:{number}: {_bad_utf8(line, error)}")
                 continue
@@ -220,16 +221,40 @@ def _parquet(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
                 allowed=", ".join(table.schema_arrow.names),
                 hint="name the right field: text_field, id_field, keep_fields of the source, group_field of the whole",
             )
-        number = 0
+        repeated = [name for name in fields if table.schema_arrow.names.count(name) > 1]
+        if repeated:
+            raise DataError(f"{file.path} has more than one field '{repeated[0]}'", hint="give each a name of its own")
         if options.limit_bytes is not None and _unpacked_bytes(table, fields) > options.limit_bytes:
             raise _too_large(file, options.limit_bytes)
-        for batch in table.iter_batches(
-            batch_size=rows_of(table, _READ_BYTES, 1024), columns=list(dict.fromkeys(fields))
-        ):
-            for value in batch.to_pylist():
-                number += 1
-                row_id = f"{file.name}:{number}"
-                yield _fields(value, row_id, f"{file.path}, row {number}", options)
+        for number, value in enumerate(_rows(table, file, list(dict.fromkeys(fields))), start=1):
+            row_id, where = f"{file.name}:{number}", f"{file.path}, row {number}"
+            if isinstance(value, Exception):
+                yield _unreadable(row_id, f"{where}: {value}")
+            else:
+                yield _fields(value, row_id, where, options)
+
+
+def _rows(table: Any, file: SourceFile, fields: list[str]) -> Iterator[dict[str, Any] | Exception]:
+    """The rows; the error where one holds what its type does not allow (text that is not UTF-8, a date too far off)."""
+    try:
+        for batch in table.iter_batches(batch_size=rows_of(table, _READ_BYTES, 1024), columns=fields):
+            try:
+                rows = batch.to_pylist()
+            except (ValueError, OverflowError):
+                rows = [_row(batch, number) for number in range(batch.num_rows)]
+            yield from rows
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(
+            f"{file.path} cannot be read to its end: {' '.join(str(error).split())}",
+            hint="the file is damaged: copy it again",
+        ) from error
+
+
+def _row(batch: pa.RecordBatch, number: int) -> dict[str, Any] | Exception:
+    try:
+        return dict(batch.slice(number, 1).to_pylist()[0])
+    except (ValueError, OverflowError) as error:
+        return error
 
 
 def _unpacked_bytes(table: Any, fields: Sequence[str]) -> int:
@@ -244,19 +269,10 @@ def _fields(value: dict[str, Any], row_id: str, where: str, options: ReadOptions
         text = _field(value, options.text_field)
         if not isinstance(text, str):
             raise ValueError(f"field '{options.text_field}' holds {type(text).__name__}, not text")
-        text.encode("utf-8")
+        _check_unicode(text, options.text_field)
         own_id = row_id if options.id_field is None else _name(value, options.id_field)
         group = own_id if options.group_field is None else _name(value, options.group_field)
         numbers = json.dumps([_number(value, name) for name in options.keep_fields]) if options.keep_fields else None
-    except UnicodeEncodeError as error:
-        return (
-            row_id,
-            row_id,
-            "",
-            f"{where}: field '{options.text_field}' holds half a surrogate pair: {error}",
-            None,
-            None,
-        )
     except ValueError as error:
         return _unreadable(row_id, f"{where}: {error}")
     return own_id, group, text, None, numbers, None
@@ -273,8 +289,15 @@ def _name(value: dict[str, Any], name: str) -> str:
     if isinstance(found, bool) or not isinstance(found, str | int):
         raise ValueError(f"field '{name}' holds {type(found).__name__}, not text or a whole number")
     text = str(found)
-    text.encode("utf-8")
+    _check_unicode(text, name)
     return text
+
+
+def _check_unicode(text: str, name: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"field '{name}' holds half a surrogate pair: {error}") from error
 
 
 def _number(value: dict[str, Any], name: str) -> float | None:

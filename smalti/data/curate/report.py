@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smalti.base.units import format_bytes, format_frac
+from smalti.data.curate.files import LINKED, NO_FILE
 from smalti.data.curate.heldout import HELDOUT, SPLITS, TRAIN
 
 FORMAT_KIND = "curate"
@@ -133,7 +134,9 @@ class Report:
     def notes(self) -> list[str]:
         """What else the reader should know."""
         notes = [
-            f"{source}: {count} file(s) '{suffix}' were passed over, their kind is not known"
+            f"{source}: {count} {suffix} were passed over"
+            if suffix in (LINKED, NO_FILE)
+            else f"{source}: {count} file(s) '{suffix}' were passed over, their kind is not known"
             for source, suffixes in self.skipped_files.items()
             for suffix, count in suffixes.items()
         ]

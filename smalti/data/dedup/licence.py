@@ -34,13 +34,17 @@ _LINE = (
 )
 """Shell and Python, C++, SQL and Ada, Lisp, TeX, m4, man, reST, Texinfo, batch, Vim, Visual Basic, Fortran, COBOL."""
 
-_PRELUDE = r"#![^\n]*|<\?(?:xml[^>]*\?>|php|=)?|<!(?i:doctype)[^>]*>|<html[^>]*>|@echo off|['\"]use strict['\"];?|---"
+_PRELUDE = (
+    r"#![^\n]*|<\?(?:xml[^>]*\?>|php|=)?|<!(?i:doctype)[^>]*>|<html[^>]*>|@echo off|['\"]use strict['\"];?|---"
+    r"|#[ \t]*pragma[ \t]+once\b[^\n]*|#[ \t]*ifndef[ \t]+\w+[ \t]*\r?\n#[ \t]*define[ \t]+\w+[ \t]*(?=[\r\n])"
+    r"|package[ \t]+[\w.:]+[ \t]*;?[ \t]*(?=[\r\n])|@charset[^\n]*"
+)
 """What may stand before a licence comment and is none."""
 
 _BLANK = r"[\s\ufeff]*"
 _ONE = "|".join([_PRELUDE, *(rf"{re.escape(a)}(?s:.*?){re.escape(b)}" for a, b in _BLOCKS), rf"(?m:(?:{_LINE})[^\n]*)"])
 _HEAD = re.compile(rf"{_BLANK}(?:{_ONE})")
-_FIRST = r"\A[\s\x{FEFF}]*(?:[#/<'\"({%;!=*.@:cCdrR-]|---)"
+_FIRST = r"\A[\s\x{FEFF}]*(?:[#/<'\"({%;!=*.@:cCdrR-]|---|package[ \t])"
 """With what a text begins that may begin with a comment; for the engine of Arrow, which passes over all others."""
 
 _WORD = re.compile(r"\w")
