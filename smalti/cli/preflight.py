@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from smalti.config.run import RunConfig
     from smalti.data.inputs import Inputs
 
-_FILES = ("files of a source that was not read yet",)
-
 
 def check(config: "RunConfig", *, ranks: int, fork: "Fork | None" = None) -> None:
     """Raise for a mesh that does not fit ``ranks``, stages that do not fit the run, folders of tokens and weights to
@@ -287,9 +285,7 @@ def _fork_lines(fork: "Fork | None") -> list[str]:
     if fork is None:
         return []
     done = f"{fork.at_step:,} steps = {format_count(fork.after.length.tokens(fork.at_step))} tokens stay as they are"
-    order = "stays, but for these changes" if fork.order_continues else "changes: shares of sources are counted anew"
-    lines = [f"fork       {done}; what changes after them:", *(f"           {line}" for line in fork.changes or _FILES)]
-    return [*lines, f"           the order of the data {order}"]
+    return [f"fork       {done}; what changes after them:", *(f"           {line}" for line in fork.lines())]
 
 
 def _existing(config: "RunConfig") -> str:

@@ -141,7 +141,7 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
     folder = RunFolder.open(loaded.config, loaded.origins, argv=argv, fork=fork)
 
     if fork:
-        lines = [f"{folder.path}: another future from step {fork.at_step:,} on", *fork.changes]
+        lines = [f"{folder.path}: another future from step {fork.at_step:,} on", *fork.lines()]
         print("\n  ".join(lines), file=sys.stderr)
 
     before = folder.saved_step()

@@ -54,6 +54,14 @@ class Fork:
         """Whether the shares of sources are not counted anew from the fork on."""
         return self.after.data.history[-1].order_continues
 
+    def lines(self) -> list[str]:
+        """What changes after the fork, and whether the order of the data does, for people."""
+        order = (
+            "stays, but for these changes" if self.order_continues else "changes: shares of sources are counted anew"
+        )
+        changes = self.changes or ("files of a source that was not read yet",)
+        return [*changes, f"the order of the data {order}"]
+
     def _recording(self, **values: Any) -> "Fork":
         data = self.after.data
         last = data.history[-1].model_copy(update=values)

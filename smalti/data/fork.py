@@ -68,7 +68,7 @@ def plan_fork(config: RunConfig) -> Fork | None:
             hint="take the changes back to go on; a stage's end (until) counts from the start of the run",
         )
     stream.check(saved, at_step)
-    return found
+    return replace(found, changes=(*found.changes, *_moved_stage_ends(found)))
 
 
 def _agrees(fork: Fork) -> bool:
@@ -92,6 +92,22 @@ def _is_over(fork: Fork) -> bool:
     if not all(any(key == field or key.startswith(f"{field}.") for field in _OF_SCHEDULE) for key in keys):
         return False
     return _future(fork.before, fork.at_step) == _future(fork.after, fork.at_step)
+
+
+def _moved_stage_ends(fork: Fork) -> list[str]:
+    """A line for each stage whose end, as it is written, is another step of the new length than of the old one."""
+    before, after = fork.before, fork.after
+    if before.data.stages != after.data.stages:
+        return []  # the change itself names the ends
+    ends = [
+        (index, before.length.step_at(stage.until), after.length.step_at(stage.until))
+        for index, stage in enumerate(after.data.stages[:-1])
+    ]
+    return [
+        f"stage {index} ends at step {old:,} -> {new:,}"
+        for index, old, new in ends
+        if old != new and max(old, new) > fork.at_step
+    ]
 
 
 def _future(config: RunConfig, step: int) -> list[Any]:

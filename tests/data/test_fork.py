@@ -318,3 +318,29 @@ def test_a_run_that_was_forked_by_an_older_version_resumes_with_the_order_of_the
     assert again is not None
     assert [past.order_continues for past in again.after.data.history] == [False, True]
     assert hashes(streams(again.after)[0]) == hashes(stream), "a new fork of it keeps the order that it has"
+
+
+@pytest.mark.parametrize(
+    ("at_step", "until", "told"),
+    [
+        (7, "0.5run", ["stage 0 ends at step 10 -> 15", "the order of the data stays, but for these changes"]),
+        (
+            12,
+            "0.5run",
+            ["stage 0 ends at step 10 -> 15", "the order of the data changes: shares of sources are counted anew"],
+        ),
+        (16, "0.5run", ["the order of the data changes: shares of sources are counted anew"]),
+        (7, "10step", ["the order of the data stays, but for these changes"]),
+    ],
+)
+def test_a_fork_with_another_length_names_the_stages_that_end_elsewhere(
+    tmp_path: Path, at_step: int, until: str, told: list[str]
+) -> None:
+    run = Run(tmp_path)
+    stages = f"data.stages=[{{until: {until}, weights: {{code: 1, prose: 2}}}}, {{weights: {{math: 1}}}}]"
+    run.train(run.config(stages), at_step)
+    fork = plan_fork(run.config(stages, "train.duration=30step"))
+    assert fork is not None
+    assert fork.lines() == ["train.duration: 20step -> 30step", *told]
+    before, after = streams(run.config(stages), fork.after)
+    assert (hashes(after)[:20] == hashes(before)) == (len(told) == 1)
