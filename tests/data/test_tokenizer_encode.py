@@ -31,6 +31,12 @@ def library() -> list[str]:
     return [path.read_text(encoding="utf-8", errors="replace") for path in paths]
 
 
+def test_half_a_surrogate_pair_is_refused():
+    tokenizer = Tokenizer(train_bpe(TEXTS, 300), EOD)
+    with pytest.raises(UserError, match=r"the text holds '\\ud800', half of a surrogate pair"):
+        tokenizer.encode("a \ud800 b", special=True)
+
+
 @pytest.mark.parametrize("pattern", sorted(PATTERNS))
 def test_bulk_ids_are_identical_on_real_text(library, pattern):
     tokenizer = Tokenizer(train_bpe(library, 2048, pattern=pattern), EOD)

@@ -82,9 +82,18 @@ class Tokenizer:
         return self._bulk[1]
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Ids of ``text``, nothing added before or after; ``special``: special tokens in the text count as such."""
+        """Ids of ``text``, nothing added before or after; ``special``: special tokens in the text count as such.
+
+        UserError for half of a surrogate pair: a chat template may write one.
+        """
         engine = self._special if special else self._plain
-        return list(engine.encode(text, add_special_tokens=False).ids)
+        try:
+            return list(engine.encode(text, add_special_tokens=False).ids)
+        except TypeError as error:
+            half = next((one for one in text if "\ud800" <= one <= "\udfff"), None)
+            if half is None:
+                raise
+            raise UserError(f"the text holds {half!a}, half of a surrogate pair", allowed="Unicode text") from error
 
     def encode_batch(self, texts: Sequence[str], *, threads: int = 1) -> list[list[int]]:
         """Ids of many texts, special tokens read as plain text; several times as fast as ``encode`` where possible."""
