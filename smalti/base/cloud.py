@@ -195,7 +195,7 @@ def _opened(root: str, timeout_s: float, retries: bool, settings: env.StoreSetti
     try:
         from obstore.store import from_url
     except ImportError as error:
-        raise missing_extra("obstore", "cloud", f"reading {root.partition('?')[0]}") from error
+        raise missing_extra("obstore", "cloud", f"reading {root.partition('?')[0]}", error) from error
     wait = timedelta(seconds=timeout_s)
     client: Any = {
         "timeout": wait,

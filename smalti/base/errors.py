@@ -79,8 +79,13 @@ def nearest(given: str, allowed: Iterable[str], *, alike_frac: float = 0.5) -> s
     return matches[0] if matches else None
 
 
-def missing_extra(package: str, extra: str, what: str) -> UserError:
-    """The error for an optional dependency that is not installed."""
+def missing_extra(package: str, extra: str, what: str, error: ImportError | None = None) -> UserError:
+    """The error for an optional dependency that is not installed, or that is and whose import failed with ``error``."""
+    install = f"pip install 'smalti[{extra}]'"
+    module = (error.name or "").partition(".")[0] if error is not None else package
+    if (error is None or isinstance(error, ModuleNotFoundError)) and module and package.endswith(module):
+        return UserError(f"{what} needs the package '{package}', which is not installed", hint=install)
     return UserError(
-        f"{what} needs the package '{package}', which is not installed", hint=f"pip install 'smalti[{extra}]'"
+        f"{what} needs the package '{package}', whose import failed: {type(error).__name__}: {error}",
+        hint=f"{install} installs it with what it needs",
     )

@@ -266,8 +266,12 @@ class DataConfig(Config):
         for index, stage in enumerate(self.stages):
             unknown = sorted(stage.names - set(self.sources))
             if unknown:
-                raise ValueError(
-                    f"stage {index} weighs '{unknown[0]}', which is not a source; sources: {', '.join(self.sources)}"
+                name = unknown[0]
+                raise NotAllowed(
+                    f"stage {index} weighs '{name}', which is not a source",
+                    allowed=f"names of data.sources: {', '.join(self.sources)}",
+                    hint=f"data.stages.{index}.weights.{name}=null takes the weight out; a recipe that takes '{name}' "
+                    "out of its base writes its own data.stages",
                 )
         gone = sorted(_names(past.stages for past in self.history) - set(self.sources))
         if gone:

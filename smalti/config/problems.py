@@ -193,7 +193,8 @@ def _problem(schema: Schema, path: Path, item: Any, value: Any, origins: Mapping
         )
     if item["type"] == "missing":
         kind = schema.describe(node)
-        how = f"write '{path[-1]}:' in that section, or give {key}=VALUE"
+        place = "in that section" if path[1:] else "at the top level of the recipe"
+        how = f"write '{path[-1]}:' {place}, or give {key}=VALUE"
         if isinstance(path[-1], int):
             how = f"write the whole list of {dotted(path[:-1])}"
         origin = _at(value, ("init_from",))

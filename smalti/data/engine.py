@@ -31,7 +31,7 @@ def daft_module(what: str = "smalti data") -> Any:
     try:
         import daft
     except ImportError as error:
-        raise missing_extra("daft", "data", what) from error
+        raise missing_extra("daft", "data", what, error) from error
     # Its engine logs every error that it raises too; the error is told once, by us.
     logging.getLogger("daft_local_execution").setLevel(logging.CRITICAL)
     return daft
@@ -52,7 +52,7 @@ def choose_runner(runner: str, address: str | None, what: str) -> None:
     try:
         import ray
     except ImportError as error:
-        raise missing_extra("ray", "cluster", f"{what} on a cluster") from error
+        raise missing_extra("ray", "cluster", f"{what} on a cluster", error) from error
     try:
         if not ray.is_initialized():
             _knock(address)

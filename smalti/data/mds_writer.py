@@ -268,6 +268,6 @@ def _zstd(data: bytes, compression: str) -> bytes:
     try:
         import zstandard
     except ImportError as error:
-        raise missing_extra("zstandard", "mds", "compression=zstd") from error
+        raise missing_extra("zstandard", "mds", "compression=zstd", error) from error
     level = int(compression.partition(":")[2] or 3)
     return bytes(zstandard.ZstdCompressor(level=level).compress(data))

@@ -103,6 +103,8 @@ class _Corpus:
     digest: str
     sizes_bytes: dict[tuple[str, str], int]
     """(source, split) -> bytes of text."""
+    documents_in: dict[tuple[str, str], int]
+    """(source, split) -> documents before any was dropped."""
 
     def documents(self, source: str, split: str) -> Iterator[dict[str, Any]]:
         return read_documents(Path(self.folder) / "documents" / source / f"{split}.parquet")
@@ -116,10 +118,14 @@ class _Corpus:
         notes = []
         for source in self.sources:
             if not self.sizes_bytes[source, TRAIN]:
-                notes.append(
-                    f"{source}: no training document is left of it, so there is no {source}/{TRAIN}; "
-                    f"{self.folder}/report.md says which rule dropped them"
-                )
+                none = f"so there is no {source}/{TRAIN}"
+                if not any(self.documents_in[source, split] for split in SPLITS):
+                    notes.append(f"{source}: it holds no documents, {none}")
+                elif self.sizes_bytes[source, HELDOUT] and not self.documents_in[source, TRAIN]:
+                    notes.append(f"{source}: all its documents are held out, {none}")
+                else:
+                    where = f"{self.folder}/report.md says which rule dropped them"
+                    notes.append(f"{source}: no training document is left of it, {none}; {where}")
             elif not self.sizes_bytes[source, HELDOUT]:
                 notes.append(
                     f"{source}: no document of it is held out, so there is no {source}/{HELDOUT} and a recipe cannot "
@@ -174,6 +180,9 @@ def _corpus(folder: str) -> _Corpus:
             for source in record["sources"]
             for split in SPLITS
         }
+        documents_in = {
+            (source, split): int(record["sources"][source][split]["documents"]["in"]) for source, split in sizes
+        }
         digest = str(record["digest"])
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
@@ -181,7 +190,7 @@ def _corpus(folder: str) -> _Corpus:
         ) from error
     if not any(size for (_, split), size in sizes.items() if split == TRAIN):
         raise DataError(f"{folder} holds no training documents", hint="look at report.md there: what dropped them?")
-    return _Corpus(folder, digest, sizes)
+    return _Corpus(folder, digest, sizes, documents_in)
 
 
 def _tokenizer(config: TokenizeConfig, corpus: _Corpus, tell: Progress) -> tuple[Tokenizer, int]:

@@ -122,7 +122,7 @@ def verify(folder: str | Path) -> float:
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
     except ImportError as error:
-        raise missing_extra("transformers", "verify", "--verify") from error
+        raise missing_extra("transformers", "verify", "--verify", error) from error
     ours = load_folder(folder, torch.float32)
     logging.disable_progress_bar()
     theirs = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32, attn_implementation="eager").eval()

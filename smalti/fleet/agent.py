@@ -267,9 +267,15 @@ def _stopped(by: signal.Signals, watch: _Watch, folder: RunFolder, step: int) ->
         return Outcome(ExitCode.RETRY, f"stopped by {by.name} after step {step}; {what}", hint=_AGAIN, told=told)
     if codes == {ExitCode.INTERRUPTED} and saved is not None:
         return Outcome(ExitCode.INTERRUPTED, f"stopped by {by.name} after step {step}", hint=_AGAIN, told=True)
-    why = f"{_unresponsive(watch)} did not end in time" if watch.out_of_time else "it came while they were not training"
+    why = (
+        f"{_unresponsive(watch)} did not end in time"
+        if watch.out_of_time
+        else "it came while the ranks were not training"
+    )
     again = _AGAIN if folder.checkpoints.exists() else _AFRESH
     reason = f"terminated by {by.name} after step {step}: {why}; {what}"
+    if not (step or folder.checkpoints.exists() or watch.out_of_time or codes & {ExitCode.RETRY, ExitCode.INTERRUPTED}):
+        reason = f"stopped by {by.name} before the first step; nothing was saved"
     return Outcome(ExitCode.TERMINATED, reason, hint=again)
 
 

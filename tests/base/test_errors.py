@@ -46,3 +46,18 @@ def test_missing_extra_says_what_to_type() -> None:
     assert isinstance(error, UserError)
     assert "'daft'" in str(error)
     assert error.hint == "pip install 'smalti[data]'"
+
+
+@pytest.mark.parametrize("package", ["obstore", "python-snappy"])
+def test_an_extra_whose_import_fails_inside_is_not_called_missing(package: str) -> None:
+    module = package.removeprefix("python-")
+    absent = missing_extra(package, "x", "this", ModuleNotFoundError("No module named", name=f"{module}.store"))
+    assert "which is not installed" in str(absent)
+    for inner in (
+        ModuleNotFoundError("No module named 'regex'", name="regex"),
+        ImportError("cannot import name 'a'", name=module),
+        ImportError("libx.so: cannot open shared object file"),
+    ):
+        failed = missing_extra(package, "x", "this", inner)
+        assert "not installed" not in str(failed)
+        assert f"'{package}', whose import failed: {type(inner).__name__}: {inner}" in str(failed)

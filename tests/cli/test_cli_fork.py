@@ -90,6 +90,9 @@ def test_a_finished_run_is_forked_twice_and_its_config_alone_makes_it_again(work
     done = train(work, *longer, "--fork")
     assert done.returncode == 0, done.stderr
     assert "runs/t: another future from step 40 on" in done.stderr
+    lines = shown.stdout[shown.stdout.index("train.duration: 40step") :].partition("the order of the data")
+    for line in (*lines[0].splitlines(), lines[1] + lines[2].splitlines()[0]):
+        assert line.strip() in done.stderr, "as the dry run"
     assert "has this future already" in train(work, *longer, "--fork").stderr
     assert train(work, *longer).returncode == 0, "the same recipe without --fork"
 

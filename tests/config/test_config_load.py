@@ -162,7 +162,9 @@ def _past(more: str = "skip: []", *, at_step: int = 30) -> str:
         ("train.duration=3min", ["'3min' has the unit 'min'", "600step"]),
         ("train.optimizer=null", ["a section with the keys name, lr"]),
         ("train.optimizer.betas=[1]", ["train.optimizer.betas.1 is missing"]),
-        ("data.sources.b=null", ["stage 0 weighs 'b', which is not a source"]),
+        ("data.sources.b=null",
+         ["stage 0 weighs 'b', which is not a source", "allowed: names of data.sources: ",
+          "hint: data.stages.0.weights.b=null takes the weight out; a recipe that takes 'b' out of its base writes"]),
         ("data.heldout={a b: x}", ["source 'a b' cannot be a part of a metric's name"]),
         ("data.stages.0.weights.x=1", ["stage 0 weighs 'x'"]),
         ("data.stages=[{weights: {a: 1, b: 0}, weights_end: {a: 2, b: 0}}]",
@@ -330,6 +332,13 @@ def test_dbrx_has_the_published_size():
     attention = 2 * model.hidden_size * (model.hidden_size + model.kv_heads * model.width_per_head)
     total = experts + attention * model.num_hidden_layers + 2 * model.vocab_size * model.hidden_size
     assert total == pytest.approx(131.6e9, rel=0.001)
+
+
+def test_what_an_empty_recipe_lacks_is_written_at_the_top_level(tmp_path):
+    (tmp_path / "empty.yaml").write_text("")
+    text = refused(str(tmp_path / "empty.yaml"))
+    assert "write 'name:' at the top level of the recipe, or give name=VALUE" in text
+    assert "in that section" not in text
 
 
 def test_every_recipe_of_a_run_loads():

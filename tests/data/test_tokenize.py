@@ -227,7 +227,11 @@ def test_a_source_without_training_text_is_noted(curated, tmp_path):
     sources["b"] = {"path": str(tmp_path / "b.jsonl"), "rules": ["prose-light"]}
     curate(CurateConfig.model_validate({"sources": sources, "output": str(tmp_path / "out"), "heldout_frac": 0.25}))
     report = tokenize(config(tmp_path / "out", tmp_path / "tokens"))
+    (tmp_path / "b.jsonl").write_text("")
+    curate(CurateConfig.model_validate({"sources": sources, "output": str(tmp_path / "out2"), "heldout_frac": 0.25}))
+    empty = tokenize(config(tmp_path / "out2", tmp_path / "tokens2"))
     assert [note[:42] for note in report.notes] == ["b: no training document is left of it, so "]
+    assert empty.notes == ["b: it holds no documents, so there is no b/train"], "no rule dropped any"
 
 
 @pytest.mark.parametrize("guide", ["own-data", "recipes"])

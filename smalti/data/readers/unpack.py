@@ -43,7 +43,7 @@ def _zstd(data: bytes | memoryview, n_bytes: int) -> bytes:
     try:
         import zstandard
     except ImportError as error:
-        raise missing_extra("zstandard", "mds", "a shard packed with zstd") from error
+        raise missing_extra("zstandard", "mds", "a shard packed with zstd", error) from error
     with zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True) as reader:
         return _in_chunks(reader.read, n_bytes)
 
@@ -64,7 +64,7 @@ def _br(data: bytes | memoryview, n_bytes: int) -> bytes:
     try:
         import brotli
     except ImportError as error:
-        raise missing_extra("brotli", "mds", "a shard packed with br") from error
+        raise missing_extra("brotli", "mds", "a shard packed with br", error) from error
     decoder: Any = brotli.Decompressor()
     parts, size, given = [], 0, bytes(data)
     while size <= n_bytes:
@@ -85,7 +85,7 @@ def _snappy(data: bytes | memoryview, n_bytes: int) -> bytes:
     try:
         import snappy
     except ImportError as error:
-        raise missing_extra("python-snappy", "mds", "a shard packed with snappy") from error
+        raise missing_extra("python-snappy", "mds", "a shard packed with snappy", error) from error
     size = 0  # its own head says how large it gets, and that much would be allocated
     for place, byte in enumerate(bytes(data[:5])):
         size |= (byte & 127) << 7 * place

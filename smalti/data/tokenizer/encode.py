@@ -219,7 +219,7 @@ def _parse(data: bytes, path: str) -> Any:
     try:
         import tokenizers
     except ImportError as error:
-        raise missing_extra("tokenizers", "data", "reading a tokenizer.json") from error
+        raise missing_extra("tokenizers", "data", "reading a tokenizer.json", error) from error
     try:
         return tokenizers.Tokenizer.from_str(data.decode("utf-8"))
     except Exception as error:  # the library raises plain Exception for a file that it cannot parse

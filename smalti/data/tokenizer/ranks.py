@@ -62,7 +62,7 @@ def tokenizer_from_ranks(ranks: Ranks, known: KnownRanks) -> Any:
     try:
         from tokenizers import AddedToken, models
     except ImportError as error:
-        raise missing_extra("tokenizers", "data", "reading a rank file") from error
+        raise missing_extra("tokenizers", "data", "reading a rank file", error) from error
     symbols = byte_symbols()
 
     def shown(token: bytes) -> str:

@@ -33,7 +33,7 @@ def train_bpe(
         from tokenizers import AddedToken, trainers
         from tokenizers.pre_tokenizers import ByteLevel
     except ImportError as error:
-        raise missing_extra("tokenizers", "data", "training a tokenizer") from error
+        raise missing_extra("tokenizers", "data", "training a tokenizer", error) from error
     counted = _Counted(texts)
     tokenizer = empty_bpe(pattern)
     trainer = trainers.BpeTrainer(

@@ -167,5 +167,5 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise missing_extra("pyarrow", "data", f"{IDS_NAME}, the ids of documents,") from error
+        raise missing_extra("pyarrow", "data", f"{IDS_NAME}, the ids of documents,", error) from error
     return pa, pq

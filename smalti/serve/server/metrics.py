@@ -24,7 +24,7 @@ class Metrics:
         try:
             from prometheus_client import CollectorRegistry, Counter, Histogram
         except ImportError as error:
-            raise missing_extra("prometheus_client", "serve", "/metrics") from error
+            raise missing_extra("prometheus_client", "serve", "/metrics", error) from error
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCounts(counts))
 

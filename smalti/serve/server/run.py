@@ -62,7 +62,7 @@ def serve(model: ModelFolder, options: Options) -> int:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise missing_extra("fastapi", "serve", "smalti serve") from error
+        raise missing_extra("fastapi", "serve", "smalti serve", error) from error
     from smalti.serve.server.connections import allow_files
 
     allow_files(options.max_connections)
