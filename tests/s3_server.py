@@ -40,6 +40,8 @@ class Faults:
     """200 with the whole object, whatever range was asked for."""
     gone: float = 0.0
     """404."""
+    unsatisfiable: float = 0.0
+    """416."""
     first: list[str] = field(default_factory=list)
     """Faults of the next answers, in this order, before chance decides."""
     hang_s: float = 60.0
@@ -59,7 +61,8 @@ class Faults:
             self.done[kind] += 1
             return kind
         dice = self.chance.random()
-        for kind in ("unavailable", "slow_down", "hang", "truncate", "reset", "flip", "page", "unranged", "gone"):
+        kinds = ("unavailable", "slow_down", "hang", "truncate", "reset", "flip", "page", "unranged", "gone")
+        for kind in (*kinds, "unsatisfiable"):
             dice -= getattr(self, kind)
             if dice < 0:
                 self.done[kind] += 1
@@ -192,6 +195,8 @@ class Objects:
             body = PAGE if fault == "page" else self.objects.get(path.lstrip("/"), b"")
         if fault == "gone":
             status, extra, body = "404 Not Found", "", b""
+        if fault == "unsatisfiable":
+            status, extra, body = "416 Range Not Satisfiable", "", b""
         if fault == "flip" and body:
             at = self.faults.chance.randrange(len(body))
             body = body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]

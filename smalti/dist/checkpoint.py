@@ -29,7 +29,7 @@ from smalti.base.errors import DataError, TryElsewhere
 from smalti.base.hashing import sha256_file
 from smalti.dist.shard_reader import ShardReader
 from smalti.dist.world import from_first, together
-from smalti.track.checkpoints import complete, step_of
+from smalti.track.checkpoints import complete, is_name, step_of
 
 T = TypeVar("T")
 
@@ -80,7 +80,8 @@ def save(folder: str | Path, step: int, tensors: dict[str, Tensor], train_state:
 
 def _make_empty(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.parent.mkdir(exist_ok=True)  # the run folder itself is there, unless somebody has moved it
+    folder.mkdir()
 
 
 def _write_shards(temporary: Path, tensors: dict[str, Tensor]) -> None:
@@ -114,6 +115,9 @@ def _publish(temporary: Path, final: Path, train_state: dict[str, Any], entries:
 def _prune(folder: Path, step: int, keep: int) -> None:
     """Delete all but the newest ``keep`` up to ``step``. One that is newer than what was just saved is not ours."""
     for old in [name for name in complete(folder) if step_of(name) <= step][keep:]:
+        if (folder / old).is_symlink():  # what it points to may be another run's
+            (folder / old).unlink()
+            continue
         (folder / old / "COMPLETE").unlink()
         shutil.rmtree(folder / old)
 
@@ -171,12 +175,12 @@ def fault(path: str | Path, *, shared: bool = False) -> str | None:
     root = Path(path)
     if not shared:
         entries, reason = _listed(root)
-        return reason or _first_mismatch(root, entries)
+        return reason or _first_mismatch(root, entries) or _misnamed(root)
     entries, reason = from_first(lambda: _listed(root))
     if reason is not None:
         return reason
     own = _part(entries, dist.get_rank(), dist.get_world_size())
-    return _worst(together(lambda: _first_mismatch(root, own)))
+    return _worst(together(lambda: _first_mismatch(root, own))) or from_first(lambda: _misnamed(root))
 
 
 def _part(entries: list[dict[str, Any]], rank: int, ranks: int) -> list[dict[str, Any]]:
@@ -213,6 +217,14 @@ def _first_mismatch(root: Path, entries: list[dict[str, Any]]) -> str | None:
 
     found, reason = _guarded(root, look)
     return found or reason
+
+
+def _misnamed(root: Path) -> str | None:
+    """Why a sound checkpoint cannot be the one that its folder is named for."""
+    if not is_name(root.name):
+        return None
+    step = read_state(root).get("step", step_of(root))
+    return None if step == step_of(root) else f"it is the checkpoint of step {step}, in a folder of another step's name"
 
 
 def _guarded(root: Path, look: Callable[[], T]) -> tuple[T | None, str | None]:

@@ -31,6 +31,11 @@ def complete(folder: str | Path) -> list[str]:
     return sorted(found, key=step_of, reverse=True)
 
 
+def is_name(name: str) -> bool:
+    """Whether a folder of this name is the checkpoint of a step."""
+    return _NAME.fullmatch(name) is not None
+
+
 def step_of(path: str | Path) -> int:
     """The step of a checkpoint by its folder's name."""
     return int(Path(path).name.removeprefix("step-"))

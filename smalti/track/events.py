@@ -61,5 +61,5 @@ class EventLog:
 
 
 def read_events(folder: str | Path) -> list[dict[str, Any]]:
-    """All events of a run folder, oldest first."""
-    return list(read_lines(Path(folder) / FILE_NAME))
+    """All events of a run folder, oldest first; lines that are none are skipped."""
+    return [line for line in read_lines(Path(folder) / FILE_NAME) if isinstance(line.get("event"), str)]

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar, overload
 
 from smalti.base import store
 from smalti.base.clock import utc_text
-from smalti.base.errors import DataError, UserError, nearest
+from smalti.base.errors import DataError, TryElsewhere, UserError, nearest
 from smalti.config.fork import Fork, is_of_history, with_history
 from smalti.config.identity import difference, placement_difference
 from smalti.config.load import dump, load
@@ -109,9 +109,14 @@ class RunFolder:
         return load(model, str(own)).config if own.exists() else self.config(model)
 
     def status(self) -> dict[str, Any]:
-        """``{"state", "reason", "attempt", "step", "heartbeat"}``; empty before the first attempt."""
+        """``{"state", "reason", "attempt", "step", "heartbeat"}``; empty before the first attempt, and where the file
+        cannot be parsed: the next attempt writes it anew."""
         path = self.path / "status.json"
-        return dict(store.read_json(path)) if path.exists() else {}
+        try:
+            found = store.read_json(path) if path.exists() else {}
+        except DataError:
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def provenance(self) -> dict[str, Any]:
         """What the run was first made by."""
@@ -132,9 +137,15 @@ class RunFolder:
     def set_status(self, state: str, *, step: int | None = None, reason: str | None = None) -> None:
         """Write ``status.json``; call it regularly while training (it holds the heartbeat). ``step`` None keeps it.
 
-        TryElsewhere where the disk is full, failing or read-only; the status before stands then.
+        TryElsewhere where the disk is full, failing or read-only, the status before stands then; and where the folder
+        was moved or deleted, which is not made again.
         """
         assert state in STATES, state
+        if not (self.path / "config.yaml").exists():
+            raise TryElsewhere(
+                f"{self.path} is no run folder any more: it was moved or deleted while the run was training",
+                hint="where it was moved, 'smalti train FOLDER' goes on there from its newest checkpoint",
+            )
         if step is None:
             step = self.status().get("step")
         value = {
@@ -203,6 +214,16 @@ class RunFolder:
         if (self.path / "config.yaml").exists() and not self._is_unused():
             self.require_identity(config)
         self.require_checkpoints()
+        self._require_owner()
+
+    def _require_owner(self) -> None:
+        """UserError where there are checkpoints, and no config.yaml that says of which run: they would be taken for
+        those of any recipe."""
+        if self.saved_step() is not None and not (self.path / "config.yaml").exists():
+            raise UserError(
+                f"{self.checkpoints} has checkpoints, and there is no config.yaml beside it that says of which run",
+                hint=f"bring {self.path / 'config.yaml'} back; or begin anew in another folder: name=NEW_NAME",
+            )
 
     def require_checkpoints(self) -> None:
         """UserError where the run had a checkpoint and now has none: to start again from step 0, over the metrics that
@@ -230,6 +251,7 @@ class RunFolder:
         if stored.exists():
             self._same_identity(self._stored(type(config)), config)
         self.require_checkpoints()
+        self._require_owner()
         if not stored.exists():
             store.write_json(self.path / "provenance.json", record)
             store.write_text(stored, _text(config))  # last: it makes the folder a run, which has a provenance

@@ -144,6 +144,18 @@ def test_odd_answers_between_good_ones_are_passed_over(server: Objects, scheme: 
     engine_gives_up.close()
 
 
+@pytest.mark.parametrize("scheme", ["s3", "http"])
+def test_a_416_for_bytes_that_are_there_is_passed_over(server: Objects, scheme: str) -> None:
+    """As of a node that has not seen the whole file yet. One for a file that really ends before is final."""
+    files = opened("s3://bucket/set" if scheme == "s3" else f"{server.url}/bucket/set")
+    assert right(ranges(1), files.read(ranges(1)))
+    server.faults.first = ["unsatisfiable"] * 3
+    assert right(ranges(1, seed=1), files.read(ranges(1, seed=1)))
+    with pytest.raises(DataError, match="ends before"):
+        files.read([Range("a.bin", len(DATA) + 10, 5)])
+    files.close()
+
+
 @pytest.mark.parametrize("fault", ["page", "unranged"])
 def test_odd_answers_at_the_beginning_are_passed_over(server: Objects, fault: str) -> None:
     server.faults.first = [fault] * 3

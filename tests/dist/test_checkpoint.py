@@ -67,6 +67,39 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.glob("*step-*")) == ["step-00000015", "step-00000020"]
 
 
+def test_a_link_to_a_checkpoint_of_another_run_is_taken_away_and_not_followed(tmp_path: Path) -> None:
+    path = run_ranks(1, _save, tmp_path / "other")[0]
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/step-00000010").symlink_to(path)
+    run_ranks(1, _save, tmp_path / "own", (15, 20))
+    assert sorted(path.name for path in (tmp_path / "own").glob("*step-*")) == ["step-00000015", "step-00000020"]
+    assert checkpoint.fault(path) is None
+
+
+def test_a_folder_that_was_moved_is_not_made_again_by_a_save(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    run_ranks(1, _save, tmp_path / "run/checkpoints")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    with pytest.raises(AssertionError, match="could not be saved"):
+        run_ranks(1, _save, tmp_path / "run/checkpoints", (20,))
+    assert not (tmp_path / "run").exists()
+
+
+def _newest(rank: int, folder: Path) -> str | None:
+    return checkpoint.newest(folder, shared=True)
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_passed_over(tmp_path: Path) -> None:
+    run_ranks(1, _save, tmp_path)
+    shutil.copytree(tmp_path / "step-00000010", tmp_path / "step-00000060")
+    rejected: list[tuple[str, str]] = []
+    assert checkpoint.newest(tmp_path, lambda *one: rejected.append(one)) == str(tmp_path / "step-00000010")
+    assert "checkpoint of step 10" in rejected[0][1]
+    assert run_ranks(2, _newest, tmp_path) == [str(tmp_path / "step-00000010")] * 2
+    shutil.copytree(tmp_path / "step-00000010", tmp_path / "best")
+    assert checkpoint.fault(tmp_path / "best") is None
+
+
 def _damage_truncate(path: Path) -> None:
     file = next(path.glob("shards/__0_*"))
     file.write_bytes(file.read_bytes()[:-1])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from smalti.base.errors import SmaltiError, UserError
+from smalti.base.errors import SmaltiError, TryElsewhere, UserError
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.track import names
@@ -77,6 +77,47 @@ def test_a_checkpoint_alone_keeps_the_folder(tmp_path):
     assert run.saved_step() == 10
     with pytest.raises(UserError, match="holds another run"):
         open_run(tmp_path, "train.optimizer.lr=0.004")
+
+
+def test_checkpoints_without_a_config_belong_to_no_recipe(tmp_path):
+    """Any other with the same data and tensors would go on from them."""
+    run = open_run(tmp_path)
+    run.close()
+    (run.checkpoints / "step-00000010").mkdir(parents=True)
+    (run.checkpoints / "step-00000010/COMPLETE").write_text("")
+    (run.path / "config.yaml").unlink()
+    loaded = from_dict(RunConfig, {**BASE, "folder": str(tmp_path / "t")}, "t", ["train.optimizer.lr=0.004"])
+    for check in (lambda: RunFolder(run.path).require_free_or_same(loaded.config), lambda: open_run(tmp_path)):
+        with pytest.raises(UserError, match="no config.yaml beside it"):
+            check()
+    assert not (run.path / "config.yaml").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b'{"state": "runn', bytes(9), b"[]"], ids=["empty", "torn", "zeros", "list"])
+def test_a_damaged_status_does_not_keep_a_run_from_going_on(content, tmp_path):
+    open_run(tmp_path).close()
+    (tmp_path / "t/status.json").write_bytes(content)
+    assert RunFolder.read(tmp_path / "t").status() == {}
+    open_run(tmp_path).close()
+    assert RunFolder.read(tmp_path / "t").status()["attempt"] == 1
+
+
+def test_a_folder_that_is_moved_while_the_run_trains_is_not_made_again(tmp_path):
+    run = open_run(tmp_path)
+    run.path.rename(tmp_path / "moved")
+    with pytest.raises(TryElsewhere, match="moved or deleted"):
+        run.set_status("running", step=5)
+    assert not run.path.exists()
+    run.close()
+
+
+def test_lines_that_are_no_metrics_and_no_events_are_skipped(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": null}\n{"a": 1}\n{"step": "x"}\n{"step": 3}\n{"step": 4}\n')
+    (tmp_path / "events.jsonl").write_text('{"x": 1}\n{"event": "eval", "attempt": 0}\n')
+    assert [row["step"] for row in read_metrics(tmp_path)] == [3, 4]
+    MetricsLog(tmp_path, resumed_step=3).close()
+    assert [row["step"] for row in read_metrics(tmp_path)] == [3]
+    assert [event["event"] for event in read_events(tmp_path)] == ["eval"]
 
 
 def test_a_run_is_found_by_its_name(tmp_path, monkeypatch):

@@ -240,6 +240,9 @@ class _Asked:
             if isinstance(error, OddAnswer):
                 return isinstance(error.final, DataError) or not self.copies.has_answered(index)
             return not self.copies.has_given_ranges(index)
+        if kind == "short" and self.copies.has_served(index, self.what):
+            self.odd[index] += 1
+            return self.odd[index] == cloud.ODD_ANSWERS
         if isinstance(error, DataError):
             return True
         if kind in ("keyless", "forbidden"):

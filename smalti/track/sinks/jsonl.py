@@ -24,7 +24,7 @@ class MetricsLog:
         path = Path(folder) / FILE_NAME
         self.dropped_lines = 0
         if resumed_step is not None:
-            self.dropped_lines = rewrite(path, lambda line: line.get("step", -1) <= resumed_step)
+            self.dropped_lines = rewrite(path, lambda line: _is_row(line) and line["step"] <= resumed_step)
         self._file = LineFile(path)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -42,5 +42,9 @@ class MetricsLog:
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
-    """All lines of a run folder's metrics, in the order written."""
-    return list(read_lines(Path(folder) / FILE_NAME))
+    """All lines of a run folder's metrics, in the order written; lines that name no step are skipped."""
+    return [line for line in read_lines(Path(folder) / FILE_NAME) if _is_row(line)]
+
+
+def _is_row(line: Mapping[str, Any]) -> bool:
+    return isinstance(line.get("step"), int)
