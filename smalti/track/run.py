@@ -9,6 +9,7 @@ import fcntl
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar, overload
 
@@ -40,6 +41,8 @@ class RunFolder:
         self.path = Path(path)
         self.attempt = attempt
         self._lock: int | None = None
+        self._opened: int | None = None
+        """The folder itself, whatever its name becomes."""
 
     @classmethod
     def open(
@@ -61,6 +64,7 @@ class RunFolder:
             with disk_trouble(run.path):
                 store.make_folder(run.path)
                 run.take_lock()
+                run._opened = os.open(run.path, os.O_RDONLY)
                 if fork is not None:
                     run._fork(fork)
                     config = fork.after
@@ -77,7 +81,10 @@ class RunFolder:
     @classmethod
     def join(cls, path: str | Path, attempt: int) -> Self:
         """The folder as a rank of a running attempt has it; nothing is written."""
-        return cls(path, attempt)
+        run = cls(path, attempt)
+        with suppress(OSError):  # ranks that write nothing may not see it (yet)
+            run._opened = os.open(run.path, os.O_RDONLY)
+        return run
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -141,11 +148,7 @@ class RunFolder:
         was moved or deleted, which is not made again.
         """
         assert state in STATES, state
-        if not (self.path / "config.yaml").exists():
-            raise TryElsewhere(
-                f"{self.path} is no run folder any more: it was moved or deleted while the run was training",
-                hint="where it was moved, 'smalti train FOLDER' goes on there from its newest checkpoint",
-            )
+        self.require_in_place()
         if step is None:
             step = self.status().get("step")
         value = {
@@ -237,11 +240,27 @@ class RunFolder:
                 f"(nothing of this one is changed): name=NEW_NAME, or first: mv {self.path} {self.path}-old",
             )
 
+    def require_in_place(self) -> None:
+        """TryElsewhere where the folder of this attempt was moved or deleted: what has its name now, if anything has,
+        is another one, and nothing of this attempt may be written there."""
+        if self._opened is None:
+            return
+        try:
+            in_place = os.path.samestat(os.fstat(self._opened), os.stat(self.path))
+        except FileNotFoundError:
+            in_place = False
+        if not in_place:
+            raise TryElsewhere(
+                f"{self.path} was moved or deleted while the run was training",
+                hint="where it was moved, 'smalti train FOLDER' goes on there from its newest checkpoint",
+            )
+
     def close(self) -> None:
         """Let another process open the folder."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        for file in (self._lock, self._opened):
+            if file is not None:
+                os.close(file)
+        self._lock = self._opened = None
 
     def _begin(self, config: JobConfig, record: dict[str, Any]) -> None:
         stored = self.path / "config.yaml"

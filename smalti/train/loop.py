@@ -259,6 +259,7 @@ def _save(job: Job, *, must_succeed: bool, keep: int | None = None) -> bool:
     step = job.state.step
     kept = keep or job.config.train.checkpoint.keep
     try:
+        worlds.from_first(job.folder.require_in_place)
         path = checkpoint.save(job.folder.checkpoints, step, job.tensors(), train_state(job), keep=kept)
     except TryElsewhere as error:
         job.events.write("checkpoint_failed", step=step, reason=error.message)

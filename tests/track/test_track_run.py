@@ -88,7 +88,7 @@ def test_checkpoints_without_a_config_belong_to_no_recipe(tmp_path):
     (run.path / "config.yaml").unlink()
     loaded = from_dict(RunConfig, {**BASE, "folder": str(tmp_path / "t")}, "t", ["train.optimizer.lr=0.004"])
     for check in (lambda: RunFolder(run.path).require_free_or_same(loaded.config), lambda: open_run(tmp_path)):
-        with pytest.raises(UserError, match="no config.yaml beside it"):
+        with pytest.raises(UserError, match="there is no config"):
             check()
     assert not (run.path / "config.yaml").exists()
 
@@ -108,6 +108,11 @@ def test_a_folder_that_is_moved_while_the_run_trains_is_not_made_again(tmp_path)
     with pytest.raises(TryElsewhere, match="moved or deleted"):
         run.set_status("running", step=5)
     assert not run.path.exists()
+    open_run(tmp_path, "train.optimizer.lr=0.004").close()
+    before = (run.path / "status.json").read_bytes()
+    with pytest.raises(TryElsewhere, match="moved or deleted"):  # another run has its name now
+        run.set_status("running", step=5)
+    assert (run.path / "status.json").read_bytes() == before
     run.close()
 
 
