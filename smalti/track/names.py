@@ -117,7 +117,12 @@ TABLE: tuple[Metric, ...] = (
     Metric("time/train", "hours", "sum over attempts", "Time in training steps, without evals and saves."),
     Metric("time/val", "hours", "sum over attempts", "Wall-clock time spent measuring in the loop."),
     Metric("time/total", "hours", "sum over attempts", "Training and measuring together."),
-    Metric("time/remaining_estimate", "hours", "from the recent rate", "Time to the end of the run."),
+    Metric(
+        "time/remaining_estimate",
+        "hours",
+        "from the recent rate",
+        "Time to the end of the run, evaluations in their share so far.",
+    ),
     Metric("time/step_s", "s", "recent steps", "Wall-clock time of a step, without evals and saves."),
     Metric("throughput/batches_per_sec", "steps/s", "recent steps", "Optimizer steps per second."),
     Metric("throughput/samples_per_sec", "sequences/s", "recent steps, all ranks", "Sequences per second."),

@@ -145,7 +145,7 @@ class Recorder:
             "time/train": self.train_s / hours,
             "time/val": self.val_s / hours,
             "time/total": (self.train_s + self.val_s) / hours,
-            "time/remaining_estimate": tokens_left / planned_per_s / hours,
+            "time/remaining_estimate": tokens_left / planned_per_s / hours * (1 + self.val_s / self.train_s),
             "time/step_s": step_s,
             **self._rates("batches_per_sec", 1 / step_s),
             **self._rates("tokens_per_sec", tokens_per_s),

@@ -58,6 +58,8 @@ def test_sums_of_a_run_are_what_they_say(rows: list[dict[str, float]], tmp_path:
     assert vals[4] > 0  # measured after step 4
     for row in steps:
         assert row["time/total"] == pytest.approx(row["time/train"] + row["time/val"])
+        left_s = (8 - row["step"]) * row["time/step_s"] * row["time/total"] / row["time/train"]
+        assert row["time/remaining_estimate"] * 3600 == pytest.approx(left_s), "evaluations count"
         assert row["time/step_s"] * row["throughput/batches_per_sec"] == pytest.approx(1)
         assert row["throughput/samples_per_sec"] * row["time/step_s"] == pytest.approx(12)
         assert row["metrics/train/LanguageCrossEntropy"] == row["loss/train/cross_entropy"]
