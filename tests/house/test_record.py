@@ -129,11 +129,6 @@ FROM_BEFORE = {
     "cross_entropy",
     "engine",
     "experts",
-    "fetch",
-    "fetch_failover",
-    "fetch_faults",
-    "fetch_slow_down",
-    "fetch_start",
     "reader_damage",
     "readers",
     "readers-litdata",
@@ -144,10 +139,6 @@ FROM_BEFORE = {
     "stability",
     "stream",
     "stream_elastic",
-    "stream_kill",
-    "token",
-    "token_flips_u16",
-    "token_flips_u32",
     "token_manifest",
 }
 """Recorded before uncommitted code was refused. Only to shrink."""
