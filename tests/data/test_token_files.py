@@ -208,6 +208,7 @@ def test_a_full_disk_leaves_no_data_set(tmp_path: Path, room_bytes: int) -> None
     assert os.listdir(tmp_path / "s") == []
 
 
+@pytest.mark.proof
 def test_the_manifest_of_twelve_trillion_tokens_has_less_than_3_mb(tmp_path: Path, record) -> None:
     n_tokens, file_tokens = 12 * 10**12, 1 << 28
     digests = [os.urandom(32).hex() for _ in range(-(-n_tokens // file_tokens))]
