@@ -139,7 +139,6 @@ FROM_BEFORE = {
     "stability",
     "stream",
     "stream_elastic",
-    "token_manifest",
 }
 """Recorded before uncommitted code was refused. Only to shrink."""
 
