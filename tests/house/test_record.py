@@ -129,16 +129,9 @@ FROM_BEFORE = {
     "cross_entropy",
     "engine",
     "experts",
-    "reader_damage",
-    "readers",
-    "readers-litdata",
-    "readers-mds",
-    "readers-mds-written",
-    "readers-megatron",
     "shuffle",
     "stability",
     "stream",
-    "stream_elastic",
 }
 """Recorded before uncommitted code was refused. Only to shrink."""
 
