@@ -16,7 +16,7 @@ import pytest
 
 from smalti.cli.main import run as run_command
 from smalti.cli.train import _evaluation
-from smalti.config.load import load
+from smalti.config.load import dump, load
 from smalti.config.run import RunConfig
 from smalti.data.inputs import read_inputs
 from smalti.data.tokens.writer import TokenWriter
@@ -219,6 +219,7 @@ def test_a_run_with_a_checkpoint_of_its_own_does_not_need_init_from_any_more(wor
     checkpoint.mkdir(parents=True)
     assert dry_run("init_from=moved")[0] == 2
     (checkpoint / "COMPLETE").write_text("")
+    (work / "runs/t/config.yaml").write_text(dump(load(RunConfig, "r.yaml", ["init_from=moved"]).config))
     code, _, err = dry_run("init_from=moved")
     assert code == 0, err
 
