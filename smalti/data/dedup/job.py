@@ -32,8 +32,9 @@ from smalti.data.dedup import selftest
 from smalti.data.dedup.buckets import PLANTED
 from smalti.data.dedup.corpus import Corpus, Task, check_score_field, read_corpus
 from smalti.data.dedup.decide import Near, Ordered
+from smalti.data.dedup.frames import n_rows_of
 from smalti.data.dedup.output import source_tasks, write_source
-from smalti.data.dedup.plan import Plans, n_rows_of
+from smalti.data.dedup.plan import Plans
 from smalti.data.dedup.report import DedupReport, account, as_markdown
 from smalti.data.dedup.stages import Stages
 from smalti.data.engine import Failures, as_ours

@@ -6,43 +6,28 @@ the driver; every error of a worker comes out as ours. Needs a folder that all w
 Compared are the words of a text (``words``); of a few documents, known after the signatures, less (``boilerplate``).
 """
 
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from smalti.config.dedup import DedupConfig
 from smalti.data.dedup.boilerplate import crowd_size, in_buckets, seem_repetitive, to_compare
 from smalti.data.dedup.buckets import PLANTED, pairs_in_buckets
 from smalti.data.dedup.columns import NONE, as_lists, bools, hashes_of_bands, pieces, rows_of, rows_of_lists
 from smalti.data.dedup.corpus import TASK_SCHEMA, TEXT_SCHEMA, Task, read_task
+from smalti.data.dedup.frames import Frames, exploded, n_rows_of
 from smalti.data.dedup.licence import without_licences
 from smalti.data.dedup.shingles import HASHES, MAX_ROWS, shared, shingle_sets, similarities
 from smalti.data.dedup.words import words_of
-from smalti.data.engine import Failures, choose_runner, daft_module
+from smalti.data.engine import daft_module
 
 _PAIR = pa.struct([("a", pa.int64()), ("b", pa.int64())])
 
 
-@dataclass(frozen=True)
-class Plans:
-    """The plans with one config; ``failures`` is a folder for what goes wrong in workers."""
-
-    config: DedupConfig
-    failures: Failures
-
-    def __post_init__(self) -> None:
-        choose_runner(self.config.runner, self.config.ray_address, "near-duplicate removal")
-
-    @property
-    def version(self) -> str:
-        """Of the engine, whose hashes lie in the results of the stages."""
-        return f"daft {daft_module().__version__}"
+class Plans(Frames):
+    """The plans with one config."""
 
     def signatures(self, tasks: Sequence[Task], folder: Path) -> None:
         """Write a row for each document: key, id, source, heldout, score, has_words, digests, order, place, bands."""
@@ -115,7 +100,7 @@ class Plans:
 
         frame = self._buckets(self._nodes(signatures, boilerplate), bands, part, _BUCKET)
         found = self._function(propose, pa.large_list(_PAIR), batch_size=1)(*map(col, _BUCKET))
-        frame = frame.select(found.alias("pair")).explode(col("pair")).where(functions.not_null(col("pair")))
+        frame = exploded(frame.select(found.alias("pair")))
         self._write(frame.select(functions.unnest(col("pair"))).distinct(), to)
 
     def count_pairs(self, signatures: Path, boilerplate: Path, band: int) -> int:
@@ -152,7 +137,7 @@ class Plans:
         rows = self._read(signatures).where(col("has_words")).join(self._copies(equal), on="key", how="anti")
         frame = self._buckets(rows, bands, part, ("hash", "key"))
         found = self._function(crowd, pa.large_list(row), batch_size=1)(col("hash"), col("key"))
-        self._write(_exploded(frame.select(found.alias("row"))).select(daft_module().functions.unnest(col("row"))), to)
+        self._write(exploded(frame.select(found.alias("row"))).select(daft_module().functions.unnest(col("row"))), to)
 
     def repetitive(self, signatures: Path, to: Path) -> None:
         """Write (key, crowd) for documents that may be repetitive."""
@@ -179,7 +164,7 @@ class Plans:
 
         rows = self._read(words).join(daft.from_arrow(crowd), on="key", how="semi")
         sets = self._function(shingle, pa.large_list(pa.int64()))(col("words"))
-        rows = _exploded(rows.select(sets.alias("shingle")))
+        rows = exploded(rows.select(sets.alias("shingle")))
         counts = rows.groupby("shingle").agg(daft.functions.count(col("shingle")).alias("n"))
         with self.failures.raised():
             found = counts.where(col("n") >= self.config.boilerplate_documents).select(col("shingle")).to_arrow()
@@ -322,7 +307,7 @@ class Plans:
         table = pa.Table.from_pylist([vars(task) for task in tasks], schema=TASK_SCHEMA)
         frame = self._tasks(table)
         rows = self._function(read, pa.large_list(row), batch_size=1)(*map(col, TASK_SCHEMA.names))
-        frame = frame.select(rows.alias("row")).explode(col("row")).where(functions.not_null(col("row")))
+        frame = exploded(frame.select(rows.alias("row")))
         frame = frame.select(functions.unnest(col("row")))
         return frame.with_column("words", self._words(col("text")))
 
@@ -375,45 +360,9 @@ class Plans:
         assert frame is not None
         return frame.groupby("shard").agg(*(functions.list_agg(col(name)).alias(name) for name in names))
 
-    def _tasks(self, table: pa.Table) -> Any:
-        daft = daft_module()
-        frame = daft.from_arrow(table)
-        # The native runner has no partitions and warns; it hands out tasks one by one (batch_size=1).
-        return frame.into_partitions(min(table.num_rows, 64)) if self.config.runner == "ray" else frame
-
-    def _function(self, function: Callable[..., pa.Array], to: pa.DataType, batch_size: int | None = None) -> Any:
-        """A Daft function of whole columns. Threads, and no child processes, for they would cost a copy of the rows."""
-        daft = daft_module()
-        options = {"return_dtype": daft.DataType.from_arrow_type(to), "use_process": False, "batch_size": batch_size}
-        return daft.func.batch(**options)(self.failures.telling(function))
-
-    def _read(self, folder: Path, files: str = "*.parquet") -> Any:
-        # The folder's own name may hold signs of a pattern.
-        return daft_module().read_parquet(re.sub(r"([\\\[\]*?{}])", r"\\\1", str(folder)) + f"/{files}")
-
-    def _write(self, frame: Any, folder: Path) -> None:
-        # Small portions: a row of the pairs' plan carries two sets of shingles, and books have large ones.
-        # One task for many small files: on a cluster a shuffle costs their number squared.
-        options = {"default_morsel_size": _MORSEL_ROWS, "enable_scan_task_split_and_merge": True}
-        with self.failures.raised(), daft_module().execution_config_ctx(**options):
-            frame.write_parquet(str(folder), compression="zstd", write_mode="append")
-
 
 _BUCKET = ("hash", "key", "order", "place")
 _SHARDS = 16
-_MORSEL_ROWS = 4096
-
-
-def _exploded(frame: Any) -> Any:
-    """A row for each value of the only column, which holds lists."""
-    daft = daft_module()
-    (name,) = frame.column_names
-    return frame.explode(daft.col(name)).where(daft.functions.not_null(daft.col(name)))
-
-
-def n_rows_of(folder: Path) -> int:
-    """Rows that a plan has written."""
-    return sum(pq.read_metadata(path).num_rows for path in folder.glob("*.parquet"))
 
 
 def band_name(band: int) -> str:
