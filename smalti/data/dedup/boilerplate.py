@@ -11,8 +11,8 @@ when common shingles are not the larger part of it, and not more than MAX_EDITED
 pages in one frame are compared by their contents; copies of one text, with edits or in different frames, as a whole.
 
 *Repetitive*: a text of whose shingles (of MIN_WORDS words at least: prose repeats its words) less than
-MIN_DISTINCT_FRAC are distinct is known by its words' order and not by
-its shingles. Unrelated texts of random words, all as frequent, reach a Jaccard similarity of 0.66 at one half.
+MIN_DISTINCT_FRAC are distinct. It is a duplicate only of a text with the same words in the same order. Unrelated texts
+of random words, all as frequent, reach a Jaccard similarity of 0.66 at one half.
 """
 
 from itertools import pairwise
