@@ -26,7 +26,7 @@ from record import RecordOption, record
 
 from smalti.config.data import DataConfig
 from smalti.config.durations import RunLength
-from smalti.data.stream import Stream
+from smalti.data.stream.stream import Stream
 from smalti.data.tokens import TokenSource, TokenWriter
 from smalti.data.tokens import format as layout
 

@@ -7,7 +7,7 @@ The documents of the installed Python are curated, cleared of near-duplicates an
 ``smalti demo``; each run is one of ``smalti train`` (``train.job.run``), two at a time, a core each. All have the same
 width, depth and batch, less than one epoch of the same order of data for each seed, and one schedule. A token meets as
 many parameters in each: an expert is as wide as the dense MLP over the number of experts that a token is sent to. What
-the router costs, by ``smalti/plan/flops.py``, a mixture pays with steps, so that all end at the same FLOPs to within a
+the router costs, by ``smalti/cost/flops.py``, a mixture pays with steps, so that all end at the same FLOPs to within a
 step. With one expert of eight its weight is the router's probability (Switch, arXiv:2101.03961), since a single weight
 that is normalised is 1 and teaches the router nothing; otherwise the weights are normalised as in DBRX.
 
@@ -35,8 +35,8 @@ from record import RecordOption, commit_of, record
 from smalti.base.chart import Series, line_chart, standalone
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
-from smalti.plan.flops import train_flops_per_token
-from smalti.plan.params import count
+from smalti.cost.flops import train_flops_per_token
+from smalti.cost.params import count
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "concepts" / "pictures"

@@ -8,7 +8,8 @@ The same function of the same weights: 16 experts, 4 for a token, 2,048 tokens, 
 (SwiGLU). Outputs and gradients are compared first: in fp32 all of them, in bf16 those of the tokens that both send to
 the same experts, which must be nearly all (our router works in fp32 there, theirs in bf16). A turn is a forward and a
 backward pass to the input and to all weights; two blocks take turns in one process, which keeps freed memory for the
-next turn (``dist/allocator.py``), for the peers as well. Ours also computes the sums of its balance losses; theirs do
+next turn (``distributed/group/allocator.py``), for the peers as well. Ours also computes the sums of its balance
+losses; theirs do
 not.
 
 Mixtral runs at each ``experts_implementation`` that its machine can hold: ``batched_mm`` copies three matrices for
@@ -29,7 +30,7 @@ from transformers.models.mixtral.configuration_mixtral import MixtralConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
 from smalti.config.model import ModelConfig
-from smalti.dist.allocator import keep_freed_memory
+from smalti.distributed.group.allocator import keep_freed_memory
 from smalti.model.blocks.moe import MoE
 
 THREADS = 2

@@ -4,7 +4,7 @@
 
 Counted are the live storages of a real step on the CPU (tools/counted_step.py): each once, however many views it has;
 the second step of a run, so moments and buffers exist. Each count is a process of its own (two, where the weights are
-sharded over two ranks with gloo). Predicted is ``smalti plan memory`` (``plan/memory/rank.py``). The largest
+sharded over two ranks with gloo). Predicted is ``smalti plan memory`` (``cost/memory/rank.py``). The largest
 difference that the planner allows itself is 5 % of the peak; parts are shown beside it. The resident size of a
 process is larger than its live tensors: the interpreter and torch take about 300 MB, and glibc keeps small blocks
 that were freed.
@@ -24,7 +24,7 @@ from record import RecordOption, record
 
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
-from smalti.plan.memory.rank import memory_per_rank
+from smalti.cost.memory.rank import memory_per_rank
 
 ALLOWED_FRAC = 0.05
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2}
@@ -164,7 +164,7 @@ def child(job: str) -> dict[str, Any]:
     """Two steps of a recipe: the figures of the second."""
     from counted_step import counted, counted_steps
 
-    from smalti.dist import world as worlds
+    from smalti.distributed.group import world as worlds
 
     asked = json.loads(job)
     first, second = (counted(step.live) for step in counted_steps(config_of(**asked)))

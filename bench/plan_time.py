@@ -3,7 +3,7 @@
     make bench NAME=plan_time ARGS='--record'       # about 15 minutes on two cores, idle otherwise
 
 Measures the machine (``smalti plan hardware this-machine``) and whole steps of small recipes, none of them one of the
-six, to which the factors of ``plan/step_time/factors.py`` are fitted (least squares of relative errors, none below
+six, to which the factors of ``cost/step_time/factors.py`` are fitted (least squares of relative errors, none below
 0); and predicts the six beside their measured steps: the median of 20 of the trainer's own ``train_step``, each recipe
 in a process of its own, tokens at random. Nothing is fitted to the six. The table shows both predictions: with the
 factors just fitted and with those that the package has.
@@ -32,12 +32,12 @@ from smalti.base.env import cpu_count
 from smalti.config.hardware import Hardware, hardware
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
+from smalti.cost.axes import layout_of
+from smalti.cost.params import count
+from smalti.cost.step_time import factors, rates
+from smalti.cost.step_time.step import passes_of, step_time, threads_of, units_of
+from smalti.cost.step_time.work import update, works
 from smalti.fleet.measure import measured_machine
-from smalti.plan.layout import layout_of
-from smalti.plan.params import count
-from smalti.plan.step_time import factors, rates
-from smalti.plan.step_time.step import passes_of, step_time, threads_of, units_of
-from smalti.plan.step_time.work import update, works
 
 GROUP, TURNS, ROUNDS, STEPS_A_ROUND, WARM_STEPS = 5, 2, 5, 2, 3
 """Recipes that are warm at a time (more do not fit 24 GB), how often each group's turn comes, and rounds of a turn."""

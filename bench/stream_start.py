@@ -58,7 +58,7 @@ def prepare(folder: Path, n_tokens: int) -> dict[str, Any]:
     """Sparse files for all sources, with valid blocks under two steps; returns the child's job."""
     from smalti.config.data import DataConfig
     from smalti.config.durations import RunLength
-    from smalti.data.stream import Stream
+    from smalti.data.stream.stream import Stream
 
     job = job_of(folder, n_tokens)
     manifests = {name: sparse_tokens(folder / name, int(share * n_tokens)) for name, share in SHARES.items()}

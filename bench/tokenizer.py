@@ -102,7 +102,7 @@ def files_to_files(folder: Path, texts: list[str], tokenizer: Any) -> Work:
     from made_corpus import PlantedDocument, write_parquet
 
     from smalti.config.curate import TokenizeConfig
-    from smalti.data.tokenize import tokenize
+    from smalti.data.prepare.tokenize import tokenize
 
     documents = [PlantedDocument(f"text-{number:06d}", text, "base") for number, text in enumerate(texts)]
     write_parquet(documents, folder / "documents", files=1)

@@ -9,7 +9,7 @@ process of its own, once eager and once compiled; the better of the two counts. 
 the times of one round are neighbours, and wait on a pipe in between.
 
 bf16 is autocast over fp32 weights for the peers and ``precision: {compute: bf16, master: fp32}`` here. MFU is that of
-``plan/flops.py`` over the matmul rate that ``dist/peak.py`` measures, the better of before and afterwards.
+``cost/flops.py`` over the matmul rate that ``distributed/trace/peak.py`` measures, the better of before and afterwards.
 """
 
 import argparse
@@ -31,12 +31,12 @@ from peers import python_of
 from record import RecordOption, record
 
 from smalti.config.model import ModelConfig
-from smalti.dist.peak import matmul_rate
+from smalti.cost.flops import FORMULA, mfu, train_flops_per_token
+from smalti.cost.params import count
+from smalti.distributed.trace.peak import matmul_rate
 from smalti.model.decoder import Decoder
 from smalti.model.huggingface import save_folder
 from smalti.model.init import init_weights
-from smalti.plan.flops import FORMULA, mfu, train_flops_per_token
-from smalti.plan.params import count
 
 HERE = Path(__file__).resolve().parent
 THREADS = 2

@@ -7,7 +7,7 @@ A case is a preset in bf16 over fp32 weights, packed rows of 2,048 tokens, AdamW
 that of ``smalti train`` over token files of random tokens: it chooses its microbatch by the plan and tries it, an
 attempt that runs out of memory is followed by one at half. Then four steps run with
 ``torch.cuda.set_sync_debug_mode("error")``: nothing in them waits for the device. Printed: tokens/s, MFU of the
-device's published peak (``plan/flops.py``), the most bytes of live tensors and what the plan said of them, the time of
+device's published peak (``cost/flops.py``), the most bytes of live tensors and what the plan said of them, the time of
 a step and what the plan said of it.
 
 The peer is transformers' model of the same shape with torch.compile, SDPA, autocast to bf16 and the same fused AdamW,
@@ -116,9 +116,9 @@ def contest(tokens: int, rounds: int) -> dict[str, Any]:
 def ours(job: dict[str, Any]) -> dict[str, Any]:
     """Build the job of the trainer, and time its steps."""
     from smalti.config.hardware import hardware_of_driver
-    from smalti.plan.layout import layout_of
-    from smalti.plan.memory.rank import memory_per_rank
-    from smalti.plan.parallel.scaling import predict
+    from smalti.cost.axes import layout_of
+    from smalti.cost.layout.scaling import predict
+    from smalti.cost.memory.rank import memory_per_rank
     from smalti.train.job import build
     from smalti.train.step import train_step
 
@@ -159,7 +159,7 @@ def ours(job: dict[str, Any]) -> dict[str, Any]:
 
 def mfu_of(config: Any, tokens_per_s: float, device: Any) -> float:
     """Of the published peak in bf16."""
-    from smalti.plan.flops import mfu, train_flops_per_token
+    from smalti.cost.flops import mfu, train_flops_per_token
 
     return mfu(tokens_per_s, train_flops_per_token(config.model, SEQ_LEN), device.peak("bf16"))
 

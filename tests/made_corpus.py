@@ -142,10 +142,10 @@ def write_parquet(
     Ids named in ``heldout`` go to the held-out split, all others to training. Returns the folder.
     """
     from smalti.base.hashing import digest_json, sha256_file
-    from smalti.data.curate.heldout import HELDOUT, SPLITS, TRAIN
-    from smalti.data.curate.publish import publication
-    from smalti.data.curate.report import FORMAT_KIND, RECORD_NAME, Report
-    from smalti.data.curate.tables import DOCUMENT_SCHEMA, DROP_SCHEMA, RowWriter
+    from smalti.data.documents.heldout import HELDOUT, SPLITS, TRAIN
+    from smalti.data.documents.publish import publication
+    from smalti.data.documents.tables import DOCUMENT_SCHEMA, DROP_SCHEMA, RowWriter
+    from smalti.data.prepare.curate.report import FORMAT_KIND, RECORD_NAME, Report
 
     dealt: list[list[PlantedDocument]] = [[] for _ in range(files)]
     for number, document in enumerate(documents):

@@ -4,7 +4,7 @@ import itertools
 from typing import Any
 
 from smalti.config.hardware import Hardware
-from smalti.plan.step_time.work import KINDS
+from smalti.cost.step_time.work import KINDS
 
 SIDES = (64, 256, 1024, 4096)
 

@@ -14,7 +14,7 @@ from smalti.config.run import RunConfig
 from smalti.data.tokenizer.encode import Tokenizer
 from smalti.data.tokenizer.train import train_bpe
 from smalti.data.tokens.writer import TokenWriter
-from smalti.dist import checkpoint
+from smalti.distributed.checkpoint import checkpoint
 
 TEXTS = [
     "def add(a, b):\n    return a + b\n",

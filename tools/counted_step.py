@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from smalti.base import env
 from smalti.config.run import RunConfig
-from smalti.data.batch import Batch
-from smalti.dist import sequence
-from smalti.dist.live_bytes import LiveBytes
-from smalti.dist.traffic import Total, Traffic
-from smalti.plan.layout import layout_of
-from smalti.plan.memory.rank import microbatch_tokens
+from smalti.cost.axes import layout_of
+from smalti.cost.memory.rank import microbatch_tokens
+from smalti.data.stream.batch import Batch
+from smalti.distributed.parallel import sequence
+from smalti.distributed.trace.live_bytes import LiveBytes
+from smalti.distributed.trace.traffic import Total, Traffic
 from smalti.train import job as jobs
 from smalti.train import place
 from smalti.train.batches import Microbatch, TokenBatches

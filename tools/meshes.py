@@ -9,7 +9,7 @@ RESULTS = Path(__file__).resolve().parent.parent / "bench" / "results" / "meshes
 _INTRO = """<!-- Written by `make docs` from tools/meshes.py and bench/results/meshes.json; edit there. -->
 # Meshes
 
-Every rank has a place on one device mesh (`smalti/dist/mesh.py`). Its axes, from the outermost:
+Every rank has a place on one device mesh (`smalti/distributed/parallel/mesh.py`). Its axes, from the outermost:
 
     pipeline  x  replicate  x  [ shard x sequence  =  expert_shard x expert ]  x  tensor
 

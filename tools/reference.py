@@ -15,7 +15,7 @@ import typer.main
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from smalti.cli.main import VERBS, help_page
+from smalti.cli.main import VERBS, app_of, help_page
 from smalti.config import schema
 from smalti.config.curate import CurateConfig, TokenizeConfig
 from smalti.config.dedup import DedupConfig
@@ -58,7 +58,7 @@ def command_of(verb: str) -> Any:
     """The parser of a verb (typer's own copy of click's Command), or None where its module does not exist."""
     if importlib.util.find_spec(f"smalti.cli.{verb}") is None:
         return None
-    app = importlib.import_module(f"smalti.cli.{verb}").app
+    app = app_of(verb)
     app.rich_markup_mode = None
     return typer.main.get_command(app)
 

@@ -21,7 +21,7 @@ elif job["as"] in ("int64", "microbatches"):
 
 from smalti.config.data import DataConfig  # noqa: E402
 from smalti.config.durations import RunLength  # noqa: E402
-from smalti.data.stream import Stream  # noqa: E402
+from smalti.data.stream.stream import Stream  # noqa: E402
 
 
 def make() -> None:

@@ -16,7 +16,7 @@ child.imported()
 
 from smalti.config.data import DataConfig  # noqa: E402
 from smalti.config.durations import RunLength  # noqa: E402
-from smalti.data.stream import Stream  # noqa: E402
+from smalti.data.stream.stream import Stream  # noqa: E402
 
 imported_s = time.monotonic()
 

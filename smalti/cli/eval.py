@@ -44,7 +44,7 @@ def run(
     and seq_len come from its config.
     """
     from smalti.base.errors import UserError
-    from smalti.dist.export import refresh_card
+    from smalti.distributed.checkpoint.export import refresh_card
     from smalti.evals import bf16
     from smalti.evals import suite as room
     from smalti.fleet import machine
@@ -135,7 +135,7 @@ def _upload(run: str, results: dict[str, Any]) -> None:
 def _refuse_stale(found: "ModelFolder") -> None:
     """A run is measured by its newest checkpoint or not at all."""
     from smalti.base.errors import UserError
-    from smalti.dist import checkpoint
+    from smalti.distributed.checkpoint import checkpoint
     from smalti.track.checkpoints import step_of
 
     newest = checkpoint.newest(f"{found.run_folder}/checkpoints") if found.run_folder else None

@@ -35,7 +35,7 @@ def export(
     from smalti.base import store
     from smalti.base.units import format_bytes
     from smalti.cli.extras import need
-    from smalti.dist import export as room
+    from smalti.distributed.checkpoint import export as room
     from smalti.track.run import resolve
     from smalti.track.trackers import publish
 

@@ -26,7 +26,7 @@ VERBS = {
     "env": "what a bug report needs: versions, machine, devices",
     "config": "show a recipe resolved, and the schema of all that may be written",
 }
-"""Verb -> what it is for; each lives in ``smalti/cli/<verb>.py`` as a typer ``app``."""
+"""Verb -> what it is for; its typer ``app`` is in ``smalti/cli/<verb>.py`` or ``smalti/cli/<verb>/app.py``."""
 
 EXIT_CODES = """exit codes:
     0  done
@@ -220,10 +220,16 @@ def _call(verb: str, arguments: Sequence[str]) -> Any:
         raise UserError(f"'smalti {name}' is not there yet", hint=NOT_YET[name] or f"smalti {verb} --help")
     if verb not in VERBS:
         raise _unknown(verb)
-    app = import_module(f"smalti.cli.{verb}").app
+    app = app_of(verb)
     app.pretty_exceptions_enable = False
     app.rich_markup_mode = None  # plain help pages: rich alone would take longer to import than they may take
     return app(args=list(arguments), prog_name=f"smalti {verb}", standalone_mode=False)
+
+
+def app_of(verb: str) -> Any:
+    """The typer app of a verb."""
+    module = import_module(f"smalti.cli.{verb}")
+    return (import_module(f"{module.__name__}.app") if hasattr(module, "__path__") else module).app
 
 
 def _unknown(verb: str) -> "SmaltiError":

@@ -18,7 +18,7 @@ Preset = Literal[
     "fineweb-code-0.01",
     "fineweb-paper-0.1",
 ]
-"""The names of the rule presets; what they hold stands in ``smalti/data/curate/rules``."""
+"""The names of the rule presets; what they hold stands in ``smalti/data/prepare/curate/rules``."""
 
 SplitPattern = Literal["gpt2", "cl100k", "o200k"]
 """How text is cut into words before bytes are merged; the expressions: ``smalti/data/tokenizer/patterns.py``."""

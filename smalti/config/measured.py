@@ -1,6 +1,6 @@
 """What micro-benchmarks found on a machine: the section ``measured`` of a device.
 
-Promises: plain numbers in SI units, each with the sizes that it was measured at; ``smalti.plan.step_time.rates``
+Promises: plain numbers in SI units, each with the sizes that it was measured at; ``smalti.cost.step_time.rates``
 reads between them. Measures nothing itself (``smalti plan hardware this-machine`` does).
 """
 
@@ -47,4 +47,4 @@ class Measured(Config):
     factors: dict[str, float] = Field(default_factory=dict)
     """``product``, ``experts``, ``attention``, ``kernel``, ``update`` -> seconds inside a step for each second of such
     work alone; and ``unit_s``, host time of one sharded unit in a pass. Absent ones are those of
-    ``smalti.plan.step_time.factors``."""
+    ``smalti.cost.step_time.factors``."""

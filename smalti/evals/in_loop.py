@@ -29,11 +29,11 @@ from smalti.config.data import DataConfig
 from smalti.config.run import RunConfig
 from smalti.data import pack
 from smalti.data.fetch import Share, open_files
-from smalti.data.inputs import heldout_key
+from smalti.data.stream.inputs import heldout_key
 from smalti.data.tokens.manifest import FILE_NAME, Manifest, read_manifest
 from smalti.data.tokens.reader import TokenSource
-from smalti.dist import sequence
-from smalti.dist.mesh import Mesh
+from smalti.distributed.parallel import sequence
+from smalti.distributed.parallel.mesh import Mesh
 from smalti.evals.likelihood import logits_of, token_nats
 from smalti.train.loop import Evaluate
 

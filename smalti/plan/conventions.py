@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from smalti.base.errors import UserError, nearest
 from smalti.config.model import ModelConfig
-from smalti.plan.flops import (
+from smalti.cost.flops import (
     CAUSAL_FORMULA,
     FORMULA,
     Recompute,
@@ -20,7 +20,7 @@ from smalti.plan.flops import (
     train_flops_per_token,
     train_flops_per_token_causal,
 )
-from smalti.plan.params import count
+from smalti.cost.params import count
 
 LONGEST = 1_000_000_000
 """Tokens of a sequence; more is a slip of the keyboard."""

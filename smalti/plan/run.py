@@ -1,7 +1,7 @@
 """What a run costs before it starts: parameters, tokens, FLOPs, step time, total time. Pure arithmetic on the config.
 
-The time is a prediction: that of a step on a device (``plan/step_time/step.py``; ranks on one CPU also send,
-``plan/parallel/local.py``) times the steps, or FLOPs over a rate that is given. Reading data, evals in the loop and
+The time is a prediction: that of a step on a device (``cost/step_time/step.py``; ranks on one CPU also send,
+``cost/layout/local.py``) times the steps, or FLOPs over a rate that is given. Reading data, evals in the loop and
 checkpoints are not in it.
 """
 
@@ -12,10 +12,10 @@ from smalti.base.errors import UserError
 from smalti.config.durations import RunLength
 from smalti.config.hardware import Hardware
 from smalti.config.run import RunConfig
-from smalti.plan.flops import FORMULA, mfu, train_flops_per_token, train_flops_per_token_causal
-from smalti.plan.parallel.local import step_on
-from smalti.plan.params import Params, count
-from smalti.plan.step_time.step import StepTime, peak_of_ranks
+from smalti.cost.flops import FORMULA, mfu, train_flops_per_token, train_flops_per_token_causal
+from smalti.cost.layout.local import step_on
+from smalti.cost.params import Params, count
+from smalti.cost.step_time.step import StepTime, peak_of_ranks
 
 MOST_FLOPS_PER_S = 1e24
 """A hundred million GPUs of 1e16; more is a slip."""

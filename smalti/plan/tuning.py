@@ -1,11 +1,11 @@
 """Memory of tuning a model that exists, on one of several devices: full, LoRA, QLoRA, and DPO with either.
 
 Promises: trainable parameters, frozen weights and the optimizer's state are exact for what each method says below;
-activations are those of ``plan/memory/activations.py`` and so an upper estimate where weights are frozen. All that
+activations are those of ``cost/memory/activations.py`` and so an upper estimate where weights are frozen. All that
 has a shape of weights is sharded over the devices in even parts (FSDP), also frozen and quantised ones (FSDP-QLoRA).
-The parts are added up as if all were at their most at one time; ``plan/memory/moments.py`` follows a training step
+The parts are added up as if all were at their most at one time; ``cost/memory/moments.py`` follows a training step
 moment by moment (a test compares both). What driver, NCCL and allocator take is assumed as in
-``plan/memory/rank.py``. Not counted: pages of an optimizer in the host's memory.
+``cost/memory/rank.py``. Not counted: pages of an optimizer in the host's memory.
 """
 
 import math
@@ -16,11 +16,11 @@ from typing import Literal, get_args
 from smalti.base.errors import UserError, nearest
 from smalti.config.model import ModelConfig
 from smalti.config.train import LossConfig
-from smalti.plan.memory.activations import BlockTape
-from smalti.plan.memory.rank import Assumed
-from smalti.plan.memory.tape import Pass, Tape
+from smalti.cost.memory.activations import BlockTape
+from smalti.cost.memory.rank import Assumed
+from smalti.cost.memory.tape import Pass, Tape
+from smalti.cost.weights import Weight, weights
 from smalti.plan.serving.formats import SCHEMES, Scheme
-from smalti.plan.weights import Weight, weights
 
 Method = Literal["full", "lora", "qlora", "dpo", "dpo-lora"]
 
@@ -121,7 +121,7 @@ class TuningMemory:
 
     @property
     def reserved_bytes(self) -> int:
-        """Context and communicator, as ``plan/memory/rank.py`` assumes."""
+        """Context and communicator, as ``cost/memory/rank.py`` assumes."""
         assumed = Assumed()
         return round(assumed.context_bytes + assumed.communicator_bytes * (self.devices > 1))
 

@@ -8,7 +8,7 @@ from typing import Any
 from smalti.base.errors import DataError
 from smalti.config.hardware import Hardware
 from smalti.config.run import RunConfig
-from smalti.plan.flops import mfu
+from smalti.cost.flops import mfu
 from smalti.plan.run import plan_run
 
 WARMUP_FRAC = 0.1

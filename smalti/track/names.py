@@ -127,7 +127,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("throughput/batches_per_sec", "steps/s", "recent steps", "Optimizer steps per second."),
     Metric("throughput/samples_per_sec", "sequences/s", "recent steps, all ranks", "Sequences per second."),
     Metric("throughput/tokens_per_sec", "tokens/s", "recent steps, all ranks", "Tokens per second."),
-    Metric("throughput/flops_per_sec", "FLOP/s", "recent steps, all ranks", "Model FLOPs per second (plan/flops.py)."),
+    Metric("throughput/flops_per_sec", "FLOP/s", "recent steps, all ranks", "Model FLOPs per second (cost/flops.py)."),
     Metric("throughput/device/batches_per_sec", "steps/s", "per rank", "Steps per second and rank."),
     Metric("throughput/device/samples_per_sec", "sequences/s", "per rank", "Sequences per second and rank."),
     Metric("throughput/device/tokens_per_sec", "tokens/s", "per rank", "Tokens per second and rank."),

@@ -20,7 +20,7 @@ from torch import nn
 from smalti.base import env, log
 from smalti.base.errors import SmaltiError, UserError
 from smalti.config.run import JobConfig, RunConfig
-from smalti.dist import world as worlds
+from smalti.distributed.group import world as worlds
 from smalti.track.run import RunFolder
 from smalti.train import job as jobs
 from smalti.train import loop

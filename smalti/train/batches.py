@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from smalti.base.errors import DataError
-from smalti.data.batch import Batch
-from smalti.data.vocabulary import require_below, unsaid
+from smalti.data.sources.vocabulary import require_below, unsaid
+from smalti.data.stream.batch import Batch
 from smalti.model.blocks.attention.scores import tell_runs
 
 if TYPE_CHECKING:
-    from smalti.data.stream import Stream
+    from smalti.data.stream.stream import Stream
 
 IGNORE = -100
 """Target value of a token that does not count, as in ``torch.nn.functional.cross_entropy``."""

@@ -15,7 +15,8 @@ cross-entropy, arXiv 2410.10989). Which way a tile is cut:
   arXiv 2411.09009), so each logit is computed twice: four products.
 - Not at all, where all logits fit.
 
-Where ranks share the vocabulary (``dist/tensor.py``), a rank makes the logits of its own part only; of each token it
+Where ranks share the vocabulary (``distributed/parallel/tensor.py``), a rank makes the logits of its own part only;
+of each token it
 tells the others the log-partition and the target's logit of that part, one gather for the tokens of a tile.
 
 Shapes: N tokens, D hidden, V vocabulary (of this rank, where ranks share it); C tokens and U vocabulary of a tile.
@@ -29,8 +30,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from smalti.base.errors import DataError
-from smalti.dist.slices import Ranks, stacked
-from smalti.dist.tensor import vocabulary
+from smalti.distributed.parallel.slices import Ranks, stacked
+from smalti.distributed.parallel.tensor import vocabulary
 from smalti.train.batches import IGNORE
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from smalti.base import log
 from smalti.base.errors import UserError
 from smalti.config.run import JobConfig, RunConfig
-from smalti.dist import world
+from smalti.distributed.group import world
 from smalti.track.report.continued import Change, percent, require_alike
 from smalti.track.report.read import read_run
 from smalti.train.loop import Hook, Job

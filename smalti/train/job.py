@@ -18,17 +18,19 @@ from smalti.base.env import World
 from smalti.base.errors import UserError
 from smalti.config.durations import to_seconds
 from smalti.config.run import JobConfig, RunConfig
-from smalti.data.fork import plan_fork
-from smalti.data.inputs import check_inputs, read_inputs
-from smalti.data.stream import Stream
-from smalti.dist import checkpoint, expert, fsdp, lost, pipeline, sequence, tensor
-from smalti.dist import mesh as meshes
-from smalti.dist import world as worlds
-from smalti.dist.mesh import Mesh
-from smalti.dist.recompute import recompute
+from smalti.cost.axes import Layout
+from smalti.data.stream.fork import plan_fork
+from smalti.data.stream.inputs import check_inputs, read_inputs
+from smalti.data.stream.stream import Stream
+from smalti.distributed.checkpoint import checkpoint
+from smalti.distributed.group import lost
+from smalti.distributed.group import world as worlds
+from smalti.distributed.parallel import expert, fsdp, pipeline, sequence, tensor
+from smalti.distributed.parallel import mesh as meshes
+from smalti.distributed.parallel.mesh import Mesh
+from smalti.distributed.parallel.recompute import recompute
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
-from smalti.plan.layout import Layout
 from smalti.track.events import EventLog
 from smalti.track.out_of_memory import limit_tokens
 from smalti.track.run import RunFolder

@@ -20,9 +20,9 @@ from smalti.base.errors import Interrupted, TryElsewhere, UserError
 from smalti.config.durations import RunLength
 from smalti.config.run import JobConfig
 from smalti.data.fetch import counts
-from smalti.dist import checkpoint
-from smalti.dist import world as worlds
-from smalti.dist.mesh import Mesh
+from smalti.distributed.checkpoint import checkpoint
+from smalti.distributed.group import world as worlds
+from smalti.distributed.parallel.mesh import Mesh
 from smalti.track.checkpoints import size_bytes
 from smalti.track.run import RunFolder
 from smalti.train.batches import Batches, TokenBatches

@@ -1,7 +1,7 @@
 """How many tokens go through the model at a time: settled before step 1, the same on every rank.
 
 Promises: a number in the config is taken as it is; ``auto`` is the planner's largest that fits
-(``plan/memory/fit.py``), on a CPU at most 16,384 tokens; what ran out of memory before on the same placement is not
+(``cost/memory/fit.py``), on a CPU at most 16,384 tokens; what ran out of memory before on the same placement is not
 tried again. A trial runs forward and backward with what takes the most memory and leaves no trace: weights, gradients,
 moments, buffers and random numbers are those from before, to the bit. None of it changes order or batch. A trial that
 runs out of memory ends the attempt as any step would, and the next attempt has half (``train/oom.py``): ranks that wait
@@ -22,10 +22,10 @@ from smalti.base.cgroup import main_memory_bytes
 from smalti.base.env import World
 from smalti.base.errors import UserError
 from smalti.config.run import RunConfig
+from smalti.cost.axes import Layout
+from smalti.cost.memory.fit import largest_microbatch, room_on_cpu
+from smalti.cost.memory.rank import microbatch_tokens as usual_tokens
 from smalti.model.blocks.moe.router import Router
-from smalti.plan.layout import Layout
-from smalti.plan.memory.fit import largest_microbatch, room_on_cpu
-from smalti.plan.memory.rank import microbatch_tokens as usual_tokens
 from smalti.train import pipeline
 from smalti.train.batches import TokenBatches
 from smalti.train.oom import Teller, is_out_of_memory

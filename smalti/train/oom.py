@@ -16,8 +16,8 @@ import torch
 
 from smalti.base.errors import SmaltiError, TryElsewhere, UserError
 from smalti.config.run import JobConfig, RunConfig
-from smalti.plan.layout import Layout
-from smalti.plan.parallel.relief import lowers
+from smalti.cost.axes import Layout
+from smalti.cost.layout.relief import lowers
 from smalti.track.out_of_memory import words
 from smalti.track.run import RunFolder
 from smalti.train.batches import Microbatch, TokenBatches
@@ -53,7 +53,9 @@ def phase_of(error: BaseException) -> str:
     inside = frames[1 + max((i for i, (_, name) in enumerate(frames) if name == "train_step"), default=-1) :]
     if any("torch/autograd/" in file and name in ("backward", "_engine_run_backward") for file, name in inside):
         return "backward"
-    ahead = inside and any(part in inside[0][0] for part in ("/smalti/train/", "/smalti/dist/tensor.py"))
+    ahead = inside and any(
+        part in inside[0][0] for part in ("/smalti/train/", "/smalti/distributed/parallel/tensor.py")
+    )
     return "forward" if ahead else "optimizer"
 
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.sgd import sgd
 
 from smalti.config.train import OptimizerConfig
-from smalti.dist.fsdp import local
+from smalti.distributed.parallel.fsdp import local
 
 
 def decays(name: str, parameter: Tensor) -> bool:

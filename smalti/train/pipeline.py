@@ -25,10 +25,10 @@ from torch.nn import functional as F
 from smalti.base.errors import UserError
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
-from smalti.dist.pipeline import Schedule, Stage, Staged
+from smalti.cost.axes import Layout
+from smalti.distributed.parallel.pipeline import Schedule, Stage, Staged
 from smalti.model.blocks.attention.scores import tell_runs, told_runs
 from smalti.model.decoder import DecoderOutput
-from smalti.plan.layout import Layout
 from smalti.train.batches import IGNORE, Microbatch
 from smalti.train.step import Loss, Metrics
 

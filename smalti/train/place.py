@@ -15,12 +15,12 @@ from smalti.config.hardware import hardware_of_driver
 from smalti.config.identity import identity
 from smalti.config.run import JobConfig
 from smalti.config.show import flatten
-from smalti.dist import world as worlds
-from smalti.dist.allocator import keep_freed_memory
-from smalti.dist.peak import matmul_rate
-from smalti.plan.layout import Layout, layout_of
-from smalti.plan.parallel import auto
-from smalti.plan.parallel.drawn import drawn
+from smalti.cost.axes import Layout, layout_of
+from smalti.cost.layout import auto
+from smalti.cost.layout.drawn import drawn
+from smalti.distributed.group import world as worlds
+from smalti.distributed.group.allocator import keep_freed_memory
+from smalti.distributed.trace.peak import matmul_rate
 
 
 def take(config: JobConfig, world: World, *, given: bool) -> tuple[torch.device, dict[str, Any]]:

@@ -24,9 +24,9 @@ from smalti.base.disk import reason
 from smalti.base.errors import TryElsewhere, UserError
 from smalti.config.profile import ProfileConfig
 from smalti.config.run import RunConfig
-from smalti.dist.traffic import Call, totals
-from smalti.dist.traffic import Traffic as TrafficLog
-from smalti.plan.parallel.collectives import collectives
+from smalti.cost.layout.collectives import collectives
+from smalti.distributed.trace.traffic import Call, totals
+from smalti.distributed.trace.traffic import Traffic as TrafficLog
 from smalti.track.profiles import (
     COUNTING,
     HOST,

@@ -11,7 +11,7 @@ from torch import Tensor
 from smalti.base import clock
 from smalti.base.errors import Interrupted, Refusal, TryElsewhere
 from smalti.config.durations import RunLength
-from smalti.plan.flops import mfu
+from smalti.cost.flops import mfu
 from smalti.track import trackers
 from smalti.track.sinks.feed import Feed
 from smalti.track.system import System

@@ -9,11 +9,11 @@ import torch
 from smalti.base.env import World
 from smalti.base.errors import SmaltiError
 from smalti.config.run import JobConfig, RunConfig
-from smalti.dist import fsdp
+from smalti.cost.axes import Layout
+from smalti.cost.flops import train_flops_per_token
+from smalti.cost.params import count
+from smalti.distributed.parallel import fsdp
 from smalti.model.blocks.attention.choice import described
-from smalti.plan.flops import train_flops_per_token
-from smalti.plan.layout import Layout
-from smalti.plan.params import count
 from smalti.track import trackers
 from smalti.track.run import RunFolder
 from smalti.track.sinks.console import ConsoleSink

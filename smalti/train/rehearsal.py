@@ -28,18 +28,18 @@ from torch.utils._pytree import tree_leaves
 
 from smalti.base.errors import UserError
 from smalti.config.run import RunConfig
-from smalti.dist import expert, fsdp, sequence
-from smalti.dist import mesh as meshes
-from smalti.dist.fsdp import local
-from smalti.dist.live_bytes import LiveBytes, Storage
-from smalti.dist.mesh import Mesh
-from smalti.dist.traffic import Call, Total, Traffic
+from smalti.cost.axes import Layout, layout_of
+from smalti.cost.layout.collectives import VOTES
+from smalti.cost.memory.rank import microbatch_tokens as usual_tokens
+from smalti.distributed.parallel import expert, fsdp, sequence
+from smalti.distributed.parallel import mesh as meshes
+from smalti.distributed.parallel.fsdp import local
+from smalti.distributed.parallel.mesh import Mesh
+from smalti.distributed.trace.live_bytes import LiveBytes, Storage
+from smalti.distributed.trace.traffic import Call, Total, Traffic
 from smalti.model.blocks.attention import choice
 from smalti.model.blocks.attention.sdpa import Fused
 from smalti.model.decoder import Decoder
-from smalti.plan.layout import Layout, layout_of
-from smalti.plan.memory.rank import microbatch_tokens as usual_tokens
-from smalti.plan.parallel.collectives import VOTES
 from smalti.train import job
 from smalti.train.batches import Microbatch
 from smalti.train.loss import LanguageLoss
@@ -99,7 +99,7 @@ def rehearse(
     each = layout.world_size // layout.pipeline
     places = {place * each for place in (0, layout.pipeline // 2, layout.pipeline - 1)} if rank is None else {rank}
     with warnings.catch_warnings(), _cuda_kernels() if cuda else nullcontext():
-        warnings.filterwarnings("ignore", "Slicing a flattened dim")  # torch's, about what dist/mesh.py does
+        warnings.filterwarnings("ignore", "Slicing a flattened dim")  # of torch, about distributed/parallel/mesh.py
         found = [_of_rank(config, layout, place, tokens, document_tokens) for place in sorted(places)]
     return max(found, key=lambda one: one.peak_bytes)
 

@@ -15,7 +15,9 @@ from torch import nn
 
 from smalti.base import store
 from smalti.base.errors import DataError
-from smalti.dist import checkpoint, fsdp, pipeline, world
+from smalti.distributed.checkpoint import checkpoint
+from smalti.distributed.group import world
+from smalti.distributed.parallel import fsdp, pipeline
 from smalti.model.huggingface import Source, companions, open_source
 from smalti.model.json_file import read_object
 from smalti.train.origin import run_of

@@ -14,7 +14,7 @@ import pytest
 from tiny_runs import tiny_run
 
 from smalti.cli.main import run as smalti
-from smalti.dist.export import export
+from smalti.distributed.checkpoint.export import export
 
 
 @pytest.fixture(scope="module")

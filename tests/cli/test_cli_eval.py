@@ -12,7 +12,7 @@ from smalti.config.load import load
 from smalti.config.run import RunConfig
 from smalti.data.tokenizer.encode import Tokenizer
 from smalti.data.tokenizer.train import train_bpe
-from smalti.dist.export import export
+from smalti.distributed.checkpoint.export import export
 from smalti.model.huggingface import save_folder
 
 QUICK = ["n=4", "shots=1", "resamples=20"]

@@ -10,8 +10,8 @@ from smalti.config.depth import DEEPEST, depth_preset
 from smalti.config.load import from_dict, load, show
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
-from smalti.plan.flops import train_flops_per_token
-from smalti.plan.params import count
+from smalti.cost.flops import train_flops_per_token
+from smalti.cost.params import count
 
 DEPTHS = range(1, DEEPEST + 1)
 

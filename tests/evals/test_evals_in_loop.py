@@ -14,7 +14,7 @@ from tiny_models import UniformModel, dbrx_config, llama_config, tiny_model, wri
 from smalti.base.errors import DataError
 from smalti.config.run import RunConfig
 from smalti.data import pack
-from smalti.data.inputs import heldout_key
+from smalti.data.stream.inputs import heldout_key
 from smalti.data.tokens.manifest import FILE_NAME
 from smalti.data.tokens.reader import TokenSource
 from smalti.evals.in_loop import heldout_hook

@@ -8,15 +8,15 @@ from made_config import made_config
 from made_machine import machine as made_machine
 
 from smalti.base.errors import SmaltiError, UserError
-from smalti.cli.plan_machine import measure as measure_here
-from smalti.cli.plan_machine import write
+from smalti.cli.plan.machine import measure as measure_here
+from smalti.cli.plan.machine import write
 from smalti.config.hardware import hardware
 from smalti.config.measured import Measured
-from smalti.dist import allocator
+from smalti.cost.step_time.step import step_time
+from smalti.cost.step_time.work import KINDS
+from smalti.distributed.group import allocator
 from smalti.fleet import measure
 from smalti.fleet.probes import gpu, machine
-from smalti.plan.step_time.step import step_time
-from smalti.plan.step_time.work import KINDS
 
 
 @pytest.fixture

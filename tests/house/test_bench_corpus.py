@@ -113,7 +113,7 @@ def test_sentence_trap() -> None:
 
 def test_written_as_a_curation_leaves_it(tmp_path: Path, corpus: list[PlantedDocument]) -> None:
     from smalti.config.curate import TokenizeConfig
-    from smalti.data.tokenize import tokenize
+    from smalti.data.prepare.tokenize import tokenize
 
     folder = write_parquet(corpus[:200], tmp_path / "clean", files=2, heldout={corpus[0].id})
     config = TokenizeConfig(documents=str(folder), output=str(tmp_path / "tokens"), vocab_size=300)

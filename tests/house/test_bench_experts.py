@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 from bench_script import ROOT, bench
 
-from smalti.plan.flops import train_flops_per_token
-from smalti.plan.params import count
+from smalti.cost.flops import train_flops_per_token
+from smalti.cost.params import count
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ START = """
 import json, os, sys
 from smalti.config.data import DataConfig
 from smalti.config.durations import RunLength
-from smalti.data.stream import Stream
+from smalti.data.stream.stream import Stream
 job = json.loads(sys.argv[1])
 length = RunLength(job["steps"], ((0, 64 * 4096),))
 stream = Stream(DataConfig.model_validate(job["data"]), seed=1, length=length, rank=3, world_size=8,
@@ -55,7 +55,7 @@ def test_a_start_writes_nothing_and_imports_little(tmp_path: Path) -> None:
 
     from smalti.config.data import DataConfig
     from smalti.config.durations import RunLength
-    from smalti.data.stream import Stream
+    from smalti.data.stream.stream import Stream
 
     n_tokens, steps, step = 40_000_000_000, 100_000, 66_666
     manifest = sparse_tokens(tmp_path / "all", n_tokens)

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from model_cases import built, dense, distance, ids, sparse
 
 from smalti.base.errors import UserError
+from smalti.cost.params import count
 from smalti.model.blocks.kv_cache import KVCache
 from smalti.model.decoder import Decoder
 from smalti.model.init import init_weights
-from smalti.plan.params import count
 
 CONFIGS = {
     "dense": dense(),

@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from smalti.base.errors import UserError
 from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
+from smalti.cost.flops import mfu as mfu_of
+from smalti.cost.flops import train_flops_per_token
+from smalti.cost.params import count
 from smalti.plan.conventions import (
     CONVENTIONS,
     convention,
@@ -18,9 +21,6 @@ from smalti.plan.conventions import (
     tokens_per_s,
     train_flops,
 )
-from smalti.plan.flops import mfu as mfu_of
-from smalti.plan.flops import train_flops_per_token
-from smalti.plan.params import count
 
 
 def model(preset: str, **changes: Any) -> ModelConfig:

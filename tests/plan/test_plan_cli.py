@@ -12,7 +12,8 @@ from made_run import metric_rows, write_evals, write_lines
 from typer.testing import CliRunner
 
 from smalti.base.errors import DataError, Refusal, UserError
-from smalti.cli import plan, runs
+from smalti.cli.plan import app as plan
+from smalti.cli.runs import app as runs
 from smalti.cli.tables import pairs, table
 
 

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from smalti.base.errors import UserError
-from smalti.cli import plan
+from smalti.cli.plan import app as plan
 from smalti.plan.conventions import CONVENTIONS
 
 

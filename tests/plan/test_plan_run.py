@@ -10,8 +10,8 @@ from made_machine import machine
 
 from smalti.base.errors import DataError, UserError
 from smalti.config.hardware import hardware
+from smalti.cost.step_time.step import step_time
 from smalti.plan.run import plan_run, steps_by_kind
-from smalti.plan.step_time.step import step_time
 from smalti.plan.verify import Comparison, verify
 
 

@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from smalti.base.errors import UserError
-from smalti.cli import plan
+from smalti.cli.plan import app as plan
 
 VALUES: dict[str, Any] = {
     "name": "dbrx",

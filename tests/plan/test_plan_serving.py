@@ -15,7 +15,7 @@ from test_plan_weights import preset
 from smalti.cli.main import run
 from smalti.config.hardware import Hardware
 from smalti.config.model import ModelConfig
-from smalti.plan.params import count
+from smalti.cost.params import count
 from smalti.plan.serving import devices
 from smalti.plan.serving import memory as serving
 from smalti.plan.serving.memory import Load, Served, Split, device_memory, held_tokens

@@ -13,9 +13,9 @@ from smalti.base.errors import UserError
 from smalti.cli.main import run
 from smalti.config.model import ModelConfig
 from smalti.config.train import LossConfig
-from smalti.plan.memory.moments import Rank, moments
-from smalti.plan.memory.tape import Pass
-from smalti.plan.params import count
+from smalti.cost.memory.moments import Rank, moments
+from smalti.cost.memory.tape import Pass
+from smalti.cost.params import count
 from smalti.plan.tuning import ALL_LINEAR, STATE_BYTES, Tuned, Tuning, lora_params
 
 
@@ -144,7 +144,7 @@ def test_more_devices_hold_no_more_each(config: ModelConfig, method: Any) -> Non
 @pytest.mark.parametrize("name", ["llama-3-8b", "llama-2-7b", "mpt-7b", "mixtral-8x7b", "dbrx-132b"])
 @pytest.mark.parametrize("devices", [1, 8, 64])
 def test_full_tuning_is_about_a_training_step(name: str, devices: int) -> None:
-    """Beside ``plan/memory/moments.py``, which follows the step: the sum of the parts is its peak or up to a quarter
+    """Beside ``cost/memory/moments.py``, which follows the step: the sum of the parts is its peak or up to a quarter
     more, for logits and blocks are not at their most at one time."""
     model = preset(name)
     for recompute in (True, False):

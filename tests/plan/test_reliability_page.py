@@ -8,7 +8,7 @@ import pytest
 from test_goodput import COLUMNS, ROWS
 from typer.testing import CliRunner
 
-from smalti.cli import plan
+from smalti.cli.plan import app as plan
 from smalti.plan.failures.causes import LLAMA_3
 from smalti.plan.failures.goodput import goodput_frac, mtbf_s, spare_nodes, young_s
 from smalti.plan.failures.rates import RATES

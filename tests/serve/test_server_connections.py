@@ -16,7 +16,7 @@ from served import served
 from tiny_runs import tiny_run
 
 from smalti.base.errors import UserError
-from smalti.dist.export import export
+from smalti.distributed.checkpoint.export import export
 from smalti.serve.server import connections, guard, process
 from smalti.serve.server.metrics import Metrics
 

@@ -12,7 +12,7 @@ from served import served
 from tiny_runs import tiny_run
 
 from smalti.config.eval import EvalConfig
-from smalti.dist.export import export
+from smalti.distributed.checkpoint.export import export
 from smalti.evals.likelihood import Window, score
 from smalti.evals.tasks import ranked
 from smalti.serve.engine.engine import Engine

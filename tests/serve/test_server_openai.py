@@ -12,7 +12,7 @@ import pytest
 from served import Served, served
 from tiny_runs import tiny_run
 
-from smalti.dist.export import export
+from smalti.distributed.checkpoint.export import export
 from smalti.serve.engine.engine import Engine
 from smalti.serve.engine.sampling import SamplingParams
 

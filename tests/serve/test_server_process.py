@@ -17,7 +17,7 @@ from served import served
 from tiny_runs import tiny_run
 
 from smalti.cli.main import run as smalti
-from smalti.dist.export import export
+from smalti.distributed.checkpoint.export import export
 
 KEY = "a-key-of-some-length"
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from made_run import make_run, metric_rows, write_lines
 
-from smalti.cli.run_show import about, about_text
+from smalti.cli.runs.show import about, about_text
 from smalti.track.report import write_report
 from smalti.track.report.continued import Change, continued
 from smalti.track.report.read import read_run

@@ -7,14 +7,14 @@ import pytest
 from made_config import made_config
 from made_run import make_run, write_lines
 
-from smalti.cli.run_show import about
-from smalti.cli.train import _warn_of_worse
+from smalti.cli.runs.show import about
+from smalti.cli.train.app import _warn_of_worse
 from smalti.config.load import dump
+from smalti.track.compare.comparison import compare
 from smalti.track.report.page import page
 from smalti.track.report.read import RunRecord, read_run
 from smalti.track.report.worse import worse_in_stages
 from smalti.track.run import RunFolder
-from smalti.track.several.comparison import compare
 
 STAGES = "data.stages=[{until: 0.5run, weights: {code: 1}}, {weights: {code: 1}}]"
 

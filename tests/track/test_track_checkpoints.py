@@ -11,7 +11,7 @@ from test_track_run import BASE, open_run
 from smalti.base.errors import ExitCode, TryElsewhere, UserError
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
-from smalti.data.fork import plan_fork
+from smalti.data.stream.fork import plan_fork
 from smalti.track.checkpoints import complete, last_saved
 from smalti.track.run import RunFolder
 

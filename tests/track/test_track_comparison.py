@@ -11,9 +11,9 @@ from made_config import made_config
 from made_run import make_run, write_lines
 
 from smalti.config.load import dump
+from smalti.track.compare.comparison import compare
+from smalti.track.compare.differences import Difference, of_curves, of_scores
 from smalti.track.report.read import read_run
-from smalti.track.several.comparison import compare
-from smalti.track.several.differences import Difference, of_curves, of_scores
 
 
 def made(folder: Path, *overrides: str, shift: float = 0.0, batch: int = 8192) -> Path:

@@ -9,8 +9,8 @@ from made_run import make_run, write_lines
 from test_track_report import CHROMIUM, Checker
 
 from smalti.base.errors import UserError
+from smalti.track.compare.page import page_of_several, write_plot, write_report_of_several
 from smalti.track.report.read import read_run
-from smalti.track.several.page import page_of_several, write_plot, write_report_of_several
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
-from smalti.dist.traffic import Total
+from smalti.distributed.trace.traffic import Total
 from smalti.model.blocks.moe.router import Router
 
 SEQ_LEN, ROWS = 64, 8

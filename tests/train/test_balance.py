@@ -13,8 +13,9 @@ from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.config.train import LossConfig, OptimizerConfig
-from smalti.dist import checkpoint, fsdp
-from smalti.dist import mesh as meshes
+from smalti.distributed.checkpoint import checkpoint
+from smalti.distributed.parallel import fsdp
+from smalti.distributed.parallel import mesh as meshes
 from smalti.model.blocks.moe.balance import RouterStats, over_layers, router_stats
 from smalti.model.blocks.moe.router import Router
 from smalti.model.decoder import Decoder

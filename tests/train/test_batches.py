@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smalti.data.batch import Batch
 from smalti.data.pack.rows import Joints
+from smalti.data.stream.batch import Batch
 from smalti.model.blocks.attention.scores import document_runs, told_runs
 from smalti.train.batches import TokenBatches
 

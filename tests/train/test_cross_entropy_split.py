@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from smalti.dist.slices import Ranks, gathered
+from smalti.distributed.parallel.slices import Ranks, gathered
 from smalti.train.batches import IGNORE
 from smalti.train.cross_entropy import cross_entropy_head
 

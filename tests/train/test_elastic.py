@@ -8,7 +8,7 @@ import pytest
 import toy
 from gloo import run_ranks
 
-from smalti.data.stream import Stream
+from smalti.data.stream.stream import Stream
 from smalti.train import Hook, build, fit
 from smalti.train.loop import Job
 from smalti.train.step import StepResult

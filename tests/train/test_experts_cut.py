@@ -11,8 +11,8 @@ from test_step import MOE, _gradients_after_step, _relative
 from torch import nn
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
-from smalti.dist import checkpoint
-from smalti.dist.fsdp import _cut
+from smalti.distributed.checkpoint import checkpoint
+from smalti.distributed.parallel.fsdp import _cut
 
 SIX = MOE.model_copy(update={"moe": MOE.moe.model_copy(update={"num_experts": 6}) if MOE.moe else None})
 

@@ -16,7 +16,7 @@ from torch import nn
 from smalti.base.errors import DataError, Refusal, TryElsewhere, UserError
 from smalti.config.load import from_dict
 from smalti.config.run import JobConfig, RunConfig
-from smalti.dist import checkpoint
+from smalti.distributed.checkpoint import checkpoint
 from smalti.model.init import draw
 from smalti.track.run import RunFolder
 from smalti.train import Hook, build, fit

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from smalti.base.errors import UserError
 from smalti.config.run import RunConfig
-from smalti.plan.layout import Layout
-from smalti.plan.memory.rank import memory_per_rank
+from smalti.cost.axes import Layout
+from smalti.cost.memory.rank import memory_per_rank
 from smalti.track.out_of_memory import happened, limit_tokens, words
 from smalti.track.run import RunFolder
 from smalti.train import build

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.config.train import OptimizerConfig
-from smalti.dist import checkpoint
-from smalti.dist.fsdp import local
+from smalti.distributed.checkpoint import checkpoint
+from smalti.distributed.parallel.fsdp import local
 from smalti.track.run import RunFolder
 from smalti.train import Hook, build, fit
 from smalti.train.loop import Job

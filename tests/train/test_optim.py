@@ -18,7 +18,7 @@ from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.config.train import OptimizerConfig
-from smalti.dist import fsdp, mesh
+from smalti.distributed.parallel import fsdp, mesh
 from smalti.model.decoder import Decoder
 from smalti.track.sinks.jsonl import read_metrics
 from smalti.train import Hook, build, fit

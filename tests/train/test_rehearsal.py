@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from rehearsed import SEQ_LEN, config_of, counts, real_steps
 
 from smalti.base.errors import UserError
-from smalti.cli.rehearsed import rehearsed_json
+from smalti.cli.train.rehearsed import rehearsed_json
 from smalti.config.run import RunConfig
-from smalti.dist import world as worlds
-from smalti.plan.layout import Layout, layout_of
-from smalti.plan.memory.rank import Assumed
-from smalti.plan.parallel.collectives import collectives, group
-from smalti.plan.params import count
+from smalti.cost.axes import Layout, layout_of
+from smalti.cost.layout.collectives import collectives, group
+from smalti.cost.memory.rank import Assumed
+from smalti.cost.params import count
+from smalti.distributed.group import world as worlds
 from smalti.train.rehearsal import PARTS, rehearse
 
 slow = pytest.mark.slow

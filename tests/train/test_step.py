@@ -12,11 +12,11 @@ from gloo import run_ranks
 from smalti.base.errors import UserError
 from smalti.config.model import ModelConfig, MoEConfig
 from smalti.config.train import LossConfig, OptimizerConfig
-from smalti.dist import fsdp
-from smalti.dist import mesh as meshes
+from smalti.cost.axes import Layout
+from smalti.distributed.parallel import fsdp
+from smalti.distributed.parallel import mesh as meshes
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
-from smalti.plan.layout import Layout
 from smalti.train.batches import IGNORE, Microbatch
 from smalti.train.loss import LanguageLoss
 from smalti.train.optim import build_optimizer

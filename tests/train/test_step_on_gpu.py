@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from smalti.config.model import ModelConfig, MoEConfig
 from smalti.config.train import LossConfig, OptimizerConfig
-from smalti.dist import fsdp
-from smalti.dist import mesh as meshes
+from smalti.distributed.parallel import fsdp
+from smalti.distributed.parallel import mesh as meshes
 from smalti.model.blocks.attention.scores import document_runs, tell_runs
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw

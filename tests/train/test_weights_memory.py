@@ -14,8 +14,9 @@ from torch.distributed.tensor import DTensor
 from smalti.config.load import dump
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
-from smalti.dist import checkpoint, fsdp, mesh
-from smalti.dist.export import export
+from smalti.distributed.checkpoint import checkpoint
+from smalti.distributed.checkpoint.export import export
+from smalti.distributed.parallel import fsdp, mesh
 from smalti.model.decoder import Decoder
 from smalti.model.huggingface import open_source, save_folder
 from smalti.model.init import draw

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from smalti.plan.params import count
+from smalti.cost.params import count
 from talks import arithmetic as plan
 from talks.rows import Cell, Figure, Section, Table
 

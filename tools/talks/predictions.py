@@ -10,10 +10,10 @@ from smalti.base.errors import UserError
 from smalti.config.hardware import Hardware, hardware
 from smalti.config.load import load
 from smalti.config.run import RunConfig
-from smalti.plan.layout import Layout
-from smalti.plan.memory.rank import memory_per_rank
-from smalti.plan.parallel.layouts import choose, find
-from smalti.plan.parallel.scaling import Curve, curve, dense_twin, predict
+from smalti.cost.axes import Layout
+from smalti.cost.layout.layouts import choose, find
+from smalti.cost.layout.scaling import Curve, curve, dense_twin, predict
+from smalti.cost.memory.rank import memory_per_rank
 from smalti.plan.serving.devices import distinct_experts
 
 MPT = "demo model.preset=mpt-7b data.seq_len=2048 train.global_batch_tokens=1048576"

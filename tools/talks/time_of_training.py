@@ -2,8 +2,8 @@
 
 from functools import partial
 
+from smalti.cost.flops import mfu
 from smalti.plan.conventions import convert_mfu, flops_per_token
-from smalti.plan.flops import mfu
 from talks import arithmetic as plan
 from talks.rows import Figure, Section
 

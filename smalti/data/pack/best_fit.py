@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from smalti.data.source import Int64s, Source
+from smalti.data.sources.source import Int64s, Source
 
 ALGORITHM = "best-fit-decreasing/1"
 """Changes whenever the same corpus would be packed otherwise."""

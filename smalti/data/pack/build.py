@@ -12,7 +12,7 @@ from smalti.base.errors import UserError
 from smalti.data.pack.best_fit import Rows, document_ends, n_cut_by_chopping, pack
 from smalti.data.pack.concat import n_sequences
 from smalti.data.pack.index import PackRecord, pack_folder, write_index
-from smalti.data.source import Int64s, Source
+from smalti.data.sources.source import Int64s, Source
 
 MAX_SEQ_LEN = 1 << 20
 

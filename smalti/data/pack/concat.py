@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from smalti.data.pack.rows import Filled, Pieces
-from smalti.data.source import Int64s, Source
+from smalti.data.sources.source import Int64s, Source
 
 IGNORE = -100
 """A target that does not count."""

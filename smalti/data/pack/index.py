@@ -22,11 +22,11 @@ import numpy.typing as npt
 from smalti.base.errors import DataError, UserError
 from smalti.base.hashing import digest_json, sha256_file, xxh3
 from smalti.data.pack.best_fit import ALGORITHM
-from smalti.data.source import Int64s
+from smalti.data.sources.source import Int64s
 
 if TYPE_CHECKING:
     from smalti.data.pack.best_fit import Rows
-    from smalti.data.source import Source
+    from smalti.data.sources.source import Source
 
 FORMAT = 1
 RECORD_NAME = "pack.json"
@@ -236,7 +236,7 @@ def write_index(
     source: "Source", rows: "Rows", *, seq_len: int, n_documents: int, n_cut_documents: int, folder: str
 ) -> PackRecord:
     """Write rows as the index of ``source`` into ``folder``; what lay there goes once it is whole."""
-    from smalti.data.curate.publish import publication
+    from smalti.data.documents.publish import publication
 
     record = PackRecord(
         ALGORITHM, seq_len, source.digest, source.n_tokens, n_documents, n_cut_documents,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from smalti.base.errors import DataError
 from smalti.data.pack.index import PackIndex
 from smalti.data.pack.rows import Filled, Joints, Pieces
-from smalti.data.source import Int64s, Source
+from smalti.data.sources.source import Int64s, Source
 
 _LEAST_TOKENS = 256
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from smalti.data.source import Int64s
+from smalti.data.sources.source import Int64s
 
 
 class Pieces(NamedTuple):

@@ -25,7 +25,7 @@ _PROBES = 15
 
 
 class TokenSource:
-    """The tokens of one folder; see ``data/source.py`` for what a source does."""
+    """The tokens of one folder; see ``data/sources/source.py`` for what a source does."""
 
     checked = "every block (XXH3-64)"
 

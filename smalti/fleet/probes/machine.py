@@ -4,7 +4,7 @@ Prints progress, a line a stage, to stderr, and to stdout one JSON object: the s
 (``smalti.config.measured``), without ``collective``. Takes about half a minute a format.
 
 Products by shape; attention as ``model/blocks/attention`` chooses it; the kernels of
-``smalti.plan.step_time.work.KINDS`` by their elements. Freed memory is kept, as a rank keeps it. The time of a work
+``smalti.cost.step_time.work.KINDS`` by their elements. Freed memory is kept, as a rank keeps it. The time of a work
 is the shortest of some repeats, in two rounds over all works some seconds apart: what else runs on the machine makes
 a work longer, in bursts, and never shorter. Of small kernels several run in a row.
 """
@@ -48,7 +48,7 @@ def main() -> None:
 
 def measure(threads: int = 0, formats: tuple[str, ...] = ("bf16", "fp32")) -> dict[str, Any]:
     """Everything on the CPU, by stages."""
-    from smalti.dist.allocator import keep_freed_memory
+    from smalti.distributed.group.allocator import keep_freed_memory
 
     device = torch.device("cpu")
     if threads > 0:

@@ -11,11 +11,11 @@ from smalti.base.errors import UserError
 from smalti.config.hardware import Hardware, hardware
 from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
+from smalti.cost.params import count
 from smalti.plan.budget.choice import Choice, Law, close
 from smalti.plan.budget.equations import Equation, System
 from smalti.plan.given import Given, check, number, read, require_known, texts, whole
 from smalti.plan.laws.fits import DEFAULT, Fit, Interval, fit_named
-from smalti.plan.params import count
 
 EQUATIONS = (
     Equation("tokens_per_param", 1, ("tokens",), ("params",)),

@@ -9,7 +9,7 @@ from typing import Any
 
 from smalti.config.hardware import Hardware
 from smalti.config.model import ModelConfig
-from smalti.plan.params import count
+from smalti.cost.params import count
 from smalti.plan.serving.formats import kv_bytes_per_token
 from smalti.plan.serving.memory import DeviceMemory, Load, Served, Split, device_memory, kv_heads_here, tensor_sizes
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from smalti.base.errors import UserError, nearest
 from smalti.config.model import ModelConfig
+from smalti.cost.weights import Kind, Weight
 from smalti.plan.serving.gguf import MIXES, gguf_bytes
-from smalti.plan.weights import Kind, Weight
 
 QUANTISED: tuple[Kind, ...] = ("attention", "mlp", "expert")
 """What the schemes below quantise."""

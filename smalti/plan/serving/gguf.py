@@ -7,7 +7,7 @@ file's header with the tokenizer (some MB).
 """
 
 from smalti.config.model import ModelConfig
-from smalti.plan.weights import Weight
+from smalti.cost.weights import Weight
 
 _BLOCKS: dict[str, tuple[int, int]] = {
     "q2_k": (256, 84), "q3_k": (256, 110), "q4_k": (256, 144), "q5_k": (256, 176), "q6_k": (256, 210),

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from smalti.base.errors import UserError
 from smalti.config.model import ModelConfig
+from smalti.cost.weights import KINDS, Weight, weights
 from smalti.plan.serving.formats import kv_bytes_per_token, kv_format, tensor_bytes, weight_format
-from smalti.plan.weights import KINDS, Weight, weights
 
 BLOCK_TOKENS = 16
 """Tokens of a block of a paged cache (vLLM's default)."""

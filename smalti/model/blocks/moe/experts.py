@@ -47,7 +47,7 @@ class Experts(nn.Module):
 
     def begin(self, expert_Nk: Tensor) -> Any:
         """What can be set going as soon as the choices are known: here nothing. Where experts lie on other ranks,
-        ``dist/expert.py`` puts another in its place, as it does with ``forward``."""
+        ``distributed/parallel/expert.py`` puts another in its place, as it does with ``forward``."""
         return None
 
     def weights(self) -> "Weights":

@@ -1,0 +1,309 @@
+"""``smalti data explain``: which documents made a batch, and where a document is learned, in lines for people."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from smalti.config.run import RunConfig
+    from smalti.data.stream.explain import Explanation
+    from smalti.data.tokenizer.encode import Tokenizer
+
+_ROWS, _SIGHTINGS = 32, 50
+_TEXT_CHARS = 300
+_TEXT_TOKENS = 2_000
+
+
+def explain(
+    recipe: Annotated[str, typer.Argument(metavar="RUN_OR_RECIPE", help="A run folder, a .yaml file, or a name.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[A.B=VALUE]...", help="Changes to it.")] = None,
+    step: Annotated[int | None, typer.Option(min=1, help="The batch of this step, as metrics count it.")] = None,
+    position: Annotated[int | None, typer.Option(min=0, help="The sequence at this position of training.")] = None,
+    document: Annotated[
+        str | None, typer.Option(metavar="SOURCE:WHICH", help="Where a document is learned: its number, or its id.")
+    ] = None,
+    row: Annotated[int | None, typer.Option(min=0, help="Only this row of the step's batch, in full.")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Only the rows of this rank.")] = None,
+    world_size: Annotated[
+        int | None, typer.Option(min=1, help="Ranks that share the rows; absent: train.parallel.ranks.")
+    ] = None,
+    text: Annotated[bool, typer.Option("--text", help="Show the text of the documents.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say which documents made a batch, or where and when a document is learned. Nothing is replayed or written.
+
+    Steps count as in metrics and reports: step N is the N-th update, and its batch is Stream.batch(N - 1) in Python. A
+    document is learned where its tokens are targets. WHICH is its number in the source, or its id where the tokens
+    carry ids (id=12 for an id that looks like a number). Of a run folder it is told what lies before its present step;
+    data or config other than those of its newest checkpoint are an error.
+    """
+    from smalti.base.errors import UserError
+    from smalti.cli.tables import print_json
+
+    asked = {"--step": step, "--position": position, "--document": document}
+    given = [name for name, value in asked.items() if value is not None]
+    if len(given) != 1:
+        raise UserError(
+            f"{' and '.join(given) or 'nothing'} is asked", allowed="one of --step, --position and --document"
+        )
+    if step is None and (row is not None or rank is not None):
+        raise UserError("--row and --rank choose rows of a step", hint="give --step too, or leave them out")
+    if row is not None and rank is not None:
+        raise UserError("--row and --rank both choose rows", allowed="one of them")
+    config, present, saved = _config(recipe, overrides or [])
+    told = _explanation(config, world_size or config.train.parallel.ranks)
+    if saved is not None:
+        _check_run(told, saved, recipe)
+    reader = _tokenizer(config, told) if text else None
+    if document is not None:
+        found = _document(told, document, present)
+        lines = _document_lines
+    else:
+        found = _step(told, step, position, row, rank)
+        lines = _step_lines
+    if reader is not None:
+        _add_text(told, found, reader)
+    found["present_step"] = present
+    if as_json:
+        print_json(found)
+    else:
+        print("\n".join(lines(found)))
+
+
+def _config(recipe: str, overrides: list[str]) -> "tuple[RunConfig, int | None, tuple[int, dict[str, Any]] | None]":
+    """The config; how many steps the run of that folder has done (None for a recipe); and what its newest checkpoint
+    says of its data, with the step of it. UserError for overrides that make another run of it."""
+    from smalti.base import store
+    from smalti.base.errors import UserError
+    from smalti.cli.working_directory import enter, load_run
+    from smalti.config.identity import difference
+    from smalti.track.run import RunFolder, resolve
+
+    path = resolve(recipe)
+    if not (path / "config.yaml").is_file():
+        return load_run(recipe, overrides).config, None, None
+    recipe, overrides = enter(str(path), overrides)
+    folder = RunFolder.read(path := Path(recipe))
+    config = load_run(recipe, overrides).config
+    changes = difference(folder.config(), config)
+    if changes:
+        raise UserError(
+            "\n  ".join([f"{path} is the folder of another run than this:", *changes]),
+            allowed="changes of placement, such as where its data lie",
+            hint=f"as a recipe, which has done nothing yet: smalti data explain {path}/config.yaml ...",
+        )
+    step = folder.saved_step()
+    present = max((n for n in (step, folder.status().get("step")) if n is not None), default=0)
+    if step is None:
+        return config, present, None
+    saved = store.read_json(folder.checkpoint(step) / "train_state.json")["stream"]
+    return config, present, (step, saved)
+
+
+def _check_run(told: "Explanation", saved: tuple[int, dict[str, Any]], recipe: str) -> None:
+    """UserError where the data that lie there now are not those that the run has learned from."""
+    from smalti.base.errors import UserError
+
+    try:
+        told.stream.check(saved[1], saved[0])
+    except UserError as error:
+        raise UserError(
+            error.message, allowed=error.allowed, hint=f"restore what changed: {recipe} learned from it"
+        ) from error
+
+
+def _explanation(config: "RunConfig", world_size: int) -> "Explanation":
+    from smalti.data.stream.explain import Explanation
+    from smalti.data.stream.opening import read_indexes, takedowns_of
+    from smalti.data.stream.stream import Stream
+
+    indexes = read_indexes(config.data)
+    stream = Stream(config.data, seed=config.seed, length=config.length, microbatch_tokens=1, indexes=indexes)
+    return Explanation(stream, world_size=world_size, takedowns=takedowns_of(indexes))
+
+
+def _tokenizer(config: "RunConfig", told: "Explanation") -> "Tokenizer":
+    from smalti.base.errors import UserError
+    from smalti.data.tokenizer.encode import load_tokenizer
+
+    own = Path(config.run_folder) / "tokenizer"
+    folder = str(own) if own.is_dir() else config.data.tokenizer
+    if folder is None:
+        raise UserError("--text needs the tokenizer that wrote the tokens", hint="data.tokenizer=OUTPUT/tokenizer")
+    tokenizer = load_tokenizer(folder)
+    digest = told.stream.tokenizer_digest
+    if digest is not None and tokenizer.digest != digest:
+        raise UserError(f"{folder} is not the tokenizer that wrote the tokens", hint="data.tokenizer=OUTPUT/tokenizer")
+    return tokenizer
+
+
+def _step(
+    told: "Explanation", step: int | None, position: int | None, row: int | None, rank: int | None
+) -> dict[str, Any]:
+    """The rows that are asked for; steps from 1."""
+    from smalti.base.errors import UserError
+
+    if step is not None and step > told.schedule.total_steps:
+        raise UserError(f"step {step:,} of the run", allowed=f"1 to {told.schedule.total_steps:,}")
+    rows: list[int] | None
+    if position is not None:
+        place = told.place(position)
+        index, rows = place.step, [place.row]
+    else:
+        assert step is not None
+        index = step - 1
+        rows = [row] if row is not None else None if rank is None else list(told.rows_of_rank(index, rank))
+    found = told.step(index, rows=rows)
+    for one in (found, *found["rows"]):
+        one["step"] = index + 1
+    if row is not None or position is not None:
+        for part in found["rows"][0]["documents"]:
+            whole = told.document(part["source"], str(part["number"])) if part["number"] is not None else None
+            part |= {"of_begin": whole.begin, "of_end": whole.end} if whole else {}
+    found["full"] = row is not None or position is not None
+    return found
+
+
+def _document(told: "Explanation", asked: str, present: int | None) -> dict[str, Any]:
+    """A document and its sightings; steps from 1."""
+    from smalti.base.errors import UserError
+
+    source, sign, which = asked.partition(":")
+    if not sign or not which:
+        raise UserError(f"--document {asked}", allowed="SOURCE:NUMBER or SOURCE:ID", hint="--document code:12")
+    document = told.document(source, which)
+    sightings = told.sightings(document)
+    for one in sightings:
+        one["step"] += 1
+        one["done"] = None if present is None else one["step"] <= present
+    return {
+        "document": {**vars(document), "taken_down": told.is_taken_down(document)},
+        "world_size": told.world_size,
+        "total_steps": told.schedule.total_steps,
+        "sightings": sightings,
+    }
+
+
+def _add_text(told: "Explanation", found: dict[str, Any], tokenizer: "Tokenizer") -> None:
+    import numpy as np
+
+    parts = [part for row in found.get("rows", []) for part in row["documents"]] or [found.get("document")]
+    for part in filter(None, parts):
+        source = told.stream.opened[part["source"]]
+        out = np.empty((1, min(part["end"] - part["begin"], _TEXT_TOKENS)), dtype=source.dtype)
+        source.read_rows(np.array([part["begin"]], dtype=np.int64), out)
+        part["text"] = tokenizer.decode(out[0].tolist())
+
+
+def _step_lines(found: dict[str, Any]) -> list[str]:
+    from smalti.cli.tables import table
+
+    last = found["first_position"] + found["sequences"] - 1
+    lines = [
+        f"step {found['step']:,}{_when(found['step'], found['present_step'])}: stage {found['stage']}, "
+        f"{found['sequences']:,} sequences of {found['seq_len']:,} tokens, "
+        f"positions {found['first_position']:,} to {last:,}, on {_ranks(found['world_size'])}",
+        "",
+    ]
+    if found["full"]:
+        return lines + _row_lines(found["rows"][0])
+    shown = found["rows"][:_ROWS]
+    head = ("row", "position", "rank", "source", "epoch", "sequence", "learned tokens", "documents")
+    lines.append(table(head, [_row_cells(row) for row in shown]))
+    if len(shown) < len(found["rows"]):
+        lines.append(f"... and {len(found['rows']) - len(shown):,} more; --rank, --row and --json show them")
+    for row in shown:
+        for part in row["documents"]:
+            if "text" in part:
+                lines += ["", f"-- row {row['row']}, {_named(part)}", *_quoted(part["text"])]
+    return lines
+
+
+def _row_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    pieces = [f"{begin:,} - {end:,}" for begin, end in row["pieces"]]
+    names = [_named(part) for part in row["documents"]]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (
+        str(row["row"]),
+        f"{row['position']:,}",
+        str(row["rank"]),
+        row["source"],
+        str(row["epoch"]),
+        f"{row['sequence']:,}",
+        pieces[0] + (f" and {len(pieces) - 1} more" if len(pieces) > 1 else ""),
+        (", ".join(names[:3]) or "not known") + more,
+    )
+
+
+def _row_lines(row: dict[str, Any]) -> list[str]:
+    from smalti.cli.tables import table
+
+    padding = f", {row['padding_tokens']:,} tokens of padding" if row["padding_tokens"] else ""
+    lines = [
+        f"row {row['row']}: position {row['position']:,}, rank {row['rank']}, source {row['source']}, "
+        f"epoch {row['epoch']}, sequence {row['sequence']:,}{padding}"
+    ]
+    cells = []
+    for part in row["documents"]:
+        n, of = part["end"] - part["begin"], ""
+        if "of_begin" in part:
+            a, whole = part["begin"] - part["of_begin"], part["of_end"] - part["of_begin"]
+            of = "all of it" if n == whole else f"{a:,} - {a + n:,} of {whole:,}"
+        columns = f"{part['column']:,} - {part['column'] + n:,}"
+        cells.append((_named(part), columns, of, f"{part['begin']:,} - {part['end']:,}"))
+    lines.append(table(("document", "columns of the row", "tokens of the document", "tokens of the source"), cells))
+    for part in row["documents"]:
+        if "text" in part:
+            lines += ["", f"-- {_named(part)}", *_quoted(part["text"])]
+    return lines
+
+
+def _document_lines(found: dict[str, Any]) -> list[str]:
+    from smalti.cli.tables import table
+
+    one, sightings, present = found["document"], found["sightings"], found["present_step"]
+    lines = [
+        f"document {_named(one)} of {one['source']}: {one['end'] - one['begin']:,} tokens, "
+        f"{one['begin']:,} - {one['end']:,} of the source"
+    ]
+    if "text" in one:
+        lines += [*_quoted(one["text"]), ""]
+    if one["taken_down"]:
+        lines.append("taken down: its place stays, but its tokens are blanked and never learned")
+    epochs = len({sighting["epoch"] for sighting in sightings})
+    if not sightings:
+        return [*lines, f"no sequence of the run's {found['total_steps']:,} steps learns it"]
+    counts = f"{len(sightings):,} sequence{'s'[: len(sightings) != 1]} in {epochs:,} epoch{'s'[: epochs != 1]}"
+    if present is not None:
+        done = sum(sighting["done"] for sighting in sightings)
+        counts += f": {done:,} before or at the present step, {present:,}, and {len(sightings) - done:,} after it"
+    lines += [f"it lies in {counts}", ""]
+    head = ("step", "row", "rank", "position", "epoch", "sequence", "tokens of the document", "")
+    rows = []
+    for sighting in sightings[:_SIGHTINGS]:
+        parts = ", ".join(f"{begin:,} - {end:,}" for begin, end in sighting["tokens"])
+        numbers = (f"{sighting[key]:,}" for key in ("step", "row", "rank", "position", "epoch", "sequence"))
+        rows.append((*numbers, parts, {None: "", True: "done", False: "to come"}[sighting["done"]]))
+    lines.append(table(head, rows))
+    if len(sightings) > _SIGHTINGS:
+        lines.append(f"... and {len(sightings) - _SIGHTINGS:,} more; --json lists them")
+    return lines
+
+
+def _named(part: dict[str, Any]) -> str:
+    number = "?" if part["number"] is None else f"{part['number']:,}"
+    name = f"{number} ({part['id']})" if part["id"] is not None else number
+    return f"{name} [taken down]" if part.get("taken_down") and "tokens" not in part else name
+
+
+def _quoted(text: str) -> list[str]:
+    return [f"   | {line}" for line in text[:_TEXT_CHARS].splitlines()[:10]]
+
+
+def _when(step: int, present: int | None) -> str:
+    return "" if present is None else " (done)" if step <= present else f" (to come; the run has done {present:,})"
+
+
+def _ranks(n: int) -> str:
+    return f"{n:,} rank" if n == 1 else f"{n:,} ranks"

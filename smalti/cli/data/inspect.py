@@ -1,0 +1,155 @@
+"""``smalti data inspect``: what is in a folder of documents or tokens, in lines for people."""
+
+from typing import Annotated, Any
+
+import typer
+
+from smalti.cli.data.source import Fields
+from smalti.cli.extras import need_data_extra
+
+
+def inspect(
+    folder: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="Tokens of any form, or an output of curate, tokenize.")
+    ],
+    fields: Fields = None,
+    samples: Annotated[int, typer.Option(min=0, help="How many documents to show of each part.")] = 2,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="The tokenizer that made the tokens; absent: the one beside them.")
+    ] = None,
+    limit_tokens: Annotated[
+        int, typer.Option(min=1, help="Read about so many tokens of each part, at evenly spaced places.")
+    ] = 100_000_000,
+    plot: Annotated[
+        str | None, typer.Option(metavar="FILE.svg", help="Draw how many tokens lie in how long documents.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the manifest, how long the documents are, what context lengths make of them, and some of them.
+
+    Of an output of curate or dedup also what was dropped, by rule, with some documents of each rule: their ids, and why
+    they went. All of them are in FOLDER/drops/SOURCE.parquet.
+
+    For each context length L: "in longer" is the share of tokens that lie in documents of L tokens or more. "seen" is
+    how many tokens of its own document stand before a token in its row, in the mean over all tokens, and "cut" the
+    share of documents that fall into more than one row: with concat (rows of L tokens cut from documents laid one after
+    another; the mean over all places where the first cut may fall), and with best-fit (only documents longer than L are
+    cut, every L tokens).
+    """
+    from smalti.cli.tables import print_json
+
+    need_data_extra()
+    from smalti.data.prepare.inspection import inspect_folder
+
+    found = inspect_folder(
+        folder, options=fields or [], tokenizer=tokenizer, n_samples=samples, limit_tokens=limit_tokens
+    )
+    if plot is not None:
+        _write_plot(plot, found["parts"])
+    if as_json:
+        print_json(found)
+        return
+    blocks = [_part_text(part) for part in found["parts"]]
+    if found.get("drops"):
+        blocks.append(_drops_text(found["drops"]))
+    print("\n\n".join(blocks))
+
+
+def _part_text(part: dict[str, Any]) -> str:
+    from smalti.cli.tables import pairs
+
+    blocks = [f"== {part['name']}"]
+    if "manifest" in part:
+        blocks.append(pairs([(key, _plain(value)) for key, value in part["manifest"].items()]))
+    else:
+        counts = part["counts"]
+        blocks.append(pairs([(f"{a} {b}", f"{n:,}") for a in ("documents", "bytes") for b, n in counts[a].items()]))
+    lengths = part["lengths"]
+    if lengths["documents"]:
+        shown = ", ".join(f"{key} {lengths[key]:,}" for key in ("mean", "median", "p90", "longest"))
+        blocks.append(f"document length in {lengths['unit']}: {shown}\n" + _histogram(lengths["histogram"]))
+    if part.get("contexts"):
+        blocks.append(_contexts_text(part["contexts"]))
+    if "note" in part:
+        blocks.append(f"note: {part['note']}")
+    blocks += [_sample_text(sample) for sample in part["samples"]]
+    return "\n\n".join(blocks)
+
+
+def _drops_text(drops: list[dict[str, Any]]) -> str:
+    from smalti.cli.tables import table
+
+    keys = ("source", "split", "rule")
+    rows = [(*(one[key] for key in keys), f"{one['documents']:,}") for one in drops]
+    blocks = ["== drops", table((*keys, "documents"), rows)]
+    for one in drops:
+        lines = [f"   | {sample['id']}: {sample['reason'] or 'no reason recorded'}" for sample in one["samples"]]
+        if lines:
+            blocks.append("\n".join([f"-- {one['source']}/{one['split']}, {one['rule']}", *lines]))
+    return "\n\n".join(blocks)
+
+
+def _contexts_text(rows: list[dict[str, Any]]) -> str:
+    from smalti.base.units import format_frac
+    from smalti.cli.tables import table
+
+    head = ("context", "in longer", "seen, concat", "seen, best-fit", "cut, concat", "cut, best-fit")
+    cells = [
+        (
+            f"{row['context_tokens']:,}",
+            format_frac(row["in_long_documents_frac"]),
+            f"{row['seen_concat_tokens']:,.0f}",
+            f"{row['seen_best_fit_tokens']:,.0f}",
+            format_frac(row["cut_concat_frac"]),
+            format_frac(row["cut_best_fit_frac"]),
+        )
+        for row in rows
+    ]
+    return "what a context length makes of them\n" + table(head, cells)
+
+
+def _write_plot(path: str, parts: list[dict[str, Any]]) -> None:
+    """Draw the parts' curves into one picture. UserError where there are none, or the name is no picture's."""
+    from smalti.base import store
+    from smalti.base.chart import Series, line_chart, standalone
+    from smalti.base.errors import UserError
+
+    if not path.endswith(".svg"):
+        raise UserError(f"--plot {path}", allowed="the name of an .svg file")
+    curves = [(part["name"], part["curve"]) for part in parts if part.get("curve")]
+    if not curves:
+        raise UserError("--plot draws documents of tokens, and here are none", hint="leave --plot out")
+    svg = line_chart(
+        [Series(name, curve["tokens_in_document"], curve["in_longer_frac"]) for name, curve in curves],
+        title="Share of tokens in documents of at least so many tokens",
+        x_label="tokens of a document",
+        log_x=True,
+        from_zero=True,
+        format_y=lambda value: f"{value:.0%}",
+    )
+    store.write_text(path, standalone(svg))
+
+
+def _histogram(bins: list[dict[str, int]]) -> str:
+    widest = max(entry["documents"] for entry in bins)
+    labels = [f"{entry['from']:,} - {entry['to']:,}" for entry in bins]
+    width = max(map(len, labels))
+    lines = []
+    for label, entry in zip(labels, bins, strict=True):
+        bar = "#" * -(-40 * entry["documents"] // widest)
+        lines.append(f"  {label:>{width}}  {entry['documents']:>9,}  {bar}".rstrip())
+    return "\n".join(lines)
+
+
+def _sample_text(sample: dict[str, Any]) -> str:
+    size = f"{sample['n_tokens']:,} tokens" if "n_tokens" in sample else f"{sample['id']}, {sample['n_bytes']:,} bytes"
+    text = sample.get("text", str(sample.get("ids", ""))[:400])
+    lines = text[:400].splitlines()[:10]
+    name = "the beginning" if sample.get("document") is None else f"document {sample['document']:,}"
+    return "\n".join([f"-- {name} ({size})", *(f"   | {line}" for line in lines)])
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return "not said"
+    return f"{value:,}" if isinstance(value, int) else str(value)

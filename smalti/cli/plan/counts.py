@@ -1,0 +1,217 @@
+"""The counts that ``smalti plan data`` works with: sizes of sources, sequences of stages, how a job reads.
+
+Joins what no room knows alone: the schedule and the folders of ``data/`` with the arithmetic of ``plan/data.py``.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from smalti.config.run import RunConfig
+    from smalti.data.order.mixture_schedule import Schedule
+    from smalti.data.sources.source import Source
+    from smalti.plan.data import DataPlan, EpochCounts, Reading, SourceCounts, StageCounts
+
+_BY_HAND_FILE_TOKENS = 1 << 28
+"""Tokens in a file, for sizes of sources that are not there yet."""
+_MOST_TOKENS = 10**18
+"""A thousand times what all text is thought to be; more is a slip."""
+
+
+def given_tokens(arguments: Sequence[str], config: "RunConfig") -> dict[str, int]:
+    """Source -> tokens, from ``--tokens``. Raises UserError for a name that is no source and for what is no count."""
+    import yaml
+
+    from smalti.base.errors import DataError, UserError, nearest
+
+    found: dict[str, Any] = {}
+    for argument in arguments:
+        name, sign, value = argument.partition("=")
+        if sign:
+            found[name] = value
+            continue
+        if not Path(argument).is_file():
+            raise DataError(f"--tokens {argument}", allowed="SOURCE=N, or a .yaml file of 'SOURCE: N' lines")
+        try:
+            read = yaml.safe_load(Path(argument).read_text())
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise DataError(f"--tokens {argument} is not YAML: {error}") from error
+        if not isinstance(read, dict):
+            raise DataError(f"--tokens {argument} holds no 'SOURCE: N' lines")
+        found.update(read)
+    counts = {}
+    for name, value in found.items():
+        if name not in config.data.sources:
+            near = nearest(str(name), config.data.sources)
+            raise UserError(
+                f"--tokens names '{name}', which is not a source",
+                allowed=", ".join(config.data.sources),
+                hint=f"--tokens {near}={value}" if near else None,
+            )
+        counts[name] = _count(name, value)
+    return counts
+
+
+def _count(name: str, value: Any) -> int:
+    from smalti.base.errors import UserError
+    from smalti.plan.given import read
+
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise UserError(f"--tokens {name}={value} is not a number", allowed="such as 464e9, 10b, 1.4T")
+    return int(read(f"--tokens {name}", value, (1, _MOST_TOKENS)).value)
+
+
+def known_sources(config: "RunConfig", given: Mapping[str, int]) -> dict[str, "SourceCounts"]:
+    """What is known of each source: as given by hand, else as its folder says (sequences are not filled in yet).
+
+    DataError for a source that is neither.
+    """
+    from smalti.data.tokens import format as layout
+    from smalti.plan.data import SourceCounts
+
+    found = {}
+    for name in sorted(config.data.sources):
+        if name not in given:
+            found[name] = _from_folder(config, name)
+            continue
+        n, width = given[name], layout.token_bytes_for(config.model.vocab_size)
+        files, rest = divmod(n, _BY_HAND_FILE_TOKENS)
+        found[name] = SourceCounts(
+            name,
+            n,
+            token_bytes=width,
+            stored_bytes=files * layout.file_bytes(_BY_HAND_FILE_TOKENS, width) + layout.file_bytes(rest, width),
+            index_bytes=500 + 43 * (files + 1),  # a manifest: its fields, and a SHA-256 in base64 for each file
+            block_bytes=layout.BLOCK_BYTES,
+            payload_bytes=layout.PAYLOAD_BYTES,
+        )
+    return found
+
+
+def _from_folder(config: "RunConfig", name: str) -> "SourceCounts":
+    from smalti.base.errors import DataError
+    from smalti.data.sources.sources import open_source, read_index
+
+    given, fetch, tokenizer = config.data.sources[name], config.data.fetch, config.data.tokenizer
+    try:
+        index = read_index(given, fetch, tokenizer=tokenizer)
+        source = open_source(given, index, fetch, tokenizer=tokenizer)
+        return counts_of(name, source, len(index))
+    except DataError as error:
+        raise DataError(
+            f"data.sources.{name} = {given.path}: {error.message}",
+            allowed=error.allowed,
+            hint=f"smalti plan data takes its size by hand: --tokens {name}=1e9",
+        ) from error
+
+
+def counts_of(name: str, source: "Source", index_bytes: int) -> "SourceCounts":
+    """The counts of an opened source; of forms other than our own, what reading costs is not among them."""
+    from smalti.data.tokens import TokenSource
+    from smalti.data.tokens import format as layout
+    from smalti.plan.data import SourceCounts
+
+    if not isinstance(source, TokenSource):
+        return SourceCounts(name, source.n_tokens, digest=source.digest, layout_known=False)
+    manifest = source.manifest
+    return SourceCounts(
+        name,
+        source.n_tokens,
+        token_bytes=source.dtype.itemsize,
+        index_bytes=index_bytes,
+        digest=source.digest,
+        stored_bytes=sum(manifest.bytes_of_file(file) for file in range(manifest.n_files)),
+        block_bytes=layout.BLOCK_BYTES,
+        payload_bytes=layout.PAYLOAD_BYTES,
+    )
+
+
+def make_plan(config: "RunConfig", known: Mapping[str, "SourceCounts"], reading: "Reading") -> "DataPlan":
+    """The plan of a run over sources of these sizes."""
+    from smalti.base.errors import DataError
+    from smalti.data.order.mixture_schedule import build_schedule
+    from smalti.plan.data import plan_data
+
+    schedule = build_schedule(config.data, config.length)
+    ends = [*(era.start_step for era in schedule.eras[1:]), schedule.total_steps]
+    taken = [schedule.counts(end, number).tolist() for number, end in enumerate(ends)]
+    sources = []
+    for k, name in enumerate(schedule.sources):
+        # a source needs only the sequence lengths of the stages that read it
+        seq_lens = [era.seq_len if taken[number][k] else None for number, era in enumerate(schedule.eras)]
+        longest = max(filter(None, seq_lens), default=0)
+        if known[name].n_tokens <= longest:
+            raise DataError(
+                f"source '{name}' has {known[name].n_tokens:,} tokens, less than one sequence",
+                allowed=f"at least {longest + 1:,} tokens, for sequences of {longest:,}",
+            )
+        sources.append(replace(known[name], eras=tuple(_epoch(config, known[name], length) for length in seq_lens)))
+    forks = [past.at_step for past in config.data.history]
+    return plan_data(sources, stage_counts(schedule, forks=forks), reading)
+
+
+def _epoch(config: "RunConfig", source: "SourceCounts", seq_len: int | None) -> "EpochCounts":
+    """One epoch at a sequence length (None: not read). A source given by hand counts as if it were not padded."""
+    from smalti.data.pack import n_sequences
+    from smalti.data.pack.index import PackRecord, read_record
+    from smalti.plan.data import EpochCounts
+
+    if seq_len is None:
+        return EpochCounts(1)
+    if config.data.packing == "concat" or source.digest is None:
+        return EpochCounts(n_sequences(source.n_tokens, seq_len))
+    path = config.data.sources[source.name].path
+    record = PackRecord.parse(
+        read_record(path, seq_len), path, source_digest=source.digest, source=path, seq_len=seq_len
+    )
+    return EpochCounts(record.n_rows, record.n_pieces / record.n_rows, record.padding_frac)
+
+
+def stage_counts(schedule: "Schedule", *, forks: Sequence[int] = ()) -> list["StageCounts"]:
+    """The stages of a schedule, as the arithmetic takes them; those before the last of ``forks``, the steps at which
+    the run was forked, are called past ones."""
+    from smalti.plan.data import StageCounts
+
+    ends = [*(span.start_step for span in schedule.spans[1:]), schedule.total_steps]
+    stages = []
+    for (future, number, seq_len), group in groupby(
+        zip(schedule.spans, ends, strict=True),
+        key=lambda pair: (bisect_right(forks, pair[0].start_step), pair[0].stage, pair[0].seq_len),
+    ):
+        past = "" if future == len(forks) else " (past)" if len(forks) == 1 else f" (past {future + 1})"
+        spans = list(group)
+        (first, _), (last, end_step) = spans[0], spans[-1]
+        era = schedule.era(first.start_step)
+        taken = schedule.counts(end_step, era) - schedule.counts(first.start_step, era)
+        passed = schedule.ordinals_end(end_step, era) - schedule.ordinals_end(first.start_step, era)
+        stages.append(
+            StageCounts(
+                name=f"{number}{past}",
+                start_step=first.start_step,
+                end_step=end_step,
+                seq_len=seq_len,
+                era=era,
+                weights=tuple(Fraction(weight, schedule.unit) for weight in first.weights),
+                weights_end=tuple(Fraction(weight, schedule.unit) for weight in last.weights),
+                sequences=tuple(taken.tolist()),
+                passed=tuple(passed.tolist()),
+            )
+        )
+    return stages
+
+
+def reading_of(config: "RunConfig") -> "Reading":
+    """How a run reads, by its config; prices and latency are the defaults."""
+    from smalti.plan.data import Reading
+
+    return Reading(
+        ranks=config.train.parallel.ranks,
+        first_batch_sequences=config.length.batch_tokens(0) // config.data.seq_lens[0],
+        concurrency=config.data.fetch.concurrency,
+        requests_per_s=config.data.fetch.requests_per_s,
+    )

@@ -1,0 +1,298 @@
+"""What can be known to be wrong with a run before a process of it starts, and the plan of one that is right."""
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from smalti.base.errors import DataError, UserError
+from smalti.base.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from smalti.config.fork import Fork
+    from smalti.config.run import RunConfig
+    from smalti.data.stream.inputs import Inputs
+
+
+def check(config: "RunConfig", *, ranks: int, fork: "Fork | None" = None) -> None:
+    """Raise for a mesh that does not fit ``ranks``, stages that do not fit the run, folders of tokens and weights to
+    begin with that are not there, trackers that do not answer, and a folder that holds another run."""
+    from smalti.track import trackers
+    from smalti.track.run import RunFolder
+
+    _check_run_folder(config.run_folder)
+    if fork is None:
+        RunFolder(config.run_folder).require_free_or_same(config)
+    _check_stages(config)
+    config.data.require_every_source_used()
+    _check_mesh(config, ranks)
+    origin_warnings(config)
+    _check_retained(config)
+    _check_folders(config)
+    _check_files(config)
+    trackers.check(config.track, config.run_folder)
+
+
+def origin_warnings(config: "RunConfig") -> list[str]:
+    """What is knowingly different between the run and the model that it starts from; raises for what may not be."""
+    if config.init_from is None or _has_checkpoint(config):  # it goes on from its own checkpoint
+        return []
+    if not Path(config.init_from).exists():
+        raise DataError(f"init_from = {config.init_from} does not exist", allowed="a checkpoint or Hugging Face folder")
+    from smalti.train import origin
+
+    return origin.check(config)
+
+
+def _check_retained(config: "RunConfig") -> None:
+    """A run that goes on, and would measure what it shall retain otherwise than it was before the first step."""
+    from smalti.track.report.continued import require_alike
+    from smalti.track.report.read import read_run
+    from smalti.track.run import RunFolder
+
+    if config.data.retain and 0 < (RunFolder(config.run_folder).saved_step() or 0) < config.length.total_steps:
+        require_alike(read_run(config.run_folder), config.model_dump(mode="json"), list(config.data.retain))
+
+
+def lies_here(config: "RunConfig") -> bool:
+    """Whether all that the run reads lies in local folders. What lies in a store is left to rank 0, which checks it
+    alike: an index is then asked for once by the whole job, and not by every node as well."""
+    from smalti.base import store
+
+    sources = config.data.sources.values()
+    paths = [path for source in sources for path in (source.path, *source.mirrors)]
+    return all(store.is_local(path) for path in (*paths, *config.data.heldout.values()))
+
+
+def check_here(config: "RunConfig") -> list[str]:
+    """As ``check_data_here``, and raise for a device that this machine has not."""
+    _check_device(config)
+    return check_data_here(config)
+
+
+def check_data_here(config: "RunConfig") -> list[str]:
+    """Raise for what is wrong with local data; returns warnings of sources that are gone through too often."""
+    from smalti.cli.plan.data import repeat_warnings
+    from smalti.data.stream.inputs import check_inputs
+
+    return repeat_warnings(config, check_inputs(config).sources) if lies_here(config) else []
+
+
+def _check_device(config: "RunConfig") -> None:
+    """Raise for device=cuda where no rank could find a GPU here."""
+    from smalti.fleet.machine import why_no_gpu
+
+    reason = why_no_gpu() if config.train.parallel.device == "cuda" else None
+    if reason is not None:
+        raise UserError(
+            f"train.parallel.device=cuda, but {reason}",
+            allowed="auto, cpu",
+            hint="train.parallel.device=auto; 'smalti env' shows what PyTorch and the driver see",
+        )
+
+
+def _check_run_folder(folder: str) -> None:
+    """OSError, as making the folder would raise it: a file is in the way, or nothing may be written there."""
+    from smalti.base import store
+
+    if store.is_local(folder):
+        there = next(path for path in (Path(folder), *Path(folder).absolute().parents) if path.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            number = errno.EACCES if there.is_dir() else errno.ENOTDIR
+            raise OSError(number, os.strerror(number), str(there))
+
+
+def _check_folders(config: "RunConfig") -> None:
+    """Folders of token files that do not exist, seen from here: a recipe's relative paths begin where one stands."""
+    from smalti.base import store
+    from smalti.data.stream.inputs import require_heldout
+    from smalti.data.stream.opening import named
+
+    for name, folder in config.data.heldout.items():
+        with named(f"data.heldout.{name} = {folder}"):
+            require_heldout(folder)
+    for section in ("sources", "heldout"):
+        for name, given in getattr(config.data, section).items():
+            folder = given if isinstance(given, str) else given.path
+            if store.is_local(folder) and not Path(folder).exists():
+                of_demo = Path(folder).parts[:2] == ("data", "demo")
+                raise DataError(
+                    f"data.{section}.{name} = {folder} does not exist (seen from {Path.cwd()})",
+                    allowed="a folder of token files",
+                    hint="smalti demo writes it" if of_demo else "smalti data tokenize RECIPE writes token files",
+                )
+
+
+def _check_files(config: "RunConfig") -> None:
+    """A list of takedowns that is not there, and a folder for the cache that cannot be one."""
+    from smalti.base import store
+
+    takedowns, cache = config.data.takedowns, config.data.fetch.cache
+    if takedowns is not None and store.is_local(takedowns) and not Path(takedowns).is_file():
+        raise DataError(
+            f"data.takedowns = {takedowns} is not a file (seen from {Path.cwd()})",
+            allowed='a file with lines such as {"source": "web", "document": 1234}',
+            hint="name one, or leave data.takedowns out where nothing is taken down",
+        )
+    if cache is None:
+        return
+    if not store.is_local(cache):
+        raise UserError(
+            f"data.fetch.cache={cache} is not a local folder", allowed="a folder on a disk of the node", hint="a path"
+        )
+    there = next(path for path in (Path(cache), *Path(cache).absolute().parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"data.fetch.cache={cache} cannot be used: {there}: {error.strerror}",
+            allowed="a folder that can be made and written",
+            hint="name another one, or leave data.fetch.cache out",
+        ) from error
+
+
+def not_exportable(config: "RunConfig") -> str | None:
+    """Why the model of this run could not be exported, with what to do; None where it can be."""
+    if config.model.family == "decoder":
+        return "family decoder has no Hugging Face form: no export, eval or chat"
+    if config.data.tokenizer is None and not (Path(config.run_folder) / "tokenizer").is_dir():
+        return "this run keeps no tokenizer: smalti export will not work; add data.tokenizer=OUTPUT/tokenizer"
+    return None
+
+
+def _check_mesh(config: "RunConfig", ranks: int) -> None:
+    from smalti.cli.train.layout_here import layout_here
+
+    layout_here(config, ranks)
+
+
+def _check_stages(config: "RunConfig") -> None:
+    """The stages of the mixture over the run's length, as the stream will lay them out."""
+    from smalti.data.order.mixture_schedule import build_schedule
+
+    build_schedule(config.data, config.length)
+
+
+def _has_checkpoint(config: "RunConfig") -> bool:
+    from smalti.track.run import RunFolder
+
+    return RunFolder(config.run_folder).saved_step() is not None
+
+
+def dry_run(config: "RunConfig", *, ranks: int, fork: "Fork | None", gpu: str | None, as_json: bool) -> None:
+    """Print what would be started, and what a rank of it would hold and send.
+
+    As JSON the rehearsal alone, for which no store is asked. In the text what is wrong with the data comes at the end;
+    it is no error where ``gpu`` says that the run is for another machine.
+    """
+    if gpu is not None:
+        from smalti.config.hardware import hardware
+
+        hardware(gpu)  # a name that is not known is refused before anything is printed
+    from smalti.cli.tables import print_json
+    from smalti.cli.train.rehearsed import rehearsed_json, rehearsed_lines
+    from smalti.data.stream.inputs import check_inputs
+
+    if as_json:
+        warnings = check_data_here(config)
+        print_json({**rehearsed_json(config, gpu=gpu), "warnings": warnings})
+        return
+    try:
+        print(plan_text(config, check_inputs(config), ranks=ranks, fork=fork, memory_here=gpu is None))
+    except UserError as error:
+        if lies_here(config):
+            raise
+        print("\n".join(rehearsed_lines(config, gpu=gpu)))  # a machine that may not read the data can still rehearse
+        if gpu is None:
+            raise
+        print(f"data       not checked: {error.message}")
+        return
+    print("\n".join(rehearsed_lines(config, gpu=gpu)))
+
+
+def plan_text(
+    config: "RunConfig", checked: "Inputs", *, ranks: int, fork: "Fork | None" = None, memory_here: bool = True
+) -> str:
+    """What would be started, in lines for people; with a fork, what it would change. ``memory_here``: that of this
+    machine counts."""
+    from smalti.cli.plan.data import dry_run_lines
+    from smalti.cli.train.fits_here import memory_warning
+    from smalti.cli.train.layout_here import layout_lines
+    from smalti.plan.run import length_text, plan_run
+
+    numbers = plan_run(config)
+    lines = [
+        f"run        {config.name}  ->  {config.run_folder}{_existing(config)}",
+        f"model      {config.model.family}, {format_count(numbers.params.total)} parameters, "
+        f"{format_count(numbers.params.active)} active",
+        f"length     {length_text(config.length)} = {format_count(numbers.tokens)} tokens, "
+        f"{format_count(numbers.total_flops)} FLOPs",
+        *_origin_lines(config),
+        *_fork_lines(fork),
+        *layout_lines(config, ranks),
+    ]
+    lines += dry_run_lines(config, checked.sources)
+    lines += _order_lines(config, checked)
+    for name, manifest in checked.heldout.items():
+        lines.append(f"held out   {name}: {format_count(manifest.n_tokens)} tokens")
+    lines += [f"warning    {line}" for line in (*checked.unknown, *origin_warnings(config))]
+    reasons = (not_exportable(config), memory_warning(config, ranks=ranks) if memory_here else None)
+    lines += [f"warning    {reason}" for reason in reasons if reason is not None]
+    return "\n".join(lines)
+
+
+def _origin_lines(config: "RunConfig") -> list[str]:
+    if config.init_from is None:
+        return []
+    bounds = [f"{name} +{allowed_frac * 100:.3g} %" for name, allowed_frac in config.data.retain.items()]
+    return [f"from       {config.init_from}{', retains ' + ', '.join(bounds) if bounds else ''}"]
+
+
+def _order_lines(config: "RunConfig", checked: "Inputs") -> list[str]:
+    """What changes which tokens are read when, and is not as it is by default."""
+    data, lines = config.data, []
+    if len(data.stages) > 1 or data.stages[0].seq_len is not None:
+        begins = [0, *(config.length.step_at(stage.until) for stage in data.stages[:-1])]
+        lines += [
+            f"stage {n:<5}from step {begin:,}, seq_len {seq_len:,}"
+            for n, (begin, seq_len) in enumerate(zip(begins, data.seq_lens, strict=True))
+        ]
+    if data.packing != "concat":
+        lines.append(f"packing    {data.packing}")
+    if data.shuffle.mode != "full":
+        shuffle = data.shuffle
+        lines.append(
+            f"shuffle    {shuffle.mode}: {shuffle.window_chunks} chunks of {format_count(shuffle.chunk_tokens)} tokens"
+        )
+    if data.skip:
+        spans = [f"[{begin:,}, {end:,})" for begin, end in data.skip]
+        each = ", each of the positions that the ones before leave" if len(spans) > 1 else ""
+        lines.append(f"skip       positions {', then '.join(spans)}{each}")
+    if data.takedowns is not None:
+        from smalti.data.stream.takedowns import Takedowns
+
+        count = sum(len(spans) for spans in Takedowns.read(data.takedowns, checked.sources).spans.values())
+        empty = "" if count else ": the list is empty, so it has no effect"
+        lines.append(f"takedowns  {count:,} {'document' if count == 1 else 'documents'} of {data.takedowns}{empty}")
+    if data.fetch.cache is not None:
+        lines.append(f"cache      {data.fetch.cache}, at most {format_bytes(data.fetch.cache_bytes)}")
+    return lines
+
+
+def _fork_lines(fork: "Fork | None") -> list[str]:
+    if fork is None:
+        return []
+    done = f"{fork.at_step:,} steps = {format_count(fork.after.length.tokens(fork.at_step))} tokens stay as they are"
+    return [f"fork       {done}; what changes after them:", *(f"           {line}" for line in fork.lines())]
+
+
+def _existing(config: "RunConfig") -> str:
+    from smalti.track.run import RunFolder
+
+    folder = RunFolder(config.run_folder)
+    if not (folder.path / "config.yaml").exists():
+        return ""
+    step = folder.saved_step()
+    return f"  (exists: would resume from step {step})" if step is not None else "  (exists: would start at step 0)"

@@ -1,0 +1,110 @@
+"""How ranks are laid out along the axes of parallelism, as numbers: what memory, network and time are reckoned for.
+
+Promises: a layout that exists is possible for its number of ranks. Whether it fits a model or a device is not said
+here; building the mesh is ``smalti/distributed``'s.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from smalti.base.errors import UserError
+from smalti.config.run import JobConfig
+
+AXES = ("replicate", "shard", "sequence", "tensor", "pipeline", "expert")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Ranks along each axis. ``world_size`` is the product of all but ``expert``, which is folded out of the others."""
+
+    replicate: int = 1
+    """Copies of the sharded model (the outer axis of HSDP)."""
+    shard: int = 1
+    """Ranks that share weights, gradients and moments (FSDP2)."""
+    sequence: int = 1
+    """Ranks that share each row of tokens (Ulysses or ring); weights are sharded over them too."""
+    tensor: int = 1
+    """Ranks that share each matrix."""
+    pipeline: int = 1
+    """Pipeline stages: ranks that share the layers."""
+    expert: int = 1
+    """Ranks that share the experts; divides shard x sequence."""
+
+    def __post_init__(self) -> None:
+        for axis, size in asdict(self).items():
+            if size < 1:
+                raise UserError(f"axis {axis} = {size} cannot be", allowed="a whole number from 1")
+        if self.sequence % self.expert and self.expert % self.sequence:
+            raise UserError(
+                f"axes expert = {self.expert} and sequence = {self.sequence} overlap: neither divides the other",
+                allowed="one that is a multiple of the other",
+            )
+        if (self.shard * self.sequence) % self.expert:
+            raise UserError(
+                f"axis expert = {self.expert} does not divide shard x sequence = {self.shard} x {self.sequence}",
+                allowed="a divisor of it: experts are spread over the ranks that share the weights",
+            )
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of all."""
+        return self.replicate * self.shard * self.sequence * self.tensor * self.pipeline
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that read different rows."""
+        return self.replicate * self.shard
+
+    @property
+    def weight_shards(self) -> int:
+        """Ranks that dense weights, their gradients and moments are spread over, beside tensor and pipeline."""
+        return self.shard * self.sequence
+
+    @property
+    def axes_in_use(self) -> int:
+        """How many axes are larger than 1."""
+        return sum(size > 1 for size in asdict(self).values())
+
+    def __str__(self) -> str:
+        return " x ".join(f"{axis} {size}" for axis, size in asdict(self).items() if size > 1) or "one rank"
+
+
+def layout_of(config: JobConfig, ranks: int | None = None) -> Layout:
+    """The layout that ``smalti train`` gives the config; ``ranks``: in place of the config's own.
+
+    An axis that is still ``auto``, as before the planner has chosen: shard is all that the others leave, others are 1.
+    UserError where the axes do not make up the ranks.
+    """
+    parallel, wanted = config.train.parallel, ranks or config.train.parallel.ranks
+    given = {axis: getattr(parallel, axis) for axis in AXES}
+    sizes = {axis: 1 if size == "auto" else size for axis, size in given.items()}
+    if given["shard"] == "auto":
+        sizes["shard"] = max(1, wanted // _product({**sizes, "shard": 1}))
+    if _product(sizes) != wanted:
+        raise _uneven(given, sizes, wanted)
+    return Layout(**sizes)
+
+
+def _product(sizes: dict[str, int]) -> int:
+    return math.prod(size for axis, size in sizes.items() if axis != "expert")
+
+
+def _uneven(given: dict[str, Any], sizes: dict[str, int], ranks: int) -> UserError:
+    """What to say where the axes do not make up the ranks: the change of one axis that comes nearest."""
+    named = {axis: size for axis, size in given.items() if axis != "expert" and size not in (1, "auto")}
+    axis = max(named, key=lambda one: (one != "shard", named[one]), default="shard")
+    others = _product({**sizes, axis: 1, **({} if "shard" in named else {"shard": 1})})
+    fits = [n for n in range(1, ranks + 1) if ranks % (others * n) == 0]
+    fits = fits[-1:] if "shard" in named else fits
+    near = min(fits, key=lambda n: abs(n - sizes[axis]), default=None)
+    hint = f"train.parallel.ranks={_product(sizes)}" if near is None else f"train.parallel.{axis}={near}"
+    if len(named) == 1 and axis != "shard":
+        text = f"train.parallel.{axis}={named[axis]} does not divide the {ranks} ranks"
+        return UserError(text, allowed=f"a divisor of {ranks}: {', '.join(map(str, fits))}", hint=hint)
+    said = " x ".join(f"{name} {size}" for name, size in named.items()) or f"shard {sizes['shard']}"
+    return UserError(
+        f"train.parallel: {said} {'does' if len(named) < 2 else 'do'} not make up {ranks} ranks",
+        allowed=f"replicate x shard x sequence x tensor x pipeline = {ranks}",
+        hint=hint,
+    )

@@ -1,0 +1,92 @@
+"""What a layer of experts holds on the way forward and back: ``smalti/model/blocks/moe``, tensor by tensor.
+
+Promises: sorted rows, gate, up and output of each slot (a token at one of its experts), the router's figures in fp32,
+indices in int64. Routing is dropless, so the sizes do not depend on the load as long as one rank holds all experts;
+with an axis ``expert`` (``smalti/distributed/parallel/dispatch.py``, exact) the load is taken to be even; the rows
+that came and those
+that came back are kept, in place of the experts' output. ``torch.compile`` keeps the sorted rows and the product of
+gate and up too, which eager code makes again: measured on an H100 (docs/concepts/benchmarks-gpu.md). With an axis
+``expert`` nothing of this is compiled (``Dispatch.forward`` is ``torch.compiler.disable``), so nothing more is kept.
+"""
+
+from smalti.config.model import ModelConfig
+from smalti.cost.memory.tape import Pass, Tape
+
+
+def experts(tape: Tape, model: ModelConfig, shape: Pass) -> None:
+    """Forward; the norm's output is read, ``down`` is written."""
+    moe, n, c = model.moe, shape.tokens, shape.compute_bytes
+    assert moe is not None
+    k, e, hidden = moe.num_experts_per_tok, moe.num_experts, model.hidden_size
+    slots, inner = n * k, n * k * model.expert_width * c / shape.tensor
+    rows, spread = slots * hidden * c, shape.expert > 1
+    with tape.during(read32=n * hidden * 4 if c == 2 else 0):
+        tape.new("router.logits", n * e * 4)
+    tape.new("router.score", n * e * 4)
+    tape.new("router.choice", n * k * 8)
+    tape.new("router.weight", n * k * 4 * 2)
+    tape.new("slots", slots * 8 * (4 if spread else 2))
+    if spread:
+        with tape.during(sent=rows):
+            tape.new("arrived", rows)
+    tape.new("rows", rows)
+    tape.new("up", inner)
+    if model.gated:
+        tape.new("gate", inner)
+    tape.new("product", inner)
+    tape.new("y", rows)
+    tape.save("up", "gate", "slots", "router.choice", "router.weight", "router.logits", "router.score")
+    if shape.compiled and not spread:
+        tape.save("rows", "product")
+    if spread:
+        tape.new("unsorted", rows)
+        tape.drop("rows", "product", "y")
+        tape.new("returned", rows)
+        tape.drop("unsorted")
+    tape.new("down", n * hidden * c)
+    tape.save("arrived", "returned" if spread else "y")
+    tape.drop("rows", "product", "up", "gate", "y", "slots", "arrived", "returned")
+    with tape.during(balance=n * e * 4 * 3):
+        pass
+    tape.drop("router.choice", "router.weight", "router.logits", "router.score")
+
+
+def experts_backward(tape: Tape, model: ModelConfig, shape: Pass) -> None:
+    """Backward; what is left is the gradients of the weights."""
+    moe, n, c = model.moe, shape.tokens, shape.compute_bytes
+    assert moe is not None
+    k, e, hidden = moe.num_experts_per_tok, moe.num_experts, model.hidden_size
+    inner, rows = n * k * model.expert_width * c / shape.tensor, n * k * hidden * c
+    matrix = hidden * model.expert_width * e * c / shape.tensor / shape.expert
+    tape.new("index", n * k * 8)
+    with tape.during(d_rows=rows, d_weight=rows):
+        pass
+    tape.new("d.y", rows)
+    if shape.expert > 1:
+        tape.new("d.arrived", rows)
+        tape.drop("d.y")
+        tape.new("d.y", rows)
+    out = rows if shape.expert > 1 else n * hidden * c
+    if "rows" not in tape.alive:
+        tape.new("rows", rows)
+    tape.new("d.product", inner)
+    tape.new("active", inner)
+    with tape.during(again=inner if model.gated else 0):
+        tape.new("w.down", matrix)
+    if model.gated:
+        tape.new("d.gate", inner)
+    with tape.during(d_in=rows):
+        tape.new("d.out", out)
+    tape.new("w.up", matrix)
+    if model.gated:
+        with tape.during(d_in=rows, another=out):
+            pass
+        tape.new("w.gate", matrix)
+    tape.drop("index", "d.y", "rows", "d.product", "active", "d.gate", "d.arrived", "d.out")
+    tape.used("rows", "product", "up", "gate", "y", "slots", "arrived", "returned", "router.choice", "router.weight")
+    if shape.expert > 1:
+        with tape.during(left=rows, returning=rows):
+            pass
+    with tape.during(balance=n * e * 4 * 2):
+        pass
+    tape.used("router.logits", "router.score")

@@ -1,0 +1,120 @@
+"""Whether a run fits a device: the largest microbatch that does, and the cheapest change that would help.
+
+Promises: everything follows from ``memory_per_rank``, and a change is only proposed where it makes the run fit. What
+costs no FLOPs comes first, then what costs some, then more devices. Says nothing about speed beyond that.
+"""
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from smalti.base.errors import UserError
+from smalti.config.load import from_dict
+from smalti.config.run import RunConfig
+from smalti.cost.axes import Layout, layout_of
+from smalti.cost.memory.rank import memory_per_rank
+
+MOST_RANKS = 1 << 20
+"""More are not tried."""
+
+_BESIDE_TENSORS_BYTES, _HEAP_FRAC = 0.4e9, 1.5
+"""A rank's process on a CPU: interpreter and torch, and what the C library's heap takes for a byte of live tensors. The
+second was 1.1 to 1.55 over the six recipes of bench/plan_memory.py, more the larger the model."""
+
+
+@dataclass(frozen=True)
+class Help:
+    """A change of the recipe with which it fits."""
+
+    change: str
+    """As it is typed, ``train.microbatch_tokens=4096``."""
+    costs: str
+    """What is paid for it."""
+    total_bytes: int
+    """What a rank then takes."""
+
+
+def room_on_cpu(memory_bytes: float, ranks: int) -> float:
+    """Bytes for the tensors of each of ``ranks`` processes that share the main memory of a machine."""
+    return max(1.0, (memory_bytes / ranks - _BESIDE_TENSORS_BYTES) / _HEAP_FRAC)
+
+
+def largest_microbatch(
+    config: RunConfig, memory_bytes: float, layout: Layout | None = None, *, device: str | None = None
+) -> int | None:
+    """The most tokens in one forward pass on one rank, in whole sequences of the longest, that fit into
+    ``memory_bytes``; at most the rank's share of the largest batch. None where not even one sequence fits."""
+    if not 0 < memory_bytes < math.inf:
+        raise UserError(
+            f"a device of {memory_bytes} bytes cannot be", allowed="a number above 0", hint="--gpu h100-sxm"
+        )
+    seq_len = max(config.data.seq_lens)
+    ranks = (layout or layout_of(config)).data_ranks
+    most = max(1, max(-(-batch // length // ranks) * length for batch, length in config.batches_and_lengths) // seq_len)
+
+    def fits(rows: int) -> bool:
+        found = memory_per_rank(config, layout=layout, microbatch_tokens=rows * seq_len, device=device)
+        return found.total_bytes <= memory_bytes
+
+    if not fits(1):
+        return None
+    low, high = 1, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low * seq_len
+
+
+def helps(
+    config: RunConfig, memory_bytes: float, layout: Layout | None = None, *, device: str | None = None
+) -> list[Help]:
+    """Changes with each of which the run fits ``memory_bytes``, the cheapest first; empty where it fits as it is, and
+    where none of them is enough. ``layout``: that of its ranks, where it is not what the config alone says."""
+    layout = layout or layout_of(config)
+
+    def needed(changed: RunConfig, on: Layout) -> int:
+        return memory_per_rank(changed, layout=on, device=device).total_bytes
+
+    if needed(config, layout) <= memory_bytes:
+        return []
+    found = []
+    recompute = "train.parallel.activation_checkpointing=full"
+    may = config.train.parallel.activation_checkpointing == "none"
+    for change in ("", recompute) if may else ("",):
+        changed = changed_by(config, change)
+        if change and needed(changed, layout) <= memory_bytes:
+            found.append((change, "up to a third more FLOPs: each block's forward pass runs twice", layout))
+            break
+        largest = largest_microbatch(changed, memory_bytes, layout, device=device)
+        if largest is not None:
+            costs = "smaller matmuls" if not change else "smaller matmuls, and up to a third more FLOPs"
+            found.append((f"{change} train.microbatch_tokens={largest}".strip(), costs, layout))
+    times = 2
+    while device == "cuda" and (ranks := layout.world_size * times) <= MOST_RANKS and _has_share(config, ranks):
+        change = f"train.parallel.ranks={ranks}"  # ranks on a CPU share its memory
+        with suppress(UserError):  # a number of ranks that the axes do not make up
+            changed = changed_by(config, change)
+            grown = _grown(changed, layout, times)
+            if needed(changed, grown) <= memory_bytes:
+                found.append((change, f"{times} times the devices", grown))
+                break
+        times *= 2
+    return [Help(change, costs, needed(changed_by(config, change), on)) for change, costs, on in found]
+
+
+def _grown(changed: RunConfig, layout: Layout, times: int) -> Layout:
+    """``layout`` on so many times the ranks: they share the weights, where the config leaves that open."""
+    is_open = changed.train.parallel.shard == "auto"
+    return replace(layout, shard=layout.shard * times) if is_open else layout_of(changed)
+
+
+def _has_share(config: RunConfig, ranks: int) -> bool:
+    """Whether each rank still has a sequence of every batch."""
+    return all(batch // seq_len >= ranks for batch, seq_len in config.batches_and_lengths)
+
+
+def changed_by(config: RunConfig, change: str) -> RunConfig:
+    """The config with ``A.B=VALUE ...``."""
+    values: dict[str, Any] = config.model_dump(mode="json")
+    return from_dict(RunConfig, values, overrides=change.split()).config

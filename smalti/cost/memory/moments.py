@@ -1,0 +1,351 @@
+"""The moments of a training step and what one rank holds in each: the peak is the largest.
+
+Promises: what ``smalti/train/step.py`` does under FSDP2, in its order: weights are gathered block after block, each
+block keeps what its backward pass needs, the loss forms its tiles, and on the way back each block's gradients are made
+in the compute format, laid into one buffer and reduced to a shard. A pipeline stage keeps its weights whole, adds up
+whole gradients in the format of the reduction over its microbatches, and reduces them behind the last. A moment is told
+as parts that add up. Says nothing of what an allocator loses (``cost/memory/rank.py`` adds that), and lets no two
+streams overlap. Of many equal layers in a row only the first and last two are told: between them every part rises or
+falls evenly, so none of the others is fuller.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from smalti.config.model import ModelConfig
+from smalti.cost.memory.activations import BlockTape
+from smalti.cost.memory.head import Head
+from smalti.cost.memory.tape import Pass, Tape
+from smalti.cost.units import Part, keeps_gathered, units
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Bytes that are alive at one time."""
+
+    weights: float = 0
+    """Master weights, this rank's share."""
+    gradients: float = 0
+    """Reduced gradients, this rank's share, and whole ones that wait to be reduced."""
+    moments: float = 0
+    """Of the optimizer, this rank's share."""
+    gathered: float = 0
+    """Whole weights in the compute format; a router's in fp32."""
+    buffers: float = 0
+    """What a collective reads and writes; alone on a mesh of one rank, the same copies without a collective."""
+    activations: float = 0
+    """Kept for the backward pass."""
+    logits: float = 0
+    """A tile of logits and what is made of it."""
+    temporary: float = 0
+    """What one operator after another takes and gives back."""
+    batch: float = 0
+    """Tokens, targets and positions of the step; masks and the rotary table of the microbatch."""
+
+    @property
+    def total(self) -> float:
+        """Bytes of all parts."""
+        return float(sum(vars(self).values()))
+
+    def __add__(self, other: "Parts") -> "Parts":
+        others = vars(other)
+        return Parts(**{name: size + others[name] for name, size in vars(self).items()})
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A phase (``forward``, ``loss``, ``backward``, ``reduce``, ``optimizer``) and what is alive in it."""
+
+    phase: str
+    parts: Parts
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What a rank holds of the model and how it steps, beside the shape of a microbatch."""
+
+    shards: int = 1
+    """Ranks that share weights, gradients and moments."""
+    reduce_bytes: int = 4
+    """Of a gradient that is being reduced."""
+    moments: int = 2
+    """Of the optimizer, in fp32."""
+    makes_updates: bool = False
+    """The optimizer makes the updates of all its weights before it applies them (Lion)."""
+    recompute: bool = False
+    """Blocks keep only their input and run again in the backward pass."""
+    microbatches: int = 1
+    """Of a step; from the second on the gradients of the first are there."""
+    in_flight: int = 1
+    """Microbatches whose activations are held at one time, on a pipeline."""
+    layers: range | None = None
+    """Blocks of this rank's pipeline stage; None: all."""
+    chunk_bytes: int = 2**28
+    """``train.loss.chunk_bytes``."""
+    step_tokens: float = 0
+    """Of this rank in one step."""
+
+
+def moments(model: ModelConfig, shape: Pass, rank: Rank, *, every_layer: bool = False) -> list[Moment]:
+    """The fullest moments of one step, in its order. ``every_layer``: also those that cannot be the fullest."""
+    return list(_Step(model, shape, rank, every_layer=every_layer).run())
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A block in figures: what it keeps, and what it holds at its fullest on the way forward and back."""
+
+    kept: float
+    forward: Parts
+    backward: Parts
+
+
+class _Step:
+    def __init__(self, model: ModelConfig, shape: Pass, rank: Rank, *, every_layer: bool = False) -> None:
+        self.model, self.shape, self.rank, self.c = model, shape, rank, shape.compute_bytes
+        self.layers = rank.layers if rank.layers is not None else range(model.num_hidden_layers)
+        self.is_first, self.is_last = 0 in self.layers, model.num_hidden_layers - 1 in self.layers
+        self.is_stage = rank.layers is not None
+        self.told = set(self.layers) if every_layer else _ends(model, self.layers)
+        self.row = shape.tokens * model.hidden_size * self.c / shape.tensor
+        dense = {unit.name: unit.elements(rank.shards, tensor=shape.tensor, experts=False) for unit in units(model)}
+        experts = {unit.name: unit.elements(rank.shards, tensor=shape.tensor, experts=True) for unit in units(model)}
+        whole = {name: n + experts[name] / shape.expert for name, n in dense.items()}
+        shared = {name: (n + experts[name]) / rank.shards for name, n in dense.items()}
+        self.table = -(-model.vocab_size // rank.shards) * rank.shards * model.hidden_size / shape.tensor
+        absent = 2 - self.is_first - self.is_last if not model.tie_word_embeddings else 0
+        self.root: float = whole["root"] - self.table * absent
+        self.router: float = whole.get("router", 0)
+        self.block: dict[bool, float] = {False: whole.get("block", 0), True: whole.get("expert block", 0)}
+        self.share: dict[bool, float] = {
+            False: shared.get("block", 0), True: shared.get("expert block", 0) + self.router / rank.shards
+        }  # fmt: skip
+        self.last_of = {unit.name == "expert block": _elements(unit.parts[-1]) * self.c / shape.tensor
+                        for unit in units(model) if unit.name in ("block", "expert block")}  # fmt: skip
+        self.own = self.root / rank.shards + sum(self.share[model.has_experts(layer)] for layer in self.layers)
+        self.keeps_gathered = keeps_gathered(model, self.c, stage=self.is_stage)
+        self._kinds: dict[tuple[int | None, bool], _Block] = {}
+
+    def run(self) -> Iterator[Moment]:
+        """Forward, loss, backward with reductions, and the update."""
+        rank, own = self.rank, self.own * 4
+        base = Parts(weights=own, moments=own * rank.moments, batch=self._batch())
+        steady = base
+        if self.is_first and self.model.embedding_norm:
+            base = base + Parts(activations=BlockTape(self.model, 0, self.shape).embedding_norm() * rank.in_flight)
+        full, later = Parts(gradients=own), Parts()
+        if rank.microbatches > 1:
+            later = Parts(gradients=self._elements() * rank.reduce_bytes) if self.is_stage else full
+        yield from self._forward(base + later)
+        kept = sum(self._block(layer).kept for layer in self.layers)
+        gathered = self.root * self.c + sum(map(self._whole, self.layers)) * self.keeps_gathered
+        start = base + later + Parts(gathered=gathered)
+        waiting = 0.0
+        if self.is_last:
+            yield from self._loss(start + Parts(activations=kept * rank.in_flight))
+            waiting = self.table * self.c
+        yield from self._backward(base + later, kept * rank.in_flight, waiting)
+        if self.is_stage:
+            yield from self._reduced_at_last(base)
+        yield Moment("optimizer", steady + full + Parts(temporary=own if rank.makes_updates else 0))
+
+    def _forward(self, base: Parts) -> Iterator[Moment]:
+        gathered, kept, before = self.root * self.c, 0.0, self._copied(self.root)
+        for layer in self.layers:
+            weights, block = self.block[self.model.has_experts(layer)], self._block(layer)
+            gathered = (gathered if self.keeps_gathered else self.root * self.c) + self._whole(layer)
+            after = self._last_copied(layer)
+            if layer in self.told:
+                collects = Parts(gathered=gathered, activations=kept, buffers=before + self._copied(weights))
+                yield Moment("forward", base + collects)
+                held = Parts(gathered=gathered, activations=kept, buffers=after)
+                yield Moment("forward", base + block.forward + held)
+            before = after
+            kept += block.kept * self.rank.in_flight
+
+    def _loss(self, base: Parts) -> Iterator[Moment]:
+        """The last norm, the tiles of the loss, and the way back through the norm."""
+        tape, block = Tape(), BlockTape(self.model, 0, self.shape)
+        block.last_norm(tape)
+        Head(
+            self.shape.tokens, self.model.hidden_size, self.model.vocab_size / self.shape.tensor, self.c,
+            bool(self.model.final_logit_softcapping), self.rank.chunk_bytes,
+        ).forward(tape)  # fmt: skip
+        copied = Parts(buffers=self._last_copied(self.layers[-1]))
+        yield Moment("loss", base + copied + _parts(tape.at_most, tape.saved))
+        tape.drop("x", "last.out")
+        kept = set(tape.saved)
+        tape.begin()
+        block.last_norm_backward(tape)
+        yield Moment("backward", base + _parts(tape.at_most, kept))
+
+    def _backward(self, base: Parts, kept: float, waiting: float) -> Iterator[Moment]:
+        """Block after block from the last; each is reduced when its gradients are there, on a pipeline stage only added
+        up. ``waiting``: gradients of embedding and head, which come at the end."""
+        rank, c, row = self.rank, self.c, Parts(temporary=self.row)
+        gathered = self.root * c + sum(map(self._whole, self.layers)) * self.keeps_gathered
+        own, pending = 0.0, 0.0
+        for layer in reversed(self.layers):
+            has = self.model.has_experts(layer)
+            block, weights, share = self._block(layer), self.block[has], self.share[has]
+            kept -= block.kept
+            passing = gathered if self.keeps_gathered else self.root * c + self._whole(layer)
+            gathered -= self._whole(layer) if self.keeps_gathered and not self.is_stage else 0.0
+            if layer in self.told:
+                ahead = 0.0 if self.keeps_gathered or layer == self.layers[0] else self._collects(weights)
+                held = Parts(gathered=passing, gradients=waiting + own, activations=kept, buffers=pending + ahead)
+                yield Moment("backward", base + block.backward + held)
+                still = base + row + Parts(gathered=gathered, activations=kept, gradients=waiting + own)
+                then = self._added(weights) if self.is_stage else self._reduced(weights, share, self.last_of[has])
+                phase = "backward" if self.is_stage else "reduce"
+                yield from (Moment(phase, still + parts) for parts in then)
+            pending = 0.0 if self.is_stage else weights * rank.reduce_bytes
+            if rank.microbatches == 1:  # otherwise they are there already, in ``base``
+                own += self._of_layer(layer) * rank.reduce_bytes if self.is_stage else share * 4
+        if self.is_first:
+            tied = self.model.tie_word_embeddings and self.is_last  # both gradients of the table, and their sum
+            made = Parts(gradients=waiting + own + self.table * c * (1 + tied), gathered=gathered, buffers=pending)
+            yield Moment("backward", base + row + made)
+        if self.is_stage:
+            still = base + Parts(gradients=own, gathered=gathered)
+            yield from (Moment("backward", still + parts) for parts in self._added(self.root))
+            return
+        reduced = base + Parts(gradients=own)
+        last = 0.0 if self.model.tie_word_embeddings else self.table * c
+        yield from (
+            Moment("reduce", reduced + parts) for parts in self._reduced(self.root, self.root / rank.shards, last)
+        )
+
+    def _added(self, weights: float) -> Iterator[Parts]:
+        """FSDP2 without a reduction adds a module's gradients to what it holds in the format of the reduction; those of
+        the first microbatch are cast to it."""
+        cast = self.rank.reduce_bytes if self.rank.microbatches == 1 and self.rank.reduce_bytes != self.c else 0
+        yield Parts(gradients=weights * (self.c + cast))
+
+    def _reduced_at_last(self, base: Parts) -> Iterator[Moment]:
+        """Behind the last microbatch: a stage's whole gradients, module after module; its weights are given back."""
+        size, own = self.rank.reduce_bytes, 0.0
+        whole = self._elements() * size
+        gathered = self.root * self.c + sum(map(self._whole, self.layers))
+        for layer in reversed([-1, *self.layers]):
+            weights = self.root if layer < 0 else self._of_layer(layer)
+            share = self.root / self.rank.shards if layer < 0 else self.share[self.model.has_experts(layer)]
+            gathered -= self.root * self.c if layer < 0 else self._whole(layer)
+            held = base + Parts(gathered=gathered, gradients=whole + own)
+            whole -= weights * size
+            yield Moment("reduce", held + Parts(buffers=weights * size))
+            after = base + Parts(gathered=gathered, gradients=whole + own)
+            yield from (Moment("reduce", after + parts) for parts in self._summed(weights, share, 0.0))
+            own += share * 4
+
+    # ---- figures -----------------------------------------------------------------------------------------------------
+
+    def _reduced(self, weights: float, share: float, last: float) -> Iterator[Parts]:
+        """Gradients are laid into a buffer and summed into this rank's share, which is cast where that is not fp32.
+
+        ``last``: bytes of the last gradient, which FSDP2 holds until the sum is there.
+        """
+        yield Parts(gradients=weights * self.c, buffers=weights * self.rank.reduce_bytes)
+        yield from self._summed(weights, share, last)
+
+    def _summed(self, weights: float, share: float, last: float) -> Iterator[Parts]:
+        """The reduction itself. gloo sums in a copy, which its thread may hold a little longer."""
+        size, alone = self.rank.reduce_bytes, self.rank.shards == 1
+        waits = Parts() if alone else Parts(gradients=last)
+        again = weights * size if self.shape.device == "cpu" and not alone else 0.0
+        yield waits + Parts(buffers=weights * size + again, gradients=share * size)
+        if size != 4:
+            yield waits + Parts(buffers=weights * size + again + share * size, gradients=share * 4)
+
+    def _whole(self, layer: int) -> float:
+        """Bytes of a block's whole weights."""
+        has = self.model.has_experts(layer)
+        return self.block[has] * self.c + (self.router * 4 if has else 0)
+
+    def _of_layer(self, layer: int) -> float:
+        """Elements of a block's weights, its router's among them."""
+        has = self.model.has_experts(layer)
+        return self.block[has] + (self.router if has else 0)
+
+    def _elements(self) -> float:
+        """Of all weights of this rank's layers, whole."""
+        return self.root + sum(map(self._of_layer, self.layers))
+
+    def _copied(self, weights: float) -> float:
+        """The buffer that an all-gather filled; FSDP2 holds it until the next one is copied out."""
+        return 0.0 if self.rank.shards == 1 else weights * self.c
+
+    def _last_copied(self, layer: int) -> float:
+        """That of the last all-gather of a block: its router's, where it has one."""
+        return self._copied(self.router * 4 / self.c if self.model.has_experts(layer) else self.block[False])
+
+    def _collects(self, weights: float) -> float:
+        """What an all-gather holds beside its result: the buffer that it fills, and this rank's cast share."""
+        share = weights / self.rank.shards * self.c if self.rank.shards > 1 and self.c != 4 else 0.0
+        return self._copied(weights) + share
+
+    def _batch(self) -> float:
+        """int64 tokens, targets, positions and numbers of documents of the step; the rotary table of the microbatch,
+        and the masks of attention."""
+        model, shape = self.model, self.shape
+        tokens = self.rank.step_tokens / shape.sequence * 8 * (4 if shape.documents else 3)
+        rope = 2 * shape.tokens * model.width_per_head * shape.compute_bytes if model.position == "rope" else 0
+        windows = {model.window(layer): layer for layer in self.layers}
+        masks = sum(BlockTape(model, layer, shape).attention.mask_bytes for layer in windows.values())
+        return tokens + rope + masks
+
+    def _block(self, layer: int) -> _Block:
+        kind = (self.model.window(layer), self.model.has_experts(layer))
+        if kind not in self._kinds:
+            self._kinds[kind] = _passes(self.model, layer, self.shape, self.rank.recompute)
+        return self._kinds[kind]
+
+
+def _ends(model: ModelConfig, layers: range) -> set[int]:
+    """The first and last two of each row of equal layers."""
+    kinds = [(model.window(layer), model.has_experts(layer)) for layer in layers]
+    found: set[int] = set()
+    start = 0
+    for end in range(1, len(kinds) + 1):
+        if end == len(kinds) or kinds[end] != kinds[start]:
+            found |= {layers[start], layers[min(start + 1, end - 1)], layers[max(start, end - 2)], layers[end - 1]}
+            start = end
+    return found
+
+
+@lru_cache(maxsize=256)
+def _passes(model: ModelConfig, layer: int, shape: Pass, recompute: bool) -> _Block:
+    """Both passes of a block. One that runs again keeps its input, and builds up the rest in the backward pass."""
+    block = BlockTape(model, layer, shape)
+    tape = Tape(keeps=not recompute)
+    block.forward(tape)
+    kept = set(tape.saved) or {"x"}
+    forward, size = _parts(tape.at_most, kept), sum(tape.alive.values()) or block.row
+    if recompute:
+        tape = Tape()
+        tape.new("g", block.row)
+        block.forward(tape)
+        kept = {"x"}
+    else:
+        tape.begin()
+        tape.new("g", block.row)
+    block.backward(tape)
+    return _Block(size, forward, _parts(tape.at_most, kept))
+
+
+def _parts(at: dict[str, float], kept: set[str]) -> Parts:
+    found = {"gradients": 0.0, "logits": 0.0, "activations": 0.0, "temporary": 0.0}
+    for name, size in at.items():
+        if name.startswith(("w.", "d.head")):
+            part = "gradients"
+        elif name.startswith("tile"):
+            part = "logits"
+        else:
+            part = "activations" if name in kept else "temporary"
+        found[part] += size
+    return Parts(**found)
+
+
+def _elements(part: Part) -> int:
+    return part.rows * part.width

@@ -1,0 +1,59 @@
+"""What a norm takes and keeps, forward and back.
+
+Promises: torch's operators as an eager step calls them (torch 2.13): LayerNorm is one kernel everywhere, RMSNorm one on
+CUDA; on a CPU RMSNorm is made of plain operators in fp32, each with its tensor.
+"""
+
+from smalti.config.model import ModelConfig
+from smalti.cost.memory.tape import Pass, Tape
+
+
+class Norms:
+    """The norms of a model, on a tape."""
+
+    def __init__(self, model: ModelConfig, shape: Pass) -> None:
+        self.c = shape.compute_bytes
+        self.is_fused = shape.device == "cuda" or model.norm == "layernorm"
+
+    def forward(self, tape: Tape, name: str, read: str, size: float) -> None:
+        """``size``: of what is normed, in the compute format. A fused norm keeps what it reads; RMSNorm on a CPU is
+        made of plain operators, and keeps its input and what is divided by the root, both in fp32."""
+        wide = size * 4 / self.c
+        if self.is_fused:
+            tape.new(f"{name}.out", size)
+            tape.save(read)
+            return
+        if self.c == 2:
+            tape.new(f"{name}.in32", wide)
+        with tape.during(rms_square=wide):
+            pass
+        tape.new(f"{name}.unit", wide)
+        with tape.during(rms_scaled=wide if self.c == 2 else 0):
+            tape.new(f"{name}.out", size)
+        tape.save(f"{name}.unit", f"{name}.in32" if self.c == 2 else read)
+        tape.drop(f"{name}.in32", f"{name}.unit")
+
+    def backward(self, tape: Tape, name: str, size: float) -> None:
+        """The gradient of what was normed takes the place of that of the norm's output."""
+        wide = size * 4 / self.c
+        if self.is_fused:
+            with tape.during(d_norm=size):
+                pass
+            return
+        if self.c == 2:
+            tape.new("rms.grad32", wide)
+        tape.new("rms.d.unit", wide)
+        with tape.during(rms_d_scale=wide):
+            pass
+        tape.drop("rms.grad32")
+        tape.used(f"{name}.unit")
+        tape.new("rms.d.in32", wide)
+        with tape.during(rms_d_root=wide):
+            pass
+        tape.drop("rms.d.unit")
+        with tape.during(rms_d_square=wide, rms_power=wide, rms_twice=wide, rms_product=wide):
+            pass
+        tape.used(f"{name}.in32")
+        with tape.during(rms_d_in=size if self.c == 2 else 0):
+            pass
+        tape.drop("rms.d.in32")

@@ -1,0 +1,202 @@
+"""Bytes on one rank while training: the most that is alive at one time, and what a device needs beside.
+
+Promises: the peak is the fullest moment of a step (``cost/memory/moments.py``), counted tensor by tensor; on a CPU a
+real step holds the same within 5 % (``bench/plan_memory.py``). A step is a steady one: the moments exist, which
+``train/optim.py`` makes with the optimizer, and gradients are made anew. For a GPU the tensors are reckoned in the same
+way, with fused norms and attention; what the driver, NCCL and the allocator take beside is an ``Assumed``, named and
+never measured here. Axes that no run has yet (tensor, sequence, expert, pipeline) follow their published formulas.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from smalti.config.run import RunConfig
+from smalti.cost.axes import Layout, layout_of
+from smalti.cost.batch import rows_of, split
+from smalti.cost.memory.moments import Moment, Rank, moments
+from smalti.cost.memory.tape import Pass
+from smalti.cost.units import FORMAT_BYTES
+
+MICROBATCH_LIMIT_TOKENS = 16_384
+"""What ``microbatch_tokens: auto`` never goes above."""
+
+_MOMENTS = {"adamw": 2, "lion": 1}
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What a GPU holds beside tensors. No figure here was measured by us; each can be replaced."""
+
+    context_bytes: float = 0.75e9
+    """The CUDA context and the kernels that are loaded: 723 MiB for one small tensor
+    (discuss.pytorch.org/t/what-is-the-reason-for-pytorchs-gpu-memory-floor/73021)."""
+    communicator_bytes: float = 1.6e9
+    """NCCL's buffers for each communicator: 1.6 GB for one, about 6 GB for three or more (github.com/NVIDIA/nccl issue
+    864). One communicator for each axis that is larger than 1."""
+    fragmentation_frac: float = 0.15
+    """Share of the tensors' bytes that PyTorch's allocator loses between blocks: 15 % on average, up to 33 %, over
+    eight language models on an A100 (GMLake, arXiv 2401.08156); less with ``expandable_segments``."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one rank. The first fields are whole sizes; they are not all alive at one time."""
+
+    params_bytes: int
+    """Master weights, this rank's share."""
+    grads_bytes: int
+    """Gradients in the master format, this rank's share."""
+    moments_bytes: int
+    """The moments of the optimizer, this rank's share: two of AdamW, one of Lion."""
+    gathered_bytes: int
+    """Weights in the compute format that are whole at one time, at most."""
+    activations_bytes: int
+    """What is kept for the backward pass, at most."""
+    logits_bytes: int
+    """A tile of logits and what is made of it, at most about ``train.loss.chunk_bytes``."""
+    microbatch_tokens: int
+    """The microbatch that the last two are for, before a row is split over ranks."""
+    peak: Moment
+    """The fullest moment."""
+    phases: dict[str, int]
+    """Phase -> bytes in its fullest moment."""
+    reserved_bytes: int = 0
+    """Of a GPU: context and communicators (``Assumed``)."""
+    fragmentation_bytes: int = 0
+    """Of a GPU: what the allocator loses (``Assumed``)."""
+
+    @property
+    def tensors_bytes(self) -> int:
+        """The peak of live tensors: what the allocator is asked for."""
+        return round(self.peak.parts.total)
+
+    @property
+    def total_bytes(self) -> int:
+        """What the device must have."""
+        return self.tensors_bytes + self.reserved_bytes + self.fragmentation_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object: whole sizes, what is alive at the peak, the peak of each phase, and the sum."""
+        names = [name for name in self.__dataclass_fields__ if name not in ("peak", "phases")]
+        return {
+            **{name: getattr(self, name) for name in names},
+            "peak_phase": self.peak.phase,
+            "peak_bytes": {name: round(size) for name, size in asdict(self.peak.parts).items()},
+            "phase_bytes": self.phases,
+            "tensors_bytes": self.tensors_bytes,
+            "total_bytes": self.total_bytes,
+        }
+
+
+def memory_per_rank(
+    config: RunConfig,
+    *,
+    layout: Layout | None = None,
+    microbatch_tokens: int | None = None,
+    ranks: int | None = None,
+    device: str | None = None,
+    assumed: Assumed | None = None,
+) -> Memory:
+    """Predict the bytes on the fullest rank.
+
+    layout: absent, ``ranks`` (absent: those of the config) shard the weights, ``train.parallel.replicate`` times.
+    microbatch_tokens: absent, what the trainer takes. device: ``cpu`` or ``cuda``; absent, the config's, and for auto
+    the CPU.
+    """
+    layout = layout or layout_of(config, ranks)
+    world = layout.data_ranks
+    given = microbatch_tokens if microbatch_tokens is not None else _microbatch(config, world)
+    on = device or ("cuda" if config.train.parallel.device == "cuda" else "cpu")
+    steps = (
+        _of(config, layout, batch, seq_len, given, on, layers)
+        for batch, seq_len in config.batches_and_lengths
+        for layers in _stages(config.model.num_hidden_layers, layout.pipeline)
+    )
+    found = max(steps, key=lambda step: max(moment.parts.total for moment in step))
+    return _as_memory(found, given, layout, assumed or Assumed(), on_gpu=on == "cuda")
+
+
+def microbatch_tokens(config: RunConfig, *, ranks: int | None = None) -> int:
+    """Tokens in one forward pass on one rank; ``auto`` is the rank's share, at most 16,384, in whole sequences.
+
+    Where batches or lengths of sequences change, it is the most that any step asks for.
+    """
+    return _microbatch(config, ranks or config.train.parallel.ranks)
+
+
+def _microbatch(config: RunConfig, world: int) -> int:
+    train = config.train
+    if isinstance(train.microbatch_tokens, int):
+        return train.microbatch_tokens
+    return max(
+        min(split(batch // seq_len, world), max(1, MICROBATCH_LIMIT_TOKENS // seq_len)) * seq_len
+        for batch, seq_len in config.batches_and_lengths
+    )
+
+
+def _stages(layers: int, pipeline: int) -> list[range | None]:
+    """The first and the last pipeline stage, which hold the embedding and the head; None for one."""
+    if pipeline == 1:
+        return [None]
+    each = split(layers, pipeline)
+    return [range(each), range(each * (pipeline - 1), layers)]
+
+
+def _of(
+    config: RunConfig, layout: Layout, batch: int, seq_len: int, tokens: int, device: str, layers: range | None
+) -> list[Moment]:
+    train = config.train
+    rows = rows_of(batch, seq_len, layout.data_ranks, tokens)
+    shape = Pass(
+        rows.of_pass,
+        seq_len,
+        FORMAT_BYTES[train.precision.compute],
+        "cuda" if device == "cuda" else "cpu",
+        documents=config.data.mask_documents,
+        tensor=layout.tensor,
+        sequence=layout.sequence,
+        expert=layout.expert,
+        compiled=device == "cuda" and train.parallel.compile is not False,
+    )
+    first = layers is not None and 0 in layers
+    rank = Rank(
+        shards=layout.weight_shards,
+        reduce_bytes=FORMAT_BYTES[train.precision.reduce],
+        moments=_MOMENTS[train.optimizer.name],
+        makes_updates=train.optimizer.name == "lion",
+        recompute=train.parallel.activation_checkpointing == "full",
+        microbatches=rows.passes,
+        in_flight=min(layout.pipeline, rows.passes) if first else 1,
+        layers=layers,
+        chunk_bytes=train.loss.tile_bytes(device),
+        step_tokens=rows.of_rank * seq_len,
+    )
+    return moments(config.model, shape, rank)
+
+
+def _as_memory(found: list[Moment], tokens: int, layout: Layout, assumed: Assumed, *, on_gpu: bool) -> Memory:
+    peak = max(found, key=lambda moment: moment.parts.total)
+    phases: dict[str, int] = {}
+    for moment in found:
+        phases[moment.phase] = max(phases.get(moment.phase, 0), round(moment.parts.total))
+    axes = (layout.replicate, layout.shard, layout.sequence, layout.tensor, layout.pipeline, layout.expert)
+    reserved = assumed.context_bytes + assumed.communicator_bytes * sum(size > 1 for size in axes)
+
+    def most(part: str) -> int:
+        sizes: list[float] = [getattr(moment.parts, part) for moment in found]
+        return round(max(sizes))
+
+    own = peak.parts.weights
+    return Memory(
+        params_bytes=round(own),
+        grads_bytes=round(own),
+        moments_bytes=round(peak.parts.moments),
+        gathered_bytes=most("gathered"),
+        activations_bytes=most("activations"),
+        logits_bytes=most("logits"),
+        microbatch_tokens=tokens,
+        peak=peak,
+        phases=phases,
+        reserved_bytes=round(reserved) if on_gpu else 0,
+        fragmentation_bytes=round(peak.parts.total * assumed.fragmentation_frac) if on_gpu else 0,
+    )

@@ -1,0 +1,215 @@
+"""The time of one optimizer step on one rank, part by part: a roofline with measured or published constants.
+
+    step = sum over parts of factor x sum over works of seconds(work) + units x seconds of a unit
+
+Promises: the parts add up to the total; more tokens or layers never take less; nothing is measured here. On a device
+with ``measured`` every work's seconds are read from its micro-benchmarks (``cost/step_time/rates.py``) and the
+factors say how much longer it takes inside a step; on one with published figures a work takes the longer of FLOPs /
+(peak x share of a large product) and bytes / bandwidth, times the factors of ``cost/step_time/factors.py``, and never
+less than its launches. Not in it: reading data, evals, checkpoints, and the network: ``cost/layout/local.py`` adds
+that of ranks on one CPU, ``cost/layout/scaling.py`` what of GPUs' network FSDP on 8 of them does not hide.
+``docs/concepts/step-time.md`` says where each constant comes from and how far off the predictions were.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from smalti.config.hardware import Hardware
+from smalti.config.measured import Format
+from smalti.config.run import RunConfig
+from smalti.cost.axes import Layout, layout_of
+from smalti.cost.batch import rows_of
+from smalti.cost.flops import train_flops_per_token
+from smalti.cost.memory.rank import microbatch_tokens as planned_microbatch
+from smalti.cost.step_time import factors, rates
+from smalti.cost.step_time.work import Share, Work, update, works
+
+
+@dataclass(frozen=True)
+class PartTime:
+    """One part of a step on one rank."""
+
+    name: str
+    flops: float
+    """Multiply-adds count two; what is computed again counts too."""
+    bytes: float
+    """Read and written at least."""
+    kernels: float
+    """Launches."""
+    s: float
+    bound: str
+    """``compute``, ``memory``, ``overhead`` or ``network``: what most of its time goes to."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The predicted time of one step."""
+
+    parts: tuple[PartTime, ...]
+    """In the order of a step."""
+    tokens: int
+    """Of the step, on all ranks."""
+    model_flops: float
+    """Of the step on all ranks under ``plan.flops.FORMULA``: progress, without what is computed again."""
+    ranks: int
+    low_frac: float
+    """The interval's lower end, as a share of ``total_s``."""
+    high_frac: float
+    """Its upper end."""
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of a step."""
+        return sum(part.s for part in self.parts)
+
+    @property
+    def interval_s(self) -> tuple[float, float]:
+        """Lower and upper end."""
+        return self.total_s * self.low_frac, self.total_s * self.high_frac
+
+    @property
+    def bound(self) -> str:
+        """What most of the step's time goes to."""
+        times: dict[str, float] = {}
+        for part in self.parts:
+            times[part.bound] = times.get(part.bound, 0.0) + part.s
+        return max(times, key=lambda name: times[name])
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return {
+            "total_s": self.total_s,
+            "interval_s": list(self.interval_s),
+            "bound": self.bound,
+            "tokens": self.tokens,
+            "model_flops": self.model_flops,
+            "parts": [asdict(part) for part in self.parts],
+        }
+
+
+def step_time(
+    config: RunConfig,
+    machine: Hardware,
+    layout: Layout | None = None,
+    microbatch_tokens: int | None = None,
+    *,
+    batch_tokens: int | None = None,
+    seq_len: int | None = None,
+) -> StepTime:
+    """The time of one step of ``config``.
+
+    ``layout``: absent, the config's ranks. ``batch_tokens`` and ``seq_len``: of the step, where they change over the
+    run; absent, the last ones of the run.
+    """
+    config = config.on(machine.kind)
+    last_batch, last_seq_len = config.batches_and_lengths[-1]
+    batch, seq_len = batch_tokens or last_batch, seq_len or last_seq_len
+    layout = layout or layout_of(config)
+    shares = passes_of(config, layout, batch, seq_len, microbatch_tokens)
+    parts: dict[str, list[tuple[Work, float]]] = {}
+    threads = threads_of(config, machine)
+    compute, fused = config.train.precision.compute, _fuses(config, machine)
+    done = [work for share in shares for work in works(config, share)]
+    for work in [*done, *update(config, layout, sum(share.passes for share in shares))]:
+        took_s = _seconds(work, machine, compute, threads, fused)
+        parts.setdefault(work.part, []).append((work, took_s))
+    found = [_part(name, timed, machine, compute) for name, timed in parts.items()]
+    found += _host(config, machine, found, shares)
+    low, high = factors.interval(machine, compute, experts=config.model.moe is not None)
+    return StepTime(
+        parts=tuple(found),
+        tokens=batch,
+        model_flops=float(train_flops_per_token(config.model, seq_len)) * batch,
+        ranks=layout.world_size,
+        low_frac=low,
+        high_frac=high,
+    )
+
+
+def peak_of_ranks(config: RunConfig, machine: Hardware) -> float | None:
+    """The peak that MFU is of: each rank's device, or the whole CPU that all ranks share; None where not known."""
+    peak = machine.peak(config.train.precision.compute)
+    if peak is None or machine.kind == "cpu":
+        return peak
+    return peak * config.train.parallel.ranks
+
+
+def threads_of(config: RunConfig, machine: Hardware) -> int | None:
+    """CPU threads of a rank; None where they do not matter."""
+    if machine.measured is None or machine.kind != "cpu":
+        return None
+    parallel = config.train.parallel
+    if parallel.threads != "auto":
+        return parallel.threads
+    return max(1, machine.measured.threads // parallel.ranks)
+
+
+def passes_of(
+    config: RunConfig,
+    layout: Layout,
+    batch_tokens: int | None = None,
+    seq_len: int | None = None,
+    microbatch_tokens: int | None = None,
+) -> list[Share]:
+    """The passes of one step on a rank: those of a whole microbatch, and the rest. Absent lengths: ``step_time``'s."""
+    last_batch, last_seq_len = config.batches_and_lengths[-1]
+    batch, seq_len = batch_tokens or last_batch, seq_len or last_seq_len
+    given = microbatch_tokens or planned_microbatch(config, ranks=layout.data_ranks)
+    rows = rows_of(batch, seq_len, layout.data_ranks, given)
+    recomputes = config.train.parallel.activation_checkpointing == "full"
+    found = []
+    for held, passes in ((rows.of_pass, rows.of_rank // rows.of_pass), (rows.of_rank % rows.of_pass, 1)):
+        if held and passes:
+            found.append(Share(-(-held * seq_len // layout.sequence), seq_len, passes, layout, recomputes))
+    return found
+
+
+def _fuses(config: RunConfig, machine: Hardware) -> bool:
+    wanted = config.train.parallel.compile
+    return machine.kind != "cpu" if wanted == "auto" else bool(wanted)
+
+
+def _seconds(work: Work, machine: Hardware, compute: Format, threads: int | None, fused: bool) -> float:
+    """Of all of a work in the step."""
+    if machine.measured is not None:
+        alone_s = rates.measured_s(work, machine.measured, compute, threads=threads)
+        return alone_s * work.count * factors.of_cpu(machine.measured.factors)[factors.class_of(work)]
+    inside, compute_s = factors.of_gpu(machine, compute), rates.compute_s(work, machine, compute)
+    memory_s = rates.memory_s(work, machine, compute, fused=fused)
+    if work.kind.startswith("attention"):
+        return max(compute_s, memory_s) * inside.attention * work.count
+    return max(compute_s * inside.product, memory_s * inside.memory) * work.count
+
+
+def _part(name: str, done: list[tuple[Work, float]], machine: Hardware, compute: Format) -> PartTime:
+    bounds: dict[str, float] = {}
+    for work, took_s in done:
+        bound = rates.bound_of(work, machine, compute)
+        bounds[bound] = bounds.get(bound, 0.0) + took_s
+    return PartTime(
+        name,
+        flops=sum((work.flops + work.again_flops) * work.count for work, _ in done),
+        bytes=sum(rates.bytes_of(work, compute) * work.count for work, _ in done),
+        kernels=sum(rates.kernels_of(work) * work.count for work, _ in done),
+        s=sum(took_s for _, took_s in done),
+        bound=max(bounds, key=lambda one: bounds[one]),
+    )
+
+
+def _host(config: RunConfig, machine: Hardware, parts: list[PartTime], shares: list[Share]) -> list[PartTime]:
+    """What the host adds: on a CPU its time for each sharded unit, on a GPU launches that take longer than the work."""
+    passes, stages = sum(share.passes for share in shares), shares[0].layout.pipeline
+    if machine.measured is not None:
+        unit_s = factors.of_cpu(machine.measured.factors)["unit_s"]
+        units = units_of(config) / stages * passes
+        return [PartTime("host", 0, 0, units, units * unit_s, "overhead")] if unit_s else []
+    launches, device_s = sum(part.kernels for part in parts), sum(part.s for part in parts)
+    waits_s = max(0.0, launches * rates.LAUNCH_S - device_s)
+    return [PartTime("host", 0, 0, launches, waits_s, "overhead")] if waits_s else []
+
+
+def units_of(config: RunConfig) -> int:
+    """Modules that FSDP gathers one by one: blocks, the root, and routers, which have a format of their own."""
+    model = config.model
+    routers = sum(model.has_experts(layer) for layer in range(model.num_hidden_layers))
+    return model.num_hidden_layers + 1 + routers

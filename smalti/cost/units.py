@@ -1,0 +1,128 @@
+"""The parameters that a sharded model gathers together: the root, each block, each router.
+
+Promises: the same parameters, with the same rows, as ``smalti.model.decoder.Decoder`` registers, in the units that
+``smalti.distributed.parallel.fsdp.shard`` lays over the mesh (a test compares both). Knows no ranks;
+``Unit.elements`` adds the
+padding of a layout.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from smalti.config.model import ModelConfig
+from smalti.cost.params import count
+from smalti.cost.weights import Weight, weights
+
+Name = Literal["root", "block", "expert block", "router"]
+
+KEEP_GATHERED_BYTES = 1 << 30
+"""A model with no more bytes of gathered weights keeps them between forward and backward; a test holds it equal to
+``distributed/parallel/fsdp.py``."""
+
+
+FORMAT_BYTES = {"fp32": 4, "bf16": 2}
+"""Of a number, by the name of its format."""
+
+_ROWS_SHARED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed", "lm_head")
+_WIDTH_SHARED = ("o_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One parameter of a unit. FSDP2 shards its rows (dim 0), or another dim of experts."""
+
+    rows: int
+    """Size of dim 0."""
+    width: int
+    """Elements of a row."""
+    inner: tuple[int, ...]
+    """Dims behind the first that may be cut instead, where the ranks do not divide the rows: those of experts."""
+    tensor: Literal["rows", "width", "none"]
+    """Which of the two a tensor axis shares; ``none``: every rank of that axis has it whole."""
+
+    @property
+    def is_expert(self) -> bool:
+        """[experts, ...]: an expert axis shares its rows, a tensor axis its width."""
+        return bool(self.inner)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Parameters that one collective gathers, and whose gradients one collective reduces."""
+
+    name: Name
+    """``expert block``: a block with experts, without its router."""
+    count: int
+    """How many of them the model has."""
+    parts: tuple[Part, ...]
+    """Its parameters."""
+
+    @property
+    def full_precision(self) -> bool:
+        """Gathered and reduced in fp32, and not given back between forward and backward."""
+        return self.name == "router"
+
+    def elements(self, shards: int, *, tensor: int = 1, experts: bool | None = None) -> int:
+        """Elements of the gathered buffer over ``shards`` ranks: rows are filled up to a multiple of them, where no
+        inner dim is one.
+
+        experts: only the experts' weights, or only the others; None: all.
+        """
+        return sum(_padded(part, shards, tensor) for part in self.parts if experts is None or part.is_expert == experts)
+
+
+@lru_cache(maxsize=32)
+def units(model: ModelConfig) -> tuple[Unit, ...]:
+    """The root, then the kinds of block that the model has, then its routers."""
+    layers = range(model.num_hidden_layers)
+    named = weights(model)
+    found = [Unit("root", 1, _parts([w for w in named if w.layer is None], model.qk_norm))]
+    for with_experts in (False, True):
+        alike = [layer for layer in layers if model.has_experts(layer) == with_experts]
+        if not alike:
+            continue
+        block = [weight for weight in named if weight.layer == alike[0]]
+        rest = _parts([w for w in block if w.kind != "router"], model.qk_norm)
+        found.append(Unit("expert block" if with_experts else "block", len(alike), rest))
+        if with_experts:
+            found.append(Unit("router", len(alike), _parts([w for w in block if w.kind == "router"], model.qk_norm)))
+    return tuple(found)
+
+
+def keeps_gathered(model: ModelConfig, compute_bytes: int, *, stage: bool = False) -> bool:
+    """Whether weights stay whole between forward and backward: those of a small model, and of a pipeline ``stage``."""
+    return stage or count(model).total * compute_bytes <= KEEP_GATHERED_BYTES  # asked before anything is sharded
+
+
+def _parts(named: Iterable[Weight], qk_norm: str | None) -> tuple[Part, ...]:
+    return tuple(_part(weight, qk_norm) for weight in named)
+
+
+def _part(weight: Weight, qk_norm: str | None) -> Part:
+    if weight.kind == "expert":
+        inner = (weight.columns, weight.rows) if weight.name == "down_proj" else (weight.rows, weight.columns)
+        return Part(weight.count, weight.rows * weight.columns, inner, "width")  # all are stored [E, F, D]
+    matrix = weight.name.removesuffix(".bias")
+    tensor: Literal["rows", "width", "none"] = "none"
+    if matrix in _ROWS_SHARED:
+        tensor = "rows"
+    elif matrix in _WIDTH_SHARED and weight.kind != "bias":
+        tensor = "width"
+    elif matrix in ("q_norm", "k_norm") and qk_norm == "full":  # one weight for each column of what is projected
+        tensor = "rows"
+    if weight.kind in ("norm", "bias"):  # vectors: each element is a row
+        return Part(weight.columns, 1, (), tensor)
+    return Part(weight.rows, weight.columns, (), tensor)
+
+
+def _padded(part: Part, shards: int, tensor: int) -> int:
+    rows, width = part.rows, part.width
+    if part.tensor == "rows":
+        rows = -(-rows // tensor)
+    elif part.tensor == "width":
+        width = -(-width // tensor)
+    if part.inner and any(size % shards == 0 for size in (part.inner[0] // tensor, *part.inner[1:])):
+        return rows * width
+    return -(-rows // shards) * shards * width

@@ -1,0 +1,1 @@
+"""Raw documents: finding files, reading their formats, writing tables of documents."""

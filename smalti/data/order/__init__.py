@@ -1,0 +1,1 @@
+"""The order of training: position -> (source, epoch, sequence), as arithmetic."""

@@ -1,0 +1,159 @@
+"""Tables of a schedule: steps whose counts repeat, placed in training, and which position of a batch is whose.
+
+Inside a batch the sequences of a source are spread evenly, each source with an offset of its own, so that rare sources
+do not crowd into the share of one rank.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from smalti.data.order.interleave import Segment
+
+Int64s = npt.NDArray[np.int64]
+Int16s = npt.NDArray[np.int16]
+_KEPT_BATCHES = 64
+_PRIME = (1 << 127) - 1
+_Z = int.from_bytes(b"smalti schedule", "big")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Positions of one global batch: a pure function of how many sequences of each source it holds."""
+
+    source: Int16s
+    """[rows] source of each position."""
+    rank: Int64s
+    """[rows] how many positions before have the same source."""
+    places: Int64s
+    """[rows] positions by source, then by rank."""
+    firsts: Int64s
+    """[sources + 1] where each source begins in ``places``."""
+
+
+@lru_cache(maxsize=_KEPT_BATCHES)
+def spread(counts: tuple[int, ...]) -> Batch:
+    """The batch with these counts [sources]. Sources without a sequence in it change nothing.
+
+    The k-th of c sequences of the s-th of S sources stands at (k + (s + 1/2) / S) / c of the batch.
+    """
+    each = np.array(counts, dtype=np.int64)
+    firsts = np.concatenate([[0], np.cumsum(each)])
+    of_source = np.repeat(np.arange(each.size), each)
+    k = np.arange(firsts[-1]) - firsts[of_source]
+    n_present, nth_present = np.count_nonzero(each), np.cumsum(each > 0) - 1
+    # whole numbers below 2**53 over one another: equal fractions are equal floats, and ties go to the earlier source
+    at = (2 * n_present * k + 2 * nth_present[of_source] + 1) / (2 * n_present * each[of_source])
+    order = np.argsort(at, kind="stable")
+    places = np.empty_like(order)
+    places[order] = np.arange(order.size)
+    return Batch(of_source[order].astype(np.int16), k[order], places, firsts)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A segment with what is needed to count in it."""
+
+    start_step: int
+    n_steps: int
+    first_position: int
+    rows: int
+    era: int
+    base: Int64s
+    """[sources] slots of each source in the era before the segment."""
+    counts: Int64s
+    """[cycle, sources] what the steps take, over and over."""
+    sums: Int64s
+    """[cycle + 1, sources] sums of the counts before each step of the cycle."""
+
+    @classmethod
+    def of(
+        cls, segment: Segment, *, start_step: int, first_position: int, rows: int, era: int, base: Int64s
+    ) -> "Table":
+        """``segment`` placed in training."""
+        sums = np.zeros((len(segment.counts) + 1, segment.counts.shape[1]), dtype=np.int64)
+        np.cumsum(segment.counts, axis=0, out=sums[1:])
+        return cls(start_step, segment.n_steps, first_position, rows, era, base, segment.counts, sums)
+
+    def before(self, steps: int) -> Int64s:
+        """[sources] slots of the era before step ``steps`` of the table."""
+        turns, at = divmod(steps, len(self.counts))
+        total: Int64s = self.base + turns * self.sums[-1] + self.sums[at]
+        return total
+
+    def batch(self, step: int) -> Batch:
+        """The batch of step ``step`` of the table."""
+        return spread(tuple(self.counts[step % len(self.counts)].tolist()))
+
+    def locate(self, offsets: Int64s) -> tuple[Int16s, Int64s]:
+        """Positions [n], counted from the table's first -> source [n], slot of the era [n]."""
+        steps, rows = np.divmod(offsets, self.rows)
+        if steps[0] == steps[-1] and (steps == steps[0]).all():
+            step = int(steps[0])
+            batch = self.batch(step)
+            source = batch.source[rows]
+            return source, self.before(step)[source] + batch.rank[rows]
+        turns, at = np.divmod(steps, len(self.counts))
+        source = np.empty(offsets.shape, dtype=np.int16)
+        rank = np.empty(offsets.shape, dtype=np.int64)
+        for here, batch in self._groups(at):
+            source[here], rank[here] = batch.source[rows[here]], batch.rank[rows[here]]
+        return source, self.base[source] + turns * self.sums[-1][source] + self.sums[at, source] + rank
+
+    def position_of(self, source: int, slots: Int64s) -> Int64s:
+        """Where the given slots [n] of one source stand, counted from the table's first position."""
+        turns, left = np.divmod(slots - self.base[source], self.sums[-1, source])
+        sums = np.ascontiguousarray(self.sums[:, source])
+        at = np.asarray(np.searchsorted(sums, left, side="right") - 1, dtype=np.int64)
+        rank = left - sums[at]
+        place = np.empty(slots.shape, dtype=np.int64)
+        for here, batch in self._groups(at):
+            place[here] = batch.places[batch.firsts[source] + rank[here]]
+        return np.asarray((turns * len(self.counts) + at) * self.rows + place, dtype=np.int64)
+
+    def _groups(self, at: Int64s) -> "list[tuple[npt.NDArray[np.bool_], Batch]]":
+        """Masks of those whose steps ``at`` of the cycle have the same counts, with that batch."""
+        # no np.unique here or on the way to a batch: its first call imports numpy.ma, 15 ms
+        used = np.array(sorted(set(at.ravel().tolist())), dtype=np.int64)
+        kinds: dict[tuple[int, ...], int] = {}
+        kind_of = np.array([kinds.setdefault(tuple(counts), len(kinds)) for counts in self.counts[used].tolist()])
+        kind = kind_of[np.searchsorted(used, at)]
+        return [(kind == number, spread(counts)) for counts, number in kinds.items()]
+
+
+def renamed(counts: npt.NDArray[np.int64], before: Sequence[str], after: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Columns of ``before`` (the last axis) in the order of ``after``; a source that is new has 0."""
+    out = np.zeros((*counts.shape[:-1], len(after)), dtype=np.int64)
+    for index, name in enumerate(before):
+        out[..., after.index(name)] = counts[..., index]
+    return out
+
+
+def fingerprints(tables: Sequence[Table], end_step: int) -> list[int]:
+    """[sources] what each source gives to every step before ``end_step``, as one number.
+
+    The value of the polynomial sum over steps t of count_t * z**t modulo a prime of 127 bits: tables that repeat are a
+    geometric series, so equal choices give equal numbers however they are cut into tables. Two different choices agree
+    with a chance of steps / 2**127; it does not withstand somebody who looks for them.
+    """
+    totals = [0] * tables[0].counts.shape[1]
+    for table in tables:
+        turns, rest = divmod(min(table.n_steps, end_step - table.start_step), len(table.counts))
+        after = pow(_Z, len(table.counts), _PRIME)
+        series = (pow(after, turns, _PRIME) - 1) * pow(after - 1, -1, _PRIME)
+        begin = pow(_Z, table.start_step, _PRIME)
+        last = begin * pow(after, turns, _PRIME)
+        for source, column in enumerate(table.counts.T.tolist()):
+            whole = _polynomial(column) * series * begin if turns else 0
+            totals[source] = (totals[source] + whole + _polynomial(column[:rest]) * last) % _PRIME
+    return totals
+
+
+def _polynomial(values: Sequence[int]) -> int:
+    total = 0
+    for value in reversed(values):
+        total = (total * _Z + value) % _PRIME
+    return total

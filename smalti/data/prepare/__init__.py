@@ -1,0 +1,1 @@
+"""Raw documents -> clean, unique documents -> token files."""

@@ -1,0 +1,158 @@
+"""The plans of curation, for Daft: read tasks, plain functions on record batches, and Parquet files.
+
+Promises: results in the order of the tasks and their rows; errors of ours come out as they were raised. Uses only
+``daft.functions``, ``@daft.func.batch`` and ``DataSource`` (the older ``udf`` and namespaces go away in 0.8); a new
+version of Daft is tried here first. Runs on Daft's local runner unless the user has chosen another for the process.
+"""
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from smalti.data.documents.readers import ReadTask
+from smalti.data.prepare.daft_engine import daft_module
+
+BatchFunction = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+TRAIN_KEY = 1 << 62
+"""Keys of training documents begin here, those of held-out ones at 0: of equal texts the smallest key stays."""
+
+_TASK, _END = "__task", "__end"
+_FAILED = -1
+
+
+def transform(
+    tasks: Sequence[ReadTask], schema: pa.Schema, function: BatchFunction, out_schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Read ``tasks`` (batches of ``schema``, text columns only) and apply ``function`` to every batch.
+
+    Hands out batches of ``out_schema``, in order; ``function`` must give one row for each row and take empty text. The
+    size of batches is Daft's choice, so nothing may depend on it.
+    """
+    daft = daft_module("curating documents")
+    failures: dict[int, Exception] = {}
+    names = schema.names
+
+    def apply(*columns: Any) -> pa.StructArray:
+        arrays = [_as(column.to_arrow(), type_) for column, type_ in zip(columns, schema.types, strict=True)]
+        done = function(pa.RecordBatch.from_arrays(arrays, schema=schema))
+        assert done.num_rows == len(arrays[0])
+        return pa.StructArray.from_arrays(done.columns, fields=list(out_schema))
+
+    # Threads would only wait for one another (the functions are Python), and a child process would lose our errors.
+    row_type = daft.DataType.from_arrow_type(pa.struct(list(out_schema)))
+    batch_function = daft.func.batch(return_dtype=row_type, use_process=False)(apply)
+    frame = _read(daft, tasks, schema, failures)
+    frame = frame.select(batch_function(*map(daft.col, names)).alias("row"), daft.col(_TASK), daft.col(_END))
+    frame = frame.select(daft.functions.unnest(daft.col("row")), daft.col(_TASK), daft.col(_END))
+    seen = _Completeness(len(tasks), failures)
+    for batch in frame.to_arrow_iter():
+        rows = seen.take(batch)
+        if rows.num_rows:
+            columns = [_as(rows.column(field.name), field.type) for field in out_schema]
+            yield pa.RecordBatch.from_arrays(columns, schema=out_schema)
+    seen.check()
+
+
+class _Completeness:
+    """Holds that every task came through with all of its rows.
+
+    An error inside a Daft 0.7.26 source is a race: now it is raised, now the stream ends as if there were no more
+    rows. So errors travel as rows, each task ends with a row that counts its rows, and a short stream is an error.
+    """
+
+    def __init__(self, n_tasks: int, failures: dict[int, Exception]) -> None:
+        self._failures = failures
+        self._counts = [0] * n_tasks
+        self._open = set(range(n_tasks))
+
+    def take(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows of ``batch`` that are not marks; raises what a task has failed with."""
+        marks = batch.column(_END).to_pylist()
+        for task, end in zip(batch.column(_TASK).to_pylist(), marks, strict=True):
+            if end is None:
+                self._counts[task] += 1
+            elif end == _FAILED:
+                raise self._failures[task]
+            else:
+                assert self._counts[task] == end, f"task {task} has {end} rows, {self._counts[task]} came through"
+                self._open.remove(task)
+        if all(end is None for end in marks):
+            return batch
+        return batch.filter(pa.array([end is None for end in marks]))
+
+    def check(self) -> None:
+        """At the end of the stream: no task is open."""
+        assert not self._open, f"the stream of documents ended early: {len(self._open)} tasks are not complete"
+
+
+def first_of_equal(paths: Sequence[str]) -> pa.Table:
+    """Exact duplicates among documents: columns key, keeper_key (int64), sorted by key.
+
+    ``paths`` are Parquet files with the columns key (int64), digest (text), rule; rows with a rule are dropped already
+    and take no part. Of equal digests the smallest key stays and is not listed.
+    """
+    daft = daft_module("curating documents")
+    col = daft.col
+    rows = daft.read_parquet(list(paths)).where(col("rule").is_null()).select("key", "digest")
+    # A window and no join: Daft 0.7.26 plans an equality join on a binary column as a cross join, so that every row
+    # met every keeper (and never came back when both sides shared a name). Digests are text for the same reason.
+    same = daft.Window().partition_by("digest")
+    equal = rows.with_column("keeper_key", col("key").min().over(same)).where(col("key") != col("keeper_key"))
+    return equal.select("key", "keeper_key").sort("key").to_arrow()
+
+
+def _as(array: Any, to: pa.DataType) -> pa.Array:
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    return array if array.type == to else array.cast(to)
+
+
+def _read(daft: Any, tasks: Sequence[ReadTask], schema: pa.Schema, failures: dict[int, Exception]) -> Any:
+    """A frame over ``tasks`` with their number and, in a last row of each, the count of its rows (or ``_FAILED``)."""
+    from daft.io.source import DataSource, DataSourceTask
+    from daft.recordbatch import RecordBatch
+
+    marked = pa.schema([*schema, (_TASK, pa.int64()), (_END, pa.int64())])
+    daft_schema = daft.Schema.from_pyarrow_schema(marked)
+
+    def mark(batch: pa.RecordBatch, number: int, end: int | None) -> Any:
+        extra = [pa.array([value] * batch.num_rows, pa.int64()) for value in (number, end)]
+        whole = pa.RecordBatch.from_arrays([*batch.columns, *extra], schema=marked)
+        return RecordBatch.from_arrow_record_batches([whole], marked)
+
+    class _Task(DataSourceTask):
+        def __init__(self, number: int, task: ReadTask) -> None:
+            self.number, self.task = number, task
+
+        @property
+        def schema(self) -> Any:
+            return daft_schema
+
+        async def read(self) -> AsyncIterator[Any]:
+            n_rows = 0
+            try:
+                for batch in self.task.batches():
+                    n_rows += batch.num_rows
+                    yield mark(batch, self.number, None)
+            except Exception as error:
+                failures[self.number] = error
+                n_rows = _FAILED
+            blank = [pa.array([""], type_) for type_ in schema.types]
+            yield mark(pa.RecordBatch.from_arrays(blank, schema=schema), self.number, n_rows)
+
+    class _Source(DataSource):
+        @property
+        def name(self) -> str:
+            return "smalti documents"
+
+        @property
+        def schema(self) -> Any:
+            return daft_schema
+
+        async def get_tasks(self, pushdowns: Any) -> AsyncIterator[Any]:
+            for number, task in enumerate(tasks):
+                yield _Task(number, task)
+
+    return _Source().read()

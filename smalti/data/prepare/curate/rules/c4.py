@@ -1,0 +1,53 @@
+"""C4's rules (Raffel et al. 2019, arXiv 1910.10683, section 2.2, and its published code): made for English web pages.
+
+It edits: lines that do not read like sentences are taken out, citation marks too. The list of bad words is left out.
+Sentences are counted by their end marks, without a trained splitter.
+"""
+
+import re
+
+from smalti.data.prepare.curate.rules.measure import Text, count_sentences
+from smalti.data.prepare.curate.rules.rule import Preset, Rule
+
+_MIN_WORDS_IN_LINE = 3
+_MAX_WORD_CHARACTERS = 1000
+_MIN_SENTENCES = 5
+_TERMINAL = (".", "?", "!", '"', "'")
+_CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
+_POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
+
+
+def _edit(text: str) -> str:
+    lines = (_CITATION.sub("", line.strip()) for line in text.split("\n"))
+    return "\n".join(line for line in lines if _reads_like_sentences(line))
+
+
+def _reads_like_sentences(line: str) -> bool:
+    words = line.split()
+    lower = line.lower()
+    return (
+        line.endswith(_TERMINAL)
+        and not line.endswith("...")
+        and len(words) >= _MIN_WORDS_IN_LINE
+        and max(map(len, words)) <= _MAX_WORD_CHARACTERS
+        and "javascript" not in lower
+        and not any(phrase in lower for phrase in _POLICY)
+    )
+
+
+def _sentences(text: Text) -> float:
+    return sum(map(count_sentences, text.full_lines))
+
+
+C4 = Preset(
+    "c4-2019",
+    "Raffel et al. 2019, arXiv 1910.10683, section 2.2",
+    (
+        Rule(
+            "lorem-ipsum", "occurrences of 'lorem ipsum'", lambda text: text.text.lower().count("lorem ipsum"), high=0
+        ),
+        Rule("curly-brackets", "occurrences of '{'", lambda text: text.text.count("{"), high=0),
+    ),
+    edit=_edit,
+    rules_after_edit=(Rule("sentences", "sentences in the lines that stay", _sentences, low=_MIN_SENTENCES),),
+)

@@ -1,0 +1,21 @@
+"""The presets by name. The names are those of ``smalti.config.data.Preset``; a test holds the two equal."""
+
+from collections.abc import Sequence
+
+from smalti.data.prepare.curate.rules.c4 import C4
+from smalti.data.prepare.curate.rules.fineweb import FINEWEB_CODE, FINEWEB_PAPER
+from smalti.data.prepare.curate.rules.gopher import QUALITY, REPETITION
+from smalti.data.prepare.curate.rules.light import CODE_LIGHT, PROSE_LIGHT
+from smalti.data.prepare.curate.rules.rule import Preset
+
+NONE = Preset("none", "keeps everything", ())
+
+PRESETS: dict[str, Preset] = {
+    preset.name: preset
+    for preset in (NONE, PROSE_LIGHT, CODE_LIGHT, QUALITY, REPETITION, C4, FINEWEB_CODE, FINEWEB_PAPER)
+}
+
+
+def presets_by_name(names: Sequence[str]) -> list[Preset]:
+    """The presets of a source, in the order given."""
+    return [PRESETS[name] for name in names]

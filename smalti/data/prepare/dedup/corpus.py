@@ -1,0 +1,219 @@
+"""The documents as a deduplication sees them: numbered in the order of sources, splits and rows, cut into tasks.
+
+A *task* is a row group of one documents file. It is plain data and is read in a worker, with page checksums verified.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from smalti.base.errors import DataError, UserError
+from smalti.data.documents.heldout import HELDOUT, SPLITS
+from smalti.data.documents.publish import read_record
+from smalti.data.documents.tables import DOCUMENT_SCHEMA
+from smalti.data.prepare.curate.report import FORMAT_KIND, RECORD_NAME
+from smalti.data.prepare.dedup.buckets import PLANTED
+
+TEXT_SCHEMA = pa.schema(
+    [
+        ("key", pa.int64()),
+        ("id", pa.large_string()),
+        ("source", pa.large_string()),
+        ("heldout", pa.bool_()),
+        ("score", pa.float64()),
+        ("text", pa.large_string()),
+    ]
+)
+
+TASK_SCHEMA = pa.schema(
+    [
+        ("path", pa.large_string()),
+        ("row_group", pa.int64()),
+        ("first_key", pa.int64()),
+        ("source", pa.large_string()),
+        ("heldout", pa.bool_()),
+        ("n_bytes", pa.int64()),
+        ("rows", pa.large_list(pa.int64())),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Documents to be read together."""
+
+    path: str
+    row_group: int
+    first_key: int
+    """Key of the first row of the row group; the others follow."""
+    source: str
+    heldout: bool
+    n_bytes: int
+    """Of the texts and ids, uncompressed."""
+    rows: list[int] | None = None
+    """The rows of the row group that are wanted; None: all."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One documents file: a split of a source."""
+
+    source: str
+    split: str
+    path: Path
+    first_key: int
+    group_rows: tuple[int, ...]
+    """Documents in each row group."""
+    group_bytes: tuple[int, ...]
+
+    @property
+    def n_documents(self) -> int:
+        """Rows of the file."""
+        return sum(self.group_rows)
+
+    def tasks(self) -> list[Task]:
+        """One for each row group that has rows; other writers than ours make empty ones."""
+        firsts = np.cumsum([self.first_key, *self.group_rows]).tolist()
+        heldout = self.split == HELDOUT
+        return [
+            Task(str(self.path), group, firsts[group], self.source, heldout, n_bytes)
+            for group, n_bytes in enumerate(self.group_bytes)
+            if self.group_rows[group]
+        ]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """All documents; key -> place by arithmetic."""
+
+    folder: str
+    digest: str
+    """Of the record of who wrote the documents, and the sizes of their files."""
+    parts: tuple[Part, ...]
+
+    @property
+    def n_documents(self) -> int:
+        """Over all sources and splits."""
+        return sum(part.n_documents for part in self.parts)
+
+    @property
+    def n_bytes(self) -> int:
+        """Uncompressed size of all texts and ids."""
+        return sum(sum(part.group_bytes) for part in self.parts)
+
+    def tasks(self) -> list[Task]:
+        """One for each row group of each file, in the order of keys."""
+        return [task for part in self.parts for task in part.tasks()]
+
+    def tasks_of(self, keys: npt.NDArray[np.int64]) -> list[Task]:
+        """Tasks that read just the documents with these keys (sorted, none twice)."""
+        tasks = self.tasks()
+        cuts = np.searchsorted(keys, [task.first_key for task in tasks]).tolist()
+        return [
+            Task(**{**vars(task), "rows": (keys[start:stop] - task.first_key).tolist()})
+            for task, start, stop in zip(tasks, cuts, [*cuts[1:], len(keys)], strict=True)
+            if start < stop
+        ]
+
+
+def read_corpus(folder: str) -> Corpus:
+    """The finished output of a curation. DataError when it is not that, or a file is missing or damaged."""
+    record = read_record(folder, kind=FORMAT_KIND, record_name=RECORD_NAME, verb="smalti data curate")
+    parts: list[Part] = []
+    next_key, sizes = 0, {}
+    for source in sorted(record.get("sources", {})):
+        for split in SPLITS:
+            path = (Path(folder) / "documents" / source / f"{split}.parquet").resolve()
+            part = _part(source, split, path, next_key)
+            next_key += part.n_documents
+            sizes[f"{source}/{split}"] = [path.stat().st_size, part.n_documents]
+            parts.append(part)
+    if not any(part.n_documents for part in parts):
+        raise DataError(f"{folder} holds no documents", hint="look at report.md there: what dropped them?")
+    return Corpus(folder, f"{record.get('digest')} {sizes}", tuple(parts))
+
+
+def text_bytes(part: Part) -> int:
+    """Bytes of the texts of a documents file, as its curation counted them."""
+    try:
+        return int(pc.sum(pq.read_table(part.path, columns=["n_bytes"]).column("n_bytes")).as_py() or 0)
+    except (pa.ArrowException, OSError) as error:
+        raise damaged(part.path, error) from error
+
+
+def check_score_field(corpus: Corpus, field: str | None) -> None:
+    """UserError when documents have no such numeric column."""
+    if field is None:
+        return
+    for part in corpus.parts:
+        schema = pq.read_schema(part.path)
+        numbers = [one.name for one in schema if pa.types.is_integer(one.type) or pa.types.is_floating(one.type)]
+        if part.n_documents and field not in numbers:
+            raise UserError(
+                f"score_field={field} is not a numeric column of {part.path}",
+                allowed=", ".join(numbers) or "(the file has none)",
+                hint=f"let curation keep it (keep_fields: [{field}] of each source), or leave score_field out",
+            )
+
+
+def read_task(task: Task, score_field: str | None) -> pa.RecordBatch:
+    """The documents of a task, as TEXT_SCHEMA. A score that is missing or not a number counts as the lowest."""
+    if task.first_key >= PLANTED:
+        score_field = None
+    columns = ["id", "text", *([score_field] if score_field else [])]
+    table = read_group(task.path, task.row_group, columns)
+    rows = np.arange(table.num_rows) if task.rows is None else np.asarray(task.rows, np.int64)
+    if task.rows is not None:
+        table = table.take(pa.array(rows))
+    n = len(rows)
+    score = np.full(n, -np.inf)
+    if score_field is not None:
+        given = np.asarray(table.column(score_field).cast(pa.float64(), safe=False).fill_null(-np.inf))
+        score = np.where(np.isnan(given), -np.inf, given)
+    arrays = [
+        pa.array(task.first_key + rows, pa.int64()),
+        _plain(table, "id"),
+        pa.array([task.source] * n, pa.large_string()),
+        pa.array(np.full(n, task.heldout)),
+        pa.array(score),
+        _plain(table, "text"),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=TEXT_SCHEMA)
+
+
+def read_group(path: str | Path, row_group: int, columns: Sequence[str] | None = None) -> pa.Table:
+    """One row group of a documents file. DataError when it cannot be read."""
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            return file.read_row_group(row_group, columns=columns)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise damaged(path, error) from error
+
+
+def damaged(path: str | Path, error: Exception) -> DataError:
+    """The error for a documents file that cannot be read."""
+    return DataError(f"{path} cannot be read: {error}", hint="run 'smalti data curate' again, or copy the folder again")
+
+
+def _plain(table: pa.Table, name: str) -> pa.Array:
+    return table.column(name).combine_chunks().cast(pa.large_string())
+
+
+def _part(source: str, split: str, path: Path, first_key: int) -> Part:
+    try:
+        with pq.ParquetFile(path) as file:
+            missing = [name for name in DOCUMENT_SCHEMA.names if name not in file.schema_arrow.names]
+            if missing:
+                raise DataError(f"{path} has no field '{missing[0]}'", allowed=", ".join(DOCUMENT_SCHEMA.names))
+            groups: list[Any] = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+    except (pa.ArrowException, OSError) as error:
+        raise damaged(path, error) from error
+    rows = tuple(group.num_rows for group in groups)
+    return Part(source, split, path, first_key, rows, tuple(group.total_byte_size for group in groups))

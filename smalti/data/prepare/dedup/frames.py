@@ -1,0 +1,69 @@
+"""What every plan of a deduplication needs of Daft: tasks as rows, functions of columns, and Parquet read and written.
+
+Promises: every error of a worker comes out as ours; functions run in threads.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from smalti.config.dedup import DedupConfig
+from smalti.data.prepare.daft_engine import Failures, choose_runner, daft_module
+
+_MORSEL_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Daft's frames with one config; ``failures`` is a folder for what goes wrong in workers."""
+
+    config: DedupConfig
+    failures: Failures
+
+    def __post_init__(self) -> None:
+        choose_runner(self.config.runner, self.config.ray_address, "near-duplicate removal")
+
+    @property
+    def version(self) -> str:
+        """Of the engine, whose hashes lie in the results of the stages."""
+        return f"daft {daft_module().__version__}"
+
+    def _tasks(self, table: pa.Table) -> Any:
+        daft = daft_module()
+        frame = daft.from_arrow(table)
+        # The native runner has no partitions and warns; it hands out tasks one by one (batch_size=1).
+        return frame.into_partitions(min(table.num_rows, 64)) if self.config.runner == "ray" else frame
+
+    def _function(self, function: Callable[..., pa.Array], to: pa.DataType, batch_size: int | None = None) -> Any:
+        """A Daft function of whole columns. Threads, and no child processes, for they would cost a copy of the rows."""
+        daft = daft_module()
+        options = {"return_dtype": daft.DataType.from_arrow_type(to), "use_process": False, "batch_size": batch_size}
+        return daft.func.batch(**options)(self.failures.telling(function))
+
+    def _read(self, folder: Path, files: str = "*.parquet") -> Any:
+        # The folder's own name may hold signs of a pattern.
+        return daft_module().read_parquet(re.sub(r"([\\\[\]*?{}])", r"\\\1", str(folder)) + f"/{files}")
+
+    def _write(self, frame: Any, folder: Path) -> None:
+        # Small portions: a row of the pairs' plan carries two sets of shingles, and books have large ones.
+        # One task for many small files: on a cluster a shuffle costs their number squared.
+        options = {"default_morsel_size": _MORSEL_ROWS, "enable_scan_task_split_and_merge": True}
+        with self.failures.raised(), daft_module().execution_config_ctx(**options):
+            frame.write_parquet(str(folder), compression="zstd", write_mode="append")
+
+
+def exploded(frame: Any) -> Any:
+    """A row for each value of the only column, which holds lists."""
+    daft = daft_module()
+    (name,) = frame.column_names
+    return frame.explode(daft.col(name)).where(daft.functions.not_null(daft.col(name)))
+
+
+def n_rows_of(folder: Path) -> int:
+    """Rows that a plan has written."""
+    return sum(pq.read_metadata(path).num_rows for path in folder.glob("*.parquet"))

@@ -1,0 +1,123 @@
+"""Writes what stays and what goes: one task a source, in workers, a row group at a time.
+
+Promises: rows keep their order and all their columns; equal decisions give equal bytes.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from smalti.base.errors import DataError
+from smalti.data.documents.tables import DROP_SCHEMA
+from smalti.data.prepare.dedup.corpus import Corpus, damaged
+
+OUTPUT_DROP_SCHEMA = pa.schema([*DROP_SCHEMA, ("partner", pa.string())])
+"""As the drops of a curation, and who stays in place of the document (``source/id``)."""
+
+
+def source_tasks(corpus: Corpus, decisions: Path, work: Path) -> pa.Table:
+    """A row for each source: the arguments of ``write_source``."""
+    parts: dict[str, list[dict[str, Any]]] = {}
+    for part in corpus.parts:
+        entry = {"split": part.split, "path": str(part.path), "first_key": part.first_key, "n": part.n_documents}
+        parts.setdefault(part.source, []).append(entry)
+    rows = [
+        {"source": source, "parts": json.dumps(listed), "decisions": str(decisions), "work": str(work)}
+        for source, listed in parts.items()
+    ]
+    return pa.Table.from_pylist(rows)
+
+
+def write_source(source: str, parts: str, decisions: str, work: str) -> str:
+    """Write ``documents/SOURCE/*.parquet`` and ``drops/SOURCE.parquet``; answers JSON with the counts of each split."""
+    counts: dict[str, Any] = {}
+    with ExitStack() as stack:
+        drops = _writer(stack, Path(work) / "drops" / f"{source}.parquet", OUTPUT_DROP_SCHEMA)
+        for part in json.loads(parts):
+            counts[part["split"]] = _write_part(source, part, decisions, Path(work), drops)
+    return json.dumps({source: counts})
+
+
+def _write_part(source: str, part: dict[str, Any], decisions: str, work: Path, drops: Any) -> dict[str, Any]:
+    gone = _decided(decisions, part["first_key"], part["first_key"] + part["n"])
+    keys = np.asarray(gone.column("key"))
+    counts: dict[str, Any] = {"read": [0, 0], "kept": [0, 0], "drops": {}}
+    next_key = part["first_key"]
+    with ExitStack() as stack:
+        writer = None
+        for table in _groups(part["path"]):
+            if writer is None:
+                path = work / "documents" / source / f"{part['split']}.parquet"
+                writer = _writer(stack, path, table.schema)
+            n, n_bytes = table.num_rows, _total(table.column("n_bytes"))
+            start, stop = np.searchsorted(keys, [next_key, next_key + n]).tolist()
+            rows = keys[start:stop] - next_key
+            next_key += n
+            counts["read"] = [counts["read"][0] + n, counts["read"][1] + n_bytes]
+            mask = np.ones(n, np.bool_)
+            mask[rows] = False
+            kept = table.filter(pa.array(mask))
+            if kept.num_rows:
+                writer.write_table(kept)
+                n_kept, kept_bytes = counts["kept"]
+                counts["kept"] = [n_kept + kept.num_rows, kept_bytes + _total(kept.column("n_bytes"))]
+            if len(rows):
+                dropped = table.select(["id", "n_bytes"]).take(pa.array(rows))
+                _drop(source, part["split"], dropped, gone.slice(start, stop - start), drops, counts["drops"])
+    return counts
+
+
+def _drop(source: str, split: str, dropped: pa.Table, why: pa.Table, drops: Any, counts: dict[str, list[int]]) -> None:
+    n = dropped.num_rows
+    ids = dropped.column("id").to_pylist()
+    assert ids == why.column("id").to_pylist(), f"decisions of other documents than those of {source}/{split}"
+    columns = {
+        "id": dropped.column("id"),
+        "source": pa.array([source] * n, pa.string()),
+        "split": pa.array([split] * n, pa.string()),
+        **{name: why.column(name) for name in ("rule", "reason", "score", "partner")},
+    }
+    table = pa.Table.from_pydict({name: columns[name] for name in OUTPUT_DROP_SCHEMA.names})
+    drops.write_table(table.cast(OUTPUT_DROP_SCHEMA))
+    rules = np.asarray(why.column("rule").to_pylist())
+    sizes = np.asarray(dropped.column("n_bytes"))
+    for rule in np.unique(rules).tolist():
+        before = counts.get(rule, [0, 0])
+        mine = rules == rule
+        counts[rule] = [before[0] + int(mine.sum()), before[1] + int(sizes[mine].sum())]
+
+
+def _groups(path: str) -> Iterator[pa.Table]:
+    """The row groups of a documents file; of a file without any, an empty table."""
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            if not file.num_row_groups:
+                yield file.schema_arrow.empty_table()
+            for group in range(file.num_row_groups):
+                yield file.read_row_group(group)
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise damaged(path, error) from error
+
+
+def _decided(path: str, first: int, end: int) -> pa.Table:
+    try:
+        rows = pq.read_table(path, filters=[("key", ">=", first), ("key", "<", end)])
+    except pa.ArrowException as error:
+        raise DataError(f"{path} cannot be read: {error}", hint="set from_stage=decisions and run again") from error
+    return rows.combine_chunks()
+
+
+def _writer(stack: ExitStack, path: Path, schema: pa.Schema) -> Any:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return stack.enter_context(pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True))
+
+
+def _total(column: pa.ChunkedArray) -> int:
+    return int(pc.sum(column).as_py() or 0)

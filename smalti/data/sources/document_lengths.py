@@ -1,0 +1,172 @@
+"""How long the documents of a source are, and what that means for a context length.
+
+A length counts the tokens of a document without its closing token. Promises: of a large source every document has the
+same chance to be looked at, however long; the numbers are exact for the lengths that were found, and what depends on
+where a cut happens to fall (concat) is the mean over all places where it may.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from smalti.base.units import format_frac
+from smalti.data.sources.source import Int64s, Source
+
+CONTEXT_TOKENS = tuple(1 << power for power in range(8, 18))
+"""256 to 131,072."""
+_ALWAYS_TOKENS = 2048
+_SCAN_TOKENS = 1 << 22
+_BLOCK_TOKENS, _LEAST_BLOCKS, _NUMBERED = 1 << 20, 64, 20_000
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Documents of a source, whole: where they begin and how many tokens they have."""
+
+    begins: Int64s
+    lengths: Int64s
+    note: str | None
+    """What was looked at, where that is not everything."""
+
+
+def find_documents(source: Source, limit_tokens: int) -> Documents | None:
+    """All documents of a source of at most ``limit_tokens`` tokens; of a larger one those that begin in evenly spaced
+    blocks, each followed to its end wherever that is. Where no token closes a document, but documents are numbered,
+    all or evenly spaced numbers; None where neither is known."""
+    if source.eod_id is not None:
+        return _by_closing_tokens(source, source.eod_id, limit_tokens)
+    return None if source.n_documents is None else _by_number(source, source.n_documents)
+
+
+def _by_number(source: Source, n_documents: int) -> Documents:
+    n = min(n_documents, _NUMBERED)
+    spans = np.array([source.document_span((2 * i + 1) * n_documents // (2 * n)) for i in range(n)], dtype=np.int64)
+    note = None if n == n_documents else f"lengths are of {n:,} documents, evenly spaced among {n_documents:,}"
+    return Documents(spans[:, 0], spans[:, 1] - spans[:, 0], note)
+
+
+def _by_closing_tokens(source: Source, eod_id: int, limit_tokens: int) -> Documents:
+    n, block_tokens = source.n_tokens, min(_BLOCK_TOKENS, -(-limit_tokens // _LEAST_BLOCKS))
+    n_blocks = -(-limit_tokens // block_tokens)
+    spans, note = [(0, n)], None
+    if n > limit_tokens:
+        spans = [(i * n // n_blocks, min(i * n // n_blocks + block_tokens, n)) for i in range(n_blocks)]
+        frac = sum(stop - start for start, stop in spans) / n
+        note = (
+            f"lengths are of the documents that begin in {n_blocks:,} evenly spaced blocks of {block_tokens:,} tokens, "
+            f"{format_frac(frac)} of all"
+        )
+    found = [_documents_from(source, eod_id, start, stop) for start, stop in spans]
+    begins = np.concatenate([begins for begins, _ in found])
+    return Documents(begins, np.concatenate([ends for _, ends in found]) - begins, note)
+
+
+def length_summary(lengths: Int64s, unit: str) -> dict[str, Any]:
+    """Count, mean, median, 90th percentile, longest, and a histogram whose bins double: [0], [1], [2, 3], [4, 7] ..."""
+    if not lengths.size:
+        return {"unit": unit, "documents": 0, "histogram": []}
+    # bit length of each value, exact for all that a document can be (below 2**53)
+    bins = np.frexp(lengths.astype(np.float64))[1].astype(np.int64)
+    bins[lengths == 0] = 0
+    counts = np.bincount(bins)
+    return {
+        "unit": unit,
+        "documents": int(lengths.size),
+        "mean": round(float(lengths.mean()), 1),
+        "median": int(np.median(lengths)),
+        "p90": int(np.percentile(lengths, 90)),
+        "longest": int(lengths.max()),
+        "histogram": [
+            {"from": 2 ** (number - 1) if number else 0, "to": 2**number - 1 if number else 0, "documents": int(count)}
+            for number, count in enumerate(counts)
+            if number >= int(bins.min())
+        ],
+    }
+
+
+def context_summary(lengths: Int64s) -> list[dict[str, Any]]:
+    """What each context length L is worth to these documents, up to the first L that none of them reaches.
+
+    ``in_long_documents_frac``: share of tokens that lie in a document of L tokens or more. ``seen_concat_tokens``: how
+    many tokens of its own document a token sees before it, in the mean, in rows of L tokens cut from documents laid one
+    after another; ``seen_best_fit_tokens``: the same where only documents longer than L are cut, every L tokens.
+    ``cut_concat_frac`` and ``cut_best_fit_frac``: share of documents that fall into more than one row.
+    """
+    return list(_contexts(lengths)) if lengths.size and lengths.any() else []
+
+
+def length_curve(lengths: Int64s) -> dict[str, list[float]]:
+    """``tokens_in_document`` (rising by a fifth, to the longest) and ``in_longer_frac``: the share of all tokens that
+    lie in documents of at least so many tokens, from 1 down."""
+    values, counts = np.unique(lengths[lengths > 0], return_counts=True)
+    if not values.size:
+        return {"tokens_in_document": [], "in_longer_frac": []}
+    tokens = values * counts
+    at_least = np.cumsum(tokens[::-1])[::-1] / tokens.sum()
+    points = np.append(2 ** np.arange(np.floor(np.log2(values[0])), np.log2(values[-1]), 0.25), values[-1])
+    frac = at_least[np.searchsorted(values, points)]
+    return {"tokens_in_document": points.round(2).tolist(), "in_longer_frac": frac.round(6).tolist()}
+
+
+def _contexts(lengths: Int64s) -> Iterator[dict[str, Any]]:
+    n_tokens = int(lengths.sum())
+    for size in CONTEXT_TOKENS:
+        in_long = float(lengths[lengths >= size].sum() / n_tokens)
+        # a row ends inside the document, or between it and its closing token, at one of ``length`` of ``size`` places
+        cut_concat = float(np.minimum(lengths / size, 1).mean())
+        yield {
+            "context_tokens": size,
+            "in_long_documents_frac": in_long,
+            "seen_concat_tokens": float(_seen_concat(lengths, size).sum() / n_tokens),
+            "seen_best_fit_tokens": float(_seen_best_fit(lengths, size).sum() / n_tokens),
+            "cut_concat_frac": cut_concat,
+            "cut_best_fit_frac": float((lengths >= size).mean()),
+        }
+        if in_long == 0 and size >= _ALWAYS_TOKENS:
+            return
+
+
+def _seen_concat(lengths: Int64s, size: int) -> npt.NDArray[np.float64]:
+    """For each document the sum over its tokens i of E[min(i, o)], o = place in the row, uniform over 0 .. size-1.
+
+    E is i - i (i + 1) / (2 size) for i < size, and (size - 1) / 2 beyond.
+    """
+    short = np.minimum(lengths, size).astype(np.float64)
+    sum_i = short * (short - 1) / 2
+    sum_ii = (short - 1) * short * (2 * short - 1) / 6
+    return np.asarray(sum_i - (sum_ii + sum_i) / (2 * size) + (lengths - short) * (size - 1) / 2)
+
+
+def _seen_best_fit(lengths: Int64s, size: int) -> npt.NDArray[np.float64]:
+    """For each document the sum of i modulo size over its tokens i."""
+    whole, rest = np.divmod(lengths.astype(np.float64), size)
+    return np.asarray(whole * size * (size - 1) / 2 + rest * (rest - 1) / 2)
+
+
+def _documents_from(source: Source, eod_id: int, start: int, stop: int) -> tuple[Int64s, Int64s]:
+    """Begins [n] of the documents that begin in [start, stop), and where their closing tokens stand [n]."""
+    marks = _marks(source, eod_id, max(0, start - 1), stop)
+    begins = np.concatenate([np.zeros(int(start == 0), dtype=np.int64), marks + 1])
+    begins = begins[begins < stop]
+    ahead = max(1, (stop - start) // 16)
+    while begins.size and (not marks.size or marks[-1] < begins[-1]):  # the last one goes on behind the block
+        if stop == source.n_tokens:
+            marks = np.append(marks, stop)
+            break
+        before, stop, ahead = stop, min(stop + ahead, source.n_tokens), min(2 * ahead, _SCAN_TOKENS)
+        marks = np.append(marks, _marks(source, eod_id, before, stop)[:1])
+    return begins, marks[np.searchsorted(marks, begins)]
+
+
+def _marks(source: Source, eod_id: int, start: int, stop: int) -> Int64s:
+    """Where closing tokens stand in [start, stop)."""
+    found = [np.empty(0, dtype=np.int64)]
+    buffer = np.empty((1, min(_SCAN_TOKENS, stop - start)), dtype=source.dtype)
+    for begin in range(start, stop, _SCAN_TOKENS):
+        part = buffer[:, : stop - begin]
+        source.read_rows(np.array([begin], dtype=np.int64), part)
+        found.append(np.flatnonzero(part[0] == eod_id) + begin)
+    return np.concatenate(found)

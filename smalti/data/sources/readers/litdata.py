@@ -1,0 +1,128 @@
+"""litData's chunks of tokens (``TokensLoader``): flat tokens behind a table of items, one chunk after another.
+
+Their reader cuts each chunk into blocks and leaves out what is left at its end; here the chunks are one array and
+nothing is left out, so block i of a chunk is the same tokens, found at the chunk's beginning plus i * block_size. Items
+(what their writer was given) count as documents where they differ in length.
+"""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from smalti.base.errors import DataError
+from smalti.base.hashing import digest_json
+from smalti.config.data import SourceConfig
+from smalti.data.fetch import Files
+from smalti.data.fetch.files import confined
+from smalti.data.sources.readers.documents import Documents
+from smalti.data.sources.readers.index import Index, parsed_json
+from smalti.data.sources.readers.named import ask_each
+from smalti.data.sources.readers.sharded import Facts, FlatLayout, ShardedSource
+from smalti.data.sources.readers.stored import Shard, StoredFile, StoredShards
+from smalti.data.sources.source import Int64s
+
+FILE_NAME = "index.json"
+_NUMPY = {0: "int8", 1: "int16", 2: "int32", 3: "int64", 4: "uint8", 5: "uint16", 6: "uint32", 7: "uint64"}
+_TORCH = {11: "uint8", 12: "int8", 13: "int16", 14: "int16", 15: "int32", 16: "int32", 17: "int64", 18: "int64"}
+_DTYPES = {"no_header_numpy": _NUMPY, "no_header_tensor": _TORCH | {20: "uint16"}}
+
+
+def read_litdata_index(files: Files, data: bytes) -> Index:
+    """index.json, whose bytes are ``data``, and whether the items of the first chunk differ in length."""
+    dtype, stored, tokens, items = _parsed(data, files, None)
+    ends = _item_ends(stored, 0, int(items[0]), int(tokens[0]), dtype)
+    facts = {
+        "varied": bool(np.unique(np.diff(ends, prepend=0)).size > 1),
+        "packed_bytes": [shard.packed.n_bytes for shard in stored.shards if shard.packed],
+    }
+    return Index("litdata", facts, {FILE_NAME: data})
+
+
+def open_litdata(config: SourceConfig, index: Index, files: Files) -> ShardedSource:
+    """The source, from what ``read_litdata_index`` returned."""
+    data = index.parts[FILE_NAME]
+    dtype, stored, tokens, items = _parsed(data, files, index.facts["packed_bytes"])
+    documents = None
+    if index.facts["varied"]:
+        documents = Documents(items, tokens, lambda n: _item_ends(stored, n, int(items[n]), int(tokens[n]), dtype))
+    digest = digest_json({"form": "litdata", "index": hashlib.sha256(data).hexdigest()})
+    facts = Facts(digest, "sizes (the form has no hashes)", config.vocab_size, config.eod_id)
+    starts = (4 * (items + 2)).tolist()
+    return ShardedSource(stored, FlatLayout(dtype, starts), tokens, facts, documents)
+
+
+def _parsed(
+    data: bytes, files: Files, packed_bytes: list[int] | None
+) -> tuple["np.dtype[Any]", StoredShards, Int64s, Int64s]:
+    """dtype, chunks, tokens and items of each; sizes of packed chunks, which no index says, are asked for if None."""
+    path = f"{files.where}/{FILE_NAME}"
+    value = parsed_json(data, path)
+    try:
+        config, chunks = value["config"], value["chunks"]
+        dtype = _dtype(config, path)
+        compression = config["compression"]
+        shards, tokens, items = [], [], []
+        if compression is not None and packed_bytes is None:
+            packed_bytes = ask_each(files, files.size, [confined(str(chunk["filename"])) for chunk in chunks])
+        for number, chunk in enumerate(chunks):
+            n_tokens, n_items = (_whole(chunk[key], f"chunk {number}: {key}", path) for key in ("dim", "chunk_size"))
+            size = 4 * (n_items + 2) + n_tokens * dtype.itemsize
+            if compression is None and chunk["chunk_bytes"] != size:
+                raise DataError(
+                    f"{path}, chunk {number}: {n_items:,} items of {n_tokens:,} tokens make {size:,} bytes, "
+                    f"{chunk['chunk_bytes']} are said",
+                    hint="the index is damaged: copy it again",
+                )
+            name = confined(str(chunk["filename"]))
+            packed = None
+            if packed_bytes:
+                packed = StoredFile(name, packed_bytes[number])
+            shards.append(Shard(StoredFile(name, size), packed, compression))
+            tokens.append(n_tokens)
+            items.append(n_items)
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+        raise DataError(f"{path} is not an index of litData's: {error!r}", hint="copy it again") from error
+    if not shards:
+        raise DataError(f"{path} lists no chunks")
+    return dtype, StoredShards(files, shards), np.array(tokens, np.int64), np.array(items, np.int64)
+
+
+def _dtype(config: dict[str, Any], path: str) -> "np.dtype[Any]":
+    if config["item_loader"] != "TokensLoader" or len(config["data_format"]) != 1:
+        raise DataError(
+            f"{path} is of {config['item_loader']} with {config['data_format']}",
+            allowed="one array of tokens a sample, written for TokensLoader",
+            hint="litdata.optimize(..., item_loader=TokensLoader())",
+        )
+    if config["encryption"] is not None:
+        raise DataError(f"{path} is encrypted", hint="write the data set without encryption")
+    kind, _, code = str(config["data_format"][0]).partition(":")
+    found = _DTYPES.get(kind, {}).get(int(code)) if code.isdigit() else None
+    if found is None:
+        raise DataError(f"{path} is of {config['data_format'][0]}", allowed="arrays or tensors of whole numbers")
+    level = config.get("compression_level") or "chunk"
+    if config["compression"] is not None and (not str(config["compression"]).startswith("zstd") or level != "chunk"):
+        raise DataError(
+            f"{path} is compressed: {config['compression']} by {level}", allowed="nothing, or zstd of whole chunks"
+        )
+    return np.dtype(found).newbyteorder("<")
+
+
+def _whole(value: Any, what: str, path: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 32:
+        raise DataError(f"{path}, {what} is {str(value)[:40]}", allowed="a whole number below 2**32")
+    return value
+
+
+def _item_ends(stored: StoredShards, shard: int, n_items: int, n_tokens: int, dtype: "np.dtype[Any]") -> Int64s:
+    """Where the items of a chunk end, in its tokens."""
+    data = stored.read([(shard, 0, 4 * (n_items + 2))])[0]
+    head = np.frombuffer(data, "<u4").astype(np.int64)
+    ends, rest = np.divmod(head[2:] - 4 * (n_items + 2), dtype.itemsize)
+    begins_right = int(head[1]) == 4 * (n_items + 2)
+    if int(head[0]) != n_items or not begins_right or rest.any() or (np.diff(ends, prepend=0) < 0).any():
+        raise DataError(f"the table of items in {stored.path(shard)} does not fit its index", hint="copy it again")
+    if (int(ends[-1]) if n_items else 0) != n_tokens:
+        raise DataError(f"{stored.path(shard)} ends at another token than its index says", hint="copy it again")
+    return ends

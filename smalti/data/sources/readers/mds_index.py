@@ -1,0 +1,148 @@
+"""``index.json`` of an MDS data set: which shards there are and what their columns hold. Trusts nothing in it.
+
+The form: https://docs.mosaicml.com/projects/streaming (version 2). Columns are encoded as ``mds_columns`` says.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from smalti.base.errors import DataError
+from smalti.data.fetch.files import confined
+from smalti.data.sources.readers.index import parsed_json
+from smalti.data.sources.readers.stored import Shard, StoredFile, known_hashes
+from smalti.data.sources.readers.unpack import known_compressions
+
+FILE_NAME = "index.json"
+VERSION = 2
+_U32 = 1 << 32
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns in the order in which a sample holds them."""
+
+    names: tuple[str, ...]
+    encodings: tuple[str, ...]
+    sizes: tuple[int | None, ...]
+    """Bytes; None: they vary, and the sample says it, or some shards have others."""
+
+
+@dataclass(frozen=True)
+class MdsShard:
+    """One entry of the index."""
+
+    samples: int
+    shard: Shard
+    sizes: tuple[int | None, ...]
+    """Bytes of each column in this shard; None: its samples say it."""
+
+    def varying(self) -> list[int]:
+        """Columns whose sizes the samples of this shard say."""
+        return [place for place, size in enumerate(self.sizes) if size is None]
+
+
+@dataclass(frozen=True)
+class MdsIndex:
+    """What index.json says."""
+
+    columns: Columns
+    shards: tuple[MdsShard, ...]
+
+    @property
+    def is_uniform(self) -> bool:
+        """The columns have the same sizes, or vary, in all shards."""
+        return len({one.sizes for one in self.shards}) == 1
+
+    @property
+    def hashes(self) -> list[str]:
+        """Algorithms that every file has a digest of."""
+        files = [file for one in self.shards for file in (one.shard.raw, one.shard.packed) if file]
+        return sorted(set.intersection(*(set(file.hashes) for file in files)))
+
+
+def parse_index(data: bytes, path: str) -> MdsIndex:
+    """The index, checked. Raises DataError naming the shard for anything that is not as the form wants it."""
+    value = parsed_json(data, path)
+    if not isinstance(value, dict) or value.get("version") != VERSION or not isinstance(value.get("shards"), list):
+        found = value.get("version") if isinstance(value, dict) else type(value).__name__
+        raise DataError(f"{path} is not the index of an MDS data set (version {found!r})", allowed=f"version {VERSION}")
+    shards: list[MdsShard] = []
+    columns: Columns | None = None
+    for number, entry in enumerate(value["shards"]):
+        try:
+            here, shard = _shard(entry)
+        except DataError as error:
+            told = f"{path}, shard {number}: {error.message}"
+            raise DataError(told, allowed=error.allowed, hint=error.hint) from error
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"{path}, shard {number}: {error!r}", hint="the index is damaged: copy it again") from error
+        columns = columns or here
+        if (columns.names, columns.encodings) != (here.names, here.encodings):
+            told = ", ".join(f"{name} ({encoding})" for name, encoding in zip(here.names, here.encodings, strict=True))
+            raise DataError(f"{path}, shard {number} has other columns than the shards before: {told}")
+        shards.append(shard)
+    if columns is None:
+        raise DataError(f"{path} lists no shards")
+    by_column = zip(*(one.sizes for one in shards), strict=True)
+    sizes = tuple(found[0] if len(set(found)) == 1 else None for found in by_column)
+    return MdsIndex(replace(columns, sizes=sizes), tuple(shards))
+
+
+def _shard(entry: dict[str, Any]) -> tuple[Columns, MdsShard]:
+    if entry.get("format") != "mds" or entry.get("version") != VERSION:
+        raise DataError(
+            f"its format is {entry.get('format')!r}, version {entry.get('version')!r}",
+            allowed=f"mds, version {VERSION}",
+            hint="tokens lie in MDS; write json and csv shards as Parquet or JSONL and run 'smalti data tokenize'",
+        )
+    columns = Columns(
+        tuple(_text(name) for name in entry["column_names"]),
+        tuple(_text(encoding) for encoding in entry["column_encodings"]),
+        tuple(None if size is None else _whole(size, "a column's size", 1) for size in entry["column_sizes"]),
+    )
+    if not len(columns.names) == len(columns.encodings) == len(columns.sizes) > 0:
+        raise DataError("names, encodings and sizes of its columns are not equally many")
+    for name, encoding, size in zip(columns.names, columns.encodings, columns.sizes, strict=True):
+        n_bytes = fixed_bytes(encoding)
+        if n_bytes not in (None, size):
+            raise DataError(f"column '{name}' is {encoding}, of {size} bytes", allowed=f"{n_bytes} bytes")
+    compression = entry["compression"]
+    if compression is not None and _text(compression).partition(":")[0] not in known_compressions():
+        raise DataError(f"compression '{compression}' is not known", allowed=", ".join(sorted(known_compressions())))
+    raw = _file(entry["raw_data"])
+    packed = _file(entry["zip_data"]) if compression is not None else None
+    samples = _whole(entry["samples"], "samples", 0)
+    if 4 * (samples + 2) > raw.n_bytes:
+        raise DataError(f"{raw.name} has {raw.n_bytes:,} bytes, too few for {samples:,} samples")
+    return columns, MdsShard(samples, Shard(raw, packed, compression), columns.sizes)
+
+
+def fixed_bytes(encoding: str) -> int | None:
+    """Bytes that every value of this encoding takes; None where the encoding does not say it."""
+    scalar = re.fullmatch(r"(?:u?int|float)(8|16|32|64)|int", encoding)
+    if scalar:
+        return int(scalar[1] or 64) // 8
+    array = re.fullmatch(r"ndarray:[a-z]+(8|16|32|64):([1-9]\d{0,9}(?:,[1-9]\d{0,9})*)", encoding)
+    return int(array[1]) // 8 * prod(map(int, array[2].split(","))) if array else None
+
+
+def _file(value: dict[str, Any]) -> StoredFile:
+    hashes = {_text(name): _text(digest) for name, digest in (value["hashes"] or {}).items()}
+    unknown = sorted(set(hashes) - known_hashes())
+    if unknown:
+        raise DataError(f"the hash '{unknown[0]}' cannot be checked here", allowed=", ".join(sorted(known_hashes())))
+    return StoredFile(confined(_text(value["basename"])), _whole(value["bytes"], "bytes", 0), hashes)
+
+
+def _whole(value: Any, what: str, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < _U32:
+        raise DataError(f"{what} is {str(value)[:40]}", allowed=f"a whole number from {least} to {_U32 - 1:,}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise DataError(f"{str(value)[:40]} stands where text is due")
+    return value

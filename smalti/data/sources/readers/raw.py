@@ -1,0 +1,124 @@
+"""Plain token files: ``.npy`` (never with pickles), or numbers without a header (OLMo, datatrove, nanoGPT and others).
+
+The files of a folder follow one another as one array. Nothing of their content can be checked, only their sizes.
+"""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from smalti.base.errors import DataError, UserError
+from smalti.base.hashing import digest_json
+from smalti.config.data import SourceConfig
+from smalti.data.fetch import Files, Range
+from smalti.data.sources.readers.documents import Documents
+from smalti.data.sources.readers.index import Index
+from smalti.data.sources.readers.named import ask_each, named_files
+from smalti.data.sources.readers.sharded import Facts, FlatLayout, ShardedSource
+from smalti.data.sources.readers.stored import Shard, StoredFile, StoredShards
+from smalti.data.sources.source import Int64s
+
+SUFFIXES = (".npy", ".bin", ".ds")
+_MAGIC = b"\x93NUMPY"
+_HEADER_BYTES = 4096
+_MOST_HEADER_BYTES = 1 << 16
+
+
+def read_raw_index(config: SourceConfig, files: Files, names: Sequence[str] = ()) -> Index:
+    """Which files there are, how large they are, and where in them the tokens begin."""
+    names = names or named_files(files, config.files, SUFFIXES)
+    found = ask_each(files, lambda name: _described(config, files, name), names)
+    kinds = sorted({one["dtype"] for one in found})
+    if len(kinds) > 1:
+        raise DataError(f"the files of {files.where} hold {' and '.join(kinds)}", allowed="one dtype for all")
+    if config.document_ends is not None:
+        sizes = ask_each(files, files.size, [name + config.document_ends for name in names])
+        for one, size in zip(found, sizes, strict=True):
+            one["documents"] = size // 8
+    return Index("raw", {"files": found})
+
+
+def open_raw(config: SourceConfig, index: Index, files: Files) -> ShardedSource:
+    """The source, from what ``read_raw_index`` returned."""
+    found = index.facts["files"]
+    dtype = np.dtype(found[0]["dtype"])
+    stored = StoredShards(files, [Shard(StoredFile(one["name"], one["bytes"])) for one in found])
+    tokens = np.array([one["tokens"] for one in found], dtype=np.int64)
+    documents = None
+    if config.document_ends is not None:
+        counts = np.array([one["documents"] for one in found], dtype=np.int64)
+        documents = Documents(counts, tokens, lambda shard: _ends(config, files, found[shard]))
+    facts = Facts(
+        digest_json({"form": "raw", "files": found}), "sizes (the form has no hashes)", config.vocab_size, config.eod_id
+    )
+    return ShardedSource(stored, FlatLayout(dtype, [one["start"] for one in found]), tokens, facts, documents)
+
+
+def _described(config: SourceConfig, files: Files, name: str) -> dict[str, Any]:
+    size, path = files.size(name), f"{files.where}/{name}"
+    start, given = 0, config.dtype
+    if name.endswith(".npy"):
+        head = bytes(files.read([Range(name, 0, min(size, _HEADER_BYTES))])[0])
+        if head.startswith(_MAGIC):
+            if len(head) < size:
+                need = 12 + int.from_bytes(head[8 : 10 if head[6] == 1 else 12], "little")
+                if len(head) < need <= min(size, _MOST_HEADER_BYTES):
+                    head = bytes(files.read([Range(name, 0, need)])[0])
+            dtype, start, n_tokens = _npy(head, path)
+            if given is not None and np.dtype(given) != dtype.newbyteorder("="):
+                raise UserError(f"dtype={given}, but {path} says {dtype.name}", hint="leave dtype out")
+            if start + n_tokens * dtype.itemsize != size:
+                raise DataError(
+                    f"{path} has {size:,} bytes; its header says {n_tokens:,} numbers of {dtype.name}",
+                    hint="the file is cut short or damaged: copy it again",
+                )
+            return {"name": name, "bytes": size, "dtype": dtype.str, "start": start, "tokens": n_tokens}
+    if given is None:
+        raise UserError(
+            f"{path} does not say what numbers it holds",
+            allowed="uint16, uint32, int32 ...",
+            hint="say it in the source's section: dtype=uint16",
+        )
+    dtype = np.dtype(given).newbyteorder("<")
+    if size % dtype.itemsize:
+        raise DataError(
+            f"{path} has {size:,} bytes, which is not a whole number of {given}",
+            hint="is dtype right? Else the file is cut short: copy it again",
+        )
+    return {"name": name, "bytes": size, "dtype": dtype.str, "start": 0, "tokens": size // dtype.itemsize}
+
+
+def _npy(head: bytes, path: str) -> tuple["np.dtype[Any]", int, int]:
+    """dtype, first byte and number of tokens by the header of a ``.npy`` file."""
+    file = io.BytesIO(head)
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+    except Exception as error:  # numpy's parser lets many kinds through
+        raise DataError(f"the header of {path} cannot be read: {error}", hint="copy it again") from error
+    if dtype.kind not in "iu" or dtype.hasobject:
+        raise DataError(f"{path} holds {dtype}", allowed="whole numbers: token ids")
+    if not 1 <= len(shape) <= 2 or any(not isinstance(n, int) or n < 0 for n in shape):
+        raise DataError(f"{path} holds an array {shape}", allowed="one dimension, or two (rows of tokens)")
+    if fortran and len(shape) == 2 and min(shape) > 1:
+        raise DataError(f"{path} lies column by column (Fortran order)", hint="write it with numpy.ascontiguousarray")
+    n_tokens = 1
+    for n in shape:
+        n_tokens *= int(n)
+    return dtype, file.tell(), n_tokens
+
+
+def _ends(config: SourceConfig, files: Files, entry: dict[str, Any]) -> Int64s:
+    """Ends of the documents of one file, in its tokens."""
+    name = entry["name"] + str(config.document_ends)
+    data = files.read([Range(name, 0, 8 * entry["documents"])])[0]
+    ends = np.frombuffer(data, "<u8")
+    if not ends.size or int(ends[-1]) != entry["tokens"] or (np.diff(ends.astype(np.int64)) < 0).any():
+        raise DataError(
+            f"{files.where}/{name} does not end with the {entry['tokens']:,} tokens of its file",
+            hint="document_ends is for u64 ends in tokens; is it the file's own? Copy both again",
+        )
+    return ends.astype(np.int64)

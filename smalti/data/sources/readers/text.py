@@ -1,0 +1,184 @@
+"""Documents as text (JSONL, Parquet), tokenised when they are opened and held in memory: for small sets.
+
+Promises: the same files and the same tokenizer give the same tokens on every rank, and each rank makes sure by the
+files' SHA-256; a set that is too large is refused before it is read.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from smalti.base.errors import DataError, UserError
+from smalti.base.hashing import digest_json, sha256_bytes
+from smalti.base.units import format_bytes
+from smalti.config.data import SourceConfig
+from smalti.data.fetch import Files
+from smalti.data.sources.readers.documents import Documents
+from smalti.data.sources.readers.index import Index
+from smalti.data.sources.readers.named import ask_each, named_files
+from smalti.data.sources.source import Int64s
+from smalti.data.tokenizer.encode import Tokenizer, load_tokenizer
+
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".parquet")
+LIMIT_BYTES = 256 << 20
+_SAMPLE = 16
+_HINT = "run 'smalti data curate' and 'smalti data tokenize' once, and name the token files they write"
+
+
+def read_text_index(config: SourceConfig, files: Files, tokenizer: str | None, names: Sequence[str] = ()) -> Index:
+    """The files, their digests, and the tokenizer's."""
+    names = names or named_files(files, config.files, SUFFIXES)
+    for name in names:
+        if not name.endswith(SUFFIXES):
+            raise UserError(f"{files.where}/{name} is not read as text", allowed=f"names in {', '.join(SUFFIXES)}")
+    sizes = dict(zip(names, ask_each(files, files.size, names), strict=True))
+    _refuse_large(files.where, sum(sizes.values()))
+    found = [[name, sizes[name], sha256_bytes(files.whole(name))] for name in names]
+    return Index("text", {"files": found, "tokenizer": _tokenizer(tokenizer).digest})
+
+
+def open_text(config: SourceConfig, index: Index, files: Files, tokenizer: str | None) -> "TextSource":
+    """Reads and tokenises everything."""
+    loaded = _tokenizer(tokenizer)
+    if loaded.digest != index.facts["tokenizer"]:
+        raise DataError(
+            f"the tokenizer {tokenizer} is another one here than where the index was read",
+            hint="give all ranks the same folder",
+        )
+    return TextSource(files.where, index, loaded, _texts(config, index, files))
+
+
+class TextSource:
+    """See ``data/sources/source.py`` for what a source does."""
+
+    checked = "whole files at opening (SHA-256); then tokens stay in memory"
+
+    def __init__(self, where: str, index: Index, tokenizer: Tokenizer, texts: Iterator[list[str]]) -> None:
+        self.where = where
+        self.eod_id: int | None = tokenizer.eod_id
+        self.vocab_size: int | None = tokenizer.vocab_size
+        self.tokenizer_digest: str | None = tokenizer.digest
+        self.digest = digest_json({"form": "text", **index.facts})
+        self.dtype: np.dtype[Any] = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
+        parts, lengths = [np.empty(0, self.dtype)], []
+        for batch in texts:
+            for ids in _encoded(tokenizer, batch):
+                parts.append(np.array([*ids, tokenizer.eod_id], self.dtype))
+                lengths.append(len(ids) + 1)
+        self._tokens = np.concatenate(parts)
+        ends = np.cumsum(lengths, dtype=np.int64)
+        self.n_tokens = int(self._tokens.size)
+        self.n_documents: int | None = len(lengths)
+        if not lengths:
+            raise DataError(f"{where} holds no documents")
+        counts, tokens = np.array([len(lengths)], dtype=np.int64), np.array([self.n_tokens], dtype=np.int64)
+        self._documents = Documents(counts, tokens, lambda shard: ends)
+
+    def read_rows(self, begins: Int64s, out: npt.NDArray[Any]) -> None:
+        """Fill ``out`` [n, length] of ``dtype``: row i with tokens [begins[i], begins[i] + length)."""
+        assert out.dtype == self.dtype, (out.dtype, self.dtype)
+        length = out.shape[1]
+        if out.size:
+            self._require(int(begins.min()), int(begins.max()) + length)
+        for row, begin in zip(out, begins.tolist(), strict=True):
+            row[:] = self._tokens[begin : begin + length]
+
+    def read(self, begin_token: int, n: int) -> npt.NDArray[np.int64]:
+        """Tokens [begin_token, begin_token + n) as int64 [n]."""
+        self._require(begin_token, begin_token + n)
+        return self._tokens[begin_token : begin_token + n].astype(np.int64)
+
+    def documents_at(self, tokens: Int64s) -> Int64s:
+        """Number of the document that each token [n] belongs to."""
+        if tokens.size:
+            self._require(int(tokens.min()), int(tokens.max()) + 1)
+        return self._documents.at(tokens)
+
+    def document_span(self, document: int) -> tuple[int, int]:
+        """Tokens [begin, end) of a document, its closing token included."""
+        return self._documents.span(document)
+
+    def verify(self) -> None:
+        """Nothing is left to read."""
+
+    def close(self) -> None:
+        """Nothing is open; the tokens stay."""
+
+    def _require(self, begin: int, end: int) -> None:
+        if begin < 0 or end > self.n_tokens:
+            raise DataError(
+                f"tokens {begin:,} to {end:,} of {self.where} were asked for", allowed=f"0 to {self.n_tokens:,}"
+            )
+
+
+def _tokenizer(path: str | None) -> Tokenizer:
+    if path is None:
+        raise UserError(
+            "a source of text is tokenised when it is opened, and no tokenizer is given",
+            hint="data.tokenizer=FOLDER (as 'smalti data tokenize' writes it, or a tokenizer.json)",
+        )
+    return load_tokenizer(path)
+
+
+def _texts(config: SourceConfig, index: Index, files: Files) -> Iterator[list[str]]:
+    """Texts in the order of files and rows, in batches; the files are those of the index, and are read from memory."""
+    import pyarrow.compute as pc
+
+    from smalti.data.documents.files import held_file
+    from smalti.data.documents.readers import ReadOptions, ReadTask
+
+    size = 0
+    for name, _, digest in index.facts["files"]:
+        data = files.whole(name, partial(_require_digest, digest, f"{files.where}/{name}"))
+        task = ReadTask(
+            (held_file(f"{files.where}/{name}", data),),
+            ReadOptions(text_field=config.column or "text", limit_bytes=LIMIT_BYTES),
+        )
+        batches = task.batches()
+        while (batch := _next(batches)) is not None:
+            texts = batch.column("text")
+            size += pc.sum(pc.binary_length(texts)).as_py() or 0
+            _refuse_large(files.where, size)
+            yield texts.to_pylist()
+
+
+def _require_digest(digest: str, path: str, data: bytes) -> None:
+    if sha256_bytes(data) != digest:
+        raise DataError(f"{path} was changed after it was opened", hint="start again")
+
+
+def _next(batches: Iterator[Any]) -> Any:
+    """The next batch, None behind the last; errors say what to do in a source, not in a curation."""
+    try:
+        return next(batches, None)
+    except DataError as error:
+        raise DataError(
+            error.message,
+            allowed=error.allowed,
+            hint="name the field of the text (column=) or mend the file; 'smalti data curate' can drop such records",
+        ) from error
+
+
+def _encoded(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    """Ids of each text; the fast engine is held against the exact one on the first of a batch."""
+    bulk = not tokenizer.slow_because
+    if bulk:
+        sample = [text[:1000] for text in texts[:_SAMPLE]]
+        bulk = tokenizer.encode_batch(sample) == [tokenizer.encode(text) for text in sample]
+    found = tokenizer.encode_batch(texts, threads=2) if bulk else [tokenizer.encode(text) for text in texts]
+    for text, ids in zip(texts, found, strict=True):
+        if tokenizer.eod_id in ids:
+            raise DataError(f"a document reads as holding the end-of-document token: {text[:80]!r}", hint=_HINT)
+    return found
+
+
+def _refuse_large(where: str, n_bytes: int) -> None:
+    if n_bytes > LIMIT_BYTES:
+        raise UserError(
+            f"{where} holds {format_bytes(n_bytes)} or more: every rank would read and tokenise it at every start",
+            allowed=f"{format_bytes(LIMIT_BYTES)} for text that is tokenised on the fly",
+            hint=_HINT,
+        )

@@ -1,0 +1,51 @@
+"""Token ids against the model's vocabulary, for sources whose form does not say which vocabulary they were written in.
+
+Promises: an id that the model has no row for is a DataError that names source and place, not an index error in a
+kernel. Sources that say their vocabulary were compared before the run began; they are not looked at here.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from smalti.base import store
+from smalti.base.errors import DataError
+from smalti.data.sources.source import Source
+
+_LOOKED_AT_ROWS, _LOOKED_AT_TOKENS = 4, 4096
+
+
+def unsaid(sources: Mapping[str, Source]) -> list[str]:
+    """Names of the sources whose form does not say their vocabulary."""
+    return [name for name, source in sources.items() if source.vocab_size is None]
+
+
+def require_below(tokens: npt.NDArray[Any], vocab_size: int, name: str, where: str) -> None:
+    """DataError where a token of source ``name`` is at or above ``vocab_size``; ``where`` they stand, for people."""
+    highest = int(tokens.max()) if tokens.size else 0
+    if highest >= vocab_size:
+        raise DataError(
+            f"source '{name}' holds the token id {highest:,} at {where}; model.vocab_size={vocab_size}",
+            allowed=f"ids from 0 to {vocab_size - 1:,}",
+            hint=f"is data.sources.{name}.dtype right? If the ids are meant: "
+            f"model.vocab_size={-(-(highest + 1) // 64) * 64} or more, that of their tokenizer",
+        )
+
+
+def look(sources: Mapping[str, Source], vocab_size: int) -> None:
+    """Read a few rows of each local source that does not say its vocabulary, and check them: a first look, that finds
+    a wrong dtype; the rest is checked as it is read."""
+    for name in unsaid(sources):
+        source = sources[name]
+        if not store.is_local(source.where):
+            continue
+        n = min(_LOOKED_AT_TOKENS, source.n_tokens)
+        begins = np.unique(np.linspace(0, source.n_tokens - n, _LOOKED_AT_ROWS).astype(np.int64))
+        rows = np.empty((begins.size, n), dtype=source.dtype)
+        source.read_rows(begins, rows)
+        for begin, row in zip(begins.tolist(), rows, strict=True):
+            at = begin + int(row.argmax())
+            require_below(row, vocab_size, name, f"its token {at:,} ({source.where})")
+        source.close()

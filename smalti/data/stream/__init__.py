@@ -1,0 +1,1 @@
+"""The stream: batches by step, their state, forks and take-downs."""

@@ -1,0 +1,266 @@
+"""Which documents made a batch, and back: where in a run a document is learned. Plain values, for printing or JSON.
+
+A sequence *learns* its targets, so a document is where its tokens are targets; the one token before a sequence, which
+is only an input, does not count. Promises: what is told is what the stream hands out, with any packing, skips,
+takedowns and forks; no order is replayed, so the last step costs what the first does. Reads the tokens of the rows that
+are told, and for a document a few blocks.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from smalti.base import store
+from smalti.base.errors import UserError
+from smalti.data.sources.source import Int64s, Source
+from smalti.data.stream.stream import Row, Stream
+from smalti.data.stream.takedowns import Takedowns
+from smalti.data.tokens import TokenSource
+from smalti.data.tokens.ids import IDS_NAME, documents_of, ids_of
+
+
+@dataclass(frozen=True)
+class Place:
+    """A position of training, as a step and a row of it."""
+
+    position: int
+    step: int
+    row: int
+    """In the global batch."""
+    rank: int
+    """Whose row it is, at the world size that was asked for."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document of a source, and its tokens [begin, end) in it, the closing one included."""
+
+    source: str
+    number: int
+    id: str | None
+    begin: int
+    end: int
+
+
+class Explanation:
+    """Answers about one stream."""
+
+    def __init__(self, stream: Stream, *, world_size: int = 1, takedowns: Takedowns | None = None) -> None:
+        """``world_size``: for how many ranks rows are shared out; the order does not depend on it."""
+        self.stream, self.schedule, self.world_size = stream, stream.schedule, world_size
+        self._takedowns = takedowns.spans if takedowns else {}
+
+    def place(self, position: int) -> Place:
+        """Step, row and rank of a position. UserError for one outside the run."""
+        if not 0 <= position < self.schedule.total_positions:
+            raise UserError(f"position {position:,} of the run", allowed=f"0 to {self.schedule.total_positions - 1:,}")
+        step = int(self.schedule.step_of([position])[0])
+        row = position - self.schedule.first_position(step)
+        # rank r has rows [n r // W, n (r + 1) // W)
+        return Place(position, step, row, ((row + 1) * self.world_size - 1) // self.schedule.rows(step))
+
+    def step(self, step: int, *, rows: Sequence[int] | None = None, ids: bool = True) -> dict[str, Any]:
+        """The rows of a step (absent: all), each with its source, epoch, pieces and documents."""
+        n = self.schedule.rows(step)
+        wanted = range(n) if rows is None else rows
+        for row in wanted:
+            if not 0 <= row < n:
+                raise UserError(f"row {row} of a batch of {n} sequences", allowed=f"0 to {n - 1}")
+        found = self.stream.rows_of(step)
+        chosen = [found[row] for row in wanted]
+        documents = self._documents(chosen)
+        if ids:
+            self._name(documents)
+        span = next(span for span in reversed(self.schedule.spans) if span.start_step <= step)
+        seq_len = self.schedule.seq_len(step)
+        return {
+            "step": step,
+            "stage": span.stage,
+            "era": self.schedule.era(step),
+            "seq_len": seq_len,
+            "sequences": n,
+            "first_position": self.schedule.first_position(step),
+            "world_size": self.world_size,
+            "rows": [self._row(row, own, seq_len) for row, own in zip(chosen, documents, strict=True)],
+        }
+
+    def rows_of_rank(self, step: int, rank: int) -> range:
+        """Rows of a step that a rank has. UserError for a rank outside the world."""
+        if not 0 <= rank < self.world_size:
+            raise UserError(f"rank {rank} of {self.world_size}", allowed=f"0 to {self.world_size - 1}")
+        n = self.schedule.rows(step)
+        return range(n * rank // self.world_size, n * (rank + 1) // self.world_size)
+
+    def document(self, source: str, which: str) -> Document:
+        """A document by number, or by id (``id=...`` where an id could be taken for a number)."""
+        if source not in self.stream.opened:
+            raise UserError(f"'{source}' is not a source of this run", allowed=", ".join(self.stream.sources))
+        opened = self.stream.opened[source]
+        if opened.n_documents is None:
+            raise UserError(
+                f"source '{source}' ({opened.where}) does not say where its documents end",
+                allowed="a source that does, such as token files of 'smalti data tokenize'",
+            )
+        number, name = _number(opened, which)
+        if not 0 <= number < opened.n_documents:
+            raise UserError(f"document {number:,} of source '{source}'", allowed=f"0 to {opened.n_documents - 1:,}")
+        begin, end = opened.document_span(number)
+        return Document(source, number, name or _ids(opened, [number]).get(number), begin, end)
+
+    def sightings(self, document: Document) -> list[dict[str, Any]]:
+        """Every sequence of the run that learns a token of a document, by position.
+
+        ``learned_tokens`` of the document are targets there, tokens [begin, end) of it.
+        """
+        found = []
+        source = self.stream.sources.index(document.source)
+        for era, epoch in self._epochs(source):
+            indexes = self.stream.sequences_holding(document.source, document.begin, document.end, era)
+            for position in self._positions(source, epoch, indexes):
+                found.append({**vars(self.place(position)), "epoch": epoch, "seq_len": self.schedule.eras[era].seq_len})
+        found.sort(key=lambda one: int(one["position"]))
+        rows: dict[int, list[Row]] = {}
+        for one in found:
+            step = int(one["step"])
+            if step not in rows:
+                rows = {step: self.stream.rows_of(step)}
+            row = rows[step][int(one["row"])]
+            inside = [(max(a, document.begin), min(b, document.end)) for a, b in row.pieces]
+            inside = [(a, b) for a, b in inside if a < b]
+            one["sequence"] = row.index
+            one["learned_tokens"] = sum(b - a for a, b in inside)
+            one["tokens"] = [(a - document.begin, b - document.begin) for a, b in inside]
+        return found
+
+    def is_taken_down(self, document: Document) -> bool:
+        """Whether the run blanks it."""
+        return self._blank(document.source, document.begin)
+
+    def _epochs(self, source: int) -> list[tuple[int, int]]:
+        """(era, epoch) of all epochs of a source that the run begins."""
+        ends = [*(era.start_step for era in self.schedule.eras[1:]), self.schedule.total_steps]
+        begun = [0, *(int(self.stream.order.epochs_begun(end)[source]) for end in ends)]
+        return [(era, epoch) for era in range(len(ends)) for epoch in range(begun[era], begun[era + 1])]
+
+    def _positions(self, source: int, epoch: int, indexes: Int64s) -> list[int]:
+        """Where sequences of an epoch stand; those that the run does not come to, or skips, are left out."""
+        try:
+            return [int(at) for at in self.stream.order.position_of(source, epoch, indexes)]
+        except UserError:
+            if indexes.size == 1:
+                return []
+            half = indexes.size // 2
+            return [at for part in (indexes[:half], indexes[half:]) for at in self._positions(source, epoch, part)]
+
+    def _row(self, row: Row, documents: list[dict[str, Any]], seq_len: int) -> dict[str, Any]:
+        place = self.place(row.position)
+        learned = sum(end - begin for begin, end in row.pieces)
+        return {
+            **vars(place),
+            "source": row.source,
+            "epoch": row.epoch,
+            "sequence": row.index,
+            "pieces": row.pieces,
+            "padding_tokens": seq_len - learned,
+            "documents": documents,
+        }
+
+    def _documents(self, rows: Sequence[Row]) -> list[list[dict[str, Any]]]:
+        """The documents of each row, from the tokens of its pieces: where the closing ones stand."""
+        found: list[list[dict[str, Any]]] = [[] for _ in rows]
+        for name, source in self.stream.opened.items():
+            pieces = [(k, begin, end) for k, row in enumerate(rows) if row.source == name for begin, end in row.pieces]
+            for (k, begin, _), parts in zip(pieces, _parts(source, [piece[1:] for piece in pieces]), strict=True):
+                column = sum(part["end"] - part["begin"] for part in found[k])
+                for a, b, number, closed in parts:
+                    part: dict[str, Any] = {"number": number, "id": None, "begin": begin + a, "end": begin + b}
+                    part |= {"column": column + a, "closed": closed, "taken_down": self._blank(name, begin + a)}
+                    found[k].append(part)
+        for row, own in zip(rows, found, strict=True):
+            for part in own:
+                part["source"] = row.source
+        return found
+
+    def _name(self, documents: Sequence[Sequence[dict[str, Any]]]) -> None:
+        """Fill in ids where a source has them."""
+        parts = [part for own in documents for part in own]
+        for name, source in self.stream.opened.items():
+            own = [part for part in parts if part["source"] == name and part["number"] is not None]
+            names = _ids(source, sorted({part["number"] for part in own}))
+            for part in own:
+                part["id"] = names.get(part["number"])
+
+    def _blank(self, source: str, token: int) -> bool:
+        spans = self._takedowns.get(source)
+        if spans is None:
+            return False
+        at = int(np.searchsorted(spans[:, 0], token, side="right")) - 1
+        return at >= 0 and token < int(spans[at, 1])
+
+
+_Part = tuple[int, int, int | None, bool]
+"""Tokens [begin, end) of a piece, the number of their document, and whether it ends there."""
+
+
+def _parts(source: Source, pieces: Sequence[tuple[int, int]]) -> list[list[_Part]]:
+    """The documents of each piece [begin, end); none where the source does not tell them apart."""
+    if isinstance(source, TokenSource) or source.n_documents is None:
+        return _parts_by_closing_token(source, pieces)
+    found: list[list[_Part]] = []
+    for begin, end in pieces:
+        # one token more, where there is one, tells whether the last document goes on
+        numbers = source.documents_at(np.arange(begin, min(end + 1, source.n_tokens), dtype=np.int64))
+        edges = [0, *(np.flatnonzero(np.diff(numbers[: end - begin])) + 1).tolist(), end - begin]
+        last_is_closed = end == source.n_tokens or bool(numbers[-1] != numbers[-2])
+        found.append([(a, b, int(numbers[a]), b < end - begin or last_is_closed) for a, b in pairwise(edges)])
+    return found
+
+
+def _parts_by_closing_token(source: Source, pieces: Sequence[tuple[int, int]]) -> list[list[_Part]]:
+    found: list[list[_Part]] = [[] for _ in pieces]
+    if source.eod_id is None:
+        return found
+    firsts: list[int] | None = None
+    if source.n_documents is not None:
+        firsts = source.documents_at(np.array([begin for begin, _ in pieces], dtype=np.int64)).tolist()
+    lengths = np.array([end - begin for begin, end in pieces], dtype=np.int64)
+    for length in np.unique(lengths).tolist():  # a source reads rows of one length together
+        which = np.flatnonzero(lengths == length).tolist()
+        tokens = np.empty((len(which), length), dtype=source.dtype)
+        source.read_rows(np.array([pieces[k][0] for k in which], dtype=np.int64), tokens)
+        for k, row in zip(which, tokens, strict=True):
+            marks = (np.flatnonzero(row == source.eod_id) + 1).tolist()
+            edges = [0, *marks, *([length] if not marks or marks[-1] < length else [])]
+            found[k] = [
+                (a, b, None if firsts is None else firsts[k] + nth, b in marks)
+                for nth, (a, b) in enumerate(pairwise(edges))
+            ]
+    return found
+
+
+def _number(source: Source, which: str) -> tuple[int, str | None]:
+    """(number, id where it was given) of a document."""
+    if which.isdecimal():
+        return int(which), None
+    name = which.removeprefix("id=")
+    numbers = documents_of(source.where, [name]).get(name, [])
+    if not numbers:
+        raise UserError(
+            f"no document of {source.where} has the id '{name}'",
+            allowed="an id as ids.parquet there has it, or a number",
+            hint="smalti data inspect shows some documents",
+        )
+    if len(numbers) > 1:
+        told = ", ".join(map(str, numbers[:10]))
+        raise UserError(f"{len(numbers)} documents of {source.where} have the id '{name}'", allowed=f"a number: {told}")
+    return numbers[0], name
+
+
+def _ids(source: Source, numbers: Sequence[int]) -> Mapping[int, str]:
+    """Number -> id; nothing where the source keeps no ids."""
+    if not numbers or not store.exists(store.join(source.where, IDS_NAME)):
+        return {}
+    return dict(zip(numbers, ids_of(source.where, numbers), strict=True))

@@ -1,0 +1,142 @@
+"""What a run reads, checked before anything is started: from manifests and indexes alone, no token is read.
+
+Promises: sources and held-out sets exist, are long enough, come from one tokenizer, fit the model's vocabulary, and the
+tokenizer that the run names is the one that wrote them. One process reads for all (``read_inputs``); from there on the
+same bytes serve every rank. What somebody else's files do not say about themselves cannot be checked: it is said.
+Without ``indexes``, before ranks start, a few rows of such sources are read; all is looked at when it is read.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+
+from smalti.base import store
+from smalti.base.errors import DataError, UserError
+from smalti.config.data import DataConfig
+from smalti.config.run import RunConfig
+from smalti.data.documents.heldout import TRAIN
+from smalti.data.fetch import open_files
+from smalti.data.pack import n_sequences
+from smalti.data.sources.source import Source
+from smalti.data.sources.vocabulary import look
+from smalti.data.stream.opening import Opened, named, open_sources, read_indexes, sequences_of
+from smalti.data.tokenizer.identity import check_folder
+from smalti.data.tokens import Manifest, TokenSource
+from smalti.data.tokens.manifest import FILE_NAME, read_manifest
+
+_UNSAID = {"tokenizer_digest": "its tokenizer", "vocab_size": "its vocabulary", "eod_id": "where documents end"}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run reads, by name."""
+
+    sources: Mapping[str, Source]
+    """Opened from their indexes; nothing is read of them yet."""
+    heldout: Mapping[str, Manifest]
+    unknown: tuple[str, ...]
+    """What could not be checked: a line for people each."""
+
+
+def read_inputs(config: DataConfig) -> dict[str, bytes]:
+    """All that is read before the first token, by one process for all ranks: what the stream needs
+    (``opening.read_indexes``), and the manifests of held-out sets.
+
+    Raises DataError for what is missing or damaged, and for a local folder of token files that is not whole.
+    """
+    indexes = read_indexes(config)
+    for name, source in open_sources(config, indexes).sources.items():
+        with closing(source):
+            if isinstance(source, TokenSource) and not config.sources[name].mirrors:
+                with named(f"data.sources.{name} = {source.where}"):
+                    source.check_files()
+    for name, folder in config.heldout.items():
+        with named(f"data.heldout.{name} = {folder}"), closing(open_files(folder, fetch=config.fetch)) as files:
+            require_heldout(folder)
+            indexes[heldout_key(name)] = read_manifest(files)
+            TokenSource(folder, index=indexes[heldout_key(name)], files=files).check_files()
+    return indexes
+
+
+def check_inputs(config: RunConfig, indexes: Mapping[str, bytes] | None = None) -> Inputs:
+    """Raise a DataError or UserError for anything that does not fit. ``indexes``: what ``read_inputs`` gave."""
+    first_look = indexes is None
+    indexes = read_inputs(config.data) if indexes is None else indexes
+    opened = open_sources(config.data, indexes)
+    for seq_len in sorted(set(config.data.seq_lens)):
+        sequences_of(config.data, opened, indexes, seq_len)
+    heldout = {name: _heldout(config.data, name, indexes[heldout_key(name)]) for name in config.data.heldout}
+    _one_tokenizer(opened, heldout)
+    vocab_sizes = {name: source.vocab_size or 0 for name, source in opened.sources.items()}
+    for name, size in {**{name: manifest.vocab_size for name, manifest in heldout.items()}, **vocab_sizes}.items():
+        if size > config.model.vocab_size:
+            raise UserError(
+                f"model.vocab_size={config.model.vocab_size} is smaller than the {size} of the "
+                f"tokenizer that wrote '{name}'",
+                allowed=f"at least {size}",
+                hint=f"model.vocab_size={-(-size // 64) * 64}",
+            )
+    if config.data.tokenizer is not None and opened.tokenizer_digest is not None:
+        check_folder(config.data.tokenizer, opened.tokenizer_digest)
+    if first_look:
+        look(opened.sources, config.model.vocab_size)
+    return Inputs(opened.sources, heldout, tuple(_unknown(opened.sources)))
+
+
+def heldout_key(name: str) -> str:
+    """Under which the manifest of a held-out set lies in what ``read_inputs`` gives."""
+    return f"/heldout/{name}"
+
+
+def require_heldout(folder: str) -> None:
+    """Raise a DataError where 'smalti data tokenize' wrote a source's training split and, without a document, no
+    held-out one."""
+    if store.is_local(folder) and not os.path.exists(folder):
+        train = os.path.join(os.path.dirname(folder.rstrip("/")), TRAIN)
+        if os.path.exists(os.path.join(train, FILE_NAME)):
+            raise DataError(
+                f"it does not exist, though {train} does: no document of this source was held out",
+                hint="leave it out of data.heldout, or hold documents out: 'smalti data curate' with a larger "
+                "heldout_frac or a smaller max_document_bytes, then 'smalti data tokenize'",
+            )
+
+
+def _heldout(config: DataConfig, name: str, index: bytes) -> Manifest:
+    folder = config.heldout[name]
+    manifest = Manifest.parse(index, store.join(folder, FILE_NAME))
+    if n_sequences(manifest.n_tokens, config.seq_len) < 1:
+        raise DataError(
+            f"data.heldout.{name} = {folder} holds {manifest.n_tokens} tokens, less than one sequence",
+            allowed=f"more than data.seq_len = {config.seq_len} tokens",
+            hint="hold more documents out, or lower data.seq_len",
+        )
+    if not manifest.n_text_bytes:
+        raise DataError(
+            f"data.heldout.{name} = {folder} does not say how many bytes its documents had",
+            allowed="held-out tokens with n_text_bytes in their manifest, for bits per byte",
+            hint="write them again with 'smalti data tokenize'",
+        )
+    return manifest
+
+
+def _one_tokenizer(opened: Opened, heldout: Mapping[str, Manifest]) -> None:
+    """Held-out sets are of the tokenizer of the sources, where those name it, and of one in any case."""
+    first = next(iter(heldout.values()), None)
+    digest = opened.tokenizer_digest or (first.tokenizer_digest if first else None)
+    eod_id = opened.eod_id if opened.eod_id is not None else (first.eod_id if first else None)
+    for name, manifest in heldout.items():
+        if (manifest.tokenizer_digest, manifest.eod_id) != (digest, eod_id):
+            raise DataError(
+                f"data.heldout.{name} was written by another tokenizer ({manifest.tokenizer_digest[:12]}, documents "
+                f"end with {manifest.eod_id}) than the rest of the run reads ({str(digest)[:12]}, {eod_id})",
+                allowed="one tokenizer for all token files of a run",
+                hint="run 'smalti data tokenize' over all sources together",
+            )
+
+
+def _unknown(sources: Mapping[str, Source]) -> Iterator[str]:
+    for name, source in sources.items():
+        unsaid = [words for field, words in _UNSAID.items() if getattr(source, field) is None]
+        if unsaid:
+            yield f"source '{name}' ({source.where}) does not say {', '.join(unsaid)}: nothing checks that it fits"

@@ -1,0 +1,246 @@
+"""The deterministic stream of batches: the same tokens in the same order on any number of ranks, from any step.
+
+Promises: ``batch(step)`` is a pure function of data, config and seed; ranks and microbatches only cut the same global
+batch differently; every rank gets the same number of microbatches; the state is below 1 kB, holds no position (the step
+is the position) and is bound to digests of data and schedule; a changed source is refused by name. With ``indexes``
+given nothing is opened before the first read. Does not promise to fill a rank that is short: it gets an empty
+microbatch whose targets are all ignored. Does not read ahead: whoever trains does, from a thread (``batch`` may be
+called from any).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from smalti.base.errors import UserError
+from smalti.data.order.mixture_schedule import build_schedule, tokens_before
+from smalti.data.order.order import Order
+from smalti.data.pack.rows import Joints, Sequences
+from smalti.data.sources.source import Int64s
+from smalti.data.stream.batch import Batch
+from smalti.data.stream.opening import open_sources, pack_digests, read_indexes, sequences_of, takedowns_of
+from smalti.data.stream.state import Identity
+from smalti.data.stream.takedowns import blank
+
+if TYPE_CHECKING:
+    from smalti.config.data import DataConfig
+    from smalti.config.durations import RunLength
+
+_HASHED_ROWS = 64
+
+
+@dataclass(frozen=True)
+class Row:
+    """Where a sequence of a step comes from."""
+
+    position: int
+    source: str
+    epoch: int
+    index: int
+    """Which sequence of the source."""
+    pieces: list[tuple[int, int]]
+    """Tokens [begin, end) of the source that are its targets. The first input of a piece is the token before."""
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Sequences as they were read."""
+
+    tokens: npt.NDArray[Any]
+    source: npt.NDArray[np.int16]
+    joints: Joints | None
+    masked: npt.NDArray[np.bool_] | None
+
+
+class Stream:
+    """Batches of a run. ``step`` counts from 0: ``batch(0)`` is the first; a run resumed after n steps asks for n."""
+
+    def __init__(
+        self,
+        config: "DataConfig",
+        *,
+        seed: int,
+        length: "RunLength",
+        rank: int = 0,
+        world_size: int = 1,
+        microbatch_tokens: int,
+        indexes: Mapping[str, bytes] | None = None,
+        equal_rows: bool = False,
+    ) -> None:
+        """``indexes``: what ``read_indexes(config)`` gave one rank for all; absent, it is read here. ``equal_rows``:
+        microbatches have as many rows on each rank, filled up with rows that do not count.
+
+        Raises DataError for a source that is missing, damaged, shorter than a sequence, of another tokenizer than the
+        rest, or without the best-fit index that the config asks for; UserError for a schedule that cannot be.
+        """
+        if microbatch_tokens < 1:
+            raise UserError(f"microbatch_tokens={microbatch_tokens}", allowed="1 or more")
+        assert 0 <= rank < world_size
+        self.config, self.rank, self.world_size, self.microbatch_tokens = config, rank, world_size, microbatch_tokens
+        self._equal_rows = equal_rows
+        self.schedule = build_schedule(config, length)
+        self.sources = self.schedule.sources
+        indexes = read_indexes(config) if indexes is None else indexes
+        found = open_sources(config, indexes, rank, world_size)
+        self.opened = found.sources
+        self.eod_id, self.vocab_size, self.tokenizer_digest = found.eod_id, found.vocab_size, found.tokenizer_digest
+        self._fill_id = found.fill_id
+        self._sequences: list[dict[str, Sequences]] = [
+            sequences_of(config, found, indexes, era.seq_len) for era in self.schedule.eras
+        ]
+        self._takedowns = takedowns_of(indexes)
+        # a source that an era does not read may be shorter than its sequences: its size there is never asked for
+        sizes = [
+            {name: of_era[name].size if name in of_era else 1 for name in self.sources} for of_era in self._sequences
+        ]
+        self.order = Order(self.schedule, sizes, seed, config.shuffle)
+        self._dtype = np.dtype(max(source.dtype for source in self.opened.values()))
+        self.identity = Identity.of(
+            {name: source.digest for name, source in self.opened.items()},
+            self.schedule,
+            history=config.history,
+            packs=pack_digests(config, indexes),
+            takedowns=None if self._takedowns is None else self._takedowns.digest,
+            seed=seed,
+            mask_documents=config.mask_documents,
+            tokenizer=self.tokenizer_digest,
+            **self._said_by_config(),
+            packing=config.packing,
+            shuffle=list(config.shuffle.model_dump().values()),
+        )
+
+    def batch(self, step: int) -> list[Batch]:
+        """This rank's microbatches of ``step`` (0 to total_steps - 1).
+
+        Rows of the global batch go to ranks in contiguous, nearly equal parts; each rank chops its part into
+        microbatches of as many sequences as ``microbatch_tokens`` holds, at least one.
+        """
+        self._check_step(step)
+        n, first, seq_len = self.schedule.rows(step), self.schedule.first_position(step), self.schedule.seq_len(step)
+        micro = max(1, self.microbatch_tokens // seq_len)
+        begin, end = self._part(n, self.rank)
+        rows = self._read(step, np.arange(first + begin, first + end))
+        batches, most = [], -(-n // self.world_size)
+        for start in range(0, most, micro):
+            if start < end - begin:
+                batch = self._cut(rows, start, start + micro, first + begin)
+            else:
+                batch = self._empty(seq_len, first + end)
+            batches.append(batch.filled(min(micro, most - start), self._fill_id) if self._equal_rows else batch)
+        return batches
+
+    def rows_of(self, step: int, rank: int | None = None) -> list[Row]:
+        """Where each sequence of ``step`` comes from (of one rank's part, or of all), in order. Reads no token."""
+        self._check_step(step)
+        n, first, era = self.schedule.rows(step), self.schedule.first_position(step), self.schedule.era(step)
+        begin, end = (0, n) if rank is None else self._part(n, rank)
+        positions = np.arange(first + begin, first + end)
+        source, epoch, index = self.order.locate(positions)
+        pieces: list[list[tuple[int, int]]] = [[] for _ in range(end - begin)]
+        for which in sorted(set(source.tolist())):
+            here = np.flatnonzero(source == which)
+            row, _, start, length = self._sequences[era][self.sources[which]].pieces(index[here])
+            for number, a, b in zip(here[row].tolist(), start.tolist(), (start + length).tolist(), strict=True):
+                pieces[number].append((a, b))
+        names = [self.sources[which] for which in source.tolist()]
+        columns = (positions.tolist(), names, epoch.tolist(), index.tolist(), pieces)
+        return [Row(*cells) for cells in zip(*columns, strict=True)]
+
+    def sequences_holding(self, source: str, begin: int, end: int, era: int) -> Int64s:
+        """Indexes of the sequences of an era whose targets include any of the tokens [begin, end) of a source."""
+        return self._sequences[era][source].holding(begin, end)
+
+    def tokens_by_source(self, steps_done: int) -> dict[str, int]:
+        """Tokens that the first ``steps_done`` steps took from each source, over all ranks, padding included."""
+        return tokens_before(self.schedule, steps_done)
+
+    def state(self, step: int) -> dict[str, Any]:
+        """What fixes the order, as JSON below 1 kB: with the number of steps done, all that a resume needs."""
+        return self.identity.state(step)
+
+    def check(self, state: dict[str, Any], step: int) -> None:
+        """Raises UserError, naming every difference, unless ``state``, saved after ``step`` steps, is of this stream
+        (or of one whose past it shares and whose future a fork has replaced)."""
+        self.identity.check(state, step)
+
+    def order_hash(self, first_step: int, n_steps: int) -> str:
+        """SHA-256 of all tokens of these steps in global order (rows [L+1] as int64), whatever the ranks."""
+        digest = sha256()
+        for step in range(first_step, first_step + n_steps):
+            self._check_step(step)
+            first = self.schedule.first_position(step)
+            for start in range(0, self.schedule.rows(step), _HASHED_ROWS):
+                end = min(start + _HASHED_ROWS, self.schedule.rows(step))
+                rows = self._read(step, np.arange(first + start, first + end))
+                digest.update(rows.tokens.astype("<i8").data)
+        return digest.hexdigest()
+
+    def close(self) -> None:
+        """Close the files; they open again when read."""
+        for source in self.opened.values():
+            source.close()
+        for of_era in self._sequences:
+            for sequences in of_era.values():
+                sequences.close()
+
+    def _read(self, step: int, positions: Int64s) -> _Rows:
+        """The sequences at these positions of a step: one call for each source, so that a store is asked at once."""
+        source, _, index = self.order.locate(positions)
+        n, era, seq_len = positions.size, self.schedule.era(step), self.schedule.seq_len(step)
+        tokens = np.empty((n, seq_len + 1), dtype=self._dtype)
+        joints: list[Joints] = []
+        masked: npt.NDArray[np.bool_] | None = None
+        for which in sorted(set(source.tolist())):
+            here = np.flatnonzero(source == which)
+            name = self.sources[which]
+            own = self.opened[name].dtype
+            part = tokens if here.size == n and own == self._dtype else np.empty((here.size, seq_len + 1), dtype=own)
+            filled = self._sequences[era][name].read(index[here], part)
+            if self._takedowns is not None and name in self._takedowns.spans:
+                pieces = self._sequences[era][name].pieces(index[here])
+                filled = blank(part, filled, pieces, self._takedowns.spans[name], self._fill_id)
+            if part is not tokens:
+                tokens[here] = part
+            if filled.joints is not None:
+                joints.append(filled.joints._replace(row=here[filled.joints.row]))
+            if filled.masked is not None:
+                masked = np.zeros((n, seq_len), dtype=bool) if masked is None else masked
+                masked[here] = filled.masked
+        return _Rows(tokens, source, Joints.of(joints) if joints else None, masked)
+
+    def _cut(self, rows: _Rows, start: int, end: int, first_position: int) -> Batch:
+        masked = None if rows.masked is None else rows.masked[start:end]
+        return Batch(
+            rows.tokens[start:end],
+            rows.source[start:end],
+            first_position + start,
+            eod_id=self.eod_id,
+            mask_documents=self.config.mask_documents,
+            joints=None if rows.joints is None else rows.joints.among(start, end),
+            masked=masked if masked is not None and masked.any() else None,
+        )
+
+    def _said_by_config(self) -> dict[str, int]:
+        """The token that ends documents, where no digest stands for it: masks and positions depend on it."""
+        return {} if self.tokenizer_digest is not None or self.eod_id is None else {"eod_id": self.eod_id}
+
+    def _empty(self, seq_len: int, first_position: int) -> Batch:
+        return Batch(
+            np.full((1, seq_len + 1), self._fill_id, dtype=self._dtype),
+            np.full(1, -1, dtype=np.int16),
+            first_position,
+            eod_id=self.eod_id,
+            mask_documents=self.config.mask_documents,
+            masked=np.ones((1, seq_len), dtype=bool),
+        )
+
+    def _part(self, n: int, rank: int) -> tuple[int, int]:
+        return n * rank // self.world_size, n * (rank + 1) // self.world_size
+
+    def _check_step(self, step: int) -> None:
+        if not 0 <= step < self.schedule.total_steps:
+            raise UserError(f"step {step:,} of the stream", allowed=f"0 to {self.schedule.total_steps - 1:,}")

@@ -1,0 +1,1 @@
+"""Sharded checkpoints and export."""

@@ -1,0 +1,206 @@
+"""The model card of an exported run, written from what lies in the run folder; it invents nothing.
+
+What the folder does not say (licences of the documents, evals not run) is said to be unknown.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from smalti import __version__
+from smalti.base import log, store
+from smalti.base.errors import DataError, TryElsewhere, UserError
+from smalti.base.units import format_count
+from smalti.config.data import SourceConfig
+from smalti.config.run import RunConfig
+from smalti.cost.flops import FORMULA, train_flops_per_token
+from smalti.cost.params import count
+from smalti.data.sources.sources import open_source, read_index
+from smalti.track.report.continued import HEAD, continued
+from smalti.track.report.read import read_run
+from smalti.track.sinks.jsonl import read_metrics
+
+_GIVE_UP = "5s"
+"""A card does not wait for a store that is down."""
+
+
+def model_card(run_folder: str | Path, config: RunConfig, step: int, dtype: str) -> str:
+    """Markdown with YAML front matter, as the Hugging Face Hub reads it."""
+    run = Path(run_folder)
+    parts = [
+        _front_matter(config),
+        f"# {config.name}\n\n{_what(config)}",
+        _use(),
+        "## Model\n\n" + _table(("", ""), _shape_rows(config, dtype)),
+        "## Training\n\n" + _table(("", ""), _training_rows(config, step)),
+        *_continued(run, step),
+        "## Data\n\n" + _data(run, config, step),
+        "## Evaluation\n\n" + _evals(run, step),
+        "## Provenance\n\n" + _table(("", ""), _provenance_rows(run)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _what(config: RunConfig) -> str:
+    made = f"language model of {format_count(count(config.model).total)} parameters, made with Smalti {__version__}"
+    if config.init_from is not None:
+        return f"A {made} from the weights of {config.init_from}. What those were tuned for is not known here."
+    return f"A base {made}. It continues text. It was not tuned to follow instructions or to be safe."
+
+
+def _front_matter(config: RunConfig) -> str:
+    tags = ["smalti", "mixture-of-experts" if config.model.moe else "dense"]
+    if config.init_from is None:
+        tags.append("base-model")
+    lines = ["library_name: transformers", "pipeline_tag: text-generation", "tags:", *(f"- {tag}" for tag in tags)]
+    return "\n".join(["---", *lines, "---"])
+
+
+def _use() -> str:
+    return (
+        "## Use\n\n```\nsmalti chat FOLDER --prompt 'def main('\n```\n\n```python\n"
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        'tokenizer = AutoTokenizer.from_pretrained("FOLDER")\n'
+        'model = AutoModelForCausalLM.from_pretrained("FOLDER")\n'
+        'ids = tokenizer(tokenizer.eos_token + "def main(", return_tensors="pt").input_ids\n'
+        "print(tokenizer.decode(model.generate(ids, max_new_tokens=64)[0]))\n```\n\n"
+        "Every document began with the end-of-document token in training, so a prompt begins with it too."
+    )
+
+
+def _shape_rows(config: RunConfig, dtype: str) -> list[tuple[str, str]]:
+    model, params = config.model, count(config.model)
+    rows = [
+        ("family", model.family),
+        ("parameters", f"{params.total:,} ({params.active:,} active for each token)"),
+        ("layers, hidden size", f"{model.num_hidden_layers}, {model.hidden_size}"),
+        ("query heads, key/value heads", f"{model.num_attention_heads}, {model.kv_heads}"),
+        ("vocabulary", f"{model.vocab_size:,}"),
+        ("longest context", f"{model.max_position_embeddings:,} tokens (trained at {_lengths(config)})"),
+        ("weights", dtype),
+    ]
+    if model.moe:
+        rows.insert(2, ("experts", f"{model.moe.num_experts}, {model.moe.num_experts_per_tok} for each token"))
+    return rows
+
+
+def _continued(run: Path, step: int) -> list[str]:
+    found = continued(read_run(run), step=step)
+    return [f"## Continued pretraining\n\n{found.title()}\n\n{_table(HEAD, found.words())}"] if found else []
+
+
+def _lengths(config: RunConfig) -> str:
+    return ", ".join(f"{seq_len:,}" for seq_len in config.tokens_by_seq_len())
+
+
+def _training_rows(config: RunConfig, step: int) -> list[tuple[str, str]]:
+    length, by_seq_len = config.length, config.tokens_by_seq_len(step)
+    tokens = length.tokens(step)
+    flops = sum(train_flops_per_token(config.model, seq_len) * n for seq_len, n in by_seq_len.items())
+    batches = [f"{size:,} from step {start:,}" for start, size in length.batches if start < step]
+    optimizer, precision = config.train.optimizer, config.train.precision
+    return [
+        ("steps", f"{step:,}"),
+        ("tokens trained", f"{tokens:,}"),
+        ("tokens in a step", ", ".join(batches) if len(batches) > 1 else f"{length.batch_tokens(0):,}"),
+        ("FLOPs", f"{flops:.3g} ({flops / max(1, tokens):.3g} a token, formula {FORMULA})"),
+        ("optimizer", f"{optimizer.name}, lr {optimizer.lr:g}, weight decay {optimizer.weight_decay:g}"),
+        ("precision", f"compute {precision.compute}, master weights {precision.master}"),
+        ("seed", str(config.seed)),
+    ]
+
+
+def _data(run: Path, config: RunConfig, step: int) -> str:
+    logged_step, values = _last_metrics(run, step)
+    trained = {
+        name.split("/")[2]: value
+        for name, value in values.items()
+        if name.startswith("data/mix/") and name.endswith("/tokens")
+    }
+    rows = []
+    for name, source in config.data.sources.items():
+        held, digest = _held(config, source)
+        rows.append((name, f"{trained[name]:,.0f}" if name in trained else "unknown", held, digest))
+    until = f" by step {logged_step:,}" if trained and logged_step != step else ""
+    text = _table(("source", f"tokens trained{until}", "tokens in the source", "digest"), rows)
+    return text + "\n\nLicences of the documents are not recorded here; whoever passes the model on has to state them."
+
+
+def _held(config: RunConfig, source: SourceConfig) -> tuple[str, str]:
+    """Tokens and digest of a source, whoever wrote it; or why they are not known."""
+    fetch = config.data.fetch.model_copy(update={"give_up": _GIVE_UP})
+    try:
+        index = read_index(source, fetch, tokenizer=config.data.tokenizer)
+        opened = open_source(source, index, fetch, tokenizer=config.data.tokenizer)
+    except DataError:
+        return "(not found when exported)", ""
+    except (UserError, TryElsewhere) as error:
+        log.get("export").warning("the card does not say how many tokens %s has: %s", source.path, error.message)
+        return "(could not be reached when exported)", ""
+    opened.close()
+    return f"{opened.n_tokens:,}", opened.digest[:12]
+
+
+def _evals(run: Path, step: int) -> str:
+    """The latest results of each suite on this very step."""
+    latest: dict[str, dict[str, Any]] = {}
+    for path in sorted(run.glob("evals/*/*/results.json"), key=lambda path: path.parent.name):
+        results = store.read_json(path)
+        if results.get("step") == step:
+            latest[results["suite"]] = results
+    if not latest:
+        return f"Step {step} has not been evaluated. `smalti eval run RUN` does it."
+    parts = []
+    for suite, results in latest.items():
+        rows = [
+            (
+                name,
+                score["metric"].replace("_", " "),
+                f"{score['value']:.4g}",
+                _interval(score),
+                f"{score['n']:,}",
+                _beside(score),
+            )
+            for name, score in results["tasks"].items()
+        ]
+        head = f"Suite `{suite}`, {results['time']}, contexts of {results['seq_len']} tokens.\n\n"
+        parts.append(head + _table(("task", "metric", "value", "95 % interval", "n", "beside it"), rows))
+    return "\n\n".join(parts)
+
+
+def _interval(score: dict[str, Any]) -> str:
+    interval = score.get("interval")
+    return f"{interval[0]:.4g} to {interval[1]:.4g}" if interval else ""
+
+
+def _beside(score: dict[str, Any]) -> str:
+    if "gzip_bits_per_byte" in score:
+        return f"gzip -9 {score['gzip_bits_per_byte']:.4g}, xz -9 {score['xz_bits_per_byte']:.4g}"
+    return f"chance {score['chance']:.4g}: {score['verdict']}" if "chance" in score else ""
+
+
+def _provenance_rows(run: Path) -> list[tuple[str, str]]:
+    path = run / "provenance.json"
+    if not path.is_file():
+        return [("provenance.json", "not in the run folder")]
+    record = store.read_json(path)
+    git = record.get("git") or {}
+    commit = f"{git.get('commit')}{' with changes' if git.get('dirty') else ''}" if git else "not from a checkout"
+    rows = [("commit", commit), ("command", " ".join(record.get("command", [])))]
+    rows += [(key, str(record[key])) for key in ("time", "smalti", "python", "platform") if key in record]
+    torch_version = record.get("packages", {}).get("torch")
+    return [*rows, ("torch", torch_version)] if torch_version else rows
+
+
+def _last_metrics(run: Path, step: int) -> tuple[int, dict[str, Any]]:
+    """The last values of the mixture at or before ``step``, and the step that they are of."""
+    found: tuple[int, dict[str, Any]] = (0, {})
+    for line in read_metrics(run):
+        if found[0] <= line.get("step", 0) <= step and any(name.startswith("data/mix/") for name in line):
+            found = (line["step"], line)
+    return found
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

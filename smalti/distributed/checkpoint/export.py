@@ -1,0 +1,192 @@
+"""A run's checkpoint -> a Hugging Face folder that stands alone: weights, configs, tokenizer, model card.
+
+Promises: the folder appears whole or not at all, in place of an older one; config and weights in it were read back and
+are the same, to the bit, before it appeared. Checkpoint and folder are gone through rule by rule, so the model is never
+whole in memory. Reads the run folder only: the checkpoint, ``config.yaml``, ``tokenizer/`` and, for the card, metrics,
+evals and provenance where they are there.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from smalti import __version__
+from smalti.base import clock, store
+from smalti.base.disk import writing
+from smalti.base.errors import DataError, SmaltiError, UserError, missing_extra
+from smalti.config.load import load
+from smalti.config.model import ModelConfig
+from smalti.config.run import RunConfig
+from smalti.data.tokenizer.encode import load_tokenizer
+from smalti.distributed.checkpoint import card, checkpoint
+from smalti.model.huggingface import FAMILIES, load_folder, open_source, save_folder
+from smalti.track.checkpoints import complete, step_of
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_LARGEST_ERROR = 1e-5
+RECORD = "export.json"
+"""Which run and step the folder is of."""
+
+
+def export(
+    run_folder: str | Path,
+    *,
+    step: int | None = None,
+    output: str | Path | None = None,
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32",
+) -> str:
+    """Write the newest complete checkpoint (or that of ``step``) of a run to ``output``, default ``RUN/export``.
+
+    Returns the folder. Raises UserError where the run has no such checkpoint or no tokenizer, DataError where the
+    tokenizer does not fit the model or ``output`` holds something that is no export.
+    """
+    run = Path(run_folder)
+    if not (run / "config.yaml").is_file():
+        raise UserError(f"{run} is not a run folder (it has no config.yaml)", hint="smalti export runs/NAME")
+    if dtype not in _DTYPES:
+        raise UserError(f"dtype={dtype} is not known", allowed=", ".join(_DTYPES))
+    config = load(RunConfig, str(run)).config
+    source = _checkpoint(run, step)
+    final = Path(output) if output is not None else run / "export"
+    if final.exists() and not (final / "config.json").is_file():
+        raise DataError(f"{final} exists and is not an exported model", hint="name another folder: --output FOLDER")
+    tokenizer = load_tokenizer(_tokenizer(run))
+    if tokenizer.vocab_size > config.model.vocab_size:
+        raise DataError(
+            f"the tokenizer in {run / 'tokenizer'} has {tokenizer.vocab_size} tokens, the model "
+            f"{config.model.vocab_size}"
+        )
+    with writing(final):
+        _write(final, run, config, source, tokenizer.eod_id, dtype)
+    return str(final)
+
+
+def _write(final: Path, run: Path, config: RunConfig, source: str, eod_id: int, dtype: str) -> None:
+    weights = checkpoint.StoredModel(source)
+    temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
+    try:
+        shutil.copytree(run / "tokenizer", temporary)
+        save_folder(
+            temporary,
+            config.model,
+            weights,
+            eod_id=eod_id,
+            generation=_generation(run),
+            dtype=_DTYPES[dtype],
+        )
+        _check_same(temporary, config.model, weights, _DTYPES[dtype])
+        record = {
+            "run": config.name,
+            "run_folder": str(run.resolve()),
+            "step": step_of(source),
+            "dtype": dtype,
+            "time": clock.utc_text(),
+            "smalti_version": __version__,
+        }
+        store.write_json(temporary / RECORD, record)
+        store.write_text(temporary / "README.md", card.model_card(run, config, step_of(source), dtype))
+        _put_in_place(temporary, final)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def refresh_card(run_folder: str | Path) -> None:
+    """Write the card in ``RUN/export`` again, as evals that came after the export are on it then."""
+    run = Path(run_folder)
+    record = store.read_json(run / "export" / RECORD)
+    config = load(RunConfig, str(run)).config
+    store.write_text(run / "export" / "README.md", card.model_card(run, config, record["step"], record["dtype"]))
+
+
+def relative_error(ours: Tensor, theirs: Tensor) -> float:
+    """||a - b|| / ||b|| over all logits, in float64."""
+    return float((ours.double() - theirs.double()).norm() / theirs.double().norm())
+
+
+def probe_ids(vocab_size: int, length: int) -> Tensor:
+    """Fixed token ids [2, length] spread over the vocabulary, for comparing logits."""
+    return (torch.arange(2 * length) * 7919 % vocab_size).view(2, length)
+
+
+def verify(folder: str | Path) -> float:
+    """Relative error of our logits against those of ``transformers`` on the same folder, fp32.
+
+    Raises UserError where transformers is not installed, SmaltiError where the error is 1e-5 or more.
+    """
+    try:
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
+    except ImportError as error:
+        raise missing_extra("transformers", "verify", "--verify", error) from error
+    ours = load_folder(folder, torch.float32)
+    logging.disable_progress_bar()
+    theirs = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32, attn_implementation="eager").eval()
+    logging.enable_progress_bar()
+    ids_BT = probe_ids(ours.config.vocab_size, min(128, ours.config.max_position_embeddings))
+    with torch.inference_mode():
+        error_frac = relative_error(ours(ids_BT).value, theirs(ids_BT).logits)
+    if not error_frac < _LARGEST_ERROR:
+        raise SmaltiError(f"logits of {folder} differ from transformers': relative error {error_frac:.2e}")
+    return error_frac
+
+
+def _checkpoint(run: Path, step: int | None) -> str:
+    folder = run / "checkpoints"
+    if step is None:
+        newest = checkpoint.newest(folder)
+        if newest is None:
+            raise UserError(f"the run {run} has no complete checkpoint yet", hint=f"smalti train {run / 'config.yaml'}")
+        return newest
+    path = folder / checkpoint.folder_name(step)
+    problem = checkpoint.fault(path) if path.is_dir() else "it does not exist"
+    if problem is not None:
+        there = sorted(map(step_of, complete(folder)))
+        raise UserError(
+            f"checkpoint {path} cannot be used: {problem}",
+            allowed=f"--step {', '.join(map(str, there)) or '(the run has none)'}",
+        )
+    return str(path)
+
+
+def _tokenizer(run: Path) -> str:
+    if not (run / "tokenizer").is_dir():
+        raise UserError(
+            f"{run} has no tokenizer/ folder, so the model could not be talked to",
+            hint=f"copy the one of its data: cp -r DATA/tokenizer {run}/tokenizer",
+        )
+    return str(run / "tokenizer")
+
+
+def _generation(run: Path) -> dict[str, Any] | None:
+    """How ``generate`` shall sample, as the model said that the run began with."""
+    kept = run / "tokenizer" / "generation_config.json"
+    return dict(store.read_json(kept)) if kept.is_file() else None
+
+
+def _check_same(folder: Path, config: ModelConfig, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """The folder, read back, must hold the config and the weights that went into it."""
+    source = open_source(folder)
+    described = FAMILIES[config.family].config_to_huggingface
+    if described(source.config) != described(config):
+        raise SmaltiError(f"config.json of the exported model says something else when read back: {source.raw}")
+    for name, tensor in source.tensors():
+        if not tensor.isfinite().all():
+            raise DataError(
+                f"weight {name} of the exported model holds numbers that are not finite in {tensor.dtype}",
+                hint="export an earlier checkpoint, or in --dtype bf16 or fp32",
+            )
+        if not torch.equal(tensor, weights[name].to(dtype)):
+            raise SmaltiError(f"weight {name} of the exported model is another when read back")
+
+
+def _put_in_place(temporary: Path, final: Path) -> None:
+    old = final.with_name(f".{final.name}.{os.getpid()}.old")
+    if final.exists():
+        os.replace(final, old)
+    os.replace(temporary, final)
+    shutil.rmtree(old, ignore_errors=True)

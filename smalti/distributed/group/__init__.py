@@ -1,0 +1,1 @@
+"""The ranks: start, agree, notice that one is lost."""

@@ -1,0 +1,187 @@
+"""The process group of one attempt, and what its ranks do together.
+
+A world that somebody else started (our agent, torchrun, srun) is joined; alone, a world of one is made without any
+socket. Every rendezvous key is prefixed by the attempt, so a restarted attempt never reads the addresses of a dead one
+(gloo does, with torchrun's own shared store: docs/log.md). Before any collective the ranks shake hands
+(``smalti/distributed/group/handshake.py``).
+"""
+
+import os
+import pickle
+import socket
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from smalti import __version__
+from smalti.base.env import World, gloo_interface, grow_gpu_segments
+from smalti.base.errors import TryElsewhere, UserError
+from smalti.distributed.group.handshake import Card, meet
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
+
+_BY_ALL = "raised_by_all_ranks"
+_HOSTS: list[str] = []
+"""The host of each rank of the world that this process is in: as torch's own process group, there is one a process."""
+
+
+def pick_device(choice: str, world: World) -> torch.device:
+    """The device of this rank; ``auto`` takes CUDA where there is one."""
+    if choice != "cpu":
+        grow_gpu_segments()
+    has_cuda = torch.cuda.is_available()
+    if choice == "cuda" and not has_cuda:
+        raise UserError(
+            "train.parallel.device=cuda, but torch sees no CUDA device",
+            allowed="auto, cpu",
+            hint="train.parallel.device=auto",
+        )
+    if choice == "cpu" or not has_cuda:
+        return torch.device("cpu")
+    device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def join(
+    world: World,
+    device: torch.device,
+    timeout_s: float,
+    *,
+    join_timeout_s: float = 60.0,
+    same: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
+    trouble: str | None = None,
+) -> None:
+    """Initialise torch.distributed for this rank; a no-op where it is initialised already.
+
+    A collective that waits longer than ``timeout_s`` raises; ranks wait ``join_timeout_s`` for each other. With CUDA
+    the group holds NCCL for device tensors and gloo for CPU tensors (votes, checkpoint plans). same, config, trouble:
+    what this rank says of itself beside versions and kind of device (``handshake.Card``).
+    """
+    if dist.is_initialized():
+        return
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    timeout = timedelta(seconds=timeout_s)
+    _HOSTS.clear()
+    if world.world_size == 1:
+        if trouble is not None:
+            raise UserError(trouble)
+        store: dist.Store = dist.HashStore()
+    else:
+        store = dist.PrefixStore(f"smalti/attempt-{world.attempt}", _connect(world, join_timeout_s))
+        alike = {"smalti": __version__, "torch": torch.__version__, "ranks": world.world_size, "device": device.type}
+        card = Card(socket.gethostname(), os.getpid(), {**alike, **(same or {})}, trouble)
+        handshake = dist.PrefixStore("handshake", store)
+        _HOSTS[:] = meet(handshake, world.rank, world.world_size, card, config or {}, join_timeout_s)
+        if len(set(_HOSTS)) > 1:
+            _choose_interface(world)
+        store.set_timeout(timeout)
+    dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.world_size, timeout=timeout)
+
+
+def hosts() -> tuple[str, ...]:
+    """The host of each rank; empty in a world of one, and where somebody else has initialised torch.distributed."""
+    return tuple(_HOSTS)
+
+
+def _connect(world: World, timeout_s: float) -> dist.Store:
+    """The store at the world's address; rank 0 holds it, unless the launcher does."""
+    holds = world.rank == 0 and not world.store_is_up
+    where, seconds = f"{world.master_addr}:{world.master_port}", timedelta(seconds=timeout_s)
+    try:
+        return dist.TCPStore(
+            world.master_addr, world.master_port, world.world_size, holds, timeout=seconds, wait_for_workers=False
+        )
+    except (RuntimeError, ValueError) as error:
+        if holds:
+            text = f"rank 0 cannot hold the store of this attempt at {where}: {error}"
+            hint = "run the same command again; MASTER_PORT chooses another port"
+        else:
+            text = f"rank {world.rank} found nobody at {where} within {timeout_s:g} s: rank 0 did not come, or is gone"
+            hint = "look at the log of rank 0, and whether MASTER_ADDR and MASTER_PORT can be reached from this host"
+        raise TryElsewhere(text, hint=hint) from error
+
+
+def _choose_interface(world: World) -> None:
+    """Where this host's name means the host itself alone (127.0.1.1, as Debian sets it), gloo would tell that address
+    to other hosts. It is told the interface that reaches rank 0 instead, unless the user has named one."""
+    if gloo_interface() is not None:
+        return
+    try:
+        if not socket.gethostbyname(socket.gethostname()).startswith("127."):
+            return
+    except OSError:  # a name that means nothing is no better
+        pass
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # nothing is sent
+        try:
+            probe.connect((world.master_addr, world.master_port))
+        except OSError:
+            return
+        own = probe.getsockname()[0]
+    for name, addresses in psutil.net_if_addrs().items():
+        if own in (one.address for one in addresses) and not own.startswith("127."):
+            gloo_interface(name)
+
+
+def from_first(work: Callable[[], T]) -> T:
+    """What ``work`` gives rank 0, on every rank; they all raise what it raises. Only rank 0 does it."""
+    found: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            found[0] = work()
+        except Exception as error:  # whatever it is: the others wait for an answer
+            found[1] = _as_sent(error)
+    dist.broadcast_object_list(found, src=0)
+    result, failure = found
+    if failure is not None:
+        raise by_all(failure)
+    return result  # type: ignore[no-any-return]
+
+
+def together(work: Callable[[], T]) -> T:
+    """What ``work`` gives this rank; where it fails on any rank, all of them raise the first failure."""
+    result, failure = None, None
+    try:
+        result = work()
+    except Exception as error:  # whatever it is: the others wait for an answer
+        failure = _as_sent(error)
+    failures: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(failures, failure)
+    for failed in filter(None, failures):
+        raise by_all(failed)
+    return result  # type: ignore[return-value]
+
+
+def _as_sent(error: Exception) -> Exception:
+    """``error``, or what it says where it cannot be pickled and made anew."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"rank {dist.get_rank()}: {type(error).__name__}: {error}")
+    return error
+
+
+def by_all(error: E) -> E:
+    """``error``, known from now on as one that all ranks raise at the same place."""
+    vars(error)[_BY_ALL] = True
+    return error
+
+
+def may_leave(error: BaseException | None) -> bool:
+    """Whether the ranks can still do something together after ``error``: one that this rank alone has raised leaves the
+    others in a collective, and to take the group down would wait for them (NCCL) for ever."""
+    alone = not dist.is_initialized() or dist.get_world_size() == 1
+    return alone or error is None or _BY_ALL in vars(error)
+
+
+def leave() -> None:
+    """Take the process group down, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    _HOSTS.clear()

@@ -1,0 +1,1 @@
+"""Parallelism applied to a plain model: FSDP, tensor, expert, sequence, pipeline."""

@@ -1,0 +1,201 @@
+"""Tokens to the ranks of their experts and back, for one layer: ``Exact`` and ``Static``, in place of the forward of
+its ``Experts``.
+
+Promises: what one process with all experts reckons, forward and backward, but for the order of sums: no token is
+dropped, the weights of the choices are applied where the tokens came from, and a gradient of an expert is a sum over
+the tokens of all ranks. ``Exact`` sends as many rows as there are; the host has to know how many, and waits for one
+small copy a layer, as late as it can. ``Static`` sends buffers that hold the worst case and never waits; all ranks must
+come with the same number of tokens.
+
+Shapes: N tokens of this rank, D hidden, k experts per token, S = N * k slots sorted by expert (as in
+``model/blocks/moe/experts.py``), W ranks, E experts, e = E / W on each rank, C rows of a pair of ranks at most,
+P = W * C rows of a buffer, R rows received.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.distributed import _functional_collectives as collectives
+from torch.nn import functional as F
+
+from smalti.distributed.parallel.fsdp import local
+from smalti.model.blocks.moe.experts import Experts, Weights, bag, bag_backward, slots
+
+
+@dataclass
+class Begun:
+    """What is on its way for some choices. No tuple: FSDP passes it on as it is."""
+
+    order_S: Tensor
+    slot_Nk: Tensor
+    end_E: Tensor
+    """As ``slots`` gives them."""
+    arriving_We: Tensor
+    """int64: rows from each rank for each expert of this one."""
+    sizes: "Sizes | None"
+    """Rows for and from each rank, on their way to the host."""
+
+
+class Sizes:
+    """A small table of numbers on its way to the host."""
+
+    def __init__(self, table: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._table = table
+        if table.is_cuda:
+            self._table = torch.empty(table.shape, dtype=table.dtype, pin_memory=True).copy_(table, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def wait(self) -> list[list[int]]:
+        """The only wait for the device that a step of training has."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._table.tolist()  # type: ignore[no-any-return]
+
+
+class Dispatch:
+    """What the two ways share. Takes the place of ``begin`` and ``forward`` of ``experts``."""
+
+    def __init__(self, experts: Experts, group: dist.ProcessGroup) -> None:
+        self.experts, self.group, self.ranks, self.place = experts, group, group.size(), group.rank()
+        self.own = experts.up_proj.shape[0] // self.ranks
+
+    @torch.compiler.disable
+    def begin(self, expert_Nk: Tensor) -> Begun:
+        """Tell each rank how many rows will come for each of its experts."""
+        order_S, slot_Nk, end_E = slots(expert_Nk, self.own * self.ranks)
+        leaving_We = F.pad(end_E.to(torch.int64), (1, 0)).diff().view(self.ranks, self.own)
+        arriving_We = _sent(leaving_We, None, None, self.group)
+        return Begun(order_S, slot_Nk, end_E, arriving_We, self.sizes(leaving_We, arriving_We))
+
+    @torch.compiler.disable
+    def forward(self, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor, begun: Begun | None = None) -> Tensor:
+        """As that of ``Experts``."""
+        return self.through(x_ND, weight_Nk, begun or self.begin(expert_Nk))
+
+    def sizes(self, leaving_We: Tensor, arriving_We: Tensor) -> Sizes | None:
+        """What the host must know."""
+        return None
+
+    def through(self, x_ND: Tensor, weight_Nk: Tensor, begun: Begun) -> Tensor:
+        """[N, D] through the experts of all ranks."""
+        raise NotImplementedError
+
+    def own_experts(self, rows_RD: Tensor, label_R: Tensor, *, spare: bool) -> Tensor:
+        """[R, D] through this rank's experts, each row through the one that its label names."""
+        gate, up, down = self.experts.weights()
+        weights = Weights(None if gate is None else local(gate), local(up), local(down))
+        return self.experts.through(rows_RD, label_R[:, None], None, weights, spare=spare)
+
+
+class Exact(Dispatch):
+    """As many rows as there are."""
+
+    evenly = False
+    """Reckon with as many rows for each rank, without looking: to trace a step whose tensors hold nothing."""
+
+    def sizes(self, leaving_We: Tensor, arriving_We: Tensor) -> Sizes | None:
+        return None if self.evenly else Sizes(torch.stack([leaving_We.sum(dim=1), arriving_We.sum(dim=1)]))
+
+    def through(self, x_ND: Tensor, weight_Nk: Tensor, begun: Begun) -> Tensor:
+        rows_SD: Tensor = _Leave.apply(x_ND, begun.order_S, begun.slot_Nk, None, 0)
+        leaving, arriving = self._even(rows_SD.shape[0]) if begun.sizes is None else begun.sizes.wait()
+        rows_RD = _sent(rows_SD, arriving, leaving, self.group)
+        del rows_SD  # while the experts compute, what came is enough
+        label_R = _labels(begun.arriving_We.flatten(), rows_RD.shape[0]) % self.own
+        if not rows_RD.shape[0]:  # a row of no expert: kernels of every device take one, and gradients are zeros
+            rows_RD, label_R = F.pad(rows_RD, (0, 0, 0, 1)), label_R.new_full((1,), self.own)
+        y_RD = self.own_experts(rows_RD, label_R, spare=sum(arriving) == 0)[: sum(arriving)]
+        back_SD = _sent(y_RD, leaving, arriving, self.group)
+        del rows_RD, y_RD
+        return _Return.apply(back_SD, weight_Nk, begun.order_S, begun.slot_Nk, None)
+
+    def _even(self, slots: int) -> list[list[int]]:
+        shares = [slots // self.ranks + (rank < slots % self.ranks) for rank in range(self.ranks)]
+        return [shares, [shares[self.place]] * self.ranks]
+
+
+class Static(Dispatch):
+    """Buffers of the worst case: all tokens of a rank at one other, each at as many experts as that one has."""
+
+    def through(self, x_ND: Tensor, weight_Nk: Tensor, begun: Begun) -> Tensor:
+        most = x_ND.shape[0] * min(weight_Nk.shape[1], self.own)
+        seat_S = self._seats(begun, most)
+        rows_PD: Tensor = _Leave.apply(x_ND, begun.order_S, begun.slot_Nk, seat_S, self.ranks * most)
+        label_P = _labels(begun.arriving_We, most).flatten()  # behind the last that came: no expert
+        arrived_PD = _sent(rows_PD, None, None, self.group)
+        del rows_PD
+        y_PD = self.own_experts(arrived_PD, label_P, spare=True)
+        back_PD = _sent(y_PD, None, None, self.group)
+        del arrived_PD, y_PD
+        return _Return.apply(back_PD, weight_Nk, begun.order_S, begun.slot_Nk, seat_S)
+
+    def _seats(self, begun: Begun, most: int) -> Tensor:
+        """[S] where in the buffer each slot travels: those for a rank lie at the begin of its part."""
+        end_W = begun.end_E.view(self.ranks, -1)[:, -1].to(torch.int64)
+        begin_W = F.pad(end_W[:-1], (1, 0))
+        slot_S = torch.arange(begun.order_S.shape[0], device=end_W.device)
+        shift_W = torch.arange(self.ranks, device=end_W.device) * most - begin_W
+        return slot_S + shift_W.index_select(0, torch.searchsorted(end_W, slot_S, right=True))
+
+
+def _sent(rows: Tensor, arriving: list[int] | None, leaving: list[int] | None, group: dist.ProcessGroup) -> Tensor:
+    """Parts of ``rows`` to each rank, theirs in return, with its gradient; without sizes in equal parts."""
+    received = collectives.all_to_all_single_autograd(rows, arriving, leaving, group)  # type: ignore[no-untyped-call]
+    return collectives.wait_tensor(received)  # type: ignore[no-any-return]
+
+
+def _labels(counts: Tensor, rows: int) -> Tensor:
+    """[..., rows] which of the groups along the last dim of ``counts`` each row is of, laid one behind another; behind
+    the last group their number."""
+    row = torch.arange(rows, device=counts.device).expand(*counts.shape[:-1], rows).contiguous()
+    return torch.searchsorted(counts.cumsum(dim=-1), row, right=True)
+
+
+class _Leave(torch.autograd.Function):
+    """Rows of the slots [S, D], or at their seats in a buffer [P, D] that is zero elsewhere."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_ND: Tensor, order_S: Tensor, slot_Nk: Tensor, seat_S: Tensor | None, buffer_rows: int
+    ) -> Tensor:
+        ctx.save_for_backward(slot_Nk, seat_S)
+        rows_SD = x_ND.index_select(0, order_S // slot_Nk.shape[1])
+        return rows_SD if seat_S is None else _seated(rows_SD, seat_S, buffer_rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        slot_Nk, seat_S = ctx.saved_tensors
+        place_Nk = slot_Nk if seat_S is None else seat_S.index_select(0, slot_Nk.flatten()).view_as(slot_Nk)
+        return bag(grad, place_Nk), None, None, None, None
+
+
+class _Return(torch.autograd.Function):
+    """Each token's k rows, from where ``_Leave`` put them, times their weights: [N, D]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, weight_Nk: Tensor, order_S: Tensor, slot_Nk: Tensor, seat_S: Tensor | None
+    ) -> Tensor:
+        rows_SD = rows if seat_S is None else rows.index_select(0, seat_S)
+        ctx.save_for_backward(rows_SD, weight_Nk, order_S, slot_Nk, seat_S)
+        ctx.buffer_rows = rows.shape[0]
+        return bag(rows_SD, slot_Nk, weight_Nk)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor | None, ...]:
+        rows_SD, weight_Nk, order_S, slot_Nk, seat_S = ctx.saved_tensors
+        grad_SD, grad_weight_Nk = bag_backward(grad_ND, rows_SD, order_S, slot_Nk, weight_Nk)
+        grad = grad_SD if seat_S is None else _seated(grad_SD, seat_S, ctx.buffer_rows)
+        return grad, grad_weight_Nk, None, None, None
+
+
+def _seated(rows_SD: Tensor, seat_S: Tensor, buffer_rows: int) -> Tensor:
+    return rows_SD.new_zeros(buffer_rows, rows_SD.shape[1]).index_copy_(0, seat_S, rows_SD)

@@ -1,0 +1,153 @@
+"""Fully sharded data parallelism (FSDP2) laid on a plain module from outside, for any number of ranks, one included.
+
+One path for every world size means one set of numerics: the same casts, the same gradient sum. Gradients are summed,
+never averaged; the step alone divides, by the global weight.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from smalti.distributed.parallel.mesh import Mesh
+
+# Below this many bytes of gathered weights a block stays gathered between forward and backward: one all-gather less.
+_KEEP_GATHERED_BYTES = 1 << 30
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def blocks_of(model: nn.Module) -> Iterator[nn.Module]:
+    """The units that are sharded one by one: the elements of every ModuleList directly below ``model``."""
+    for child in model.children():
+        if isinstance(child, nn.ModuleList):
+            yield from child
+
+
+def shard(model: nn.Module, mesh: Mesh, *, compute: str, reduce: str) -> nn.Module:
+    """Shard ``model`` over ``mesh`` in place: each block, then the root with what is left. Returns ``model``.
+
+    Experts that ``distributed/parallel/expert.py`` has spread over an axis are a unit of their own, over the ranks
+    that hold the same
+    ones. compute, reduce: ``fp32`` or ``bf16``; the sharded weights keep their own dtype (the master). A module with a
+    true attribute ``full_precision`` computes in fp32 whatever ``compute`` is.
+    """
+    policy = MixedPrecisionPolicy(param_dtype=DTYPES[compute], reduce_dtype=DTYPES[reduce])
+    in_full = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    # Experts get activations as the block computes them, and the weights of the choices, which stay in fp32.
+    of_experts = replace(policy, cast_forward_inputs=False)
+    gathered_bytes = sum(p.numel() for p in model.parameters()) * DTYPES[compute].itemsize
+    # A pipeline stage meets its weights once a microbatch: they stay gathered through all of a step.
+    reshard = gathered_bytes > _KEEP_GATHERED_BYTES and mesh.layout.pipeline == 1
+    weights, shards = mesh.weights, mesh.weights.size(-1)
+
+    def cut(parameter: nn.Parameter) -> Shard | None:
+        return _cut(parameter, shards)
+
+    for module in model.modules():
+        if getattr(module, "full_precision", False):  # a router: small, so it stays gathered
+            fully_shard(module, mesh=weights, mp_policy=in_full, reshard_after_forward=False)
+    for experts in _spread_experts(model) if mesh.layout.expert > 1 else ():
+        fully_shard(experts, mesh=mesh.experts, mp_policy=of_experts, reshard_after_forward=reshard,
+                    shard_placement_fn=lambda _: Shard(1))  # fmt: skip
+    for block in blocks_of(model):
+        fully_shard(block, mesh=weights, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=cut)
+    fully_shard(model, mesh=weights, mp_policy=policy, reshard_after_forward=reshard)
+    for module in model.modules():
+        if isinstance(module, FSDPModule) and mesh.layout.world_size > 1:  # alone, it costs two passes over gradients
+            # Sum, do not average. gloo has no PREMUL_SUM, so the sum is asked for as such.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    return model
+
+
+def _spread_experts(model: nn.Module) -> list[nn.Module]:
+    """Modules whose own parameters are experts [E, F, D] and DTensors already."""
+    return [
+        module
+        for module in model.modules()
+        if any(p.ndim == 3 and isinstance(p, DTensor) for p in module.parameters(recurse=False))
+    ]
+
+
+def _cut(parameter: nn.Parameter, shards: int) -> Shard | None:
+    """The dim to cut; None: the first. Of experts [E, F, D] the first that ``shards`` divides: cut along E, 16 experts
+    over 64 ranks would travel as 64, four times their bytes (FSDP2 fills up the first dim, and only that one)."""
+    shape = local(parameter).shape  # what tensor ranks leave of it
+    if parameter.ndim != 3 or shape[0] % shards == 0:
+        return None
+    return next((Shard(dim) for dim in (1, 2) if shape[dim] % shards == 0), None)
+
+
+def allocate(model: nn.Module, device: torch.device) -> None:
+    """Give a module on the meta device its storage. Parameters hold whatever was there; buffers hold 0."""
+    model.to_empty(device=device)
+    for buffer in model.buffers():
+        buffer.zero_()
+
+
+def materialize(model: nn.Module, device: torch.device, value: Callable[[str, torch.Size], Tensor]) -> None:
+    """Give a sharded module on the meta device its storage, and each parameter the value that ``value`` draws for it.
+
+    ``value(name, global shape)`` returns the full tensor; each rank keeps its own part, so the result does not depend
+    on the number of ranks. One full parameter at a time is alive.
+    """
+    allocate(model, device)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            assign(parameter, value(name, parameter.shape))
+
+
+def assign(parameter: Tensor, full: Tensor) -> None:
+    """Copy the full tensor into a parameter that may be a shard of it."""
+    if isinstance(parameter, DTensor):
+        part = distribute_tensor(
+            full.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
+        )
+        parameter.to_local().copy_(part.to_local())
+    else:
+        parameter.copy_(full)
+
+
+def broadcast(model: nn.Module) -> None:
+    """Give every rank rank 0's weights and buffers: for a module that was built outside, before it is sharded."""
+    if dist.get_world_size() > 1:
+        for tensor in [*model.parameters(), *model.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor, sharing its storage."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def square_norm(gradients: list[Tensor], *, pipeline: int = 1) -> Tensor:
+    """This rank's share of the squared L2 norm over all gradients: shape (), fp64; the sum over all ranks is the whole.
+
+    A part that several ranks hold is divided by their number, so meshes may differ from tensor to tensor. ``pipeline``:
+    ranks along that axis, which have different tensors.
+    """
+    world_size = dist.get_world_size() // pipeline if dist.is_initialized() else 1
+    total = torch.zeros((), dtype=torch.float64, device=gradients[0].device if gradients else None)
+    for copies, group in _by_copies(gradients, world_size).items():
+        norms = torch._foreach_norm([local(gradient) for gradient in group])
+        total = total + torch.stack(norms).double().square().sum() / copies
+    return total
+
+
+def _by_copies(gradients: list[Tensor], world_size: int) -> dict[int, list[Tensor]]:
+    groups: dict[int, list[Tensor]] = {}
+    for gradient in gradients:
+        copies = world_size
+        if isinstance(gradient, DTensor):
+            sizes = zip(gradient.device_mesh.shape, gradient.placements, strict=True)
+            parts = 1
+            for size, where in sizes:
+                parts *= 1 if isinstance(where, Replicate) else size
+            copies = world_size // parts
+        groups.setdefault(copies, []).append(gradient)
+    return groups

@@ -1,0 +1,119 @@
+"""The one device mesh of an attempt: every rank of the world along the axes of a ``plan.layout.Layout``.
+
+Promises: one root mesh, so that DTensors of different axes compose; ranks are numbered from the innermost axis: tensor,
+sequence, shard, replicate, pipeline, as ``plan.parallel.collectives.group`` reckons. Weights are spread over shard x
+sequence, the axis that is called ``shard`` here; experts over the inner part of it, ``expert``, and what is left,
+``expert_shard``. Initialises nothing: the process group is ``distributed/group/world.py``'s.
+
+    pipeline  x  replicate  x  [ shard x sequence  =  expert_shard x expert ]  x  tensor
+"""
+
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from smalti.cost.axes import Layout
+from smalti.cost.layout.collectives import Axis
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The mesh of a layout; made by ``build``."""
+
+    layout: Layout
+    root: DeviceMesh
+    """All ranks, along the finest dims: what shard, sequence, expert and expert_shard are joined from."""
+
+    @cached_property
+    def weights(self) -> DeviceMesh:
+        """What FSDP2 shards dense weights over: ``shard``, or ``replicate`` x ``shard`` (HSDP)."""
+        return self._with_replicate("shard")
+
+    @cached_property
+    def experts(self) -> DeviceMesh:
+        """What FSDP2 shards the experts of a rank over: ``expert_shard``, or ``replicate`` x ``expert_shard``."""
+        return self._with_replicate("expert_shard")
+
+    def axis(self, name: Axis) -> DeviceMesh:
+        """The ranks that this one meets along an axis, as a mesh of one dim."""
+        dim = self.dim(name)
+        return self._joined[dim] if dim in self._joined else self.root[dim]
+
+    def group(self, name: Axis) -> dist.ProcessGroup:
+        """The same as a process group."""
+        return dist.group.WORLD if name == "world" else self.axis(name).get_group()  # type: ignore[return-value]
+
+    def place(self, name: Axis) -> int:
+        """Where along an axis this rank is, from 0."""
+        return dist.get_rank() if name == "world" else self.axis(name).get_local_rank()
+
+    @property
+    def data_rank(self) -> int:
+        """Which rows this rank reads, of ``layout.data_ranks``: sequence, tensor and pipeline ranks read alike."""
+        ways = self.layout.tensor * self.layout.sequence
+        return dist.get_rank() // ways % self.layout.data_ranks
+
+    @property
+    def copies(self) -> int:
+        """Ranks that reckon the same loss: those along ``tensor``. The step divides its sums over the world by it."""
+        return self.layout.tensor
+
+    def dim(self, name: Axis) -> str:
+        """The dim of ``root`` that an axis is, or is joined from others as."""
+        parts = _finest(self.layout)[1].get(name, (name,))
+        if len(parts) == 1:
+            return parts[0]
+        assert parts, f"no axis {name} in {self.layout}"
+        if name not in self._joined:
+            self._joined[name] = self.root[parts]._flatten(name)
+        return name
+
+    @cached_property
+    def _joined(self) -> dict[str, DeviceMesh]:
+        return {}
+
+    def _with_replicate(self, name: Axis) -> DeviceMesh:
+        if self.layout.replicate == 1:
+            return self.axis(name)
+        with warnings.catch_warnings():  # torch will have another way to pair a joined dim, and has none in 2.11
+            warnings.filterwarnings("ignore", message="Slicing a flattened dim")
+            return self.root["replicate", self.dim(name)]
+
+
+def build(device: torch.device, layout: Layout | None = None) -> Mesh:
+    """The mesh of ``layout`` over the world, absent one axis ``shard``; every rank of it must call this."""
+    layout = layout or Layout(shard=dist.get_world_size())
+    assert layout.world_size == dist.get_world_size(), f"{layout} is not of {dist.get_world_size()} ranks"
+    inner, _ = _finest(layout)
+    sizes = {"pipeline": layout.pipeline, "replicate": layout.replicate, **inner, "tensor": layout.tensor}
+    sizes = {name: size for name, size in sizes.items() if size > 1 or name in inner}
+    mesh = Mesh(layout, init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)))
+    for name, parts in _finest(layout)[1].items():
+        if parts:  # joining makes a group, which is a collective of all ranks
+            mesh.dim(name)  # type: ignore[arg-type]
+    return mesh
+
+
+def _finest(layout: Layout) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
+    """The dims that shard x sequence = expert_shard x expert is cut into, from the outermost, with their sizes; and
+    which of them each axis is joined from. ``Layout`` has seen to it that of sequence and expert one divides the other.
+    """
+    shard, sequence, expert = layout.shard, layout.sequence, layout.expert
+    if expert >= sequence:
+        sizes = {"rows": shard * sequence // expert, "between": expert // sequence, "inner": sequence}
+        axes = {"sequence": ("inner",), "expert": ("between", "inner"), "expert_shard": ("rows",)}
+    else:
+        sizes = {"rows": shard, "between": sequence // expert, "inner": expert}
+        axes = {"sequence": ("between", "inner"), "expert": ("inner",), "expert_shard": ("rows", "between")}
+    axes["shard"] = ("rows", "between", "inner")
+    wide = {name: size for name, size in sizes.items() if size > 1 or name == "rows"}
+    axes = {name: tuple(one for one in parts if one in wide) for name, parts in axes.items()}
+    # A dim that is an axis by itself has its name; of two names the first here.
+    names = {parts[0]: name for name in ("expert_shard", "expert", "sequence", "shard")
+             if len(parts := axes[name]) == 1}  # fmt: skip
+    renamed = {name: tuple(names.get(one, one) for one in parts) for name, parts in axes.items()}
+    return {names.get(name, name): size for name, size in wide.items()}, renamed

@@ -1,0 +1,139 @@
+"""Ring attention: each rank keeps its queries, and the keys and values of the others come by, one rank's at a time.
+
+Liu et al. 2023, arXiv:2310.01889. A row is cut into two chunks for each rank, and rank r has the r-th of them and the
+r-th from the end, so that under causality all have the same work in each turn (Llama 3, arXiv:2407.21783, section
+3.3.2). In turn s a rank attends over what the rank s places before it holds, while that of turn s + 1 is on its way.
+Each is sent by its owner, not handed on from neighbour to neighbour: the bytes are the same, and turns in which a
+window shows no rank anything are left out. Backward goes round once more, and each rank sends the gradients of what it
+got, in float32, back to their owner.
+
+Promises: any number of heads; only the query, key and value of this rank, its output and the logs of its sums are kept
+for backward; all sums go in a fixed order.
+
+Shapes: B rows, T tokens of a row, t tokens of it on this rank, n ranks, H query heads, K key/value heads, G = H / K, d
+width of a head.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from smalti.config.model import ModelConfig
+from smalti.cost.layout.collectives import ring_turns
+from smalti.distributed.parallel.blockwise import Blockwise, Chunk, Documents, Gradients, Sums, Tile
+from smalti.model.blocks.attention.choice import windows_of
+from smalti.model.blocks.attention.scores import Attend, HeadPart, scores_of
+
+
+class Ring:
+    """``kernels_of`` of a decoder whose rows are shared by the ranks of ``group``; ``part``: the heads of them all."""
+
+    def __init__(self, group: dist.ProcessGroup, part: HeadPart) -> None:
+        self.group, self.part = group, part
+
+    def __call__(self, config: ModelConfig, like_BtD: Tensor, documents_BT: Tensor | None) -> dict[int | None, Attend]:
+        """What attends in each layer of a batch, by its window."""
+        device, tokens = like_BtD.device, like_BtD.shape[1]
+        scores = scores_of(config, device, self.part)
+        documents = None if documents_BT is None else Documents(documents_BT)
+        return {
+            window: _Attend(self.group, Blockwise(scores, window, documents, device), tokens)
+            for window in windows_of(config)
+        }
+
+
+def chunks(place: int, ranks: int, tokens: int) -> list[Chunk]:
+    """The two chunks, together ``tokens``, of each row that the rank at ``place`` holds."""
+    half = tokens // 2
+    return [Chunk(number * half, at * half, half) for at, number in enumerate((place, 2 * ranks - 1 - place))]
+
+
+class _Attend:
+    """An ``Attend`` over the rows of a batch, for the layers of one window."""
+
+    def __init__(self, group: dist.ProcessGroup, how: Blockwise, tokens: int) -> None:
+        self.group, self.how = group, how
+        ranks, place = group.size(), group.rank()
+        self.turns = [0, *ring_turns(tokens * ranks, ranks, how.window)]
+        own = chunks(place, ranks, tokens)
+        self.tiles: list[list[Tile]] = [
+            how.tiles(own, chunks((place - turn) % ranks, ranks, tokens)) for turn in self.turns
+        ]
+
+    @torch.compiler.disable  # every batch has other documents, and each would be compiled anew
+    def __call__(self, query_BHtd: Tensor, key_BKtd: Tensor, value_BKtd: Tensor) -> Tensor:
+        """[B, t, H, d]."""
+        mixed_BtHd: Tensor = _OverRing.apply(query_BHtd, key_BKtd, value_BKtd, self)
+        return mixed_BtHd
+
+    def pairs(self, own: Tensor) -> Iterator[tuple[int, list[Tile], Tensor]]:
+        """Turn, tiles and the keys and values [2, B, K, t, d] of each turn; the next ones come meanwhile."""
+        coming: Callable[[], Tensor] = lambda: own  # noqa: E731
+        for index, turn in enumerate(self.turns):
+            pair = coming()
+            if index + 1 < len(self.turns):
+                after = self.turns[index + 1]
+                coming = self.exchange(own, to=after, of=-after)
+            yield turn, self.tiles[index], pair
+
+    def exchange(self, sent: Tensor, *, to: int, of: int) -> Callable[[], Tensor]:
+        """Send to the rank ``to`` places ahead, receive as much from the one ``of`` places ahead; call to have it."""
+        ranks, place = self.group.size(), self.group.rank()
+        found = torch.empty_like(sent)
+        ahead, behind = (dist.get_global_rank(self.group, (place + places) % ranks) for places in (to, of))
+        work = dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, sent, ahead, self.group), dist.P2POp(dist.irecv, found, behind, self.group)]
+        )
+
+        def wait() -> Tensor:
+            for one in work:
+                one.wait()
+            return found
+
+        return wait
+
+
+class _OverRing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query_BHtd: Tensor, key_BKtd: Tensor, value_BKtd: Tensor, over: _Attend) -> Tensor:
+        query_BKGtd = query_BHtd.unflatten(1, (key_BKtd.shape[1], -1))
+        pair = torch.stack((key_BKtd, value_BKtd))
+        sums = Sums(query_BKGtd)
+        for _, tiles, (key, value) in over.pairs(pair):
+            sums.add(over.how, tiles, query_BKGtd, key, value)
+        out_BKGtd, log_sum_BKGt = sums.done()
+        out_BtHd = out_BKGtd.flatten(1, 2).transpose(1, 2).to(query_BHtd.dtype).contiguous()
+        ctx.over = over
+        ctx.save_for_backward(query_BHtd, key_BKtd, value_BKtd, out_BtHd, log_sum_BKGt)
+        return out_BtHd
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_BtHd: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        query_BHtd, key_BKtd, value_BKtd, out_BtHd, log_sum_BKGt = ctx.saved_tensors
+        over: _Attend = ctx.over
+        query_BKGtd, grad_BKGtd, out_BKGtd = (
+            part.unflatten(1, (key_BKtd.shape[1], -1))
+            for part in (query_BHtd, grad_BtHd.transpose(1, 2), out_BtHd.transpose(1, 2))
+        )
+        gradients = Gradients(query_BKGtd, grad_BKGtd, out_BKGtd, log_sum_BKGt)
+        total: Tensor | None = None
+        coming: Callable[[], Tensor] | None = None
+        for turn, tiles, (key, value) in over.pairs(torch.stack((key_BKtd, value_BKtd))):
+            d_pair = gradients.add(over.how, tiles, key, value)
+            if total is None:
+                total = d_pair
+                continue
+            if coming is not None:
+                total += coming()
+            coming = over.exchange(d_pair, to=-turn, of=turn)
+        assert total is not None, "the first turn is over what this rank holds itself"
+        if coming is not None:
+            total += coming()
+        d_key_BKtd, d_value_BKtd = total.to(key_BKtd.dtype)
+        d_query_BHtd = gradients.d_query_BKGtd.flatten(1, 2).to(query_BHtd.dtype)
+        return d_query_BHtd, d_key_BKtd, d_value_BKtd, None

@@ -1,0 +1,100 @@
+"""Sequence parallelism: each row of tokens shared by the ranks of the axis ``sequence``, laid on a plain model.
+
+    ulysses   all-to-all: a slice of all heads for all tokens of some heads, and back (distributed/parallel/ulysses.py)
+    ring      keys and values come by, one rank's after the other (distributed/parallel/ring.py)
+
+Promises: loss, gradients and metrics are those of whole rows, up to rounding. What is of a whole row and not a sum over
+tokens is told here: which tokens a rank has, attention, counts of the routers' balance loss, and the length that
+``dynamic`` and ``longrope`` go by. Does not shard weights: ``fsdp.shard`` does, over shard x sequence.
+
+Shapes: S rows, T tokens of a row, t tokens of it on this rank, B rows of a batch, E experts.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from smalti.base.errors import UserError
+from smalti.cost.layout.rules import against_sequence
+from smalti.distributed.parallel.mesh import Mesh
+from smalti.distributed.parallel.ring import Ring
+from smalti.distributed.parallel.ulysses import Ulysses
+from smalti.model.blocks.attention.scores import HeadPart
+from smalti.model.blocks.moe import MoE
+from smalti.model.decoder import Decoder
+
+Context = Literal["ulysses", "ring"]
+
+
+def lay(model: nn.Module, mesh: Mesh, *, context: Context) -> None:
+    """Make attention see the whole row, and sums over a row be those of the whole row. Before ``fsdp.shard``."""
+    ranks, tensor = mesh.layout.sequence, mesh.layout.tensor
+    if ranks == 1:
+        return
+    assert isinstance(model, Decoder), "how others attend is not known"
+    config, group = model.config, mesh.group("sequence")
+    why = against_sequence(config, 2 * ranks, ranks, tensor=tensor, context=context)
+    if why is not None:
+        fits = [size for size in range(1, ranks) if not against_sequence(config, 2 * size, size, tensor=tensor)]
+        raise UserError(
+            f"train.parallel.sequence={ranks} cannot be with context ulysses: {why}",
+            allowed=f"{', '.join(map(str, fits))} below it, or a ring, which takes any heads",
+            hint="train.parallel.context=ring",
+        )
+    part = HeadPart(mesh.place("tensor") if tensor > 1 else 0, tensor)
+    model.kernels_of = Ulysses(group, part) if context == "ulysses" else Ring(group, part)
+    own = own_part(mesh, context=context)
+    model.positions_of = lambda time, device: own(torch.arange(time * tensor * ranks, device=device)[None])
+    if config.rope_scaling is not None and config.rope_scaling.rope_type in ("dynamic", "longrope"):
+        model.lengths_of = _longest(group)
+    for module in model.modules():
+        if isinstance(module, MoE):
+            module.over_row = _over_row(group)
+
+
+def own_part(mesh: Mesh, *, context: Context) -> Callable[[Tensor], Tensor]:
+    """[S, T] -> [S, t]: the tokens of each row that are this rank's; the whole row where the axis is 1.
+
+    Ulysses: the r-th of n slices. Ring: the r-th of 2 n and the r-th from the end (see distributed/parallel/ring.py).
+    """
+    ranks = mesh.layout.sequence
+    if ranks == 1:
+        return lambda rows_ST: rows_ST
+    place, parts = mesh.place("sequence"), ranks if context == "ulysses" else 2 * ranks
+    own = [place] if context == "ulysses" else [place, 2 * ranks - 1 - place]
+
+    def part(rows_ST: Tensor) -> Tensor:
+        tokens = rows_ST.shape[1]
+        if tokens % parts:
+            near = max(parts, round(tokens / parts) * parts)
+            raise UserError(
+                f"rows of {tokens:,} tokens cannot be shared by {ranks} ranks (context {context})",
+                allowed=f"a multiple of {parts} tokens",
+                hint=f"data.seq_len={near}",
+            )
+        cut_SPt = rows_ST.unflatten(1, (parts, -1))
+        return torch.cat([cut_SPt[:, number] for number in own], dim=1)
+
+    return part
+
+
+def _over_row(group: dist.ProcessGroup) -> Callable[[Tensor], Tensor]:
+    def over_row(sums_BE: Tensor) -> Tensor:
+        """Counts, which have no gradient."""
+        dist.all_reduce(sums_BE, group=group)
+        return sums_BE
+
+    return over_row
+
+
+def _longest(group: dist.ProcessGroup) -> Callable[[Tensor], Tensor]:
+    def longest(positions_Bt: Tensor) -> Tensor:
+        """The largest position of the batch plus one, as without ranks."""
+        length = positions_Bt.max() + 1
+        dist.all_reduce(length, dist.ReduceOp.MAX, group=group)
+        return length
+
+    return longest

@@ -1,0 +1,1 @@
+"""Measured: live bytes, peak, traffic."""

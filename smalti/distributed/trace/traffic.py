@@ -1,0 +1,244 @@
+"""A log of the collectives of one rank: what, along which axis of the mesh, of how many bytes, from when to when.
+
+Promises: every collective that torch makes under it is seen, in the forward pass, in the backward pass and in the hooks
+of FSDP2, on whatever stream, because each goes through the dispatcher; no result changes. Bytes are those of the larger
+buffer of a call, as ``cost/layout/collectives.py`` counts. It slows the host down, so it is for steps that are looked
+at. Times are kept on request: of CPU tensors only, whose collectives end where the host can see it.
+
+Ranks that form several axes at once have one process group, and a call is named after the axis that makes such calls:
+``_USUAL``. Ranks that share both rows and experts, and no others, exchange along ``expert`` here.
+"""
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, get_args
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from smalti.base import clock
+from smalti.cost.layout.collectives import Axis
+from smalti.distributed.parallel.mesh import Mesh
+
+OTHER = "other"
+"""The axis of a group that is neither the world nor an axis of the mesh."""
+
+_PREFIXES = (
+    ("all_gather", ("_allgather_base", "allgather", "all_gather")),
+    ("reduce_scatter", ("_reduce_scatter_base", "reduce_scatter")),
+    ("all_reduce", ("allreduce", "all_reduce")),
+    ("all_to_all", ("alltoall", "all_to_all")),
+    ("send", ("send", "isend")),
+    ("recv", ("recv", "irecv")),
+)
+"""Op here -> how torch's names of it begin; the others keep their own names, without the underscore at the end."""
+_USUAL: dict[str, tuple[Axis, ...]] = {
+    "all_gather": ("shard", "expert_shard", "tensor"),
+    "reduce_scatter": ("shard", "expert_shard", "tensor"),
+    "all_reduce": ("replicate", "tensor", "sequence", "world"),
+    "all_to_all": ("expert", "sequence"),
+    "send": ("pipeline", "sequence"),
+    "recv": ("pipeline", "sequence"),
+}
+"""Op -> the axes that make such calls, where one group is several of them."""
+_OF_THE_WORLD = (torch.float64, torch.int32)
+"""What the step's own reduction and the votes of the loop are in; axes reduce fp32 and bf16."""
+
+
+@dataclass(eq=False)
+class Call:
+    """One collective of this rank."""
+
+    op: str
+    """``all_gather``, ``reduce_scatter``, ``all_reduce``, ``all_to_all``, ``send``, ``recv``, or as torch calls it."""
+    axis: str
+    """As ``plan.parallel.collectives.Axis``, or ``other``."""
+    bytes: int
+    """Of its larger buffer."""
+    times: int = 1
+    """How many calls it stands for."""
+    start_s: float | None = None
+    """When the host asked for it, on the clock of ``base.clock``; None where no times are kept."""
+    end_s: float | None = None
+    """When it was done; None where the host cannot see it."""
+    ahead: bool = True
+    """Of a send or a receive: what travels goes from a lower rank of the group to a higher one."""
+
+
+See = Callable[[Call, list[torch.Tensor]], None]
+"""(call, what it was given and what it gave)."""
+
+
+@dataclass(frozen=True, order=True)
+class Total:
+    """Calls of one kind."""
+
+    op: str
+    """A send and a receive of equal size are one ``send_recv``; in a pipeline, if what travels goes the same way."""
+    axis: str
+    count: int
+    bytes: int
+    """Of one call."""
+
+
+class Traffic(TorchDispatchMode):
+    """``with Traffic(mesh) as traffic: ...``; afterwards ``traffic.calls`` and ``traffic.totals()``."""
+
+    def __init__(self, mesh: Mesh | None = None, *, timed: bool = False, see: See | None = None) -> None:
+        """``mesh``: absent, only the world has a name. ``see``: is told each call, with all tensors of it."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._see = see
+        self.calls: list[Call] = []
+        self._axes = _axes_of_groups(mesh)
+        self._timed, self._times = timed, 1
+        self._pending: weakref.WeakKeyDictionary[torch.UntypedStorage, Call] = weakref.WeakKeyDictionary()
+
+    @contextmanager
+    def times(self, number: int) -> Iterator[None]:
+        """What is called inside stands for ``number`` times as many calls."""
+        before, self._times = self._times, number
+        try:
+            yield
+        finally:
+            self._times = before
+
+    def totals(self) -> list[Total]:
+        """The calls by kind, the largest first."""
+        return totals(self.calls)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it calls its operators on plain tensors, which come by here
+        if func.namespace not in ("c10d", "_c10d_functional"):
+            return func(*args, **(kwargs or {}))
+        call = self._begun(str(func.overloadpacket.__name__), args)
+        result = func(*args, **(kwargs or {}))
+        if call is None:
+            self._waited(args)
+            return result
+        call.bytes = max(call.bytes, _bytes(result))
+        self.calls.append(call)
+        if self._see is not None:
+            self._see(call, [leaf for leaf in tree_leaves((args, result)) if isinstance(leaf, torch.Tensor)])
+        if self._timed:
+            self._follow(call, result)
+        return result
+
+    def _begun(self, name: str, args: Any) -> Call | None:
+        """None for what moves nothing: it has no group."""
+        group = _group_name(args)
+        if group is None:
+            return None
+        op = next((op for op, begins in _PREFIXES if name.startswith(begins)), name.strip("_"))
+        buffers = [_bytes(one) for one in args]
+        first = next((leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)), None)
+        axis = self._axis(op, group, None if first is None else first.dtype)
+        start_s = clock.now_s() if self._timed else None
+        return Call(op, axis, max(buffers, default=0), self._times, start_s, ahead=_goes_ahead(op, args))
+
+    def _axis(self, op: str, group: str, dtype: torch.dtype | None) -> str:
+        if group not in self._axes:
+            self._axes[group] = _of_ranks(group, self._axes)
+        named = self._axes[group]
+        if "world" in named and (len(named) == 1 or (op == "all_reduce" and dtype in _OF_THE_WORLD)):
+            return "world"
+        return next((axis for axis in _USUAL.get(op, ()) if axis in named), named[0])
+
+    # ---- when a call is done ----------------------------------------------------------------------------------------
+
+    def _follow(self, call: Call, result: Any) -> None:
+        leaves = tree_leaves(result)
+        work = next((leaf for leaf in leaves if isinstance(leaf, torch.ScriptObject)), None)
+        if work is None:  # a functional collective: it is over where somebody has waited for its result
+            for leaf in leaves:
+                if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu":
+                    self._pending[leaf.untyped_storage()] = call
+            return
+        try:
+            future = dist.Work.unbox(work).get_future()
+        except (RuntimeError, NotImplementedError):  # gloo's sends have none
+            return
+        future.add_done_callback(partial(_done, call))
+
+    def _waited(self, args: Any) -> None:
+        for leaf in tree_leaves(args) if self._timed else ():
+            call = self._pending.pop(leaf.untyped_storage(), None) if isinstance(leaf, torch.Tensor) else None
+            if call is not None:
+                call.end_s = clock.now_s()
+
+
+def totals(calls: Iterable[Call]) -> list[Total]:
+    """Calls by op, axis and bytes, the largest first."""
+    counts: Counter[tuple[str, str, int]] = Counter()
+    moved: dict[tuple[str, int, bool], Counter[str]] = {}
+    for call in calls:
+        if call.op in ("send", "recv"):  # a ring has no first and last: there every pair is one
+            way = call.axis, call.bytes, call.ahead or call.axis != "pipeline"
+            moved.setdefault(way, Counter())[call.op] += call.times
+        else:
+            counts[call.op, call.axis, call.bytes] += call.times
+    for (axis, size, _), numbers in moved.items():
+        counts["send_recv", axis, size] += max(numbers.values())
+    found = [Total(op, axis, count, size) for (op, axis, size), count in counts.items()]
+    return sorted(found, key=lambda one: (-one.count * one.bytes, one))
+
+
+def _goes_ahead(op: str, args: Any) -> bool:
+    """Whether a send goes to a higher rank of its group, or a receive comes from a lower one."""
+    if op not in ("send", "recv") or not isinstance(args[1], torch.ScriptObject):
+        return True
+    own, peer = dist.ProcessGroup.unbox(args[1]).rank(), int(args[2])
+    return own < peer if op == "send" else peer < own
+
+
+def _done(call: Call, future: Any) -> None:
+    call.end_s = clock.now_s()
+
+
+def _bytes(value: Any) -> int:
+    """Of all tensors of one argument."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def _group_name(args: Any) -> str | None:
+    """Of the process group that a call was given, as an object or by its name."""
+    for value in args:
+        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
+            return str(dist.ProcessGroup.unbox(value).group_name)
+    return next((value for value in reversed(args) if isinstance(value, str)), None)
+
+
+def _axes_of_groups(mesh: Mesh | None) -> dict[str, list[str]]:
+    """Name of a group -> the axes that it is."""
+    found: dict[str, list[str]] = {dist.group.WORLD.group_name: ["world"]} if dist.is_initialized() else {}  # type: ignore[union-attr]
+    if mesh is None:
+        return found
+    layout = mesh.layout
+    sizes = {
+        "shard": layout.weight_shards,
+        "expert_shard": layout.weight_shards // layout.expert if layout.expert > 1 else 1,
+    }
+    for axis in get_args(Axis):
+        if axis != "world" and sizes.get(axis, getattr(layout, axis, 1)) > 1:
+            found.setdefault(mesh.group(axis).group_name, []).append(axis)
+    return found
+
+
+def _of_ranks(name: str, known: dict[str, list[str]]) -> list[str]:
+    """The axes of a group that was made apart, by its ranks."""
+    group = dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
+    ranks = dist.get_process_group_ranks(group)
+    if len(ranks) == dist.get_world_size():
+        return ["world"]
+    for other, axes in known.items():
+        resolved = dist.distributed_c10d._resolve_process_group(other)  # type: ignore[arg-type]
+        if dist.get_process_group_ranks(resolved) == ranks:
+            return axes
+    return [OTHER]

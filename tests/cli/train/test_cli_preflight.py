@@ -1,0 +1,78 @@
+"""What is refused before a process of a run starts: what it retains must still be measured as before the first step."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from made_config import VALUES
+
+from smalti.base.errors import UserError
+from smalti.cli.train import preflight
+from smalti.config.fork import Fork
+from smalti.config.load import from_dict
+from smalti.config.run import RunConfig
+from smalti.track.append import LineFile
+
+
+def continued(root: Path, *, saved_step: int | None, **changes: Any) -> tuple[RunConfig, RunConfig]:
+    """A run that continues a model, with a checkpoint; its config, and that with changes (``data__seq_len=128``)."""
+    tree = yaml.safe_load(yaml.safe_dump(VALUES)) | {"name": "next", "folder": str(root / "run"), "init_from": "model"}
+    for name in ("tokens", "heldout"):
+        (root / name).mkdir()
+    tree["data"] |= {"sources": {"code": str(root / "tokens")}, "stages": [{"weights": {"code": 1}}],
+                     "heldout": {"old": str(root / "heldout")}, "retain": {"old": 0.02}}  # fmt: skip
+    before = from_dict(RunConfig, tree).config
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        tree[section][name] = value
+    folder = Path(before.run_folder)
+    folder.mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump(before.model_dump(mode="json")))
+    LineFile(folder / "metrics.jsonl").write({"step": 0, "metrics/eval/old/bits_per_byte": 1.0})
+    LineFile(folder / "events.jsonl").write({"event": "eval", "step": 0, "attempt": 0})
+    if saved_step is not None:
+        mark = folder / f"checkpoints/step-{saved_step:08d}"
+        mark.mkdir(parents=True)
+        (mark / "COMPLETE").write_text("")
+    return before, from_dict(RunConfig, tree).config
+
+
+def test_a_fork_with_another_seq_len_is_refused_while_something_is_retained(tmp_path: Path) -> None:
+    before, after = continued(tmp_path, saved_step=10, data__seq_len=128)
+    with pytest.raises(UserError, match=r"data\.retain compares .* data\.seq_len 256 -> 128") as caught:
+        preflight.check(after, ranks=1, fork=Fork(before, after, 10, ("data.seq_len: 256 -> 128",)))
+    assert "data.retain={}" in str(caught.value.hint)
+
+
+def test_a_resume_that_would_measure_otherwise_is_refused(tmp_path: Path) -> None:
+    _, after = continued(tmp_path, saved_step=10, train__eval_tokens=512)
+    with pytest.raises(UserError, match=r"train\.eval_tokens"):
+        preflight.check(after, ranks=1)
+
+
+def test_a_run_that_changes_nothing_of_it_passes(tmp_path: Path) -> None:
+    before, _ = continued(tmp_path, saved_step=10)
+    preflight.check(before, ranks=1)
+
+
+@pytest.mark.parametrize("saved_step", [0, 10**6])
+def test_nothing_is_compared_at_the_beginning_or_in_a_finished_run(tmp_path: Path, saved_step: int) -> None:
+    _, after = continued(tmp_path, saved_step=saved_step, train__eval_tokens=512)
+    preflight.check(after, ranks=1)
+
+
+def test_cuda_where_none_can_be_is_refused_before_a_rank_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from smalti.cli.main import run
+    from smalti.cli.train import app as train
+    from smalti.fleet import machine
+
+    monkeypatch.setattr(machine, "why_no_gpu", lambda: "there is none")
+    monkeypatch.setattr(train, "_as_agent", lambda *given, **more: 0)
+    monkeypatch.setattr(preflight, "check", lambda *given, **more: None)
+    monkeypatch.setattr(preflight, "lies_here", lambda config: False)
+    assert run(["train", "demo", "train.parallel.device=auto"]) == 0
+    assert run(["train", "demo", "train.parallel.device=cuda"]) == 2
+    assert "train.parallel.device=cuda, but there is none\nallowed: auto, cpu" in capsys.readouterr().err

@@ -1,0 +1,129 @@
+"""Pipeline stages: which layers a rank has, and a router's loss that joins the gradients where it arises."""
+
+from typing import Any, cast
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smalti.base.errors import UserError
+from smalti.config.load import from_dict
+from smalti.config.run import RunConfig
+from smalti.cost.axes import Layout
+from smalti.cost.layout.rules import against_pipeline
+from smalti.distributed.parallel.mesh import Mesh
+from smalti.distributed.parallel.pipeline import Schedule, own_stages, stages_of
+from smalti.model.blocks.attention.scores import document_runs, tell_runs, told_runs
+from smalti.model.decoder import Decoder
+from smalti.train.batches import IGNORE, Microbatch
+from smalti.train.pipeline import _carry, _fault, _filled, check
+
+SCHEDULES = st.sampled_from(["1f1b", "interleaved", "zero_bubble"])
+
+
+@given(st.integers(1, 40), st.integers(2, 8), SCHEDULES)
+def test_each_layer_lies_on_one_stage_in_order_and_evenly(layers: int, places: int, schedule: Schedule) -> None:
+    count = places if schedule == "1f1b" else 2 * places
+    if layers < count:  # which the rule of the plan refuses before
+        with pytest.raises(AssertionError):
+            stages_of(layers, places, schedule)
+        return
+    stages = stages_of(layers, places, schedule)
+    assert [layer for stage in stages for layer in stage.layers] == list(range(layers))
+    sizes = [len(stage.layers) for stage in stages]
+    assert max(sizes) - min(sizes) <= 1
+    held = [sum(stage.place == place for stage in stages) for place in range(places)]
+    assert held == [count // places] * places
+    assert stages[0].place == 0
+    assert stages[0].is_first
+    assert stages[-1].is_last
+    assert stages[-1].place == (0 if schedule == "zero_bubble" else places - 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "places", "why", "hint"),
+    [
+        ({"num_hidden_layers": 6}, 4, "6 layers are fewer than its 8 pipeline stages", 3),
+        ({"tie_word_embeddings": True, "num_hidden_layers": 8}, 2, "zero_bubble keeps both on one rank", 1),
+        ({"tie_word_embeddings": True, "num_hidden_layers": 8}, 4, "zero_bubble keeps both on one rank", 1),
+    ],
+)
+def test_what_the_rule_of_the_plan_is_against_is_refused(
+    changes: dict[str, Any], places: int, why: str, hint: int
+) -> None:
+    with torch.device("meta"):
+        model = Decoder(_run().model.model_copy(update=changes))
+    assert against_pipeline(model.config, places, "interleaved") is not None
+    mesh = Mesh(Layout(pipeline=places), root=cast(Any, None))
+    with pytest.raises(UserError, match=why) as failure:
+        own_stages(model, mesh, schedule="interleaved", compute=torch.float32)
+    assert failure.value.hint == f"train.parallel.pipeline={hint}"
+    assert against_pipeline(model.config, hint, "interleaved") is None
+
+
+def test_a_part_of_the_loss_gets_a_gradient_of_one() -> None:
+    x, weight = torch.randn(3, requires_grad=True), torch.tensor(2.0, requires_grad=True)
+    carried = _carry(x * 2, weight * 3)
+    torch.testing.assert_close(carried, x * 2)
+    torch.autograd.backward(carried, torch.full((3,), 5.0))
+    assert weight.grad is not None
+    assert x.grad is not None
+    assert float(weight.grad) == 3.0
+    assert x.grad.tolist() == [10.0] * 3
+    assert _carry(x, torch.tensor(1.0)) is x
+
+
+def test_rows_that_fill_up_have_no_target() -> None:
+    ids = torch.arange(6).reshape(2, 3)
+    filled = _filled(Microbatch(ids, ids + 1, ids, ids), 4)
+    assert [tensor.shape for tensor in filled if tensor is not None] == [(4, 3)] * 4
+    assert torch.equal(filled.inputs[:2], ids)
+    assert (filled.targets[2:] == IGNORE).all()
+    assert _filled(Microbatch(ids, ids, ids, None), 4).documents is None
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_rows_that_fill_up_are_a_document_each(told: bool) -> None:
+    documents = torch.tensor([[0, 0, 1], [0, 1, 2]])
+    if told:
+        tell_runs(documents, 5)
+    filled = _filled(Microbatch(documents, documents, documents, documents), 4).documents
+    assert filled is not None
+    assert int(document_runs(filled).sum()) == 7
+    assert told_runs(filled) == (7 if told else None)
+
+
+def test_numbers_of_microbatches() -> None:
+    assert _fault(4, 4, "1f1b") is None
+    assert "fewer than" in str(_fault(3, 4, "zero_bubble"))
+    assert _fault(7, 4, "interleaved") is None, "one round of 7"
+    assert "rounds" in str(_fault(9, 4, "interleaved"))
+
+
+def _run(**train: Any) -> RunConfig:
+    """Steps of 8 rows of 64 tokens."""
+    tree = {
+        "name": "p", "model": {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4,
+                               "num_attention_heads": 4, "num_key_value_heads": 4},
+        "data": {"sources": {"a": "a"}, "seq_len": 64, "stages": [{"weights": {"a": 1}}]},
+        "train": {"duration": "4step", "global_batch_tokens": 512, "optimizer": {"lr": 1e-3}, **train},
+    }  # fmt: skip
+    return from_dict(RunConfig, tree, "p").config
+
+
+def test_too_large_microbatches_are_refused_with_the_nearest() -> None:
+    layout = Layout(pipeline=2)
+    check(_run(), layout, 128)
+    check(_run(), Layout(), 512)
+    with pytest.raises(UserError, match="1 microbatch: fewer") as failure:
+        check(_run(), layout, 512)
+    assert failure.value.hint == "train.microbatch_tokens=256"
+    with pytest.raises(UserError) as failure:
+        check(_run(), Layout(pipeline=16), 64)
+    assert "train.parallel.pipeline=8" in str(failure.value.hint)
+    twice = _run(
+        parallel={"pipeline_schedule": "zero_bubble", "activation_checkpointing": "full", "ranks": 2, "pipeline": 2}
+    )
+    with pytest.raises(UserError, match="compute the blocks again"):
+        check(twice, layout, 64)
