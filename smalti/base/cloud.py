@@ -16,7 +16,7 @@ from typing import Any, Literal
 from urllib.parse import parse_qsl, urlsplit
 
 from smalti.base import env
-from smalti.base.errors import DataError, SmaltiError, TryElsewhere, UserError, missing_extra
+from smalti.base.errors import DataError, RetryableError, SmaltiError, UserError, missing_extra
 
 SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "azure", "adl", "abfs", "abfss", "http", "https", "hf")
 """Schemes of URLs that are opened here; others belong to fsspec."""
@@ -136,7 +136,7 @@ def told(url: str, error: BaseException) -> SmaltiError:
             f"{url} cannot be read: {reason(error)}",
             hint="the bucket is in another region: set AWS_REGION" if by_region else hint,
         )
-    return TryElsewhere(
+    return RetryableError(
         f"{url}: the store does not answer as it should: {reason(error)}",
         hint=f"run it again when it does; {unreachable_hint(url)}",
     )
@@ -166,9 +166,9 @@ def is_page(data: bytes | memoryview, name: str) -> bool:
     return start.startswith((b"<!", b"<?xml", b"<html", b"<head", b"<body", b"<error"))
 
 
-def page_error(url: str, data: bytes | memoryview) -> TryElsewhere:
+def page_error(url: str, data: bytes | memoryview) -> RetryableError:
     """The error for a page that came instead of a file, time and again."""
-    return TryElsewhere(
+    return RetryableError(
         f"{url}: a page came instead of the file, {ODD_ANSWERS} times or more; it begins with {begins(data)}",
         hint="check the address, and whether it needs a login; if both are right, run the same command again later",
     )

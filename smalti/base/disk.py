@@ -1,6 +1,6 @@
 """What the system refuses while a file or folder is written, in our words.
 
-Promises: a full or failing disk is TryElsewhere (free space, then the same again), a place that takes no files is a
+Promises: a full or failing disk is RetryableError (free space, then the same again), a place that takes no files is a
 DataError; both name the place and the reason, a full disk also its mount point and its free bytes. Anything else of the
 system goes through as it is.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from smalti.base.errors import DataError, TryElsewhere
+from smalti.base.errors import DataError, RetryableError
 from smalti.base.units import format_bytes
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -31,7 +31,7 @@ def writing(place: str | Path) -> Iterator[None]:
         why = os.strerror(number) if number else str(error)
         if number in _FULL or number == errno.EIO:
             what = "the disk fails" if number == errno.EIO else "the disk is full"
-            raise TryElsewhere(
+            raise RetryableError(
                 f"{what}: {place} could not be written ({reason(error, place)})",
                 hint="free space or mend the disk there, then run the same again",
             ) from error

@@ -3,8 +3,8 @@
 SmaltiError                 exit 1   our bug, if nothing more special
 ├── UserError               exit 2   the request cannot be done as given: says what was given, allowed, to type
 │   └── DataError           exit 2   a file or folder that was named is missing, corrupt or does not fit
-├── Refusal                 exit 3   ran, and the answer is no (a gate not met, a check failed)
-├── TryElsewhere            exit 75  nothing is wrong with the request: run the same command again
+├── CheckFailed                 exit 3   ran, and the answer is no (a gate not met, a check failed)
+├── RetryableError            exit 75  nothing is wrong with the request: run the same command again
 └── Interrupted             exit 130 stopped by Ctrl-C after saving
 """
 
@@ -55,13 +55,13 @@ class DataError(UserError):
     """A named file or folder is missing, corrupt, or does not fit the rest."""
 
 
-class Refusal(SmaltiError):
+class CheckFailed(SmaltiError):
     """The work ran and its answer is no."""
 
     exit_code = ExitCode.NO
 
 
-class TryElsewhere(SmaltiError):
+class RetryableError(SmaltiError):
     """A fault outside the request (dead rank, preemption, full disk): the same command may be run again."""
 
     exit_code = ExitCode.RETRY

@@ -187,13 +187,13 @@ def _outside(error: OSError) -> "SmaltiError | None":
     import errno
 
     from smalti.base.disk import reason
-    from smalti.base.errors import DataError, TryElsewhere
+    from smalti.base.errors import DataError, RetryableError
 
     path, why = error.filename, os.strerror(error.errno) if error.errno else ""
     place = os.fsdecode(path) if isinstance(path, (str, bytes)) else None
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
         what = "the disk fails" if error.errno == errno.EIO else "the disk is full"
-        found: SmaltiError = TryElsewhere(
+        found: SmaltiError = RetryableError(
             f"{what}: {place or 'a file'} could not be written or read ({reason(error, place) if place else why})",
             hint="free space or mend the disk there, then run the same command again",
         )

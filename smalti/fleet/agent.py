@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from smalti.base import clock
 from smalti.base.env import cpu_count
-from smalti.base.errors import ExitCode, TryElsewhere
+from smalti.base.errors import ExitCode, RetryableError
 from smalti.base.log import get
 from smalti.fleet.launch.local import LOST_PEER, Rank, free_port, start
 from smalti.track.events import EventLog
@@ -73,8 +73,8 @@ def run(
     ``threads``: CPU threads of each rank, "auto" for cores / ranks. ``grace_s``: how long the other ranks have to end
     by themselves once one is dead. ``stop_s``: how long they have to save after SIGTERM or Ctrl-C. ``at_end`` is called
     with the outcome of each while signals are still caught: none of them may change the exit code any more. Raises
-    TryElsewhere where the run folder cannot be written before a rank is started; later the outcome is returned all the
-    same.
+    RetryableError where the run folder cannot be written before a rank is started; later the outcome is returned all
+    the same.
     """
     count = max(1, cpu_count() // ranks) if threads == "auto" else int(threads)
     least: int | None = None
@@ -341,7 +341,7 @@ def _record(outcome: Outcome, watch: _Watch, events: EventLog, folder: RunFolder
     try:
         _write_end(outcome, watch, events, _last_step(folder), seconds)
         folder.set_status(state, step=_last_step(folder), reason=outcome.reason)
-    except TryElsewhere as error:
+    except RetryableError as error:
         get("fleet").warning("the end of the attempt (%s) is not on record: %s", outcome.reason, error.message)
     finally:
         events.close()

@@ -2,7 +2,7 @@
 
 Promises: a line is there whole or not at all once ``write`` is back, and neither processes nor threads mix theirs (each
 holds a lock for a line); a line that a dying process left torn is skipped, never taken for data, and the next one does
-not suffer for it. A full or failing disk is TryElsewhere. Local files only.
+not suffer for it. A full or failing disk is RetryableError. Local files only.
 """
 
 import errno
@@ -18,20 +18,20 @@ from typing import Any
 
 from smalti.base import store
 from smalti.base.disk import reason
-from smalti.base.errors import TryElsewhere
+from smalti.base.errors import RetryableError
 
 _DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG)
 
 
 @contextmanager
 def disk_trouble(path: str | Path) -> Iterator[None]:
-    """Turn the errors of a full, failing or read-only disk below ``path`` into TryElsewhere; others pass."""
+    """Turn the errors of a full, failing or read-only disk below ``path`` into RetryableError; others pass."""
     try:
         yield
     except OSError as error:
         if error.errno not in _DISK_TROUBLE:
             raise
-        raise TryElsewhere(
+        raise RetryableError(
             f"{path} could not be written: {reason(error, path)}",
             hint="free space or mend the disk there, then run the same command again",
         ) from error
@@ -41,7 +41,7 @@ class LineFile:
     """A JSON-lines file open for appending."""
 
     def __init__(self, path: str | Path) -> None:
-        """TryElsewhere where the disk takes no new file."""
+        """RetryableError where the disk takes no new file."""
         self.path = Path(path)
         self._lock = threading.Lock()  # the file's own keeps processes apart, not the threads of one
         with disk_trouble(path):
@@ -51,7 +51,7 @@ class LineFile:
     def write(self, values: Mapping[str, Any]) -> None:
         """Append one line, whole or not at all. Numbers that are not finite become null: JSON has no word for them.
 
-        TryElsewhere where the disk is full, failing or read-only; the lines before are untouched then.
+        RetryableError where the disk is full, failing or read-only; the lines before are untouched then.
         """
         line = json.dumps({key: _finite(value) for key, value in values.items()}, ensure_ascii=False, allow_nan=False)
         with disk_trouble(self.path), self._lock, _locked(self._file):
@@ -85,7 +85,7 @@ def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
 def rewrite(path: str | Path, keep: Any) -> int:
     """Keep the lines for which ``keep(object)`` is true, torn ones go; returns how many were dropped.
 
-    TryElsewhere where the disk is full, failing or read-only; the file is as it was then.
+    RetryableError where the disk is full, failing or read-only; the file is as it was then.
     """
     if not os.path.exists(path):
         return 0

@@ -8,7 +8,7 @@ import os
 import re
 from pathlib import Path
 
-from smalti.base.errors import TryElsewhere
+from smalti.base.errors import RetryableError
 from smalti.base.store import read_json
 from smalti.track.events import read_events
 from smalti.track.sinks.jsonl import read_metrics
@@ -24,7 +24,7 @@ def complete(folder: str | Path) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise TryElsewhere(
+        raise RetryableError(
             f"the checkpoints in {folder} cannot be listed: {error.strerror}",
             hint="repair the access to that folder, then run the same command again",
         ) from error

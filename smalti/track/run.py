@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar, overload
 
 from smalti.base import store
 from smalti.base.clock import utc_text
-from smalti.base.errors import DataError, TryElsewhere, UserError, nearest
+from smalti.base.errors import DataError, RetryableError, UserError, nearest
 from smalti.config.fork import Fork, is_of_history, with_history
 from smalti.config.identity import difference, placement_difference
 from smalti.config.load import dump, load
@@ -57,7 +57,7 @@ class RunFolder:
 
         With ``fork`` the run becomes its ``after`` (``config`` is not looked at), once nobody else trains in it.
         UserError where the folder belongs to another identity (unless nothing came of that: no step, no checkpoint),
-        or where another process is training in it; TryElsewhere where the disk is full, failing or read-only.
+        or where another process is training in it; RetryableError where the disk is full, failing or read-only.
         """
         run = cls(config.run_folder)
         try:
@@ -144,7 +144,7 @@ class RunFolder:
     def set_status(self, state: str, *, step: int | None = None, reason: str | None = None) -> None:
         """Write ``status.json``; call it regularly while training (it holds the heartbeat). ``step`` None keeps it.
 
-        TryElsewhere where the disk is full, failing or read-only, the status before stands then; and where the folder
+        RetryableError where the disk is full, failing or read-only, the status before stands then; and where the folder
         was moved or deleted, which is not made again.
         """
         assert state in STATES, state
@@ -182,7 +182,7 @@ class RunFolder:
         return self.log_folder() / f"rank-{rank:03d}.log"
 
     def saved_step(self) -> int | None:
-        """The step of the newest complete checkpoint of any attempt. TryElsewhere where they cannot be listed."""
+        """The step of the newest complete checkpoint of any attempt. RetryableError where they cannot be listed."""
         return next(map(step_of, complete(self.checkpoints)), None)
 
     def checkpoint(self, step: int) -> Path:
@@ -241,7 +241,7 @@ class RunFolder:
             )
 
     def require_in_place(self) -> None:
-        """TryElsewhere where the folder of this attempt was moved or deleted: what has its name now, if anything has,
+        """RetryableError where the folder of this attempt was moved or deleted: what has its name now, if anything has,
         is another one, and nothing of this attempt may be written there."""
         if self._opened is None:
             return
@@ -250,7 +250,7 @@ class RunFolder:
         except FileNotFoundError:
             in_place = False
         if not in_place:
-            raise TryElsewhere(
+            raise RetryableError(
                 f"{self.path} was moved or deleted while the run was training",
                 hint="where it was moved, 'smalti train FOLDER' goes on there from its newest checkpoint",
             )

@@ -102,8 +102,8 @@ def build(
 def fit(job: Job) -> Result:
     """Train until the end of the run, and let go of its folder.
 
-    Raises TryElsewhere after SIGTERM and Interrupted after Ctrl-C, both with a checkpoint saved; NotFinite where a loss
-    or a gradient norm is not finite; LostPeer where another rank is gone or does not answer.
+    Raises RetryableError after SIGTERM and Interrupted after Ctrl-C, both with a checkpoint saved; NotFinite where a
+    loss or a gradient norm is not finite; LostPeer where another rank is gone or does not answer.
     """
     try:
         with _cleanup([job.folder]):

@@ -37,7 +37,7 @@ class Forgetting(Hook):
                 hint="evaluation=heldout_hook of smalti.evals.in_loop, as smalti train has it; or data.retain={}",
             )
         if job.state.step:
-            self._before, self._told = world.from_first(lambda: self._on_record(job))
+            self._before, self._told = world.broadcast_from_rank0(lambda: self._on_record(job))
 
     def _on_record(self, job: Job) -> tuple[dict[str, float], dict[str, float]]:
         run = read_run(job.folder.path)

@@ -116,7 +116,7 @@ def build(
     resolved, mesh = resolved | axes, meshes.build(device, layout)
     folder, config = _folder(config, world, origins or {}, fork=fork, opened=opened)
     events: EventLog | recording.Nowhere = folder.event_log() if world.is_first else recording.Nowhere()
-    teller = oom.Teller(config, folder, world.rank, layout, oom.placement(config, layout, device))
+    teller = oom.Reporter(config, folder, world.rank, layout, oom.placement(config, layout, device))
     indexes = _read_inputs(config) if isinstance(config, RunConfig) and batches is None else {}
     if isinstance(config, RunConfig):
         loss = loss or LanguageLoss(config.model, train.loss)
@@ -153,9 +153,9 @@ def build(
     )
 
 
-def _chosen(config: RunConfig, teller: oom.Teller, device: torch.device, world: World) -> dict[str, Any]:
+def _chosen(config: RunConfig, teller: oom.Reporter, device: torch.device, world: World) -> dict[str, Any]:
     """The microbatch to begin with, that of all ranks."""
-    limit = worlds.from_first(lambda: limit_tokens(teller.folder.events(), teller.of))
+    limit = worlds.broadcast_from_rank0(lambda: limit_tokens(teller.folder.events(), teller.of))
     chosen = microbatches.choose(config, teller.layout, device, world, limit_tokens=limit)
     pipelines.check(config, teller.layout, chosen.tokens)
     return {"microbatch_tokens": chosen.tokens, "microbatch_by": chosen.by}
@@ -167,7 +167,7 @@ def _tried(
     state: TrainState,
     loss: Loss,
     batches: Batches,
-    teller: oom.Teller,
+    teller: oom.Reporter,
     device: torch.device,
 ) -> dict[str, Any]:
     """Try the microbatch where a trial is wanted; what came of it."""
@@ -270,7 +270,7 @@ def _check_origin(config: JobConfig, *, begins: bool) -> None:
     if not begins:
         return
     assert isinstance(config, RunConfig)
-    for line in worlds.from_first(lambda: origin.check(config)):
+    for line in worlds.broadcast_from_rank0(lambda: origin.check(config)):
         log.get("train").warning("%s", line)
 
 
@@ -288,12 +288,12 @@ def _find_checkpoint(folder: RunFolder, events: Any) -> str | None:
         warn("%s is passed over: %s", path, reason)
         events.write("checkpoint_rejected", path=path, reason=reason)
 
-    missing = worlds.from_first(folder.missing_checkpoint)
+    missing = worlds.broadcast_from_rank0(folder.missing_checkpoint)
     if missing is not None:
         reject(missing, "it is missing, or not complete")
     path = checkpoint.newest(folder.checkpoints, reject, shared=True)
     if path is not None:
-        for aside in worlds.from_first(lambda: checkpoint.set_aside_newer(path)):
+        for aside in worlds.broadcast_from_rank0(lambda: checkpoint.set_aside_newer(path)):
             warn("it is kept as %s", aside)
     return path
 
@@ -302,7 +302,7 @@ def _resume(path: str | None, state: TrainState, batches: Batches, events: Any) 
     """Load a checkpoint; returns what it says beside tensors, empty for a start from the beginning."""
     if path is None:
         return {}
-    saved = worlds.from_first(lambda: checkpoint.read_state(path))
+    saved = worlds.broadcast_from_rank0(lambda: checkpoint.read_state(path))
     batches.check(saved["stream"], saved["step"])
     checkpoint.load(path, tensors_of(state))
     state.step = saved["step"]
@@ -327,10 +327,10 @@ def _folder(
         own.append(RunFolder.open(config, origins, fork=planned))
         return own[0].attempt
 
-    attempt = world.attempt if env.attempt_is_open() else worlds.from_first(open_it)
+    attempt = world.attempt if env.attempt_is_open() else worlds.broadcast_from_rank0(open_it)
     folder = own[0] if own else RunFolder.join(config.run_folder, attempt or 0)
     opened(folder)
-    return folder, worlds.from_first(lambda: folder.with_history(config))
+    return folder, worlds.broadcast_from_rank0(lambda: folder.with_history(config))
 
 
 # ---- data and sinks -------------------------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ def _read_inputs(config: RunConfig) -> dict[str, bytes]:
         check_inputs(config, found)  # it reads the tokenizer too
         return found
 
-    return worlds.from_first(read)
+    return worlds.broadcast_from_rank0(read)
 
 
 def _token_batches(

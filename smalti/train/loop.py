@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from smalti.base import clock, log
-from smalti.base.errors import Interrupted, TryElsewhere, UserError
+from smalti.base.errors import Interrupted, RetryableError, UserError
 from smalti.config.durations import RunLength
 from smalti.config.run import JobConfig
 from smalti.data.fetch import counts
@@ -28,7 +28,7 @@ from smalti.track.run import RunFolder
 from smalti.train.batches import Batches, TokenBatches
 from smalti.train.cadence import Cadence
 from smalti.train.garbage import BetweenSteps
-from smalti.train.oom import Teller
+from smalti.train.oom import Reporter
 from smalti.train.read_ahead import ReadAhead
 from smalti.train.record import NotFinite, Recorder
 from smalti.train.signals import Stop, StopSignals
@@ -97,7 +97,7 @@ class Job:
     prefetch_s: float = 10.0
     """Seconds of training that are read ahead."""
     prefetch_bytes: int = 1 << 30
-    out_of_memory: Teller | None = None
+    out_of_memory: Reporter | None = None
     """Who says that a step ran out of memory; absent: the error passes as it is."""
     trial_steps: int | None = None
     """Of a trial: training ends after so many steps, as it would at the end of the run."""
@@ -118,7 +118,7 @@ class Job:
 def fit(job: Job) -> None:
     """Train until the end of the run.
 
-    Raises TryElsewhere (exit 75) after SIGTERM and Interrupted (exit 130) after Ctrl-C, both with a checkpoint saved;
+    Raises RetryableError (exit 75) after SIGTERM and Interrupted (exit 130) after Ctrl-C, both with a checkpoint saved;
     NotFinite (exit 3) where a loss or a gradient norm is not finite, with a checkpoint of the step before it.
     """
     state = job.state
@@ -153,7 +153,7 @@ def fit(job: Job) -> None:
                 try:
                     job.recorder.flush(_of_data(job))
                 except NotFinite as error:
-                    _back_to_the_last_good_step(job, worlds.by_all(error), saved_step)
+                    _back_to_the_last_good_step(job, worlds.on_all_ranks(error), saved_step)
                     raise
                 log_when.done()
             if evaluate_now or is_last:
@@ -259,9 +259,9 @@ def _save(job: Job, *, must_succeed: bool, keep: int | None = None) -> bool:
     step = job.state.step
     kept = keep or job.config.train.checkpoint.keep
     try:
-        worlds.from_first(job.folder.require_in_place)
+        worlds.broadcast_from_rank0(job.folder.require_in_place)
         path = checkpoint.save(job.folder.checkpoints, step, job.tensors(), train_state(job), keep=kept)
-    except TryElsewhere as error:
+    except RetryableError as error:
         job.events.write("checkpoint_failed", step=step, reason=error.message)
         if must_succeed:
             raise
@@ -299,7 +299,7 @@ def _leave(job: Job, stop: Stop) -> None:
     what = "with a checkpoint saved" if step else "before the first"
     text = f"stopped at step {step} of {job.total_steps} {what}"
     hint = "run the same command again to go on"
-    raise worlds.by_all((Interrupted if stop == Stop.INTERRUPTED else TryElsewhere)(text, hint=hint))
+    raise worlds.on_all_ranks((Interrupted if stop == Stop.INTERRUPTED else RetryableError)(text, hint=hint))
 
 
 def _of_data(job: Job) -> dict[str, float]:

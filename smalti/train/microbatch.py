@@ -28,7 +28,7 @@ from smalti.cost.memory.rank import microbatch_tokens as usual_tokens
 from smalti.model.blocks.moe.router import Router
 from smalti.train import pipeline
 from smalti.train.batches import TokenBatches
-from smalti.train.oom import Teller, is_out_of_memory
+from smalti.train.oom import Reporter, is_out_of_memory
 from smalti.train.step import Loss, TrainState
 
 
@@ -114,7 +114,7 @@ class Trial:
     state: TrainState
     loss: Loss
     batches: TokenBatches
-    teller: Teller
+    teller: Reporter
     had_room: Callable[[], bool] | None = None
     """Whether this rank had room to spare, asked after the passes; absent: the allocator's own count says it."""
 

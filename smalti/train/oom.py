@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from smalti.base.errors import SmaltiError, TryElsewhere, UserError
+from smalti.base.errors import RetryableError, SmaltiError, UserError
 from smalti.config.run import JobConfig, RunConfig
 from smalti.cost.axes import Layout
 from smalti.cost.layout.relief import lowers
@@ -28,7 +28,7 @@ _SAID = re.compile(
 """What torch's allocators and its libraries say; CUDA's own has a class, the CPU's comes as a RuntimeError."""
 
 
-class OutOfMemory(TryElsewhere):
+class OutOfMemory(RetryableError):
     """The next attempt takes half the microbatch."""
 
 
@@ -82,7 +82,7 @@ def _frames(at: TracebackType | None) -> list[tuple[str, str]]:
 
 
 @dataclass(frozen=True)
-class Teller:
+class Reporter:
     """Puts it on record for one rank, and says what can be done."""
 
     config: JobConfig

@@ -93,7 +93,7 @@ def layout(config: JobConfig, device: torch.device, world: World, *, given: bool
     else:
         known = hardware_of_driver(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
         ranks, node = world.world_size, world.local_world_size
-        resolved = worlds.from_first(lambda: auto.resolve(config, ranks, hardware=known, node_ranks=node))
+        resolved = worlds.broadcast_from_rank0(lambda: auto.resolve(config, ranks, hardware=known, node_ranks=node))
         found, by = resolved.layout, resolved.by
     if world.is_first and found.axes_in_use > 1:
         log.get("train").info("%s", "\n  ".join(drawn(found, world.local_world_size)))

@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from smalti.base import clock, log
 from smalti.base.disk import reason
-from smalti.base.errors import TryElsewhere, UserError
+from smalti.base.errors import RetryableError, UserError
 from smalti.config.profile import ProfileConfig
 from smalti.config.run import RunConfig
 from smalti.cost.layout.collectives import collectives
@@ -161,7 +161,7 @@ def _tell(job: Job, summary: Summary, folder: Path, missing: dict[str, str]) -> 
     lacks = ", ".join(f"{name} ({why})" for name, why in missing.items())
     if missing:
         log.get("train").warning("%s in %s lacks %s; training goes on", steps, folder, lacks)
-    with suppress(TryElsewhere):
+    with suppress(RetryableError):
         job.events.write(
             "profile_saved", step=summary.last_step, path=str(folder), bottleneck=named.name, missing=[*missing]
         )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from smalti.base import clock
-from smalti.base.errors import Interrupted, Refusal, TryElsewhere
+from smalti.base.errors import CheckFailed, Interrupted, RetryableError
 from smalti.config.durations import RunLength
 from smalti.cost.flops import mfu
 from smalti.track import trackers
@@ -30,7 +30,7 @@ class Sink(Protocol):
         """Nothing more will come."""
 
 
-class NotFinite(Refusal):
+class NotFinite(CheckFailed):
     """The loss or the gradient norm of a step is not finite: the update was skipped, and all after it."""
 
     def __init__(self, step: int, loss: float, grad_norm: float) -> None:
@@ -184,7 +184,11 @@ def _state(error: BaseException | None) -> str:
     if error is None:
         return "done"
     return (
-        "interrupted" if isinstance(error, Interrupted) else "stopped" if isinstance(error, TryElsewhere) else "failed"
+        "interrupted"
+        if isinstance(error, Interrupted)
+        else "stopped"
+        if isinstance(error, RetryableError)
+        else "failed"
     )
 
 

@@ -31,18 +31,18 @@ def open_weights(source: str, model: nn.Module) -> Callable[[], None]:
     Called by all ranks. The model's weights alone are loaded; names and shapes must be its own.
     """
     wanted = pipeline.whole_shapes(model)
-    if world.from_first(lambda: os.path.isfile(f"{source}/config.json")):
+    if world.broadcast_from_rank0(lambda: os.path.isfile(f"{source}/config.json")):
         folder = world.together(lambda: _checked_folder(source, wanted))
         return lambda: _load_folder(folder, model)
     path = find_checkpoint(source)
-    found = world.from_first(lambda: checkpoint.shapes(path))
+    found = world.broadcast_from_rank0(lambda: checkpoint.shapes(path))
     world.together(lambda: _check_fits(source, found, wanted))
     return lambda: checkpoint.load(path, {f"model.{n}": value for n, value in model.state_dict().items() if n in found})
 
 
 def find_checkpoint(source: str | Path) -> str:
     """The newest checkpoint of a run, or the one that ``source`` is; all ranks together have checked its digests."""
-    if world.from_first(lambda: os.path.isfile(f"{source}/train_state.json")):
+    if world.broadcast_from_rank0(lambda: os.path.isfile(f"{source}/train_state.json")):
         problem = checkpoint.fault(source, shared=True)
         if problem is not None:
             raise DataError(f"checkpoint {source} cannot be used: {problem}", hint="name another one")

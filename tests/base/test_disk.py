@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from smalti.base.disk import reason, room, writing
-from smalti.base.errors import DataError, TryElsewhere
+from smalti.base.errors import DataError, RetryableError
 
 
 @pytest.mark.parametrize(
     ("number", "kind", "words"),
     [
-        (errno.ENOSPC, TryElsewhere, "the disk is full: /x/y could not be written"),
-        (errno.EDQUOT, TryElsewhere, "the disk is full"),
-        (errno.EIO, TryElsewhere, "the disk fails"),
+        (errno.ENOSPC, RetryableError, "the disk is full: /x/y could not be written"),
+        (errno.EDQUOT, RetryableError, "the disk is full"),
+        (errno.EIO, RetryableError, "the disk fails"),
         (errno.EEXIST, DataError, "/x/y cannot be written"),
         (errno.EACCES, DataError, "Permission denied"),
     ],
@@ -28,7 +28,7 @@ def test_by_number(number: int, kind: type[Exception], words: str) -> None:
 
 def test_several_at_once(tmp_path: Path) -> None:
     """``shutil.copytree`` collects what failed, without a number of its own."""
-    with pytest.raises(TryElsewhere, match="the disk is full"), writing(tmp_path):
+    with pytest.raises(RetryableError, match="the disk is full"), writing(tmp_path):
         raise shutil.Error([("a", "b", "[Errno 28] No space left on device: 'b'")])
 
 
@@ -54,7 +54,7 @@ def test_a_full_disk_is_named_with_its_free_bytes(tmp_path: Path, monkeypatch: p
     named = f"the disk at {tmp_path} has 4.0 KiB of 1.0 TiB free"
     assert reason(full, place) == f"No space left on device: {named}"
     assert reason(OSError(errno.EIO, "x"), place) == os.strerror(errno.EIO)
-    with pytest.raises(TryElsewhere, match=f"{place} could not be written .*{named}"), writing(place):
+    with pytest.raises(RetryableError, match=f"{place} could not be written .*{named}"), writing(place):
         raise full
 
 

@@ -4,18 +4,18 @@ import pytest
 
 from smalti.base import errors
 from smalti.base.errors import (
+    CheckFailed,
     DataError,
     ExitCode,
     Interrupted,
-    Refusal,
+    RetryableError,
     SmaltiError,
-    TryElsewhere,
     UserError,
     missing_extra,
     nearest,
 )
 
-CODES = {SmaltiError: 1, UserError: 2, DataError: 2, Refusal: 3, TryElsewhere: 75, Interrupted: 130}
+CODES = {SmaltiError: 1, UserError: 2, DataError: 2, CheckFailed: 3, RetryableError: 75, Interrupted: 130}
 
 
 @pytest.mark.parametrize(("kind", "code"), CODES.items())

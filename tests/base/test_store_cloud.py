@@ -7,7 +7,7 @@ import pytest
 from s3_server import Faults, Proxy, fault_proxy, moto_server, object_server, s3_environment
 
 from smalti.base import cloud, store
-from smalti.base.errors import DataError, TryElsewhere
+from smalti.base.errors import DataError, RetryableError
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_odd_answers_of_a_moment_are_not_felt(monkeypatch: pytest.MonkeyPatch) -
         server.faults.first = ["unranged", "page"]
         assert store.read_range("s3://bucket/a.json", 1, 3) == b'"a"'
         server.faults.page = 1.0
-        with pytest.raises(TryElsewhere, match=r"a page came instead .* begins with '<!DOCTYPE html>"):
+        with pytest.raises(RetryableError, match=r"a page came instead .* begins with '<!DOCTYPE html>"):
             store.read_json("s3://bucket/a.json")
         with pytest.raises(DataError, match="cannot be read: 4 times"):
             store.read_range("s3://bucket/a.json", 1, 3)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from smalti.base.errors import DataError, Interrupted, Refusal, TryElsewhere, UserError
+from smalti.base.errors import CheckFailed, DataError, Interrupted, RetryableError, UserError
 from smalti.cli import main as command
 
 HEAVY = ("torch", "pydantic", "rich", "numpy", "typer", "yaml", "fsspec")
@@ -86,8 +86,8 @@ def test_an_unknown_verb_is_answered_with_the_nearest():
     [
         (UserError("x", allowed="y", hint="z"), 2),
         (DataError("x", allowed="y", hint="z"), 2),
-        (Refusal("x", allowed="y", hint="z"), 3),
-        (TryElsewhere("x", allowed="y", hint="z"), 75),
+        (CheckFailed("x", allowed="y", hint="z"), 3),
+        (RetryableError("x", allowed="y", hint="z"), 75),
         (Interrupted("x", allowed="y", hint="z"), 130),
     ],
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from smalti.base.errors import TryElsewhere
+from smalti.base.errors import RetryableError
 from smalti.fleet import agent
 from smalti.track.run import RunFolder
 
@@ -303,7 +303,7 @@ def test_a_stop_before_the_ranks_train_is_143_and_says_so(tmp_path, number):
 
 def test_an_outcome_that_cannot_be_written_down_is_returned_all_the_same(tmp_path, monkeypatch, caplog):
     def full(*_: object, **__: object) -> None:
-        raise TryElsewhere("the disk is full")
+        raise RetryableError("the disk is full")
 
     folder = RunFolder.join(tmp_path, 0)
     monkeypatch.setattr(agent, "_write_end", full)
@@ -319,7 +319,7 @@ def test_an_outcome_that_cannot_be_written_down_is_returned_all_the_same(tmp_pat
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
 def test_a_disk_that_is_full_at_the_start_starts_nobody(tmp_path):
     (tmp_path / "events.jsonl").symlink_to("/dev/full")
-    with pytest.raises(TryElsewhere, match="No space left"):
+    with pytest.raises(RetryableError, match="No space left"):
         run(tmp_path, "pass")
     assert not (tmp_path / "pid-0").exists()
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tiny_models import family_config, tiny_model
 
-from smalti.base.errors import DataError, TryElsewhere
+from smalti.base.errors import DataError, RetryableError
 from smalti.model.described import FAMILIES, open_config
 from smalti.model.huggingface import load, save
 
@@ -63,7 +63,7 @@ def test_a_full_disk_leaves_the_model_that_was_there(tmp_path: Path, monkeypatch
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(TryElsewhere, match=r"the disk is full: .*model could not be written"):
+    with pytest.raises(RetryableError, match=r"the disk is full: .*model could not be written"):
         save(new, tmp_path / "model")
     kept = load(tmp_path / "model").decoder.state_dict()
     assert all(torch.equal(kept[name], tensor) for name, tensor in old.state_dict().items())

@@ -11,7 +11,7 @@ from made_config import VALUES
 from made_run import metric_rows, write_evals, write_lines
 from typer.testing import CliRunner
 
-from smalti.base.errors import DataError, Refusal, UserError
+from smalti.base.errors import CheckFailed, DataError, UserError
 from smalti.cli.plan import app as plan
 from smalti.cli.runs import app as runs
 from smalti.cli.tables import pairs, table
@@ -160,11 +160,11 @@ def test_verify_predicts_for_the_gpu_that_a_run_recorded(run_folder: Path) -> No
 
 
 def test_verify_as_a_gate(run_folder: Path, machine_file: str) -> None:
-    with pytest.raises(Refusal, match="times the predicted"):
+    with pytest.raises(CheckFailed, match="times the predicted"):
         call(plan.app, "verify", str(run_folder), "--within", "1.0", "--gpu", machine_file)
     with pytest.raises(UserError, match="factor of less than 1"):
         call(plan.app, "verify", str(run_folder), "--within", "0.5")
-    with pytest.raises(Refusal, match="its device is not known"):
+    with pytest.raises(CheckFailed, match="its device is not known"):
         call(plan.app, "verify", str(run_folder), "--within", "2")
     with pytest.raises(UserError, match="both say how fast"):
         call(plan.app, "verify", str(run_folder), "--measure", "--gpu", machine_file)

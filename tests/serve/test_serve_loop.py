@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_models import ByteTokenizer, llama_config, tiny_model
 
-from smalti.base.errors import TryElsewhere, UserError
+from smalti.base.errors import RetryableError, UserError
 from smalti.serve.engine.engine import Engine
 from smalti.serve.engine.loop import EngineLoop
 from smalti.serve.engine.sampling import SamplingParams
@@ -115,7 +115,7 @@ def test_an_error_of_the_engine_is_told_to_all_and_stays(loop: EngineLoop, caplo
         assert last.finish_reason == "error"
         assert isinstance(last.error, MemoryError)
     assert isinstance(loop.error, MemoryError)
-    with pytest.raises(TryElsewhere, match="out of memory"):
+    with pytest.raises(RetryableError, match="out of memory"):
         loop.submit("abc", LONG, pieces[0].put)
     assert "the engine failed" in caplog.text
 
@@ -127,7 +127,7 @@ def test_close_ends_what_runs_and_may_come_twice(loop: EngineLoop) -> None:
     loop.close()
     loop.close()
     assert [finish(one)[-1].finish_reason for one in pieces] == ["abort"] * 6
-    with pytest.raises(TryElsewhere, match="shutting down"):
+    with pytest.raises(RetryableError, match="shutting down"):
         loop.submit("abc", LONG, pieces[0].put)
     assert not [thread for thread in threading.enumerate() if thread.name == "engine"]
 

@@ -13,7 +13,7 @@ from sent import refused, send
 from tiny_models import llama_config, tiny_model
 from tiny_runs import tiny_tokenizer
 
-from smalti.base.errors import Refusal, TryElsewhere, UserError
+from smalti.base.errors import CheckFailed, RetryableError, UserError
 from smalti.data.tokenizer.chat import PlainChat
 from smalti.serve.engine.engine import Engine
 from smalti.serve.engine.loop import EngineLoop
@@ -62,9 +62,9 @@ def test_an_engine_that_failed_says_so() -> None:
 
 def test_errors_of_the_house_have_their_status() -> None:
     assert (from_house(QueueFull("full")).status, from_house(QueueFull("full")).code) == (429, "too_many_requests")
-    assert from_house(TryElsewhere("ended")).status == 503
+    assert from_house(RetryableError("ended")).status == 503
     assert from_house(UserError("wrong")).status == 400
-    assert from_house(Refusal("no")).status == 500
+    assert from_house(CheckFailed("no")).status == 500
     assert from_engine(UserError("wrong")).status == 500
 
 

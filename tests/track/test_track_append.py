@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from smalti.base import store
-from smalti.base.errors import TryElsewhere
+from smalti.base.errors import RetryableError
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.track import append
@@ -22,14 +22,14 @@ from smalti.track.run import RunFolder
 
 FILLS_UP = """
 import resource, sys
-from smalti.base.errors import TryElsewhere
+from smalti.base.errors import RetryableError
 from smalti.track.append import LineFile
 log = LineFile(sys.argv[1])
 log.write({"n": 0, "text": "x" * 50})
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))  # the next line fits half
 try:
     log.write({"n": 1, "text": "x" * 50})
-except TryElsewhere as error:
+except RetryableError as error:
     print(error.message)
 with open(sys.argv[1], "rb") as file:
     print(len(file.read()))
@@ -96,7 +96,7 @@ def test_two_processes_never_mix_their_lines(tmp_path):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
 def test_a_full_disk_is_75_with_what_to_do():
     log = LineFile("/dev/full")
-    with pytest.raises(TryElsewhere, match="/dev/full could not be written: No space left on device") as caught:
+    with pytest.raises(RetryableError, match="/dev/full could not be written: No space left on device") as caught:
         log.write({"n": 1})
     log.close()
     assert caught.value.exit_code == 75
@@ -106,7 +106,7 @@ def test_a_full_disk_is_75_with_what_to_do():
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
 def test_what_a_disk_does_is_75_and_what_we_do_stays_a_bug(number):
-    with pytest.raises(TryElsewhere), disk_trouble("p"):
+    with pytest.raises(RetryableError), disk_trouble("p"):
         raise OSError(number, os.strerror(number))
     with pytest.raises(FileNotFoundError), disk_trouble("p"):
         raise FileNotFoundError(errno.ENOENT, "gone")
@@ -128,7 +128,7 @@ def test_a_disk_that_is_full_at_the_start_leaves_a_run_that_can_be_started_again
         full() if str(path).endswith("config.yaml") else write_text(path, text)
 
     monkeypatch.setattr(store, "write_text", all_but_the_config)
-    with pytest.raises(TryElsewhere, match="No space left"):
+    with pytest.raises(RetryableError, match="No space left"):
         open_run(tmp_path)
     monkeypatch.undo()
     run = open_run(tmp_path)
@@ -141,7 +141,7 @@ def test_a_status_that_does_not_fit_is_75_and_the_one_before_stands(tmp_path, mo
     run = open_run(tmp_path)
     run.set_status("running", step=3)
     monkeypatch.setattr(store.os, "replace", full)
-    with pytest.raises(TryElsewhere, match=r"status\.json could not be written"):
+    with pytest.raises(RetryableError, match=r"status\.json could not be written"):
         run.set_status("running", step=4)
     monkeypatch.undo()
     assert run.status()["step"] == 3
@@ -155,7 +155,7 @@ def test_metrics_cut_on_a_full_disk_are_75_and_as_they_were(tmp_path, monkeypatc
     log.write("eval", step=2)
     log.close()
     monkeypatch.setattr(store.os, "replace", full)
-    with pytest.raises(TryElsewhere):
+    with pytest.raises(RetryableError):
         append.rewrite(tmp_path / "events.jsonl", lambda line: line["step"] < 2)
     monkeypatch.undo()
     assert [line["step"] for line in read_lines(tmp_path / "events.jsonl")] == [1, 2]

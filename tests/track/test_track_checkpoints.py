@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_track_run import BASE, open_run
 
-from smalti.base.errors import ExitCode, TryElsewhere, UserError
+from smalti.base.errors import ExitCode, RetryableError, UserError
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.data.stream.fork import plan_fork
@@ -110,9 +110,9 @@ def test_a_listing_that_failed_is_not_an_empty_one(
     with monkeypatch.context() as patch:
         patch.setattr(os, "listdir", fails)
         for look in (run.saved_step, lambda: open_run(tmp_path)):
-            with pytest.raises(TryElsewhere, match="cannot be listed: Input/output error"):
+            with pytest.raises(RetryableError, match="cannot be listed: Input/output error"):
                 look()
     remove(run, "checkpoints")
     run.checkpoints.touch()
-    with pytest.raises(TryElsewhere, match="cannot be listed: Not a directory"):
+    with pytest.raises(RetryableError, match="cannot be listed: Not a directory"):
         run.saved_step()

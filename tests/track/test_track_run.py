@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from smalti.base.errors import SmaltiError, TryElsewhere, UserError
+from smalti.base.errors import RetryableError, SmaltiError, UserError
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.track import names
@@ -105,12 +105,12 @@ def test_a_damaged_status_does_not_keep_a_run_from_going_on(content, tmp_path):
 def test_a_folder_that_is_moved_while_the_run_trains_is_not_made_again(tmp_path):
     run = open_run(tmp_path)
     run.path.rename(tmp_path / "moved")
-    with pytest.raises(TryElsewhere, match="moved or deleted"):
+    with pytest.raises(RetryableError, match="moved or deleted"):
         run.set_status("running", step=5)
     assert not run.path.exists()
     open_run(tmp_path, "train.optimizer.lr=0.004").close()
     before = (run.path / "status.json").read_bytes()
-    with pytest.raises(TryElsewhere, match="moved or deleted"):  # another run has its name now
+    with pytest.raises(RetryableError, match="moved or deleted"):  # another run has its name now
         run.set_status("running", step=5)
     assert (run.path / "status.json").read_bytes() == before
     run.close()

@@ -13,7 +13,7 @@ import toy
 from gloo import run_ranks
 from torch import nn
 
-from smalti.base.errors import DataError, Refusal, TryElsewhere, UserError
+from smalti.base.errors import CheckFailed, DataError, RetryableError, UserError
 from smalti.config.load import from_dict
 from smalti.config.run import JobConfig, RunConfig
 from smalti.distributed.checkpoint import checkpoint
@@ -236,7 +236,7 @@ def _fit_until(rank: int, config: RunConfig, step: int) -> int:
             if job.state.step == step - 1:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(TryElsewhere):
+    with pytest.raises(RetryableError):
         _fit(rank, config, hooks=[Terminate()])
     return step
 
@@ -244,10 +244,10 @@ def _fit_until(rank: int, config: RunConfig, step: int) -> int:
 def _refused_at_the_start(rank: int, config: RunConfig) -> bool:
     class Refuses(Hook):
         def on_start(self, job: Job) -> None:
-            raise Refusal("not today")
+            raise CheckFailed("not today")
 
     job = build(config, hooks=[Refuses()])
-    with pytest.raises(Refusal, match="not today"):
+    with pytest.raises(CheckFailed, match="not today"):
         fit(job)
     assert job.recorder._system is not None
     return job.recorder._system._closing.is_set()

@@ -13,7 +13,7 @@ from gloo import run_ranks
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from smalti.base.errors import TryElsewhere
+from smalti.base.errors import RetryableError
 from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
@@ -135,7 +135,7 @@ class _Stop(Hook):
 
 def _fit(rank: int, config: RunConfig, stops: bool) -> dict[str, Tensor]:
     job = build(config, hooks=[_Stop()] if stops else [])
-    with contextlib.suppress(TryElsewhere):
+    with contextlib.suppress(RetryableError):
         fit(job)
     assert (job.state.step < 12) == stops
     return {name: fsdp.local(tensor).detach().clone() for name, tensor in job.tensors().items()}

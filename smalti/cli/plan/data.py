@@ -42,7 +42,7 @@ def data(
     tables. --tokens gives the size of a source that is not there yet. Prices default to S3 Standard, us-east-1, read
     inside the region.
     """
-    from smalti.base.errors import Refusal
+    from smalti.base.errors import CheckFailed
     from smalti.cli.plan.counts import given_tokens, known_sources, make_plan, reading_of
     from smalti.cli.plan.recipe import load_recipe
     from smalti.cli.tables import print_json
@@ -63,7 +63,7 @@ def data(
         print(_text(config, plan, reading))
     too_often = plan.above(TOO_MANY_EPOCHS)
     if too_often and not allow_repeats:
-        raise Refusal(
+        raise CheckFailed(
             "more epochs than do any good: " + ", ".join(f"{one.name} {one.epochs:.2f}" for one in too_often),
             allowed=f"at most {TOO_MANY_EPOCHS} epochs of each source",
             hint="a lower weight, a shorter run, or more documents; --allow-repeats if it is meant",

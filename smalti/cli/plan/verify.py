@@ -21,7 +21,7 @@ def verify(
     Predicted for the GPU that the run recorded, unless another device is given. For a run on a CPU give a file of
     'smalti plan hardware this-machine --save', or --measure on that machine. MFU is of the run's own peak.
     """
-    from smalti.base.errors import Refusal, UserError
+    from smalti.base.errors import CheckFailed, UserError
     from smalti.cli.tables import print_json
     from smalti.config.hardware import hardware
     from smalti.config.run import RunConfig
@@ -50,7 +50,7 @@ def verify(
     ratio = next(one.ratio for one in found if one.name == "step_s")
     if within is not None and (ratio is None or not 1 / within <= ratio <= within):
         text = "was not predicted: its device is not known" if ratio is None else f"is {ratio:.2f} times the predicted"
-        raise Refusal(
+        raise CheckFailed(
             f"the measured step time {text}",
             allowed=f"{1 / within:.2f} to {within:.2f} times",
             hint=None if machine else "--measure, or --gpu with a device or a file of one",

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from smalti.base import cloud, log
-from smalti.base.errors import DataError, SmaltiError, TryElsewhere
+from smalti.base.errors import DataError, RetryableError, SmaltiError
 from smalti.config.data import FetchConfig
 from smalti.config.durations import to_seconds
 from smalti.data.fetch.copies import Copies, Copy, OddAnswer
@@ -66,7 +66,7 @@ class Engine:
         """What ``send`` gives for one of the copies, asked until it answers.
 
         length: of the answer, where it is known: such requests may be hedged. first: the copy to begin with. Raises
-        DataError where every copy says that it has no such thing; TryElsewhere after ``give_up``.
+        DataError where every copy says that it has no such thing; RetryableError after ``give_up``.
         """
         asked = _Asked(copies, what, counts)
         refused = asked.refused
@@ -80,7 +80,7 @@ class Engine:
             if found:
                 return found[0]
             if len(refused) == len(copies):
-                first_retryable = (error for error in refused.values() if isinstance(error, TryElsewhere))
+                first_retryable = (error for error in refused.values() if isinstance(error, RetryableError))
                 raise next(first_retryable, refused[min(refused)]) from failed[-1][1]
             passing = [(which, error) for which, error in failed if which not in refused]
             if not passing:
@@ -255,12 +255,12 @@ def store_path(url: str, what: str) -> str:
     return f"{url.partition('?')[0].rstrip('/')}/{what}"
 
 
-def _gave_up(copies: Copies, what: str, failures: int, asked_s: float, error: BaseException) -> TryElsewhere:
+def _gave_up(copies: Copies, what: str, failures: int, asked_s: float, error: BaseException) -> RetryableError:
     where = ", ".join(copies[index].url for index in range(len(copies)))
     hint = "when the store is well, run the same command again; data.fetch.give_up says how long to try"
     if not any(copies.has_answered(index) for index in range(len(copies))):
         hint += f"; {cloud.unreachable_hint(copies[0].url)}"
-    return TryElsewhere(
+    return RetryableError(
         f"{what} of {where} was asked for {failures} times in {asked_s:.0f} s; the last answer: {cloud.reason(error)}",
         hint=hint,
     )

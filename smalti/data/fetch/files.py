@@ -57,7 +57,7 @@ class Files(Protocol):
     def read(self, wanted: Sequence[Range]) -> list[memoryview]:
         """The bytes of each range, in the order asked; fetched together, neighbours in one request.
 
-        Raises DataError for a file that is missing, shorter than asked, or not ours to read; TryElsewhere where no
+        Raises DataError for a file that is missing, shorter than asked, or not ours to read; RetryableError where no
         copy answers within ``data.fetch.give_up``.
         """
 

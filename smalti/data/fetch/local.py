@@ -4,7 +4,7 @@ import errno
 import os
 from collections.abc import Sequence
 
-from smalti.base.errors import DataError, TryElsewhere
+from smalti.base.errors import DataError, RetryableError
 from smalti.data.fetch.descriptors import OpenFile, OpenFiles
 from smalti.data.fetch.files import Check, Files, Range, confined, require
 
@@ -27,7 +27,7 @@ class LocalFiles:
             data = bytes(self._pread(opened, Range(name, 0, os.fstat(opened.descriptor).st_size)))
             require(data, check)
             return data
-        except (DataError, TryElsewhere):
+        except (DataError, RetryableError):
             if self._mirrors is None:
                 raise
             return self._mirrors.whole(name, check)
@@ -56,7 +56,7 @@ class LocalFiles:
         first, second = reversed(readings) if from_disk else readings
         try:
             return first(wanted)
-        except (DataError, TryElsewhere):
+        except (DataError, RetryableError):
             return second(wanted)
 
     def counts(self) -> dict[str, float]:
@@ -72,7 +72,7 @@ class LocalFiles:
     def _one(self, wanted: Range) -> memoryview:
         try:
             return self._read(wanted)
-        except (DataError, TryElsewhere):
+        except (DataError, RetryableError):
             if self._mirrors is None:
                 raise
             return self._mirrors.read([wanted])[0]
@@ -114,9 +114,9 @@ def short(path: str, wanted: Range, found_bytes: int) -> DataError:
     )
 
 
-def _told(path: str, error: OSError) -> DataError | TryElsewhere:
+def _told(path: str, error: OSError) -> DataError | RetryableError:
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return DataError(f"{path} does not exist", hint="copy the folder again")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EISDIR):
         return DataError(f"{path} cannot be read: {error.strerror}")
-    return TryElsewhere(f"{path} cannot be read: {error.strerror}", hint="look at the disk of this machine")
+    return RetryableError(f"{path} cannot be read: {error.strerror}", hint="look at the disk of this machine")

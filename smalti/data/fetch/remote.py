@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 from smalti.base import clock, cloud, log, store
-from smalti.base.errors import TryElsewhere
+from smalti.base.errors import RetryableError
 from smalti.config.data import FetchConfig
 from smalti.data.fetch.cache import BlockCache
 from smalti.data.fetch.copies import CloudCopy, Copies, Copy, OddAnswer, OtherCopy, Short, Truncated
@@ -84,7 +84,7 @@ class RemoteFiles:
         return self._counts.as_dict()
 
     def close(self) -> None:
-        """End what is under way; a reader that waits for it gets a TryElsewhere."""
+        """End what is under way; a reader that waits for it gets a RetryableError."""
         with self._lock:
             self._opened = None
             under_way = list(self._under_way)
@@ -115,7 +115,7 @@ class RemoteFiles:
         try:
             return future.result()
         except CancelledError as error:
-            raise TryElsewhere(f"{self.where} was closed while it was read") from error
+            raise RetryableError(f"{self.where} was closed while it was read") from error
         except BaseException:  # Ctrl-C, in the main thread
             future.cancel()
             raise

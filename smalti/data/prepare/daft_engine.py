@@ -17,12 +17,14 @@ from typing import Any, TypeVar
 from smalti.base import errors, log, store
 from smalti.base.disk import room
 from smalti.base.env import quiet_daft
-from smalti.base.errors import SmaltiError, TryElsewhere, UserError, missing_extra
+from smalti.base.errors import RetryableError, SmaltiError, UserError, missing_extra
 from smalti.base.hashing import digest_json
 
 T = TypeVar("T")
 
-_OURS = {kind.__name__: kind for kind in (errors.UserError, errors.DataError, errors.Refusal, errors.TryElsewhere)}
+_OURS = {
+    kind.__name__: kind for kind in (errors.UserError, errors.DataError, errors.CheckFailed, errors.RetryableError)
+}
 
 
 def daft_module(what: str = "smalti data") -> Any:
@@ -130,11 +132,11 @@ def as_ours(error: Exception, folder: str | Path) -> Exception:
     if isinstance(error, SmaltiError):
         return error
     if any(sign in str(error) for sign in _DISK_FULL):
-        return TryElsewhere(
+        return RetryableError(
             f"the disk is full: {error}; {room(folder)}", hint="free space there, then run the same command again"
         )
     if "ParquetError channel closed" in str(error):  # Daft 0.7.26 keeps to itself why it could not write
-        return TryElsewhere(
+        return RetryableError(
             f"the engine could not write a Parquet file ({error}); {room(folder)}",
             hint="free space on the disk of output and work (it is probably full), then run the same command again",
         )

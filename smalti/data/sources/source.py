@@ -38,7 +38,7 @@ class Source(Protocol):
         """Fill ``out`` [n, length] of ``dtype``: row i with tokens [begins[i], begins[i] + length).
 
         A store over a network fetches the rows together. Raises DataError for a range outside the data or for bytes
-        that fail their check everywhere, TryElsewhere for a store that does not answer.
+        that fail their check everywhere, RetryableError for a store that does not answer.
         """
 
     def documents_at(self, tokens: Int64s) -> Int64s:

@@ -9,7 +9,7 @@ from typing import Any
 
 from smalti import __version__
 from smalti.base import log, store
-from smalti.base.errors import DataError, TryElsewhere, UserError
+from smalti.base.errors import DataError, RetryableError, UserError
 from smalti.base.units import format_count
 from smalti.config.data import SourceConfig
 from smalti.config.run import RunConfig
@@ -134,7 +134,7 @@ def _held(config: RunConfig, source: SourceConfig) -> tuple[str, str]:
         opened = open_source(source, index, fetch, tokenizer=config.data.tokenizer)
     except DataError:
         return "(not found when exported)", ""
-    except (UserError, TryElsewhere) as error:
+    except (UserError, RetryableError) as error:
         log.get("export").warning("the card does not say how many tokens %s has: %s", source.path, error.message)
         return "(could not be reached when exported)", ""
     opened.close()

@@ -25,10 +25,10 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from smalti.base import log, store
 from smalti.base.disk import room
-from smalti.base.errors import DataError, TryElsewhere
+from smalti.base.errors import DataError, RetryableError
 from smalti.base.hashing import sha256_file
 from smalti.distributed.checkpoint.shard_reader import ShardReader
-from smalti.distributed.group.world import from_first, together
+from smalti.distributed.group.world import broadcast_from_rank0, together
 from smalti.track.checkpoints import complete, is_name, step_of
 
 T = TypeVar("T")
@@ -49,8 +49,8 @@ def folder_name(step: int) -> str:
 def save(folder: str | Path, step: int, tensors: dict[str, Tensor], train_state: dict[str, Any], *, keep: int) -> str:
     """Write checkpoint ``step`` below ``folder`` from all ranks, then delete all but the newest ``keep``.
 
-    tensors: name -> this rank's part (DTensor) or a tensor that all ranks hold. Raises TryElsewhere on every rank where
-    any of them could not write; the checkpoints that were there before are untouched then.
+    tensors: name -> this rank's part (DTensor) or a tensor that all ranks hold. Raises RetryableError on every rank
+    where any of them could not write; the checkpoints that were there before are untouched then.
     """
     final = Path(folder) / folder_name(step)
     temporary = final.with_name(f".{final.name}.tmp")
@@ -66,7 +66,7 @@ def save(folder: str | Path, step: int, tensors: dict[str, Tensor], train_state:
     if failure is not None:
         if _first():
             shutil.rmtree(temporary, ignore_errors=True)
-        raise TryElsewhere(
+        raise RetryableError(
             f"checkpoint {final} could not be saved: {failure}; {room(folder)}",
             hint=f"free space or mend the disk under {folder}, then run the same command: it resumes from the "
             "checkpoint before",
@@ -133,7 +133,7 @@ def newest(folder: str | Path, reject: Reject | None = None, *, shared: bool = F
     where there are some and none can be used: to start from the beginning then is the user's decision.
     """
     reasons: list[str] = []
-    for name in from_first(lambda: complete(folder)) if shared else complete(folder):
+    for name in broadcast_from_rank0(lambda: complete(folder)) if shared else complete(folder):
         path = str(Path(folder) / name)
         reason = fault(path, shared=shared)
         if reason is None:
@@ -170,17 +170,18 @@ def fault(path: str | Path, *, shared: bool = False) -> str | None:
     """Why the checkpoint at ``path`` is damaged, or None where every file matches its digest.
 
     shared: all ranks of the world call it, each reads a part of the files, and all hear the first reason of any.
-    DataError for a format of another version; TryElsewhere where a file is there and cannot be read (permission, I/O).
+    DataError for a format of another version; RetryableError where a file is there and cannot be read (permission,
+    I/O).
     """
     root = Path(path)
     if not shared:
         entries, reason = _listed(root)
         return reason or _first_mismatch(root, entries) or _misnamed(root)
-    entries, reason = from_first(lambda: _listed(root))
+    entries, reason = broadcast_from_rank0(lambda: _listed(root))
     if reason is not None:
         return reason
     own = _part(entries, dist.get_rank(), dist.get_world_size())
-    return _worst(together(lambda: _first_mismatch(root, own))) or from_first(lambda: _misnamed(root))
+    return _worst(together(lambda: _first_mismatch(root, own))) or broadcast_from_rank0(lambda: _misnamed(root))
 
 
 def _part(entries: list[dict[str, Any]], rank: int, ranks: int) -> list[dict[str, Any]]:
@@ -234,7 +235,7 @@ def _guarded(root: Path, look: Callable[[], T]) -> tuple[T | None, str | None]:
     except (FileNotFoundError, KeyError, TypeError, ValueError) as error:
         return None, f"{type(error).__name__}: {error}"
     except OSError as error:
-        raise TryElsewhere(
+        raise RetryableError(
             f"checkpoint {root} cannot be read: {error}", hint="mend the access to it, then run the same command again"
         ) from error
 

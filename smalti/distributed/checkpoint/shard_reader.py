@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from smalti.base import store
 from smalti.base.errors import DataError
-from smalti.distributed.group.world import from_first
+from smalti.distributed.group.world import broadcast_from_rank0
 
 
 class _Unpickler(pickle.Unpickler):
@@ -68,7 +68,7 @@ class ShardReader(dcp.FileSystemReader):
     def share(self) -> None:
         """Have rank 0 read the metadata for all ranks, which call this together."""
         if dist.is_initialized() and dist.get_world_size() > 1:
-            self._admitted_metadata = from_first(lambda: self._admitted_metadata)
+            self._admitted_metadata = broadcast_from_rank0(lambda: self._admitted_metadata)
 
     @cached_property
     def _admitted_metadata(self) -> Metadata:

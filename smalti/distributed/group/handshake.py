@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from smalti.base.errors import TryElsewhere, UserError
+from smalti.base.errors import RetryableError, UserError
 from smalti.config.identity import rows_apart
 
 _POLL_S = 0.1
@@ -58,8 +58,8 @@ def meet(
 ) -> tuple[str, ...]:
     """The host of each rank, once all are here and alike.
 
-    config: dotted name -> value; looked at only where the digests in the cards differ. Raises UserError or TryElsewhere
-    on all ranks that are here.
+    config: dotted name -> value; looked at only where the digests in the cards differ. Raises UserError or
+    RetryableError on all ranks that are here.
     """
     if store.check(["verdict"]) or store.add(f"claims/{rank}", 1) > 1:
         raise _late(store, rank, card)
@@ -74,7 +74,7 @@ def meet(
         verdict = _await(store, rank, timeout_s)
     if verdict.kind == "begin":
         return tuple(verdict.hosts)
-    kind = UserError if verdict.kind == "refused" else TryElsewhere
+    kind = UserError if verdict.kind == "refused" else RetryableError
     raise kind(verdict.text, allowed=verdict.allowed, hint=verdict.hint)
 
 
@@ -98,12 +98,12 @@ def _spans(ranks: Sequence[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
-def _late(store: dist.Store, rank: int, card: Card) -> TryElsewhere:
+def _late(store: dist.Store, rank: int, card: Card) -> RetryableError:
     who = f"rank {rank} ({card.host}, process {card.process})"
     if store.check(["verdict"]):
         verdict = _read(store)
         if verdict.kind != "begin":
-            return TryElsewhere(
+            return RetryableError(
                 f"{who} comes too late: the attempt has ended without it: {verdict.text}",
                 hint="start all ranks again",
             )
@@ -111,7 +111,7 @@ def _late(store: dist.Store, rank: int, card: Card) -> TryElsewhere:
     if store.check([f"card/{rank}"]):
         other = json.loads(store.get(f"card/{rank}"))
         holder = f"process {other['process']} on {other['host']}"
-    return TryElsewhere(
+    return RetryableError(
         f"{who} comes too late: the attempt has begun without it; {holder} is rank {rank}",
         hint="start each rank once; to start again, end the others first",
     )
@@ -205,7 +205,7 @@ def _await(store: dist.Store, rank: int, timeout_s: float) -> Verdict:
         verdict = _read(store)
         store.add("heard", 1)
     except RuntimeError as error:
-        raise TryElsewhere(
+        raise RetryableError(
             f"rank {rank} got no answer from rank 0 within {timeout_s:g} s: it did not come, or is gone",
             hint="look at the log of rank 0, then start all ranks again",
         ) from error

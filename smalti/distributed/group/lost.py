@@ -20,7 +20,7 @@ from typing import NoReturn, TypeVar
 
 import torch.distributed as dist
 
-from smalti.base.errors import DataError, ExitCode, SmaltiError, TryElsewhere
+from smalti.base.errors import DataError, ExitCode, RetryableError, SmaltiError
 from smalti.distributed.group.handshake import names_of
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ _LOST_PEER = re.compile(
 collective that our own ranks enter with unequal tensors is reported by the same libraries, and is a bug."""
 
 
-class LostPeer(TryElsewhere):
+class LostPeer(RetryableError):
     """This rank cannot go on, because another one is gone or silent. Where that one has said that it would fail again,
     ``exit_code`` is what it ends with."""
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from smalti import __version__
 from smalti.base.env import World, gloo_interface, grow_gpu_segments
-from smalti.base.errors import TryElsewhere, UserError
+from smalti.base.errors import RetryableError, UserError
 from smalti.distributed.group.handshake import Card, meet
 
 T = TypeVar("T")
@@ -105,7 +105,7 @@ def _connect(world: World, timeout_s: float) -> dist.Store:
         else:
             text = f"rank {world.rank} found nobody at {where} within {timeout_s:g} s: rank 0 did not come, or is gone"
             hint = "look at the log of rank 0, and whether MASTER_ADDR and MASTER_PORT can be reached from this host"
-        raise TryElsewhere(text, hint=hint) from error
+        raise RetryableError(text, hint=hint) from error
 
 
 def _choose_interface(world: World) -> None:
@@ -129,7 +129,7 @@ def _choose_interface(world: World) -> None:
             gloo_interface(name)
 
 
-def from_first(work: Callable[[], T]) -> T:
+def broadcast_from_rank0(work: Callable[[], T]) -> T:
     """What ``work`` gives rank 0, on every rank; they all raise what it raises. Only rank 0 does it."""
     found: list[Any] = [None, None]
     if dist.get_rank() == 0:
@@ -140,7 +140,7 @@ def from_first(work: Callable[[], T]) -> T:
     dist.broadcast_object_list(found, src=0)
     result, failure = found
     if failure is not None:
-        raise by_all(failure)
+        raise on_all_ranks(failure)
     return result  # type: ignore[no-any-return]
 
 
@@ -154,7 +154,7 @@ def together(work: Callable[[], T]) -> T:
     failures: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(failures, failure)
     for failed in filter(None, failures):
-        raise by_all(failed)
+        raise on_all_ranks(failed)
     return result  # type: ignore[return-value]
 
 
@@ -167,7 +167,7 @@ def _as_sent(error: Exception) -> Exception:
     return error
 
 
-def by_all(error: E) -> E:
+def on_all_ranks(error: E) -> E:
     """``error``, known from now on as one that all ranks raise at the same place."""
     vars(error)[_BY_ALL] = True
     return error

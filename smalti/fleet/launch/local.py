@@ -79,7 +79,7 @@ def start(
 ) -> list[Rank]:
     """Start all ranks. Rank 0 keeps the terminal; the output of the others goes to their log files.
 
-    TryElsewhere where the disk takes no log file; no rank is left then.
+    RetryableError where the disk takes no log file; no rank is left then.
     """
     started: list[Rank] = []
     try:

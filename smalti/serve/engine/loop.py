@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence as Rows
 
 from smalti.base import log
-from smalti.base.errors import TryElsewhere
+from smalti.base.errors import RetryableError
 from smalti.serve.engine.engine import Counts, Engine
 from smalti.serve.engine.sampling import SamplingParams
 from smalti.serve.engine.sequence import OnPiece
@@ -33,14 +33,14 @@ class EngineLoop:
     def submit(self, prompt: str | Rows[int], params: SamplingParams, on_piece: OnPiece) -> int:
         """Take a request in; returns its number. The first piece may come before this returns.
 
-        Raises UserError for a prompt that does not fit, QueueFull when too many requests are open, and TryElsewhere
+        Raises UserError for a prompt that does not fit, QueueFull when too many requests are open, and RetryableError
         once the engine has ended.
         """
         with self._gate:
             if self.error is not None:
-                raise TryElsewhere(f"the engine has ended: {self.error}") from self.error
+                raise RetryableError(f"the engine has ended: {self.error}") from self.error
             if self._closing:
-                raise TryElsewhere("the engine is shutting down")
+                raise RetryableError("the engine is shutting down")
             request = self.engine.submit(prompt, params, on_piece)
         self._wake.set()
         return request

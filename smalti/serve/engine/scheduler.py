@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from smalti.base.errors import TryElsewhere, UserError
+from smalti.base.errors import RetryableError, UserError
 from smalti.serve.engine.sequence import Sequence
 
 GRAIN_TOKENS = 64
@@ -41,7 +41,7 @@ class Limits:
                 raise UserError(f"{name}={getattr(self, name)} is out of range", allowed=f"{least} or more")
 
 
-class QueueFull(TryElsewhere):
+class QueueFull(RetryableError):
     """Too many requests wait already; the same one may be sent again later."""
 
 

@@ -6,7 +6,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from smalti.base.errors import SmaltiError, TryElsewhere, UserError
+from smalti.base.errors import RetryableError, SmaltiError, UserError
 from smalti.serve.engine.sampling import NotFinite
 from smalti.serve.engine.scheduler import QueueFull
 
@@ -58,7 +58,7 @@ def from_house(error: SmaltiError) -> ApiError:
             code="too_many_requests",
             headers={"Retry-After": "1"},
         )
-    if isinstance(error, TryElsewhere):
+    if isinstance(error, RetryableError):
         return shutting_down()
     if isinstance(error, UserError):
         return ApiError(400, str(error), code="invalid_value")

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smalti.base.errors import DataError, TryElsewhere
+from smalti.base.errors import DataError, RetryableError
 from smalti.config.data import FetchConfig
 from smalti.data.fetch import Range, Share, open_files
 from smalti.data.fetch.copies import Copies
@@ -117,7 +117,7 @@ def test_closing_under_threads_that_read(tmp_path: Path) -> None:
             try:
                 if bytes(files.read([Range(f"{number}.bin", 0, 9)])[0]) != bytes([number]) * 9:
                     wrong.append("bytes")
-            except (DataError, TryElsewhere) as error:
+            except (DataError, RetryableError) as error:
                 wrong.append(str(error))
 
     sys.setswitchinterval(1e-5)
@@ -339,7 +339,7 @@ def test_a_long_answer_over_a_slow_link_gets_its_time() -> None:
     assert latency.deadline_s(8 << 20, 20.0) == pytest.approx(36.8, abs=0.1)
     latency.took(8 << 20, 2.0)
     assert latency.deadline_s(8 << 20, 20.0) == pytest.approx(28.4, abs=0.1)
-    with pytest.raises(TryElsewhere, match="9,000 bytes did not come within 0 s"):
+    with pytest.raises(RetryableError, match="9,000 bytes did not come within 0 s"):
         asked(Answers("s3://first", (9, b"")), give_up="0.5s", length=9000)
 
 

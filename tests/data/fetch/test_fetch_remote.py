@@ -15,7 +15,7 @@ import pytest
 from s3_server import Faults, Objects, object_server, s3_environment
 
 from smalti.base import store
-from smalti.base.errors import DataError, TryElsewhere, UserError
+from smalti.base.errors import DataError, RetryableError, UserError
 from smalti.config.data import FetchConfig
 from smalti.data.fetch import Files, Range, Share, open_files
 
@@ -138,7 +138,7 @@ def test_odd_answers_between_good_ones_are_passed_over(server: Objects, scheme: 
     engine_gives_up = opened("s3://bucket/set" if scheme == "s3" else f"{server.url}/bucket/set", give_up="1s")
     server.faults.first = ["none"]
     assert right(ranges(1), engine_gives_up.read(ranges(1)))
-    with pytest.raises(TryElsewhere, match=r"a\.bin of .* was asked for \d+ times") as caught:
+    with pytest.raises(RetryableError, match=r"a\.bin of .* was asked for \d+ times") as caught:
         engine_gives_up.read(wanted[:1])
     assert caught.value.exit_code == 75
     engine_gives_up.close()
@@ -182,7 +182,7 @@ def test_a_page_instead_of_an_index(server: Objects, n_pages: int) -> None:
     if n_pages < 4:
         assert files.whole("index.json") == b"{}"
     else:
-        with pytest.raises(TryElsewhere, match=r"index\.json: a page came .*'<!DOCTYPE html> <html><body>Down for"):
+        with pytest.raises(RetryableError, match=r"index\.json: a page came .*'<!DOCTYPE html> <html><body>Down for"):
             files.whole("index.json")
     files.close()
 
@@ -290,7 +290,7 @@ def answering(status: str) -> Any:
 def test_no_answer_ends_the_attempt(server: Objects, caplog: pytest.LogCaptureFixture) -> None:
     server.faults.unavailable = 1.0
     files = opened("s3://bucket/set", give_up="1s")
-    with pytest.raises(TryElsewhere, match=r"a\.bin of s3://bucket/set was asked for \d+ times in .*503") as caught:
+    with pytest.raises(RetryableError, match=r"a\.bin of s3://bucket/set was asked for \d+ times in .*503") as caught:
         files.read(ranges(3))
     assert caught.value.exit_code == 75
     assert "give_up" in str(caught.value.hint)
@@ -302,7 +302,7 @@ def test_a_store_that_has_answered_has_the_right_endpoint(server: Objects) -> No
     files = opened("s3://bucket/set", give_up="1s")
     assert files.whole("index.json") == b"{}"
     server.faults.unavailable = 1.0
-    with pytest.raises(TryElsewhere, match="was asked for") as caught:
+    with pytest.raises(RetryableError, match="was asked for") as caught:
         files.read(ranges(3))
     assert "endpoint" not in str(caught.value.hint)
     files.close()
@@ -341,7 +341,7 @@ def test_closing_ends_a_read(server: Objects) -> None:
     server.faults.hang = 1.0
     files = opened("s3://bucket/set", timeout="60s")
     threading.Timer(0.3, files.close).start()
-    with pytest.raises(TryElsewhere, match="was closed while"):
+    with pytest.raises(RetryableError, match="was closed while"):
         files.read(ranges(3))
 
 
@@ -536,7 +536,7 @@ _HANG = """
 import time
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
-from smalti.base.errors import TryElsewhere
+from smalti.base.errors import RetryableError
 from smalti.config.data import FetchConfig
 from smalti.data.fetch import Range, open_files
 class Hanging(MemoryFileSystem):
@@ -546,7 +546,7 @@ class Hanging(MemoryFileSystem):
 fsspec.register_implementation("hang", Hanging)
 try:
     open_files("hang://x", fetch=FetchConfig(timeout="0.2s", give_up="0.3s")).read([Range("a", 0, 3)])
-except TryElsewhere:
+except RetryableError:
     print("left")
 """
 

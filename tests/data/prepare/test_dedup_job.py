@@ -20,7 +20,7 @@ import pytest
 from conftest import PROVE
 from made_corpus import PlantedDocument
 
-from smalti.base.errors import DataError, Refusal, UserError
+from smalti.base.errors import CheckFailed, DataError, UserError
 from smalti.cli.main import run
 from smalti.config.dedup import DedupConfig
 from smalti.data.documents.publish import only_writer
@@ -248,7 +248,7 @@ def test_a_selftest_of_nothing_says_so(tmp_path, capsys):
 def test_the_selftest_stops_a_config_that_takes_unrelated_texts_for_near(tmp_path):
     documents = made_corpus.planted(400, seed=3, share={"base": 1.0})
     folder = made_corpus.write_parquet(documents, tmp_path / "c")
-    with pytest.raises(Refusal, match="50 unrelated planted documents for near"):
+    with pytest.raises(CheckFailed, match="50 unrelated planted documents for near"):
         dedup(config_of(folder, tmp_path / "out", shingle_words=1))
 
 
@@ -386,7 +386,7 @@ def test_a_stage_that_is_removed_is_no_stage_from_the_first_moment(tmp_path, mon
 
 def test_the_selftest_stops_a_config_that_finds_too_little(tmp_path, corpus):
     folder, _ = corpus
-    with pytest.raises(Refusal, match="self-test found") as caught:
+    with pytest.raises(CheckFailed, match="self-test found") as caught:
         dedup(config_of(folder, tmp_path / "out", bands=2, rows=12))
     assert "bands=4" in str(caught.value)
     assert not (tmp_path / "out/documents").exists()

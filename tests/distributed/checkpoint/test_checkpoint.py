@@ -12,7 +12,7 @@ import torch.distributed as dist
 from gloo import run_ranks
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
-from smalti.base.errors import DataError, TryElsewhere
+from smalti.base.errors import DataError, RetryableError
 from smalti.base.hashing import sha256_file
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.checkpoint.shard_reader import ShardReader
@@ -162,7 +162,7 @@ def _find_together(rank: int, folder: Path, unreadable: int | None = None) -> tu
     rejected: list[tuple[str, str]] = []
     try:
         found: Any = checkpoint.newest(folder, lambda path, reason: rejected.append((path, reason)), shared=True)
-    except TryElsewhere as error:
+    except RetryableError as error:
         found = str(error)
     return found, rejected, read
 
@@ -212,7 +212,7 @@ def test_metadata_may_name_no_other_class(tmp_path: Path, capsys: pytest.Capture
 
 
 def _save_onto_a_file(rank: int, folder: Path) -> str:
-    with pytest.raises(TryElsewhere) as raised:
+    with pytest.raises(RetryableError) as raised:
         checkpoint.save(folder / "file", 10, _tensors(), {}, keep=1)
     return str(raised.value)
 

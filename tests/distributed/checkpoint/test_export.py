@@ -12,7 +12,7 @@ import pytest
 import torch
 from tiny_runs import add_checkpoint, tiny_run
 
-from smalti.base.errors import DataError, SmaltiError, TryElsewhere, UserError
+from smalti.base.errors import DataError, RetryableError, SmaltiError, UserError
 from smalti.config.load import load
 from smalti.config.run import RunConfig
 from smalti.data.tokenizer.encode import load_tokenizer
@@ -254,7 +254,7 @@ def test_a_full_disk_leaves_the_export_that_was_there(tmp_path: Path, monkeypatc
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(TryElsewhere, match="the disk is full"):
+    with pytest.raises(RetryableError, match="the disk is full"):
         export(run)
     assert (folder / "export.json").read_bytes() == before
     assert sorted(path.name for path in run.iterdir() if path.name.startswith(".")) == []

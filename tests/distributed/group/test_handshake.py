@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from smalti.base.errors import SmaltiError, TryElsewhere, UserError
+from smalti.base.errors import RetryableError, SmaltiError, UserError
 from smalti.distributed.group.handshake import Card, meet, names_of
 
 SAME = {"smalti": "1.0", "device": "cpu", "run": "r", "placement": "p"}
@@ -67,22 +67,22 @@ def test_one_that_differs_is_not_waited_for_until_all_are_here():
 def test_missing_ranks_are_named_and_a_late_one_is_told():
     found, store = ranks_meet({rank: card(rank) for rank in (0, 1, 4)}, 5, timeout_s=0.3)
     for error in found.values():
-        assert isinstance(error, TryElsewhere)
+        assert isinstance(error, RetryableError)
         assert error.message == "ranks 2-3 did not come within 0.3 s; 3 of 5 ranks came, on h0, h2"
-    with pytest.raises(TryElsewhere, match=r"rank 2 \(h1, process 102\) comes too late: .* ended without it"):
+    with pytest.raises(RetryableError, match=r"rank 2 \(h1, process 102\) comes too late: .* ended without it"):
         meet(store, 2, 5, card(2), CONFIG, 0.3)
 
 
 def test_without_rank_0_the_others_say_so():
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=1))
-    with pytest.raises(TryElsewhere, match="rank 1 got no answer from rank 0"):
+    with pytest.raises(RetryableError, match="rank 1 got no answer from rank 0"):
         meet(store, 1, 2, card(1), CONFIG, 0.2)
 
 
 def test_a_second_process_of_one_rank_is_told_that_the_attempt_has_begun():
     _, store = ranks_meet({0: card(0), 1: card(1)}, 2)
-    with pytest.raises(TryElsewhere, match="begun without it; process 101 on h0 is rank 1"):
+    with pytest.raises(RetryableError, match="begun without it; process 101 on h0 is rank 1"):
         meet(store, 1, 2, Card("h9", 7, SAME), CONFIG, 0.2)
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from gloo import run_ranks
 
-from smalti.base.errors import DataError, Interrupted, Refusal, TryElsewhere, UserError
+from smalti.base.errors import CheckFailed, DataError, Interrupted, RetryableError, UserError
 from smalti.distributed.group import lost
 
 HOSTS = ("a", "a", "b")
@@ -53,7 +53,7 @@ def _wait_for_one_that_fails(rank: int, failure: Exception) -> Any:
     return type(told.value).__name__, str(told.value).splitlines()[0], left
 
 
-@pytest.mark.parametrize(("failure", "code"), [(UserError("no"), 2), (TryElsewhere("no"), 75)])
+@pytest.mark.parametrize(("failure", "code"), [(UserError("no"), 2), (RetryableError("no"), 75)])
 def test_a_rank_that_failed_by_itself_is_named_with_its_error_and_ends_all_with_its_code(failure, code):
     first, second, third = run_ranks(3, _wait_for_one_that_fails, failure)
     name = type(failure).__name__
@@ -68,7 +68,7 @@ def test_a_rank_that_failed_by_itself_is_named_with_its_error_and_ends_all_with_
     [
         (UserError(""), 2),
         (DataError("a mount that this node lacks"), 75),
-        (Refusal(""), 3),
+        (CheckFailed(""), 3),
         (KeyError(""), 1),
         (AssertionError(""), 1),
         (Interrupted(""), 75),

@@ -6,7 +6,7 @@ from typing import Any
 from gloo import run_ranks
 
 from smalti.base.errors import DataError, SmaltiError
-from smalti.distributed.group.world import from_first
+from smalti.distributed.group.world import broadcast_from_rank0
 
 
 class _Unsendable(Exception):
@@ -42,7 +42,7 @@ def _told(rank: int, work: Callable[[], Any]) -> tuple[Any, int]:
 
     found: Any
     try:
-        found = from_first(counted)
+        found = broadcast_from_rank0(counted)
     except SmaltiError as error:
         found = (type(error).__name__, error.message, error.allowed, error.hint)
     except Exception as error:

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from smalti.base import store
-from smalti.base.errors import DataError, TryElsewhere, UserError
+from smalti.base.errors import DataError, RetryableError, UserError
 from smalti.base.hashing import digest_json, sha256_file
 from smalti.config.dedup import DedupConfig
 from smalti.data.documents.publish import only_writer, publication
@@ -64,8 +64,8 @@ _COMPARED = pa.schema([*_PAIRS, ("jaccard", pa.float64()), ("containment", pa.fl
 def dedup(config: DedupConfig, progress: Progress | None = None) -> DedupReport:
     """Run the whole job and write ``config.output``; returns the report that is also written there.
 
-    DataError when ``config.documents`` is not the output of a curation or is damaged; Refusal (exit code 3) when the
-    planted documents are not found. An alarm of a source is in the report and raises nothing.
+    DataError when ``config.documents`` is not the output of a curation or is damaged; CheckFailed (exit code 3) when
+    the planted documents are not found. An alarm of a source is in the report and raises nothing.
     """
     tell = progress or (lambda *told: None)
     corpus = read_corpus(config.documents)
@@ -116,12 +116,12 @@ def _full_disk_named(output: str, work: Path) -> Iterator[None]:
     """What writes Parquet does not say where the disk is full; of the places that a run writes to, we do."""
     try:
         yield
-    except (OSError, TryElsewhere) as error:
+    except (OSError, RetryableError) as error:
         ours = as_ours(error, work)
-        if not isinstance(ours, TryElsewhere):
+        if not isinstance(ours, RetryableError):
             raise
         hint = f"free space in {work} (or name another folder: work=FOLDER) and {output}; then the same command again"
-        raise TryElsewhere(ours.message, hint=hint) from error
+        raise RetryableError(ours.message, hint=hint) from error
 
 
 def _check_output(config: DedupConfig) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from smalti.base.errors import Refusal
+from smalti.base.errors import CheckFailed
 from smalti.base.rng import derive_key
 from smalti.config.dedup import DedupConfig
 from smalti.data.documents.tables import DOCUMENT_SCHEMA
@@ -162,15 +162,15 @@ def score(
 
 
 def check(config: DedupConfig, test: SelftestReport) -> None:
-    """Refusal where too little was found, or too much."""
+    """CheckFailed where too little was found, or too much."""
     if test.recall is not None and test.recall < config.selftest_recall:
-        raise Refusal(
+        raise CheckFailed(
             f"the self-test found {test.found} of {test.expected} planted near-duplicates; nothing was written",
             allowed=f"a recall of selftest_recall={config.selftest_recall} or more",
             hint=f"propose more pairs: bands={2 * config.bands}, or rows={max(1, config.rows - 1)}",
         )
     if test.precision < config.selftest_precision:
-        raise Refusal(
+        raise CheckFailed(
             f"the self-test took {test.wrong} unrelated planted documents for near; nothing was written",
             allowed=f"a precision of selftest_precision={config.selftest_precision} or more",
             hint="raise threshold or shingle_words: such documents share most of their shingles by chance",
