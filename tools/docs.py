@@ -1,5 +1,4 @@
-"""Writes from the code docs/reference/{cli,config,metrics}.md, concepts/talks.md, claims.md and the measured table of
-README.md, and checks every link.
+"""Writes the pages that come from code and results (reference, audit, meshes, the README's table), checks all links.
 
     python tools/docs.py            write the pages, then check the links
     python tools/docs.py --check    write nothing; exit 3 when a page has drifted from the code or a link is dead
@@ -19,7 +18,7 @@ from talks.claims import page as claims_page
 from talks.page import page as talks_page
 
 ROOT = Path(__file__).resolve().parent.parent
-_LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+_LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -73,9 +72,9 @@ def written() -> dict[str, str]:
     reference_pages = {f"reference/{name}": text for name, text in reference.pages().items()}
     return {
         **reference_pages,
-        "concepts/talks.md": talks_page(),
-        "claims.md": claims_page(),
-        "concepts/meshes.md": meshes_page(),
+        "audit/talks.md": talks_page(),
+        "audit/claims.md": claims_page(),
+        "concepts/distributed/meshes.md": meshes_page(),
         "../README.md": readme_page(),
     }
 

@@ -25,7 +25,7 @@ Every rank has a place on one device mesh (`smalti/distributed/parallel/mesh.py`
 Sizes are `train.parallel.AXIS`; `shard` is what the others leave. A loss is a sum over tokens, gradients are summed
 over all ranks, and the step alone divides, by the number of tokens of the whole batch: so which mesh it was cannot be
 seen in what is learned. [Expert](expert-parallel.md), [sequence](sequence-parallel.md), [tensor](tensor-parallel.md)
-and [pipeline](pipeline-parallel.md) parallelism have pages of their own; [the guide](../guides/scale.md) says how to
+and [pipeline](pipeline-parallel.md) parallelism have pages of their own; [the guide](../../guides/scale.md) says how to
 choose.
 
 ## Every mesh against one process
@@ -47,7 +47,7 @@ _HEAD = """| mesh | model | ranks | loss | gradient norm | first other choice | 
 
 
 def page() -> str:
-    """The text of docs/concepts/meshes.md."""
+    """The text of docs/concepts/distributed/meshes.md."""
     if not RESULTS.exists():
         return _INTRO + "Not run yet.\n"
     found = json.loads(RESULTS.read_text())

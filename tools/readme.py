@@ -19,15 +19,15 @@ def page() -> str:
 def _rows() -> Iterator[str]:
     yield "| what | figure | on |\n|---|---|---|\n"
     for name, text, link in (
-        ("train_gpu", _training, "concepts/benchmarks-gpu.md"),
-        ("moe-gpu", _experts, "concepts/benchmarks-gpu.md"),
-        ("meshes", _meshes, "concepts/meshes.md"),
-        ("same_curve", _curve, "concepts/stream.md"),
+        ("train_gpu", _training, "concepts/train/benchmarks-gpu.md"),
+        ("moe-gpu", _experts, "concepts/train/benchmarks-gpu.md"),
+        ("meshes", _meshes, "concepts/distributed/meshes.md"),
+        ("same_curve", _curve, "concepts/data/stream.md"),
         ("stream_elastic", _elastic, "decisions/0010-past-and-future-of-a-run.md"),
-        ("stream_start", _start, "concepts/benchmarks-data.md"),
-        ("stream", _stream, "concepts/benchmarks-data.md"),
-        ("parity-logits", _parity, "concepts/families.md"),
-        ("engine", _engine, "concepts/serving.md"),
+        ("stream_start", _start, "concepts/data/benchmarks.md"),
+        ("stream", _stream, "concepts/data/benchmarks.md"),
+        ("parity-logits", _parity, "concepts/model/families.md"),
+        ("engine", _engine, "concepts/serve/serving.md"),
     ):
         result = json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text(encoding="utf-8"))
         what, figure = text(result["figures"])

@@ -1,4 +1,4 @@
-"""docs/concepts/flops.md and hardware.md: the numbers that they print are those of the code."""
+"""docs/concepts/plan/flops.md and hardware.md: the numbers that they print are those of the code."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ from smalti.cost.flops import mfu
 from smalti.cost.params import count
 from smalti.plan.conventions import CONVENTIONS, convert_mfu, flops_per_token, train_flops
 
-DOCS = Path(__file__).parents[2] / "docs/concepts"
+DOCS = Path(__file__).parents[2] / "docs/concepts/plan"
 COLUMNS = (("llama-3-8b", 8192), ("gpt-3-175b", 2048), ("mpt-7b", 2048), ("dbrx", 4096))
 
 

@@ -16,7 +16,7 @@ from smalti.cost.layout.network import cost, links, ring
 from smalti.cost.layout.scaling import curve, dense_twin, predict
 from smalti.cost.params import count
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "concepts"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "plan"
 NETWORK, LAYOUTS = (" ".join((DOCS / name).read_text().split()) for name in ("network.md", "layouts.md"))
 
 

@@ -135,7 +135,7 @@ def test_recomputation_saves_with_depth() -> None:
 
 
 def test_a_block_of_llama_by_hand() -> None:
-    """The worked example of docs/concepts/memory.md."""
+    """The worked example of docs/concepts/plan/memory.md."""
     model = from_dict(ModelConfig, {"preset": "llama-3-8b"}).config
     rows = 6 * 2 * 4096  # input, normed, query, attention's output, residual, normed
     token = rows + 2 * 2 * 1024 + 4 * 32 + 4 * 2 * 14336

@@ -225,7 +225,7 @@ def test_factors_are_the_least_squares_fit(gpu: str, kept: factors.Factors) -> N
 
 
 def test_the_example_of_the_page() -> None:
-    """docs/concepts/step-time.md."""
+    """docs/concepts/plan/step-time.md."""
     device = hardware("h100-sxm")
     found = step_time(preset("llama-3-8b", "data.seq_len=8192", "train.global_batch_tokens=8192"), device)
     (mlp,) = (part for part in found.parts if part.name == "mlp")

@@ -1,8 +1,8 @@
 """Every field of the config classes of transformers is honoured, without effect on the logits, or refused by name.
 
 Found out by trying: each field gets other values, and what our reader makes of them must stand in
-docs/concepts/families.md. A new version of transformers with a new field, or one that we read in another way, fails
-here with the lines to write.
+docs/concepts/model/families.md. A new version of transformers with a new field, or one that we read in another way,
+fails here with the lines to write.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from smalti.model.huggingface import FAMILIES as READERS
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
 
-DOCUMENT = Path(__file__).parents[2] / "docs/concepts/families.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/concepts/model/families.md"
 OUTCOMES = ("honoured", "refused", "without effect")
 _LLAMA = {
     "vocab_size": 40,

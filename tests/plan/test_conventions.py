@@ -94,7 +94,7 @@ FOUNDRY = [
 @pytest.mark.parametrize("row", FOUNDRY, ids=lambda row: f"{row[0]}-{row[1]}-{row[2]}")
 def test_rows_of_llm_foundry(row: tuple[Any, ...]) -> None:
     """scripts/train/benchmarking/README.md. Its models have learned positions and biases, which our presets have not
-    (docs/concepts/presets.md): their parameters are put back in."""
+    (docs/concepts/model/presets.md): their parameters are put back in."""
     preset, seq_len, gpus, peak, speed, mfu, hfu_printed, params, recomputes = row
     config = model(preset)
     width, layers = config.hidden_size, config.num_hidden_layers

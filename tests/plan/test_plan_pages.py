@@ -20,14 +20,14 @@ SUFFIX = {"M": 1e6, "B": 1e9, "T": 1e12}
 
 
 def page(name: str) -> str:
-    return " ".join((DOCS / "concepts" / f"{name}.md").read_text().split())
+    return " ".join((DOCS / "concepts/plan" / f"{name}.md").read_text().split())
 
 
 def amount(text: str) -> float:
     return float(text[:-1]) * SUFFIX[text[-1]]
 
 
-@pytest.mark.parametrize("path", ["concepts/budget.md", "concepts/phases.md", "guides/plan.md"])
+@pytest.mark.parametrize("path", ["concepts/plan/budget.md", "concepts/plan/phases.md", "guides/plan.md"])
 def test_commands_print_what_the_page_shows(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     examples = _EXAMPLE.findall((DOCS / path).read_text())
     assert examples
@@ -40,7 +40,7 @@ def test_commands_print_what_the_page_shows(path: str, capsys: pytest.CaptureFix
 
 def test_table_of_fits() -> None:
     columns = r" ([\d.]+) \|" * 5 + r" ([\d.]+)(?: \(([\d.]+) to ([\d.]+)\))? \|$"
-    text = (DOCS / "concepts" / "scaling-laws.md").read_text()
+    text = (DOCS / "concepts/plan/scaling-laws.md").read_text()
     rows = re.findall(r"^\| `([\w-]+)`[^|]*\|" + columns, text, re.MULTILINE)
     assert [row[0] for row in rows] == list(FITS)
     for name, e, a, b, alpha, beta, ratio, low, high in rows:
@@ -55,7 +55,7 @@ def test_table_of_fits() -> None:
 
 
 def test_table_of_sizes() -> None:
-    rows = [row for row in _ROW.findall((DOCS / "concepts" / "scaling-laws.md").read_text()) if row[0][-1] in SUFFIX]
+    rows = [row for row in _ROW.findall((DOCS / "concepts/plan/scaling-laws.md").read_text()) if row[0][-1] in SUFFIX]
     assert len(rows) == 7
     for size, refit, _, hoffmann, _ in rows:
         assert amount(refit) == pytest.approx(laws.tokens_for_params(REFIT, amount(size)), rel=5e-3)

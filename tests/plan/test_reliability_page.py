@@ -1,4 +1,4 @@
-"""docs/concepts/reliability.md: its command prints what the page shows, and its tables are the code's."""
+"""docs/concepts/plan/reliability.md: its command prints what the page shows, and its tables are the code's."""
 
 import re
 from dataclasses import replace
@@ -16,7 +16,7 @@ from smalti.plan.failures.reliability import outlook
 from smalti.plan.failures.setup import Setup
 from smalti.plan.failures.simulate import simulate, summary
 
-PAGE = (Path(__file__).parents[2] / "docs/concepts/reliability.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/concepts/plan/reliability.md").read_text()
 QUICK = Setup(3072, detect_s=30, restart_s=120, checkpoint_stall_s=1, days=75, price_usd_per_gpu_hour=3, repair_days=2)
 
 

@@ -1,4 +1,4 @@
-"""docs/claims.md: what the talks say of speed, and what stands behind it here.
+"""docs/audit/claims.md: what the talks say of speed, and what stands behind it here.
 
 Promises that every measured number is read from bench/results and every predicted one comes from the planner, when the
 page is written; a claim without either is called unproven, with what would prove it.
@@ -172,7 +172,7 @@ def _experts() -> str:
     return (
         f"held-out bits per byte beside a dense model of {dense[1]['params_active'] / 1e6:.2g}M parameters at the same "
         f"FLOPs (less is better; {dense[1]['tokens'] / 1e6:.2g}M tokens, {found['seeds']} seeds, 95 %): {apart}. "
-        f"{better} of {len(others)} gain at this size ([the study](concepts/experts-study.md), `make bench "
+        f"{better} of {len(others)} gain at this size ([the study](../concepts/model/experts-study.md), `make bench "
         f"NAME=experts`, {_measured('experts')}). {proof}"
     )
 
@@ -191,14 +191,14 @@ def _experts_beside_dense() -> str:
 def _data_processing() -> str:
     return (
         "the pipeline before and the data are not public. Would prove it: both on the same documents. What our "
-        "deduplication does beside others' is in [the data area, measured](concepts/benchmarks-data.md)"
+        "deduplication does beside others' is in [the data area, measured](../concepts/data/benchmarks.md)"
     )
 
 
 def _attention() -> str:
     return (
-        "on a CPU no gain is to be had that way ([attention](concepts/attention.md)). Would prove it: memory and "
-        "time of a step on a GPU with each kernel beside plain attention"
+        "on a CPU no gain is to be had that way ([attention](../concepts/model/attention.md)). Would prove it: memory "
+        "and time of a step on a GPU with each kernel beside plain attention"
     )
 
 
@@ -253,7 +253,7 @@ _INTRO = """<!-- Written by `make docs` from tools/talks/claims.py and bench/res
 
 # Claims of speed
 
-What the [talks](concepts/talks.md) say of speed, in their order of proof here. **Proven here** means measured by the
+What the [talks](talks.md) say of speed, in their order of proof here. **Proven here** means measured by the
 command, on the machine that the result file names: two CPU cores, no GPU, no cluster. It is the mechanism that is
 proven, at that size. **Predicted** means by the planner's arithmetic, whose own error the planner's pages tell.
 **Unproven** means neither; what would prove it is said. A line is that of the talk's text.

@@ -71,7 +71,7 @@ _GAINS: tuple[tuple[Cell, ...], ...] = (
 SECTIONS = (
     Section(
         "Mixtures of experts",
-        "A token is sent to k of n experts of a layer: n choose k ways ([experts](experts.md)).",
+        "A token is sent to k of n experts of a layer: n choose k ways ([experts](../concepts/model/experts.md)).",
         (
             Table(
                 "The Value of Mixture-of-Experts (dbrx, lines 663-665)",

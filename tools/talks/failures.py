@@ -46,7 +46,7 @@ SECTIONS = (
     Section(
         "Failures",
         "Failures a day = GPUs x rate. What they cost, and how often to save, says `smalti plan failures` "
-        "([reliability](reliability.md)).",
+        "([reliability](../concepts/plan/reliability.md)).",
         alone=_ALONE,
     ),
 )

@@ -39,7 +39,7 @@ SECTIONS = (
     Section(
         "Labelling",
         "Cost = examples x price of one. `smalti plan phases` adds it to the compute of four phases "
-        "([phases](phases.md)).",
+        "([phases](../concepts/plan/phases.md)).",
         (
             Table(
                 "After-Training Data Cost (build, lines 79-83)",

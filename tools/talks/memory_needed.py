@@ -50,7 +50,7 @@ SECTIONS = (
     Section(
         "Memory and storage",
         "Bytes = parameters x bytes of one. `smalti plan memory` and `smalti plan serving` count the rest too "
-        "([serving](serving-memory.md)).",
+        "([serving](../concepts/plan/serving-memory.md)).",
         alone=_ALONE,
     ),
 )

@@ -1,4 +1,4 @@
-"""docs/concepts/talks.md: every printed figure of the talks with ours beside it, by topic.
+"""docs/audit/talks.md: every printed figure of the talks with ours beside it, by topic.
 
 Promises that the page holds what the rows and the planner's functions give, and nothing typed by hand.
 """
@@ -44,7 +44,7 @@ _INTRO = """<!-- Written by `make docs` from tools/talks; edit there. -->
 Smalti takes its shape from five talks and posts about MPT and DBRX. They say: do the math. So every figure in them that
 arithmetic can check is here, with the number that Smalti's planner gives. Figures are quoted to be checked, not as
 results of Smalti; a test holds each of them to the digits that it was printed with. What the talks say of speed is in
-[claims](../claims.md).
+[claims](claims.md).
 
 """
 
@@ -66,7 +66,7 @@ Counts, scores and quotations that no arithmetic of a planner reaches: the Gaunt
 the shares of mistakes in test sets (BIRD 70%, MT-Bench 25%); MMLU-Redux's 3,000 questions; Llama 2's 180 examples that
 people compared; what the papers on deduplication found (1%, 4%, 60,000 times); ten days for an 8B model, without its
 GPUs; 80% of profiling by PyTorch's tools; the matrix of distances on the slide about ALiBi. Speed is in
-[claims](../claims.md).
+[claims](claims.md).
 """
 
 

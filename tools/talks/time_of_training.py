@@ -84,7 +84,8 @@ SECTIONS = (
     Section(
         "How long it takes",
         "Tokens = 20 x parameters, FLOPs = 6 x parameters x tokens, days = FLOPs / (GPUs x peak FLOP/s x MFU). "
-        "`smalti plan budget` solves them for whichever is missing ([budget](budget.md), [FLOPs](flops.md)).",
+        "`smalti plan budget` solves them for whichever is missing ([budget](../concepts/plan/budget.md), "
+        "[FLOPs](../concepts/plan/flops.md)).",
         alone=(*_EXAMPLE, *_MFU, *_DBRX),
     ),
 )

@@ -55,7 +55,7 @@ SECTIONS = (
     Section(
         "Tokens per parameter",
         "How many tokens a model should see is a question of what is paid for: training alone, or inference too "
-        "([scaling laws](scaling-laws.md)).",
+        "([scaling laws](../concepts/plan/scaling-laws.md)).",
         (
             Table(
                 "Attempt 2: Lifecycle Compute Cost (dbrx, lines 291-292)",

@@ -5,7 +5,7 @@ indices in int64. Routing is dropless, so the sizes do not depend on the load as
 with an axis ``expert`` (``smalti/distributed/parallel/dispatch.py``, exact) the load is taken to be even; the rows
 that came and those
 that came back are kept, in place of the experts' output. ``torch.compile`` keeps the sorted rows and the product of
-gate and up too, which eager code makes again: measured on an H100 (docs/concepts/benchmarks-gpu.md). With an axis
+gate and up too, which eager code makes again: measured on an H100 (docs/concepts/train/benchmarks-gpu.md). With an axis
 ``expert`` nothing of this is compiled (``Dispatch.forward`` is ``torch.compiler.disable``), so nothing more is kept.
 """
 

@@ -8,7 +8,7 @@ factors say how much longer it takes inside a step; on one with published figure
 (peak x share of a large product) and bytes / bandwidth, times the factors of ``cost/step_time/factors.py``, and never
 less than its launches. Not in it: reading data, evals, checkpoints, and the network: ``cost/layout/local.py`` adds
 that of ranks on one CPU, ``cost/layout/scaling.py`` what of GPUs' network FSDP on 8 of them does not hide.
-``docs/concepts/step-time.md`` says where each constant comes from and how far off the predictions were.
+``docs/concepts/plan/step-time.md`` says where each constant comes from and how far off the predictions were.
 """
 
 from dataclasses import asdict, dataclass

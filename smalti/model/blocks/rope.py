@@ -4,7 +4,7 @@ Promises: the angles are computed in float32 from the positions alone, once per 
 the activations (as transformers does); no buffer exists, so a model built on the meta device needs nothing restored.
 ``rope_scaling`` is computed as transformers 5.23 does. Two of its rules, ``dynamic`` and ``longrope``, depend on a
 length: without a cache it is the largest position of the batch plus one, as there; with one it is the length that the
-row was given room for, so that it stays the same while the row grows (docs/concepts/attention.md).
+row was given room for, so that it stays the same while the row grows (docs/concepts/model/attention.md).
 
 Shapes: B batch, T time, H heads, d width of a head, f = d / 2 frequencies, 1 a dim that is broadcast.
 """

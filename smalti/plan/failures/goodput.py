@@ -4,7 +4,7 @@ Promises exact expectations under one model: failures come at a constant rate (e
 does; a segment is ``interval_s`` of work and a stall of ``stall_s`` for its checkpoint, which counts ``upload_s`` after
 the stall; a failure throws away all work since the newest checkpoint that counts; detection and restart take fixed
 times. Not in it: waiting for spare nodes and failures that come in bursts (``plan/failures/simulate.py`` has both),
-planned pauses. The derivation is in docs/concepts/reliability.md.
+planned pauses. The derivation is in docs/concepts/plan/reliability.md.
 """
 
 import math

@@ -29,7 +29,7 @@ class Runner:
         self._step_rows = step_rows
         weight = next(model.parameters())
         self._device = weight.device
-        # torch's CPU attention is 2 to 3 times slower in bfloat16 than in float32 (docs/concepts/serving.md).
+        # torch's CPU attention is 2 to 3 times slower in bfloat16 than in float32 (docs/concepts/serve/serving.md).
         self._dtype = torch.float32 if weight.device.type == "cpu" else weight.dtype
         self._slots = Slots(model.config, self._dtype, self._device)
         self._prompts: dict[int, KVCache] = {}

@@ -2,7 +2,7 @@
 
 Promises: a kernel that is chosen on an accelerator has run forward and backward there before, on a few tokens of the
 same shape of heads (a probe, once a process); what was chosen is told by ``described`` and ``here``.
-``docs/concepts/attention.md`` has the rules with their numbers.
+``docs/concepts/model/attention.md`` has the rules with their numbers.
 
 Shapes: B batch, T time, D hidden.
 """
@@ -79,7 +79,7 @@ def windows_of(config: ModelConfig) -> set[int | None]:
 
 
 def choose(device: str, dtype: torch.dtype, asked: Asked, *, tried: bool = True) -> Kernel:
-    """The fastest kernel that can do it, by the rules of docs/concepts/attention.md; not ``tried``: that should."""
+    """The fastest kernel that can do it, by docs/concepts/model/attention.md; not ``tried``: that should."""
     if device == "cpu":
         if asked.documents and not asked.backward and not asked.alibi and not asked.cap:
             return "sdpa" if asked.tokens <= _LONGEST_MASKED_FORWARD_TOKENS else "documents"
