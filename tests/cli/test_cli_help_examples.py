@@ -17,7 +17,7 @@ NOT_RUN = {
     "smalti runs send runs/demo 'track.sinks=[mlflow]'": "needs a server; tests/track/test_track_mlflow.py starts one",
     "smalti serve runs/demo --port 8000": "does not end; tests/serve start it",
 }
-"""Examples that are parsed only (tests/house/test_examples.py), with the reason."""
+"""Examples that are parsed only (tests/repository/test_examples.py), with the reason."""
 
 ANSWERS = {"smalti config diff": {3}, "smalti plan verify": {0, 3}}
 """Examples whose exit code is an answer: the configs differ; a tiny run may be off its plan. All others end with 0."""

@@ -1,4 +1,4 @@
-"""The prose of docs/concepts on tuning: its numbers of devices (tests/house holds what the pages show of commands)."""
+"""The numbers of devices that docs/concepts/plan/tuning-memory.md gives in running text."""
 
 import pytest
 from test_plan_weights import preset

@@ -1,4 +1,4 @@
-"""Rules of the house that no linter knows: the environment is read in two places, names say what is in a file."""
+"""Rules that no linter knows: the environment is read in two places, names say what is in a file."""
 
 import ast
 from pathlib import Path

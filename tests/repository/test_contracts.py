@@ -48,7 +48,7 @@ BREACHES = [
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("house")
+    folder = tmp_path_factory.mktemp("copy")
     shutil.copytree(ROOT / "smalti", folder / "smalti", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", folder)
     return folder
