@@ -30,7 +30,7 @@ from record import RecordOption, record
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from made_corpus import PlantedDocument, Score, planted, score, write_parquet  # noqa: E402
+from synthetic_corpus import PlantedDocument, Score, planted, score, write_parquet  # noqa: E402
 
 SEED = 1
 """Of the documents; not that of any test, so that nothing is tuned to them."""

@@ -99,7 +99,7 @@ def sentencepiece(work: str, folder: Path, cores: int, vocab_size: int) -> Work:
 
 def files_to_files(folder: Path, texts: list[str], tokenizer: Any) -> Work:
     """`smalti data tokenize` as a user runs it, with a tokenizer that is there already: Parquet in, token files out."""
-    from made_corpus import PlantedDocument, write_parquet
+    from synthetic_corpus import PlantedDocument, write_parquet
 
     from smalti.config.curate import TokenizeConfig
     from smalti.data.prepare.tokenize import tokenize

@@ -1,4 +1,4 @@
-"""A real Slurm over nodes of ``tests/nodes.py``: munged, slurmctld and a slurmd for each node, in a folder of its own.
+"""A real Slurm on the nodes of network_nodes.py: munged, slurmctld and a slurmd for each node, in a folder of its own.
 
 Debian's packages slurmctld, slurmd, slurm-client and munge, and root, are needed. Nothing outside the folder is used:
 no service of the machine, no configuration in /etc/slurm. Written for Slurm 22.05 and newer.
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import nodes as network
+import network_nodes as network
 
 _COMMANDS = ("slurmctld", "slurmd", "munged", "srun", "sbatch", "scancel", "squeue", "sinfo")
 # No control groups: the namespaces of the nodes do not mount them.

@@ -28,7 +28,7 @@ def tiny_tokenizer() -> Tokenizer:
     return Tokenizer(train_bpe(TEXTS, 300), "<|endoftext|>")
 
 
-def tokenizer_with_a_hole() -> Tokenizer:
+def tokenizer_with_unused_ids() -> Tokenizer:
     """The last piece of its vocabulary stands five ids later, as in some vocabularies of others."""
     inner = json.loads(train_bpe(TEXTS, 300).to_str())
     vocab = inner["model"]["vocab"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import reference
-from small_library import small_library
+from synthetic_library import synthetic_library
 
 from smalti.cli.main import run as smalti
 
@@ -49,7 +49,7 @@ def examples() -> Iterator[str]:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with documents, tokens, a recipe and three runs, made by the commands themselves."""
     monkeypatch.chdir(tmp_path)
-    small_library(tmp_path / "lib", monkeypatch)
+    synthetic_library(tmp_path / "lib", monkeypatch)
     (tmp_path / "recipe.yaml").write_text(TINY)
     for line in (
         "data documents data/demo/raw",

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_machine import machine, values
 from pydantic import ValidationError
+from synthetic_machine import machine, values
 
 from smalti.base.errors import DataError, UserError
 from smalti.config.hardware import Hardware, answers, hardware, hardware_names, hardware_of_driver, read_hardware

@@ -4,9 +4,9 @@ import re
 from typing import Any
 
 import pytest
+from example_config import example_config
 from hypothesis import given
 from hypothesis import strategies as st
-from made_config import made_config
 from test_scaling import DBRX, H100, run_of
 
 from smalti.base.errors import UserError
@@ -39,7 +39,7 @@ def with_axes(config: RunConfig, **parallel: Any) -> RunConfig:
     ],
 )
 def test_refused_with_the_value_the_reason_and_the_nearest(parallel: dict[str, Any], says: str, hint: str) -> None:
-    config = with_axes(made_config(), **parallel)
+    config = with_axes(example_config(), **parallel)
     with pytest.raises(UserError) as refused:
         possible_layout(config)
     assert says in refused.value.message
@@ -47,7 +47,7 @@ def test_refused_with_the_value_the_reason_and_the_nearest(parallel: dict[str, A
 
 
 def test_a_ring_takes_any_heads() -> None:
-    assert possible_layout(with_axes(made_config(), ranks=8, sequence=8, context="ring")) == Layout(sequence=8)
+    assert possible_layout(with_axes(example_config(), ranks=8, sequence=8, context="ring")) == Layout(sequence=8)
 
 
 @pytest.mark.parametrize(
@@ -55,11 +55,11 @@ def test_a_ring_takes_any_heads() -> None:
 )
 def test_options_without_effect_are_errors(option: str, axis: str) -> None:
     if not axis:  # the default says nothing
-        assert made_config(f"train.parallel.{option}").train.parallel.pipeline_schedule == "1f1b"
+        assert example_config(f"train.parallel.{option}").train.parallel.pipeline_schedule == "1f1b"
         return
     with pytest.raises(UserError, match=f"no effect with train.parallel.{axis}=1"):
-        made_config(f"train.parallel.{option}")
-    made_config(f"train.parallel.{option}", f"train.parallel.{axis}=auto")
+        example_config(f"train.parallel.{option}")
+    example_config(f"train.parallel.{option}", f"train.parallel.{axis}=auto")
 
 
 sizes = st.one_of(st.just("auto"), st.integers(1, 9))
@@ -157,7 +157,7 @@ def test_no_nearer_layout_was_passed_over(config: RunConfig) -> None:
 
 
 def test_on_a_cpu_shard_is_all_that_is_left() -> None:
-    config = with_axes(made_config(), ranks=8, **dict.fromkeys(AXES, "auto"))
+    config = with_axes(example_config(), ranks=8, **dict.fromkeys(AXES, "auto"))
     assert (resolve(config).layout, resolve(config).by) == (Layout(shard=8), "rule")
     assert resolve(with_axes(config, tensor=2)).layout == Layout(shard=4, tensor=2)
     numbers = with_axes(config, replicate=2, shard=4, tensor=1, expert=1, sequence=1, pipeline=1)

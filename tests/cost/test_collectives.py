@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gloo import run_ranks
+from gloo_ranks import run_ranks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smalti.config.load import load

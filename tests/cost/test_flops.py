@@ -1,7 +1,7 @@
 """FLOPs per token: the formula against counts by hand and against torch's own counter."""
 
 import pytest
-from made_config import made_config
+from example_config import example_config
 
 from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
@@ -16,30 +16,30 @@ def test_the_published_example() -> None:
 
 
 def test_by_hand() -> None:
-    config = made_config().model
+    config = example_config().model
     matmuls = 3 * (4 * 128 * 128 + 3 * 128 * 344) + 4096 * 128
     assert train_flops_per_token(config, 256) == 6 * matmuls + 12 * 3 * 128 * 256
 
 
 def test_only_the_chosen_experts_count() -> None:
-    dense = made_config().model
-    moe = made_config("model.family=decoder", "model.moe={num_experts: 8, num_experts_per_tok: 2}").model
+    dense = example_config().model
+    moe = example_config("model.family=decoder", "model.moe={num_experts: 8, num_experts_per_tok: 2}").model
     extra = train_flops_per_token(moe, 256) - train_flops_per_token(dense, 256)
     assert extra == 6 * 3 * (3 * 128 * 344 + 128 * 8)
 
 
 def test_shared_experts_count_and_plain_layers_have_their_own_width() -> None:
     moe = "{num_experts: 8, num_experts_per_tok: 2, num_shared_experts: 1, intermediate_size: 40, mlp_only_layers: [0]}"
-    config = made_config("model.family=decoder", f"model.moe={moe}").model
+    config = example_config("model.family=decoder", f"model.moe={moe}").model
     matmuls = 3 * 4 * 128 * 128 + 3 * 128 * 344 + 2 * ((2 + 1) * 3 * 128 * 40 + 128 * 8) + 4096 * 128
     assert train_flops_per_token(config, 256) == 6 * matmuls + 12 * 3 * 128 * 256
 
 
 def test_a_window_bounds_attention_of_its_layers() -> None:
-    whole = made_config("model.family=decoder").model
+    whole = example_config("model.family=decoder").model
     window, types = "model.sliding_window=64", "[sliding_attention, full_attention, sliding_attention]"
-    slides = made_config("model.family=decoder", window).model
-    mixed = made_config("model.family=decoder", window, f"model.layer_types={types}").model
+    slides = example_config("model.family=decoder", window).model
+    mixed = example_config("model.family=decoder", window, f"model.layer_types={types}").model
     for config, layers in ((slides, 3), (mixed, 2)):
         less = train_flops_per_token(whole, 256) - train_flops_per_token(config, 256)
         assert less == 12 * layers * 128 * (256 - 64)
@@ -51,13 +51,13 @@ def test_a_window_bounds_attention_of_its_layers() -> None:
 
 def test_what_is_elementwise_costs_nothing() -> None:
     changes = ("attention_bias", "mlp_bias", "embedding_norm")
-    more = made_config("model.family=decoder", "model.position=alibi", *(f"model.{name}=true" for name in changes))
-    assert train_flops_per_token(more.model, 256) == train_flops_per_token(made_config().model, 256)
+    more = example_config("model.family=decoder", "model.position=alibi", *(f"model.{name}=true" for name in changes))
+    assert train_flops_per_token(more.model, 256) == train_flops_per_token(example_config().model, 256)
 
 
 def test_a_tied_head_costs_as_much() -> None:
-    tied = made_config("model.tie_word_embeddings=true").model
-    assert train_flops_per_token(tied, 256) == train_flops_per_token(made_config().model, 256)
+    tied = example_config("model.tie_word_embeddings=true").model
+    assert train_flops_per_token(tied, 256) == train_flops_per_token(example_config().model, 256)
 
 
 @pytest.mark.parametrize("changes", [(), ("model.family=decoder", "model.attention_bias=true", "model.gated=false")])
@@ -69,7 +69,7 @@ def test_equal_to_what_torch_counts(changes: tuple[str, ...]) -> None:
 
     from smalti.model.decoder import Decoder
 
-    config, rows, seq_len = made_config(*changes).model, 2, 32
+    config, rows, seq_len = example_config(*changes).model, 2, 32
     torch.manual_seed(0)
     model = Decoder(config)
     ids = torch.randint(0, config.vocab_size, (rows, seq_len))

@@ -4,7 +4,7 @@ Each figure is held to the digits that it was printed with: half of the last dig
 """
 
 import pytest
-from made_config import VALUES
+from example_config import VALUES
 from published_memory import MIXED_PRECISION_ADAM_BYTES, layer_activation_bytes, zero_bytes
 
 from smalti.config.load import from_dict
@@ -80,10 +80,10 @@ def test_selective_recomputation_saves_as_printed() -> None:
 
 def test_a_layer_of_gpt_here_beside_the_paper() -> None:
     """34 s b h less the 2 of dropout's masks, attention fused: the same tensors, one by one."""
-    from kept import kept_bytes
+    from saved_activations import saved_activation_bytes
 
     from smalti.cost.memory.tape import Pass
 
     model = from_dict(ModelConfig, {"preset": "gpt-3-175b", "num_hidden_layers": 1}).config
-    ours = kept_bytes(model, Pass(1, 2048, 2, "cuda"), recompute=False) / (2048 * model.hidden_size)
+    ours = saved_activation_bytes(model, Pass(1, 2048, 2, "cuda"), recompute=False) / (2048 * model.hidden_size)
     assert ours == pytest.approx(34 - 2, abs=0.05), "and the log-partition, in fp32"

@@ -5,10 +5,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+from example_config import example_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kept import kept_bytes
-from made_config import made_config
+from saved_activations import saved_activation_bytes
 
 from smalti.base.errors import UserError
 from smalti.config.load import from_dict
@@ -39,40 +39,40 @@ LLAMA_3_8B: dict[str, Any] = {
 
 
 def test_weights_gradients_moments_by_hand() -> None:
-    total = count(made_config().model).total
-    one = memory_per_rank(made_config())
+    total = count(example_config().model).total
+    one = memory_per_rank(example_config())
     assert (one.params_bytes, one.grads_bytes, one.moments_bytes) == (4 * total, 4 * total, 8 * total)
-    four = memory_per_rank(made_config("train.parallel.ranks=4"))
+    four = memory_per_rank(example_config("train.parallel.ranks=4"))
     assert four.params_bytes == pytest.approx(total, rel=1e-3)
 
 
 def test_lion_has_one_moment() -> None:
-    adamw, lion = memory_per_rank(made_config()), memory_per_rank(made_config("train.optimizer.name=lion"))
+    adamw, lion = memory_per_rank(example_config()), memory_per_rank(example_config("train.optimizer.name=lion"))
     assert adamw.moments_bytes == 2 * lion.moments_bytes
     assert lion.phases["optimizer"] == adamw.phases["optimizer"], "its updates take what a moment would"
 
 
 def test_logits_take_what_the_loss_is_given() -> None:
     row = 8192 * 128 * 2
-    assert memory_per_rank(made_config("train.loss.chunk_bytes=20000000")).logits_bytes <= 20_000_000 + 2 * row
-    config, one_tile = made_config(), memory_per_rank(made_config("train.loss.chunk_bytes=1e15")).logits_bytes
+    assert memory_per_rank(example_config("train.loss.chunk_bytes=20000000")).logits_bytes <= 20_000_000 + 2 * row
+    config, one_tile = example_config(), memory_per_rank(example_config("train.loss.chunk_bytes=1e15")).logits_bytes
     assert one_tile == microbatch_tokens(config) * config.model.vocab_size * 10, "bf16 and fp32 logits, probabilities"
 
 
 def test_replicas_do_not_shard() -> None:
-    sharded = memory_per_rank(made_config("train.parallel.ranks=4"))
-    replicated = memory_per_rank(made_config("train.parallel.ranks=4", "train.parallel.replicate=2"))
+    sharded = memory_per_rank(example_config("train.parallel.ranks=4"))
+    replicated = memory_per_rank(example_config("train.parallel.ranks=4", "train.parallel.replicate=2"))
     assert replicated.params_bytes == pytest.approx(2 * sharded.params_bytes, rel=1e-3)
 
 
 def test_the_sum_is_the_sum() -> None:
-    found = memory_per_rank(made_config("train.parallel.device=cuda", "train.parallel.ranks=2"))
+    found = memory_per_rank(example_config("train.parallel.device=cuda", "train.parallel.ranks=2"))
     values = found.to_json()
     assert values["tensors_bytes"] == pytest.approx(sum(values["peak_bytes"].values()), abs=9)
     assert values["phase_bytes"][values["peak_phase"]] == max(values["phase_bytes"].values()) == found.tensors_bytes
     beside = Assumed().context_bytes + Assumed().communicator_bytes + Assumed().fragmentation_frac * found.tensors_bytes
     assert values["total_bytes"] == pytest.approx(found.tensors_bytes + beside, abs=2)
-    on_cpu = memory_per_rank(made_config())
+    on_cpu = memory_per_rank(example_config())
     assert on_cpu.total_bytes == on_cpu.tensors_bytes
 
 
@@ -80,17 +80,17 @@ def test_the_sum_is_the_sum() -> None:
 
 
 def test_microbatch() -> None:
-    assert microbatch_tokens(made_config()) == 8192
-    assert microbatch_tokens(made_config("train.parallel.ranks=3")) == 11 * 256, "32 sequences over 3 ranks"
-    assert microbatch_tokens(made_config("train.global_batch_tokens=262144")) == 16_384
-    assert microbatch_tokens(made_config("train.microbatch_tokens=512")) == 512
+    assert microbatch_tokens(example_config()) == 8192
+    assert microbatch_tokens(example_config("train.parallel.ranks=3")) == 11 * 256, "32 sequences over 3 ranks"
+    assert microbatch_tokens(example_config("train.global_batch_tokens=262144")) == 16_384
+    assert microbatch_tokens(example_config("train.microbatch_tokens=512")) == 512
 
 
 @given(st.integers(1, 400), st.integers(1, 40), st.sampled_from([64, 1000, 16_384, 20_000]))
 def test_auto_microbatch_is_what_it_says(sequences: int, ranks: int, seq_len: int) -> None:
     """The largest number of whole sequences in the rank's share and in 16,384 tokens, at least one."""
     found = microbatch_tokens(
-        made_config(
+        example_config(
             f"data.seq_len={seq_len}",
             "model.max_position_embeddings=20000",
             f"train.global_batch_tokens={sequences * seq_len}",
@@ -103,8 +103,8 @@ def test_auto_microbatch_is_what_it_says(sequences: int, ranks: int, seq_len: in
 
 
 def test_gradients_of_the_first_microbatch_are_there_in_the_second() -> None:
-    one = memory_per_rank(made_config("train.global_batch_tokens=4096", "train.microbatch_tokens=4096"))
-    two = memory_per_rank(made_config("train.global_batch_tokens=8192", "train.microbatch_tokens=4096"))
+    one = memory_per_rank(example_config("train.global_batch_tokens=4096", "train.microbatch_tokens=4096"))
+    two = memory_per_rank(example_config("train.global_batch_tokens=8192", "train.microbatch_tokens=4096"))
     more = two.phases["forward"] - one.phases["forward"]
     assert more == pytest.approx(one.grads_bytes, rel=0.05), "and 4,096 tokens more of the batch"
 
@@ -113,11 +113,11 @@ def test_gradients_of_the_first_microbatch_are_there_in_the_second() -> None:
 
 
 def test_activations_are_linear_in_tokens_and_layers() -> None:
-    model = made_config().model
-    deeper = made_config("model.num_hidden_layers=6").model
-    base = kept_bytes(model, Pass(1, 100, 2, "cuda"), recompute=False)
-    assert kept_bytes(model, Pass(1, 300, 2, "cuda"), recompute=False) == 3 * base
-    assert kept_bytes(deeper, Pass(1, 100, 2, "cuda"), recompute=False) == 2 * base
+    model = example_config().model
+    deeper = example_config("model.num_hidden_layers=6").model
+    base = saved_activation_bytes(model, Pass(1, 100, 2, "cuda"), recompute=False)
+    assert saved_activation_bytes(model, Pass(1, 300, 2, "cuda"), recompute=False) == 3 * base
+    assert saved_activation_bytes(deeper, Pass(1, 100, 2, "cuda"), recompute=False) == 2 * base
 
 
 def test_a_pipeline_stage_keeps_its_weights_gathered() -> None:
@@ -129,9 +129,9 @@ def test_a_pipeline_stage_keeps_its_weights_gathered() -> None:
 
 
 def test_recomputation_saves_with_depth() -> None:
-    deep = made_config("model.num_hidden_layers=32").model
-    whole = kept_bytes(deep, Pass(1, 100, 2, "cuda"), recompute=False)
-    assert kept_bytes(deep, Pass(1, 100, 2, "cuda"), recompute=True) < whole / 8
+    deep = example_config("model.num_hidden_layers=32").model
+    whole = saved_activation_bytes(deep, Pass(1, 100, 2, "cuda"), recompute=False)
+    assert saved_activation_bytes(deep, Pass(1, 100, 2, "cuda"), recompute=True) < whole / 8
 
 
 def test_a_block_of_llama_by_hand() -> None:
@@ -140,7 +140,9 @@ def test_a_block_of_llama_by_hand() -> None:
     rows = 6 * 2 * 4096  # input, normed, query, attention's output, residual, normed
     token = rows + 2 * 2 * 1024 + 4 * 32 + 4 * 2 * 14336
     assert token == 168_064
-    assert kept_bytes(model, Pass(1, 8192, 2, "cuda"), recompute=False) == 32 * 8192 * token == 44_056_969_216
+    assert (
+        saved_activation_bytes(model, Pass(1, 8192, 2, "cuda"), recompute=False) == 32 * 8192 * token == 44_056_969_216
+    )
     found = memory_per_rank(from_dict(RunConfig, LLAMA_3_8B).config)
     assert found.activations_bytes == pytest.approx(44.06e9, rel=0.01)
     assert found.params_bytes + found.grads_bytes + found.moments_bytes == pytest.approx(16.06e9, rel=1e-3)
@@ -195,7 +197,7 @@ def test_a_block_gives_back_all_that_it_takes(
 
 @given(st.integers(1, 4), st.sampled_from([64, 256]), st.sampled_from(["none", "full"]), st.sampled_from([1, 2, 4]))
 def test_every_moment_is_made_of_what_there_is(rows: int, seq_len: int, recompute: str, shards: int) -> None:
-    model = made_config().model
+    model = example_config().model
     found = moments(model, Pass(rows, seq_len, 2, "cpu"), Rank(shards=shards, recompute=recompute == "full"))
     assert {moment.phase for moment in found} == {"forward", "loss", "backward", "reduce", "optimizer"}
     for moment in found:
@@ -278,7 +280,7 @@ def test_layers_that_are_not_told_are_not_fuller(
     """Of each phase, and of each part of it."""
     layers = len(windows)
     moe = {"num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": list(range(min(dense, layers - 1)))}
-    model = made_config(f"model.num_hidden_layers={layers}", "model.family=decoder").model.model_dump()
+    model = example_config(f"model.num_hidden_layers={layers}", "model.family=decoder").model.model_dump()
     types = ["sliding_attention" if one else "full_attention" for one in windows]
     more = {"moe": moe, "layer_types": types, "sliding_window": 64}
     config = ModelConfig.model_validate({**model, **more})
@@ -383,7 +385,7 @@ def test_after_running_out_axes_that_were_auto_are_named(given: tuple[str, ...],
 @pytest.mark.parametrize("size", [0, -1, math.nan, math.inf])
 def test_a_device_that_cannot_be(size: float) -> None:
     with pytest.raises(UserError, match="cannot be"):
-        largest_microbatch(made_config(), size)
+        largest_microbatch(example_config(), size)
 
 
 # ---- against real steps ---------------------------------------------------------------------------------------------
@@ -394,7 +396,7 @@ def _differences(rank: int, *recipes: tuple[str, ...]) -> list[tuple[float, str,
 
     found = []
     for changes in recipes:
-        config = made_config(
+        config = example_config(
             "train.parallel.device=cpu", "train.global_batch_tokens=1024", "model.vocab_size=1024", *changes
         )
         predicted, real = memory_per_rank(config), counted(counted_steps(config)[-1].live)
@@ -426,7 +428,7 @@ _ON_TWO = (
 def test_a_real_step_holds_what_is_predicted(ranks: int, recipes: tuple[tuple[str, ...], ...]) -> None:
     """A sample; bench/plan_memory.py compares six recipes."""
     pytest.importorskip("torch")
-    from gloo import run_ranks
+    from gloo_ranks import run_ranks
 
     for of_rank in run_ranks(ranks, _differences, *recipes):
         for (ratio, phase, found), recipe in zip(of_rank, recipes, strict=True):

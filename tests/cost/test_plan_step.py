@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 import torch
+from example_config import VALUES, example_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_config import VALUES, made_config
-from made_machine import machine, product_rate
 from published_steps import ROWS
+from synthetic_machine import machine, product_rate
 
 from smalti.base.errors import UserError
 from smalti.config.find import preset_names
@@ -72,9 +72,11 @@ def test_ranks_share_the_flops(axis: str, name: str) -> None:
 
 
 def test_parts_add_up_and_a_step_says_what_bounds_it() -> None:
-    found = step_time(made_config(), machine(factors=dict.fromkeys(("product", "attention", "kernel", "update"), 1.0)))
+    found = step_time(
+        example_config(), machine(factors=dict.fromkeys(("product", "attention", "kernel", "update"), 1.0))
+    )
     assert found.total_s == sum(part.s for part in found.parts)
-    assert found.model_flops == train_flops_per_token(made_config().model, 256) * 8192
+    assert found.model_flops == train_flops_per_token(example_config().model, 256) * 8192
     low_s, high_s = found.interval_s
     assert low_s < found.total_s < high_s
     assert found.bound == "compute"
@@ -111,24 +113,24 @@ def test_more_never_takes_less(sizes: tuple[int, int, int, int], experts: bool, 
 
 
 def test_microbatches_repeat_the_passes_but_not_the_update() -> None:
-    one = {part.name: part for part in step_time(made_config(), machine()).parts}
-    two = {part.name: part for part in step_time(made_config("train.microbatch_tokens=4096"), machine()).parts}
+    one = {part.name: part for part in step_time(example_config(), machine()).parts}
+    two = {part.name: part for part in step_time(example_config("train.microbatch_tokens=4096"), machine()).parts}
     assert two["optimizer"] == one["optimizer"]
     assert two["projections"].flops == one["projections"].flops
     assert two["projections"].kernels == 2 * one["projections"].kernels
-    ragged = {part.name: part for part in step_time(made_config("train.microbatch_tokens=3072"), machine()).parts}
+    ragged = {part.name: part for part in step_time(example_config("train.microbatch_tokens=3072"), machine()).parts}
     assert ragged["projections"].kernels == 3 * one["projections"].kernels, "3072 + 3072 + 2048"
     assert ragged["projections"].flops == pytest.approx(one["projections"].flops)
 
 
 def test_ranks_of_one_machine_pay_for_the_network_and_share_its_threads() -> None:
-    tokens = {"batch_tokens": 8192, "seq_len": made_config().data.seq_len}
-    alone = step_on(made_config(), machine(), **tokens)
-    both = step_on(made_config("train.parallel.ranks=2"), machine(), **tokens)
-    assert alone == step_time(made_config(), machine(), **tokens)
+    tokens = {"batch_tokens": 8192, "seq_len": example_config().data.seq_len}
+    alone = step_on(example_config(), machine(), **tokens)
+    both = step_on(example_config("train.parallel.ranks=2"), machine(), **tokens)
+    assert alone == step_time(example_config(), machine(), **tokens)
     parts = {part.name: part for part in both.parts}
     assert parts["network"].bound == "network"
-    made = collectives(made_config("train.parallel.ranks=2"))
+    made = collectives(example_config("train.parallel.ranks=2"))
     assert parts["network"].bytes == sum(one.total_bytes for one in made)
     assert parts["network"].kernels == sum(one.count for one in made)
     assert "network" not in {part.name for part in alone.parts}
@@ -137,15 +139,17 @@ def test_ranks_of_one_machine_pay_for_the_network_and_share_its_threads() -> Non
 
 
 def test_own_factors_and_host_time_of_a_machine() -> None:
-    plain = {part.name: part.s for part in step_time(made_config(), machine(factors={"unit_s": 0, "product": 1})).parts}
+    plain = {
+        part.name: part.s for part in step_time(example_config(), machine(factors={"unit_s": 0, "product": 1})).parts
+    }
     own = {
-        part.name: part.s for part in step_time(made_config(), machine(factors={"unit_s": 1e-3, "product": 2})).parts
+        part.name: part.s for part in step_time(example_config(), machine(factors={"unit_s": 1e-3, "product": 2})).parts
     }
     assert own["projections"] > 1.5 * plain["projections"]
     assert own["optimizer"] == plain["optimizer"]
     assert own["host"] == pytest.approx(4e-3), "three blocks and the root"
     with pytest.raises(UserError, match="names speed"):
-        step_time(made_config(), machine(factors={"speed": 2}))
+        step_time(example_config(), machine(factors={"speed": 2}))
 
 
 def test_rates_between_and_beyond_the_measured() -> None:
@@ -162,10 +166,10 @@ def test_rates_between_and_beyond_the_measured() -> None:
 def test_a_machine_that_knows_less_is_refused_by_name() -> None:
     kernels = {"bf16": {"add": [[1, 1e-6], [2, 2e-6]]}, "fp32": {"add": [[1, 1e-6], [2, 2e-6]]}}
     with pytest.raises(UserError, match="no kernel 'rmsnorm'"):
-        step_time(made_config(), machine(kernels=kernels))
+        step_time(example_config(), machine(kernels=kernels))
     with pytest.raises(UserError, match="no fp32 peak"):
         step_time(
-            made_config("train.precision.compute=fp32"),
+            example_config("train.precision.compute=fp32"),
             hardware("a100-80gb").model_copy(update={"peak_flops_per_s": {"bf16": 312e12}}),
         )
 
@@ -180,7 +184,7 @@ def test_tiles_are_cut_as_the_loss_cuts_them(compute: str, tokens: int, vocabula
     shapes = (tokens, width), (vocabulary, width)
     hidden, weight = (torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
     for cap in (None, 30.0):
-        config = made_config(
+        config = example_config(
             f"train.precision.compute={compute}", f"model.vocab_size={vocabulary}", f"model.hidden_size={width}",
             "model.family=decoder", f"model.final_logit_softcapping={'null' if cap is None else cap}",
         )  # fmt: skip

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from made_config import made_config
-from made_machine import machine as made_machine
+from example_config import example_config
+from synthetic_machine import machine as synthetic_machine
 
 from smalti.base.errors import SmaltiError, UserError
 from smalti.cli.plan.machine import measure as measure_here
@@ -42,8 +42,8 @@ def test_the_probe_measures_every_kind_of_work() -> None:
         assert set(found.kernels[name]) == set(KINDS)
         assert all(seconds > 0 for points in found.kernels[name].values() for _, seconds in points)
         assert len(found.matmul[name]["tn"]) == 8
-    device = made_machine().model_copy(update={"measured": found})
-    assert step_time(made_config(), device).total_s > 0
+    device = synthetic_machine().model_copy(update={"measured": found})
+    assert step_time(example_config(), device).total_s > 0
 
 
 def test_what_a_gpu_is_measured_by(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ def test_what_a_gpu_is_measured_by(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_answer", lambda *given: told)
     device = measure.measured_gpu()
     assert (device.title, device.kind, device.devices_per_node) == ("Some GPU", "cuda", 1)
-    assert step_time(made_config(), device).total_s > 0
+    assert step_time(example_config(), device).total_s > 0
     monkeypatch.setattr(measure, "_answer", lambda *given: {"problem": "PyTorch sees no GPU here"})
     with pytest.raises(UserError, match="sees no GPU"):
         measure_here(None, None, "cuda")
@@ -77,8 +77,8 @@ def test_a_smaller_size_never_takes_longer() -> None:
 
 def test_a_saved_machine_is_a_device(tmp_path: Path) -> None:
     path = str(tmp_path / "machine.yaml")
-    write(made_machine(), path)
-    assert hardware(path) == made_machine()
+    write(synthetic_machine(), path)
+    assert hardware(path) == synthetic_machine()
     assert "&id" not in Path(path).read_text()
 
 
@@ -99,7 +99,7 @@ def test_this_machine_as_a_device() -> None:
     assert found.peak_flops_per_s.keys() == {"fp32"}
     assert "matrix products in fp32, 1 of 2" in heard
     assert found.measured is not None
-    assert step_time(made_config("train.precision.compute=fp32"), found).total_s > 0
+    assert step_time(example_config("train.precision.compute=fp32"), found).total_s > 0
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from small_launch import losses, train, write_recipe
+from train_process import losses, train, write_recipe
 
 from smalti.config.identity import difference, placement_difference
 from smalti.config.load import load

@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 
 import pytest
-from nodes import Nodes, nodes, wait_for, why_not
-from small_launch import losses, train, write_recipe
+from network_nodes import Nodes, nodes, wait_for, why_not
+from train_process import losses, train, write_recipe
 
 from smalti.track.run import RunFolder
 
@@ -62,7 +62,7 @@ def test_a_line_that_is_cut_ends_both_sides_with_the_silent_ranks_named_and_the_
         assert "this is a bug" not in text
     status = RunFolder.read(tmp_path / "runs/cut").status()
     assert (status["state"], "lost rank" in status["reason"]) == ("failed", True)
-    two.mend("n2")
+    two.restore("n2")
     again = torchrun(two, tmp_path, "cut", *changes, ranks=1)
     texts = said_by(again, 120)
     assert [process.returncode for process in again] == [0, 0], texts

@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 
 import pytest
-from nodes import wait_for
+from network_nodes import wait_for
 from slurm_cluster import Slurm, slurm, smalti, why_not
-from small_launch import losses, train, write_recipe
+from train_process import losses, train, write_recipe
 
 from smalti.track.run import RunFolder
 

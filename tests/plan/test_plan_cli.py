@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import made_machine
 import pytest
+import synthetic_machine
 import yaml
-from made_config import VALUES
-from made_run import metric_rows, write_evals, write_lines
+from example_config import VALUES
+from synthetic_run import metric_rows, write_evals, write_lines
 from typer.testing import CliRunner
 
 from smalti.base.errors import CheckFailed, DataError, UserError
@@ -32,7 +32,7 @@ def recipe(tmp_path: Path) -> str:
 @pytest.fixture
 def machine_file(tmp_path: Path) -> str:
     path = tmp_path / "machine.yaml"
-    path.write_text(json.dumps(made_machine.values()))  # which is YAML too
+    path.write_text(json.dumps(synthetic_machine.values()))  # which is YAML too
     return str(path)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import yaml
-from made_config import VALUES
+from example_config import VALUES
 
 from smalti.cli.main import run
 from smalti.config.load import load

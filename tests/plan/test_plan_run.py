@@ -5,8 +5,8 @@ import math
 from typing import Any
 
 import pytest
-from made_config import made_config
-from made_machine import machine
+from example_config import example_config
+from synthetic_machine import machine
 
 from smalti.base.errors import DataError, UserError
 from smalti.config.hardware import hardware
@@ -16,7 +16,7 @@ from smalti.plan.verify import Comparison, verify
 
 
 def test_small_run() -> None:
-    plan = plan_run(made_config(), rate_flops_per_s=5e11)
+    plan = plan_run(example_config(), rate_flops_per_s=5e11)
     assert (plan.steps, plan.tokens) == (100, 819_200)
     assert plan.total_flops == plan.flops_per_token * 819_200
     assert plan.step_s == pytest.approx(plan.flops_per_token * 8192 / 5e11)
@@ -27,16 +27,16 @@ def test_small_run() -> None:
 
 
 def test_a_duration_in_tokens_is_rounded_up() -> None:
-    assert plan_run(made_config("train.duration=819201tok")).steps == 101
+    assert plan_run(example_config("train.duration=819201tok")).steps == 101
 
 
 def test_without_a_rate_no_time_is_made_up() -> None:
-    plan = plan_run(made_config())
+    plan = plan_run(example_config())
     assert (plan.step_s, plan.total_s, plan.tokens_per_s, plan.mfu_frac) == (None, None, None, None)
 
 
 def test_json_is_flat_and_names_the_formula() -> None:
-    value = json.loads(json.dumps(plan_run(made_config(), machine=machine()).to_json()))
+    value = json.loads(json.dumps(plan_run(example_config(), machine=machine()).to_json()))
     assert value["flops_formula"] == "6N+12LHQS"
     assert all(not isinstance(one, dict | list) for one in value.values())
 
@@ -44,17 +44,17 @@ def test_json_is_flat_and_names_the_formula() -> None:
 @pytest.mark.parametrize("bad", [{"rate_flops_per_s": 0.0}, {"rate_flops_per_s": math.inf}])
 def test_impossible_rates(bad: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="cannot be"):
-        plan_run(made_config(), **bad)
+        plan_run(example_config(), **bad)
 
 
 def test_a_device_gives_times_with_an_interval() -> None:
-    config = made_config()
+    config = example_config()
     plan, step = plan_run(config, machine=machine()), step_time(config, machine())
     assert plan.step_s == pytest.approx(step.total_s)
     assert (plan.step_s_low or 0) < (plan.step_s or 0) < (plan.step_s_high or 0)
     assert plan.total_s == pytest.approx(100 * step.total_s)
     assert plan.mfu_frac == pytest.approx(step.model_flops / step.total_s / 4e11), "the CPU's peak is of all ranks"
-    gpus = plan_run(made_config("train.parallel.ranks=4"), machine=hardware("h100-sxm"))
+    gpus = plan_run(example_config("train.parallel.ranks=4"), machine=hardware("h100-sxm"))
     assert gpus.peak_flops_per_s == pytest.approx(4 * 989.4e12)
     with pytest.raises(UserError, match="both say how fast"):
         plan_run(config, machine=machine(), rate_flops_per_s=1e12)
@@ -62,7 +62,7 @@ def test_a_device_gives_times_with_an_interval() -> None:
 
 def test_steps_of_several_kinds_are_added_up() -> None:
     ramp = "train.batch_ramp=[{until: 40step, global_batch_tokens: 4096}]"
-    config = made_config(ramp, "data.stages.1.seq_len=512")
+    config = example_config(ramp, "data.stages.1.seq_len=512")
     kinds = steps_by_kind(config)
     assert kinds == {(4096, 256): 40, (8192, 256): 40, (8192, 512): 20}
     expected = sum(
@@ -74,11 +74,11 @@ def test_steps_of_several_kinds_are_added_up() -> None:
 
 def verified(**more: Any) -> dict[str, Comparison]:
     values: dict[str, Any] = {"machine": machine(), "peak_flops_per_s": 4e11, **more}
-    return {one.name: one for one in verify(made_config(), **values)}
+    return {one.name: one for one in verify(example_config(), **values)}
 
 
 def test_verify_compares_medians_after_the_start() -> None:
-    plan = plan_run(made_config(), machine=machine())
+    plan = plan_run(example_config(), machine=machine())
     speed = (plan.tokens_per_s or 0) / 2
     found = verified(tokens_per_s=[1.0] + 9 * [speed], tokens_learned=819_200)
     assert found["step_s"].ratio == pytest.approx(2)

@@ -5,10 +5,10 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
 
-import made_corpus
 import numpy as np
 import pytest
-from made_corpus import PlantedDocument, planted, score, sentence_trap, write_parquet
+import synthetic_corpus
+from synthetic_corpus import PlantedDocument, planted, score, sentence_trap, write_parquet
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_equal_arguments_give_equal_documents(corpus: list[PlantedDocument]) -> 
 def test_every_kind_is_there_in_its_share(corpus: list[PlantedDocument]) -> None:
     kinds = [document.kind for document in corpus]
     assert len(corpus) == 3000
-    assert {kind: kinds.count(kind) for kind in made_corpus.KINDS} == {
+    assert {kind: kinds.count(kind) for kind in synthetic_corpus.KINDS} == {
         "base": 2219, "exact": 300, "edited": 300, "boilerplate": 150, "book": 2, "sentence": 29,
     }  # fmt: skip
     assert [document.id for document in corpus] == sorted(document.id for document in corpus)

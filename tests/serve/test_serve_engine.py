@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_models import ByteTokenizer, dbrx_config, llama_config, tiny_model
-from tiny_runs import tokenizer_with_a_hole
+from tiny_runs import tokenizer_with_unused_ids
 
 from smalti.base.errors import UserError
 from smalti.model.huggingface import save_folder
@@ -181,7 +181,7 @@ def test_greedy_equals_transformers(engine: Engine, tmp_path: Path) -> None:
 
 
 def test_an_id_without_a_token_is_never_chosen() -> None:
-    tokenizer = tokenizer_with_a_hole()
+    tokenizer = tokenizer_with_unused_ids()
     model = tiny_model(llama_config(vocab_size=tokenizer.vocab_size + 8))
     (hole, *_) = tokenizer.unused_ids
     with torch.no_grad():  # the likeliest by far, were it allowed

@@ -4,9 +4,9 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
-from sent import refused, send
+from app_requests import error_message, send
 from tiny_models import llama_config, tiny_model
-from tiny_runs import tiny_tokenizer, tokenizer_with_a_hole
+from tiny_runs import tiny_tokenizer, tokenizer_with_unused_ids
 
 from smalti.data.tokenizer.chat import PlainChat
 from smalti.data.tokenizer.encode import Tokenizer
@@ -58,7 +58,7 @@ def test_a_prompt_that_fills_the_context_can_be_scored(app: Guard) -> None:
     text = next(text for n in range(300) if len(tokenizer.encode(text := "7" * n)) == 63)
     answer = send(app, "POST", TEXT, json={**body, "prompt": text})
     assert len(answer.json()["choices"][0]["logprobs"]["tokens"]) == 63
-    refused(send(app, "POST", TEXT, json={**body, "prompt": text, "max_tokens": 1}), 400, param="prompt")
+    error_message(send(app, "POST", TEXT, json={**body, "prompt": text, "max_tokens": 1}), 400, param="prompt")
 
 
 def test_tokens_are_placed_in_the_text_after_a_prompt_that_ends_inside_a_character(app: Guard) -> None:
@@ -79,10 +79,12 @@ def test_tokens_are_placed_in_the_text_after_a_prompt_that_ends_inside_a_charact
 
 
 def test_an_id_without_a_token_ends_nothing() -> None:
-    tokenizer = tokenizer_with_a_hole()
+    tokenizer = tokenizer_with_unused_ids()
     with app_of(tokenizer) as app:
         for seed in range(5):
             body = {"prompt": "x", "max_tokens": 50, "temperature": 2.0, "seed": seed, "logprobs": 20}
             assert send(app, "POST", TEXT, json={**body, "ignore_eos": True}).status_code == 200
         hole = min(tokenizer.unused_ids)
-        assert f"{hole}, which" in refused(send(app, "POST", TEXT, json={"prompt": [1, hole]}), 400, param="prompt")
+        assert f"{hole}, which" in error_message(
+            send(app, "POST", TEXT, json={"prompt": [1, hole]}), 400, param="prompt"
+        )

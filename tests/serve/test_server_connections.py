@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from served import served
+from server_process import start_server
 from tiny_runs import tiny_run
 
 from smalti.base.errors import UserError
@@ -244,7 +244,7 @@ def test_hundreds_of_half_open_connections_lock_nobody_out(tmp_path: Path) -> No
     run = tiny_run(tmp_path, context=2048)
     export(run)
     body = {"prompt": "def ", "max_tokens": 4, "temperature": 0}
-    with served(run, "--max-connections", "100") as server, contextlib.ExitStack() as stack:
+    with start_server(run, "--max-connections", "100") as server, contextlib.ExitStack() as stack:
         port = int(server.url.rsplit(":", 1)[1])
         alone = httpx.post(f"{server.url}/v1/completions", json=body, timeout=30).json()["choices"]
         clients: list[socket.socket] = []

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 import torch
-from sent import refused, send
+from app_requests import error_message, send
 from tiny_models import llama_config, tiny_model
 from tiny_runs import tiny_tokenizer
 
@@ -53,10 +53,10 @@ def test_an_engine_that_failed_says_so() -> None:
     loop = EngineLoop(engine)
     app = build(Serving(engine, loop, PlainChat(), Metrics(loop.counts), "tiny"))
     assert send(app, "GET", "/health").status_code == 200
-    message = refused(send(app, "POST", TEXT, json={"prompt": "x", "n": 2}), 500, type="server_error")
+    message = error_message(send(app, "POST", TEXT, json={"prompt": "x", "n": 2}), 500, type="server_error")
     assert "secret" not in message
-    refused(send(app, "GET", "/health"), 500, code="engine_failed")
-    refused(send(app, "POST", TEXT, json={"prompt": "x"}), 503)
+    error_message(send(app, "GET", "/health"), 500, code="engine_failed")
+    error_message(send(app, "POST", TEXT, json={"prompt": "x"}), 503)
     loop.close()
 
 
@@ -71,7 +71,7 @@ def test_errors_of_the_house_have_their_status() -> None:
 def test_an_engine_that_ended_with_a_house_error_is_not_the_clients_fault(app: Guard, serving: Serving) -> None:
     serving.loop.error = UserError("innards")
     try:
-        assert "innards" not in refused(send(app, "GET", "/health"), 500, code="engine_failed")
+        assert "innards" not in error_message(send(app, "GET", "/health"), 500, code="engine_failed")
     finally:
         serving.loop.error = None
 
@@ -81,7 +81,7 @@ def test_numbers_that_are_not_finite_are_a_500(app: Guard, serving: Serving) -> 
         serving.engine.model.embed.weight[40] = torch.nan
     scored = {"prompt": [1, 40, 2], "echo": True, "logprobs": 0, "max_tokens": 0}
     for body in (scored, {**scored, "max_tokens": 1}, {"prompt": [1, 40, 2]}):
-        assert "not finite" in refused(send(app, "POST", TEXT, json=body), 500, code="engine_failed")
+        assert "not finite" in error_message(send(app, "POST", TEXT, json=body), 500, code="engine_failed")
         answer = send(app, "POST", TEXT, json={**body, "stream": True})
         failed, done, _ = answer.text.split("\n\n")
         assert json.loads(failed.removeprefix("data: "))["error"]["code"] == "engine_failed"
@@ -126,7 +126,7 @@ def test_a_huge_prompt_does_not_make_the_others_wait(app: Guard, name: str) -> N
                 begun_s = time.process_time()  # of all threads: what this machine's other programs take is left out
                 await asyncio.sleep(0.005)
                 longest_s = max(longest_s, time.process_time() - begun_s)
-        refused(await asked, 400)
+        error_message(await asked, 400)
         return longest_s
 
     assert 1e6 < len(raw) < 4 << 20

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from served import served
+from server_process import start_server
 from tiny_runs import tiny_run
 
 from smalti.config.eval import EvalConfig
@@ -43,7 +43,7 @@ def test_the_score_is_ours(tmp_path: Path) -> None:
     data.write_text("".join(json.dumps(sample) + "\n" for sample in [*ours.samples, long]))
     (tmp_path / "task").mkdir()
     (tmp_path / "task/arithmetic.yaml").write_text(TASK.format(data=data))
-    with served(run, "--max-rows", "16") as server:
+    with start_server(run, "--max-rows", "16") as server:
         arguments = (
             f"model=tiny,base_url={server.url}/v1/completions,tokenizer={run / 'export'},tokenizer_backend=huggingface,"
             "tokenized_requests=False,max_length=159,num_concurrent=8"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from served import Served, served
+from server_process import ServerProcess, start_server
 from tiny_runs import tiny_run
 
 from smalti.distributed.checkpoint.export import export
@@ -36,13 +36,13 @@ def engine(run: Path) -> Engine:
 
 
 @pytest.fixture(scope="module")
-def server(run: Path) -> Iterator[Served]:
-    with served(run, "--max-rows", "8") as started:
+def server(run: Path) -> Iterator[ServerProcess]:
+    with start_server(run, "--max-rows", "8") as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def client(server: Served) -> Iterator["openai.OpenAI"]:
+def client(server: ServerProcess) -> Iterator["openai.OpenAI"]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         yield client
 
@@ -129,7 +129,7 @@ def test_a_stream_joins_to_the_whole(client: "openai.OpenAI", stream_usage: bool
     assert usage == (whole.usage if stream_usage else None)
 
 
-def test_stream_on_the_wire(server: Served) -> None:
+def test_stream_on_the_wire(server: ServerProcess) -> None:
     body = {"model": MODEL, "prompt": "def ", "max_tokens": 3, "stream": True}
     answer = httpx.post(f"{server.url}/v1/completions", json=body)
     assert answer.headers["content-type"].startswith("text/event-stream")
@@ -240,7 +240,7 @@ def test_errors_are_the_clients_own(client: "openai.OpenAI") -> None:
         client.completions.create(model=MODEL, prompt="x", temperature=3)
 
 
-def test_sixteen_at_once_equal_one_by_one(client: "openai.OpenAI", server: Served) -> None:
+def test_sixteen_at_once_equal_one_by_one(client: "openai.OpenAI", server: ServerProcess) -> None:
     def ask(index: int):
         sampled = {"temperature": 0} if index % 2 else {"temperature": 1.0, "seed": index}
         answer = client.completions.create(
@@ -255,14 +255,14 @@ def test_sixteen_at_once_equal_one_by_one(client: "openai.OpenAI", server: Serve
     assert server.metric("smalti_num_requests_running") == 0
 
 
-def _idle(server: Served, limit_s: float = 20) -> None:
+def _idle(server: ServerProcess, limit_s: float = 20) -> None:
     end_s = time.monotonic() + limit_s
     while server.metric("smalti_num_requests_running") or server.metric("smalti_num_requests_waiting"):
         assert time.monotonic() < end_s, "the slot of a client that went away is not free"
         time.sleep(0.02)
 
 
-def test_a_client_that_goes_away_frees_its_place(client: "openai.OpenAI", server: Served) -> None:
+def test_a_client_that_goes_away_frees_its_place(client: "openai.OpenAI", server: ServerProcess) -> None:
     before = server.metric("smalti_generation_tokens_total")
     asked = {
         "model": MODEL,
@@ -293,7 +293,7 @@ def test_a_client_that_goes_away_frees_its_place(client: "openai.OpenAI", server
     assert client.completions.create(model=MODEL, prompt="x", max_tokens=1).choices
 
 
-def test_metrics_count(client: "openai.OpenAI", server: Served) -> None:
+def test_metrics_count(client: "openai.OpenAI", server: ServerProcess) -> None:
     names = ("smalti_prompt_tokens_total", "smalti_generation_tokens_total",
              "smalti_time_to_first_token_seconds_count", "smalti_e2e_request_latency_seconds_count")  # fmt: skip
     before = [server.metric(name) for name in names]
@@ -304,7 +304,7 @@ def test_metrics_count(client: "openai.OpenAI", server: Served) -> None:
     assert 0 <= server.metric("smalti_kv_cache_usage_perc") <= 1
 
 
-def test_unknown_fields_are_named_in_a_header(server: Served) -> None:
+def test_unknown_fields_are_named_in_a_header(server: ServerProcess) -> None:
     body = {"prompt": "x", "max_tokens": 1, "user": "me", "some\r\nthing": 1, "logit_bias": None, "tools": []}
     answer = httpx.post(f"{server.url}/v1/completions", json=body)
     assert answer.status_code == 200
@@ -312,6 +312,6 @@ def test_unknown_fields_are_named_in_a_header(server: Served) -> None:
     assert answer.headers["x-request-id"].startswith("req-")
 
 
-def test_health_and_version(server: Served) -> None:
+def test_health_and_version(server: ServerProcess) -> None:
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
     assert set(httpx.get(f"{server.url}/version").json()) == {"version"}

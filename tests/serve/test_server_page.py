@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from served import Served, served
+from server_process import ServerProcess, start_server
 from tiny_runs import tiny_run
 
 from smalti.distributed.checkpoint.export import export
@@ -77,7 +77,7 @@ def until(page: Any, condition: str) -> None:
 class Opened:
     """A page of a server, with all that went wrong on it."""
 
-    def __init__(self, browser: Any, server: Served, scheme: str = "light") -> None:
+    def __init__(self, browser: Any, server: ServerProcess, scheme: str = "light") -> None:
         self.page = browser.new_page(viewport={"width": 1100, "height": 760}, color_scheme=scheme)
         self.problems: list[str] = []
         self.urls: list[str] = []
@@ -94,7 +94,7 @@ class Opened:
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_base_model_continues_text(run: Path, browser: Any, scheme: str, tmp_path: Path) -> None:
-    with served(run) as server:
+    with start_server(run) as server:
         opened = Opened(browser, server, scheme)
         page = opened.page
         page.wait_for_selector("#go", state="visible")
@@ -144,7 +144,7 @@ def test_a_chat_behind_a_key(run: Path, browser: Any, tmp_path: Path) -> None:
     shutil.copytree(run / "export", folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     (tmp_path / "key").write_text(KEY)
-    with served(folder, "--key-file", str(tmp_path / "key"), "--name", "<b>org/chat</b>") as server:
+    with start_server(folder, "--key-file", str(tmp_path / "key"), "--name", "<b>org/chat</b>") as server:
         opened = Opened(browser, server)
         page = opened.page
         page.wait_for_selector("#key", state="visible")
@@ -183,7 +183,7 @@ def test_a_chat_behind_a_key(run: Path, browser: Any, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.browser
 def test_a_page_of_another_origin_gets_nothing(run: Path, browser: Any) -> None:
-    with served(run) as server:
+    with start_server(run) as server:
         page = browser.new_page()
         page.route("http://evil.test/*", lambda route: route.fulfill(body="<p>evil</p>", content_type="text/html"))
         page.goto("http://evil.test/")

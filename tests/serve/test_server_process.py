@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from served import served
+from server_process import start_server
 from tiny_runs import tiny_run
 
 from smalti.cli.main import run as smalti
@@ -80,7 +80,9 @@ def test_a_run_without_export_and_help(tmp_path: Path, capsys: pytest.CaptureFix
 def test_with_a_key_every_host_may_listen(run: Path, tmp_path: Path, how: str) -> None:
     (tmp_path / "key").write_text(KEY + "\n")
     options = ["--key-file", str(tmp_path / "key")] if how == "file" else []
-    with served(run, "--host", "0.0.0.0", *options, env={"SMALTI_SERVE_KEY": KEY if not options else ""}) as server:
+    with start_server(
+        run, "--host", "0.0.0.0", *options, env={"SMALTI_SERVE_KEY": KEY if not options else ""}
+    ) as server:
         url = server.url.replace("0.0.0.0", "127.0.0.1")
         assert httpx.get(f"{url}/health").status_code == 401
         headers = {"Authorization": f"Bearer {KEY}", "Host": "model.example.org", "Origin": "https://model.example.org"}
@@ -99,7 +101,7 @@ LONG = {"prompt": "def ", "max_tokens": 300, "ignore_eos": True, "temperature": 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_running_requests_end_before_the_server(run: Path, number: int) -> None:
     answers: list[httpx.Response] = []
-    with served(run) as server:
+    with start_server(run) as server:
         ask = threading.Thread(
             target=lambda: answers.append(httpx.post(f"{server.url}/v1/completions", json=LONG, timeout=60))
         )
@@ -119,7 +121,7 @@ def test_running_requests_end_before_the_server(run: Path, number: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_what_does_not_end_in_time_is_cut_off(run: Path, number: int, code: int) -> None:
-    with served(run, "--finish-s", "0.1") as server:
+    with start_server(run, "--finish-s", "0.1") as server:
         body = {**LONG, "prompt": ["def "] * 32, "max_tokens": 2000, "stream": True}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
             lines = answer.iter_lines()  # kept: httpx closes the connection with it
@@ -137,7 +139,7 @@ def test_what_does_not_end_in_time_is_cut_off(run: Path, number: int, code: int)
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_second_ctrl_c_cuts_off_with_one_line(run: Path, stream: bool) -> None:
-    with served(run) as server:
+    with start_server(run) as server:
         body = {**LONG, "prompt": ["def "] * 32, "max_tokens": 2000, "stream": stream}
 
         def ask() -> None:
@@ -168,7 +170,7 @@ def test_a_looping_chat_template_does_not_hold_the_server(run: Path, tmp_path: P
     loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     (model / "chat_template.jinja").write_text(loop)
     body = {"messages": [{"role": "user", "content": "x"}]}
-    with served(model) as server:
+    with start_server(model) as server:
         answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
         assert answer.status_code == 400
         assert "took more than 2 s of processor time" in answer.json()["error"]["message"]

@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
+from app_requests import error_message, send
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from sent import refused, send
 from tiny_models import llama_config, tiny_model
 from tiny_runs import tiny_tokenizer
 
@@ -104,7 +104,7 @@ def app(serving: Serving) -> Guard:
 )
 def test_completions_refuse(app: Guard, body: dict[str, Any], param: str | None, words: str) -> None:
     answer = send(app, "POST", TEXT, json=body)
-    assert words in refused(answer, 404 if param == "model" else 400, param=param)
+    assert words in error_message(answer, 404 if param == "model" else 400, param=param)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_completions_refuse(app: Guard, body: dict[str, Any], param: str | None,
     ],
 )
 def test_chats_refuse(app: Guard, body: dict[str, Any], param: str, words: str) -> None:
-    assert words in refused(send(app, "POST", CHAT, json=body), 400, param=param)
+    assert words in error_message(send(app, "POST", CHAT, json=body), 400, param=param)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_chats_refuse(app: Guard, body: dict[str, Any], param: str, words: str) 
 def test_what_is_no_json(app: Guard, raw: bytes, words: str) -> None:
     for path in (TEXT, CHAT):
         answer = send(app, "POST", path, content=raw, headers={"Content-Type": "application/json"})
-        assert words in refused(answer, 400)
+        assert words in error_message(answer, 400)
 
 
 @pytest.mark.parametrize("field", ["prompt", "messages", "metadata", "stop", "logit_bias", "tools", "model"])
@@ -191,21 +191,23 @@ def test_no_depth_is_a_fault_of_the_server(app: Guard, field: str) -> None:
 
 
 def test_routes_methods_types_and_sizes(app: Guard) -> None:
-    assert "/v1/nothing" in refused(send(app, "GET", "/v1/nothing"), 404, code="not_found")
-    refused(send(app, "GET", "/docs"), 404)
-    refused(send(app, "GET", "/openapi.json"), 404)
-    refused(send(app, "GET", TEXT), 405, code="method_not_allowed")
-    refused(send(app, "OPTIONS", TEXT), 405)
-    assert "Content-Type: application/json" in refused(send(app, "POST", TEXT, data={"prompt": "x"}), 415)
-    assert "19.5 KiB" in refused(send(app, "POST", TEXT, json={"prompt": "x" * 30_000}), 413, code="request_too_large")
+    assert "/v1/nothing" in error_message(send(app, "GET", "/v1/nothing"), 404, code="not_found")
+    error_message(send(app, "GET", "/docs"), 404)
+    error_message(send(app, "GET", "/openapi.json"), 404)
+    error_message(send(app, "GET", TEXT), 405, code="method_not_allowed")
+    error_message(send(app, "OPTIONS", TEXT), 405)
+    assert "Content-Type: application/json" in error_message(send(app, "POST", TEXT, data={"prompt": "x"}), 415)
+    assert "19.5 KiB" in error_message(
+        send(app, "POST", TEXT, json={"prompt": "x" * 30_000}), 413, code="request_too_large"
+    )
 
     async def endless() -> AsyncIterator[bytes]:
         while True:
             yield b" " * 1000
 
     headers = {"Content-Type": "application/json"}
-    refused(send(app, "POST", TEXT, content=endless(), headers=headers), 413)
-    refused(send(app, "POST", TEXT, content=b"{}", headers={**headers, "Content-Length": "-1"}), 413)
+    error_message(send(app, "POST", TEXT, content=endless(), headers=headers), 413)
+    error_message(send(app, "POST", TEXT, content=b"{}", headers={**headers, "Content-Length": "-1"}), 413)
 
 
 def test_too_many_at_once_are_sent_away(app: Guard, serving: Serving) -> None:
@@ -218,7 +220,7 @@ def test_too_many_at_once_are_sent_away(app: Guard, serving: Serving) -> None:
     sent_away = [answer for answer in answers if answer.status_code != 200]
     assert 1 <= len(sent_away) < 4
     for answer in sent_away:
-        refused(answer, 429, code="too_many_requests", type="rate_limit_error")
+        error_message(answer, 429, code="too_many_requests", type="rate_limit_error")
         assert answer.headers["retry-after"] == "1"
     end_s = time.monotonic() + 20
     while not serving.loop.engine.idle:  # those of a request that was sent away are aborted, the others are done
@@ -230,7 +232,7 @@ def test_too_many_at_once_are_sent_away(app: Guard, serving: Serving) -> None:
 def test_a_server_that_is_closing_refuses(app: Guard) -> None:
     app.closing = True
     answer = send(app, "POST", TEXT, json={"prompt": "x"})
-    refused(answer, 503, code="shutting_down")
+    error_message(answer, 503, code="shutting_down")
     assert "retry-after" in answer.headers
 
 
@@ -246,7 +248,7 @@ def test_every_route_asks_for_the_key(serving: Serving, path: str, given: str | 
     headers = {} if given is None else {"Authorization": given}
     for method in ("GET", "POST", "OPTIONS", "DELETE"):
         answer = send(app, method, path, headers=headers, host="example.org")
-        refused(answer, 401, code="invalid_api_key")
+        error_message(answer, 401, code="invalid_api_key")
         assert answer.headers["www-authenticate"] == "Bearer"
 
 
@@ -275,14 +277,14 @@ def test_without_a_key_only_this_machine_is_named(app: Guard, host: str, fine: b
     if fine:
         assert answer.status_code == 200
     else:
-        refused(answer, 403, code="host_not_allowed")
+        error_message(answer, 403, code="host_not_allowed")
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://localhost:3000", "file://", "[", "http://["])
 def test_without_a_key_no_other_page_is_answered(app: Guard, origin: str) -> None:
     for method, path in (("GET", "/v1/models"), ("POST", TEXT), ("OPTIONS", TEXT)):
         answer = send(app, method, path, headers={"Origin": origin})
-        refused(answer, 403, code="origin_not_allowed")
+        error_message(answer, 403, code="origin_not_allowed")
         assert "access-control-allow-origin" not in answer.headers
     own = send(app, "GET", "/v1/models", headers={"Origin": "http://127.0.0.1:8000"})
     assert own.status_code == 200

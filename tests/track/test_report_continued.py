@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from made_run import make_run, metric_rows, write_lines
+from synthetic_run import metric_rows, write_lines, write_run
 
 from smalti.cli.runs.show import about, about_text
 from smalti.track.report import write_report
@@ -18,7 +18,7 @@ BITS = "metrics/eval/{}/bits_per_byte"
 
 def _run(folder: Path, *, step_0: bool = True, **config: Any) -> Path:
     """A run that knew code (1.30 -> 1.34 bits per byte) and learned prose (2.0 -> 1.8)."""
-    make_run(folder)
+    write_run(folder)
     rows = [row for row in metric_rows() if not any(name.startswith("metrics/eval") for name in row)]
     for step, code, prose in ((0, 1.3, 2.0), (300, 1.31, 1.9), (600, 1.34, 1.8))[not step_0 :]:
         rows.append({"step": step, BITS.format("code"): code, BITS.format("prose"): prose})

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from made_run import make_run, metric_rows, write_lines
+from synthetic_run import metric_rows, write_lines, write_run
 
 from smalti.track.report import write_report
 from smalti.track.report.machine import machine_charts
@@ -10,7 +10,7 @@ from smalti.track.report.read import read_run
 
 
 def with_readings(folder: Path) -> Path:
-    make_run(folder, steps=60)
+    write_run(folder, steps=60)
     rows = metric_rows(60)
     for row in rows[::10]:
         row |= {"system/cpu_frac": 0.5, "system/memory_used_bytes": 2.5e9, "system/net_in_bytes_per_s": 0.0}
@@ -30,4 +30,4 @@ def test_gpus_share_a_chart_and_what_is_zero_has_none(tmp_path: Path) -> None:
 
 def test_a_run_without_readings_has_no_such_section(tmp_path: Path) -> None:
     assert "<h2>Machine" in Path(write_report(with_readings(tmp_path / "demo"))).read_text()
-    assert "<h2>Machine" not in Path(write_report(make_run(tmp_path / "other"))).read_text()
+    assert "<h2>Machine" not in Path(write_report(write_run(tmp_path / "other"))).read_text()

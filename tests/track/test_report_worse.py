@@ -4,8 +4,8 @@ import random
 from pathlib import Path
 
 import pytest
-from made_config import made_config
-from made_run import make_run, write_lines
+from example_config import example_config
+from synthetic_run import write_lines, write_run
 
 from smalti.cli.runs.show import about
 from smalti.cli.train.app import _warn_of_worse
@@ -21,9 +21,9 @@ STAGES = "data.stages=[{until: 0.5run, weights: {code: 1}}, {weights: {code: 1}}
 
 def measured(folder: Path, values: dict[str, list[float]]) -> RunRecord:
     """A run of 100 steps in two stages of 50, whose held-out sets had these values at equal distances."""
-    make_run(folder)
+    write_run(folder)
     overrides = ["train.duration=100step", "data.sources={code: a}", STAGES]
-    (folder / "config.yaml").write_text(dump(made_config(f"name={folder.name}", *overrides)))
+    (folder / "config.yaml").write_text(dump(example_config(f"name={folder.name}", *overrides)))
     count = len(next(iter(values.values())))
     write_lines(
         folder / "metrics.jsonl",

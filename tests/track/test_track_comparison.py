@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from made_config import made_config
-from made_run import make_run, write_lines
+from example_config import example_config
+from synthetic_run import write_lines, write_run
 
 from smalti.config.load import dump
 from smalti.track.compare.comparison import compare
@@ -18,8 +18,8 @@ from smalti.track.report.read import read_run
 
 def made(folder: Path, *overrides: str, shift: float = 0.0, batch: int = 8192) -> Path:
     """A run with this config whose loss is shifted by so much, with noise of its own."""
-    make_run(folder, steps=400)
-    (folder / "config.yaml").write_text(dump(made_config(f"name={folder.name}", *overrides)))
+    write_run(folder, steps=400)
+    (folder / "config.yaml").write_text(dump(example_config(f"name={folder.name}", *overrides)))
     noise = random.Random(folder.name)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for row in rows:

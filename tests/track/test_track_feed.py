@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_run import make_run
+from synthetic_run import write_run
 
 from smalti.base.errors import UserError
 from smalti.config.track import TrackConfig
@@ -182,7 +182,7 @@ def test_a_long_file_is_sent_in_pieces(tmp_path: Path) -> None:
 
 
 def test_what_is_told_of_a_run_holds_no_secret(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "demo")
+    folder = write_run(tmp_path / "demo")
     (folder / "config.yaml").write_text(
         "name: demo\ndata:\n  sources: {a: 's3://key:word@host/a'}\n  stages:\n  - weights: {a: 1}\n"
         "x:\n  api_key: abc\n"
@@ -262,7 +262,7 @@ def tracked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    folder = make_run(tmp_path / "demo", steps=5)
+    folder = write_run(tmp_path / "demo", steps=5)
     config = folder / "config.yaml"
     config.write_text(config.read_text() + "track: {sinks: [mlflow]}\n")
     (folder / "trackers").mkdir()
@@ -303,7 +303,7 @@ def test_an_error_at_the_end_of_an_attempt_is_a_warning(tracked: Path, caplog: p
 
 
 def test_a_folder_that_is_no_attempt_stops_nothing(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "demo", steps=5)
+    folder = write_run(tmp_path / "demo", steps=5)
     (folder / "logs/attempt-0.bak").mkdir(parents=True)
     assert about_run(folder).name == "demo"
 
@@ -319,7 +319,7 @@ def test_an_attempt_without_the_tracker_leaves_it(tracked: Path, monkeypatch: py
 
 def test_neither_home_nor_key_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/srv/people/ada")
-    folder = make_run(tmp_path / "demo", steps=5)
+    folder = write_run(tmp_path / "demo", steps=5)
     (folder / "config.yaml").write_text(
         "name: demo\napi_key: sk-12345 two\nhf_token: hf_abc\nblobs:\n- https://a.net/c?sv=1&sig=SIGNED\n"
         "folder: /srv/people/ada/runs\nother: [{password: 12345}, /home/bob/x]\nseed: 3\n"
@@ -373,7 +373,7 @@ def test_an_extra_that_is_not_installed(name: str, tmp_path: Path, monkeypatch: 
 
 
 def test_a_run_without_trackers_has_nothing_to_send_to(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "demo")
+    folder = write_run(tmp_path / "demo")
     assert trackers.publish(folder, folder / "config.yaml", "config.yaml") == []
     with pytest.raises(UserError, match=r"hint: smalti runs send .* 'track.sinks=\[mlflow\]'"):
         trackers.send(folder)

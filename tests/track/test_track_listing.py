@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from made_run import make_run, write_lines
+from synthetic_run import write_lines, write_run
 
 from smalti.track.listing import best_eval, list_runs, newest
 
@@ -13,7 +13,7 @@ from smalti.track.listing import best_eval, list_runs, newest
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
-    make_run(root / "whole")
+    write_run(root / "whole")
     broken = {
         "torn-config": ("config.yaml", "model: {a: [1,\n"),
         "no-mapping": ("config.yaml", "just words\n"),
@@ -88,7 +88,7 @@ def test_a_metric_that_was_asked_for_is_found_in_the_whole_file(tmp_path: Path) 
 
 
 def test_many_runs_are_listed_fast(tmp_path: Path) -> None:
-    whole = make_run(tmp_path / "0000")
+    whole = write_run(tmp_path / "0000")
     for number in range(1, 200):
         folder = tmp_path / f"{number:04d}"
         folder.mkdir()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_run import CONFIG, make_run
+from synthetic_run import CONFIG, write_run
 from tiny_runs import tiny_run
 
 from smalti.base import clock
@@ -245,7 +245,7 @@ def test_an_outage_loses_nothing(server: Server, tmp_path: Path) -> None:
 
 
 def test_limits_of_the_server_and_secrets(server: Server, tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "demo", steps=30)
+    folder = write_run(tmp_path / "demo", steps=30)
     many = "".join(f"    source-{number}: 's3://key:word@host/{number}'\n" for number in range(230))
     (folder / "config.yaml").write_text(f"name: demo\ndata:\n  sources:\n{many}  note: {'x' * 7000}\n  odd%name: 1\n")
     assert trackers.send(folder, ["track.sinks=[mlflow]", "track.mlflow.experiment=limits"]) == {"mlflow": 0}
@@ -261,7 +261,7 @@ def test_limits_of_the_server_and_secrets(server: Server, tmp_path: Path) -> Non
 
 
 def test_what_is_too_large_is_named_and_not_uploaded(server: Server, tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "demo", steps=3)
+    folder = write_run(tmp_path / "demo", steps=3)
     config = folder / "config.yaml"
     config.write_text(config.read_text() + "track: {mlflow: {upload_max_bytes: 1000}}\n")
     trackers.send(folder, ["track.sinks=[mlflow]"])
@@ -282,7 +282,7 @@ def test_what_is_too_large_is_named_and_not_uploaded(server: Server, tmp_path: P
 
 
 def test_a_run_that_was_deleted_there_is_told(server: Server, tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "demo", steps=3)
+    folder = write_run(tmp_path / "demo", steps=3)
     trackers.send(folder, ["track.sinks=[mlflow]"])
     client(server).delete_run(run_of(server, folder).info.run_id)
     feed = trackers.follow(TrackConfig(sinks=("mlflow",)), folder, EventLog(folder, 2))[0]
@@ -292,7 +292,7 @@ def test_a_run_that_was_deleted_there_is_told(server: Server, tmp_path: Path) ->
     assert "is deleted" in reason
     experiment = client(server).create_experiment("gone")
     client(server).delete_experiment(experiment)
-    other = make_run(tmp_path / "other", steps=3)
+    other = write_run(tmp_path / "other", steps=3)
     track = TrackConfig(sinks=("mlflow",), mlflow=MlflowConfig(experiment="gone"))
     with pytest.raises(UserError, match="the MLflow experiment 'gone' is deleted"):
         trackers.follow(track, other, EventLog(other))
@@ -300,13 +300,13 @@ def test_a_run_that_was_deleted_there_is_told(server: Server, tmp_path: Path) ->
 
 def test_variables_that_users_of_mlflow_know(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "by-variable")
-    folder = make_run(tmp_path / "demo", steps=3)
+    folder = write_run(tmp_path / "demo", steps=3)
     trackers.send(folder, ["track.sinks=[mlflow]"])
     found = client(server).get_experiment_by_name("by-variable")
     assert run_of(server, folder).info.experiment_id == found.experiment_id
     mine = client(server).create_run(found.experiment_id, run_name="mine").info.run_id
     monkeypatch.setenv("MLFLOW_RUN_ID", mine)
-    other = make_run(tmp_path / "other", steps=3)
+    other = write_run(tmp_path / "other", steps=3)
     trackers.send(other, ["track.sinks=[mlflow]"])
     assert run_of(server, other).info.run_id == mine
 

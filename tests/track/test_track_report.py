@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from made_run import make_run, metric_rows, write_lines
+from synthetic_run import metric_rows, write_lines, write_run
 
 from smalti.base.errors import DataError
 from smalti.track.report import write_report
@@ -21,7 +21,7 @@ VOID = {"meta", "link", "line", "rect", "circle", "path", "polygon", "br"}
 
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
-    return make_run(tmp_path / "demo")
+    return write_run(tmp_path / "demo")
 
 
 class Checker(html.parser.HTMLParser):
@@ -84,7 +84,7 @@ def test_an_eval_in_the_timeline_is_words_and_not_json(run_folder: Path) -> None
 
 
 def test_training_loss_is_the_mean_of_the_end(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "demo")
+    folder = write_run(tmp_path / "demo")
     write_lines(folder / "metrics.jsonl", [{"step": n, "loss/train/total": 9.0 if n < 99 else n - 96.0}
                                            for n in range(1, 101)])  # fmt: skip
     assert read_run(folder).tail_mean("loss/train/total", frac=0.05) == pytest.approx((9 * 3 + 3 + 4) / 5)
@@ -169,7 +169,7 @@ def test_a_step_written_twice_is_one_row(tmp_path: Path) -> None:
 def test_the_mixture_has_few_spans_of_many_sequences(tmp_path: Path) -> None:
     """A share among few sequences jumps from span to span, which shimmers in a small chart."""
     for steps, spans in ((40, 1), (2000, 48)):
-        folder = make_run(tmp_path / str(steps), steps=steps)
+        folder = write_run(tmp_path / str(steps), steps=steps)
         config = yaml.safe_load((folder / "config.yaml").read_text())
         config["data"] = {**(config.get("data") or {}), "seq_len": 4096}  # two sequences a step
         (folder / "config.yaml").write_text(yaml.safe_dump(config))

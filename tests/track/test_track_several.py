@@ -5,7 +5,7 @@ import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
-from made_run import make_run, write_lines
+from synthetic_run import write_lines, write_run
 from test_track_report import CHROMIUM, Checker
 
 from smalti.base.errors import UserError
@@ -15,7 +15,7 @@ from smalti.track.report.read import read_run
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Path]:
-    first, second = make_run(tmp_path / "one", steps=200), make_run(tmp_path / "two", steps=120)
+    first, second = write_run(tmp_path / "one", steps=200), write_run(tmp_path / "two", steps=120)
     text = (second / "config.yaml").read_text()
     (second / "config.yaml").write_text(text.replace("name: demo", "name: '<b>two</b>'"))
     return [first, second]

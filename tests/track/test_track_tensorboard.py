@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_run import CONFIG, make_run
+from synthetic_run import CONFIG, write_run
 
 from smalti.config.track import TrackConfig
 from smalti.track import trackers
@@ -87,7 +87,7 @@ def test_the_last_lines_of_a_rank_that_was_killed_are_sent_by_its_parent(tmp_pat
 
 
 def test_an_attempt_sends_what_the_one_before_left_out(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "demo", steps=50)  # trained without a tracker
+    folder = write_run(tmp_path / "demo", steps=50)  # trained without a tracker
     assert trackers.send(folder, ["track.sinks=[tensorboard]"]) == {"tensorboard": 0}
     assert [one.step for one in read(folder).Scalars("loss/train/total")] == list(range(1, 51))
     assert trackers.send(folder, ["track.sinks=[tensorboard]"]) == {"tensorboard": 0}  # nothing twice
@@ -97,7 +97,7 @@ def test_an_attempt_sends_what_the_one_before_left_out(tmp_path: Path) -> None:
 def test_a_folder_that_was_removed_is_written_anew(tmp_path: Path) -> None:
     import shutil
 
-    folder = make_run(tmp_path / "demo", steps=20)
+    folder = write_run(tmp_path / "demo", steps=20)
     trackers.send(folder, ["track.sinks=[tensorboard]"])
     shutil.rmtree(folder / "tb")
     trackers.send(folder, ["track.sinks=[tensorboard]"])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_run import CONFIG
+from synthetic_run import CONFIG
 
 from smalti.config.track import TrackConfig, WandbConfig
 from smalti.track import trackers

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-import toy
-from gloo import run_ranks
+import toy_run
+from gloo_ranks import run_ranks
 
 from smalti.base.errors import UserError
 from smalti.config.load import dump, from_dict
@@ -19,14 +19,14 @@ from smalti.train.loop import Job
 
 
 def _with_heldout(root: Path) -> RunConfig:
-    tree = toy.config(root, duration="3step").model_dump(mode="json")
+    tree = toy_run.config(root, duration="3step").model_dump(mode="json")
     tree["data"]["heldout"] = {"code": str(root / "tokens/code")}
     return from_dict(RunConfig, tree, "toy").config
 
 
 def test_ranks_that_nobody_has_started_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"train\.parallel.ranks=2, and this process is one rank") as raised:
-        build(toy.config(tmp_path, parallel={"ranks": 2}))
+        build(toy_run.config(tmp_path, parallel={"ranks": 2}))
     assert "torchrun --nproc-per-node 2" in str(raised.value.hint)
     assert "train.parallel.ranks=1" in str(raised.value.hint)
 
@@ -53,7 +53,7 @@ def test_a_launcher_with_another_number_of_ranks_is_named(
 ) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3"}.items():
         monkeypatch.setenv(name, value)
-    assert api._of_this_world(toy.config(tmp_path, parallel={"ranks": 2})).train.parallel.ranks == 3
+    assert api._of_this_world(toy_run.config(tmp_path, parallel={"ranks": 2})).train.parallel.ranks == 3
     assert "has started 3 ranks and the config says train.parallel.ranks=2" in caplog.text
 
 
@@ -107,7 +107,7 @@ def test_a_script_ends_and_puts_on_record_why(launcher: str, what: str, reason: 
     """Real processes: only there does Python's own end wait for ranks that are gone. Without torchrun, which ends them,
     the ranks that are left are on their own."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    config = toy.config(tmp_path, duration="200step", parallel={"timeout": "60s", "threads": 1})
+    config = toy_run.config(tmp_path, duration="200step", parallel={"timeout": "60s", "threads": 1})
     (tmp_path / "recipe.yaml").write_text(dump(config))
     codes = _launch(launcher, what, tmp_path)
     status = json.loads((Path(config.run_folder) / "status.json").read_text())

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import toy
-from gloo import run_ranks
+import toy_run
+from gloo_ranks import run_ranks
 
 from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
@@ -191,7 +191,7 @@ def test_the_bias_chooses_and_does_not_weigh():
 
 
 def _run(root: Any, name: str, **changes: Any) -> RunConfig:
-    tree = toy.config(root, "moe").model_dump(mode="json", exclude_unset=True)
+    tree = toy_run.config(root, "moe").model_dump(mode="json", exclude_unset=True)
     tree["model"] |= {"family": "decoder", "num_hidden_layers": 2}
     tree["model"]["moe"] |= {"global_balance_loss_coef": 0.3, "bias_update_rate": 0.01}
     tree |= {"name": name, "folder": str(root / "runs" / name), **changes}
@@ -230,7 +230,7 @@ def test_a_resumed_run_has_the_same_bits_with_biases_and_the_load_of_the_step_be
 
 def _built_in_python(rank: int, root: Any) -> list[float]:
     """The largest bias of each layer after three steps with a loss that was given."""
-    config = _run(root, "python", train={**toy.config(root).model_dump(mode="json")["train"], "duration": "3step"})
+    config = _run(root, "python", train={**toy_run.config(root).model_dump(mode="json")["train"], "duration": "3step"})
     job = build(config, loss=LanguageLoss(config.model, config.train.loss))
     fit(job)
     return [float(buffer.abs().max()) for name, buffer in job.state.model.named_buffers() if "choice_bias" in name]

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from gloo import run_ranks
+from gloo_ranks import run_ranks
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor

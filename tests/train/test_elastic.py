@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import toy
-from gloo import run_ranks
+import toy_run
+from gloo_ranks import run_ranks
 
 from smalti.data.stream.stream import Stream
 from smalti.train import Hook, build, fit
@@ -54,7 +54,7 @@ def test_other_numbers_of_ranks_learn_the_same(kind: str, tmp_path: Path) -> Non
     reference: list[float] = []
     for world_size, microbatch_tokens in ((1, "auto"), (2, 64), (3, 96), (4, "auto")):
         root = tmp_path / str(world_size)
-        config = toy.config(root, kind, microbatch_tokens=microbatch_tokens)
+        config = toy_run.config(root, kind, microbatch_tokens=microbatch_tokens)
         results = run_ranks(world_size, _train, config)
         if not reference:
             reference, loads, tokens = results[0]["loss"], results[0]["load"], _tokens_in_order(results)

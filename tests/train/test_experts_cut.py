@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gloo import run_ranks
+from gloo_ranks import run_ranks
 from test_step import MOE, _gradients_after_step, _relative
 from torch import nn
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh

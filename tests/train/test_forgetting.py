@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from gloo import run_ranks
+from gloo_ranks import run_ranks
 
 from smalti.base.errors import UserError
 from smalti.track.append import LineFile

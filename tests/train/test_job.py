@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-import toy
-from gloo import run_ranks
+import toy_run
+from gloo_ranks import run_ranks
 from torch import nn
 
 from smalti.base.errors import CheckFailed, DataError, RetryableError, UserError
@@ -140,7 +140,7 @@ def test_any_module_with_its_own_loss_trains(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_job_config_alone_describes_no_model(tmp_path: Path) -> None:
-    tree = toy.config(tmp_path).model_dump(mode="json")
+    tree = toy_run.config(tmp_path).model_dump(mode="json")
     del tree["model"], tree["data"]
     message = run_ranks(1, _error, from_dict(JobConfig, tree).config, UserError)[0]
     assert "no model" in message
@@ -156,7 +156,7 @@ class NoBatches(Points):
 
 @pytest.mark.slow
 def test_a_step_without_a_microbatch_is_refused_by_name(tmp_path: Path) -> None:
-    tree = toy.config(tmp_path).model_dump(mode="json")
+    tree = toy_run.config(tmp_path).model_dump(mode="json")
     del tree["model"], tree["data"]
     given = {"model": Line(), "loss": squared, "batches": NoBatches(0, 1)}
     message = run_ranks(1, _error, from_dict(JobConfig, tree).config, UserError, given)[0]
@@ -170,7 +170,7 @@ def _measures_nothing(*_: Any) -> None:
 
 @pytest.mark.slow
 def test_what_is_retained_needs_something_that_measures(tmp_path: Path) -> None:
-    first = toy.config(tmp_path, duration="2step")
+    first = toy_run.config(tmp_path, duration="2step")
     assert run_ranks(1, _fit, first) == [2]
     data = first.data.model_dump(mode="json")
     data |= {"heldout": {"old": data["sources"]["code"]}, "retain": {"old": 0.02}}
@@ -181,7 +181,7 @@ def test_what_is_retained_needs_something_that_measures(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_init_from_takes_weights_only(tmp_path: Path) -> None:
-    first = toy.config(tmp_path, duration="20step")
+    first = toy_run.config(tmp_path, duration="20step")
     assert run_ranks(1, _fit, first) == [20]
     second = _changed(first, name="second", folder=str(tmp_path / "runs/second"), init_from=first.run_folder,
                       train__duration="2step")  # fmt: skip
@@ -195,7 +195,7 @@ def test_init_from_takes_weights_only(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_init_from_another_shape_or_nothing_is_refused(tmp_path: Path) -> None:
-    first = toy.config(tmp_path, duration="2step")
+    first = toy_run.config(tmp_path, duration="2step")
     run_ranks(1, _fit, first)
     model = first.model.model_dump(mode="json") | {"hidden_size": 64}
     other = _changed(first, name="other", folder=str(tmp_path / "o"), init_from=first.run_folder, model=model)
@@ -206,7 +206,7 @@ def test_init_from_another_shape_or_nothing_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_init_from_another_number_of_layers_is_refused(tmp_path: Path) -> None:
-    first = toy.config(tmp_path, duration="2step")
+    first = toy_run.config(tmp_path, duration="2step")
     run_ranks(1, _fit, first)
     model = first.model.model_dump(mode="json") | {"num_hidden_layers": 1}
     shallow = _changed(first, name="s", folder=str(tmp_path / "s"), init_from=first.run_folder, model=model)
@@ -215,7 +215,7 @@ def test_init_from_another_number_of_layers_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_resumes_without_what_it_was_initialised_from(tmp_path: Path) -> None:
-    first = toy.config(tmp_path, duration="2step")
+    first = toy_run.config(tmp_path, duration="2step")
     run_ranks(1, _fit, first)
     second = _changed(first, name="second", folder=str(tmp_path / "second"), init_from=first.run_folder)
     run_ranks(1, _fit, second)
@@ -255,12 +255,12 @@ def _refused_at_the_start(rank: int, config: RunConfig) -> bool:
 
 @pytest.mark.slow
 def test_a_hook_that_raises_at_the_start_ends_the_recording_too(tmp_path: Path) -> None:
-    assert run_ranks(1, _refused_at_the_start, toy.config(tmp_path)) == [True]
+    assert run_ranks(1, _refused_at_the_start, toy_run.config(tmp_path)) == [True]
 
 
 @pytest.mark.slow
 def test_damaged_newer_checkpoints_are_set_aside_and_later_ones_kept(tmp_path: Path) -> None:
-    config = toy.config(tmp_path, checkpoint={"every": "4step", "keep": 2})
+    config = toy_run.config(tmp_path, checkpoint={"every": "4step", "keep": 2})
     run_ranks(1, _fit_until, config, 12)
     folder = Path(config.run_folder) / "checkpoints"
     names = sorted(path.name for path in folder.glob("step-*"))
@@ -279,7 +279,7 @@ def test_damaged_newer_checkpoints_are_set_aside_and_later_ones_kept(tmp_path: P
 
 @pytest.mark.slow
 def test_a_missing_newest_checkpoint_is_named_and_no_checkpoint_at_all_stops_the_run(tmp_path: Path) -> None:
-    config = toy.config(tmp_path, checkpoint={"every": "4step"})
+    config = toy_run.config(tmp_path, checkpoint={"every": "4step"})
     run_ranks(1, _fit_until, config, 12)
     folder = RunFolder(config.run_folder)
     shutil.rmtree(folder.checkpoint(12))
@@ -294,7 +294,7 @@ def test_a_missing_newest_checkpoint_is_named_and_no_checkpoint_at_all_stops_the
 
 @pytest.mark.slow
 def test_checkpoints_none_of_which_can_be_used_stop_the_run_and_nothing_is_lost(tmp_path: Path) -> None:
-    config = toy.config(tmp_path, checkpoint={"every": "4step"})
+    config = toy_run.config(tmp_path, checkpoint={"every": "4step"})
     run_ranks(1, _fit_until, config, 12)
     folder = Path(config.run_folder)
     for path in folder.glob("checkpoints/step-*/manifest.json"):
@@ -306,7 +306,7 @@ def test_checkpoints_none_of_which_can_be_used_stop_the_run_and_nothing_is_lost(
 
 
 def test_a_mesh_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    config = toy.config(tmp_path, parallel={"replicate": 2})
+    config = toy_run.config(tmp_path, parallel={"replicate": 2})
     message = run_ranks(3, _error, config, UserError)[0]
     assert "does not divide the 3 ranks" in message
     assert "hint: train.parallel.replicate=3" in message  # the nearest that can be laid
@@ -315,13 +315,13 @@ def test_a_mesh_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 def test_cuda_without_cuda_is_refused(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
-    config = toy.config(tmp_path, parallel={"device": "cuda"})
+    config = toy_run.config(tmp_path, parallel={"device": "cuda"})
     assert "no CUDA device" in run_ranks(1, _error, config, UserError)[0]
 
 
 @pytest.mark.slow
 def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
-    config = toy.config(tmp_path, duration="3step")
+    config = toy_run.config(tmp_path, duration="3step")
     assert run_ranks(1, _fit, config) == [3]
     before = (Path(config.run_folder) / "metrics.jsonl").read_text()
     assert run_ranks(1, _fit, config) == [3]
@@ -330,9 +330,9 @@ def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_other_data_under_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    config = toy.config(tmp_path, duration="6step", checkpoint={"every": "2step"})
+    config = toy_run.config(tmp_path, duration="6step", checkpoint={"every": "2step"})
     run_ranks(1, _fit, config)
     for file in (tmp_path / "tokens" / "code").iterdir():
         file.unlink()
-    toy.write_tokens(tmp_path / "tokens" / "code", seed=99)
+    toy_run.write_tokens(tmp_path / "tokens" / "code", seed=99)
     assert "code" in run_ranks(1, _error, config, UserError)[0]

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-import toy
-from gloo import run_ranks
+import toy_run
+from gloo_ranks import run_ranks
 from torch import Tensor, nn
 
 from smalti.base.errors import UserError
@@ -29,7 +29,7 @@ GB = 1e9
 
 
 def test_on_a_cpu_the_usual_rule_holds_where_memory_allows(tmp_path: Path) -> None:
-    config = toy.config(tmp_path)
+    config = toy_run.config(tmp_path)
     usual = fitting(config, Layout(), "cpu", 8 * GB)
     assert (usual.tokens, usual.by) == (384, "rule")
     needed = memory_per_rank(config, microbatch_tokens=160, device="cpu").total_bytes
@@ -39,7 +39,7 @@ def test_on_a_cpu_the_usual_rule_holds_where_memory_allows(tmp_path: Path) -> No
 
 
 def test_on_cuda_it_is_the_largest_that_fits(tmp_path: Path) -> None:
-    config = toy.config(tmp_path, global_batch_tokens=2**20)
+    config = toy_run.config(tmp_path, global_batch_tokens=2**20)
     most = fitting(config, Layout(), "cuda", 80 * GB)
     assert (most.tokens, most.by) == (2**20, "planner")
     found = fitting(config, Layout(), "cuda", 1.2 * GB)
@@ -50,22 +50,22 @@ def test_on_cuda_it_is_the_largest_that_fits(tmp_path: Path) -> None:
 
 
 def test_what_ran_out_before_is_not_tried_again(tmp_path: Path) -> None:
-    config = toy.config(tmp_path)
+    config = toy_run.config(tmp_path)
     found = fitting(config, Layout(), "cpu", 8 * GB, limit_tokens=192)
     assert (found.tokens, found.by) == (192, "oom")
     assert fitting(config, Layout(), "cpu", 8 * GB, limit_tokens=4096).by == "rule"
-    given = toy.config(tmp_path, microbatch_tokens=96)
+    given = toy_run.config(tmp_path, microbatch_tokens=96)
     assert fitting(given, Layout(), "cpu", 1.0).tokens == 96
     assert fitting(given, Layout(), "cpu", 8 * GB, limit_tokens=32).tokens == 32
 
 
 def test_a_pipeline_gets_a_microbatch_for_each_stage(tmp_path: Path) -> None:
-    assert fitting(toy.config(tmp_path), Layout(pipeline=2), "cpu", 8 * GB).tokens == 6 * 32
+    assert fitting(toy_run.config(tmp_path), Layout(pipeline=2), "cpu", 8 * GB).tokens == 6 * 32
 
 
 def test_a_trial_of_a_number_has_no_effect(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="microbatch_trial=true has no effect"):
-        toy.config(tmp_path, microbatch_trial=True, microbatch_tokens=32)
+        toy_run.config(tmp_path, microbatch_trial=True, microbatch_tokens=32)
 
 
 # ---- the trial -------------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def _plain_and_tried(rank: int, plain: RunConfig, tried: RunConfig) -> tuple[lis
 
 def test_a_trial_leaves_no_trace_and_all_ranks_take_what_the_fullest_can(tmp_path: Path) -> None:
     """Rank 1 has no room with 6 rows, nor with 3. All tokens of a trial go to the experts of rank 0."""
-    config = toy.config(tmp_path, "moe", parallel={"ranks": 2, "expert": 2, "threads": 1})
+    config = toy_run.config(tmp_path, "moe", parallel={"ranks": 2, "expert": 2, "threads": 1})
     assert config.model.moe is not None
     moe = config.model.moe.model_copy(update={"bias_update_rate": 0.01, "global_balance_loss_coef": 0.01})
     model = config.model.model_copy(update={"moe": moe, "family": "decoder"})
@@ -144,12 +144,12 @@ def test_a_trial_leaves_no_trace_and_all_ranks_take_what_the_fullest_can(tmp_pat
 
 
 def test_the_trial_takes_the_fullest_step_and_documents(tmp_path: Path) -> None:
-    config = toy.config(tmp_path, microbatch_trial=True, parallel={"threads": 1})
+    config = toy_run.config(tmp_path, microbatch_trial=True, parallel={"threads": 1})
     job = build(config)
     trial = _trial(job)
     assert trial._fullest(384) == (12, 32, 1)
     assert trial._fullest(100) == (3, 32, 4)
-    one = trial.batches.fullest(3, 32, vocab_size=toy.VOCAB)
+    one = trial.batches.fullest(3, 32, vocab_size=toy_run.VOCAB)
     assert one.inputs.shape == (3, 32)
     assert one.documents is not None
     assert one.documents[0].tolist()[:16] == [0] * 16, "a long one"
@@ -160,7 +160,7 @@ def test_the_trial_takes_the_fullest_step_and_documents(tmp_path: Path) -> None:
 
 
 def test_routing_of_the_trial_is_the_worst(tmp_path: Path) -> None:
-    job = build(toy.config(tmp_path, "moe"))
+    job = build(toy_run.config(tmp_path, "moe"))
     with all_to_first(job.state.model), torch.no_grad():
         _, _, sums = job.loss(job.state.model, job.batches.batch(0)[0])
     assert (sums["moe/load"][:, 2:] == 0).all()
@@ -201,7 +201,7 @@ def _inject(job: Job, phase: str) -> None:
 
 
 def test_the_phase_is_told_and_put_on_record(tmp_path: Path) -> None:
-    config = toy.config(tmp_path, microbatch_tokens=128)
+    config = toy_run.config(tmp_path, microbatch_tokens=128)
     job = build(config)
     loss, microbatches = job.loss, job.batches.batch(0)
     for phase in ("forward", "backward", "optimizer"):
@@ -228,7 +228,7 @@ def test_the_phase_is_told_and_put_on_record(tmp_path: Path) -> None:
 
 
 def test_one_row_ends_with_what_would_help(tmp_path: Path) -> None:
-    config = toy.config(tmp_path, microbatch_tokens=32)
+    config = toy_run.config(tmp_path, microbatch_tokens=32)
     job = build(config)
     assert job.out_of_memory is not None
     assert job.out_of_memory.tell(RuntimeError("mat1 and mat2 shapes"), job.batches, job.batches.batch(0), 0) is None

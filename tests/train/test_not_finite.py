@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-import toy
-from gloo import run_ranks
+import toy_run
+from gloo_ranks import run_ranks
 from torch import Tensor, nn
 
 from smalti.config.load import from_dict
@@ -69,7 +69,7 @@ def test_an_optimizer_skips_where_found_inf_is_1(config: dict[str, Any], dtype: 
 
 def _config(root: Path, kind: str, optimizer: dict[str, Any], **parallel: Any) -> RunConfig:
     """Microbatches of two rows, so that gradients add up over several."""
-    tree = toy.config(root, kind, microbatch_tokens=64).model_dump(mode="json")
+    tree = toy_run.config(root, kind, microbatch_tokens=64).model_dump(mode="json")
     tree["train"]["optimizer"] = optimizer
     tree["train"]["parallel"] |= parallel
     if kind == "moe":
@@ -185,7 +185,7 @@ def _ends(rank: int, config: RunConfig, what: str) -> tuple[str, int, bool, bool
 
 @pytest.mark.parametrize("what", ["loss", pytest.param("gradient norm", marks=pytest.mark.slow)])
 def test_the_run_ends_with_the_cause_and_a_checkpoint_of_the_step_before(what: str, tmp_path: Path) -> None:
-    config = toy.config(tmp_path, log_every="4step")  # the step after it is done before anybody looks
+    config = toy_run.config(tmp_path, log_every="4step")  # the step after it is done before anybody looks
     for message, code, in_memory, in_checkpoint in run_ranks(2, _ends, config, what):
         assert message.startswith(f"the {what} is {'nan' if what == 'loss' else 'inf'} at step 7; ")
         assert code == 3

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gloo import run_ranks
+from gloo_ranks import run_ranks
 
 from smalti.base.errors import DataError
 from smalti.train.weights import open_weights

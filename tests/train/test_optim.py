@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import toy
-from gloo import run_ranks
+import toy_run
+from gloo_ranks import run_ranks
 from pydantic import ValidationError
 from torch import Tensor, nn
 
@@ -145,7 +145,7 @@ def _fit(rank: int, config: RunConfig, stops: bool) -> dict[str, Tensor]:
 def test_lion_and_its_schedule_go_on_bit_for_bit(tmp_path: Path) -> None:
     found = []
     for name, parts in (("whole", [False]), ("stopped", [True, False])):
-        tree = toy.config(
+        tree = toy_run.config(
             tmp_path / name, duration="12step", schedule={"name": "inverse_sqrt", "warmup": "4step", "start_frac": 0.1}
         ).model_dump(mode="json")
         tree["train"]["optimizer"] = {"name": "lion", "lr": 1e-3}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import toy
+import toy_run
 from conftest import PROVE
 
 from smalti.config.load import dump
@@ -56,7 +56,7 @@ if os.environ.get("RANK") == "1" and os.environ.get("SMALTI_ATTEMPT", "0") in {a
 
 def _recipe(root: Path, *, axes: dict[str, int] | None = None, **train: Any) -> tuple[Path, Path]:
     parallel = {"ranks": 2, "threads": 1, **(axes or {})}
-    config = toy.config(root, "moe", parallel=parallel, duration="14step", checkpoint={"every": "5step"}, **train)
+    config = toy_run.config(root, "moe", parallel=parallel, duration="14step", checkpoint={"every": "5step"}, **train)
     path = root / "recipe.yaml"
     path.write_text(dump(config))
     return path, Path(config.run_folder)

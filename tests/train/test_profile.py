@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import toy
-from gloo import run_ranks
+import toy_run
+from gloo_ranks import run_ranks
 
 from smalti.cli.main import run as smalti
 from smalti.config.load import from_dict
@@ -33,7 +33,7 @@ def _profiled(config: RunConfig, **profile: Any) -> RunConfig:
 def test_two_ranks_write_what_they_did_and_it_is_what_was_planned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = _profiled(toy.config(tmp_path, duration="6step"), steps=[3, 4], ranks="all")
+    config = _profiled(toy_run.config(tmp_path, duration="6step"), steps=[3, 4], ranks="all")
     run_ranks(2, _fit, config)
     run = Path(config.run_folder)
     found = read(run)
@@ -61,7 +61,7 @@ def test_two_ranks_write_what_they_did_and_it_is_what_was_planned(
 
 @pytest.mark.slow
 def test_a_window_beyond_the_stop_keeps_what_there_is(tmp_path: Path) -> None:
-    config = _profiled(toy.config(tmp_path, duration="4step"), steps=[4, 9])
+    config = _profiled(toy_run.config(tmp_path, duration="4step"), steps=[4, 9])
     run_ranks(1, _fit, config)
     (summary,) = read(Path(config.run_folder))
     assert (summary.first_step, summary.last_step) == (4, 4)
@@ -90,7 +90,7 @@ def _fit_on_a_full_disk(rank: int, config: RunConfig, full: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("full", ["trace.json.gz", "folder"])
 def test_a_full_disk_costs_the_profile_and_not_the_run(full: str, tmp_path: Path) -> None:
-    config = _profiled(toy.config(tmp_path, duration="4step"), steps=[2, 3])
+    config = _profiled(toy_run.config(tmp_path, duration="4step"), steps=[2, 3])
     told = "".join(run_ranks(1, _fit_on_a_full_disk, config, full)[0])
     run = RunFolder.read(config.run_folder)
     assert run.status()["state"] == "done"

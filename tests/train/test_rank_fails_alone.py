@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-import toy
-from gloo import run_ranks
+import toy_run
+from gloo_ranks import run_ranks
 
 from smalti.base.errors import SmaltiError, UserError
 from smalti.config.run import RunConfig
@@ -39,7 +39,7 @@ def _fail_alone(rank: int, config: RunConfig, failing: int, error: Exception) ->
     [(1, UserError("no room"), 2), (1, KeyError("no room"), 1), (1, RuntimeError("no room"), 75)],
 )
 def test_the_others_end_with_the_code_of_the_rank_that_failed(failing, error, code, tmp_path: Path) -> None:
-    config = toy.config(tmp_path, parallel={"ranks": 2}, duration="6step")
+    config = toy_run.config(tmp_path, parallel={"ranks": 2}, duration="6step")
     found = run_ranks(2, _fail_alone, config, failing, error)
     assert found[failing][0] == type(error).__name__
     kind, ended_with, said = found[1 - failing]
@@ -51,7 +51,7 @@ def test_the_others_end_with_the_code_of_the_rank_that_failed(failing, error, co
 
 @pytest.mark.slow
 def test_a_failure_of_rank_0_is_on_record_in_its_own_words(tmp_path: Path) -> None:
-    config = toy.config(tmp_path, parallel={"ranks": 2}, duration="6step")
+    config = toy_run.config(tmp_path, parallel={"ranks": 2}, duration="6step")
     run_ranks(2, _fail_alone, config, 0, UserError("no room"))
     status = RunFolder.read(tmp_path / "runs/dense").status()
     assert (status["state"], status["reason"]) == ("failed", "no room")
@@ -74,7 +74,7 @@ def _fail_in_build(rank: int, config: RunConfig, together: bool) -> tuple[str, b
 def test_a_failure_before_the_first_step_is_on_record_and_only_one_of_all_ranks_lets_them_leave(
     together: bool, tmp_path: Path
 ) -> None:
-    config = toy.config(tmp_path, parallel={"ranks": 2})
+    config = toy_run.config(tmp_path, parallel={"ranks": 2})
     first, second = run_ranks(2, _fail_in_build, config, together)
     assert first == ("UserError", not together)
     assert second == ("UserError" if together else "LostPeer", not together)
@@ -83,7 +83,7 @@ def test_a_failure_before_the_first_step_is_on_record_and_only_one_of_all_ranks_
 
 
 def test_a_status_that_cannot_be_read_does_not_hide_the_error(tmp_path: Path) -> None:
-    folder = RunFolder.open(toy.config(tmp_path), {})
+    folder = RunFolder.open(toy_run.config(tmp_path), {})
     (folder.path / "status.json").write_text("{")
     recording.ended(folder, RuntimeError("the first error"))
     folder.close()

@@ -6,8 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import toy
-from gloo import run_ranks
+import toy_run
+from gloo_ranks import run_ranks
 from tiny_runs import tiny_tokenizer
 
 from smalti.evals.in_loop import heldout_hook
@@ -24,7 +24,7 @@ def _opened(rank: int, root: str) -> Counter[str]:
         if event == "open" and isinstance(args[0], (str, os.PathLike)) and not _writes(args):
             opened[os.path.realpath(os.fspath(args[0]))] += 1
 
-    config = toy.config(Path(root), duration="12step").model_copy(update={"name": "dense"})
+    config = toy_run.config(Path(root), duration="12step").model_copy(update={"name": "dense"})
     data = config.data.model_copy(update={"heldout": {"code": f"{root}/tokens/code"}, "tokenizer": f"{root}/tokenizer"})
     config = config.model_copy(update={"data": data})
     sys.addaudithook(look)
@@ -49,7 +49,7 @@ def test_manifests_states_and_tokenizers_are_read_by_one_rank_of_four(tmp_path):
     tokenizer = tiny_tokenizer()
     tokenizer.save(tmp_path / "tokenizer")
     for name in ("code", "prose"):
-        toy.write_tokens(tmp_path / "tokens" / name, digest=tokenizer.digest)
+        toy_run.write_tokens(tmp_path / "tokens" / name, digest=tokenizer.digest)
     for resumes in (False, True):
         ranks = run_ranks(4, _opened, root)
         for path in sorted(set().union(*ranks)):

@@ -7,9 +7,9 @@ import pytest
 import torch.distributed as dist
 from conftest import PROVE
 from counted_step import DOCUMENT_TOKENS
+from gloo_steps import SEQ_LEN, config_of, counts, real_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rehearsed import SEQ_LEN, config_of, counts, real_steps
 
 from smalti.base.errors import UserError
 from smalti.cli.train.rehearsed import rehearsed_json

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from gloo import run_ranks
+from gloo_ranks import run_ranks
 
 from smalti.base.errors import UserError
 from smalti.config.model import ModelConfig, MoEConfig

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import toy
+import toy_run
 
 from smalti.base.env import child_environment
 from smalti.config.load import dump
@@ -38,7 +38,7 @@ def _run(recipe: Path, *overrides: str) -> tuple[int, str]:
 
 
 def _recipe(root: Path, kind: str = "moe", **train: Any) -> tuple[Path, Path]:
-    config: RunConfig = toy.config(root, kind, parallel={"ranks": 2, "threads": 1}, **train)
+    config: RunConfig = toy_run.config(root, kind, parallel={"ranks": 2, "threads": 1}, **train)
     path = root / "recipe.yaml"
     path.write_text(dump(config))
     return path, Path(config.run_folder)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import toy
+import toy_run
 
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
@@ -26,7 +26,7 @@ ELSEWHERE = {"evals/<suite>/<task>/<measure>": "cli/eval.py", "system/gpu<i>/": 
 def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
     """metrics.jsonl of a run with experts, all terms of the loss and a held-out set."""
     root = tmp_path_factory.mktemp("record")
-    tree = toy.config(root, "moe", duration="8step", eval_every="4step", loss={"z_loss_coef": 1e-4}).model_dump()
+    tree = toy_run.config(root, "moe", duration="8step", eval_every="4step", loss={"z_loss_coef": 1e-4}).model_dump()
     tree["model"]["moe"] |= {"balance_loss_coef": 0.01, "global_balance_loss_coef": 0.01, "z_loss_coef": 1e-3}
     tree["data"]["heldout"] = {"code": str(root / "tokens/code")}
     tree["track"] |= {"system_every_s": 0.01}
@@ -64,7 +64,7 @@ def test_sums_of_a_run_are_what_they_say(rows: list[dict[str, float]], tmp_path:
         assert row["throughput/samples_per_sec"] * row["time/step_s"] == pytest.approx(12)
         assert row["metrics/train/LanguageCrossEntropy"] == row["loss/train/cross_entropy"]
         assert row["metrics/train/LanguagePerplexity"] == pytest.approx(math.exp(row["loss/train/cross_entropy"]))
-    assert _of_sequences(toy.config(tmp_path, "moe"), 5)["samples_before"] == 60  # of a run that resumes
+    assert _of_sequences(toy_run.config(tmp_path, "moe"), 5)["samples_before"] == 60  # of a run that resumes
     assert all(row["ckpt/bytes"] > 1000 for row in rows if "ckpt/save_s" in row)
 
 

@@ -5,9 +5,9 @@ import math
 
 import pytest
 import torch
+from example_config import example_config
 from hypothesis import given
 from hypothesis import strategies as st
-from made_config import made_config
 from pydantic import ValidationError
 
 from smalti.config.durations import BatchStageConfig, LengthConfig, RunLength, to_seconds
@@ -199,7 +199,7 @@ def test_a_ramp_that_cannot_be_is_refused(ramp: list[tuple[str, int]], message: 
 
 
 def test_the_first_steps_of_a_forked_run_keep_their_batches_and_rates() -> None:
-    config = made_config(
+    config = example_config(
         "train.duration=60step", "train.global_batch_tokens=16384", "train.optimizer.lr=1e-3",
         "data.history=[{at_step: 30, duration: 40step, global_batch_tokens: 8192, seq_len: 128, lr: 3e-3, "
         "schedule: {name: inverse_sqrt, warmup: 4step, start_frac: 0.2, decay: 0.5run, final_frac: 0.1}, "
@@ -209,7 +209,7 @@ def test_the_first_steps_of_a_forked_run_keep_their_batches_and_rates() -> None:
     assert config.seq_len_parts == ((0, 128), (30, 256))
     assert config.tokens_by_seq_len() == {128: 10 * 4096 + 20 * 8192, 256: 30 * 16384}
     assert config.batches_and_lengths == ((4096, 128), (8192, 128), (16384, 256))
-    before = made_config(
+    before = example_config(
         "train.duration=40step", "train.batch_ramp=[{until: 10step, global_batch_tokens: 4096}]", "data.seq_len=128",
         "data.stages=[{weights: {code: 1, prose: 1}}]",
         "train.schedule={name: inverse_sqrt, warmup: 4step, start_frac: 0.2, decay: 0.5run, final_frac: 0.1}",

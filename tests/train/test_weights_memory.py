@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from gloo import run_ranks
+from gloo_ranks import run_ranks
 from tiny_runs import TEXTS, tiny_tokenizer, write_tokens
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from small_library import small_library
+from synthetic_library import synthetic_library
 
 from smalti.base.errors import UserError
 from smalti.cli.main import run
@@ -16,7 +16,7 @@ from smalti.config.load import load
 def place(tmp_path, monkeypatch):
     """An empty working folder with a small standard library."""
     monkeypatch.chdir(tmp_path)
-    small_library(tmp_path / "lib", monkeypatch)
+    synthetic_library(tmp_path / "lib", monkeypatch)
     return tmp_path
 
 

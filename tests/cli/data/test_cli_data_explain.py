@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from made_config import VALUES
+from example_config import VALUES
 
 from smalti.base.units import format_count
 from smalti.cli.main import run

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from made_config import VALUES, made_config
+from example_config import VALUES, example_config
 
 from smalti.cli.main import run
 from smalti.cli.train import layout_here
@@ -61,8 +61,8 @@ def _machine(monkeypatch: pytest.MonkeyPatch, ram_bytes: float, *gpus: dict[str,
 
 
 def test_a_dry_run_warns_of_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    small, auto = made_config("train.microbatch_tokens=8192"), made_config()
-    on_cpu = made_config("train.microbatch_tokens=8192", "train.parallel.device=cpu")
+    small, auto = example_config("train.microbatch_tokens=8192"), example_config()
+    on_cpu = example_config("train.microbatch_tokens=8192", "train.parallel.device=cpu")
     _machine(monkeypatch, 24e9)
     assert memory_warning(small, ranks=1) is None
     _machine(monkeypatch, 0.9e9)
@@ -79,14 +79,14 @@ def test_a_dry_run_warns_of_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -
     for one in (small, auto):
         assert "neither" in str(memory_warning(one, ranks=1)), "CUDA alone takes most of it"
     _machine(monkeypatch, 24e9)
-    assert memory_warning(made_config("train.parallel.device=cuda"), ranks=1) is None, "that GPU is elsewhere"
+    assert memory_warning(example_config("train.parallel.device=cuda"), ranks=1) is None, "that GPU is elsewhere"
 
 
 def test_the_warning_is_of_the_layout_that_is_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Matrices cut over four ranks need less than four copies do, and fit where those do not."""
     fixed = ("train.microbatch_tokens=8192", "train.parallel.ranks=4")
-    copies = made_config(*fixed, "train.parallel.replicate=4")
-    cut = made_config(*fixed, "train.parallel.tensor=4")
+    copies = example_config(*fixed, "train.parallel.replicate=4")
+    cut = example_config(*fixed, "train.parallel.tensor=4")
     needed = [memory_per_rank(one, device="cuda").total_bytes for one in (copies, cut)]
     assert needed[1] < needed[0]
     _machine(monkeypatch, 24e9, {"name": "Made up", "memory_bytes": sum(needed) / 2})

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from made_machine import machine
+from synthetic_machine import machine
 
 from smalti.cli.main import run
 from smalti.cli.plan.machine import write

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from here import here
+from cli_in_process import run_cli
 from test_cli_train import RECIPE, train, write_tokens
 from tiny_runs import tiny_run
 
@@ -50,7 +50,7 @@ def test_a_moved_run_resumes_where_it_is(work: Path, given: str) -> None:
     (there.parent / "link").symlink_to(there)
     (there / "logs/attempt-1").mkdir()
     shutil.copy(there / "config.yaml", there / "logs/attempt-1")
-    done = here(there.parent, "train", given.format(absolute=there), "train.parallel.ranks=1", "--dry-run")
+    done = run_cli(there.parent, "train", given.format(absolute=there), "train.parallel.ranks=1", "--dry-run")
     assert done.returncode == 0, done.stderr
     first = done.stdout.splitlines()[0]
     assert first.endswith("(exists: would resume from step 10)"), first
@@ -62,9 +62,10 @@ def test_a_copy_is_a_run_of_its_own(work: Path) -> None:
     shutil.copytree(work / "runs/t", work / "runs/copy")
     shutil.rmtree(work / "runs/t/checkpoints")
     assert (
-        "t  ->  runs/copy  (exists: would resume from step 10)" in here(work, "train", "runs/copy", "--dry-run").stdout
+        "t  ->  runs/copy  (exists: would resume from step 10)"
+        in run_cli(work, "train", "runs/copy", "--dry-run").stdout
     )
-    assert "t  ->  runs/t  (exists: would start at step 0)" in here(work, "train", "runs/t", "--dry-run").stdout
+    assert "t  ->  runs/t  (exists: would start at step 0)" in run_cli(work, "train", "runs/t", "--dry-run").stdout
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_name_and_folder_make_another_run_of_the_config(work: Path, override: st
     shutil.copytree(work / "runs/t", work / "runs/copy")
     config = work / "runs/copy/config.yaml"
     config.write_text(config.read_text().replace("folder: null", "folder: old/place"))
-    done = here(work, "train", "runs/copy", override, "--dry-run")
+    done = run_cli(work, "train", "runs/copy", override, "--dry-run")
     assert done.returncode == 0, done.stderr
     assert f"->  {folder}" in done.stdout.splitlines()[0]
 
@@ -105,14 +106,14 @@ def test_the_folder_is_no_other_placement_and_not_in_the_config_of_the_run(work:
 def test_what_is_typed_begins_where_it_is_typed(work: Path) -> None:
     there = moved(work)
     (work / "tokens/a").rename(there.parent / "a")
-    done = here(there.parent, "train", "was-t", "data.sources.a=a", "--dry-run")
+    done = run_cli(there.parent, "train", "was-t", "data.sources.a=a", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "would resume from step 10" in done.stdout
 
 
 def test_a_project_that_was_moved_as_a_whole_is_read_where_it_is(work: Path) -> None:
     new = work.rename(work.parent / "new")
-    done = here(new, "train", "runs/t", "--dry-run")
+    done = run_cli(new, "train", "runs/t", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "t  ->  runs/t  (exists: would resume from step 10)" in done.stdout
 
@@ -120,7 +121,7 @@ def test_a_project_that_was_moved_as_a_whole_is_read_where_it_is(work: Path) -> 
 def test_data_that_is_neither_there_nor_here_is_named(work: Path) -> None:
     there = moved(work)
     (work / "tokens/h").rename(work / "tokens/gone")
-    done = here(there.parent, "train", "was-t", "--dry-run")
+    done = run_cli(there.parent, "train", "was-t", "--dry-run")
     assert done.returncode == 2
     assert f"data.heldout.h = tokens/h does not exist: was-t was started in {work}" in done.stderr
 
@@ -131,7 +132,7 @@ def test_data_that_is_neither_there_nor_here_is_named(work: Path) -> None:
 )
 def test_other_verbs_take_a_moved_run(work: Path, command: list[str]) -> None:
     there = moved(work)
-    done = here(there.parent, *command, "was-t")
+    done = run_cli(there.parent, *command, "was-t")
     assert done.returncode == 0, done.stderr
     assert not (there.parent / "runs").exists()
 
@@ -145,14 +146,14 @@ def test_a_moved_run_is_exported_measured_and_compared_from_elsewhere(
         config.write_text(config.read_text().replace(f"{tmp_path}/work/data", "data"))
         (run / "provenance.json").write_text(json.dumps({"directory": str(Path.cwd())}))
     there = run.rename(tmp_path / "was-tiny")
-    assert (done := here(tmp_path, "export", "was-tiny")).returncode == 0, done.stderr
+    assert (done := run_cli(tmp_path, "export", "was-tiny")).returncode == 0, done.stderr
     quick = ("tasks=[heldout]", "resamples=20")
-    assert (done := here(tmp_path, "eval", "run", "was-tiny", *quick)).returncode == 0, done.stderr
-    assert (done := here(tmp_path, "chat", "was-tiny", "--prompt", "a", "--max-tokens", "2")).returncode == 0, (
+    assert (done := run_cli(tmp_path, "eval", "run", "was-tiny", *quick)).returncode == 0, done.stderr
+    assert (done := run_cli(tmp_path, "chat", "was-tiny", "--prompt", "a", "--max-tokens", "2")).returncode == 0, (
         done.stderr
     )
     shutil.copytree(there, tmp_path / "copy")
-    done = here(tmp_path, "runs", "diff", "was-tiny", "copy")
+    done = run_cli(tmp_path, "runs", "diff", "was-tiny", "copy")
     assert done.returncode == 0, done.stderr
     assert "was-tiny" in done.stdout
 

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from made_config import made_config
-from made_run import make_run
+from example_config import example_config
+from synthetic_run import write_run
 
 from smalti.cli.main import run as smalti
 from smalti.config.load import dump
@@ -16,15 +16,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``runs/{base,lr-low,broken,waiting}``."""
     root = tmp_path_factory.mktemp("place")
     for name, lr, steps in (("base", "3e-3", 100), ("lr-low", "1e-3", 60)):
-        run = make_run(root / "runs" / name, steps=steps)
-        config = made_config(f"name={name}", f"train.optimizer.lr={lr}", "train.duration=200step")
+        run = write_run(root / "runs" / name, steps=steps)
+        config = example_config(f"name={name}", f"train.optimizer.lr={lr}", "train.duration=200step")
         (run / "config.yaml").write_text(dump(config))
         status = {"state": "done" if name == "base" else "running", "attempt": 1, "step": steps}
         (run / "status.json").write_text(json.dumps(status | {"heartbeat": f"2026-03-0{len(name) - 3}T12:00:00.000Z"}))
     (root / "runs" / "broken").mkdir()
     (root / "runs" / "broken" / "config.yaml").write_text("model: [\n")
     (root / "runs" / "waiting").mkdir()
-    (root / "runs" / "waiting" / "config.yaml").write_text(dump(made_config("name=waiting")))
+    (root / "runs" / "waiting" / "config.yaml").write_text(dump(example_config("name=waiting")))
     return root
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from here import here
+from cli_in_process import run_cli
 
 from smalti.data.tokens.writer import TokenWriter
 
@@ -55,7 +55,7 @@ def smalti(work: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     if arguments[0] == "train" and "--dry-run" not in arguments:
         command = [sys.executable, "-m", "smalti", *arguments]
         return subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=240, check=False)
-    return here(work, *arguments)
+    return run_cli(work, *arguments)
 
 
 @functools.cache

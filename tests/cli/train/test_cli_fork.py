@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from here import here
+from cli_in_process import run_cli
 from test_cli_train import RECIPE, losses, train, write_tokens
 
 from smalti.track.run import RunFolder
@@ -80,11 +80,11 @@ def test_a_finished_run_is_forked_twice_and_its_config_alone_makes_it_again(work
     quiet = "track.console=false"
     assert train(work, "r.yaml", quiet).returncode == 0
     longer = ("r.yaml", "train.duration=50step", "data.stages.1.weights={a: 1}", "train.optimizer.lr=5e-4", quiet)
-    shown = here(work, "train", *longer, "--fork", "--dry-run")
+    shown = run_cli(work, "train", *longer, "--fork", "--dry-run")
     assert "40 steps = 9.22k tokens stay as they are" in shown.stdout
     assert "train.duration: 40step -> 50step" in shown.stdout
     assert "train.optimizer.lr: 0.001 -> 0.0005" in shown.stdout
-    refused = here(work, "train", *longer)
+    refused = run_cli(work, "train", *longer)
     assert refused.returncode == 2
     assert "--fork gives this run another future" in refused.stderr
     done = train(work, *longer, "--fork")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from made_config import VALUES
+from example_config import VALUES
 
 from smalti.base.errors import UserError
 from smalti.cli.train import preflight

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from here import here
+from cli_in_process import run_cli
 from test_cli_train import RECIPE, losses, train, write_tokens
 from tiny_runs import tiny_run
 
@@ -31,7 +31,7 @@ def work(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_two_steps_of_a_recipe_are_those_of_the_run_and_leave_it_alone(work: Path) -> None:
     """Only real ranks show that the trial reaches them."""
-    assert here(work, "train", "r.yaml", "train.duration=2step", "--dry-run").returncode == 2
+    assert run_cli(work, "train", "r.yaml", "train.duration=2step", "--dry-run").returncode == 2
     done = train(work, "r.yaml", "--try", "2")
     assert done.returncode == 0, done.stderr
     assert "runs/.try/t: done, 2 steps" in done.stderr
@@ -43,7 +43,7 @@ def test_two_steps_of_a_recipe_are_those_of_the_run_and_leave_it_alone(work: Pat
     assert not (trial.path / "tb").exists()
     first = losses(trial.path)
     assert [step for step, _ in first] == [1, 2]
-    assert "no run in" in here(work, "runs", "ls").stdout
+    assert "no run in" in run_cli(work, "runs", "ls").stdout
 
     assert train(work, "r.yaml", "--try", "3").returncode == 0, "it begins at step 0 each time"
     again = losses(trial.path)
@@ -53,7 +53,7 @@ def test_two_steps_of_a_recipe_are_those_of_the_run_and_leave_it_alone(work: Pat
 
 @pytest.mark.parametrize("other", ["--fork", "--dry-run", "--print-config", "folder=x"])
 def test_what_does_not_go_with_a_trial(work: Path, other: str) -> None:
-    done = here(work, "train", "r.yaml", "--try", "2", other)
+    done = run_cli(work, "train", "r.yaml", "--try", "2", other)
     assert done.returncode == 2
     assert "--try trains" in done.stderr
     assert not (work / "runs").exists()
@@ -65,7 +65,7 @@ def test_a_trial_in_use_is_not_emptied(work: Path) -> None:
     running = RunFolder(folder)
     running.take_lock()
     (folder / "kept").touch()
-    done = here(work, "train", "r.yaml", "--try", "2")
+    done = run_cli(work, "train", "r.yaml", "--try", "2")
     running.close()
     assert done.returncode == 2
     assert "is in use" in done.stderr
@@ -87,18 +87,18 @@ train: {{duration: 4step, global_batch_tokens: 64, optimizer: {{lr: 1e-3}}}}
 @pytest.mark.parametrize("source", ["runs/tiny", "runs/tiny/checkpoints/step-00000020", "runs/tiny/export"])
 def test_a_recipe_without_a_model_has_that_of_init_from(tmp_path: Path, source: str) -> None:
     run = tiny_run(tmp_path)
-    assert here(tmp_path, "export", "runs/tiny").returncode == 0
+    assert run_cli(tmp_path, "export", "runs/tiny").returncode == 0
     (tmp_path / "next.yaml").write_text(BARE.format(source=source))
-    done = here(tmp_path, "train", "next.yaml", "model.max_position_embeddings=64", "--print-config")
+    done = run_cli(tmp_path, "train", "next.yaml", "model.max_position_embeddings=64", "--print-config")
     assert done.returncode == 0, done.stderr
     hidden = load(RunConfig, str(run)).config.model.hidden_size
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["hidden_size:", str(hidden), "#", "init_from:", source] in lines
     assert ["max_position_embeddings:", "64", "#", "command", "line"] in lines
-    done = here(tmp_path, "train", "next.yaml", "--dry-run")
+    done = run_cli(tmp_path, "train", "next.yaml", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert here(tmp_path, "config", "show", "next.yaml").returncode == 0
-    assert here(tmp_path, "plan", "flops", "next.yaml").returncode == 0
+    assert run_cli(tmp_path, "config", "show", "next.yaml").returncode == 0
+    assert run_cli(tmp_path, "plan", "flops", "next.yaml").returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,6 @@ def test_a_recipe_without_a_model_has_that_of_init_from(tmp_path: Path, source: 
 )
 def test_the_first_error_about_a_missing_model_names_the_command(tmp_path: Path, model: str, words: list[str]) -> None:
     (tmp_path / "next.yaml").write_text(BARE.format(source="runs/none") + model)
-    done = here(tmp_path, "train", "next.yaml", "--dry-run")
+    done = run_cli(tmp_path, "train", "next.yaml", "--dry-run")
     assert done.returncode == 2
     assert all(word in done.stderr for word in words), done.stderr

@@ -1,7 +1,7 @@
 """What the dry run says of the layout, and the picture of it: the ranks of each group are those of the mesh."""
 
 import pytest
-from made_config import made_config
+from example_config import example_config
 
 from smalti.base.errors import UserError
 from smalti.cli.train import layout_here
@@ -12,7 +12,7 @@ from smalti.cost.layout.drawn import drawn, groups
 
 
 def of(**parallel: object) -> RunConfig:
-    return made_config(*(f"train.parallel.{key}={value}" for key, value in parallel.items()))
+    return example_config(*(f"train.parallel.{key}={value}" for key, value in parallel.items()))
 
 
 def test_one_axis_is_one_line() -> None:

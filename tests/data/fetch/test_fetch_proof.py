@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_tokens import config, write_source
+from random_tokens import config, write_source
 from s3_server import Faults, fault_proxy, moto_server, object_server, s3_environment
 
 from smalti.base import store

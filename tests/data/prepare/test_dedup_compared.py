@@ -5,11 +5,11 @@ One corpus holds all classes, each with different documents that must stay and c
 
 import random
 
-import made_corpus
 import numpy as np
 import pyarrow as pa
 import pytest
-from made_corpus import PlantedDocument
+import synthetic_corpus
+from synthetic_corpus import PlantedDocument
 from test_dedup_job import config_of, drops_of
 
 from smalti.data.prepare.dedup.boilerplate import core, in_buckets, seem_repetitive, to_compare
@@ -168,7 +168,7 @@ def gone(tmp_path_factory):
     sentence = prose(20, rng) + ". "
     documents += [PlantedDocument(f"repeated-{n}", sentence * n, "repeated") for n in (1, 10, 1000)]
     random.Random(0).shuffle(documents)
-    dedup(config_of(made_corpus.write_parquet(documents, folder / "c"), folder / "out", alarm_frac=1))
+    dedup(config_of(synthetic_corpus.write_parquet(documents, folder / "c"), folder / "out", alarm_frac=1))
     return drops_of(folder / "out")
 
 
@@ -272,7 +272,7 @@ def test_repetitive_texts_are_compared_with_none_and_contents_instead_of_pages()
 def test_boilerplate_documents_sets_how_many_share_it(tmp_path):
     """Two whole runs beside the large one."""
     pages = [PlantedDocument(f"page-{i:02d}", different("page", i), "page") for i in range(30)]
-    folder = made_corpus.write_parquet(pages, tmp_path / "c", files=1)
+    folder = synthetic_corpus.write_parquet(pages, tmp_path / "c", files=1)
     for number, left_out in enumerate((10, 40, None)):
         dedup(config_of(folder, tmp_path / f"{number}", alarm_frac=1, boilerplate_documents=left_out, threshold=0.5))
         assert (len(drops_of(tmp_path / f"{number}")) == 0) == (left_out == 10)

@@ -7,10 +7,10 @@ import json
 import random
 from pathlib import Path
 
-import made_corpus
 import pytest
+import synthetic_corpus
 from conftest import PROVE
-from made_corpus import PlantedDocument
+from synthetic_corpus import PlantedDocument
 from test_dedup_compared import APACHE, COMMENTS, GPL, code, different
 from test_dedup_job import config_of, drops_of
 
@@ -122,9 +122,9 @@ def test_which_edits_are_found(tmp_path, proof, record):
     share = {"base": 0.6, "boilerplate": 0.4}
     documents += [
         PlantedDocument(f"unrelated/{one.id}", one.text, "unrelated")
-        for one in made_corpus.planted(n_unrelated, seed=11, share=share)
+        for one in synthetic_corpus.planted(n_unrelated, seed=11, share=share)
     ]
-    folder = made_corpus.write_parquet(documents, tmp_path / "c")
+    folder = synthetic_corpus.write_parquet(documents, tmp_path / "c")
     found: dict[str, dict[str, float]] = {kind: {} for kind in KINDS}
     wrong = {}
     for number, (name, setting) in enumerate(SETTINGS.items()):

@@ -13,12 +13,12 @@ import time
 from itertools import combinations
 from pathlib import Path
 
-import made_corpus
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import synthetic_corpus
 from conftest import PROVE
-from made_corpus import PlantedDocument
+from synthetic_corpus import PlantedDocument
 
 from smalti.base.errors import CheckFailed, DataError, UserError
 from smalti.cli.main import run
@@ -58,16 +58,16 @@ def made(n: int, seed: int, vocabulary: int = 3000) -> str:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    documents = made_corpus.planted(3000, seed=5)
-    return made_corpus.write_parquet(documents, tmp_path_factory.mktemp("corpus") / "documents"), documents
+    documents = synthetic_corpus.planted(3000, seed=5)
+    return synthetic_corpus.write_parquet(documents, tmp_path_factory.mktemp("corpus") / "documents"), documents
 
 
 def test_copies_and_edits_go_and_nothing_else(tmp_path, proof, record):
     """Recall and precision on copies and 5 % edits; shared boilerplate and books of one vocabulary stay."""
     n = proof(short=4000, full=100_000)
-    documents = made_corpus.planted(n, seed=1)
-    report = dedup(config_of(made_corpus.write_parquet(documents, tmp_path / "c"), tmp_path / "out"))
-    scores = made_corpus.score(documents, set(drops_of(tmp_path / "out")))
+    documents = synthetic_corpus.planted(n, seed=1)
+    report = dedup(config_of(synthetic_corpus.write_parquet(documents, tmp_path / "c"), tmp_path / "out"))
+    scores = synthetic_corpus.score(documents, set(drops_of(tmp_path / "out")))
     figures = {kind: {"recall": one.recall, "precision": one.precision, **vars(one)} for kind, one in scores.items()}
     record("dedup-planted", {"documents": n, "scores": figures, "selftest": report.selftest.as_json()})
     for kind in ("exact", "edited", "all"):
@@ -80,13 +80,13 @@ def test_copies_and_edits_go_and_nothing_else(tmp_path, proof, record):
 
 def test_both_sentence_traps(tmp_path, proof):
     repeats = proof(short=3000, full=60_000)
-    documents = made_corpus.sentence_trap(repeats)
-    report = dedup(config_of(made_corpus.write_parquet(documents, tmp_path / "c"), tmp_path / "out"))
+    documents = synthetic_corpus.sentence_trap(repeats)
+    report = dedup(config_of(synthetic_corpus.write_parquet(documents, tmp_path / "c"), tmp_path / "out"))
     gone = drops_of(tmp_path / "out")
     assert not [name for name in gone if name.startswith("among")]
     assert sum(name.startswith("alone") for name in gone) >= repeats - 1
     assert report.n_candidates < 28 * 8 * len(documents)
-    assert made_corpus.score(documents, set(gone))["all"].recall == 1.0
+    assert synthetic_corpus.score(documents, set(gone))["all"].recall == 1.0
 
 
 def test_what_goes_is_what_counting_all_pairs_says(tmp_path):
@@ -99,7 +99,7 @@ def test_what_goes_is_what_counting_all_pairs_says(tmp_path):
         for _ in range(rng.randrange(0, 6)):
             words[rng.randrange(len(words))] = f"e{rng.randrange(99)}"
         found[name] = " ".join(words).upper() if rng.random() < 0.3 else ", ".join(words)
-    folder = made_corpus.write_parquet(texts(**found), tmp_path / "c")
+    folder = synthetic_corpus.write_parquet(texts(**found), tmp_path / "c")
     dedup(config_of(folder, tmp_path / "out", bands=200, rows=1, threshold=0.5, shingle_words=2))
     sets = {}
     for name, text in found.items():
@@ -124,7 +124,7 @@ def test_the_order_and_the_files_of_the_input_change_nothing(tmp_path, corpus):
     folder, documents = corpus
     dedup(config_of(folder, tmp_path / "a"))
     turned = random.Random(0).sample(documents, len(documents))
-    made_corpus.write_parquet(turned, tmp_path / "c", files=3)
+    synthetic_corpus.write_parquet(turned, tmp_path / "c", files=3)
     dedup(config_of(tmp_path / "c", tmp_path / "b", memory_gb=0.004, selftest_documents=40))  # and many small portions
     assert kept_of(tmp_path / "a") == kept_of(tmp_path / "b")
 
@@ -132,7 +132,7 @@ def test_the_order_and_the_files_of_the_input_change_nothing(tmp_path, corpus):
 def test_held_out_documents_stay_and_near_training_ones_go(tmp_path):
     text, other = made(80, 1), made(80, 2)
     documents = texts(a=text, b=f"new {text}", c=f"{text} end", d=other, e=made(80, 3), f=other)
-    folder = made_corpus.write_parquet(documents, tmp_path / "c", files=2, heldout=("b", "c", "d"))
+    folder = synthetic_corpus.write_parquet(documents, tmp_path / "c", files=2, heldout=("b", "c", "d"))
     report = dedup(config_of(folder, tmp_path / "out"))
     gone = drops_of(tmp_path / "out")
     assert {name: row["rule"] for name, row in gone.items()} == {
@@ -147,7 +147,7 @@ def test_small_empty_and_foreign_texts(tmp_path):
         a="", b="", c="!!", d="??", e="one", f="One.", g="two words", h="words two",
         i="你好世界 今天天气很好", j="你好世界。今天天气很好", k="été", l="ÉTÉ!",
     )  # fmt: skip
-    report = dedup(config_of(made_corpus.write_parquet(documents, tmp_path / "c", files=1), tmp_path / "out"))
+    report = dedup(config_of(synthetic_corpus.write_parquet(documents, tmp_path / "c", files=1), tmp_path / "out"))
     assert set(drops_of(tmp_path / "out")) == {"b", "f", "j", "l"}
     assert report.selftest.expected > 0
     assert report.selftest.recall == 1.0  # words of one character each
@@ -191,11 +191,11 @@ def test_a_family_of_thousands_goes_but_for_what_comparing_all_pairs_would_leave
     documents = [*family(size, of=0), *family(500, first=size, of=1)]
     documents += [PlantedDocument(f"x{i:03d}", made(200, 1000 + i), "base") for i in range(100)]
     heldout = {"d000007", "d001000", f"d{size + 100:06d}"}
-    folder = made_corpus.write_parquet(documents, tmp_path / "c", heldout=heldout)
+    folder = synthetic_corpus.write_parquet(documents, tmp_path / "c", heldout=heldout)
     dedup(config_of(folder, tmp_path / "out", alarm_frac=1))
     assert kept_of(tmp_path / "out") == greedy(documents, heldout)
     turned = random.Random(0).sample(documents, len(documents))
-    folder = made_corpus.write_parquet(turned, tmp_path / "d", files=3, heldout=heldout)
+    folder = synthetic_corpus.write_parquet(turned, tmp_path / "d", files=3, heldout=heldout)
     dedup(config_of(folder, tmp_path / "turned", memory_gb=0.001))
     assert kept_of(tmp_path / "turned") == kept_of(tmp_path / "out")
 
@@ -212,7 +212,7 @@ def test_near_documents_that_differ_from_each_other_go_as_comparing_all_pairs_sa
         at = rng.randrange(FAMILY_WORDS - 4)
         words[at : at + 4] = [f"u{rng.randrange(10**6)}" for _ in range(4)]
         documents.append(PlantedDocument(f"d{number:03d}", " ".join(words), "base"))
-    folder = made_corpus.write_parquet(documents, tmp_path / "c")
+    folder = synthetic_corpus.write_parquet(documents, tmp_path / "c")
     dedup(config_of(folder, tmp_path / "out", alarm_frac=1, bands=100))
     assert kept_of(tmp_path / "out") == greedy(documents)
 
@@ -230,7 +230,7 @@ def test_the_selftest_works_in_scripts_without_blanks_and_on_long_and_short_docu
     }
     for name, found in corpora.items():
         documents = [PlantedDocument(f"d{i:03d}", text, "base") for i, text in enumerate(found)]
-        folder = made_corpus.write_parquet(documents, tmp_path / name, files=1)
+        folder = synthetic_corpus.write_parquet(documents, tmp_path / name, files=1)
         report = dedup(config_of(folder, tmp_path / f"{name}-out"))
         assert report.selftest.recall >= 0.98, name
         assert report.selftest.expected >= (50 if name != "long" else 9), name
@@ -238,7 +238,7 @@ def test_the_selftest_works_in_scripts_without_blanks_and_on_long_and_short_docu
 
 
 def test_a_selftest_of_nothing_says_so(tmp_path, capsys):
-    folder = made_corpus.write_parquet(texts(a="one", b="two words"), tmp_path / "c", files=1)
+    folder = synthetic_corpus.write_parquet(texts(a="one", b="two words"), tmp_path / "c", files=1)
     report = dedup(config_of(folder, tmp_path / "out"))
     assert report.selftest.recall is None
     assert report.as_json()["dedup"]["selftest"]["recall"] is None
@@ -246,15 +246,15 @@ def test_a_selftest_of_nothing_says_so(tmp_path, capsys):
 
 
 def test_the_selftest_stops_a_config_that_takes_unrelated_texts_for_near(tmp_path):
-    documents = made_corpus.planted(400, seed=3, share={"base": 1.0})
-    folder = made_corpus.write_parquet(documents, tmp_path / "c")
+    documents = synthetic_corpus.planted(400, seed=3, share={"base": 1.0})
+    folder = synthetic_corpus.write_parquet(documents, tmp_path / "c")
     with pytest.raises(CheckFailed, match="50 unrelated planted documents for near"):
         dedup(config_of(folder, tmp_path / "out", shingle_words=1))
 
 
 def test_containment_finds_a_document_inside_another(tmp_path):
     small = made(60, 1)
-    folder = made_corpus.write_parquet(texts(a=f"{small} {made(60, 2)}", b=small), tmp_path / "c", files=1)
+    folder = synthetic_corpus.write_parquet(texts(a=f"{small} {made(60, 2)}", b=small), tmp_path / "c", files=1)
     dedup(config_of(folder, tmp_path / "plain"))
     assert not drops_of(tmp_path / "plain")
     dedup(config_of(folder, tmp_path / "out", containment=0.9, rows=2))
@@ -263,7 +263,7 @@ def test_containment_finds_a_document_inside_another(tmp_path):
 
 def test_a_score_column_chooses_who_stays(tmp_path):
     text = made(80, 1)
-    folder = made_corpus.write_parquet(texts(a=text, b=f"{text} longer"), tmp_path / "c", files=1)
+    folder = synthetic_corpus.write_parquet(texts(a=text, b=f"{text} longer"), tmp_path / "c", files=1)
     dedup(config_of(folder, tmp_path / "out", score_field="n_bytes"))
     assert set(drops_of(tmp_path / "out")) == {"a"}
     paths = sorted((folder / "documents/part-0").iterdir())
@@ -404,7 +404,7 @@ def test_the_selftest_does_not_change_the_result(tmp_path, corpus):
 
 
 def test_a_damaged_file_is_our_error_from_the_worker(tmp_path):
-    folder = made_corpus.write_parquet(made_corpus.planted(300), tmp_path / "c", files=1)
+    folder = synthetic_corpus.write_parquet(synthetic_corpus.planted(300), tmp_path / "c", files=1)
     path = folder / "documents/part-0/train.parquet"
     data = bytearray(path.read_bytes())
     middle = len(data) // 2
@@ -418,7 +418,7 @@ def test_folders_that_would_be_lost_are_refused(tmp_path, corpus):
     folder, _ = corpus
     with pytest.raises(UserError, match="lie one in the other"):
         dedup(config_of(folder, folder / "out"))
-    other = made_corpus.write_parquet(made_corpus.planted(100), tmp_path / "other")
+    other = synthetic_corpus.write_parquet(synthetic_corpus.planted(100), tmp_path / "other")
     with pytest.raises(UserError, match="would be lost"):
         dedup(config_of(folder, other))
     with pytest.raises(DataError, match="was not written by 'smalti data curate'"):
@@ -438,7 +438,7 @@ def test_a_cluster_that_is_not_there_is_told_at_once(tmp_path, corpus):
 
 def test_an_alarm_is_loud_exits_with_3_and_leaves_the_result(tmp_path, capsys):
     text = made(80, 1)
-    folder = made_corpus.write_parquet(texts(a=text, b=f"{text} x", c=f"{text} y"), tmp_path / "c", files=1)
+    folder = synthetic_corpus.write_parquet(texts(a=text, b=f"{text} x", c=f"{text} y"), tmp_path / "c", files=1)
     arguments = ["data", "dedup", "demo-dedup", f"documents={folder}", f"output={tmp_path / 'out'}"]
     assert run(arguments) == 3
     out, err = capsys.readouterr()
@@ -450,7 +450,7 @@ def test_an_alarm_is_loud_exits_with_3_and_leaves_the_result(tmp_path, capsys):
 
 
 def test_a_dry_run_counts_texts_as_a_curation_does(tmp_path, capsys):
-    folder = made_corpus.write_parquet(texts(a="é" * 700, b="b" * 100), tmp_path / "c", files=1)
+    folder = synthetic_corpus.write_parquet(texts(a="é" * 700, b="b" * 100), tmp_path / "c", files=1)
     arguments = ["data", "dedup", "demo-dedup", f"documents={folder}", f"output={tmp_path / 'out'}", "--dry-run"]
     assert run([*arguments, "--json"]) == 0
     splits = json.loads(capsys.readouterr().out)["splits"]
@@ -493,7 +493,7 @@ def test_progress_names_parts(tmp_path, corpus):
 
 
 def test_notes_are_told_once(tmp_path, capsys):
-    folder = made_corpus.write_parquet(texts(a="one two three"), tmp_path / "c", files=1)
+    folder = synthetic_corpus.write_parquet(texts(a="one two three"), tmp_path / "c", files=1)
     held_out = folder / "documents/part-0/heldout.parquet"
     train = folder / "documents/part-0/train.parquet"
     held_out.write_bytes(train.read_bytes())

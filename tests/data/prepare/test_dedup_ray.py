@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import made_corpus
 import pytest
+import synthetic_corpus
 from test_dedup_job import config_of, family, files_of
 
 from smalti.data.prepare.dedup.job import dedup
@@ -36,12 +36,12 @@ finally:
 
 def test_a_cluster_gives_the_same_bytes_and_our_errors(tmp_path):
     pytest.importorskip("ray")
-    documents = made_corpus.planted(600, seed=2)
+    documents = synthetic_corpus.planted(600, seed=2)
     documents += family(100)  # crowded buckets, and what stays is looked through again
     heldout = {document.id for document in documents[::10]}
-    folder = made_corpus.write_parquet(documents, tmp_path / "c", heldout=heldout)
+    folder = synthetic_corpus.write_parquet(documents, tmp_path / "c", heldout=heldout)
     dedup(config_of(folder, tmp_path / "native"))
-    broken = made_corpus.write_parquet(documents[:100], tmp_path / "broken", files=1)
+    broken = synthetic_corpus.write_parquet(documents[:100], tmp_path / "broken", files=1)
     damage(broken / "documents/part-0/train.parquet")
     calls = [
         [f"documents={folder}", f"output={tmp_path / 'ray'}", "memory_gb=0.002"],  # and several parts

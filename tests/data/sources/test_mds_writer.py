@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_tokens import write_source
+from random_tokens import write_source
 
 from smalti.base.errors import DataError, UserError
 from smalti.cli.main import run as smalti

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
-from made_tokens import write_source
+from random_tokens import write_source
 from s3_server import Objects, object_server, s3_environment
 from test_reader_forms import CASES, FIXTURES, config_of, opened
 

@@ -12,7 +12,7 @@ import numpy as np
 import peers
 import pytest
 from conftest import PROVE
-from made_tokens import write_source
+from random_tokens import write_source
 from test_reader_forms import CASES, FIXTURES, config_of, opened
 
 from smalti.config.data import SourceConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_tokens import config, write_source
+from random_tokens import config, write_source
 
 from smalti.base.errors import UserError
 from smalti.config.durations import RunLength

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_tokens import write_source
+from random_tokens import write_source
 
 from smalti.base.errors import UserError
 from smalti.config.fork import Fork

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from made_tokens import TOKENIZER, write_source
+from random_tokens import TOKENIZER, write_source
 
 from smalti.base.errors import DataError, UserError
 from smalti.config.load import from_dict

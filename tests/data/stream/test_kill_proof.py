@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 import pytest
-from made_tokens import write_source
+from random_tokens import write_source
 
 pytestmark = pytest.mark.slow
 

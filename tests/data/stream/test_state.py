@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_tokens import write_source
+from random_tokens import write_source
 
 from smalti.base.errors import UserError
 from smalti.config.data import DataConfig

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_tokens import EOD, TOKENIZER, config, write_source
+from random_tokens import EOD, TOKENIZER, config, write_source
 
 from smalti.base.errors import DataError, UserError
 from smalti.config.durations import RunLength

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_tokens import TOKENIZER, write_source
+from random_tokens import TOKENIZER, write_source
 
 from smalti.base.errors import DataError, UserError
 from smalti.data.stream.takedowns import Takedowns, touched

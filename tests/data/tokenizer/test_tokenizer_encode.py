@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from tiny_runs import tokenizer_with_a_hole
+from tiny_runs import tokenizer_with_unused_ids
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Inner
 
@@ -127,7 +127,7 @@ def test_holes_of_a_vocabulary_are_known(small, tmp_path):
     vocab = {"<unk>": 0, "one": 1, "two": 7, "</s>": 3}
     Inner(models.WordLevel(vocab, unk_token="<unk>")).save(str(tmp_path / "tokenizer.json"))
     assert load_tokenizer(tmp_path).unused_ids == {2, 4, 5, 6}
-    assert tokenizer_with_a_hole().unused_ids == {298, 300, 301, 302}
+    assert tokenizer_with_unused_ids().unused_ids == {298, 300, 301, 302}
 
 
 def word_level() -> Inner:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_tokens import EOD, TOKENIZER, write_source
+from random_tokens import EOD, TOKENIZER, write_source
 
 from smalti.base.errors import DataError, UserError
 from smalti.base.hashing import sha256_file

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from made_tokens import TOKENIZER, write_source
+from random_tokens import TOKENIZER, write_source
 
 from smalti.base import store
 from smalti.base.errors import DataError, UserError

@@ -9,7 +9,7 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from made_tokens import EOD, TOKENIZER, write_source
+from random_tokens import EOD, TOKENIZER, write_source
 
 from smalti.base.errors import DataError, UserError
 from smalti.data.fetch import Files, Range, open_files

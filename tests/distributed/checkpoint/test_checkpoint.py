@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gloo import run_ranks
+from gloo_ranks import run_ranks
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 from smalti.base.errors import DataError, RetryableError

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gloo import run_ranks
+from gloo_ranks import run_ranks
 
 from smalti.base.errors import CheckFailed, DataError, Interrupted, RetryableError, UserError
 from smalti.distributed.group import lost

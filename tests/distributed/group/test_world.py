@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from gloo import run_ranks
+from gloo_ranks import run_ranks
 
 from smalti.base.errors import DataError, SmaltiError
 from smalti.distributed.group.world import broadcast_from_rank0

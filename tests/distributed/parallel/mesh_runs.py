@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from gloo import run_ranks
+from gloo_ranks import run_ranks
 from torch import Tensor, nn
 
 from smalti.config.load import from_dict

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gloo import run_ranks
+from gloo_ranks import run_ranks
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.distributed.tensor import DTensor
@@ -240,9 +240,9 @@ def test_backward_keeps_the_rows_that_came_gate_up_and_the_rows_that_came_back()
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             out = dispatch.forward(x, chosen, weight)
         given = [weight, *(w for w in weights if w is not None)]
-        kept_bytes = sum(kept.values()) - sum(w.untyped_storage().nbytes() for w in given)
+        saved_activation_bytes = sum(kept.values()) - sum(w.untyped_storage().nbytes() for w in given)
         slots, indices = 20, (4 * 20 + dispatch.own // 2) * 8
-        assert kept_bytes == slots * (2 * 16 + 2 * 24) * 2 + indices
+        assert saved_activation_bytes == slots * (2 * 16 + 2 * 24) * 2 + indices
         del out
 
 

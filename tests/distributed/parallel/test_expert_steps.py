@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import PROVE
-from gloo import run_ranks
+from gloo_ranks import run_ranks
 from tiny_models import write_byte_tokens
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard

@@ -7,7 +7,7 @@ from typing import Any
 import mesh_runs
 import pytest
 from conftest import PROVE
-from gloo import run_ranks
+from gloo_ranks import run_ranks
 from torch.distributed.tensor import DTensor
 
 from smalti.config.run import RunConfig

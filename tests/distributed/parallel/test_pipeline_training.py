@@ -7,7 +7,7 @@ import mesh_runs
 import pytest
 import torch
 from conftest import PROVE
-from gloo import run_ranks
+from gloo_ranks import run_ranks
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gloo import run_ranks
+from gloo_ranks import run_ranks
 from torch import Tensor
 
 from smalti.config.model import ModelConfig

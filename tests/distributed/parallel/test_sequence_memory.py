@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import shared_rows
+import sequence_runs
 import torch
 import torch.distributed as dist
 from conftest import PROVE
-from gloo import run_ranks
+from gloo_ranks import run_ranks
 from torch import Tensor
 
 from smalti.config.model import ModelConfig
@@ -38,8 +38,8 @@ def _forward_and_backward(context: Any, tokens: int, packed: bool) -> tuple[floa
     model = Decoder(config)
     init_weights(model, config, 3)
     sequence.lay(model, mesh, context=context)
-    whole = shared_rows.rows_of(0, packed=packed, rows=1, tokens=tokens, document_tokens=400)
-    row = shared_rows.shared(whole, mesh, context)
+    whole = sequence_runs.rows_of(0, packed=packed, rows=1, tokens=tokens, document_tokens=400)
+    row = sequence_runs.shared(whole, mesh, context)
     kept: dict[int, int] = {}
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 

@@ -8,11 +8,11 @@ from typing import Any
 import mesh_runs
 import numpy as np
 import pytest
-import shared_rows
+import sequence_runs
 import torch
 import torch.distributed as dist
 from conftest import PROVE
-from gloo import run_ranks
+from gloo_ranks import run_ranks
 from tiny_models import llama_config, tiny_model, write_byte_tokens
 
 from smalti.base.errors import UserError
@@ -33,19 +33,19 @@ FAST = ("everything in a score", "experts")
 
 
 @cache
-def _alone(names: tuple[str, ...], steps: int) -> dict[str, shared_rows.Found]:
-    found: dict[str, shared_rows.Found] = run_ranks(1, shared_rows.train_all, names, "ulysses", 1, steps)[0]
+def _alone(names: tuple[str, ...], steps: int) -> dict[str, sequence_runs.Found]:
+    found: dict[str, sequence_runs.Found] = run_ranks(1, sequence_runs.train_all, names, "ulysses", 1, steps)[0]
     return found
 
 
 def _compare(names: tuple[str, ...], ranks: int, context: str, shard: int, steps: int = STEPS) -> None:
     alone = _alone(names, steps)
-    for by_name in run_ranks(ranks, shared_rows.train_all, names, context, shard, steps, alone):
+    for by_name in run_ranks(ranks, sequence_runs.train_all, names, context, shard, steps, alone):
         for name, found in by_name.items():
-            _close(found, alone[name], 1e-5 if shared_rows.CASES[name].compute == "fp32" else BF16)
+            _close(found, alone[name], 1e-5 if sequence_runs.CASES[name].compute == "fp32" else BF16)
 
 
-def _close(found: shared_rows.Found, alone: shared_rows.Found, rtol: float) -> None:
+def _close(found: sequence_runs.Found, alone: sequence_runs.Found, rtol: float) -> None:
     np.testing.assert_allclose(found.loss, alone.loss, rtol=rtol)
     np.testing.assert_allclose(found.grad_norm, alone.grad_norm, rtol=rtol)
     assert found.gradients.keys() == alone.gradients.keys()
@@ -66,7 +66,7 @@ def test_four_ranks_train_as_one(context: str) -> None:
 @pytest.mark.proof
 @pytest.mark.parametrize("ranks", [2, 4] if PROVE else [2])
 def test_all_kinds_train_as_one(ranks: int, context: str) -> None:
-    _compare(tuple(shared_rows.CASES), ranks, context, 1)
+    _compare(tuple(sequence_runs.CASES), ranks, context, 1)
 
 
 def _config(folder: str, **parallel: Any) -> RunConfig:

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from conftest import PROVE
-from gloo import run_ranks
+from gloo_ranks import run_ranks
 from torch import Tensor
 
 from smalti.base.errors import UserError

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from gloo import run_ranks
+from gloo_ranks import run_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,12 +1,12 @@
-"""What the tests of memory ask of all blocks together."""
+"""Bytes of activations that all blocks together save for the backward pass."""
 
 from smalti.config.model import ModelConfig
 from smalti.cost.memory.moments import Rank, _Step
 from smalti.cost.memory.tape import Pass
 
 
-def kept_bytes(model: ModelConfig, shape: Pass, *, recompute: bool) -> float:
-    """What all blocks keep of one microbatch; where they run again, their inputs and the fullest block."""
+def saved_activation_bytes(model: ModelConfig, shape: Pass, *, recompute: bool) -> float:
+    """Saved by all blocks for one microbatch; with recomputation their inputs and the largest block."""
     step = _Step(model, shape, Rank(recompute=recompute))
     kept = sum(step._block(layer).kept for layer in step.layers)
     if recompute:

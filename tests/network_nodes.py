@@ -1,7 +1,7 @@
 """Machines of a cluster on one machine, for tests: network namespaces with names of their own, on one switch.
 
 Each node has an own host name, loopback and address, and reaches the others by name; files and processors are shared.
-Linux, root and iproute2 are needed. A line can be cut and mended: packets then vanish, as with a broken cable.
+Linux, root and iproute2 are needed. A cable can be cut and restored: packets vanish while it is cut.
 """
 
 import os
@@ -59,7 +59,7 @@ class Nodes:
             (_ETC / space).mkdir(parents=True, exist_ok=True)
             (_ETC / space / "hosts").write_text(hosts)
 
-    def take_away(self) -> None:
+    def remove(self) -> None:
         """End what was started on the nodes and remove them."""
         spaces = [self._prefix + name for name in (*self.names, "switch")]
         for space in spaces:
@@ -111,20 +111,20 @@ class Nodes:
         """Pull the cable of a node out of the switch."""
         _must("-n", self._prefix + "switch", "link", "set", name, "down")
 
-    def mend(self, name: str) -> None:
-        """Put it back."""
+    def restore(self, name: str) -> None:
+        """Plug it back in."""
         _must("-n", self._prefix + "switch", "link", "set", name, "up")
 
 
 @contextmanager
 def nodes(count: int) -> Iterator[Nodes]:
-    """``count`` nodes, taken away at the end."""
+    """``count`` nodes, removed at the end."""
     made = Nodes(count)
     try:
         made.make()
         yield made
     finally:
-        made.take_away()
+        made.remove()
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A toy data set and run config for tests of training: learnable tokens, seconds to train."""
+"""A toy data set and run config for tests of training: tokens that a small model learns within seconds."""
 
 from pathlib import Path
 from typing import Any

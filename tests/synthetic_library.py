@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 
-def small_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def synthetic_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write it into ``folder``; ``smalti data documents`` reads it from then on."""
     folder.mkdir()
     draw = random.Random(3)

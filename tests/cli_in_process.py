@@ -1,4 +1,4 @@
-"""A command of ``smalti`` in the process of the tests, which has imported everything: for what starts no rank."""
+"""Run a ``smalti`` command in the test process, which has imported everything: for commands that start no rank."""
 
 import contextlib
 import io
@@ -8,8 +8,8 @@ from pathlib import Path
 from smalti.cli.main import run
 
 
-def here(work: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What ``smalti ARGUMENTS`` says and ends with, from the folder ``work``."""
+def run_cli(work: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Exit code and output of ``smalti ARGUMENTS``, run in the folder ``work``."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.chdir(work), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = run(arguments)

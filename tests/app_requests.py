@@ -1,4 +1,4 @@
-"""Requests to the server's app in this process, without a port."""
+"""Sends requests to the server's app in the test process, without a port."""
 
 import asyncio
 from typing import Any
@@ -17,7 +17,7 @@ def send(app: Guard, method: str, path: str, *, host: str = "127.0.0.1:8000", **
     return asyncio.run(one())
 
 
-def refused(answer: httpx.Response, status: int, **parts: Any) -> str:
+def error_message(answer: httpx.Response, status: int, **parts: Any) -> str:
     """The message of an error in OpenAI's shape."""
     assert answer.status_code == status, answer.text
     assert set(answer.json()) == {"error"}

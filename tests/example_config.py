@@ -1,4 +1,4 @@
-"""Small configs of runs, for tests that need one and care about a field or two."""
+"""A small run config, for tests that need one and set a field or two."""
 
 from typing import Any
 
@@ -27,6 +27,6 @@ VALUES: dict[str, Any] = {
 }
 
 
-def made_config(*overrides: str) -> RunConfig:
+def example_config(*overrides: str) -> RunConfig:
     """The small config with ``a.b=value`` changes."""
     return from_dict(RunConfig, VALUES, overrides=overrides).config

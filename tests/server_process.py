@@ -1,4 +1,4 @@
-"""A real ``smalti serve`` process for tests: started on a free port, ended with the test whatever happens."""
+"""Starts a ``smalti serve`` process on a free port, and ends it with the test."""
 
 import os
 import re
@@ -14,7 +14,7 @@ import httpx
 
 
 @dataclass
-class Served:
+class ServerProcess:
     """A running server."""
 
     process: subprocess.Popen[str]
@@ -31,7 +31,7 @@ class Served:
 
 
 @contextmanager
-def served(model: Path | str, *options: str, env: dict[str, str] | None = None) -> Iterator[Served]:
+def start_server(model: Path | str, *options: str, env: dict[str, str] | None = None) -> Iterator[ServerProcess]:
     """``smalti serve MODEL --port 0 OPTIONS``, ready to answer."""
     process = subprocess.Popen(
         [sys.executable, "-m", "smalti", "serve", str(model), "--port", "0", *options],
@@ -52,7 +52,7 @@ def served(model: Path | str, *options: str, env: dict[str, str] | None = None) 
             process.wait(30)
             reader.join(10)
             raise AssertionError(f"the server did not start: {first}{''.join(errors)}")
-        yield Served(process, found[0], errors)
+        yield ServerProcess(process, found[0], errors)
     finally:
         process.kill()
         process.wait()

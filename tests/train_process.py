@@ -1,4 +1,4 @@
-"""A small run that tests start with ``smalti train`` as a person does: tokens, recipe, command, losses."""
+"""A small run that tests start as a process, ``smalti train``: token files, recipe, command, losses."""
 
 import json
 import subprocess
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from nodes import environment
+from network_nodes import environment
 
 from smalti.data.tokens.writer import TokenWriter
 

@@ -1,4 +1,4 @@
-"""A measured machine that is made up: products at a rate that rises with their size, kernels at a bandwidth."""
+"""A synthetic measured machine: matrix products at a rate that rises with their size, kernels at a bandwidth."""
 
 import itertools
 from typing import Any

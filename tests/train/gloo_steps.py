@@ -1,10 +1,10 @@
-"""A small run on any mesh, rehearsed and really made on gloo ranks."""
+"""Real steps of a small run on gloo ranks, for any mesh: what the rehearsal must predict."""
 
 from collections import Counter
 from typing import Any, NamedTuple
 
 import torch
-from gloo import run_ranks
+from gloo_ranks import run_ranks
 from torch import Tensor, nn
 
 from smalti.config.load import from_dict

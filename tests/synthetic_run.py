@@ -1,4 +1,4 @@
-"""A run folder as training leaves it, made up: two sources in two stages, a resume, a suite of evals."""
+"""Writes a synthetic run folder: two sources in two stages, a resume, a suite of evals."""
 
 import json
 import math
@@ -61,7 +61,7 @@ def metric_rows(steps: int = 600, batch_tokens: int = 8192) -> list[dict[str, An
     return rows
 
 
-def make_run(folder: Path, *, steps: int = 600) -> Path:
+def write_run(folder: Path, *, steps: int = 600) -> Path:
     """Write a whole run folder."""
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(CONFIG)
