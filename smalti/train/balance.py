@@ -62,8 +62,9 @@ class ExpertBalance:
         if not self._moe.bias_update_rate:
             return
         routers = [module for module in model.modules() if isinstance(module, Router)]
-        for router, load_E in zip(routers, load_LE[self.own_rows], strict=True):
+        for router, row in zip(routers, self.own_rows, strict=True):
             assert router.choice_bias is not None
+            load_E = load_LE[row]  # by an int: a list of rows would be copied to the device, which waits for it
             direction_E = (load_E.mean() - load_E).sign().to(router.choice_bias.dtype)
             moved_E = router.choice_bias.add(direction_E, alpha=self._moe.bias_update_rate)
             router.choice_bias.copy_(torch.where(skip, router.choice_bias, moved_E))

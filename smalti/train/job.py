@@ -25,10 +25,10 @@ from smalti.data.stream.stream import Stream
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.group import lost
 from smalti.distributed.group import world as worlds
-from smalti.distributed.parallel import expert, fsdp, pipeline, sequence, tensor
+from smalti.distributed.parallel import fsdp, pipeline, sequence, tensor
 from smalti.distributed.parallel import mesh as meshes
 from smalti.distributed.parallel.mesh import Mesh
-from smalti.distributed.parallel.recompute import recompute
+from smalti.distributed.parallel.parallelize import parallelize
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
 from smalti.track.events import EventLog
@@ -42,7 +42,7 @@ from smalti.train.loop import Evaluate, Hook, Job, fit
 from smalti.train.loss import LanguageLoss
 from smalti.train.optim import build_optimizer, moments
 from smalti.train.schedule import LearningRate
-from smalti.train.step import Loss, Passes, TrainState, one_by_one
+from smalti.train.step import ForwardBackward, Loss, TrainState, one_by_one
 from smalti.train.weights import keep_tokenizer, open_weights
 
 MakeEvaluate = Callable[[RunConfig, Mapping[str, bytes], Mesh], Evaluate | None]
@@ -196,22 +196,16 @@ def sharded(
     config: JobConfig, given: nn.Module | None, mesh: Mesh, device: torch.device, *, resumes: bool
 ) -> nn.Module:
     """The model over the mesh, with its first weights; where a checkpoint will overwrite them, with any."""
-    parallel, precision = config.train.parallel, config.train.precision
     model = given
     if model is None:
         assert isinstance(config, RunConfig)
         with torch.device("meta"):
             model = Decoder(config.model)
-        _lay(model, mesh, config)
     else:
         model.to(device)
         fsdp.broadcast(model)
-    for block in fsdp.blocks_of(model):
-        if parallel.activation_checkpointing == "full":
-            recompute(block)
-        if place.compiles(config, device):
-            block.compile()
-    fsdp.shard(model, mesh, compute=precision.compute, reduce=precision.reduce)
+    train = config.train
+    model = parallelize(model, mesh, train.parallel, train.precision, compile_blocks=place.compiles(config, device))
     load = None if resumes or config.init_from is None else open_weights(config.init_from, model)
     if given is None and (resumes or load is not None):
         fsdp.allocate(model, device)
@@ -228,22 +222,16 @@ def state_of(config: JobConfig, model: nn.Module, loss: Loss, mesh: Mesh, device
     """What a step changes, before the first one: the optimizer with its moments, and how microbatches are passed."""
     optimizer, lr = build_optimizer(model, config.train.optimizer), LearningRate.of(config)
     balance = loss.balance if isinstance(loss, LanguageLoss) else None
-    passes = tensor.summing(_passes(config, mesh.layout, model, loss, device), mesh)
+    forward_backward = tensor.summing(_forward_backward(config, mesh.layout, model, loss, device), mesh)
     clip_norm = config.train.optimizer.clip_norm
-    return TrainState(model, optimizer, lr, clip_norm, balance, passes, mesh.copies, mesh.layout.pipeline)
+    return TrainState(
+        model, optimizer, lr, clip_norm, balance, forward_backward, mesh.layout.tensor, mesh.layout.pipeline
+    )
 
 
-def _lay(model: nn.Module, mesh: Mesh, config: RunConfig) -> None:
-    """The axes beside replicate and shard, on a model that is still on the meta device."""
-    parallel = config.train.parallel
-    compute = fsdp.DTYPES[config.train.precision.compute]
-    pipeline.own_stages(model, mesh, schedule=parallel.pipeline_schedule, compute=compute)
-    tensor.lay(model, mesh)
-    expert.lay(model, mesh, dispatch=parallel.dispatch)
-    sequence.lay(model, mesh, context=parallel.context)
-
-
-def _passes(config: JobConfig, layout: Layout, model: nn.Module, loss: Loss, device: torch.device) -> Passes:
+def _forward_backward(
+    config: JobConfig, layout: Layout, model: nn.Module, loss: Loss, device: torch.device
+) -> ForwardBackward:
     """How microbatches go through the model: one by one, or through its pipeline stages."""
     parallel, staged = config.train.parallel, pipeline.staged(model)
     if staged is None:
@@ -263,7 +251,7 @@ def _passes(config: JobConfig, layout: Layout, model: nn.Module, loss: Loss, dev
         )
     if loss.balance is not None:
         loss.balance.own_rows = staged.own_rows
-    return pipelines.PipelinePasses(staged, schedule)
+    return pipelines.PipelineForwardBackward(staged, schedule)
 
 
 def _check_origin(config: JobConfig, *, begins: bool) -> None:

@@ -116,7 +116,7 @@ class Trial:
     batches: TokenBatches
     teller: Reporter
     had_room: Callable[[], bool] | None = None
-    """Whether this rank had room to spare, asked after the passes; absent: the allocator's own count says it."""
+    """Whether this rank had room to spare, asked after the trial; absent: the allocator's own count says it."""
 
     def settle(self, tokens: int) -> int:
         """Try it, and cut the batches as it came out. A collective."""
@@ -155,7 +155,7 @@ class Trial:
         one = self.batches.fullest(rows, seq_len, vocab_size=self.config.model.vocab_size)
         try:
             with _no_trace(self.state), self._worst_routing():
-                self.state.passes(self.state.model, [one] * microbatches, self.loss)
+                self.state.forward_backward(self.state.model, [one] * microbatches, self.loss)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -196,7 +196,7 @@ def _first(count: int) -> Callable[[Tensor], Tensor]:
 
 @contextlib.contextmanager
 def _no_trace(state: TrainState) -> Iterator[None]:
-    """Buffers and random numbers as before; gradients are dropped. Passes change nothing else."""
+    """Buffers and random numbers as before; gradients are dropped. Forward and backward change nothing else."""
     model = state.model
     before = [buffer.clone() for buffer in model.buffers()]
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []

@@ -1,4 +1,4 @@
-"""The microbatches of a step through pipeline stages: ``TrainState.passes`` where layers are spread over ranks.
+"""The microbatches of a step through pipeline stages: a ``TrainState.forward_backward`` for layers on several ranks.
 
 Promises: losses, gradients and metrics are those of one process up to rounding. Each pipeline stage calls the loss on
 its own part: what comes of the head arises on the last one, what comes of routers where they are, and every sum has the
@@ -75,8 +75,8 @@ def _fault(microbatches: int, places: int, schedule: Schedule) -> str | None:
     return None
 
 
-class PipelinePasses:
-    """``Passes`` by one of torch's schedules."""
+class PipelineForwardBackward:
+    """A ``ForwardBackward`` by one of torch's schedules."""
 
     def __init__(self, staged: Staged, schedule: Schedule) -> None:
         self._staged, self._name = staged, schedule

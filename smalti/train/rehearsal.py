@@ -131,8 +131,8 @@ def _traced(
     live, kept = LiveBytes(fake=True), list[int]()
     named = _Named(live)
     traffic = Traffic(mesh, see=named.collective)
-    if state.passes is one_by_one:
-        state.passes, microbatches = _alike_once(microbatches, traffic)
+    if state.forward_backward is one_by_one:
+        state.forward_backward, microbatches = _alike_once(microbatches, traffic)
     _warm(state)
     if mesh.layout.pipeline > 1:  # the first step also sets the schedule up
         with _Answers():
@@ -204,7 +204,7 @@ def _documents(like_ST: Tensor, document_tokens: int | None) -> Tensor:
 
 
 def _alike_once(microbatches: list[Microbatch], traffic: Traffic) -> tuple[Any, list[Microbatch]]:
-    """Passes that stand for all microbatches, and those that are traced: of many alike in a row the second for all."""
+    """A ``forward_backward`` that stands for all microbatches, and those traced: of many alike in a row the second."""
     traced, times = list[Microbatch](), list[int]()
     for place, one in enumerate(microbatches):
         if place > 1 and one.inputs.shape == traced[-1].inputs.shape:
@@ -213,14 +213,14 @@ def _alike_once(microbatches: list[Microbatch], traffic: Traffic) -> tuple[Any, 
             traced.append(one)
             times.append(1)
 
-    def passes(model: nn.Module, given: Sequence[Any], loss: Loss) -> list[Metrics]:
+    def forward_backward(model: nn.Module, given: Sequence[Any], loss: Loss) -> list[Metrics]:
         found: list[Metrics] = []
         for one, number in zip(given, times, strict=True):
             with traffic.times(number):
                 found += one_by_one(model, [one], loss)
         return found
 
-    return passes, traced
+    return forward_backward, traced
 
 
 # ---- kernels --------------------------------------------------------------------------------------------------------

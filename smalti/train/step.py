@@ -19,7 +19,7 @@ from smalti.train.balance import ExpertBalance
 
 Metrics = dict[str, Tensor]
 Loss = Callable[[nn.Module, Any], tuple[Tensor, Tensor, Metrics]]
-Passes = Callable[[nn.Module, Sequence[Any], Loss], list[Metrics]]
+ForwardBackward = Callable[[nn.Module, Sequence[Any], Loss], list[Metrics]]
 """(model, microbatches, loss) -> of each forward and backward pass ``total``, ``weight`` and the sums of the loss."""
 
 
@@ -43,10 +43,10 @@ class TrainState:
     clip_norm: float
     balance: ExpertBalance | None = None
     """Told the load of the experts after each step (``moe/load`` of the loss)."""
-    passes: Passes = one_by_one
-    """How the microbatches of a step go through the model; another one where its layers are spread over ranks."""
-    copies: int = 1
-    """Ranks that reckon the same sums, as those that share each matrix do."""
+    forward_backward: ForwardBackward = one_by_one
+    """Runs the microbatches of a step forward and backward; a pipeline schedule where layers are spread over ranks."""
+    tensor_parallel_size: int = 1
+    """Ranks that share each matrix, and so compute the same sums."""
     pipeline: int = 1
     """Pipeline stages of the world: each parameter is known to the ranks of one."""
     step: int = 0
@@ -76,12 +76,13 @@ def train_step(state: TrainState, microbatches: Sequence[Any], loss: Loss) -> St
     """
     # ---- forward and backward: gradients add up as sums -------------------------------------------------------------
     state.optimizer.zero_grad(set_to_none=True)
-    sums = state.passes(state.model, microbatches, loss)
+    sums = state.forward_backward(state.model, microbatches, loss)
 
     # ---- one reduction over all ranks: loss, weight, squared gradient norm, metrics ---------------------------------
     gradients = [p.grad for p in state.model.parameters() if p.grad is not None]
     names = list(sums[0])
-    parts = [torch.stack([s[name].detach().double() for s in sums]).sum(0) / state.copies for name in names]
+    parts = [torch.stack([s[name].detach().double() for s in sums]).sum(0) for name in names]
+    parts = [part / state.tensor_parallel_size for part in parts]
     own = square_norm(gradients, pipeline=state.pipeline)
     packed = torch.cat([own.reshape(1), *(part.reshape(-1) for part in parts)])
     dist.all_reduce(packed)

@@ -17,7 +17,7 @@ from smalti.cost.layout import collectives as plan
 from smalti.cost.units import KEEP_GATHERED_BYTES, units
 from smalti.distributed.parallel import fsdp
 from smalti.distributed.parallel import mesh as meshes
-from smalti.distributed.parallel.recompute import recompute
+from smalti.distributed.parallel.parallelize import parallelize
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
 from smalti.train.batches import Microbatch
@@ -83,11 +83,8 @@ def _counted(rank: int, config: RunConfig, microbatches: int, keep_bytes: int) -
     fsdp._KEEP_GATHERED_BYTES = keep_bytes
     with torch.device("meta"):
         model = Decoder(config.model)
-    if train.parallel.activation_checkpointing == "full":
-        for block in fsdp.blocks_of(model):
-            recompute(block)
     mesh = meshes.build(device, Layout(train.parallel.replicate, dist.get_world_size() // train.parallel.replicate))
-    fsdp.shard(model, mesh, compute=train.precision.compute, reduce=train.precision.reduce)
+    parallelize(model, mesh, train.parallel, train.precision)
     fsdp.materialize(model, device, lambda name, shape: draw(name, shape, config.model, 1))
     loss = LanguageLoss(config.model, train.loss)
     state = TrainState(

@@ -80,11 +80,12 @@ def _config(root: Path, kind: str, optimizer: dict[str, Any], **parallel: Any) -
 
 def _spoil(job: Job, what: str) -> None:
     """The last rank's next step has a loss or a gradient that is not finite; nobody else sees any of it."""
-    passes, last = job.state.passes, job.mesh.layout.world_size - 1
+    forward_backward = job.state.forward_backward
+    last = job.mesh.layout.world_size - 1
 
     def spoilt(model: nn.Module, microbatches: Sequence[Any], loss: Any) -> Any:
-        job.state.passes = passes
-        sums = passes(model, microbatches, loss)
+        job.state.forward_backward = forward_backward
+        sums = forward_backward(model, microbatches, loss)
         if torch.distributed.get_rank() == last and what == "loss":
             sums[-1]["total"] = sums[-1]["total"] * float("nan")
         if torch.distributed.get_rank() == last and what == "gradient norm":
@@ -92,7 +93,7 @@ def _spoil(job: Job, what: str) -> None:
             local(gradient).flatten()[0] = float("inf")
         return sums
 
-    job.state.passes = spoilt
+    job.state.forward_backward = spoilt
 
 
 def _held(job: Job) -> dict[str, Tensor]:

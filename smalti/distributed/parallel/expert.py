@@ -22,11 +22,11 @@ from smalti.distributed.parallel.dispatch import Dispatch, Exact, Static
 from smalti.distributed.parallel.mesh import Mesh
 from smalti.model.blocks.moe.experts import Experts
 
-Way = Literal["exact", "static"]
+Mode = Literal["exact", "static"]
 
 
-def lay(model: nn.Module, mesh: Mesh, *, dispatch: Way) -> None:
-    """Make the experts' weights DTensors of the axis and swap the dispatch in. After ``tensor.lay``, whose cut of the
+def apply(model: nn.Module, mesh: Mesh, *, dispatch: Mode) -> None:
+    """Make the experts' weights DTensors of the axis and swap the dispatch in. After ``tensor.apply``, whose cut of the
     width it keeps; before ``fsdp.shard``. ``model`` is on the meta device."""
     if mesh.layout.expert == 1:
         return
@@ -34,8 +34,8 @@ def lay(model: nn.Module, mesh: Mesh, *, dispatch: Way) -> None:
     for experts in _experts_of(model, mesh.layout):
         for name, weight_EFD in list(experts.named_parameters(recurse=False)):
             setattr(experts, name, _spread(weight_EFD, mesh))
-        way: Dispatch = {"exact": Exact, "static": Static}[dispatch](experts, group)
-        experts.begin, experts.forward = way.begin, way.forward  # type: ignore[method-assign]
+        mode: Dispatch = {"exact": Exact, "static": Static}[dispatch](experts, group)
+        experts.begin, experts.forward = mode.begin, mode.forward  # type: ignore[method-assign]
 
 
 def evenly(model: nn.Module) -> None:

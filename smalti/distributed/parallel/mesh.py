@@ -57,11 +57,6 @@ class Mesh:
         ways = self.layout.tensor * self.layout.sequence
         return dist.get_rank() // ways % self.layout.data_ranks
 
-    @property
-    def copies(self) -> int:
-        """Ranks that reckon the same loss: those along ``tensor``. The step divides its sums over the world by it."""
-        return self.layout.tensor
-
     def dim(self, name: Axis) -> str:
         """The dim of ``root`` that an axis is, or is joined from others as."""
         parts = _finest(self.layout)[1].get(name, (name,))

@@ -29,7 +29,7 @@ from smalti.model.decoder import Decoder
 Context = Literal["ulysses", "ring"]
 
 
-def lay(model: nn.Module, mesh: Mesh, *, context: Context) -> None:
+def apply(model: nn.Module, mesh: Mesh, *, context: Context) -> None:
     """Make attention see the whole row, and sums over a row be those of the whole row. Before ``fsdp.shard``."""
     ranks, tensor = mesh.layout.sequence, mesh.layout.tensor
     if ranks == 1:

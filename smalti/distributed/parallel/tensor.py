@@ -41,11 +41,11 @@ from smalti.model.decoder import Decoder, soft_cap
 
 AXIS = "tensor"
 
-Passes = Callable[[nn.Module, Sequence[Any], Any], Any]
-"""``train.step.Passes``."""
+ForwardBackward = Callable[[nn.Module, Sequence[Any], Any], Any]
+"""``train.step.ForwardBackward``."""
 
 
-def lay(model: nn.Module, mesh: Mesh) -> None:
+def apply(model: nn.Module, mesh: Mesh) -> None:
     """Make weights DTensors of the axis and put the collectives around them. Before ``fsdp.shard``.
 
     UserError with the nearest size where heads, widths or vocabulary are no multiple of the ranks.
@@ -58,32 +58,32 @@ def lay(model: nn.Module, mesh: Mesh) -> None:
     ranks = Ranks.of(axis)
     for module in list(model.modules()):
         if isinstance(module, Attention):
-            _lay_attention(module, axis, ranks)
+            _apply_attention(module, axis, ranks)
         elif isinstance(module, MoE):
-            _lay_experts(module, axis, ranks)
+            _apply_experts(module, axis, ranks)
         elif isinstance(module, MLP):
-            _lay_mlp(module, axis, ranks)
-    _lay_ends(model, axis, ranks)
+            _apply_mlp(module, axis, ranks)
+    _apply_ends(model, axis, ranks)
     model.kernels_of = partial(kernels_of, part=HeadPart(ranks.place, ranks.size))
     model.positions_of = partial(_positions_of, model.positions_of, ranks)
 
 
-def summing(passes: Passes, mesh: Mesh) -> Passes:
-    """``passes`` that end with whole gradients of the parameters that are not cut: one sum over the axis a step."""
+def summing(forward_backward: ForwardBackward, mesh: Mesh) -> ForwardBackward:
+    """``forward_backward``, then one sum over the axis of the gradients of parameters that are not cut."""
     if mesh.layout.tensor == 1:
-        return passes
+        return forward_backward
 
-    def summed_passes(model: nn.Module, microbatches: Sequence[Any], loss: Any) -> Any:
-        found = passes(model, microbatches, loss)
+    def with_sums(model: nn.Module, microbatches: Sequence[Any], loss: Any) -> Any:
+        sums = forward_backward(model, microbatches, loss)
         parts = [local(p.grad) for p in model.parameters() if p.grad is not None and not is_cut(p)]
         if parts:
             flat = torch.cat([part.flatten() for part in parts])
             dist.all_reduce(flat, group=mesh.group("tensor"))
             wholes = flat.split([part.numel() for part in parts])
             torch._foreach_copy_(parts, [whole.view_as(part) for whole, part in zip(wholes, parts, strict=True)])
-        return found
+        return sums
 
-    return summed_passes
+    return with_sums
 
 
 def is_cut(parameter: Tensor) -> bool:
@@ -113,7 +113,7 @@ def vocabulary(weight_VD: Tensor) -> Vocabulary:
 # ---- inside a block -------------------------------------------------------------------------------------------------
 
 
-def _lay_attention(attention: Attention, axis: DeviceMesh, ranks: Ranks) -> None:
+def _apply_attention(attention: Attention, axis: DeviceMesh, ranks: Ranks) -> None:
     for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
         _by_column(projection, axis)
     _by_row(attention.o_proj, axis, ranks)
@@ -129,7 +129,7 @@ def _lay_attention(attention: Attention, axis: DeviceMesh, ranks: Ranks) -> None
     attention.forward = forward  # type: ignore[method-assign, assignment]
 
 
-def _lay_mlp(mlp: MLP, axis: DeviceMesh, ranks: Ranks) -> None:
+def _apply_mlp(mlp: MLP, axis: DeviceMesh, ranks: Ranks) -> None:
     if is_cut(mlp.up_proj.weight):  # shared experts, which their layer has cut
         return
     for projection in (mlp.gate_proj, mlp.up_proj):
@@ -139,7 +139,7 @@ def _lay_mlp(mlp: MLP, axis: DeviceMesh, ranks: Ranks) -> None:
     mlp.forward = lambda x_BtD: inner(gathered(x_BtD, ranks))  # type: ignore[method-assign, assignment]
 
 
-def _lay_experts(moe: MoE, axis: DeviceMesh, ranks: Ranks) -> None:
+def _apply_experts(moe: MoE, axis: DeviceMesh, ranks: Ranks) -> None:
     """What experts and shared experts write are parts of a sum, scattered together. Gradients through the choices'
     weights are parts too; those of the router's losses are the same on all ranks, so each gives its share."""
     experts = moe.experts
@@ -212,7 +212,7 @@ def _positions_of(inner: Any, ranks: Ranks, slice_tokens: int, device: torch.dev
 # ---- embedding and head ---------------------------------------------------------------------------------------------
 
 
-def _lay_ends(model: Decoder, axis: DeviceMesh, ranks: Ranks) -> None:
+def _apply_ends(model: Decoder, axis: DeviceMesh, ranks: Ranks) -> None:
     """A pipeline stage may have one of them, or none."""
     if model.embed is not None:
         _cut(model.embed, "weight", 0, axis)

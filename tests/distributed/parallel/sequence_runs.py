@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from smalti.config.model import ModelConfig
-from smalti.config.train import LossConfig
+from smalti.config.parallel import ParallelConfig
+from smalti.config.train import LossConfig, PrecisionConfig
 from smalti.cost.axes import Layout
 from smalti.distributed.parallel import fsdp, sequence
 from smalti.distributed.parallel.mesh import Mesh, build
-from smalti.distributed.parallel.recompute import recompute
+from smalti.distributed.parallel.parallelize import parallelize
 from smalti.model.blocks.moe.choices import forced_choices, recorded_choices
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
@@ -103,11 +104,10 @@ def model_of(case: Case, mesh: Mesh, context: Any) -> nn.Module:
     config = config_of(case)
     with torch.device("meta"):
         model = Decoder(config)
-    sequence.lay(model, mesh, context=context)
-    for block in fsdp.blocks_of(model):
-        if case.recompute:
-            recompute(block)
-    fsdp.shard(model, mesh, compute=case.compute, reduce="fp32")
+    parallel = ParallelConfig(
+        sequence="auto", context=context, activation_checkpointing="full" if case.recompute else "none"
+    )
+    parallelize(model, mesh, parallel, PrecisionConfig.model_validate({"compute": case.compute}))
     fsdp.materialize(model, torch.device("cpu"), lambda name, shape: draw(name, shape, config, 5))
     return model
 

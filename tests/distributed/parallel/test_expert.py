@@ -27,7 +27,7 @@ LAYOUTS = {
     2: [Layout(shard=2, expert=2)],
     4: [Layout(shard=4, expert=4), Layout(shard=4, expert=2), Layout(replicate=2, shard=2, expert=2)],
 }
-WAYS: tuple[expert.Way, ...] = ("exact", "static")
+MODES: tuple[expert.Mode, ...] = ("exact", "static")
 KINDS = ("random", "one expert takes all", "a rank without tokens", "one token")
 
 
@@ -80,10 +80,10 @@ def _gradients(layer: nn.Module) -> list[Tensor]:
     return [one.full_tensor() if isinstance(one, DTensor) else one for one in found if one is not None]
 
 
-def _spread(config: ModelConfig, mesh: Mesh, dispatch: expert.Way, values: dict[str, Tensor]) -> nn.Module:
+def _spread(config: ModelConfig, mesh: Mesh, dispatch: expert.Mode, values: dict[str, Tensor]) -> nn.Module:
     with torch.device("meta"):
         layer = Layer(config)
-    expert.lay(layer, mesh, dispatch=dispatch)
+    expert.apply(layer, mesh, dispatch=dispatch)
     fsdp.shard(layer, mesh, compute="fp32", reduce="fp32")
     fsdp.materialize(layer, torch.device("cpu"), lambda name, _: values[name])
     return layer
@@ -97,23 +97,23 @@ def _farthest(found: list[Tensor], wanted: list[Tensor]) -> float:
 
 
 def _layers(rank: int, layouts: list[Layout], cases: int) -> dict[str, float]:
-    """The largest difference from one process, of each layout, way and kind of routing."""
+    """The largest difference from one process, of each layout, mode and kind of routing."""
     found: dict[str, float] = {}
     for layout in layouts:
         mesh = meshes.build(torch.device("cpu"), layout)
         for number in range(cases):
-            kind, way = KINDS[number % 4], WAYS[number // 4 % 2]
+            kind, mode = KINDS[number % 4], MODES[number // 4 % 2]
             kernel, top_k = ("grouped", "loop")[number // 8 % 2], (1, 2, 4)[number % 3]
             config = _config(num_experts_per_tok=top_k, kernel=kernel)
             torch.manual_seed(number)
             whole = Layer(config)
             values = {name: value.detach().clone() for name, value in whole.named_parameters()}
-            layer = _spread(config, mesh, way, values)
-            parts = _case(kind, number, layout.world_size, equal=way == "static", top_k=top_k)
+            layer = _spread(config, mesh, mode, values)
+            parts = _case(kind, number, layout.world_size, equal=mode == "static", top_k=top_k)
             wanted = [_through(whole, *part) for part in parts]
             ours = _through(layer, *parts[rank])
             difference = max(_farthest(ours, wanted[rank]), _farthest(_gradients(layer), _gradients(whole)))
-            found[f"{layout}: {way}, {kernel}, {kind}, top {top_k}"] = difference
+            found[f"{layout}: {mode}, {kernel}, {kind}, top {top_k}"] = difference
     return found
 
 
@@ -130,8 +130,8 @@ def _twice(rank: int) -> list[bool]:
     values = {name: value.detach() for name, value in Layer(config).named_parameters()}
     part = _case("random", 3, 2, equal=True, top_k=2)[rank]
     equal = []
-    for way in WAYS:
-        first, second = (_through(_spread(config, mesh, way, values), *part) for _ in range(2))
+    for mode in MODES:
+        first, second = (_through(_spread(config, mesh, mode, values), *part) for _ in range(2))
         equal.append(all(torch.equal(a, b) for a, b in zip(first, second, strict=True)))
     return equal
 
@@ -182,10 +182,10 @@ class _NoScalar(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def _fake_layer(way: type[Dispatch]) -> tuple[Dispatch, tuple[Tensor, Tensor, Tensor]]:
+def _fake_layer(mode: type[Dispatch]) -> tuple[Dispatch, tuple[Tensor, Tensor, Tensor]]:
     """One layer's dispatch among 4 ranks, and what goes in; tensors without values."""
     experts = Experts(_config())
-    dispatch = way(experts, dist.group.WORLD)  # type: ignore[arg-type]
+    dispatch = mode(experts, dist.group.WORLD)  # type: ignore[arg-type]
     own = [parameter[: dispatch.own].bfloat16() for parameter in experts.parameters()]
     experts.weights = lambda: Weights(*own)  # type: ignore[method-assign]
     x = torch.randn(10, 16, dtype=torch.bfloat16, requires_grad=True)
@@ -273,7 +273,7 @@ def _refused(rank: int) -> list[tuple[str, str | None]]:
             model = Decoder(config)
         mesh = meshes.build(torch.device("cpu"), layout)
         with pytest.raises(UserError) as caught:
-            expert.lay(model, mesh, dispatch="exact")
+            expert.apply(model, mesh, dispatch="exact")
         found.append((str(caught.value), caught.value.hint))
     return found
 

@@ -15,13 +15,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from smalti.config.model import ModelConfig, MoEConfig
+from smalti.config.parallel import ParallelConfig
 from smalti.config.run import RunConfig
-from smalti.config.train import LossConfig, OptimizerConfig
+from smalti.config.train import LossConfig, OptimizerConfig, PrecisionConfig
 from smalti.cost.axes import Layout
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.parallel import expert, fsdp
 from smalti.distributed.parallel import mesh as meshes
-from smalti.distributed.parallel.recompute import recompute
+from smalti.distributed.parallel.parallelize import parallelize
 from smalti.evals.in_loop import heldout_hook
 from smalti.model.blocks.moe.choices import forced_choices, recorded_choices
 from smalti.model.blocks.moe.experts import Experts
@@ -48,16 +49,21 @@ def _config(kernel: Any = "grouped") -> ModelConfig:
 
 
 def _state(
-    layout: Layout, dispatch: expert.Way, *, kernel: str = "grouped", recomputed: bool = False, optimizer: str = "adamw"
+    layout: Layout,
+    dispatch: expert.Mode,
+    *,
+    kernel: str = "grouped",
+    recomputed: bool = False,
+    optimizer: str = "adamw",
 ) -> TrainState:
     config = _config(kernel)
     with torch.device("meta"):
         model = Decoder(config)
     mesh = meshes.build(CPU, layout)
-    expert.lay(model, mesh, dispatch=dispatch)
-    for block in fsdp.blocks_of(model) if recomputed else ():
-        recompute(block)
-    fsdp.shard(model, mesh, compute="fp32", reduce="fp32")
+    parallel = ParallelConfig(
+        expert="auto", dispatch=dispatch, activation_checkpointing="full" if recomputed else "none"
+    )
+    parallelize(model, mesh, parallel, PrecisionConfig(compute="fp32"))
     fsdp.materialize(model, CPU, lambda name, shape: draw(name, shape, config, 1))
     described = OptimizerConfig(lr=1e-3) if optimizer == "adamw" else OptimizerConfig(name="lion", lr=1e-3, eps=None)
     return TrainState(model, build_optimizer(model, described), lambda step: 1e-3, clip_norm=0.5)
@@ -90,7 +96,7 @@ def _whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {n: (t.full_tensor() if isinstance(t, DTensor) else t).detach().clone() for n, t in tensors.items()}
 
 
-def _stepped(rank: int, layout: Layout, dispatch: expert.Way, options: dict[str, Any]) -> dict[str, Any]:
+def _stepped(rank: int, layout: Layout, dispatch: expert.Mode, options: dict[str, Any]) -> dict[str, Any]:
     """Two steps: the figures, the gradients of the last and the weights after it, all whole."""
     options = dict(options)
     microbatches, uneven = options.pop("microbatches", 1), options.pop("uneven", False)
@@ -121,7 +127,7 @@ def _assert_alike(found: dict[str, Any], wanted: dict[str, Any]) -> None:
             assert float((found[kind][name] - tensor).norm() / tensor.norm()) < 2e-5, (kind, name)
 
 
-Case = tuple[Layout, expert.Way, dict[str, Any]]
+Case = tuple[Layout, expert.Mode, dict[str, Any]]
 FLAT = Layout(shard=2, expert=2)
 ON_TWO: list[Case] = [(FLAT, "exact", {"uneven": True}), (FLAT, "static", {"microbatches": 2})]
 ON_FOUR: list[Case] = [
@@ -241,8 +247,7 @@ def _measured(rank: int, layout: Layout, folder: str) -> dict[str, float]:
     with torch.device("meta"):
         model = Decoder(config.model)
     mesh = meshes.build(CPU, layout)
-    expert.lay(model, mesh, dispatch="static")
-    fsdp.shard(model, mesh, compute="fp32", reduce="fp32")
+    parallelize(model, mesh, ParallelConfig(expert="auto", dispatch="static"), PrecisionConfig(compute="fp32"))
     fsdp.materialize(model, CPU, lambda name, shape: draw(name, shape, config.model, 1))
     hook = heldout_hook(config, mesh=mesh)
     assert hook is not None
@@ -262,8 +267,7 @@ def _rounded(rank: int, layout: Layout, choices: list[Tensor] | None) -> dict[st
     with torch.device("meta"):
         model = Decoder(config)
     mesh = meshes.build(CPU, layout)
-    expert.lay(model, mesh, dispatch="exact")
-    fsdp.shard(model, mesh, compute="bf16", reduce="fp32")
+    parallelize(model, mesh, ParallelConfig(), PrecisionConfig())
     fsdp.materialize(model, CPU, lambda name, shape: draw(name, shape, config, 1))
     seen: list[torch.dtype] = []
     for module in model.modules():

@@ -37,7 +37,7 @@ def _forward_and_backward(context: Any, tokens: int, packed: bool) -> tuple[floa
     config = ModelConfig.model_validate(SHAPE | {"num_attention_heads": 4})
     model = Decoder(config)
     init_weights(model, config, 3)
-    sequence.lay(model, mesh, context=context)
+    sequence.apply(model, mesh, context=context)
     whole = sequence_runs.rows_of(0, packed=packed, rows=1, tokens=tokens, document_tokens=400)
     row = sequence_runs.shared(whole, mesh, context)
     kept: dict[int, int] = {}

@@ -92,7 +92,7 @@ def _measured(rank: int, folder: str, contexts: list[Any]) -> list[dict[str, flo
         config = _config(folder, ranks=dist.get_world_size(), sequence=2, context=context)
         mesh = build(torch.device("cpu"), layout_of(config))
         model = tiny_model(llama_config())
-        sequence.lay(model, mesh, context=context)
+        sequence.apply(model, mesh, context=context)
         hook = heldout_hook(config, mesh=mesh)
         assert hook is not None
         found.append(hook(model, 0))
@@ -145,9 +145,9 @@ def _refused(rank: int) -> list[str]:
         with torch.device("meta"):
             model = Decoder(ModelConfig(**fields | {"num_key_value_heads": kv_heads}))
         with pytest.raises(UserError) as caught:
-            sequence.lay(model, mesh, context="ulysses")
+            sequence.apply(model, mesh, context="ulysses")
         said.append(f"{caught.value.message}; {caught.value.hint}")
-        sequence.lay(model, mesh, context="ring")
+        sequence.apply(model, mesh, context="ring")
     with pytest.raises(UserError) as caught:
         sequence.own_part(mesh, context="ring")(torch.zeros(1, 20))
     return [*said, f"{caught.value.message}; {caught.value.hint}"]

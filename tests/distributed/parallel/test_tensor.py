@@ -17,15 +17,16 @@ from torch import Tensor
 from smalti.base.errors import UserError
 from smalti.config.load import load
 from smalti.config.model import ModelConfig, MoEConfig
+from smalti.config.parallel import ParallelConfig
 from smalti.config.run import RunConfig
-from smalti.config.train import LossConfig, OptimizerConfig
+from smalti.config.train import LossConfig, OptimizerConfig, PrecisionConfig
 from smalti.cost.axes import Layout
 from smalti.cost.layout.collectives import collectives
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.parallel import fsdp, tensor
 from smalti.distributed.parallel import mesh as meshes
 from smalti.distributed.parallel.mesh import Mesh
-from smalti.distributed.parallel.recompute import recompute
+from smalti.distributed.parallel.parallelize import parallelize
 from smalti.distributed.trace.traffic import Traffic
 from smalti.model.blocks.moe.choices import forced_choices, recorded_choices
 from smalti.model.decoder import Decoder
@@ -62,18 +63,18 @@ def _model(name: str) -> ModelConfig:
 def _laid(config: ModelConfig, mesh: Mesh, *, recomputes: bool = False, compute: str = "fp32") -> Decoder:
     with torch.device("meta"):
         model = Decoder(config)
-    tensor.lay(model, mesh)
-    for block in fsdp.blocks_of(model) if recomputes else ():
-        recompute(block)
-    fsdp.shard(model, mesh, compute=compute, reduce="fp32")
+    parallel = ParallelConfig(activation_checkpointing="full" if recomputes else "none")
+    parallelize(model, mesh, parallel, PrecisionConfig.model_validate({"compute": compute}))
     fsdp.materialize(model, torch.device("cpu"), lambda name, shape: draw(name, shape, config, 1))
     return model
 
 
 def _state(config: ModelConfig, mesh: Mesh, model: Decoder) -> tuple[TrainState, LanguageLoss]:
     loss = LanguageLoss(config, LossConfig(z_loss_coef=1e-3, chunk_bytes=2**14))
-    optimizer, passes = build_optimizer(model, OptimizerConfig(lr=3e-3)), tensor.summing(one_by_one, mesh)
-    state = TrainState(model, optimizer, lambda _: 3e-3, 1.0, loss.balance, passes, copies=mesh.copies)
+    optimizer, forward_backward = build_optimizer(model, OptimizerConfig(lr=3e-3)), tensor.summing(one_by_one, mesh)
+    state = TrainState(
+        model, optimizer, lambda _: 3e-3, 1.0, loss.balance, forward_backward, tensor_parallel_size=mesh.layout.tensor
+    )
     return state, loss
 
 

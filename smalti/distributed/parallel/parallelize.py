@@ -1,0 +1,42 @@
+"""How a plain model becomes a parallel one: every axis of the mesh, in the only order in which they work.
+
+The model is a ``Decoder`` on the meta device, or any ``nn.Module`` for replicate and shard alone. The steps before FSDP
+change shapes only. Names and global shapes of parameters never change, so initial weights, checkpoints and exports do
+not depend on the mesh. Weights come last, from the caller: ``fsdp.materialize`` draws them, or ``fsdp.allocate`` makes
+room for a checkpoint.
+"""
+
+from torch import nn
+
+from smalti.config.parallel import ParallelConfig
+from smalti.config.train import PrecisionConfig
+from smalti.distributed.parallel import expert, fsdp, pipeline, sequence, tensor
+from smalti.distributed.parallel.mesh import Mesh
+from smalti.distributed.parallel.recompute import recompute
+
+
+def parallelize(
+    model: nn.Module, mesh: Mesh, parallel: ParallelConfig, precision: PrecisionConfig, *, compile_blocks: bool = False
+) -> nn.Module:
+    """Apply all axes of ``mesh`` to ``model`` in place, and return it. A collective of all ranks.
+
+    The sizes of the axes are those of ``mesh.layout``; ``parallel`` gives their options. An axis of size 1 changes
+    nothing. UserError with the nearest size where the model does not allow one.
+    """
+    # First, so that nothing is done to layers of other ranks: drops the layers that are not of this rank's stages.
+    compute = fsdp.DTYPES[precision.compute]
+    pipeline.own_stages(model, mesh, schedule=parallel.pipeline_schedule, compute=compute)
+    # Before expert, which keeps this cut of the experts' width: makes matrices DTensors of the axis.
+    tensor.apply(model, mesh)
+    # Makes the experts' weights DTensors of the axis, and tokens travel to them.
+    expert.apply(model, mesh, dispatch=parallel.dispatch)
+    # After tensor: attention over whole rows, for the heads that tensor ranks leave.
+    sequence.apply(model, mesh, context=parallel.context)
+    # Block by block, inside of FSDP, whose gathers then stay outside of what is compiled or computed again.
+    for block in fsdp.blocks_of(model):
+        if parallel.activation_checkpointing == "full":
+            recompute(block)
+        if compile_blocks:
+            block.compile()
+    # Last: shards what the other axes left, and hides in the class of every module that it shards.
+    return fsdp.shard(model, mesh, compute=precision.compute, reduce=precision.reduce)
