@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from smalti.base import env
 from smalti.config.run import RunConfig
 from smalti.cost.axes import layout_of
-from smalti.cost.memory.rank import microbatch_tokens
+from smalti.cost.batch import usual_microbatch
 from smalti.data.stream.batch import Batch
 from smalti.distributed.parallel import sequence
 from smalti.distributed.trace.live_bytes import LiveBytes
@@ -52,7 +52,7 @@ class _Stream:
     def __init__(self, config: RunConfig, data_ranks: int) -> None:
         batch, self.seq_len = config.batches_and_lengths[0]
         self.rows = -(-(batch // self.seq_len) // data_ranks)
-        self.at_once = microbatch_tokens(config, ranks=data_ranks) // self.seq_len
+        self.at_once = usual_microbatch(config, data_ranks) // self.seq_len
         self.vocab_size, self.packed = config.model.vocab_size, config.data.mask_documents
 
     def batch(self, step: int) -> list[Batch]:

@@ -1,14 +1,13 @@
 """The ``train:`` section: optimizer, schedule, precision, loss, cadences, and where the ranks run."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from smalti.config.durations import LengthConfig
+from smalti.config.optimizer import OptimizerConfig
 from smalti.config.parallel import ParallelConfig
 from smalti.config.schema import (
-    BelowOne,
     Cadence,
     Config,
     Count,
@@ -19,37 +18,6 @@ from smalti.config.schema import (
     placement,
     split_duration,
 )
-
-
-class OptimizerConfig(Config):
-    """AdamW or Lion with decoupled weight decay; norms, biases and embeddings are exempt from decay by rule."""
-
-    name: Literal["adamw", "lion"] = "adamw"
-    """The update rule. Lion has one moment less; its rate is 3 to 10 times lower, its decay as many times higher."""
-    lr: Real = Field(gt=0)
-    """Peak learning rate."""
-    betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
-    """Decay rates, each below 1: of the two moments; for lion of what the update and the moment keep (0.9, 0.99)."""
-    eps: Real | None = Field(1e-8, gt=0)
-    """Added to the root of the second moment; adamw only."""
-    weight_decay: Real = Field(0.1, ge=0)
-    """Decoupled decay of matrices, times the learning rate."""
-    clip_norm: Real = Field(1.0, gt=0)
-    """Upper bound of the global gradient norm."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _defaults_of_lion(cls, values: Any) -> Any:
-        lion = isinstance(values, Mapping) and values.get("name") == "lion"
-        return {"betas": (0.9, 0.99), "eps": None, **values} if lion else values
-
-    @model_validator(mode="after")
-    def _eps_belongs_to_adamw(self) -> Self:
-        if self.name == "adamw" and self.eps is None:
-            raise ValueError("optimizer 'adamw' needs eps; its default is 1e-8")
-        if self.name == "lion" and self.eps is not None:
-            raise ValueError(f"eps={self.eps} has no effect: optimizer 'lion' takes the sign of its update")
-        return self
 
 
 class ScheduleConfig(Config):

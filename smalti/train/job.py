@@ -116,12 +116,12 @@ def build(
     resolved, mesh = resolved | axes, meshes.build(device, layout)
     folder, config = _folder(config, world, origins or {}, fork=fork, opened=opened)
     events: EventLog | recording.Nowhere = folder.event_log() if world.is_first else recording.Nowhere()
-    teller = oom.Reporter(config, folder, world.rank, layout, oom.placement(config, layout, device))
+    reporter = oom.Reporter(config, folder, world.rank, layout, oom.placement(config, layout, device))
     indexes = _read_inputs(config) if isinstance(config, RunConfig) and batches is None else {}
     if isinstance(config, RunConfig):
         loss = loss or LanguageLoss(config.model, train.loss)
         if batches is None:
-            resolved |= _chosen(config, teller, device, world)
+            resolved |= _chosen(config, reporter, device, world)
             batches = _token_batches(config, indexes, folder, mesh, device, resolved["microbatch_tokens"])
     assert batches is not None and loss is not None
     path = _find_checkpoint(folder, events)
@@ -129,7 +129,7 @@ def build(
     model = sharded(config, model, mesh, device, resumes=path is not None)
     state = state_of(config, model, loss, mesh, device)
     before = _resume(path, state, batches, events)
-    resolved |= _tried(config, resolved, state, loss, batches, teller, device)
+    resolved |= _tried(config, resolved, state, loss, batches, reporter, device)
     peak = place.peak_flops_per_s(device, train.precision.compute, world)
     events.write("auto_resolved", **resolved, **recording.facts(config, layout, device), peak_flops_per_s=peak)
     return Job(
@@ -148,16 +148,15 @@ def build(
         hooks=(*forgetting.watch(config), *profile.of_config(config.profile, world.world_size), *hooks),
         microbatch_tokens=resolved.get("microbatch_tokens"),
         indexes=indexes,
-        out_of_memory=teller,
+        out_of_memory=reporter,
         **_prefetch(config),
     )
 
 
-def _chosen(config: RunConfig, teller: oom.Reporter, device: torch.device, world: World) -> dict[str, Any]:
+def _chosen(config: RunConfig, reporter: oom.Reporter, device: torch.device, world: World) -> dict[str, Any]:
     """The microbatch to begin with, that of all ranks."""
-    limit = worlds.broadcast_from_rank0(lambda: limit_tokens(teller.folder.events(), teller.of))
-    chosen = microbatches.choose(config, teller.layout, device, world, limit_tokens=limit)
-    pipelines.check(config, teller.layout, chosen.tokens)
+    limit = worlds.broadcast_from_rank0(lambda: limit_tokens(reporter.folder.events(), reporter.of))
+    chosen = microbatches.choose(config, reporter.layout, device, world, limit_tokens=limit)
     return {"microbatch_tokens": chosen.tokens, "microbatch_by": chosen.by}
 
 
@@ -167,7 +166,7 @@ def _tried(
     state: TrainState,
     loss: Loss,
     batches: Batches,
-    teller: oom.Reporter,
+    reporter: oom.Reporter,
     device: torch.device,
 ) -> dict[str, Any]:
     """Try the microbatch where a trial is wanted; what came of it."""
@@ -175,7 +174,7 @@ def _tried(
         return {}
     if not microbatches.wants_trial(config, device):
         return {}
-    trial = microbatches.Trial(config, teller.layout, state, loss, batches, teller)
+    trial = microbatches.Trial(config, reporter.layout, state, loss, batches, reporter)
     tokens = trial.settle(resolved["microbatch_tokens"])
     return {} if tokens == resolved["microbatch_tokens"] else {"microbatch_tokens": tokens, "microbatch_by": "trial"}
 

@@ -1,17 +1,14 @@
-"""How many tokens go through the model at a time: settled before step 1, the same on every rank.
+"""The microbatch is settled before step 1, the same on every rank: chosen, then tried.
 
-Promises: a number in the config is taken as it is; ``auto`` is the planner's largest that fits
-(``cost/memory/fit.py``), on a CPU at most 16,384 tokens; what ran out of memory before on the same placement is not
-tried again. A trial runs forward and backward with what takes the most memory and leaves no trace: weights, gradients,
-moments, buffers and random numbers are those from before, to the bit. None of it changes order or batch. A trial that
-runs out of memory ends the attempt as any step would, and the next attempt has half (``train/oom.py``): ranks that wait
-for that one in a collective cannot be called back.
+Promises: what is chosen follows from the config and the memory of a rank (``cost.microbatch.choose``). A trial runs
+forward and backward with what takes the most memory; weights, gradients, moments, buffers and random numbers are those
+from before, to the bit. Neither changes order or batch. A trial that runs out of memory ends the attempt as any step
+would, and the next attempt has half (``train/oom.py``): the other ranks wait for that one in a collective.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -20,67 +17,29 @@ from torch import Tensor, nn
 from smalti.base import log
 from smalti.base.cgroup import main_memory_bytes
 from smalti.base.env import World
-from smalti.base.errors import UserError
 from smalti.config.run import RunConfig
+from smalti.cost import microbatch
 from smalti.cost.axes import Layout
-from smalti.cost.memory.fit import largest_microbatch, room_on_cpu
-from smalti.cost.memory.rank import microbatch_tokens as usual_tokens
+from smalti.cost.memory.fit import room_on_cpu
 from smalti.model.blocks.moe.router import Router
-from smalti.train import pipeline
 from smalti.train.batches import TokenBatches
 from smalti.train.oom import Reporter, is_out_of_memory
 from smalti.train.step import Loss, TrainState
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """Tokens in a microbatch of a rank, in whole rows of the longest."""
-
-    tokens: int
-    by: Literal["config", "rule", "planner", "oom"]
-    """``oom``: the half of what ran out before."""
-
-
 def choose(
     config: RunConfig, layout: Layout, device: torch.device, world: World, *, limit_tokens: int | None = None
-) -> Chosen:
-    """What to begin with, the same on every rank. A collective. ``limit_tokens``: what earlier attempts leave."""
-    return fitting(config, layout, device.type, memory_of(device, world), limit_tokens=limit_tokens)
+) -> microbatch.Chosen:
+    """Choose the microbatch to begin with, the same on every rank. A collective.
 
-
-def fitting(
-    config: RunConfig, layout: Layout, device: str, memory_bytes: float, *, limit_tokens: int | None = None
-) -> Chosen:
-    """The same for a rank that has ``memory_bytes``."""
-    given, longest = config.train.microbatch_tokens, max(config.data.seq_lens)
-    if isinstance(given, int):
-        found = Chosen(given, "config")
-    else:
-        usual = usual_tokens(config, ranks=layout.data_ranks)
-        largest = largest_microbatch(config, memory_bytes, layout, device=device)
-        if largest is None:
-            log.get("train").warning("by the plan not one row fits the memory of a rank; trying one all the same")
-        largest = largest or longest
-        found = Chosen(largest, "planner") if device == "cuda" or largest < usual else Chosen(usual, "rule")
-        if (fewer := for_stages(config, layout, found.tokens)) != found.tokens:
-            found = Chosen(fewer, "rule")
-    if limit_tokens is not None and limit_tokens < found.tokens:
-        return Chosen(for_stages(config, layout, limit_tokens), "oom")
-    return found
-
-
-def for_stages(config: RunConfig, layout: Layout, tokens: int) -> int:
-    """The most, up to ``tokens``, that a pipeline can run in equal parts of every batch; ``tokens`` where nothing does,
-    which is then refused."""
-    if layout.pipeline == 1:
-        return tokens
-    longest = max(config.data.seq_lens)
-    share = min(-(-batch // seq_len // layout.data_ranks) for batch, seq_len in config.batches_and_lengths)
-    for rows in range(min(tokens // longest, max(1, share // layout.pipeline)), 0, -1):
-        with contextlib.suppress(UserError):
-            pipeline.check(config, layout, rows * longest)
-            return rows * longest
-    return tokens
+    Raises UserError where a pipeline cannot run it. ``limit_tokens``: what earlier attempts leave.
+    """
+    memory_bytes = memory_of(device, world)
+    chosen = microbatch.choose(config, layout, device.type, memory_bytes, limit_tokens=limit_tokens)
+    if not chosen.fits:
+        log.get("train").warning("by the plan not one row fits the memory of a rank; trying one all the same")
+    microbatch.check_pipeline(config, layout, chosen.tokens)
+    return chosen
 
 
 def memory_of(device: torch.device, world: World) -> float:
@@ -114,7 +73,7 @@ class Trial:
     state: TrainState
     loss: Loss
     batches: TokenBatches
-    teller: Reporter
+    reporter: Reporter
     had_room: Callable[[], bool] | None = None
     """Whether this rank had room to spare, asked after the trial; absent: the allocator's own count says it."""
 
@@ -139,7 +98,7 @@ class Trial:
                 if not int(vote):
                     log.get("train").warning("one row takes nearly all memory of a rank; steps may be slow")
                 return tokens
-            tokens = for_stages(self.config, self.layout, max(1, rows // 2) * seq_len)
+            tokens = microbatch.for_pipeline(self.config, self.layout, max(1, rows // 2) * seq_len)
             log.get("train").info("a rank had no room to spare in the trial: microbatches of %s tokens", f"{tokens:,}")
 
     def _fullest(self, tokens: int) -> tuple[int, int, int]:
@@ -159,7 +118,7 @@ class Trial:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            raise self.teller.tell_rows(error, rows, seq_len, step=self.state.step, phase="trial") from error
+            raise self.reporter.tell_rows(error, rows, seq_len, step=self.state.step, phase="trial") from error
 
     @contextlib.contextmanager
     def _worst_routing(self) -> Iterator[None]:

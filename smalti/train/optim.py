@@ -1,7 +1,9 @@
 """The optimizers and their parameter groups.
 
-Each skips its whole update, without a look at the device, where the tensor in its attribute ``found_inf`` is 1;
-``train_step`` needs one that does: of torch's optimizers those with ``fused=True``.
+Each skips its whole update on the device where the tensor in its attribute ``found_inf`` is 1, as ``train_step``
+requires; of torch's optimizers those with ``fused=True`` do.
+
+A new optimizer is an entry in ``BUILDERS`` and one in ``OPTIMIZERS`` of ``smalti/config/optimizer.py``.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,50 +14,41 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.sgd import sgd
 
-from smalti.config.train import OptimizerConfig
+from smalti.config.optimizer import OptimizerConfig, OptimizerName
 from smalti.distributed.parallel.fsdp import local
+
+Groups = list[dict[str, Any]]
 
 
 def decays(name: str, parameter: Tensor) -> bool:
     """Whether weight decay applies: to matrices, and not to norms, biases and embeddings.
 
-    A rule on shape and name, no list to keep: vectors (norm weights, biases) and anything called ``embed`` are exempt.
+    Decided by shape and name: vectors (norm weights, biases) and anything called ``embed`` are exempt.
     """
     return parameter.ndim >= 2 and "embed" not in name
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW (fused) or Lion over groups, those that decay and those that do not, with all its tensors in place.
+    """Build the optimizer of ``config`` with all its moments allocated.
 
-    Each group is of one mesh: torch updates no DTensors of several in one call.
+    Parameters are grouped by whether they decay and by mesh, as torch updates no DTensors of several meshes in one
+    call.
     """
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     alike: dict[tuple[bool, Any], list[nn.Parameter]] = {}
-    for name, parameter in named:
-        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-        alike.setdefault((decays(name, parameter), mesh), []).append(parameter)
-    groups = [
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+            alike.setdefault((decays(name, parameter), mesh), []).append(parameter)
+    groups: Groups = [
         {"params": parameters, "weight_decay": config.weight_decay if decay else 0.0}
-        for (decay, _), parameters in sorted(alike.items(), key=lambda one: not one[0][0])
+        for (decay, _), parameters in sorted(alike.items(), key=lambda item: not item[0][0])
     ]
-    if config.name == "lion":
-        return Lion(groups, lr=config.lr, betas=config.betas)
-    assert config.eps is not None
-    optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-    for _, parameter in named:
-        optimizer.state[parameter] = {
-            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
-    return optimizer
+    return BUILDERS[config.name](groups, config)
 
 
 def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's tensors by name (``optimizer.<parameter>.<moment>``), as ``build_optimizer`` made them.
-
-    AdamW keeps a ``step`` for each parameter; it is a tensor like the rest.
-    """
+    """The optimizer's tensors by name (``optimizer.<parameter>.<moment>``), AdamW's ``step`` of each parameter among
+    them."""
     return {
         f"optimizer.{name}.{key}": value
         for name, parameter in model.named_parameters()
@@ -63,11 +56,25 @@ def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Ten
     }
 
 
+def _adamw(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """AdamW (arXiv 1711.05101), fused; torch alone would allocate its moments in the first step."""
+    assert config.eps is not None
+    optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+    return optimizer
+
+
 class Lion(torch.optim.Optimizer):
     """The sign of an average of gradients, with decoupled weight decay (Chen et al. 2023, arXiv 2302.06675, alg. 2).
 
-    w -= lr (sign(b1 m + (1 - b1) g) + decay w), then m = b2 m + (1 - b2) g. One moment, made with the optimizer; works
-    on shards, as each weight is updated by itself.
+    w -= lr (sign(b1 m + (1 - b1) g) + decay w), then m = b2 m + (1 - b2) g. It has one moment, and works on shards, as
+    each weight is updated by itself.
     """
 
     def __init__(
@@ -100,3 +107,10 @@ class Lion(torch.optim.Optimizer):
         found_inf = getattr(self, "found_inf", None)
         sgd(values, gradients, [None] * len(values), fused=True, found_inf=found_inf, momentum=0.0, dampening=0.0,
             nesterov=False, **{"maximize": False, **settings})  # fmt: skip
+
+
+BUILDERS: dict[OptimizerName, Callable[[Groups, OptimizerConfig], torch.optim.Optimizer]] = {
+    "adamw": _adamw,
+    "lion": lambda groups, config: Lion(groups, lr=config.lr, betas=config.betas),
+}
+"""Each makes the optimizer with its moments, over groups that set the weight decay."""

@@ -24,8 +24,7 @@ from torch.nn import functional as F
 
 from smalti.base.errors import UserError
 from smalti.config.model import ModelConfig
-from smalti.config.run import RunConfig
-from smalti.cost.axes import Layout
+from smalti.cost.microbatch import why_not_microbatches
 from smalti.distributed.parallel.pipeline import Schedule, Stage, Staged
 from smalti.model.blocks.attention.scores import tell_runs, told_runs
 from smalti.model.decoder import DecoderOutput
@@ -35,44 +34,6 @@ from smalti.train.step import Loss, Metrics
 _CLASSES: dict[Schedule, str] = {
     "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zero_bubble": "ZBVZeroBubble",
 }  # fmt: skip
-
-
-def check(config: RunConfig, layout: Layout, microbatch_tokens: int) -> None:
-    """UserError where a pipeline cannot run the steps of this run, with the nearest microbatch that it can."""
-    if layout.pipeline == 1:
-        return
-    parallel = config.train.parallel
-    if parallel.pipeline_schedule == "zero_bubble" and parallel.activation_checkpointing == "full":
-        raise UserError(
-            "train.parallel.pipeline_schedule=zero_bubble cuts the backward pass in two, and each half would compute "
-            "the blocks again (activation_checkpointing=full)",
-            allowed="1f1b, interleaved, or activation_checkpointing=none",
-            hint="train.parallel.pipeline_schedule=interleaved",
-        )
-    for batch, seq_len in config.batches_and_lengths:
-        rows = -(-(batch // seq_len) // layout.data_ranks)
-        given = -(-rows // max(1, microbatch_tokens // seq_len))
-        fault = _fault(given, layout.pipeline, parallel.pipeline_schedule)
-        if fault is None:
-            continue
-        said = (
-            f"train.parallel.pipeline={layout.pipeline}: the {rows} rows of {seq_len} tokens that a rank has in a step"
-        )
-        cuts = {-(-rows // each): each for each in range(rows, 0, -1)}
-        fits = [n for n in cuts if _fault(n, layout.pipeline, parallel.pipeline_schedule) is None]
-        if not fits:
-            raise UserError(f"{said} {fault}", hint=f"train.parallel.pipeline={max(1, rows)}, or larger batches")
-        near = min(fits, key=lambda n: abs(n - given))
-        raise UserError(f"{said} {fault}", hint=f"train.microbatch_tokens={cuts[near] * seq_len}")
-
-
-def _fault(microbatches: int, places: int, schedule: Schedule) -> str | None:
-    """What is wrong with a number of microbatches a step."""
-    if microbatches < places:
-        return f"make {microbatches} microbatch{'es' * (microbatches > 1)}: fewer than ranks, of which some would idle"
-    if schedule == "interleaved" and microbatches % (rounds := microbatches // places):
-        return f"make {microbatches} microbatches, not {rounds} equal rounds, as pipeline_schedule=interleaved wants"
-    return None
 
 
 class PipelineForwardBackward:
@@ -108,9 +69,9 @@ class PipelineForwardBackward:
         key = len(microbatches), shape
         if key not in self._built:
             places = len({stage.place for stage in self._staged.stages})
-            fault = _fault(len(microbatches), places, self._name)
-            if fault is not None:
-                raise UserError(f"the rows of a step {fault}", hint="smaller microbatches: train.microbatch_tokens")
+            reason = why_not_microbatches(len(microbatches), places, self._name)
+            if reason is not None:
+                raise UserError(f"the rows of a step {reason}", hint="smaller microbatches: train.microbatch_tokens")
             self._built[key] = _build(model, self._staged, self._name, len(microbatches), shape)
         return self._built[key]
 

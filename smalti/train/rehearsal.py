@@ -29,8 +29,8 @@ from torch.utils._pytree import tree_leaves
 from smalti.base.errors import UserError
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout, layout_of
+from smalti.cost.batch import usual_microbatch
 from smalti.cost.layout.collectives import VOTES
-from smalti.cost.memory.rank import microbatch_tokens as usual_tokens
 from smalti.distributed.parallel import expert, fsdp, sequence
 from smalti.distributed.parallel import mesh as meshes
 from smalti.distributed.parallel.fsdp import local
@@ -95,7 +95,7 @@ def rehearse(
     """
     cuda = config.train.parallel.device == "cuda" if cuda is None else cuda
     config, layout = config.on("cuda" if cuda else "cpu"), layout or layout_of(config)
-    tokens = microbatch_tokens or usual_tokens(config, ranks=layout.data_ranks)
+    tokens = microbatch_tokens or usual_microbatch(config, layout.data_ranks)
     each = layout.world_size // layout.pipeline
     places = {place * each for place in (0, layout.pipeline // 2, layout.pipeline - 1)} if rank is None else {rank}
     with warnings.catch_warnings(), _cuda_kernels() if cuda else nullcontext():

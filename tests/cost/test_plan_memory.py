@@ -15,12 +15,13 @@ from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout
+from smalti.cost.batch import usual_microbatch
 from smalti.cost.layout.possible import possible_layout
 from smalti.cost.layout.relief import lowers
 from smalti.cost.memory.activations import BlockTape
 from smalti.cost.memory.fit import helps, largest_microbatch
 from smalti.cost.memory.moments import Parts, Rank, moments
-from smalti.cost.memory.rank import Assumed, memory_per_rank, microbatch_tokens
+from smalti.cost.memory.rank import Assumed, memory_per_rank
 from smalti.cost.memory.tape import Pass, Tape
 from smalti.cost.params import count
 
@@ -56,7 +57,7 @@ def test_logits_take_what_the_loss_is_given() -> None:
     row = 8192 * 128 * 2
     assert memory_per_rank(example_config("train.loss.chunk_bytes=20000000")).logits_bytes <= 20_000_000 + 2 * row
     config, one_tile = example_config(), memory_per_rank(example_config("train.loss.chunk_bytes=1e15")).logits_bytes
-    assert one_tile == microbatch_tokens(config) * config.model.vocab_size * 10, "bf16 and fp32 logits, probabilities"
+    assert one_tile == usual_microbatch(config, 1) * config.model.vocab_size * 10, "bf16 and fp32 logits, probabilities"
 
 
 def test_replicas_do_not_shard() -> None:
@@ -80,22 +81,22 @@ def test_the_sum_is_the_sum() -> None:
 
 
 def test_microbatch() -> None:
-    assert microbatch_tokens(example_config()) == 8192
-    assert microbatch_tokens(example_config("train.parallel.ranks=3")) == 11 * 256, "32 sequences over 3 ranks"
-    assert microbatch_tokens(example_config("train.global_batch_tokens=262144")) == 16_384
-    assert microbatch_tokens(example_config("train.microbatch_tokens=512")) == 512
+    assert usual_microbatch(example_config(), 1) == 8192
+    assert usual_microbatch(example_config(), 3) == 11 * 256, "32 sequences over 3 ranks"
+    assert usual_microbatch(example_config("train.global_batch_tokens=262144"), 1) == 16_384
+    assert usual_microbatch(example_config("train.microbatch_tokens=512"), 1) == 512
 
 
 @given(st.integers(1, 400), st.integers(1, 40), st.sampled_from([64, 1000, 16_384, 20_000]))
 def test_auto_microbatch_is_what_it_says(sequences: int, ranks: int, seq_len: int) -> None:
     """The largest number of whole sequences in the rank's share and in 16,384 tokens, at least one."""
-    found = microbatch_tokens(
+    found = usual_microbatch(
         example_config(
             f"data.seq_len={seq_len}",
             "model.max_position_embeddings=20000",
             f"train.global_batch_tokens={sequences * seq_len}",
         ),
-        ranks=ranks,
+        ranks,
     )
     share = math.ceil(sequences / ranks)
     fitting = [n for n in range(1, share + 1) if n * seq_len <= 16_384]

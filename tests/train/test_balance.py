@@ -11,8 +11,9 @@ from gloo_ranks import run_ranks
 
 from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
+from smalti.config.optimizer import OptimizerConfig
 from smalti.config.run import RunConfig
-from smalti.config.train import LossConfig, OptimizerConfig
+from smalti.config.train import LossConfig
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.parallel import fsdp
 from smalti.distributed.parallel import mesh as meshes

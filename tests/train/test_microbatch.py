@@ -13,12 +13,13 @@ from smalti.base.errors import UserError
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout
 from smalti.cost.memory.rank import memory_per_rank
+from smalti.cost.microbatch import choose
 from smalti.track.out_of_memory import happened, limit_tokens, words
 from smalti.track.run import RunFolder
 from smalti.train import build
 from smalti.train.batches import Microbatch, TokenBatches
 from smalti.train.loop import Job
-from smalti.train.microbatch import Trial, all_to_first, fitting
+from smalti.train.microbatch import Trial, all_to_first
 from smalti.train.oom import OneRowTooLarge, OutOfMemory, is_out_of_memory, phase_of
 from smalti.train.step import train_step
 
@@ -30,19 +31,19 @@ GB = 1e9
 
 def test_on_a_cpu_the_usual_rule_holds_where_memory_allows(tmp_path: Path) -> None:
     config = toy_run.config(tmp_path)
-    usual = fitting(config, Layout(), "cpu", 8 * GB)
+    usual = choose(config, Layout(), "cpu", 8 * GB)
     assert (usual.tokens, usual.by) == (384, "rule")
     needed = memory_per_rank(config, microbatch_tokens=160, device="cpu").total_bytes
-    small = fitting(config, Layout(), "cpu", needed)
+    small = choose(config, Layout(), "cpu", needed)
     assert (small.tokens, small.by) == (160, "planner")
-    assert fitting(config, Layout(), "cpu", 1.0).tokens == 32, "one row is tried, whatever the plan says"
+    assert choose(config, Layout(), "cpu", 1.0).tokens == 32, "one row is tried, whatever the plan says"
 
 
 def test_on_cuda_it_is_the_largest_that_fits(tmp_path: Path) -> None:
     config = toy_run.config(tmp_path, global_batch_tokens=2**20)
-    most = fitting(config, Layout(), "cuda", 80 * GB)
+    most = choose(config, Layout(), "cuda", 80 * GB)
     assert (most.tokens, most.by) == (2**20, "planner")
-    found = fitting(config, Layout(), "cuda", 1.2 * GB)
+    found = choose(config, Layout(), "cuda", 1.2 * GB)
     assert 16_384 < found.tokens < 2**20
     for tokens, fits in ((found.tokens, True), (found.tokens + 32, False)):
         total = memory_per_rank(config, layout=Layout(), microbatch_tokens=tokens, device="cuda").total_bytes
@@ -51,16 +52,16 @@ def test_on_cuda_it_is_the_largest_that_fits(tmp_path: Path) -> None:
 
 def test_what_ran_out_before_is_not_tried_again(tmp_path: Path) -> None:
     config = toy_run.config(tmp_path)
-    found = fitting(config, Layout(), "cpu", 8 * GB, limit_tokens=192)
+    found = choose(config, Layout(), "cpu", 8 * GB, limit_tokens=192)
     assert (found.tokens, found.by) == (192, "oom")
-    assert fitting(config, Layout(), "cpu", 8 * GB, limit_tokens=4096).by == "rule"
+    assert choose(config, Layout(), "cpu", 8 * GB, limit_tokens=4096).by == "rule"
     given = toy_run.config(tmp_path, microbatch_tokens=96)
-    assert fitting(given, Layout(), "cpu", 1.0).tokens == 96
-    assert fitting(given, Layout(), "cpu", 8 * GB, limit_tokens=32).tokens == 32
+    assert choose(given, Layout(), "cpu", 1.0).tokens == 96
+    assert choose(given, Layout(), "cpu", 8 * GB, limit_tokens=32).tokens == 32
 
 
 def test_a_pipeline_gets_a_microbatch_for_each_stage(tmp_path: Path) -> None:
-    assert fitting(toy_run.config(tmp_path), Layout(pipeline=2), "cpu", 8 * GB).tokens == 6 * 32
+    assert choose(toy_run.config(tmp_path), Layout(pipeline=2), "cpu", 8 * GB).tokens == 6 * 32
 
 
 def test_a_trial_of_a_number_has_no_effect(tmp_path: Path) -> None:

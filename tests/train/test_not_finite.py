@@ -14,8 +14,8 @@ from gloo_ranks import run_ranks
 from torch import Tensor, nn
 
 from smalti.config.load import from_dict
+from smalti.config.optimizer import OptimizerConfig
 from smalti.config.run import RunConfig
-from smalti.config.train import OptimizerConfig
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.parallel.fsdp import local
 from smalti.track.run import RunFolder

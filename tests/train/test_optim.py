@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from smalti.base.errors import RetryableError
 from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
+from smalti.config.optimizer import OptimizerConfig
 from smalti.config.run import RunConfig
-from smalti.config.train import OptimizerConfig
 from smalti.distributed.parallel import fsdp, mesh
 from smalti.model.decoder import Decoder
 from smalti.track.sinks.jsonl import read_metrics
@@ -119,7 +119,7 @@ def test_matrices_decay_and_norms_biases_and_the_embedding_do_not() -> None:
 def test_lion_has_defaults_of_its_own_and_no_eps() -> None:
     assert (LION.betas, LION.eps) == ((0.9, 0.99), None)
     assert OptimizerConfig.model_validate(LION.model_dump()) == LION
-    with pytest.raises(ValidationError, match="eps=1e-08 has no effect: optimizer 'lion' takes the sign"):
+    with pytest.raises(ValidationError, match="eps=1e-08 has no effect: optimizer 'lion' has no second moment"):
         OptimizerConfig.model_validate({"name": "lion", "lr": 1e-3, "eps": 1e-8})
     with pytest.raises(ValidationError, match="'adamw' needs eps"):
         OptimizerConfig.model_validate({"lr": 1e-3, "eps": None})

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from smalti.config.model import ModelConfig
-from smalti.config.train import LossConfig, OptimizerConfig
+from smalti.config.optimizer import OptimizerConfig
+from smalti.config.train import LossConfig
 from smalti.model.decoder import Decoder
 from smalti.model.init import init_weights
 from smalti.train.batches import Microbatch

@@ -11,7 +11,8 @@ from gloo_ranks import run_ranks
 
 from smalti.base.errors import UserError
 from smalti.config.model import ModelConfig, MoEConfig
-from smalti.config.train import LossConfig, OptimizerConfig
+from smalti.config.optimizer import OptimizerConfig
+from smalti.config.train import LossConfig
 from smalti.cost.axes import Layout
 from smalti.distributed.parallel import fsdp
 from smalti.distributed.parallel import mesh as meshes

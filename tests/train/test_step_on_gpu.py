@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 from smalti.config.model import ModelConfig, MoEConfig
-from smalti.config.train import LossConfig, OptimizerConfig
+from smalti.config.optimizer import OptimizerConfig
+from smalti.config.train import LossConfig
 from smalti.distributed.parallel import fsdp
 from smalti.distributed.parallel import mesh as meshes
 from smalti.model.blocks.attention.scores import document_runs, tell_runs

@@ -151,21 +151,14 @@ def _setting(config: "RunConfig", gpu: str | None) -> _Setting:
     from smalti.cli.train.layout_here import layout_here
     from smalti.config.hardware import hardware
     from smalti.cost.layout.auto import resolve
-    from smalti.cost.memory.fit import largest_microbatch
-    from smalti.cost.memory.rank import microbatch_tokens
+    from smalti.cost.microbatch import choose
 
     device = None if gpu is None else hardware(gpu)
     ranks = config.train.parallel.ranks
     layout = (layout_here(config, ranks) if device is None else resolve(config, ranks, hardware=device)).layout
     memory_bytes = None if device is None else float(device.available_memory_bytes)
-    tokens = microbatch_tokens(config, ranks=layout.data_ranks)
-    if config.train.microbatch_tokens == "auto" and device is not None and device.kind != "cpu":  # as the trainer
-        found = largest_microbatch(config, device.available_memory_bytes, layout, device="cuda")
-        tokens = found or max(config.data.seq_lens)
-    if config.train.microbatch_tokens == "auto" and layout.pipeline > 1:
-        from smalti.train.microbatch import for_stages
-
-        tokens = for_stages(config, layout, tokens)
+    is_gpu = device is not None and device.kind != "cpu"
+    tokens = choose(config, layout, "cuda" if is_gpu else "cpu", memory_bytes if is_gpu else None).tokens
     return _Setting(config, layout, tokens, device, memory_bytes)
 
 

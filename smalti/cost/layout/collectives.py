@@ -14,9 +14,8 @@ from typing import Literal
 
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout, layout_of
-from smalti.cost.batch import rows_of, split
+from smalti.cost.batch import rows_of, split, usual_microbatch
 from smalti.cost.memory.head import Head, resolved_tile_bytes
-from smalti.cost.memory.rank import microbatch_tokens as default_microbatch_tokens
 from smalti.cost.units import FORMAT_BYTES, Unit, keeps_gathered, units
 
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv"]
@@ -108,7 +107,7 @@ def cut(
     """Cut a batch (tokens, seq_len); absent: the last of the run. ``microbatch_tokens``: of whole rows; absent: as the
     config says."""
     tokens, seq_len = batch or config.batches_and_lengths[-1]
-    given = microbatch_tokens or default_microbatch_tokens(config, ranks=layout.data_ranks)
+    given = microbatch_tokens or usual_microbatch(config, layout.data_ranks)
     rows = rows_of(tokens, seq_len, layout.data_ranks, given)
     each = split(rows.of_rank * seq_len, layout.sequence * rows.passes)
     return Cut(each, rows.passes, seq_len, rows.of_pass)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from smalti.base.errors import UserError
 from smalti.base.units import format_bytes, format_count
 from smalti.config.hardware import Hardware
+from smalti.config.optimizer import OPTIMIZERS
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout
 from smalti.cost.layout.collectives import Cut, cut
@@ -21,9 +22,6 @@ from smalti.cost.layout.scaling import Prediction, predict
 from smalti.cost.memory.rank import Memory, memory_per_rank
 from smalti.cost.params import count
 from smalti.cost.step_time.step import StepTime, step_time
-
-STATE_BYTES = {"adamw": 16, "lion": 12}
-"""Of one parameter, at least: master weight, gradient and moments in fp32."""
 
 ROUGH_TOKENS = 16_384
 """Microbatch by which kinds of layout are compared before their memory is known."""
@@ -99,7 +97,8 @@ def smallest_gpus(
 
 
 def _state_bytes(config: RunConfig) -> int:
-    return count(config.model).total * STATE_BYTES[config.train.optimizer.name]
+    """Of all parameters, at least: master weight, gradient and moments in fp32."""
+    return count(config.model).total * 4 * (2 + OPTIMIZERS[config.train.optimizer.name].moments)
 
 
 @dataclass(frozen=True)

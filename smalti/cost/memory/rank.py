@@ -10,17 +10,13 @@ never measured here. Axes that no run has yet (tensor, sequence, expert, pipelin
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from smalti.config.optimizer import OPTIMIZERS
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout, layout_of
-from smalti.cost.batch import rows_of, split
+from smalti.cost.batch import rows_of, split, usual_microbatch
 from smalti.cost.memory.moments import Moment, Rank, moments
 from smalti.cost.memory.tape import Pass
 from smalti.cost.units import FORMAT_BYTES
-
-MICROBATCH_LIMIT_TOKENS = 16_384
-"""What ``microbatch_tokens: auto`` never goes above."""
-
-_MOMENTS = {"adamw": 2, "lion": 1}
 
 
 @dataclass(frozen=True)
@@ -104,8 +100,7 @@ def memory_per_rank(
     the CPU.
     """
     layout = layout or layout_of(config, ranks)
-    world = layout.data_ranks
-    given = microbatch_tokens if microbatch_tokens is not None else _microbatch(config, world)
+    given = usual_microbatch(config, layout.data_ranks) if microbatch_tokens is None else microbatch_tokens
     on = device or ("cuda" if config.train.parallel.device == "cuda" else "cpu")
     steps = (
         _of(config, layout, batch, seq_len, given, on, layers)
@@ -114,24 +109,6 @@ def memory_per_rank(
     )
     found = max(steps, key=lambda step: max(moment.parts.total for moment in step))
     return _as_memory(found, given, layout, assumed or Assumed(), on_gpu=on == "cuda")
-
-
-def microbatch_tokens(config: RunConfig, *, ranks: int | None = None) -> int:
-    """Tokens in one forward pass on one rank; ``auto`` is the rank's share, at most 16,384, in whole sequences.
-
-    Where batches or lengths of sequences change, it is the most that any step asks for.
-    """
-    return _microbatch(config, ranks or config.train.parallel.ranks)
-
-
-def _microbatch(config: RunConfig, world: int) -> int:
-    train = config.train
-    if isinstance(train.microbatch_tokens, int):
-        return train.microbatch_tokens
-    return max(
-        min(split(batch // seq_len, world), max(1, MICROBATCH_LIMIT_TOKENS // seq_len)) * seq_len
-        for batch, seq_len in config.batches_and_lengths
-    )
 
 
 def _stages(layers: int, pipeline: int) -> list[range | None]:
@@ -145,7 +122,7 @@ def _stages(layers: int, pipeline: int) -> list[range | None]:
 def _of(
     config: RunConfig, layout: Layout, batch: int, seq_len: int, tokens: int, device: str, layers: range | None
 ) -> list[Moment]:
-    train = config.train
+    train, optimizer = config.train, OPTIMIZERS[config.train.optimizer.name]
     rows = rows_of(batch, seq_len, layout.data_ranks, tokens)
     shape = Pass(
         rows.of_pass,
@@ -162,8 +139,8 @@ def _of(
     rank = Rank(
         shards=layout.weight_shards,
         reduce_bytes=FORMAT_BYTES[train.precision.reduce],
-        moments=_MOMENTS[train.optimizer.name],
-        makes_updates=train.optimizer.name == "lion",
+        moments=optimizer.moments,
+        makes_updates=optimizer.makes_updates,
         recompute=train.parallel.activation_checkpointing == "full",
         microbatches=rows.passes,
         in_flight=min(layout.pipeline, rows.passes) if first else 1,

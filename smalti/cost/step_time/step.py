@@ -18,9 +18,8 @@ from smalti.config.hardware import Hardware
 from smalti.config.measured import Format
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout, layout_of
-from smalti.cost.batch import rows_of
+from smalti.cost.batch import rows_of, usual_microbatch
 from smalti.cost.flops import train_flops_per_token
-from smalti.cost.memory.rank import microbatch_tokens as planned_microbatch
 from smalti.cost.step_time import factors, rates
 from smalti.cost.step_time.work import Share, Work, update, works
 
@@ -154,7 +153,7 @@ def passes_of(
     """The passes of one step on a rank: those of a whole microbatch, and the rest. Absent lengths: ``step_time``'s."""
     last_batch, last_seq_len = config.batches_and_lengths[-1]
     batch, seq_len = batch_tokens or last_batch, seq_len or last_seq_len
-    given = microbatch_tokens or planned_microbatch(config, ranks=layout.data_ranks)
+    given = microbatch_tokens or usual_microbatch(config, layout.data_ranks)
     rows = rows_of(batch, seq_len, layout.data_ranks, given)
     recomputes = config.train.parallel.activation_checkpointing == "full"
     found = []

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from smalti.config.model import ModelConfig
+from smalti.config.optimizer import OPTIMIZERS
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout
 from smalti.cost.memory.head import Head, resolved_tile_bytes
@@ -60,8 +61,9 @@ KINDS: dict[str, Kind] = {
     "cross_entropy": Kind(4, 4, kernels=12, fuses=False),
     "square_norm": Kind(0, 1, fuses=False),
     "scale": Kind(0, 2, fuses=False),
-    "adamw": Kind(0, 7, fuses=False),
-    "lion": Kind(0, 13, kernels=5, fuses=False),
+    **{
+        name: Kind(0, rule.update_values, kernels=rule.update_kernels, fuses=False) for name, rule in OPTIMIZERS.items()
+    },
 }
 """Elements: those of the output, but for ``router`` (tokens x experts), ``slots`` (tokens x chosen experts), ``gather``
 and ``bag`` (rows x width), ``cross_entropy`` (tokens x vocabulary) and what goes over all parameters."""

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 SIDES = (64, 256, 1024, 4096)
@@ -311,24 +311,17 @@ def _of_logits(elements: int, device: torch.device, dtype: torch.dtype) -> Itera
 
 def _of_parameters(elements: int, device: torch.device) -> Iterator[tuple[str, Callable[[], Any]]]:
     """What a step does to gradients and weights in fp32, in eight tensors."""
-    weights = [torch.randn(elements // 8, device=device) for _ in range(8)]
+    from smalti.config.optimizer import OPTIMIZERS, OptimizerConfig
+    from smalti.train.optim import build_optimizer
+
+    weights = nn.ParameterList(torch.randn(elements // 8, device=device) for _ in range(8))
     gradients = [torch.randn_like(weight) for weight in weights]
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.grad = gradient
-    adamw = torch.optim.AdamW(weights, lr=1e-9, fused=True)
-    averages = [torch.zeros_like(weight) for weight in weights]
-
-    def lion() -> None:
-        directions = torch._foreach_lerp(averages, gradients, 0.1)
-        torch._foreach_sign_(directions)
-        torch._foreach_mul_(weights, 1.0)
-        torch._foreach_add_(weights, directions, alpha=-1e-9)
-        torch._foreach_lerp_(averages, gradients, 0.1)
-
     yield "square_norm", lambda: torch._foreach_norm(gradients)
     yield "scale", lambda: torch._foreach_mul_(gradients, 0.999)
-    yield "adamw", adamw.step
-    yield "lion", lion
+    for name in OPTIMIZERS:
+        yield name, build_optimizer(weights, OptimizerConfig(name=name, lr=1e-9)).step
 
 
 if __name__ == "__main__":

@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from smalti.config.model import ModelConfig, MoEConfig
+from smalti.config.optimizer import OptimizerConfig
 from smalti.config.parallel import ParallelConfig
 from smalti.config.run import RunConfig
-from smalti.config.train import LossConfig, OptimizerConfig, PrecisionConfig
+from smalti.config.train import LossConfig, PrecisionConfig
 from smalti.cost.axes import Layout
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.parallel import expert, fsdp

@@ -12,12 +12,13 @@ from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout
 from smalti.cost.layout.rules import against_pipeline
+from smalti.cost.microbatch import check_pipeline, why_not_microbatches
 from smalti.distributed.parallel.mesh import Mesh
 from smalti.distributed.parallel.pipeline import Schedule, own_stages, stages_of
 from smalti.model.blocks.attention.scores import document_runs, tell_runs, told_runs
 from smalti.model.decoder import Decoder
 from smalti.train.batches import IGNORE, Microbatch
-from smalti.train.pipeline import _carry, _fault, _filled, check
+from smalti.train.pipeline import _carry, _filled
 
 SCHEDULES = st.sampled_from(["1f1b", "interleaved", "zero_bubble"])
 
@@ -95,10 +96,10 @@ def test_rows_that_fill_up_are_a_document_each(told: bool) -> None:
 
 
 def test_numbers_of_microbatches() -> None:
-    assert _fault(4, 4, "1f1b") is None
-    assert "fewer than" in str(_fault(3, 4, "zero_bubble"))
-    assert _fault(7, 4, "interleaved") is None, "one round of 7"
-    assert "rounds" in str(_fault(9, 4, "interleaved"))
+    assert why_not_microbatches(4, 4, "1f1b") is None
+    assert "fewer than" in str(why_not_microbatches(3, 4, "zero_bubble"))
+    assert why_not_microbatches(7, 4, "interleaved") is None, "one round of 7"
+    assert "rounds" in str(why_not_microbatches(9, 4, "interleaved"))
 
 
 def _run(**train: Any) -> RunConfig:
@@ -114,16 +115,16 @@ def _run(**train: Any) -> RunConfig:
 
 def test_too_large_microbatches_are_refused_with_the_nearest() -> None:
     layout = Layout(pipeline=2)
-    check(_run(), layout, 128)
-    check(_run(), Layout(), 512)
+    check_pipeline(_run(), layout, 128)
+    check_pipeline(_run(), Layout(), 512)
     with pytest.raises(UserError, match="1 microbatch: fewer") as failure:
-        check(_run(), layout, 512)
+        check_pipeline(_run(), layout, 512)
     assert failure.value.hint == "train.microbatch_tokens=256"
     with pytest.raises(UserError) as failure:
-        check(_run(), Layout(pipeline=16), 64)
+        check_pipeline(_run(), Layout(pipeline=16), 64)
     assert "train.parallel.pipeline=8" in str(failure.value.hint)
     twice = _run(
         parallel={"pipeline_schedule": "zero_bubble", "activation_checkpointing": "full", "ranks": 2, "pipeline": 2}
     )
     with pytest.raises(UserError, match="compute the blocks again"):
-        check(twice, layout, 64)
+        check_pipeline(twice, layout, 64)

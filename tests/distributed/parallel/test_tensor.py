@@ -17,9 +17,10 @@ from torch import Tensor
 from smalti.base.errors import UserError
 from smalti.config.load import load
 from smalti.config.model import ModelConfig, MoEConfig
+from smalti.config.optimizer import OptimizerConfig
 from smalti.config.parallel import ParallelConfig
 from smalti.config.run import RunConfig
-from smalti.config.train import LossConfig, OptimizerConfig, PrecisionConfig
+from smalti.config.train import LossConfig, PrecisionConfig
 from smalti.cost.axes import Layout
 from smalti.cost.layout.collectives import collectives
 from smalti.distributed.checkpoint import checkpoint
