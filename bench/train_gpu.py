@@ -117,7 +117,7 @@ def ours(job: dict[str, Any]) -> dict[str, Any]:
     """Build the job of the trainer, and time its steps."""
     from smalti.config.hardware import hardware_of_driver
     from smalti.cost.axes import layout_of
-    from smalti.cost.layout.scaling import predict
+    from smalti.cost.layout.predict import predict
     from smalti.cost.memory.rank import memory_per_rank
     from smalti.train.job import build
     from smalti.train.step import train_step

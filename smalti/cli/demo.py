@@ -141,7 +141,7 @@ def _duration(minutes: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
     from smalti.base.errors import UserError
     from smalti.config.load import load
     from smalti.config.run import RunConfig
-    from smalti.plan.run import plan_run
+    from smalti.plan.run_plan import plan_run
     from smalti.track.run import RunFolder
 
     try:
@@ -179,7 +179,7 @@ def _summary(total_s: float) -> str:
     """The table at the end: what was trained, how fast, how good."""
     from smalti.base.units import format_count, format_frac, format_seconds
     from smalti.cli.tables import pairs
-    from smalti.plan.run import plan_run
+    from smalti.plan.run_plan import plan_run
     from smalti.track.report.read import read_run
     from smalti.track.run import RunFolder
 

@@ -18,18 +18,18 @@ class Rows:
 
     seq_len: int
     """Tokens of a row."""
-    of_rank: int
+    per_rank: int
     """In the step."""
-    of_pass: int
+    per_microbatch: int
     """In one forward pass, at most."""
 
     @property
     def passes(self) -> int:
         """Microbatches of the step; the last may hold less."""
-        return split(self.of_rank, self.of_pass)
+        return split(self.per_rank, self.per_microbatch)
 
 
-def rows_of(batch_tokens: int, seq_len: int, data_ranks: int, microbatch_tokens: int) -> Rows:
+def rows_per_rank(batch_tokens: int, seq_len: int, data_ranks: int, microbatch_tokens: int) -> Rows:
     """Cut a batch for ranks that read different rows."""
     rows = max(1, split(batch_tokens // seq_len, data_ranks))
     return Rows(seq_len, rows, max(1, min(microbatch_tokens // seq_len, rows)))

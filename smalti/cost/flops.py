@@ -3,7 +3,7 @@
 Public MFU figures differ by formula before they differ by speed: some count the embedding, some halve attention because
 the causal mask makes half of it unnecessary. A Llama-3-8B token at 8,192 is 57.9 GFLOP by the formula here and 51.5 by
 the halved one. So compare tokens per second first, and MFU only under one ``FORMULA``. The formulas of others, and what
-an MFU under one is under another, are in ``plan/conventions.py``.
+an MFU under one is under another, are in ``plan/flops_conventions.py``.
 """
 
 from typing import Literal

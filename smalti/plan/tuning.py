@@ -3,7 +3,7 @@
 Promises: trainable parameters, frozen weights and the optimizer's state are exact for what each method says below;
 activations are those of ``cost/memory/activations.py`` and so an upper estimate where weights are frozen. All that
 has a shape of weights is sharded over the devices in even parts (FSDP), also frozen and quantised ones (FSDP-QLoRA).
-The parts are added up as if all were at their most at one time; ``cost/memory/moments.py`` follows a training step
+The parts are added up as if all were at their most at one time; ``cost/memory/snapshots.py`` follows a training step
 moment by moment (a test compares both). What driver, NCCL and allocator take is assumed as in
 ``cost/memory/rank.py``. Not counted: pages of an optimizer in the host's memory.
 """
@@ -18,7 +18,7 @@ from smalti.config.model import ModelConfig
 from smalti.config.train import LossConfig
 from smalti.cost.memory.activations import BlockTape
 from smalti.cost.memory.rank import Assumed
-from smalti.cost.memory.tape import Pass, Tape
+from smalti.cost.memory.tape import MicrobatchShape, Tape
 from smalti.cost.weights import Weight, weights
 from smalti.plan.serving.formats import SCHEMES, Scheme
 
@@ -228,7 +228,7 @@ def _activation_bytes(model: ModelConfig, tuning: Tuning, *, trains_matrices: bo
 
     With recomputation each keeps its input. Gradients of matrices count in the moment where matrices are trained.
     """
-    shape = Pass(tuning.rows, tuning.seq_len, compute_bytes=2, device="cuda")
+    shape = MicrobatchShape(tuning.rows, tuning.seq_len, compute_bytes=2, device="cuda")
     kinds: dict[tuple[int | None, bool], tuple[float, float]] = {}
     kept = fullest = 0.0
     for layer in range(model.num_hidden_layers):

@@ -9,7 +9,7 @@ from smalti.base.errors import DataError
 from smalti.config.hardware import Hardware
 from smalti.config.run import RunConfig
 from smalti.cost.flops import mfu
-from smalti.plan.run import plan_run
+from smalti.plan.run_plan import plan_run
 
 WARMUP_FRAC = 0.1
 """Share of the logged steps at the beginning that is left out of the medians."""

@@ -20,7 +20,7 @@ from smalti.base.env import World
 from smalti.config.run import RunConfig
 from smalti.cost import microbatch
 from smalti.cost.axes import Layout
-from smalti.cost.memory.fit import room_on_cpu
+from smalti.cost.memory.fit import tensor_bytes_on_cpu
 from smalti.model.blocks.moe.router import Router
 from smalti.train.batches import TokenBatches
 from smalti.train.oom import Reporter, is_out_of_memory
@@ -47,7 +47,7 @@ def memory_of(device: torch.device, world: World) -> float:
     if device.type == "cuda":
         mine = float(torch.cuda.get_device_properties(device).total_memory)
     else:
-        mine = room_on_cpu(main_memory_bytes(), world.local_world_size)
+        mine = tensor_bytes_on_cpu(main_memory_bytes(), world.local_world_size)
     least = torch.tensor(mine, dtype=torch.float64)
     dist.all_reduce(least, op=dist.ReduceOp.MIN)
     return float(least)

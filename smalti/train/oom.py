@@ -17,7 +17,7 @@ import torch
 from smalti.base.errors import RetryableError, SmaltiError, UserError
 from smalti.config.run import JobConfig, RunConfig
 from smalti.cost.axes import Layout
-from smalti.cost.layout.relief import lowers
+from smalti.cost.layout.oom_hints import oom_hints
 from smalti.track.out_of_memory import words
 from smalti.track.run import RunFolder
 from smalti.train.batches import Microbatch, TokenBatches
@@ -131,5 +131,5 @@ class Reporter:
         has_gpu = self.of.get("device", "cpu") != "cpu"
         memory_bytes = torch.cuda.get_device_properties().total_memory if has_gpu else math.inf
         device = "cuda" if has_gpu else "cpu"
-        found = lowers(self.config, self.layout, rows * seq_len, device=device, memory_bytes=memory_bytes)
+        found = oom_hints(self.config, self.layout, rows * seq_len, device=device, memory_bytes=memory_bytes)
         return " or ".join(found or ["a device with more memory, or a smaller model or seq_len"])

@@ -17,7 +17,7 @@ from smalti.config.run import JobConfig
 from smalti.config.show import flatten
 from smalti.cost.axes import Layout, layout_of
 from smalti.cost.layout import auto
-from smalti.cost.layout.drawn import drawn
+from smalti.cost.layout.describe import describe_layout
 from smalti.distributed.group import world as worlds
 from smalti.distributed.group.allocator import keep_freed_memory
 from smalti.distributed.trace.peak import matmul_rate
@@ -96,5 +96,5 @@ def layout(config: JobConfig, device: torch.device, world: World, *, given: bool
         resolved = worlds.broadcast_from_rank0(lambda: auto.resolve(config, ranks, hardware=known, node_ranks=node))
         found, by = resolved.layout, resolved.by
     if world.is_first and found.axes_in_use > 1:
-        log.get("train").info("%s", "\n  ".join(drawn(found, world.local_world_size)))
+        log.get("train").info("%s", "\n  ".join(describe_layout(found, world.local_world_size)))
     return found, {"axes": asdict(found), "axes_by": by}

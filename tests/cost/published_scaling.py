@@ -1,4 +1,4 @@
-"""Published throughputs of one model on more and more devices: what ``smalti/cost/layout/scaling.py`` is held
+"""Published throughputs of one model on more and more devices: what ``smalti/cost/layout/predict.py`` is held
 against.
 
 LLM Foundry, scripts/train/benchmarking/README.md at commit 8c8dd48 (2025-07): H100 80GB BF16 (Large Scale), H100 80GB

@@ -12,7 +12,7 @@ from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
 from smalti.cost.flops import mfu
 from smalti.cost.params import count
-from smalti.plan.conventions import CONVENTIONS, convert_mfu, flops_per_token, train_flops
+from smalti.plan.flops_conventions import CONVENTIONS, convert_mfu, flops_per_token, train_flops
 
 DOCS = Path(__file__).parents[2] / "docs/concepts/plan"
 COLUMNS = (("llama-3-8b", 8192), ("gpt-3-175b", 2048), ("mpt-7b", 2048), ("dbrx", 4096))

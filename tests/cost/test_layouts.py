@@ -7,9 +7,9 @@ from smalti.base.errors import UserError
 from smalti.config.hardware import Hardware, hardware
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout
-from smalti.cost.layout.layouts import choose, find, smallest_gpus
+from smalti.cost.layout.predict import predict
 from smalti.cost.layout.rules import Kind, Rules, divisors
-from smalti.cost.layout.scaling import predict
+from smalti.cost.layout.search import fastest_layout, find_layouts, smallest_gpus
 from smalti.cost.memory.rank import memory_per_rank
 
 
@@ -21,7 +21,7 @@ def fits(config: RunConfig, device: Hardware, layout: Layout, rows: int) -> bool
 
 @pytest.mark.parametrize("gpus", [64, pytest.param(512, marks=pytest.mark.slow), 3072])
 def test_what_is_returned_fits_with_the_largest_microbatch(gpus: int) -> None:
-    found = find(DBRX, H100, gpus)
+    found = find_layouts(DBRX, H100, gpus)
     assert found.best, "some layout"
     for one in found.best:
         layout, largest = one.prediction.layout, one.largest_microbatch_tokens // 4096
@@ -52,16 +52,16 @@ def test_as_good_as_trying_them_all(model: str, device: str, gpus: int, batch: i
             for rows in (1, 2, 4, 8, 16, 32, 64):
                 if rows <= -(-rules.rows // layout.data_ranks) and fits(config, on, layout, rows):
                     fastest = min(fastest, predict(config, on, layout, rows * 2048).step_s)
-    assert find(config, on, gpus).best[0].prediction.step_s < 1.03 * fastest
+    assert find_layouts(config, on, gpus).best[0].prediction.step_s < 1.03 * fastest
 
 
 def test_replicate_and_shard_alone_may_be_asked_for() -> None:
-    layout, _ = choose(DBRX, H100, 3072, data_alone=True)
+    layout, _ = fastest_layout(DBRX, H100, 3072, data_alone=True)
     assert layout == Layout(layout.replicate, layout.shard)
 
 
 def test_others_have_their_reason() -> None:
-    found = find(DBRX, H100, 3072, keep=1)
+    found = find_layouts(DBRX, H100, 3072, keep=1)
     assert found.others["pipeline 3"] == "not possible: 40 layers are not a multiple"
     assert all("slower" in why or "does not fit" in why or "not possible" in why for why in found.others.values())
     assert "data alone" not in found.others or "tensor 2" in found.others
@@ -73,26 +73,26 @@ def test_the_least_number_of_devices() -> None:
     assert least is not None
     assert 32 <= least <= 64
     with pytest.raises(UserError, match="fits no layout of 24 x"):
-        find(DBRX, H100, 24)
+        find_layouts(DBRX, H100, 24)
     assert smallest_gpus(run_of("mpt-125m", 2**16), H100, 8) == 1
     assert smallest_gpus(DBRX, H100, 16) is None
 
 
 def test_what_does_not_fit_names_what_does() -> None:
     with pytest.raises(UserError) as refused:
-        find(run_of("mpt-7b", 2**16), H100, 1)
+        find_layouts(run_of("mpt-7b", 2**16), H100, 1)
     assert "fits no layout of 1 x NVIDIA H100" in refused.value.message
     assert "--gpus 2" in str(refused.value.hint)
     assert "activation_checkpointing" not in str(refused.value.hint)
     with pytest.raises(UserError) as refused:
-        find(run_of("mpt-7b", 2**16, full=False), H100, 1)
+        find_layouts(run_of("mpt-7b", 2**16, full=False), H100, 1)
     assert "activation_checkpointing=full" in str(refused.value.hint)
 
 
 @pytest.mark.parametrize(("gpus", "says"), [(0, "1 to 1,000,000"), (-8, "1 to"), (10**30, "1 to"), (12, "multiple")])
 def test_numbers_that_cannot_be(gpus: int, says: str) -> None:
     with pytest.raises(UserError) as refused:
-        find(DBRX, H100, gpus)
+        find_layouts(DBRX, H100, gpus)
     assert says in str(refused.value.allowed)
     if gpus == 12:
         assert refused.value.hint == "the nearest are 8 and 16"
@@ -100,17 +100,17 @@ def test_numbers_that_cannot_be(gpus: int, says: str) -> None:
 
 def test_more_devices_than_rows_share_rows() -> None:
     """16 rows on 64 devices: some axis must share them."""
-    found = find(run_of("mpt-1b", 16 * 2048), H100, 64)
+    found = find_layouts(run_of("mpt-1b", 16 * 2048), H100, 64)
     assert all(one.prediction.layout.data_ranks <= 16 for one in found.best)
     odd = run_of("mpt-1b", 2048)
     with pytest.raises(UserError, match="no layout of 3,072 x"):
-        find(odd, H100, 3072)
+        find_layouts(odd, H100, 3072)
 
 
 def test_no_network_no_second_node() -> None:
     alone = H100.model_copy(update={"network_bytes_per_s": None})
     with pytest.raises(UserError, match="no network between nodes"):
-        find(DBRX, alone, 16)
+        find_layouts(DBRX, alone, 16)
 
 
 def test_rules_of_a_model() -> None:

@@ -82,8 +82,10 @@ def test_a_layer_of_gpt_here_beside_the_paper() -> None:
     """34 s b h less the 2 of dropout's masks, attention fused: the same tensors, one by one."""
     from saved_activations import saved_activation_bytes
 
-    from smalti.cost.memory.tape import Pass
+    from smalti.cost.memory.tape import MicrobatchShape
 
     model = from_dict(ModelConfig, {"preset": "gpt-3-175b", "num_hidden_layers": 1}).config
-    ours = saved_activation_bytes(model, Pass(1, 2048, 2, "cuda"), recompute=False) / (2048 * model.hidden_size)
+    ours = saved_activation_bytes(model, MicrobatchShape(1, 2048, 2, "cuda"), recompute=False) / (
+        2048 * model.hidden_size
+    )
     assert ours == pytest.approx(34 - 2, abs=0.05), "and the log-partition, in fp32"

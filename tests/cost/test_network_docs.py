@@ -11,9 +11,10 @@ from smalti.base.errors import UserError
 from smalti.config.hardware import hardware
 from smalti.cost.axes import Layout
 from smalti.cost.layout.collectives import Group, collectives, group
-from smalti.cost.layout.layouts import choose, find, smallest_gpus
 from smalti.cost.layout.network import cost, links, ring
-from smalti.cost.layout.scaling import curve, dense_twin, predict
+from smalti.cost.layout.predict import predict
+from smalti.cost.layout.scaling import curve, dense_twin
+from smalti.cost.layout.search import fastest_layout, find_layouts, smallest_gpus
 from smalti.cost.params import count
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "plan"
@@ -66,19 +67,23 @@ def test_the_talks_curve() -> None:
     told = []
     for batch in (2**19, 2**20, 2**21):
         config = run_of("mpt-1b", batch, full=False)
-        points = curve(config, A100, [8, 128], lambda run, n: choose(run, A100, n, data_alone=True), weak=False).points
+        points = curve(
+            config, A100, [8, 128], lambda run, n: fastest_layout(run, A100, n, data_alone=True), weak=False
+        ).points
         told.append(f"{points[1].speed_up:.1f}")
     assert "prediction is {} with a batch of 0.5M tokens, {} with 1M and {} with 2M".format(*told) in NETWORK
 
 
 def test_experts_beside_dense() -> None:
     twin = DBRX.model_copy(update={"model": dense_twin(DBRX.model)})
-    speeds = [predict(run, H100, *choose(run, H100, 3072, data_alone=True)).tokens_per_s for run in (DBRX, twin)]
+    speeds = [
+        predict(run, H100, *fastest_layout(run, H100, 3072, data_alone=True)).tokens_per_s for run in (DBRX, twin)
+    ]
     assert f"DBRX on 3,072 H100 is predicted at {speeds[0] / speeds[1]:.0%}".replace("%", " %") in NETWORK
 
 
 def test_example_of_layouts() -> None:
-    best = find(DBRX, H100, 3072, keep=3).best[0].prediction
+    best = find_layouts(DBRX, H100, 3072, keep=3).best[0].prediction
     assert best.layout == Layout(replicate=12, shard=256)
     assert (best.microbatch_tokens, best.microbatches) == (5 * 4096, 1)
     assert f"{best.step_s:.1f}s" in LAYOUTS
@@ -87,7 +92,7 @@ def test_example_of_layouts() -> None:
     assert state_bytes / 24 > H100.memory_bytes > state_bytes / 25
     assert smallest_gpus(DBRX, H100, 64) == 40
     with pytest.raises(UserError, match="fits no layout"):
-        find(DBRX, H100, 24)
+        find_layouts(DBRX, H100, 24)
     flat = predict(DBRX, H100, Layout(shard=3072), 5 * 4096)
     assert re.search("cost a tenth of the speed", LAYOUTS)
     assert flat.tokens_per_s / best.tokens_per_s == pytest.approx(0.91, abs=0.02)

@@ -16,13 +16,13 @@ from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout
 from smalti.cost.batch import usual_microbatch
+from smalti.cost.layout.oom_hints import oom_hints
 from smalti.cost.layout.possible import possible_layout
-from smalti.cost.layout.relief import lowers
 from smalti.cost.memory.activations import BlockTape
-from smalti.cost.memory.fit import helps, largest_microbatch
-from smalti.cost.memory.moments import Parts, Rank, moments
+from smalti.cost.memory.fit import largest_microbatch, memory_fixes
 from smalti.cost.memory.rank import Assumed, memory_per_rank
-from smalti.cost.memory.tape import Pass, Tape
+from smalti.cost.memory.snapshots import Parts, Rank, step_snapshots
+from smalti.cost.memory.tape import MicrobatchShape, Tape
 from smalti.cost.params import count
 
 LLAMA_3_8B: dict[str, Any] = {
@@ -116,9 +116,9 @@ def test_gradients_of_the_first_microbatch_are_there_in_the_second() -> None:
 def test_activations_are_linear_in_tokens_and_layers() -> None:
     model = example_config().model
     deeper = example_config("model.num_hidden_layers=6").model
-    base = saved_activation_bytes(model, Pass(1, 100, 2, "cuda"), recompute=False)
-    assert saved_activation_bytes(model, Pass(1, 300, 2, "cuda"), recompute=False) == 3 * base
-    assert saved_activation_bytes(deeper, Pass(1, 100, 2, "cuda"), recompute=False) == 2 * base
+    base = saved_activation_bytes(model, MicrobatchShape(1, 100, 2, "cuda"), recompute=False)
+    assert saved_activation_bytes(model, MicrobatchShape(1, 300, 2, "cuda"), recompute=False) == 3 * base
+    assert saved_activation_bytes(deeper, MicrobatchShape(1, 100, 2, "cuda"), recompute=False) == 2 * base
 
 
 def test_a_pipeline_stage_keeps_its_weights_gathered() -> None:
@@ -131,8 +131,8 @@ def test_a_pipeline_stage_keeps_its_weights_gathered() -> None:
 
 def test_recomputation_saves_with_depth() -> None:
     deep = example_config("model.num_hidden_layers=32").model
-    whole = saved_activation_bytes(deep, Pass(1, 100, 2, "cuda"), recompute=False)
-    assert saved_activation_bytes(deep, Pass(1, 100, 2, "cuda"), recompute=True) < whole / 8
+    whole = saved_activation_bytes(deep, MicrobatchShape(1, 100, 2, "cuda"), recompute=False)
+    assert saved_activation_bytes(deep, MicrobatchShape(1, 100, 2, "cuda"), recompute=True) < whole / 8
 
 
 def test_a_block_of_llama_by_hand() -> None:
@@ -142,7 +142,9 @@ def test_a_block_of_llama_by_hand() -> None:
     token = rows + 2 * 2 * 1024 + 4 * 32 + 4 * 2 * 14336
     assert token == 168_064
     assert (
-        saved_activation_bytes(model, Pass(1, 8192, 2, "cuda"), recompute=False) == 32 * 8192 * token == 44_056_969_216
+        saved_activation_bytes(model, MicrobatchShape(1, 8192, 2, "cuda"), recompute=False)
+        == 32 * 8192 * token
+        == 44_056_969_216
     )
     found = memory_per_rank(from_dict(RunConfig, LLAMA_3_8B).config)
     assert found.activations_bytes == pytest.approx(44.06e9, rel=0.01)
@@ -180,7 +182,7 @@ def test_a_block_gives_back_all_that_it_takes(
         moe={"num_experts": 4, "num_experts_per_tok": 2, "num_shared_experts": 1} if moe else None,
     )  # fmt: skip
     for keeps in (True, False):
-        tape, block = Tape(keeps=keeps), BlockTape(model, 0, Pass(2, seq_len, size, device, documents))
+        tape, block = Tape(keeps=keeps), BlockTape(model, 0, MicrobatchShape(2, seq_len, size, device, documents))
         block.forward(tape)
         if not keeps:
             assert not tape.alive
@@ -199,7 +201,9 @@ def test_a_block_gives_back_all_that_it_takes(
 @given(st.integers(1, 4), st.sampled_from([64, 256]), st.sampled_from(["none", "full"]), st.sampled_from([1, 2, 4]))
 def test_every_moment_is_made_of_what_there_is(rows: int, seq_len: int, recompute: str, shards: int) -> None:
     model = example_config().model
-    found = moments(model, Pass(rows, seq_len, 2, "cpu"), Rank(shards=shards, recompute=recompute == "full"))
+    found = step_snapshots(
+        model, MicrobatchShape(rows, seq_len, 2, "cpu"), Rank(shards=shards, recompute=recompute == "full")
+    )
     assert {moment.phase for moment in found} == {"forward", "loss", "backward", "reduce", "optimizer"}
     for moment in found:
         assert all(size >= 0 for size in asdict(moment.parts).values()), moment
@@ -248,10 +252,10 @@ def test_a_pipeline_stage_holds_whole_gradients_until_the_last_microbatch() -> N
     one, many = Layout(shard=128, pipeline=4), Layout(shard=8, pipeline=4)
     whole = 8 * 218_112_000 + 128_256 * 4096 + 4096  # blocks, output matrix and last norm of the last stage
     phases = [memory_per_rank(config, layout=layout, device="cuda").phases for layout in (one, many)]
-    shape = Pass(1, 8192, 2, "cuda")
+    shape = MicrobatchShape(1, 8192, 2, "cuda")
     for batches in (1, 16):
         rank = Rank(shards=8, microbatches=batches, layers=range(24, 32), in_flight=1)
-        found = moments(config.model, shape, rank)
+        found = step_snapshots(config.model, shape, rank)
         waiting = [moment.parts.gradients for moment in found if moment.phase == "forward"]
         assert set(waiting) == ({0.0} if batches == 1 else {4.0 * whole})
         reduced = [moment.parts for moment in found if moment.phase == "reduce"]
@@ -289,8 +293,8 @@ def test_layers_that_are_not_told_are_not_fuller(
         shards=shards, reduce_bytes=reduce, recompute=recompute, microbatches=batches,
         layers=range(layers // 2, layers) if stage else None,
     )  # fmt: skip
-    shape = Pass(2, 256, 2, "cpu")
-    few, all_of = moments(config, shape, rank), moments(config, shape, rank, every_layer=True)
+    shape = MicrobatchShape(2, 256, 2, "cpu")
+    few, all_of = step_snapshots(config, shape, rank), step_snapshots(config, shape, rank, every_layer=True)
     assert len(few) <= len(all_of)
     for phase in {moment.phase for moment in all_of}:
         for name in (*asdict(Parts()), "total"):
@@ -316,13 +320,13 @@ def test_largest_microbatch_is_the_largest(log_bytes: int) -> None:
 
 def test_what_helps_helps() -> None:
     config = from_dict(RunConfig, LLAMA_3_8B).config
-    assert helps(config, 200e9, device="cuda") == []
-    found = helps(config, 40e9, device="cuda")
+    assert memory_fixes(config, 200e9, device="cuda") == []
+    found = memory_fixes(config, 40e9, device="cuda")
     assert [one.change for one in found][:1] == ["train.parallel.activation_checkpointing=full"]
     for one in found:
         changed = from_dict(RunConfig, config.model_dump(mode="json"), overrides=one.change.split()).config
         assert memory_per_rank(changed, device="cuda").total_bytes == one.total_bytes <= 40e9
-    assert helps(config, 1e9, device="cuda") == [], "nothing is enough"
+    assert memory_fixes(config, 1e9, device="cuda") == [], "nothing is enough"
 
 
 def test_what_helps_is_of_the_layout_that_is_given() -> None:
@@ -331,8 +335,8 @@ def test_what_helps_is_of_the_layout_that_is_given() -> None:
     layout = Layout(tensor=8)
     now = memory_per_rank(config, layout=layout, device="cuda").total_bytes
     assert now != memory_per_rank(config, device="cuda").total_bytes
-    assert helps(config, now, layout, device="cuda") == []
-    for one in helps(config, 0.9 * now, layout, device="cuda"):
+    assert memory_fixes(config, now, layout, device="cuda") == []
+    for one in memory_fixes(config, 0.9 * now, layout, device="cuda"):
         changed = from_dict(RunConfig, config.model_dump(mode="json"), overrides=one.change.split()).config
         grown = Layout(tensor=8, shard=changed.train.parallel.ranks // 8)
         assert memory_per_rank(changed, layout=grown, device="cuda").total_bytes == one.total_bytes <= 0.9 * now
@@ -348,7 +352,7 @@ def test_after_running_out_only_what_lowers_is_named(layout: Layout, device: str
     config = from_dict(RunConfig, LLAMA_3_8B, overrides=[f"train.parallel.ranks={layout.world_size}", *axes]).config
     seq_len = max(config.data.seq_lens)
     now = memory_per_rank(config, layout=layout, microbatch_tokens=seq_len, device=device).total_bytes
-    found = lowers(config, layout, seq_len, device=device)
+    found = oom_hints(config, layout, seq_len, device=device)
     assert "train.parallel.activation_checkpointing=full" in found
     assert any("ranks=" in one for one in found) == (device == "cuda")
     assert not any("sequence=" in one for one in found) or layout.shard > 1
@@ -357,8 +361,8 @@ def test_after_running_out_only_what_lowers_is_named(layout: Layout, device: str
         laid = possible_layout(changed)
         then = memory_per_rank(changed, layout=laid, microbatch_tokens=seq_len, device=device).total_bytes
         assert then < now, change
-        assert change not in lowers(config, layout, seq_len, device=device, memory_bytes=then - 1)
-    assert lowers(config, layout, seq_len, device=device, memory_bytes=1.0) == []
+        assert change not in oom_hints(config, layout, seq_len, device=device, memory_bytes=then - 1)
+    assert oom_hints(config, layout, seq_len, device=device, memory_bytes=1.0) == []
 
 
 @pytest.mark.parametrize(
@@ -373,8 +377,8 @@ def test_after_running_out_only_what_lowers_is_named(layout: Layout, device: str
 def test_after_running_out_axes_that_were_auto_are_named(given: tuple[str, ...], layout: Layout) -> None:
     axes = ["train.parallel.ranks=8", *(f"train.parallel.{one}" for one in given)]
     config = from_dict(RunConfig, LLAMA_3_8B, overrides=axes).config
-    found = [one for one in lowers(config, layout, max(config.data.seq_lens), device="cuda") if "sequence=2" in one]
-    found += [one for one in lowers(config, layout, max(config.data.seq_lens), device="cuda") if "ranks=16" in one]
+    found = [one for one in oom_hints(config, layout, max(config.data.seq_lens), device="cuda") if "sequence=2" in one]
+    found += [one for one in oom_hints(config, layout, max(config.data.seq_lens), device="cuda") if "ranks=16" in one]
     halved, doubled = replace(layout, shard=layout.shard // 2, sequence=2), replace(layout, shard=2 * layout.shard)
     laid = [
         possible_layout(from_dict(RunConfig, config.model_dump(mode="json"), overrides=one.split()).config)

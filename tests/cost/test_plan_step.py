@@ -19,7 +19,7 @@ from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout, layout_of
 from smalti.cost.flops import train_flops_per_token, train_flops_per_token_causal
 from smalti.cost.layout.collectives import collectives
-from smalti.cost.layout.local import step_on
+from smalti.cost.layout.single_machine import single_machine_step_time
 from smalti.cost.step_time import factors, rates
 from smalti.cost.step_time.step import passes_of, step_time
 from smalti.cost.step_time.work import Work, loss_tile, update, works
@@ -125,8 +125,8 @@ def test_microbatches_repeat_the_passes_but_not_the_update() -> None:
 
 def test_ranks_of_one_machine_pay_for_the_network_and_share_its_threads() -> None:
     tokens = {"batch_tokens": 8192, "seq_len": example_config().data.seq_len}
-    alone = step_on(example_config(), machine(), **tokens)
-    both = step_on(example_config("train.parallel.ranks=2"), machine(), **tokens)
+    alone = single_machine_step_time(example_config(), machine(), **tokens)
+    both = single_machine_step_time(example_config("train.parallel.ranks=2"), machine(), **tokens)
     assert alone == step_time(example_config(), machine(), **tokens)
     parts = {part.name: part for part in both.parts}
     assert parts["network"].bound == "network"

@@ -12,8 +12,9 @@ from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout
 from smalti.cost.flops import train_flops_per_token
-from smalti.cost.layout.layouts import choose
-from smalti.cost.layout.scaling import curve, dense_twin, predict, with_batch
+from smalti.cost.layout.predict import predict
+from smalti.cost.layout.scaling import curve, dense_twin, with_batch
+from smalti.cost.layout.search import fastest_layout
 from smalti.cost.params import count
 
 H100, A100 = hardware("h100-sxm"), hardware("a100-40gb")
@@ -111,7 +112,7 @@ def test_experts_beside_a_dense_model_of_as_many_active_parameters() -> None:
     active, dense = count(DBRX.model).active, count(twin).total
     assert dense == pytest.approx(active, rel=2e-4)
     assert twin.moe is None
-    layout, microbatch = choose(DBRX, H100, 3072, data_alone=True)
+    layout, microbatch = fastest_layout(DBRX, H100, 3072, data_alone=True)
     experts = predict(DBRX, H100, layout, microbatch)
     beside = predict(DBRX.model_copy(update={"model": twin}), H100, layout, microbatch)
     assert 0.75 < experts.tokens_per_s / beside.tokens_per_s < 1
@@ -120,7 +121,7 @@ def test_experts_beside_a_dense_model_of_as_many_active_parameters() -> None:
 
 
 def test_missing_points_say_why() -> None:
-    found = curve(DBRX, H100, [8, 3072], lambda run, gpus: choose(run, H100, gpus), weak=False)
+    found = curve(DBRX, H100, [8, 3072], lambda run, gpus: fastest_layout(run, H100, gpus), weak=False)
     assert [point.prediction.gpus for point in found.points] == [3072]
     assert "fits no layout of 8 x NVIDIA H100" in found.missing[8]
     with pytest.raises(UserError, match="whole numbers"):

@@ -8,8 +8,8 @@ from example_config import example_config
 from synthetic_machine import machine as synthetic_machine
 
 from smalti.base.errors import SmaltiError, UserError
-from smalti.cli.plan.machine import measure as measure_here
-from smalti.cli.plan.machine import write
+from smalti.cli.plan.measure import measure as measure_here
+from smalti.cli.plan.measure import write
 from smalti.config.hardware import hardware
 from smalti.config.measured import Measured
 from smalti.cost.step_time.step import step_time

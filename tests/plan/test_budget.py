@@ -14,9 +14,9 @@ from smalti.base.errors import UserError
 from smalti.config.hardware import hardware
 from smalti.plan.budget.problem import KEYS, LIMITS, Problem
 from smalti.plan.budget.solver import NAMES, Budget, solve
-from smalti.plan.given import number, read
 from smalti.plan.laws import law as laws
 from smalti.plan.laws.fits import FITS
+from smalti.plan.quantities import format_number, parse_quantity
 
 REFIT = FITS["besiroglu-2024"]
 LINKED = ("params", "active_params", "tokens", "tokens_per_param", "flops", "gpus", "mfu", "days", "gpu_hours")
@@ -227,7 +227,7 @@ def test_all_that_was_derived_can_be_given_back(run: dict[str, float], names: se
     gpu = {"gpu": first.device.name} if first.device else {}
     again = Problem({**back, **gpu}).solve(check_it=True).values
     assert again == back
-    typed = {name: number(value) for name, value in back.items()}  # to four digits; nobody types a part of a GPU
+    typed = {name: format_number(value) for name, value in back.items()}  # to four digits; nobody types a part of a GPU
     Problem(typed | {name: back[name] for name in ("gpus",) if name in back} | gpu).solve(check_it=True)
 
 
@@ -322,15 +322,15 @@ def test_hints() -> None:
     ],
 )  # fmt: skip
 def test_numbers_as_people_type_them(text: str, found: float, rounding: float) -> None:
-    one = read("tokens", text, (1e-6, 1e30))
+    one = parse_quantity("tokens", text, (1e-6, 1e30))
     assert one.value == pytest.approx(found, rel=1e-15)
     assert one.rounding == pytest.approx(rounding)
 
 
 @given(st.floats(1e-6, 1e30))
 def test_four_digits_are_read_back(value: float) -> None:
-    assert read("tokens", number(value), (1e-7, 1e31)).value == pytest.approx(value, rel=5.1e-4)
-    assert "e+" not in number(value)
+    assert parse_quantity("tokens", format_number(value), (1e-7, 1e31)).value == pytest.approx(value, rel=5.1e-4)
+    assert "e+" not in format_number(value)
 
 
 def test_values_that_agree_to_the_digits_given_are_kept() -> None:

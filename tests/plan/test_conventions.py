@@ -12,7 +12,7 @@ from smalti.config.model import ModelConfig
 from smalti.cost.flops import mfu as mfu_of
 from smalti.cost.flops import train_flops_per_token
 from smalti.cost.params import count
-from smalti.plan.conventions import (
+from smalti.plan.flops_conventions import (
     CONVENTIONS,
     convention,
     convert_mfu,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from smalti.plan.failures.goodput import (
     DAY_S,
-    Pace,
     Recovery,
+    Timing,
     daly_s,
     downtime_s,
     goodput_frac,
@@ -35,11 +35,11 @@ TAU_MIN = {(512, "goal"): "9.7", (1024, "goal"): "6.8", (3072, "2024"): "21.7", 
            (16384, "goal"): "1.7"}  # fmt: skip
 
 
-def cell(gpus: int, column: str) -> Pace:
+def cell(gpus: int, column: str) -> Timing:
     """A job of the table."""
     stall, detect, restart = next(rest for name, *rest in COLUMNS if name == column)
     mean = mtbf_s(1.0, gpus)
-    return Pace(mean, stall, young_s(stall, mean), (Recovery(detect, restart),))
+    return Timing(mean, stall, young_s(stall, mean), (Recovery(detect, restart),))
 
 
 @pytest.mark.parametrize("gpus", ROWS)
@@ -63,20 +63,20 @@ def test_the_table_of_spares(nodes: int, expected: tuple[int, ...]) -> None:
     assert tuple(spare_nodes(nodes, 8 / 1000, days) for days in (0.5, 2, 7)) == expected
 
 
-def walked(pace: Pace, attempts: int, seed: int) -> float:
+def walked(timing: Timing, attempts: int, seed: int) -> float:
     """Goodput by walking from event to event: the slow way, which knows no formula."""
     draw, kept, total = random.Random(seed), 0.0, 0.0
     for _ in range(attempts):
-        dies, now, work = draw.expovariate(1 / pace.mtbf_s), 0.0, 0.0
+        dies, now, work = draw.expovariate(1 / timing.mtbf_s), 0.0, 0.0
         uploads: list[tuple[float, float]] = []
         while now < dies:
-            now, work = now + pace.interval_s + pace.stall_s, work + pace.interval_s
-            uploads.append((now + pace.upload_s, work))
+            now, work = now + timing.interval_s + timing.stall_s, work + timing.interval_s
+            uploads.append((now + timing.upload_s, work))
         kept += max((saved for at, saved in uploads if at <= dies), default=0.0)
         total += dies
         while True:
-            (one,) = draw.choices(pace.recoveries, [each.frac for each in pace.recoveries])
-            strikes = draw.expovariate(1 / pace.mtbf_s) if pace.restarts_fail else math.inf
+            (one,) = draw.choices(timing.recoveries, [each.frac for each in timing.recoveries])
+            strikes = draw.expovariate(1 / timing.mtbf_s) if timing.restarts_fail else math.inf
             total += min(strikes, one.whole_s)
             if strikes >= one.whole_s:
                 break
@@ -88,13 +88,13 @@ def walked(pace: Pace, attempts: int, seed: int) -> float:
 @pytest.mark.parametrize("upload_s", [0.0, 250.0, 600.0])
 def test_closed_form_equals_walking(upload_s: float, restarts_fail: bool) -> None:
     kinds = (Recovery(30, 300, 0.6), Recovery(600, 120, 0.3), Recovery(2000, 3000, 0.1))
-    pace = Pace(5000, 40, 600, kinds, upload_s=upload_s, restarts_fail=restarts_fail)
-    assert walked(pace, 60_000, seed=5) == pytest.approx(goodput_frac(pace), rel=0.01)
+    timing = Timing(5000, 40, 600, kinds, upload_s=upload_s, restarts_fail=restarts_fail)
+    assert walked(timing, 60_000, seed=5) == pytest.approx(goodput_frac(timing), rel=0.01)
 
 
 times = st.floats(1, 1e5)
 paces = st.builds(
-    lambda mean, stall, interval, detect, restart, upload, fail: Pace(
+    lambda mean, stall, interval, detect, restart, upload, fail: Timing(
         mean, stall, interval, (Recovery(detect, restart),), upload * interval, fail
     ),
     st.floats(1e4, 1e8), st.floats(0, 1e3), times, times, times, st.floats(0, 1), st.booleans(),
@@ -103,26 +103,28 @@ paces = st.builds(
 
 @pytest.mark.proof
 @given(paces)
-def test_shares_are_shares(pace: Pace) -> None:
-    found = vars(shares(pace))
+def test_shares_are_shares(timing: Timing) -> None:
+    found = vars(shares(timing))
     assert sum(found.values()) == pytest.approx(1)
     assert all(0 <= value <= 1 for value in found.values())
-    assert 0 < found["useful_frac"] < 1 or pace.interval_s > 20 * pace.mtbf_s
+    assert 0 < found["useful_frac"] < 1 or timing.interval_s > 20 * timing.mtbf_s
 
 
 @pytest.mark.proof
 @given(paces, st.floats(1.01, 10))
-def test_goodput_is_monotone(pace: Pace, factor: float) -> None:
-    before, one = goodput_frac(pace), pace.recoveries[0]
+def test_goodput_is_monotone(timing: Timing, factor: float) -> None:
+    before, one = goodput_frac(timing), timing.recoveries[0]
     slack = 1e-12
-    assert goodput_frac(replace(pace, mtbf_s=pace.mtbf_s * factor)) >= before - slack
-    assert goodput_frac(replace(pace, stall_s=pace.stall_s * factor)) <= before + slack
-    assert goodput_frac(replace(pace, upload_s=pace.upload_s * factor)) <= before + slack
-    slower = replace(pace, recoveries=(replace(one, restart_s=one.restart_s * factor),))
+    assert goodput_frac(replace(timing, mtbf_s=timing.mtbf_s * factor)) >= before - slack
+    assert goodput_frac(replace(timing, stall_s=timing.stall_s * factor)) <= before + slack
+    assert goodput_frac(replace(timing, upload_s=timing.upload_s * factor)) <= before + slack
+    slower = replace(timing, recoveries=(replace(one, restart_s=one.restart_s * factor),))
     assert goodput_frac(slower) <= before + slack
-    later = replace(pace, recoveries=(replace(one, detect_s=one.detect_s * factor),))
+    later = replace(timing, recoveries=(replace(one, detect_s=one.detect_s * factor),))
     assert goodput_frac(later) <= before + slack
-    assert goodput_frac(replace(pace, restarts_fail=True)) <= goodput_frac(replace(pace, restarts_fail=False)) + slack
+    assert (
+        goodput_frac(replace(timing, restarts_fail=True)) <= goodput_frac(replace(timing, restarts_fail=False)) + slack
+    )
 
 
 @pytest.mark.proof
@@ -131,7 +133,7 @@ def test_no_interval_beats_the_best(stall: float, mean: float, factor: float) ->
     best = optimal_s(stall, mean)
 
     def at(interval: float) -> float:
-        return goodput_frac(Pace(mean, stall, interval, (Recovery(60, 60),)))
+        return goodput_frac(Timing(mean, stall, interval, (Recovery(60, 60),)))
 
     for other in (best * factor, young_s(stall, mean), daly_s(stall, mean)):
         if other > 0:
@@ -144,7 +146,7 @@ def test_dalys_interval_is_close(stall: float, ratio: float) -> None:
     """Within 0.2 % of the best goodput down to an MTBF of ten stalls; Young's within 4 %."""
     mean = stall * ratio
     best, daly, young = (
-        goodput_frac(Pace(mean, stall, interval, (Recovery(60, 60),)))
+        goodput_frac(Timing(mean, stall, interval, (Recovery(60, 60),)))
         for interval in (optimal_s(stall, mean), daly_s(stall, mean), young_s(stall, mean))
     )
     assert daly >= 0.998 * best
@@ -159,15 +161,15 @@ def test_dalys_own_examples(mean_min: float, printed_min: str) -> None:
 
 
 def test_without_failures() -> None:
-    pace = Pace(mtbf_s(0, 3072), 30, 600, (Recovery(60, 60),), upload_s=10, restarts_fail=True)
-    assert goodput_frac(pace) == 600 / 630
-    assert downtime_s(pace) == 120
+    timing = Timing(mtbf_s(0, 3072), 30, 600, (Recovery(60, 60),), upload_s=10, restarts_fail=True)
+    assert goodput_frac(timing) == 600 / 630
+    assert downtime_s(timing) == 120
 
 
 def test_hopeless_jobs_have_no_goodput_and_no_overflow() -> None:
-    pace = Pace(1.0, 30, 1e6, (Recovery(1e6, 1e6),), restarts_fail=True)
-    assert goodput_frac(pace) == 0.0
-    assert sum(vars(shares(pace)).values()) == pytest.approx(1)
+    timing = Timing(1.0, 30, 1e6, (Recovery(1e6, 1e6),), restarts_fail=True)
+    assert goodput_frac(timing) == 0.0
+    assert sum(vars(shares(timing)).values()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(("stall", "mean"), [(0, 10), (10, math.inf), (-1, 10), (1, 0)])

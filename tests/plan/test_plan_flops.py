@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from smalti.base.errors import UserError
 from smalti.cli.plan import app as plan
-from smalti.plan.conventions import CONVENTIONS
+from smalti.plan.flops_conventions import CONVENTIONS
 
 
 def call(*arguments: str) -> str:

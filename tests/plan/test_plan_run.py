@@ -11,7 +11,7 @@ from synthetic_machine import machine
 from smalti.base.errors import DataError, UserError
 from smalti.config.hardware import hardware
 from smalti.cost.step_time.step import step_time
-from smalti.plan.run import plan_run, steps_by_kind
+from smalti.plan.run_plan import plan_run, steps_by_kind
 from smalti.plan.verify import Comparison, verify
 
 

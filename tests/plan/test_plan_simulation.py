@@ -21,14 +21,14 @@ SMALL = Setup(3072, detect_s=600, restart_s=900, checkpoint_stall_s=30, days=20)
 
 def of_cell(gpus: int, column: str, failures: int) -> Setup:
     """A run of the published table that is long enough for about so many failures."""
-    pace = cell(gpus, column)
-    days = failures * pace.mtbf_s / goodput.DAY_S
+    timing = cell(gpus, column)
+    days = failures * timing.mtbf_s / goodput.DAY_S
     return Setup(
         gpus,
-        detect_s=pace.recoveries[0].detect_s,
-        restart_s=pace.recoveries[0].restart_s,
-        checkpoint_stall_s=pace.stall_s,
-        checkpoint_interval_s=pace.interval_s,
+        detect_s=timing.recoveries[0].detect_s,
+        restart_s=timing.recoveries[0].restart_s,
+        checkpoint_stall_s=timing.stall_s,
+        checkpoint_interval_s=timing.interval_s,
         days=min(days, 36_500.0),
     )
 
@@ -41,7 +41,7 @@ def test_the_table_of_goodput_by_simulation(proof: Callable[..., int], record: C
             for during in (False, True):
                 setup = replace(of_cell(gpus, column, failures), failures_during_restart=during)
                 found = summary(simulate(setup, repeats=repeats, seed=gpus)).goodput_frac.mean
-                exact = goodput.goodput_frac(setup.pace)
+                exact = goodput.goodput_frac(setup.timing)
                 assert found == pytest.approx(exact, rel=0.01), (gpus, column, during)
                 worst = max(worst, abs(found / exact - 1))
                 cells[f"{gpus} {column}{' with failures during restart' * during}"] = [found, exact]
@@ -57,7 +57,7 @@ def test_every_share_equals_the_closed_form(during: bool, upload_s: float, proof
         failures_during_restart=during, days=proof(2000, 36_000), causes=causes,
     )  # fmt: skip
     found = summary(simulate(setup, repeats=proof(1, 10), seed=2))
-    for name, share in vars(goodput.shares(setup.pace)).items():
+    for name, share in vars(goodput.shares(setup.timing)).items():
         assert found.shares[name.removesuffix("_frac")] == pytest.approx(share, rel=0.04), name
     assert found.shares["wait"] == 0
 

@@ -13,8 +13,8 @@ from smalti.base.errors import UserError
 from smalti.cli.main import run
 from smalti.config.model import ModelConfig
 from smalti.config.train import LossConfig
-from smalti.cost.memory.moments import Rank, moments
-from smalti.cost.memory.tape import Pass
+from smalti.cost.memory.snapshots import Rank, step_snapshots
+from smalti.cost.memory.tape import MicrobatchShape
 from smalti.cost.params import count
 from smalti.plan.tuning import ALL_LINEAR, STATE_BYTES, Tuned, Tuning, lora_params
 
@@ -144,12 +144,12 @@ def test_more_devices_hold_no_more_each(config: ModelConfig, method: Any) -> Non
 @pytest.mark.parametrize("name", ["llama-3-8b", "llama-2-7b", "mpt-7b", "mixtral-8x7b", "dbrx-132b"])
 @pytest.mark.parametrize("devices", [1, 8, 64])
 def test_full_tuning_is_about_a_training_step(name: str, devices: int) -> None:
-    """Beside ``cost/memory/moments.py``, which follows the step: the sum of the parts is its peak or up to a quarter
+    """Beside ``cost/memory/snapshots.py``, which follows the step: the sum of the parts is its peak or up to a quarter
     more, for logits and blocks are not at their most at one time."""
     model = preset(name)
     for recompute in (True, False):
         rank = Rank(shards=devices, recompute=recompute, step_tokens=2048, chunk_bytes=LossConfig().tile_bytes("cuda"))
-        steps = moments(model, Pass(1, 2048, 2, "cuda"), rank)
+        steps = step_snapshots(model, MicrobatchShape(1, 2048, 2, "cuda"), rank)
         peak = max(moment.parts.total for moment in steps)
         ours = Tuned(model, Tuning("full", 2048, recompute=recompute)).on(devices).tensors_bytes
         assert 1 < ours / peak < 1.25

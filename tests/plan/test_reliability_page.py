@@ -57,7 +57,7 @@ def test_the_table_of_goodput() -> None:
         for (_, stall, detect, restart), cell in zip(COLUMNS, cells, strict=True):
             setup = Setup(gpus, detect_s=detect, restart_s=restart, checkpoint_stall_s=stall,
                           checkpoint_interval_s=young_s(stall, mean))  # fmt: skip
-            assert f"{100 * goodput_frac(setup.pace):.1f}" == cell
+            assert f"{100 * goodput_frac(setup.timing):.1f}" == cell
 
 
 def test_the_table_of_spares() -> None:

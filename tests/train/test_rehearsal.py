@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smalti.base.errors import UserError
-from smalti.cli.train.rehearsed import rehearsed_json
+from smalti.cli.train.rehearsal import rehearsal_json
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout, layout_of
 from smalti.cost.layout.collectives import collectives, group
@@ -143,7 +143,7 @@ def test_many_microbatches_are_traced_as_few(microbatches: int, replicate: int) 
 @pytest.mark.parametrize(("compiled", "by_plan"), [("auto", True), (False, False)])
 def test_of_compiled_experts_the_larger_peak_must_fit(compiled: Any, by_plan: bool) -> None:
     """They keep more than the operators that are rehearsed, which the planner knows."""
-    found = rehearsed_json(config_of("moe", 1, device="cuda", compile=compiled), gpu="h100-sxm")
+    found = rehearsal_json(config_of("moe", 1, device="cuda", compile=compiled), gpu="h100-sxm")
     peaks = found["peak_bytes_per_rank"], found["planned"]["peak_bytes_per_rank"]
     assert (peaks[1] > 1.05 * peaks[0]) == by_plan
     beside = Assumed()

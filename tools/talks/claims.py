@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from smalti.config.hardware import hardware
-from smalti.plan.failures.goodput import Pace, Recovery, goodput_frac, mtbf_s, optimal_s
+from smalti.plan.failures.goodput import Recovery, Timing, goodput_frac, mtbf_s, optimal_s
 from smalti.plan.failures.rates import failure_rate
 from talks import arithmetic as plan
 from talks import predictions
@@ -127,7 +127,7 @@ def _throttled() -> str:
 
 def _restart() -> str:
     found = {
-        name: goodput_frac(Pace(mtbf_s(_DBRX, 3072), stall_s, optimal_s(stall_s, mtbf_s(_DBRX, 3072)), (recovery,)))
+        name: goodput_frac(Timing(mtbf_s(_DBRX, 3072), stall_s, optimal_s(stall_s, mtbf_s(_DBRX, 3072)), (recovery,)))
         for name, stall_s, recovery in (
             ("by hand", 30.0, Recovery(detect_s=1800, restart_s=1200)),
             ("fast", 1.0, Recovery(detect_s=30, restart_s=120)),

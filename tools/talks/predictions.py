@@ -11,8 +11,9 @@ from smalti.config.hardware import Hardware, hardware
 from smalti.config.load import load
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout
-from smalti.cost.layout.layouts import choose, find
-from smalti.cost.layout.scaling import Curve, curve, dense_twin, predict
+from smalti.cost.layout.predict import predict
+from smalti.cost.layout.scaling import Curve, curve, dense_twin
+from smalti.cost.layout.search import fastest_layout, find_layouts
 from smalti.cost.memory.rank import memory_per_rank
 from smalti.plan.serving.devices import distinct_experts
 
@@ -31,9 +32,9 @@ def _config(words: str) -> RunConfig:
 def _chosen(device: Hardware, config: RunConfig, gpus: int) -> tuple[Layout, int]:
     """The fastest layout with replicate and shard alone, or of all, as ``smalti plan scaling`` takes it."""
     try:
-        return choose(config, device, gpus, data_alone=True)
+        return fastest_layout(config, device, gpus, data_alone=True)
     except UserError:
-        return choose(config, device, gpus)
+        return fastest_layout(config, device, gpus)
 
 
 @cache
@@ -97,7 +98,7 @@ def memory_saved() -> str:
 
 def fsdp_beside_all() -> str:
     """Very, very close to 3D parallel strategies."""
-    found = [one.prediction for one in find(_config(MPT_30B), hardware("h100-sxm"), 512).best]
+    found = [one.prediction for one in find_layouts(_config(MPT_30B), hardware("h100-sxm"), 512).best]
     alone = [Layout(one.layout.replicate, one.layout.shard) == one.layout for one in found]
     fsdp = [one for one, is_alone in zip(found, alone, strict=True) if is_alone]
     others = [one for one, is_alone in zip(found, alone, strict=True) if not is_alone]

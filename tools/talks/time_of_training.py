@@ -3,7 +3,7 @@
 from functools import partial
 
 from smalti.cost.flops import mfu
-from smalti.plan.conventions import convert_mfu, flops_per_token
+from smalti.plan.flops_conventions import convert_mfu, flops_per_token
 from talks import arithmetic as plan
 from talks.rows import Figure, Section
 

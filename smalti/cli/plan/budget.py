@@ -29,11 +29,11 @@ def budget(
     from smalti.base.errors import UserError
     from smalti.cli.tables import print_json
     from smalti.plan.budget.problem import KEYS
-    from smalti.plan.given import split
+    from smalti.plan.quantities import parse_pairs
 
     if plot is not None and not plot.endswith(".svg"):
         raise UserError(f"--plot {plot} is no picture", allowed="a file whose name ends with .svg")
-    words = split(values or [], KEYS)
+    words = parse_pairs(values or [], KEYS)
     if not words:
         raise UserError("nothing is given", allowed=", ".join(KEYS), hint="smalti plan budget cost_usd=1e6")
     found = solved(words)
@@ -63,11 +63,11 @@ def solved(words: Mapping[str, str]) -> "Budget":
 
 def budget_text(found: "Budget") -> str:
     """The answer in print."""
-    from smalti.cli.plan.values import assumption_text, write
+    from smalti.cli.plan.quantities import assumption_text, format_quantity
     from smalti.cli.tables import table
 
     rows = [
-        (name, write(name, value), _interval(found, name), found.origins.get(name, ""))
+        (name, format_quantity(name, value), _interval(found, name), found.origins.get(name, ""))
         for name, value in found.values.items()
         if value is not None and not (name == "tokens_per_active_param" and _is_dense(found))
     ]
@@ -95,17 +95,17 @@ def _is_dense(found: "Budget") -> bool:
 
 
 def _interval(found: "Budget", name: str) -> str:
-    from smalti.cli.plan.values import write
+    from smalti.cli.plan.quantities import format_quantity
 
     if name not in found.intervals:
         return ""
     low, high = found.intervals[name]
-    return f"{write(name, low)} to {write(name, high)}"
+    return f"{format_quantity(name, low)} to {format_quantity(name, high)}"
 
 
 def _lifetime(found: "Budget") -> Sequence[str]:
     from smalti.base.units import format_count, format_frac
-    from smalti.plan.given import number
+    from smalti.plan.quantities import format_number
 
     if found.lifetime is None:
         return ()
@@ -113,11 +113,11 @@ def _lifetime(found: "Budget") -> Sequence[str]:
     weight, saving = value["inference_weight"] or 1.0, value["saving_frac"] or 0.0
     saved = f"this saves {format_frac(saving)}" if saving >= 0 else f"this costs {format_frac(-saving)} more"
     lines = [
-        f"training and use take {number(value['lifetime_flops'] or 0)} FLOPs"
+        f"training and use take {format_number(value['lifetime_flops'] or 0)} FLOPs"
         + (f", those of use counted {weight:.3g} times" if weight != 1 else ""),
         f"the model of this loss that is cheapest to train has {format_count(value['chinchilla_params'] or 0)} "
         f"parameters and {format_count(value['chinchilla_tokens'] or 0)} tokens and takes "
-        f"{number(value['chinchilla_lifetime_flops'] or 0)}: {saved}",
+        f"{format_number(value['chinchilla_lifetime_flops'] or 0)}: {saved}",
     ]
     if (usd := value["inference_cost_usd"]) is not None:
         lines.append(f"use costs {usd:,.0f} USD at the price of the training")
@@ -138,13 +138,13 @@ def _repetition(found: "Budget") -> Sequence[str]:
 
 def _other(found: "Budget", name: str) -> str:
     """What another fit says otherwise."""
-    from smalti.cli.plan.values import write
+    from smalti.cli.plan.quantities import format_quantity
 
     said = []
     for key, value in found.other_fits[name].items():
         ours = found.number(key)
         if ours is None or abs(value / ours - 1) > 1e-6:
-            said.append(f"{key} {write(key, value)}")
+            said.append(f"{key} {format_quantity(key, value)}")
     return f"{name}: {', '.join(said) or 'the same'}"
 
 

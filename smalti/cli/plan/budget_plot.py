@@ -148,10 +148,10 @@ def _family(name: str, points: Sequence[tuple[float, float]], colour: int = _FAM
 
 def _cross(found: "Budget", x: float, y: float, x_interval: tuple[float, float] | None, name: str) -> "Cross":
     from smalti.base.chart import Cross
-    from smalti.cli.plan.values import write
+    from smalti.cli.plan.quantities import format_quantity
 
     said = ", ".join(
-        f"{key} {write(key, value)}"
+        f"{key} {format_quantity(key, value)}"
         for key in ("active_params", "tokens", "flops", "cost_usd", "loss")
         if (value := found.values[key]) is not None
     )
@@ -167,9 +167,9 @@ def _loss_text(value: float) -> str:
 
 
 def _money(value: float) -> str:
-    from smalti.plan.given import number
+    from smalti.plan.quantities import format_number
 
-    return _count(value) if value < 1e15 else number(float(f"{value:.2g}"))
+    return _count(value) if value < 1e15 else format_number(float(f"{value:.2g}"))
 
 
 def _count(value: float) -> str:

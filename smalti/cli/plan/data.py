@@ -43,7 +43,7 @@ def data(
     inside the region.
     """
     from smalti.base.errors import CheckFailed
-    from smalti.cli.plan.counts import given_tokens, known_sources, make_plan, reading_of
+    from smalti.cli.plan.data_counts import given_tokens, known_sources, make_plan, reading_of
     from smalti.cli.plan.recipe import load_recipe
     from smalti.cli.tables import print_json
     from smalti.plan.data import TOO_MANY_EPOCHS
@@ -91,7 +91,7 @@ def repeat_warnings(config: "RunConfig", sources: "Mapping[str, Source]") -> lis
 
 
 def _plan_of(config: "RunConfig", sources: "Mapping[str, Source]") -> "DataPlan":
-    from smalti.cli.plan.counts import counts_of, make_plan, reading_of
+    from smalti.cli.plan.data_counts import counts_of, make_plan, reading_of
 
     known = {name: counts_of(name, source, 0) for name, source in sources.items()}
     return make_plan(config, known, reading_of(config))

@@ -10,7 +10,7 @@ from smalti.cli.plan.recipe import Json
 if TYPE_CHECKING:
     from smalti.plan.failures.reliability import Outlook
     from smalti.plan.failures.setup import Setup
-    from smalti.plan.failures.simulate import Simulated
+    from smalti.plan.failures.simulate import SimulationSummary
 
 _SWITCHES = {"true": True, "false": False}
 
@@ -75,7 +75,7 @@ def setup_from(words: Sequence[str]) -> "Setup":
     from smalti.plan.failures.causes import TIMES, with_times
     from smalti.plan.failures.rates import failure_rate
     from smalti.plan.failures.setup import LIMITS, NAMES, setup_of
-    from smalti.plan.given import require_known, split
+    from smalti.plan.quantities import parse_pairs, require_known
 
     of_causes, plain = {}, []
     for word in words:
@@ -84,12 +84,12 @@ def setup_from(words: Sequence[str]) -> "Setup":
             plain.append(word)
             continue
         require_known(name, TIMES)
-        text = split([word], (f"{name}.{cause}",))[f"{name}.{cause}"]
+        text = parse_pairs([word], (f"{name}.{cause}",))[f"{name}.{cause}"]
         if (cause, name) in of_causes:
             raise UserError(f"{name}.{cause} is given twice", allowed="each key once")
         of_causes[cause, name] = _number(f"{name}.{cause}", text, LIMITS[name])
     known: dict[str, float | bool] = {}
-    for name, text in split(plain, NAMES).items():
+    for name, text in parse_pairs(plain, NAMES).items():
         if name == "failures_during_restart":
             if text.lower() not in _SWITCHES:
                 raise UserError(f"{name}={text} is neither", allowed="true, false")
@@ -104,12 +104,12 @@ def setup_from(words: Sequence[str]) -> "Setup":
 def _number(name: str, text: str, limits: tuple[float, float]) -> float:
     """A number inside its limits; 0 only where they hold it."""
     from smalti.plan.failures.setup import WHOLE
-    from smalti.plan.given import read
+    from smalti.plan.quantities import parse_quantity
 
     low, high = limits
     if low == 0 and text.strip("0.") == "" and text.count(".") < 2 and "0" in text:
         return 0
-    value = read(name, text, (low or 1e-12, high)).value
+    value = parse_quantity(name, text, (low or 1e-12, high)).value
     return int(value) if name in WHOLE and value == int(value) else value
 
 
@@ -194,7 +194,7 @@ def _hours_text(found: "Outlook") -> str:
     return table(head, rows)
 
 
-def _simulated_text(played: "Simulated", setup: "Setup") -> str:
+def _simulated_text(played: "SimulationSummary", setup: "Setup") -> str:
     """What the repeats say."""
     from smalti.base.units import format_count, format_frac
     from smalti.cli.tables import pairs, table

@@ -29,8 +29,8 @@ def _by_interval(found: "Outlook") -> str:
     x = [value for value in x if value >= setup.checkpoint_upload_s]
     lines = []
     for number, gpus in enumerate(dict.fromkeys((max(1, setup.gpus // 4), setup.gpus, setup.gpus * 4))):
-        pace = replace(setup.pace, mtbf_s=mtbf_s(setup.failures_per_1000_gpu_days, gpus))
-        y = [goodput_frac(replace(pace, interval_s=value)) for value in x]
+        timing = replace(setup.timing, mtbf_s=mtbf_s(setup.failures_per_1000_gpu_days, gpus))
+        y = [goodput_frac(replace(timing, interval_s=value)) for value in x]
         lines.append(Series(f"{gpus:,} GPUs", x, y, colour=(1, 0, 2)[number]))
     best = _best(found, x[0], x[-1])
     lines.append(Series("the best", [at for at, _ in best], [share for _, share in best], dashed=True, colour=7))
@@ -38,7 +38,7 @@ def _by_interval(found: "Outlook") -> str:
     label = f"here: every {format_seconds(found.interval_s)}, {format_frac(here)}"
     lines.append(Series(label, [found.interval_s], [here], colour=6))
     if found.optimal_s is not None and abs(found.interval_s / found.optimal_s - 1) > 0.01:
-        top = goodput_frac(replace(setup.pace, interval_s=found.optimal_s))
+        top = goodput_frac(replace(setup.timing, interval_s=found.optimal_s))
         label = f"best: every {format_seconds(found.optimal_s)}, {format_frac(top)}"
         lines.append(Series(label, [found.optimal_s], [top], colour=5))
     title = "Goodput by checkpoint interval" + " (dashed: the best, for more and fewer GPUs)" * bool(best)
@@ -57,7 +57,7 @@ def _best(found: "Outlook", low_s: float, high_s: float) -> list[tuple[float, fl
         mean = found.mtbf_s * 2 ** (power / 4)
         at = optimal_s(setup.checkpoint_stall_s, mean)
         if low_s <= at <= high_s:
-            points.append((at, goodput_frac(replace(setup.pace, mtbf_s=mean, interval_s=at))))
+            points.append((at, goodput_frac(replace(setup.timing, mtbf_s=mean, interval_s=at))))
     return points
 
 

@@ -9,7 +9,7 @@ from smalti.cli.plan.recipe import Json
 
 if TYPE_CHECKING:
     from smalti.config.model import ModelConfig
-    from smalti.plan.conventions import Convention
+    from smalti.plan.flops_conventions import Convention
 
 
 def flops(
@@ -36,7 +36,7 @@ def flops(
     With --mfu also what that utilisation is under each: the same run, the same speed, other formulas.
     """
     from smalti.cli.tables import print_json
-    from smalti.plan.conventions import CONVENTIONS, convention
+    from smalti.plan.flops_conventions import CONVENTIONS, convention
 
     _check(mfu=mfu, source=source, gpu=gpu, gpus=gpus)
     shape = load_model(model, overrides)
@@ -72,7 +72,7 @@ def _row(
     recompute: Literal["none", "attention", "full"],
 ) -> dict[str, Any]:
     from smalti.base.errors import UserError
-    from smalti.plan.conventions import convert_mfu, flops_per_token, hfu
+    from smalti.plan.flops_conventions import convert_mfu, flops_per_token, hfu
 
     row: dict[str, Any] = {"name": one.name, "formula": one.symbols, "note": one.note, "source": one.source}
     try:
@@ -93,7 +93,7 @@ def _speed(
     shape: "ModelConfig", seq_len: int, mfu: float | None, reported: str, gpu: str | None, gpus: int
 ) -> dict[str, Any]:
     from smalti.config.hardware import hardware
-    from smalti.plan.conventions import tokens_per_s
+    from smalti.plan.flops_conventions import tokens_per_s
 
     if gpu is None or mfu is None:
         return {"gpu": None, "gpus": None, "tokens_per_s": None}

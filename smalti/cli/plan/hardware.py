@@ -31,7 +31,7 @@ def hardware(
     is a device like any other: --gpu FILE.yaml.
     """
     from smalti.base.errors import UserError
-    from smalti.cli.plan.machine import THIS_MACHINE, measure
+    from smalti.cli.plan.measure import THIS_MACHINE, measure
     from smalti.cli.tables import print_json
     from smalti.config.hardware import hardware as find
     from smalti.config.hardware import hardware_names

@@ -9,7 +9,7 @@ from smalti.cli.plan.recipe import Json, Overrides, Recipe, load_recipe
 if TYPE_CHECKING:
     from smalti.config.hardware import Hardware
     from smalti.config.run import RunConfig
-    from smalti.cost.layout.layouts import Candidate, Layouts
+    from smalti.cost.layout.search import Candidate, SearchResult
 
 Device = Annotated[
     str | None,
@@ -33,12 +33,12 @@ def layout(
     takes it by itself.
     """
     from smalti.config.hardware import hardware
-    from smalti.cost.layout.layouts import find, smallest_gpus
+    from smalti.cost.layout.search import find_layouts, smallest_gpus
 
     config, device = load_recipe(recipe, overrides), hardware(gpu if gpu is not None else ASSUMED_GPU)
     number = gpus if gpus is not None else config.train.parallel.ranks
     check_kind(device, number)
-    found = find(config, device, number, keep=keep)
+    found = find_layouts(config, device, number, keep=keep)
     smallest = smallest_gpus(config, device, number)
     if as_json:
         from smalti.cli.tables import print_json
@@ -65,7 +65,9 @@ def check_kind(device: "Hardware", number: int) -> None:
         )
 
 
-def _json(config: "RunConfig", device: "Hardware", gpus: int, found: "Layouts", smallest: int | None) -> dict[str, Any]:
+def _json(
+    config: "RunConfig", device: "Hardware", gpus: int, found: "SearchResult", smallest: int | None
+) -> dict[str, Any]:
     return {
         "name": config.name,
         "gpu": device.name,
@@ -85,7 +87,7 @@ def _json(config: "RunConfig", device: "Hardware", gpus: int, found: "Layouts", 
     }
 
 
-def _text(config: "RunConfig", device: "Hardware", gpus: int, found: "Layouts", smallest: int | None) -> str:
+def _text(config: "RunConfig", device: "Hardware", gpus: int, found: "SearchResult", smallest: int | None) -> str:
     from smalti.base.units import format_bytes
     from smalti.cli.tables import pairs, table
 

@@ -76,7 +76,7 @@ def _sums(config: "RunConfig", found: "Memory", on: "Hardware | None") -> list[s
         ]
     lines.append(("total", format_bytes(found.total_bytes)))
     if on is not None:
-        from smalti.cost.memory.fit import helps, largest_microbatch
+        from smalti.cost.memory.fit import largest_microbatch, memory_fixes
 
         capacity = on.available_memory_bytes
         fits = "it fits" if found.total_bytes <= capacity else "it does not fit"
@@ -86,7 +86,7 @@ def _sums(config: "RunConfig", found: "Memory", on: "Hardware | None") -> list[s
         lines.append(("largest", f"microbatch of {most:,} tokens" if most else "not one sequence fits"))
         lines += [
             ("would help", f"{one.change}: {format_bytes(one.total_bytes)}; costs {one.costs}")
-            for one in helps(config, capacity, device=_kind(on))
+            for one in memory_fixes(config, capacity, device=_kind(on))
         ]
     return pairs(lines).splitlines()
 
@@ -94,12 +94,12 @@ def _sums(config: "RunConfig", found: "Memory", on: "Hardware | None") -> list[s
 def _fit_json(config: "RunConfig", on: "Hardware") -> dict[str, Any]:
     from dataclasses import asdict
 
-    from smalti.cost.memory.fit import helps, largest_microbatch
+    from smalti.cost.memory.fit import largest_microbatch, memory_fixes
 
     capacity, device = on.available_memory_bytes, _kind(on)
     return {
         "device": on.name,
         "device_memory_bytes": capacity,
         "largest_microbatch_tokens": largest_microbatch(config, capacity, device=device),
-        "would_help": [asdict(one) for one in helps(config, capacity, device=device)],
+        "would_help": [asdict(one) for one in memory_fixes(config, capacity, device=device)],
     }

@@ -27,9 +27,9 @@ def phases(
     from smalti.base.errors import UserError
     from smalti.cli.tables import print_json
     from smalti.plan.budget.phases import KEYS, solve
-    from smalti.plan.given import split
+    from smalti.plan.quantities import parse_pairs
 
-    words = split(values or [], KEYS)
+    words = parse_pairs(values or [], KEYS)
     if not words:
         raise UserError("nothing is given", allowed=", ".join(KEYS), hint="smalti plan phases params=7b cost_usd=1e6")
     if "model" in words:
@@ -46,7 +46,7 @@ def phases(
 
 def phases_text(found: "Phases") -> str:
     """The answer in print."""
-    from smalti.cli.plan.values import assumption_text
+    from smalti.cli.plan.quantities import assumption_text
     from smalti.cli.tables import table
 
     head = (
@@ -82,7 +82,7 @@ def phases_text(found: "Phases") -> str:
 
 def _phase(one: "Phase") -> tuple[str, ...]:
     from smalti.base.units import format_count
-    from smalti.plan.given import number
+    from smalti.plan.quantities import format_number
 
     examples = ", ".join(f"{value:,.0f} {kind}" for kind, value in one.examples.items())
     known = one.cost_usd or one.compute_usd or one.labelling_usd
@@ -90,9 +90,9 @@ def _phase(one: "Phase") -> tuple[str, ...]:
         one.name,
         examples,
         format_count(one.tokens.value) if one.tokens else "",
-        number(one.flops.value) if one.flops else "",
-        number(one.gpu_hours.value) if one.gpu_hours else "",
-        number(one.days.value) if one.days else "",
+        format_number(one.flops.value) if one.flops else "",
+        format_number(one.gpu_hours.value) if one.gpu_hours else "",
+        format_number(one.days.value) if one.days else "",
         _usd(one.compute_usd),
         _usd(one.labelling_usd),
         _usd(known),

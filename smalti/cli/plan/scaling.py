@@ -75,17 +75,17 @@ def _numbers(given: str) -> list[int]:
 
 def _curves(config: "RunConfig", device: "Hardware", numbers: list[int], *, any_axis: bool) -> dict[str, "Curve"]:
     from smalti.base.errors import UserError
-    from smalti.cost.layout.layouts import choose
     from smalti.cost.layout.rules import check_gpus
     from smalti.cost.layout.scaling import curve, dense_twin
+    from smalti.cost.layout.search import fastest_layout
 
     def chosen(run: "RunConfig", number: int) -> tuple["Layout", int]:
         if not any_axis:
             try:
-                return choose(run, device, number, data_alone=True)
+                return fastest_layout(run, device, number, data_alone=True)
             except UserError:  # none of them fits: any axis
                 pass
-        return choose(run, device, number)
+        return fastest_layout(run, device, number)
 
     for number in numbers:
         check_gpus(number, device)

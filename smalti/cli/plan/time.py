@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from smalti.config.hardware import Hardware
     from smalti.config.run import RunConfig
     from smalti.cost.step_time.step import StepTime
-    from smalti.plan.run import RunPlan
+    from smalti.plan.run_plan import RunPlan
 
 
 def time(
@@ -32,7 +32,7 @@ def time(
     from smalti.base.errors import UserError
     from smalti.config.hardware import hardware
     from smalti.data.order.mixture_schedule import tokens_by_source
-    from smalti.plan.run import plan_run
+    from smalti.plan.run_plan import plan_run
 
     config = load_recipe(recipe, overrides)
     given = [
@@ -69,7 +69,7 @@ def _time_text(config: "RunConfig", plan: "RunPlan", machine: "Hardware | None",
     from smalti.base.units import format_count, format_flops
     from smalti.cli.tables import pairs
     from smalti.cost.flops import CAUSAL_FORMULA, FORMULA, FORMULA_TEXT
-    from smalti.plan.run import CHINCHILLA_TOKENS_PER_PARAM, length_text
+    from smalti.plan.run_plan import CHINCHILLA_TOKENS_PER_PARAM, length_text
 
     params = plan.params
     per_param = f"{plan.tokens_per_param:.3g} of all, {plan.tokens_per_active_param:.3g} of the active"

@@ -163,9 +163,9 @@ def not_exportable(config: "RunConfig") -> str | None:
 
 
 def _check_mesh(config: "RunConfig", ranks: int) -> None:
-    from smalti.cli.train.layout_here import layout_here
+    from smalti.cli.train.local_layout import local_layout
 
-    layout_here(config, ranks)
+    local_layout(config, ranks)
 
 
 def _check_stages(config: "RunConfig") -> None:
@@ -192,24 +192,24 @@ def dry_run(config: "RunConfig", *, ranks: int, fork: "Fork | None", gpu: str | 
 
         hardware(gpu)  # a name that is not known is refused before anything is printed
     from smalti.cli.tables import print_json
-    from smalti.cli.train.rehearsed import rehearsed_json, rehearsed_lines
+    from smalti.cli.train.rehearsal import rehearsal_json, rehearsal_lines
     from smalti.data.stream.inputs import check_inputs
 
     if as_json:
         warnings = check_data_here(config)
-        print_json({**rehearsed_json(config, gpu=gpu), "warnings": warnings})
+        print_json({**rehearsal_json(config, gpu=gpu), "warnings": warnings})
         return
     try:
         print(plan_text(config, check_inputs(config), ranks=ranks, fork=fork, memory_here=gpu is None))
     except UserError as error:
         if lies_here(config):
             raise
-        print("\n".join(rehearsed_lines(config, gpu=gpu)))  # a machine that may not read the data can still rehearse
+        print("\n".join(rehearsal_lines(config, gpu=gpu)))  # a machine that may not read the data can still rehearse
         if gpu is None:
             raise
         print(f"data       not checked: {error.message}")
         return
-    print("\n".join(rehearsed_lines(config, gpu=gpu)))
+    print("\n".join(rehearsal_lines(config, gpu=gpu)))
 
 
 def plan_text(
@@ -218,9 +218,9 @@ def plan_text(
     """What would be started, in lines for people; with a fork, what it would change. ``memory_here``: that of this
     machine counts."""
     from smalti.cli.plan.data import dry_run_lines
-    from smalti.cli.train.fits_here import memory_warning
-    from smalti.cli.train.layout_here import layout_lines
-    from smalti.plan.run import length_text, plan_run
+    from smalti.cli.train.local_layout import layout_lines
+    from smalti.cli.train.local_memory import memory_warning
+    from smalti.plan.run_plan import length_text, plan_run
 
     numbers = plan_run(config)
     lines = [

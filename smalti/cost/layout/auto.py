@@ -13,8 +13,8 @@ from typing import Literal
 from smalti.config.hardware import Hardware
 from smalti.config.run import JobConfig, RunConfig
 from smalti.cost.axes import AXES, Layout
-from smalti.cost.layout.layouts import find
 from smalti.cost.layout.possible import check, possible_layout
+from smalti.cost.layout.search import find_layouts
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def resolve(
         possible_layout(config, ranks)  # says what would divide
     assert hardware is not None
     device = hardware if node_ranks is None else hardware.model_copy(update={"devices_per_node": node_ranks})
-    layout = find(config, device, ranks, keep=1, given=numbers).best[0].prediction.layout
+    layout = find_layouts(config, device, ranks, keep=1, given=numbers).best[0].prediction.layout
     check(config, layout)
     return Resolved(layout, "planner")
 

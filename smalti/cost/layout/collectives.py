@@ -14,7 +14,7 @@ from typing import Literal
 
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout, layout_of
-from smalti.cost.batch import rows_of, split, usual_microbatch
+from smalti.cost.batch import rows_per_rank, split, usual_microbatch
 from smalti.cost.memory.head import Head, resolved_tile_bytes
 from smalti.cost.units import FORMAT_BYTES, Unit, keeps_gathered, units
 
@@ -108,9 +108,9 @@ def cut(
     config says."""
     tokens, seq_len = batch or config.batches_and_lengths[-1]
     given = microbatch_tokens or usual_microbatch(config, layout.data_ranks)
-    rows = rows_of(tokens, seq_len, layout.data_ranks, given)
-    each = split(rows.of_rank * seq_len, layout.sequence * rows.passes)
-    return Cut(each, rows.passes, seq_len, rows.of_pass)
+    rows = rows_per_rank(tokens, seq_len, layout.data_ranks, given)
+    each = split(rows.per_rank * seq_len, layout.sequence * rows.passes)
+    return Cut(each, rows.passes, seq_len, rows.per_microbatch)
 
 
 def collectives(

@@ -13,13 +13,13 @@ from smalti.config.model import ModelConfig
 from smalti.cost.memory.attention import AttentionTape
 from smalti.cost.memory.experts import experts, experts_backward
 from smalti.cost.memory.norm import Norms
-from smalti.cost.memory.tape import Pass, Tape
+from smalti.cost.memory.tape import MicrobatchShape, Tape
 
 
 class BlockTape:
     """One block on a tape: ``forward`` then ``backward``."""
 
-    def __init__(self, model: ModelConfig, layer: int, shape: Pass) -> None:
+    def __init__(self, model: ModelConfig, layer: int, shape: MicrobatchShape) -> None:
         self.model, self.shape, self.layer = model, shape, layer
         self.norms, self.attention = Norms(model, shape), AttentionTape(model, layer, shape)
         self.c = shape.compute_bytes

@@ -8,7 +8,7 @@ what attention gives before the output matrix.
 
 from smalti.config.model import ModelConfig
 from smalti.cost.memory.norm import Norms
-from smalti.cost.memory.tape import Pass, Tape
+from smalti.cost.memory.tape import MicrobatchShape, Tape
 
 LONGEST_KEPT_TOKENS = 1024
 BLOCK_TOKENS = 128
@@ -20,7 +20,7 @@ third go through one mask: ``model/blocks/attention`` (a test holds them equal).
 class AttentionTape:
     """Attention of one layer on a tape."""
 
-    def __init__(self, model: ModelConfig, layer: int, shape: Pass) -> None:
+    def __init__(self, model: ModelConfig, layer: int, shape: MicrobatchShape) -> None:
         self.model, self.layer, self.shape, self.norms = model, layer, shape, Norms(model, shape)
         c, n, t, width = shape.compute_bytes, shape.tokens, shape.tensor, model.width_per_head
         self.c = c

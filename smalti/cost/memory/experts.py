@@ -10,10 +10,10 @@ gate and up too, which eager code makes again: measured on an H100 (docs/concept
 """
 
 from smalti.config.model import ModelConfig
-from smalti.cost.memory.tape import Pass, Tape
+from smalti.cost.memory.tape import MicrobatchShape, Tape
 
 
-def experts(tape: Tape, model: ModelConfig, shape: Pass) -> None:
+def experts(tape: Tape, model: ModelConfig, shape: MicrobatchShape) -> None:
     """Forward; the norm's output is read, ``down`` is written."""
     moe, n, c = model.moe, shape.tokens, shape.compute_bytes
     assert moe is not None
@@ -51,7 +51,7 @@ def experts(tape: Tape, model: ModelConfig, shape: Pass) -> None:
     tape.drop("router.choice", "router.weight", "router.logits", "router.score")
 
 
-def experts_backward(tape: Tape, model: ModelConfig, shape: Pass) -> None:
+def experts_backward(tape: Tape, model: ModelConfig, shape: MicrobatchShape) -> None:
     """Backward; what is left is the gradients of the weights."""
     moe, n, c = model.moe, shape.tokens, shape.compute_bytes
     assert moe is not None

@@ -24,7 +24,7 @@ second was 1.1 to 1.55 over the six recipes of bench/plan_memory.py, more the la
 
 
 @dataclass(frozen=True)
-class Help:
+class MemoryFix:
     """A change of the recipe with which it fits."""
 
     change: str
@@ -35,7 +35,7 @@ class Help:
     """What a rank then takes."""
 
 
-def room_on_cpu(memory_bytes: float, ranks: int) -> float:
+def tensor_bytes_on_cpu(memory_bytes: float, ranks: int) -> float:
     """Bytes for the tensors of each of ``ranks`` processes that share the main memory of a machine."""
     return max(1.0, (memory_bytes / ranks - _BESIDE_TENSORS_BYTES) / _HEAP_FRAC)
 
@@ -66,9 +66,9 @@ def largest_microbatch(
     return low * seq_len
 
 
-def helps(
+def memory_fixes(
     config: RunConfig, memory_bytes: float, layout: Layout | None = None, *, device: str | None = None
-) -> list[Help]:
+) -> list[MemoryFix]:
     """Changes with each of which the run fits ``memory_bytes``, the cheapest first; empty where it fits as it is, and
     where none of them is enough. ``layout``: that of its ranks, where it is not what the config alone says."""
     layout = layout or layout_of(config)
@@ -100,7 +100,7 @@ def helps(
                 found.append((change, f"{times} times the devices", grown))
                 break
         times *= 2
-    return [Help(change, costs, needed(changed_by(config, change), on)) for change, costs, on in found]
+    return [MemoryFix(change, costs, needed(changed_by(config, change), on)) for change, costs, on in found]
 
 
 def _grown(changed: RunConfig, layout: Layout, times: int) -> Layout:

@@ -5,13 +5,13 @@ CUDA; on a CPU RMSNorm is made of plain operators in fp32, each with its tensor.
 """
 
 from smalti.config.model import ModelConfig
-from smalti.cost.memory.tape import Pass, Tape
+from smalti.cost.memory.tape import MicrobatchShape, Tape
 
 
 class Norms:
     """The norms of a model, on a tape."""
 
-    def __init__(self, model: ModelConfig, shape: Pass) -> None:
+    def __init__(self, model: ModelConfig, shape: MicrobatchShape) -> None:
         self.c = shape.compute_bytes
         self.is_fused = shape.device == "cuda" or model.norm == "layernorm"
 

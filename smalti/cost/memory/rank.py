@@ -1,6 +1,6 @@
 """Bytes on one rank while training: the most that is alive at one time, and what a device needs beside.
 
-Promises: the peak is the fullest moment of a step (``cost/memory/moments.py``), counted tensor by tensor; on a CPU a
+Promises: the peak is the fullest moment of a step (``cost/memory/snapshots.py``), counted tensor by tensor; on a CPU a
 real step holds the same within 5 % (``bench/plan_memory.py``). A step is a steady one: the moments exist, which
 ``train/optim.py`` makes with the optimizer, and gradients are made anew. For a GPU the tensors are reckoned in the same
 way, with fused norms and attention; what the driver, NCCL and the allocator take beside is an ``Assumed``, named and
@@ -13,9 +13,9 @@ from typing import Any
 from smalti.config.optimizer import OPTIMIZERS
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout, layout_of
-from smalti.cost.batch import rows_of, split, usual_microbatch
-from smalti.cost.memory.moments import Moment, Rank, moments
-from smalti.cost.memory.tape import Pass
+from smalti.cost.batch import rows_per_rank, split, usual_microbatch
+from smalti.cost.memory.snapshots import Rank, Snapshot, step_snapshots
+from smalti.cost.memory.tape import MicrobatchShape
 from smalti.cost.units import FORMAT_BYTES
 
 
@@ -52,7 +52,7 @@ class Memory:
     """A tile of logits and what is made of it, at most about ``train.loss.chunk_bytes``."""
     microbatch_tokens: int
     """The microbatch that the last two are for, before a row is split over ranks."""
-    peak: Moment
+    peak: Snapshot
     """The fullest moment."""
     phases: dict[str, int]
     """Phase -> bytes in its fullest moment."""
@@ -121,11 +121,11 @@ def _stages(layers: int, pipeline: int) -> list[range | None]:
 
 def _of(
     config: RunConfig, layout: Layout, batch: int, seq_len: int, tokens: int, device: str, layers: range | None
-) -> list[Moment]:
+) -> list[Snapshot]:
     train, optimizer = config.train, OPTIMIZERS[config.train.optimizer.name]
-    rows = rows_of(batch, seq_len, layout.data_ranks, tokens)
-    shape = Pass(
-        rows.of_pass,
+    rows = rows_per_rank(batch, seq_len, layout.data_ranks, tokens)
+    shape = MicrobatchShape(
+        rows.per_microbatch,
         seq_len,
         FORMAT_BYTES[train.precision.compute],
         "cuda" if device == "cuda" else "cpu",
@@ -146,12 +146,12 @@ def _of(
         in_flight=min(layout.pipeline, rows.passes) if first else 1,
         layers=layers,
         chunk_bytes=train.loss.tile_bytes(device),
-        step_tokens=rows.of_rank * seq_len,
+        step_tokens=rows.per_rank * seq_len,
     )
-    return moments(config.model, shape, rank)
+    return step_snapshots(config.model, shape, rank)
 
 
-def _as_memory(found: list[Moment], tokens: int, layout: Layout, assumed: Assumed, *, on_gpu: bool) -> Memory:
+def _as_memory(found: list[Snapshot], tokens: int, layout: Layout, assumed: Assumed, *, on_gpu: bool) -> Memory:
     peak = max(found, key=lambda moment: moment.parts.total)
     phases: dict[str, int] = {}
     for moment in found:

@@ -57,7 +57,7 @@ class Tape:
 
 
 @dataclass(frozen=True)
-class Pass:
+class MicrobatchShape:
     """One microbatch on one rank."""
 
     rows: int

@@ -6,8 +6,9 @@ Promises: the parts add up to the total; more tokens or layers never take less; 
 with ``measured`` every work's seconds are read from its micro-benchmarks (``cost/step_time/rates.py``) and the
 factors say how much longer it takes inside a step; on one with published figures a work takes the longer of FLOPs /
 (peak x share of a large product) and bytes / bandwidth, times the factors of ``cost/step_time/factors.py``, and never
-less than its launches. Not in it: reading data, evals, checkpoints, and the network: ``cost/layout/local.py`` adds
-that of ranks on one CPU, ``cost/layout/scaling.py`` what of GPUs' network FSDP on 8 of them does not hide.
+less than its launches. Not in it: reading data, evals, checkpoints, and the network:
+``cost/layout/single_machine.py`` adds that of ranks on one CPU, ``cost/layout/predict.py`` what of GPUs' network FSDP
+on 8 of them does not hide.
 ``docs/concepts/plan/step-time.md`` says where each constant comes from and how far off the predictions were.
 """
 
@@ -18,7 +19,7 @@ from smalti.config.hardware import Hardware
 from smalti.config.measured import Format
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout, layout_of
-from smalti.cost.batch import rows_of, usual_microbatch
+from smalti.cost.batch import rows_per_rank, usual_microbatch
 from smalti.cost.flops import train_flops_per_token
 from smalti.cost.step_time import factors, rates
 from smalti.cost.step_time.work import Share, Work, update, works
@@ -154,10 +155,13 @@ def passes_of(
     last_batch, last_seq_len = config.batches_and_lengths[-1]
     batch, seq_len = batch_tokens or last_batch, seq_len or last_seq_len
     given = microbatch_tokens or usual_microbatch(config, layout.data_ranks)
-    rows = rows_of(batch, seq_len, layout.data_ranks, given)
+    rows = rows_per_rank(batch, seq_len, layout.data_ranks, given)
     recomputes = config.train.parallel.activation_checkpointing == "full"
     found = []
-    for held, passes in ((rows.of_pass, rows.of_rank // rows.of_pass), (rows.of_rank % rows.of_pass, 1)):
+    for held, passes in (
+        (rows.per_microbatch, rows.per_rank // rows.per_microbatch),
+        (rows.per_rank % rows.per_microbatch, 1),
+    ):
         if held and passes:
             found.append(Share(-(-held * seq_len // layout.sequence), seq_len, passes, layout, recomputes))
     return found

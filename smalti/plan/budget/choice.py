@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from smalti.base.errors import UserError
 from smalti.plan.budget.equations import System
-from smalti.plan.given import Given, number
 from smalti.plan.laws import law as laws
 from smalti.plan.laws.bisect import root
 from smalti.plan.laws.fits import Fit
+from smalti.plan.quantities import Quantity, format_number
 
 _ALL = ("params", "active_params", "tokens")
 _LEAST, _MOST = math.log(1e-3), math.log(1e40)
@@ -74,20 +74,21 @@ class Law:
         """Logarithm of the most active parameters that it knows."""
         return _MOST if self.experts is None else math.log(laws.CLARK_PARAMS_MAX)
 
-    def check_loss(self, given: Given, active: float, tokens: float) -> str | None:
+    def check_loss(self, given: Quantity, active: float, tokens: float) -> str | None:
         """UserError where the law contradicts a given loss; a note where they differ inside the law's interval."""
         predicted = self.loss(active, tokens)
         off = abs(given.value - predicted)
         if off <= given.value * max(given.rounding, 1e-9):
             return None
         interval = laws.loss_interval(self.fit, self.params(active), tokens, unique_tokens=self.unique_tokens)
-        says = f"{self.fit.name} gives {number(predicted)}"
+        says = f"{self.fit.name} gives {format_number(predicted)}"
         if interval is not None:
-            says += f" ({number(interval[0])} to {number(interval[1])})"
-        told = f"loss={given.text} but {says} for {number(active)} active parameters and {number(tokens)} tokens"
+            says += f" ({format_number(interval[0])} to {format_number(interval[1])})"
+        model = f"{format_number(active)} active parameters and {format_number(tokens)} tokens"
+        message = f"loss={given.text} but {says} for {model}"
         if interval is not None and interval[0] <= given.value <= interval[1]:
-            return told
-        raise UserError(told, allowed="a loss that the law gives", hint="leave loss out, or params, or tokens")
+            return message
+        raise UserError(message, allowed="a loss that the law gives", hint="leave loss out, or params, or tokens")
 
 
 def close(system: System, law: Law, target: float | None, served: float, *, may_choose: bool) -> Choice | None:
@@ -106,7 +107,9 @@ def close(system: System, law: Law, target: float | None, served: float, *, may_
         active, tokens = law.cheapest(target, served)
         _settle(system, active, tokens)
         what = "least over training and use" if served else "least to train"
-        return Choice(_ALL, f"of all models of loss={number(target)} the one that costs {what}, by {law.fit.name}")
+        return Choice(
+            _ALL, f"of all models of loss={format_number(target)} the one that costs {what}, by {law.fit.name}"
+        )
     if min(direction) >= 0 and max(direction) > 0 and 0 not in direction:
         return None  # parameters and tokens grow together: the more the better
     low, high = _ends(law, point, direction)
@@ -116,12 +119,16 @@ def close(system: System, law: Law, target: float | None, served: float, *, may_
     _settle(system, active, tokens)
     rule = "cheapest over training and use for its loss" if served else "compute-optimal"
     if direction[0] == 0:
-        return Choice(("tokens",), f"the tokens for {number(active)} active parameters: {rule} by {law.fit.name}")
+        return Choice(
+            ("tokens",), f"the tokens for {format_number(active)} active parameters: {rule} by {law.fit.name}"
+        )
     if direction[1] == 0:
         return Choice(
-            ("params", "active_params"), f"the parameters for {number(tokens)} tokens: {rule} by {law.fit.name}"
+            ("params", "active_params"), f"the parameters for {format_number(tokens)} tokens: {rule} by {law.fit.name}"
         )
-    return Choice(_ALL, f"parameters and tokens of flops={number(6 * active * tokens)}: {rule} by {law.fit.name}")
+    return Choice(
+        _ALL, f"parameters and tokens of flops={format_number(6 * active * tokens)}: {rule} by {law.fit.name}"
+    )
 
 
 def _reach(
@@ -132,23 +139,25 @@ def _reach(
     choice = None
     if direction[1] < 0:  # so many FLOPs: the loss first falls with the size, then rises
         best = root(lambda t: law.balance(*_at(point, direction, t), 0.0), low, high)
-        flops = number(6 * math.prod(_at(point, direction, best)))
+        flops = format_number(6 * math.prod(_at(point, direction, best)))
         least = law.loss(*_at(point, direction, best))
         if target < least * (1 - 1e-9):
             raise UserError(
-                f"loss={number(target)} is out of reach of flops={flops}: the least by {law.fit.name} is "
-                f"{number(least)}, with {number(_at(point, direction, best)[0])} parameters",
-                allowed=f"a loss of {number(least)} or more, or more FLOPs",
+                f"loss={format_number(target)} is out of reach of flops={flops}: the least by {law.fit.name} is "
+                f"{format_number(least)}, with {format_number(_at(point, direction, best)[0])} parameters",
+                allowed=f"a loss of {format_number(least)} or more, or more FLOPs",
             )
         high = best
-        choice = Choice((), f"of the two models that reach loss={number(target)} with flops={flops} the smaller")
+        choice = Choice((), f"of the two models that reach loss={format_number(target)} with flops={flops} the smaller")
     elif law.loss(*_at(point, direction, high)) >= target:
         fixed = (
-            f"{number(math.exp(point[0]))} parameters" if direction[0] == 0 else f"{number(math.exp(point[1]))} tokens"
+            f"{format_number(math.exp(point[0]))} parameters"
+            if direction[0] == 0
+            else f"{format_number(math.exp(point[1]))} tokens"
         )
         raise UserError(
-            f"loss={number(target)} is out of reach of {fixed}: {law.fit.name} goes down to "
-            f"{number(law.loss(*_at(point, direction, high)))}",
+            f"loss={format_number(target)} is out of reach of {fixed}: {law.fit.name} goes down to "
+            f"{format_number(law.loss(*_at(point, direction, high)))}",
             allowed="a higher loss, or more of them",
         )
     _settle(system, *_at(point, direction, root(lambda t: law.loss(*_at(point, direction, t)) - target, low, high)))

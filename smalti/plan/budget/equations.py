@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from smalti.base.errors import UserError
-from smalti.plan.given import MOST_ROUNDING, Given, number
+from smalti.plan.quantities import MAX_ROUNDING, Quantity, format_number
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class System:
     def __init__(self, equations: tuple[Equation, ...]) -> None:
         self.equations = list(equations)
         self._rows: dict[str, _Row] = {}
-        self._given: dict[str, Given] = {}
+        self._given: dict[str, Quantity] = {}
         self.rounded: list[str] = []
-        """Given values that fit together only as they are rounded."""
+        """Quantity values that fit together only as they are rounded."""
         for one in equations:
             self.equate(one)
 
@@ -87,7 +87,7 @@ class System:
         exponents = {name: Fraction(power) for name, power in equation.exponents.items()}
         return self._insert(_Row(exponents, math.log(equation.factor), {})) is None
 
-    def give(self, given: Given) -> None:
+    def give(self, given: Quantity) -> None:
         """Add a value; UserError where it contradicts the others by more than the digits given leave open."""
         rest = self._insert(_Row({given.name: Fraction(1)}, math.log(given.value), {given.name: Fraction(1)}))
         self._given.setdefault(given.name, given)
@@ -97,7 +97,7 @@ class System:
             abs(float(part)) * (given if name == given.name else self._given[name]).rounding
             for name, part in rest.parts.items()
         )
-        if abs(rest.right) > min(rounding, MOST_ROUNDING) + 1e-9:
+        if abs(rest.right) > min(rounding, MAX_ROUNDING) + 1e-9:
             message, equation = self._described(given, rest)
             others = [name for name in self._given if name in rest.parts and name != given.name]
             raise UserError(
@@ -168,21 +168,23 @@ class System:
         self._rows[pivot] = row
         return None
 
-    def _described(self, given: Given, rest: _Row) -> tuple[str, str]:
+    def _described(self, given: Quantity, rest: _Row) -> tuple[str, str]:
         """How a value differs from what the others give, and the equation between them."""
         others = [one for name, one in self._given.items() if name in rest.parts and name != given.name]
         words = {one.name: one.text for one in (*others, given)}
         values = {one.name: one.value for one in (*others, given)}
         for name in dict.fromkeys(name for equation in self.equations for name in equation.names):
             if name not in values and (known := self.value(name)) is not None:
-                values[name], words[name] = known, number(known)
+                values[name], words[name] = known, format_number(known)
         for equation in self.equations:
             if given.name not in equation.names or any(name not in values for name in equation.names):
                 continue
             right = equation.right_side(values)
             if not math.isclose(right, values[equation.left], rel_tol=1e-9):
                 said = f"{equation.left}={words[equation.left]} but {equation.write(words)}"
-                return (said if said.endswith(number(right)) else f"{said} = {number(right)}"), equation.text
+                return (
+                    said if said.endswith(format_number(right)) else f"{said} = {format_number(right)}"
+                ), equation.text
         implied = given.value * math.exp(-rest.right / float(rest.parts[given.name]))
         told = ", ".join(f"{one.name}={one.text}" for one in others)
-        return f"{given.name}={given.text} but {told} give {number(implied)}", "all equations"
+        return f"{given.name}={given.text} but {told} give {format_number(implied)}", "all equations"

@@ -16,9 +16,9 @@ from smalti.config.hardware import Hardware, hardware
 from smalti.config.model import ModelConfig
 from smalti.plan.budget.problem import ASSUMED_GPU, ASSUMED_MFU, PRECISIONS, Assumption, counted
 from smalti.plan.budget.problem import LIMITS as OF_A_BUDGET
-from smalti.plan.given import Given, read, require_known, whole
 from smalti.plan.laws import law as laws
 from smalti.plan.laws.fits import DEFAULT, FITS, Interval, spread
+from smalti.plan.quantities import Quantity, parse_quantity, require_known, require_whole
 
 _SHARED = ("params", "active_params", "gpus", "mfu", "price_usd_per_gpu_hour", "cost_usd")
 LIMITS: dict[str, tuple[float, float]] = {
@@ -174,9 +174,11 @@ class _Asked:
     """What was given, and what is taken instead."""
 
     def __init__(self, values: Mapping[str, str | float], model: ModelConfig | None) -> None:
-        self.given: dict[str, Given] = {one: read(one, values[one], LIMITS[one]) for one in LIMITS if one in values}
+        self.given: dict[str, Quantity] = {
+            one: parse_quantity(one, values[one], LIMITS[one]) for one in LIMITS if one in values
+        }
         if isinstance(values.get("gpus"), str):
-            whole(self.given["gpus"])
+            require_whole(self.given["gpus"])
         words = self.words = {name: str(values[name]).strip() for name in WORDS if name in values}
         self.assumptions: list[Assumption] = []
         self.precision = words.get("precision", "bf16")

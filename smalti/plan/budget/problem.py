@@ -14,8 +14,16 @@ from smalti.config.model import ModelConfig
 from smalti.cost.params import count
 from smalti.plan.budget.choice import Choice, Law, close
 from smalti.plan.budget.equations import Equation, System
-from smalti.plan.given import Given, check, number, read, require_known, texts, whole
 from smalti.plan.laws.fits import DEFAULT, Fit, Interval, fit_named
+from smalti.plan.quantities import (
+    Quantity,
+    format_number,
+    join_texts,
+    parse_quantity,
+    require_in_range,
+    require_known,
+    require_whole,
+)
 
 EQUATIONS = (
     Equation("tokens_per_param", 1, ("tokens",), ("params",)),
@@ -46,7 +54,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "unique_tokens": (1e3, 1e18),
     "experts": (1, 512),
 }
-"""Number -> the least and the most that is believed. Given values are taken in this order."""
+"""Number -> the least and the most that is believed. Quantity values are taken in this order."""
 
 OF_THE_LAW = ("loss", "inference_tokens", "inference_mfu", "unique_tokens", "experts")
 """Those that stand in no equation."""
@@ -101,9 +109,9 @@ class Problem:
         for key in values:
             require_known(key, KEYS)
         words = {name: str(values[name]).strip() for name in ("gpu", "model", "fit", "precision") if name in values}
-        self.given = {name: read(name, values[name], LIMITS[name]) for name in LIMITS if name in values}
+        self.given = {name: parse_quantity(name, values[name], LIMITS[name]) for name in LIMITS if name in values}
         if isinstance(values.get("gpus"), str):  # a number is what a budget of parts of a GPU came to
-            whole(self.given["gpus"])
+            require_whole(self.given["gpus"])
         self.model_name = words.get("model")
         self.fit = fit_named(words.get("fit", DEFAULT))
         self.fit_is_given = "fit" in words
@@ -115,7 +123,7 @@ class Problem:
         for name, size in self.sizes.items():
             if name in self.given and abs(self.given[name].value / size - 1) > max(self.given[name].rounding, 1e-9):
                 raise UserError(
-                    f"{name}={self.given[name].text} but {self.model_name} has {number(size)}",
+                    f"{name}={self.given[name].text} but {self.model_name} has {format_number(size)}",
                     allowed="one of them",
                     hint=f"leave {name} out, or model",
                 )
@@ -152,7 +160,7 @@ class Problem:
             found["loss"] = law.loss(found["active_params"], found["tokens"])
         if "loss" not in found and (idle := [name for name in _NEEDS_A_MODEL if name in self.given]):
             raise UserError(
-                f"{idle[0]} has no effect: parameters and tokens do not follow from {texts(self.given)}",
+                f"{idle[0]} has no effect: parameters and tokens do not follow from {join_texts(self.given)}",
                 allowed="with params, tokens, loss or a budget (flops, gpu_hours, cost_usd)",
                 hint=f"leave {idle[0]} out",
             )
@@ -191,11 +199,11 @@ class Problem:
                 why = "what most large runs multiply in; the other is precision=fp8"
                 assumptions.append(Assumption("precision", self.precision, None, why))
             peak = self.device.require_peak(self.precision)
-            system.give(Given("peak_flops_per_s", peak, number(peak), 1e-12))
+            system.give(Quantity("peak_flops_per_s", peak, format_number(peak), 1e-12))
         if self.is_dense:
             system.equate(DENSE)
         for name, size in self.sizes.items():
-            system.give(Given(name, size, f"{number(size)} ({self.model_name})", 1e-12))
+            system.give(Quantity(name, size, f"{format_number(size)} ({self.model_name})", 1e-12))
         for name, given in self.given.items():
             if name not in OF_THE_LAW and name not in self.sizes:
                 system.give(given)
@@ -220,15 +228,15 @@ class Problem:
         for name, value in found.items():
             if name not in self.given:
                 equation = system.equation_of(name)
-                hint = f"it follows from {texts(self.given)}"
+                hint = f"it follows from {join_texts(self.given)}"
                 hint += f" by {equation.text}" if equation else ""
                 taken = [f"{one.name}={one.value}" for one in assumptions if one.name in ("gpu", "mfu", "precision")]
                 hint += f"; assumed: {' '.join(taken)}" if taken else ""
-                check(name, value, number(value), LIMITS[name], hint=hint)
+                require_in_range(name, value, format_number(value), LIMITS[name], hint=hint)
         active, total, tokens = (found.get(name) for name in ("active_params", "params", "tokens"))
         if active and total and active > total * (1 + 1e-9):
             raise UserError(
-                f"active_params={number(active)} are more than params={number(total)}",
+                f"active_params={format_number(active)} are more than params={format_number(total)}",
                 allowed="at most as many active parameters as there are",
                 hint=None if "active_params" in self.given else "they follow from the rest; give active_params too",
             )
@@ -242,7 +250,7 @@ _NEEDS_A_MODEL = ("inference_tokens", "unique_tokens", "experts")
 _OF_A_GPU = ("cost_usd", "gpu_hours", "gpus", "days", "mfu", "price_usd_per_gpu_hour")
 
 
-def _device(name: str | None, given: Mapping[str, Given]) -> Hardware | None:
+def _device(name: str | None, given: Mapping[str, Quantity]) -> Hardware | None:
     if name is None and not any(one in given for one in _OF_A_GPU):
         return None
     return hardware(name or ASSUMED_GPU)

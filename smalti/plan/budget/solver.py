@@ -16,9 +16,9 @@ from smalti.config.model import ModelConfig
 from smalti.plan import data
 from smalti.plan.budget.problem import ASSUMED_MFU, DENSE, EQUATIONS, Assumption, Problem, Solution
 from smalti.plan.data import MANY_EPOCHS, TOO_MANY_EPOCHS
-from smalti.plan.given import number
 from smalti.plan.laws import law as laws
 from smalti.plan.laws.fits import DEVIATIONS, FITS, LEVEL, Fit, Interval
+from smalti.plan.quantities import format_number
 
 NAMES = (
     "params", "active_params", "tokens", "tokens_per_param", "tokens_per_active_param", "flops", "gpus", "gpu", "mfu",
@@ -192,14 +192,14 @@ def _notes(problem: Problem, found: Mapping[str, float]) -> list[str]:
             told.append(f"no interval of the law: {problem.fit.interval_source}")
         if law.experts is not None:
             told.append(
-                f"the law counts {number(law.params(active))} parameters (Clark et al. 2022): fitted up to 1.3B active "
-                "ones, on 130B tokens, with one expert a token"
+                f"the law counts {format_number(law.params(active))} parameters (Clark et al. 2022): fitted up to 1.3B "
+                "active ones, on 130B tokens, with one expert a token"
             )
         elif total and total > active * 1.01:
             told.append(
-                f"the law counts the {number(active)} active parameters alone: a dense model of that size; the other "
-                f"experts lower the loss by an amount that is not in it (experts={number(total / active)}, say, asks "
-                "Clark et al. 2022)"
+                f"the law counts the {format_number(active)} active parameters alone: a dense model of that size; the "
+                "other experts lower the loss by an amount that is not in it "
+                f"(experts={format_number(total / active)}, for example, estimates it by Clark et al. 2022)"
             )
         if law.unique_tokens and tokens > MANY_EPOCHS * law.unique_tokens:
             epochs = tokens / law.unique_tokens

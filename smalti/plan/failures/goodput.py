@@ -31,7 +31,7 @@ class Recovery:
 
 
 @dataclass(frozen=True)
-class Pace:
+class Timing:
     """How a job fails, saves and comes back. All times in seconds; ``mtbf_s`` may be infinite."""
 
     mtbf_s: float
@@ -70,63 +70,65 @@ def mtbf_s(failures_per_1000_gpu_days: float, gpus: int) -> float:
     return DAY_S / per_day if per_day else math.inf
 
 
-def downtime_s(pace: Pace) -> float:
+def downtime_s(timing: Timing) -> float:
     """Expected time from a failure to the first step after it.
 
     The mean R of detection + restart; with ``restarts_fail`` M (e^(R/M) - 1) (Daly 2006), for several kinds of failures
     M (1 - q) / q with q the mean of e^(-R/M), the chance that a recovery is not struck.
     """
-    if not _struck(pace):
-        return sum(one.frac * one.whole_s for one in pace.recoveries)
-    return _over(pace.mtbf_s * sum(one.frac * -math.expm1(-one.whole_s / pace.mtbf_s) for one in pace.recoveries), pace)
-
-
-def _detecting_s(pace: Pace) -> float:
-    """The part of it that is detection."""
-    if not _struck(pace):
-        return sum(one.frac * one.detect_s for one in pace.recoveries)
+    if not _struck(timing):
+        return sum(one.frac * one.whole_s for one in timing.recoveries)
     return _over(
-        pace.mtbf_s * sum(one.frac * -math.expm1(-one.detect_s / pace.mtbf_s) for one in pace.recoveries), pace
+        timing.mtbf_s * sum(one.frac * -math.expm1(-one.whole_s / timing.mtbf_s) for one in timing.recoveries), timing
     )
 
 
-def _struck(pace: Pace) -> bool:
-    return pace.restarts_fail and math.isfinite(pace.mtbf_s)
+def _detecting_s(timing: Timing) -> float:
+    """The part of it that is detection."""
+    if not _struck(timing):
+        return sum(one.frac * one.detect_s for one in timing.recoveries)
+    return _over(
+        timing.mtbf_s * sum(one.frac * -math.expm1(-one.detect_s / timing.mtbf_s) for one in timing.recoveries), timing
+    )
 
 
-def _over(time_s: float, pace: Pace) -> float:
+def _struck(timing: Timing) -> bool:
+    return timing.restarts_fail and math.isfinite(timing.mtbf_s)
+
+
+def _over(time_s: float, timing: Timing) -> float:
     """Time of one try at recovery -> time of all until one is not struck; infinite where none ever is."""
-    spared_frac = sum(one.frac * math.exp(-one.whole_s / pace.mtbf_s) for one in pace.recoveries)
+    spared_frac = sum(one.frac * math.exp(-one.whole_s / timing.mtbf_s) for one in timing.recoveries)
     return time_s / spared_frac if spared_frac else math.inf
 
 
-def shares(pace: Pace) -> Shares:
+def shares(timing: Timing) -> Shares:
     """Where the hours go in the long run.
 
     An attempt lives M on average and leaves E[n] = e^(-U/M) / (e^(L/M) - 1) checkpoints that count, L = tau + C:
     goodput = tau E[n] / (M + D). With U = 0 this is tau / [(M + D) (e^((tau + C)/M) - 1)].
     """
-    mean, length = pace.mtbf_s, pace.interval_s + pace.stall_s
+    mean, length = timing.mtbf_s, timing.interval_s + timing.stall_s
     if math.isinf(mean):
-        return Shares(pace.interval_s / length, pace.stall_s / length, 0.0, 0.0, 0.0)
+        return Shares(timing.interval_s / length, timing.stall_s / length, 0.0, 0.0, 0.0)
     # e^(-x) of large x is 0, where e^x would be more than a float holds
-    saved = math.exp(-(pace.upload_s + length) / mean) / -math.expm1(-length / mean)
-    down = downtime_s(pace)
-    cycle, detect = mean + down, _detecting_s(pace)
+    saved = math.exp(-(timing.upload_s + length) / mean) / -math.expm1(-length / mean)
+    down = downtime_s(timing)
+    cycle, detect = mean + down, _detecting_s(timing)
     if math.isinf(cycle):
         return Shares(0.0, 0.0, 0.0, 0.0, 1.0)
     return Shares(
-        useful_frac=pace.interval_s * saved / cycle,
-        stall_frac=pace.stall_s * saved / cycle,
+        useful_frac=timing.interval_s * saved / cycle,
+        stall_frac=timing.stall_s * saved / cycle,
         redone_frac=max(0.0, mean - length * saved) / cycle,
         detect_frac=detect / cycle,
         restart_frac=max(0.0, down - detect) / cycle,
     )
 
 
-def goodput_frac(pace: Pace) -> float:
+def goodput_frac(timing: Timing) -> float:
     """Share of the hours that is work which is kept (0..1)."""
-    return shares(pace).useful_frac
+    return shares(timing).useful_frac
 
 
 def young_s(stall_s: float, mtbf_s: float) -> float:

@@ -13,7 +13,7 @@ from smalti.base.errors import UserError
 from smalti.base.units import format_seconds
 from smalti.plan.failures import goodput
 from smalti.plan.failures.causes import DAYS, GPUS, UNEXPECTED, node_loss_frac
-from smalti.plan.failures.goodput import DAY_S, Pace, Shares
+from smalti.plan.failures.goodput import DAY_S, Shares, Timing
 from smalti.plan.failures.rates import RATES, SMALL_JOB_GPUS, SMALL_JOB_MEASURED_H, SMALL_JOB_SCALED_H
 from smalti.plan.failures.setup import ASSUMED, CAUSES_SOURCE, NAMES, Setup
 
@@ -70,29 +70,29 @@ class Outlook:
         """GPU-hours redone, in detection and in restarts, by the cause of the failure."""
         if self.gpu_hours is None:
             return None
-        pace = self.setup.pace
-        down = [goodput.downtime_s(replace(pace, recoveries=(replace(one, frac=1.0),))) for one in pace.recoveries]
+        timing = self.setup.timing
+        down = [goodput.downtime_s(replace(timing, recoveries=(replace(one, frac=1.0),))) for one in timing.recoveries]
         redone, standing = self.shares.redone_frac, self.shares.detect_frac + self.shares.restart_frac
-        weights = [one.frac * time for one, time in zip(pace.recoveries, down, strict=True)]
+        weights = [one.frac * time for one, time in zip(timing.recoveries, down, strict=True)]
         total = sum(weights) or 1.0
         return {
             cause.name: self.gpu_hours * (one.frac * redone + weight / total * standing)
-            for cause, one, weight in zip(self.setup.causes, pace.recoveries, weights, strict=True)
+            for cause, one, weight in zip(self.setup.causes, timing.recoveries, weights, strict=True)
         }
 
 
 def outlook(setup: Setup) -> Outlook:
     """What is to be expected of ``setup``. UserError where the job would never get done."""
-    mean, stall, pace = setup.mtbf_s, setup.checkpoint_stall_s, setup.pace
-    shares = goodput.shares(pace)
+    mean, stall, timing = setup.mtbf_s, setup.checkpoint_stall_s, setup.timing
+    shares = goodput.shares(timing)
     if shares.useful_frac < 1e-6:
         raise UserError(
-            f"the job makes no progress: it fails every {mean:.3g} s, is down for {goodput.downtime_s(pace):.3g} s "
+            f"the job makes no progress: it fails every {mean:.3g} s, is down for {goodput.downtime_s(timing):.3g} s "
             f"each time and saves every {setup.interval_s:.3g} s",
             hint="fewer GPUs, a shorter restart_s, or another checkpoint_interval_s",
         )
     days = None if setup.days is None else setup.days / shares.useful_frac
-    down_s = goodput.downtime_s(replace(pace, restarts_fail=False))
+    down_s = goodput.downtime_s(replace(timing, restarts_fail=False))
     cycle_s = mean if setup.failures_during_restart else mean + down_s
     expected = None if days is None else days * DAY_S / cycle_s
     counted = None if expected is None else goodput.poisson_interval(expected)
@@ -104,16 +104,16 @@ def outlook(setup: Setup) -> Outlook:
         setup=setup,
         mtbf_s=mean,
         failures_per_day=DAY_S / mean,
-        interval_s=pace.interval_s,
+        interval_s=timing.interval_s,
         young_s=goodput.young_s(stall, mean),
         daly_s=goodput.daly_s(stall, mean),
         optimal_s=goodput.optimal_s(stall, mean) if stall and math.isfinite(mean) else None,
         shares=shares,
-        other_goodput_frac=goodput.goodput_frac(replace(pace, restarts_fail=not pace.restarts_fail)),
+        other_goodput_frac=goodput.goodput_frac(replace(timing, restarts_fail=not timing.restarts_fail)),
         calendar_days=days,
         failures=expected,
         failures_interval=counted,
-        goodput_interval_frac=_goodput_between(pace, expected, counted),
+        goodput_interval_frac=_goodput_between(timing, expected, counted),
         gpu_hours=hours,
         cost_usd=None if hours is None or price is None else hours * price,
         spares_cost_usd=None if days is None or price is None or not spare_gpus else days * 24 * spare_gpus * price,
@@ -136,11 +136,13 @@ def _spares(setup: Setup) -> tuple[int | None, int | None]:
     )
 
 
-def _goodput_between(pace: Pace, expected: float | None, counted: tuple[int, int] | None) -> tuple[float, float] | None:
+def _goodput_between(
+    timing: Timing, expected: float | None, counted: tuple[int, int] | None
+) -> tuple[float, float] | None:
     """Goodput at the ends of the interval of failures, the lower first."""
     if not expected or counted is None:
         return None
-    few, many = (replace(pace, mtbf_s=pace.mtbf_s * expected / n if n else math.inf) for n in counted)
+    few, many = (replace(timing, mtbf_s=timing.mtbf_s * expected / n if n else math.inf) for n in counted)
     return goodput.goodput_frac(many), goodput.goodput_frac(few)
 
 
@@ -149,7 +151,7 @@ def warnings(found: Outlook) -> list[str]:
     setup, said = found.setup, []
     if setup.gpus <= SMALL_JOB_GPUS:
         factor = SMALL_JOB_SCALED_H / SMALL_JOB_MEASURED_H
-        worse = goodput.goodput_frac(replace(setup.pace, mtbf_s=found.mtbf_s / factor))
+        worse = goodput.goodput_frac(replace(setup.timing, mtbf_s=found.mtbf_s / factor))
         said.append(
             f"small jobs fail more often than 1/N says: jobs of {SMALL_JOB_GPUS} GPUs on Meta's RSC-1 failed every "
             f"{SMALL_JOB_MEASURED_H} h, not {SMALL_JOB_SCALED_H} h (software, storage, people); at {factor:.1f} times "
@@ -161,13 +163,13 @@ def warnings(found: Outlook) -> list[str]:
             f"less than what others reach: Llama 3 405B was more than 90% effective on {GPUS:,} GPUs that failed every "
             f"{mean_h:.1f} h (arXiv 2407.21783)"
         )
-    down = goodput.downtime_s(setup.pace)
+    down = goodput.downtime_s(setup.timing)
     if down > found.mtbf_s:
         said.append("the job is down for longer than it is up: detection and restart take longer than the time between "
                     "failures")  # fmt: skip
     best = found.optimal_s
     if best is not None and setup.checkpoint_interval_s is not None:
-        tuned = goodput.goodput_frac(replace(setup.pace, interval_s=max(best, setup.checkpoint_upload_s)))
+        tuned = goodput.goodput_frac(replace(setup.timing, interval_s=max(best, setup.checkpoint_upload_s)))
         if tuned - found.shares.useful_frac > 0.005:
             said.append(f"a checkpoint every {format_seconds(best)} of work would give a goodput of {tuned * 100:.1f}%")
     enough = found.spares_p99_by_cause_nodes
@@ -185,7 +187,7 @@ def goodput_at(setup: Setup, *, gpus: int, failures_per_1000_gpu_days: float) ->
     interval = setup.checkpoint_interval_s
     if interval is None:
         interval = max(goodput.optimal_s(setup.checkpoint_stall_s, mean), setup.checkpoint_upload_s)
-    return goodput.goodput_frac(replace(setup.pace, mtbf_s=mean, interval_s=interval))
+    return goodput.goodput_frac(replace(setup.timing, mtbf_s=mean, interval_s=interval))
 
 
 def goodput_by_rate(setup: Setup) -> dict[str, float]:

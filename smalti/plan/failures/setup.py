@@ -12,7 +12,7 @@ from typing import Any
 from smalti.base.errors import UserError
 from smalti.plan.failures import goodput
 from smalti.plan.failures.causes import LLAMA_3, Cause, recoveries
-from smalti.plan.failures.goodput import DAY_S, Pace, Recovery
+from smalti.plan.failures.goodput import DAY_S, Recovery, Timing
 
 ASSUMED: dict[str, tuple[float, str]] = {
     "failures_per_1000_gpu_days": (1.0, "as DBRX's cluster"),
@@ -118,9 +118,9 @@ class Setup:
         return recoveries(self.causes, self.detect_s, self.restart_s)
 
     @property
-    def pace(self) -> Pace:
+    def timing(self) -> Timing:
         """What the closed form needs."""
-        return Pace(
+        return Timing(
             mtbf_s=self.mtbf_s,
             stall_s=self.checkpoint_stall_s,
             interval_s=self.interval_s,

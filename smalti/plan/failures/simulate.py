@@ -100,7 +100,7 @@ def simulate(setup: Setup, *, repeats: int, seed: int = 0, burst: float = 1.0) -
         if not low <= value <= high:
             raise UserError(f"{name}={value} cannot be", allowed=f"a number from {low} to {high}")
     mean = setup.mtbf_s
-    per_run = setup.days * DAY_S / mean / goodput.goodput_frac(setup.pace) if math.isfinite(mean) else 0.0
+    per_run = setup.days * DAY_S / mean / goodput.goodput_frac(setup.timing) if math.isfinite(mean) else 0.0
     if per_run * repeats > MOST_FAILURES:
         raise UserError(
             f"{repeats} runs of {per_run:,.0f} failures are too many to play through",
@@ -109,10 +109,10 @@ def simulate(setup: Setup, *, repeats: int, seed: int = 0, burst: float = 1.0) -
             if per_run <= MOST_FAILURES
             else "fewer days",
         )
-    return [_Play(setup, random.Random(derive_key("simulate", seed, n)), burst).run() for n in range(repeats)]
+    return [_Simulation(setup, random.Random(derive_key("simulate", seed, n)), burst).run() for n in range(repeats)]
 
 
-class _Play:
+class _Simulation:
     """One run as it goes: the clock, the pool of nodes, and what was lost so far."""
 
     def __init__(self, setup: Setup, draw: random.Random, burst: float) -> None:
@@ -204,7 +204,7 @@ class _Play:
 
 
 @dataclass(frozen=True)
-class Simulated:
+class SimulationSummary:
     """What the repeats say together."""
 
     repeats: int
@@ -224,7 +224,7 @@ class Simulated:
     """Cause -> hours of the job of a run, on average."""
 
 
-def summary(runs: list[Run]) -> Simulated:
+def summary(runs: list[Run]) -> SimulationSummary:
     """Means and spreads over ``runs``."""
     n, total_s = len(runs), math.fsum(run.total_s for run in runs)
     parts = [one.name for one in fields(Run) if one.name.endswith("_s") and one.name != "lost_s"]
@@ -235,7 +235,7 @@ def summary(runs: list[Run]) -> Simulated:
             count[name] = count.get(name, 0.0) + times / n
             lost[name] = lost.get(name, 0.0) + run.lost_s[name] / 3600 / n
     names = sorted(count, key=lambda name: (-count[name], name))
-    return Simulated(
+    return SimulationSummary(
         repeats=n,
         goodput_frac=Spread.of([run.goodput_frac for run in runs]),
         calendar_days=Spread.of([run.total_s / DAY_S for run in runs]),

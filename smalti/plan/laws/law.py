@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from smalti.base.errors import UserError
 from smalti.plan import data
-from smalti.plan.given import number
 from smalti.plan.laws.bisect import root
 from smalti.plan.laws.fits import FITS, Fit, Interval, fit_named, spread
+from smalti.plan.quantities import format_number
 
 __all__ = ["FITS", "Fit", "Interval", "fit_named"]
 
@@ -193,9 +193,14 @@ def outside(fit: Fit, params: float, tokens: float) -> list[str]:
     told = []
     for what, value, (low, high) in (("parameters", params, fit.params_range), ("tokens", tokens, fit.tokens_range)):
         if value > high:
-            told.append(f"{number(value)} {what} are {value / high:.3g} times the most in the runs behind {fit.name}")
+            told.append(
+                f"{format_number(value)} {what} are {value / high:.3g} times the most in the runs behind {fit.name}"
+            )
         elif value < low:
-            told.append(f"{number(value)} {what} are fewer than the least in the runs behind {fit.name}, {number(low)}")
+            told.append(
+                f"{format_number(value)} {what} are fewer than the least in the runs behind {fit.name}, "
+                f"{format_number(low)}"
+            )
     if tokens / params > STEADY_TOKENS_PER_PARAM:
         told.append(
             f"{tokens / params:.4g} tokens a parameter: fits from runs below {STEADY_TOKENS_PER_PARAM} overstate what "

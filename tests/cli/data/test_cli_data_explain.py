@@ -10,7 +10,7 @@ from example_config import VALUES
 
 from smalti.base.units import format_count
 from smalti.cli.main import run
-from smalti.cli.plan.counts import stage_counts
+from smalti.cli.plan.data_counts import stage_counts
 from smalti.config.load import load
 from smalti.config.run import RunConfig
 from smalti.data.order.mixture import Span

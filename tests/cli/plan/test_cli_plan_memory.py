@@ -9,8 +9,8 @@ import yaml
 from example_config import VALUES, example_config
 
 from smalti.cli.main import run
-from smalti.cli.train import layout_here
-from smalti.cli.train.fits_here import memory_warning
+from smalti.cli.train import local_layout
+from smalti.cli.train.local_memory import memory_warning
 from smalti.cost.axes import Layout
 from smalti.cost.layout.auto import Resolved
 from smalti.cost.memory.rank import memory_per_rank
@@ -94,5 +94,5 @@ def test_the_warning_is_of_the_layout_that_is_rehearsed(monkeypatch: pytest.Monk
     assert memory_warning(cut, ranks=4) is None
     # and where the planner chooses, it is what it has chosen
     chosen = Resolved(Layout(tensor=4), "planner")
-    monkeypatch.setattr(layout_here, "layout_here", lambda config, ranks: chosen)
+    monkeypatch.setattr(local_layout, "local_layout", lambda config, ranks: chosen)
     assert memory_warning(copies, ranks=4) is None

@@ -7,7 +7,7 @@ import pytest
 from synthetic_machine import machine
 
 from smalti.cli.main import run
-from smalti.cli.plan.machine import write
+from smalti.cli.plan.measure import write
 
 
 @pytest.fixture

@@ -59,11 +59,11 @@ def given_tokens(arguments: Sequence[str], config: "RunConfig") -> dict[str, int
 
 def _count(name: str, value: Any) -> int:
     from smalti.base.errors import UserError
-    from smalti.plan.given import read
+    from smalti.plan.quantities import parse_quantity
 
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise UserError(f"--tokens {name}={value} is not a number", allowed="such as 464e9, 10b, 1.4T")
-    return int(read(f"--tokens {name}", value, (1, _MOST_TOKENS)).value)
+    return int(parse_quantity(f"--tokens {name}", value, (1, _MOST_TOKENS)).value)
 
 
 def known_sources(config: "RunConfig", given: Mapping[str, int]) -> dict[str, "SourceCounts"]:

@@ -12,7 +12,7 @@ from smalti.cost.layout.collectives import collectives
 from smalti.cost.step_time.step import PartTime, StepTime, step_time
 
 
-def step_on(config: RunConfig, machine: Hardware, *, batch_tokens: int, seq_len: int) -> StepTime:
+def single_machine_step_time(config: RunConfig, machine: Hardware, *, batch_tokens: int, seq_len: int) -> StepTime:
     """The time of a step of the config's ranks, on a measured CPU with a part ``network``."""
     alone = step_time(config, machine, batch_tokens=batch_tokens, seq_len=seq_len)
     measured = machine.measured.collective if machine.measured else None

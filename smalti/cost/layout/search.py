@@ -1,7 +1,7 @@
 """Which of the possible layouts fit a device, and which of those is the fastest.
 
 Promises: what is returned fits by ``cost/memory/rank.py``, has the fastest microbatch of the largest that fits and its
-halves, and is ordered by the prediction of ``cost/layout/scaling.py``; every kind of layout that is not among the
+halves, and is ordered by the prediction of ``cost/layout/predict.py``; every kind of layout that is not among the
 best has its reason. The search reckons from a few exact values for each kind (memory as fixed + weights / shards +
 activations x rows, work in proportion), so a layout that is a few percent better may be missed; what is returned has
 exact figures.
@@ -17,8 +17,8 @@ from smalti.config.optimizer import OPTIMIZERS
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout
 from smalti.cost.layout.collectives import Cut, cut
+from smalti.cost.layout.predict import Prediction, predict
 from smalti.cost.layout.rules import Kind, Rules, check_gpus
-from smalti.cost.layout.scaling import Prediction, predict
 from smalti.cost.memory.rank import Memory, memory_per_rank
 from smalti.cost.params import count
 from smalti.cost.step_time.step import StepTime, step_time
@@ -46,7 +46,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Layouts:
+class SearchResult:
     """What was found."""
 
     best: tuple[Candidate, ...]
@@ -54,10 +54,10 @@ class Layouts:
     others: dict[str, str]
     """Kinds of layout that are not among the best -> why."""
     tried: int
-    """Layouts that are possible."""
+    """SearchResult that are possible."""
 
 
-def find(
+def find_layouts(
     config: RunConfig,
     hardware: Hardware,
     gpus: int,
@@ -65,7 +65,7 @@ def find(
     keep: int = 5,
     data_alone: bool = False,
     given: Mapping[str, int] | None = None,
-) -> Layouts:
+) -> SearchResult:
     """The ``keep`` fastest layouts that fit; UserError with the nearest request that can be met.
 
     data_alone: no axes but replicate and shard. given: axis -> the only size that it may have, as a recipe says it.
@@ -75,12 +75,12 @@ def find(
     best = search.best(keep)
     if not best:
         _refuse(search)
-    return Layouts(best, search.others(best), search.tried)
+    return SearchResult(best, search.others(best), search.tried)
 
 
-def choose(config: RunConfig, hardware: Hardware, gpus: int, *, data_alone: bool = False) -> tuple[Layout, int]:
+def fastest_layout(config: RunConfig, hardware: Hardware, gpus: int, *, data_alone: bool = False) -> tuple[Layout, int]:
     """The fastest layout that fits, and its microbatch."""
-    fastest = find(config, hardware, gpus, keep=1, data_alone=data_alone).best[0].prediction
+    fastest = find_layouts(config, hardware, gpus, keep=1, data_alone=data_alone).best[0].prediction
     return fastest.layout, fastest.microbatch_tokens
 
 

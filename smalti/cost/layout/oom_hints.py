@@ -1,6 +1,6 @@
 """What to change where a rank of a run has run out of memory, whatever the plan had said of it.
 
-Promises: each change lowers what the planner says of a rank with the layout that ran, is enough for the device where
+Promises: each change oom_hints what the planner says of a rank with the layout that ran, is enough for the device where
 its memory is known, and makes a layout that can be laid. Not that it is enough where the plan was wrong.
 """
 
@@ -19,7 +19,7 @@ _SMALL_CHUNK_BYTES = 2**26
 """Tiles of logits are not cut below a quarter of this."""
 
 
-def lowers(
+def oom_hints(
     config: RunConfig, layout: Layout, microbatch_tokens: int, *, device: str, memory_bytes: float = math.inf
 ) -> list[str]:
     """``A.B=VALUE ...``, each by itself; what costs no devices comes first. ``device``: ``cpu`` or ``cuda``."""

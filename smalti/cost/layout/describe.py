@@ -21,7 +21,7 @@ _SHARES: dict[Axis, str] = {
 _MOST_NODES, _MOST_RANKS = 6, 10
 
 
-def drawn(layout: Layout, node_ranks: int) -> list[str]:
+def describe_layout(layout: Layout, node_ranks: int) -> list[str]:
     """Lines without a trailing newline; ``node_ranks``: how many ranks lie on a node."""
     world = layout.world_size
     nodes = -(-world // node_ranks)

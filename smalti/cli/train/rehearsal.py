@@ -45,7 +45,7 @@ class _Setting:
         return self.device is not None and self.device.kind != "cpu"
 
 
-def rehearsed_json(config: "RunConfig", *, gpu: str | None = None) -> dict[str, Any]:
+def rehearsal_json(config: "RunConfig", *, gpu: str | None = None) -> dict[str, Any]:
     """A JSON object: what a rank holds and sends in a step, and what the planner said of it."""
     from smalti.cost.params import count
 
@@ -79,7 +79,7 @@ def rehearsed_json(config: "RunConfig", *, gpu: str | None = None) -> dict[str, 
     }
 
 
-def rehearsed_lines(config: "RunConfig", *, gpu: str | None = None) -> list[str]:
+def rehearsal_lines(config: "RunConfig", *, gpu: str | None = None) -> list[str]:
     """The same as tables for people, in lines of the dry run."""
     here = _setting(config, gpu)
     planned, found = _memory(here), None
@@ -148,14 +148,14 @@ def _cells(found: tuple[int, int] | None) -> tuple[str, str]:
 
 
 def _setting(config: "RunConfig", gpu: str | None) -> _Setting:
-    from smalti.cli.train.layout_here import layout_here
+    from smalti.cli.train.local_layout import local_layout
     from smalti.config.hardware import hardware
     from smalti.cost.layout.auto import resolve
     from smalti.cost.microbatch import choose
 
     device = None if gpu is None else hardware(gpu)
     ranks = config.train.parallel.ranks
-    layout = (layout_here(config, ranks) if device is None else resolve(config, ranks, hardware=device)).layout
+    layout = (local_layout(config, ranks) if device is None else resolve(config, ranks, hardware=device)).layout
     memory_bytes = None if device is None else float(device.available_memory_bytes)
     is_gpu = device is not None and device.kind != "cpu"
     tokens = choose(config, layout, "cuda" if is_gpu else "cpu", memory_bytes if is_gpu else None).tokens
@@ -189,7 +189,7 @@ def _collectives(here: _Setting) -> "list[Collective]":
 
 
 def _step_time_s(here: _Setting) -> float | None:
-    from smalti.cost.layout.scaling import predict
+    from smalti.cost.layout.predict import predict
 
     if here.device is None:
         return None

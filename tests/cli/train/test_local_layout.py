@@ -4,11 +4,11 @@ import pytest
 from example_config import example_config
 
 from smalti.base.errors import UserError
-from smalti.cli.train import layout_here
-from smalti.cli.train.layout_here import layout_lines
+from smalti.cli.train import local_layout
+from smalti.cli.train.local_layout import layout_lines
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout
-from smalti.cost.layout.drawn import drawn, groups
+from smalti.cost.layout.describe import describe_layout, groups
 
 
 def of(**parallel: object) -> RunConfig:
@@ -30,7 +30,7 @@ def test_several_axes_are_drawn() -> None:
 def test_auto_says_who_chose(monkeypatch: pytest.MonkeyPatch) -> None:
     config = of(ranks=8, tensor="auto", device="cuda")
     assert "axes that are auto take the simple rule" in layout_lines(config, 8)[0]
-    monkeypatch.setattr(layout_here, "_gpus_here", lambda: ["NVIDIA H100 80GB HBM3"] * 8)
+    monkeypatch.setattr(local_layout, "_gpus_here", lambda: ["NVIDIA H100 80GB HBM3"] * 8)
     assert layout_lines(config, 8)[0].endswith("axes chosen by the planner")
 
 
@@ -40,7 +40,7 @@ def test_what_cannot_be_laid_is_refused() -> None:
 
 
 def test_nodes_of_the_picture() -> None:
-    lines = drawn(Layout(replicate=24, shard=128, expert=8), 8)
+    lines = describe_layout(Layout(replicate=24, shard=128, expert=8), 8)
     assert lines[0] == "layout: replicate 24 x shard 128 x expert 8 = 3,072 ranks on 384 nodes of 8"
     assert lines[-1].endswith("ranks 3064-3071: replicate 23 of 24, shard 120-127 of 128")
     assert "379 nodes more" in lines[-2]

@@ -16,7 +16,7 @@ from functools import lru_cache
 from smalti.config.model import ModelConfig
 from smalti.cost.memory.activations import BlockTape
 from smalti.cost.memory.head import Head
-from smalti.cost.memory.tape import Pass, Tape
+from smalti.cost.memory.tape import MicrobatchShape, Tape
 from smalti.cost.units import Part, keeps_gathered, units
 
 
@@ -54,7 +54,7 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Moment:
+class Snapshot:
     """A phase (``forward``, ``loss``, ``backward``, ``reduce``, ``optimizer``) and what is alive in it."""
 
     phase: str
@@ -87,7 +87,9 @@ class Rank:
     """Of this rank in one step."""
 
 
-def moments(model: ModelConfig, shape: Pass, rank: Rank, *, every_layer: bool = False) -> list[Moment]:
+def step_snapshots(
+    model: ModelConfig, shape: MicrobatchShape, rank: Rank, *, every_layer: bool = False
+) -> list[Snapshot]:
     """The fullest moments of one step, in its order. ``every_layer``: also those that cannot be the fullest."""
     return list(_Step(model, shape, rank, every_layer=every_layer).run())
 
@@ -102,7 +104,7 @@ class _Block:
 
 
 class _Step:
-    def __init__(self, model: ModelConfig, shape: Pass, rank: Rank, *, every_layer: bool = False) -> None:
+    def __init__(self, model: ModelConfig, shape: MicrobatchShape, rank: Rank, *, every_layer: bool = False) -> None:
         self.model, self.shape, self.rank, self.c = model, shape, rank, shape.compute_bytes
         self.layers = rank.layers if rank.layers is not None else range(model.num_hidden_layers)
         self.is_first, self.is_last = 0 in self.layers, model.num_hidden_layers - 1 in self.layers
@@ -127,7 +129,7 @@ class _Step:
         self.keeps_gathered = keeps_gathered(model, self.c, stage=self.is_stage)
         self._kinds: dict[tuple[int | None, bool], _Block] = {}
 
-    def run(self) -> Iterator[Moment]:
+    def run(self) -> Iterator[Snapshot]:
         """Forward, loss, backward with reductions, and the update."""
         rank, own = self.rank, self.own * 4
         base = Parts(weights=own, moments=own * rank.moments, batch=self._batch())
@@ -148,9 +150,9 @@ class _Step:
         yield from self._backward(base + later, kept * rank.in_flight, waiting)
         if self.is_stage:
             yield from self._reduced_at_last(base)
-        yield Moment("optimizer", steady + full + Parts(temporary=own if rank.makes_updates else 0))
+        yield Snapshot("optimizer", steady + full + Parts(temporary=own if rank.makes_updates else 0))
 
-    def _forward(self, base: Parts) -> Iterator[Moment]:
+    def _forward(self, base: Parts) -> Iterator[Snapshot]:
         gathered, kept, before = self.root * self.c, 0.0, self._copied(self.root)
         for layer in self.layers:
             weights, block = self.block[self.model.has_experts(layer)], self._block(layer)
@@ -158,13 +160,13 @@ class _Step:
             after = self._last_copied(layer)
             if layer in self.told:
                 collects = Parts(gathered=gathered, activations=kept, buffers=before + self._copied(weights))
-                yield Moment("forward", base + collects)
+                yield Snapshot("forward", base + collects)
                 held = Parts(gathered=gathered, activations=kept, buffers=after)
-                yield Moment("forward", base + block.forward + held)
+                yield Snapshot("forward", base + block.forward + held)
             before = after
             kept += block.kept * self.rank.in_flight
 
-    def _loss(self, base: Parts) -> Iterator[Moment]:
+    def _loss(self, base: Parts) -> Iterator[Snapshot]:
         """The last norm, the tiles of the loss, and the way back through the norm."""
         tape, block = Tape(), BlockTape(self.model, 0, self.shape)
         block.last_norm(tape)
@@ -173,14 +175,14 @@ class _Step:
             bool(self.model.final_logit_softcapping), self.rank.chunk_bytes,
         ).forward(tape)  # fmt: skip
         copied = Parts(buffers=self._last_copied(self.layers[-1]))
-        yield Moment("loss", base + copied + _parts(tape.at_most, tape.saved))
+        yield Snapshot("loss", base + copied + _parts(tape.at_most, tape.saved))
         tape.drop("x", "last.out")
         kept = set(tape.saved)
         tape.begin()
         block.last_norm_backward(tape)
-        yield Moment("backward", base + _parts(tape.at_most, kept))
+        yield Snapshot("backward", base + _parts(tape.at_most, kept))
 
-    def _backward(self, base: Parts, kept: float, waiting: float) -> Iterator[Moment]:
+    def _backward(self, base: Parts, kept: float, waiting: float) -> Iterator[Snapshot]:
         """Block after block from the last; each is reduced when its gradients are there, on a pipeline stage only added
         up. ``waiting``: gradients of embedding and head, which come at the end."""
         rank, c, row = self.rank, self.c, Parts(temporary=self.row)
@@ -195,26 +197,26 @@ class _Step:
             if layer in self.told:
                 ahead = 0.0 if self.keeps_gathered or layer == self.layers[0] else self._collects(weights)
                 held = Parts(gathered=passing, gradients=waiting + own, activations=kept, buffers=pending + ahead)
-                yield Moment("backward", base + block.backward + held)
+                yield Snapshot("backward", base + block.backward + held)
                 still = base + row + Parts(gathered=gathered, activations=kept, gradients=waiting + own)
                 then = self._added(weights) if self.is_stage else self._reduced(weights, share, self.last_of[has])
                 phase = "backward" if self.is_stage else "reduce"
-                yield from (Moment(phase, still + parts) for parts in then)
+                yield from (Snapshot(phase, still + parts) for parts in then)
             pending = 0.0 if self.is_stage else weights * rank.reduce_bytes
             if rank.microbatches == 1:  # otherwise they are there already, in ``base``
                 own += self._of_layer(layer) * rank.reduce_bytes if self.is_stage else share * 4
         if self.is_first:
             tied = self.model.tie_word_embeddings and self.is_last  # both gradients of the table, and their sum
             made = Parts(gradients=waiting + own + self.table * c * (1 + tied), gathered=gathered, buffers=pending)
-            yield Moment("backward", base + row + made)
+            yield Snapshot("backward", base + row + made)
         if self.is_stage:
             still = base + Parts(gradients=own, gathered=gathered)
-            yield from (Moment("backward", still + parts) for parts in self._added(self.root))
+            yield from (Snapshot("backward", still + parts) for parts in self._added(self.root))
             return
         reduced = base + Parts(gradients=own)
         last = 0.0 if self.model.tie_word_embeddings else self.table * c
         yield from (
-            Moment("reduce", reduced + parts) for parts in self._reduced(self.root, self.root / rank.shards, last)
+            Snapshot("reduce", reduced + parts) for parts in self._reduced(self.root, self.root / rank.shards, last)
         )
 
     def _added(self, weights: float) -> Iterator[Parts]:
@@ -223,7 +225,7 @@ class _Step:
         cast = self.rank.reduce_bytes if self.rank.microbatches == 1 and self.rank.reduce_bytes != self.c else 0
         yield Parts(gradients=weights * (self.c + cast))
 
-    def _reduced_at_last(self, base: Parts) -> Iterator[Moment]:
+    def _reduced_at_last(self, base: Parts) -> Iterator[Snapshot]:
         """Behind the last microbatch: a stage's whole gradients, module after module; its weights are given back."""
         size, own = self.rank.reduce_bytes, 0.0
         whole = self._elements() * size
@@ -234,9 +236,9 @@ class _Step:
             gathered -= self.root * self.c if layer < 0 else self._whole(layer)
             held = base + Parts(gathered=gathered, gradients=whole + own)
             whole -= weights * size
-            yield Moment("reduce", held + Parts(buffers=weights * size))
+            yield Snapshot("reduce", held + Parts(buffers=weights * size))
             after = base + Parts(gathered=gathered, gradients=whole + own)
-            yield from (Moment("reduce", after + parts) for parts in self._summed(weights, share, 0.0))
+            yield from (Snapshot("reduce", after + parts) for parts in self._summed(weights, share, 0.0))
             own += share * 4
 
     # ---- figures -----------------------------------------------------------------------------------------------------
@@ -315,7 +317,7 @@ def _ends(model: ModelConfig, layers: range) -> set[int]:
 
 
 @lru_cache(maxsize=256)
-def _passes(model: ModelConfig, layer: int, shape: Pass, recompute: bool) -> _Block:
+def _passes(model: ModelConfig, layer: int, shape: MicrobatchShape, recompute: bool) -> _Block:
     """Both passes of a block. One that runs again keeps its input, and builds up the rest in the backward pass."""
     block = BlockTape(model, layer, shape)
     tape = Tape(keeps=not recompute)

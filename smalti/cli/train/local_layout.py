@@ -15,7 +15,7 @@ _USUAL_NODE = 8
 """GPUs of a node, where none is seen from here."""
 
 
-def layout_here(config: "RunConfig", ranks: int) -> "Resolved":
+def local_layout(config: "RunConfig", ranks: int) -> "Resolved":
     """UserError with the nearest possible layout where the axes cannot be laid over ``ranks``."""
     from smalti.cost.layout.auto import resolve
 
@@ -24,16 +24,16 @@ def layout_here(config: "RunConfig", ranks: int) -> "Resolved":
 
 def layout_lines(config: "RunConfig", ranks: int) -> list[str]:
     """What ``--dry-run`` says: the layout, and on several axes which ranks share what."""
-    from smalti.cost.layout.drawn import drawn
+    from smalti.cost.layout.describe import describe_layout
 
-    found = layout_here(config, ranks)
+    found = local_layout(config, ranks)
     how = {"config": "", "rule": ""}.get(found.by, "; axes chosen by the planner")
     if found.by == "rule" and config.train.parallel.open_axes:
         how = "; no GPU is known here, so axes that are auto take the simple rule"
     count = f"{ranks:,} {'rank' if ranks == 1 else 'ranks'}"
     lines = [f"placement  {count} on {config.train.parallel.device}: {found.layout}{how}"]
     if found.layout.axes_in_use > 1:
-        lines += [f"           {line}" for line in drawn(found.layout, _node_ranks(config, ranks))[1:]]
+        lines += [f"           {line}" for line in describe_layout(found.layout, _node_ranks(config, ranks))[1:]]
     return lines
 
 

@@ -1,8 +1,8 @@
 """What a run costs before it starts: parameters, tokens, FLOPs, step time, total time. Pure arithmetic on the config.
 
-The time is a prediction: that of a step on a device (``cost/step_time/step.py``; ranks on one CPU also send,
-``cost/layout/local.py``) times the steps, or FLOPs over a rate that is given. Reading data, evals in the loop and
-checkpoints are not in it.
+The time is the predicted time of a step on a device (``cost/step_time/step.py``; for ranks on one CPU
+``cost/layout/single_machine.py`` adds communication) times the number of steps, or FLOPs over a given rate. Reading
+data, evals in the loop and checkpoints are not included.
 """
 
 from dataclasses import asdict, dataclass
@@ -13,7 +13,7 @@ from smalti.config.durations import RunLength
 from smalti.config.hardware import Hardware
 from smalti.config.run import RunConfig
 from smalti.cost.flops import FORMULA, mfu, train_flops_per_token, train_flops_per_token_causal
-from smalti.cost.layout.local import step_on
+from smalti.cost.layout.single_machine import single_machine_step_time
 from smalti.cost.params import Params, count
 from smalti.cost.step_time.step import StepTime, peak_of_ranks
 
@@ -101,7 +101,7 @@ def plan_run(config: RunConfig, *, machine: Hardware | None = None, rate_flops_p
     times: list[tuple[int, StepTime]] = []
     if machine is not None:
         for (batch, seq_len), number in steps_by_kind(config).items():
-            times.append((number, step_on(config, machine, batch_tokens=batch, seq_len=seq_len)))
+            times.append((number, single_machine_step_time(config, machine, batch_tokens=batch, seq_len=seq_len)))
     total_s = sum(number * one.total_s for number, one in times) if times else None
     if rate_flops_per_s is not None:
         total_s = flops / rate_flops_per_s
