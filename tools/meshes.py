@@ -9,7 +9,9 @@ RESULTS = Path(__file__).resolve().parent.parent / "bench" / "results" / "meshes
 _INTRO = """<!-- Written by `make docs` from tools/meshes.py and bench/results/meshes.json; edit there. -->
 # Meshes
 
-Every rank has a place on one device mesh (`smalti/distributed/parallel/mesh.py`). Its axes, from the outermost:
+A device mesh arranges the ranks of a job along axes, one for each kind of parallelism. Large models need several axes
+at once, and each combination must train the same model. In Smalti every rank has a place on one mesh
+(`smalti/distributed/parallel/mesh.py`); each mesh below is compared with one process. Its axes, from the outermost:
 
     pipeline  x  replicate  x  [ shard x sequence  =  expert_shard x expert ]  x  tensor
 
