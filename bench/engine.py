@@ -18,6 +18,7 @@ from smalti.config.model import ModelConfig
 from smalti.model.decoder import Decoder
 from smalti.model.init import init_weights
 from smalti.serve.engine.engine import DTYPES, Engine
+from smalti.serve.engine.offline import generate
 from smalti.serve.engine.sampling import SamplingParams
 from smalti.serve.engine.scheduler import Limits
 
@@ -128,20 +129,20 @@ def main() -> None:
         prompts = prompts_of(rows, options.longest)
 
         def together(prompts: list[list[int]] = prompts) -> object:
-            return engine.generate(prompts, params)
+            return generate(engine, prompts, params)
 
         def one_by_one(prompts: list[list[int]] = prompts) -> object:
-            return [lone.generate([prompt], params) for prompt in prompts]
+            return [generate(lone, [prompt], params) for prompt in prompts]
 
         names = ("one by one, step_rows=1", "together")
         show("one by one", rows, paired(one_by_one, together, names=names, pairs=options.pairs))
         if theirs is not None:
 
-            def generate(prompts: list[list[int]] = prompts) -> object:
+            def by_transformers(prompts: list[list[int]] = prompts) -> object:
                 return theirs(prompts, options.new_tokens)
 
             names = ("transformers", "together")
-            show("transformers", rows, paired(generate, together, names=names, pairs=options.pairs))
+            show("transformers", rows, paired(by_transformers, together, names=names, pairs=options.pairs))
     if options.record:
         print("wrote", record("engine", figures))
 

@@ -38,6 +38,7 @@ def chat(
     """
     from smalti.data.tokenizer.chat import load_chat
     from smalti.serve.engine.engine import Engine
+    from smalti.serve.engine.offline import stream
     from smalti.serve.engine.sampling import SamplingParams
     from smalti.serve.engine.scheduler import Limits
     from smalti.serve.folders import find
@@ -50,13 +51,13 @@ def chat(
             prompt = sys.stdin.read().removesuffix("\n")
         "".join([prompt or "", *params.stop]).encode()
     _can_save(save, found.run_folder, prompt)
-    # One answer at a time: no company to be equal in.
+    # One answer at a time: there is no batch to be invariant to.
     engine = Engine.from_folder(found.folder, dtype=dtype, limits=Limits(step_rows=1))
     form = load_chat(found.folder)
     if prompt is None:
         _converse(engine, params, form)
         return
-    completion = _show(engine.stream(_asked(engine, form, [{"role": "user", "content": prompt}]), params))
+    completion = _show(stream(engine, _asked(engine, form, [{"role": "user", "content": prompt}]), params))
     if save:
         _save(f"{found.run_folder}/samples.jsonl", prompt, completion, params)
 
@@ -132,6 +133,7 @@ def _converse(engine: "Engine", params: "SamplingParams", form: "ChatFormat") ->
     An answer that was stopped is forgotten with its question, and so is what does not fit the model's context.
     """
     from smalti.base.errors import UserError
+    from smalti.serve.engine.offline import stream
 
     with suppress(ImportError):
         import readline  # noqa: F401 (gives input() a history and an editable line)
@@ -159,7 +161,7 @@ def _converse(engine: "Engine", params: "SamplingParams", form: "ChatFormat") ->
             continue
         asked = [*messages, {"role": "user", "content": prompt}]
         try:
-            answer = _show(engine.stream(_asked(engine, form, asked), params))
+            answer = _show(stream(engine, _asked(engine, form, asked), params))
             messages = [*asked, {"role": "assistant", "content": answer}]
         except KeyboardInterrupt:
             print("\n(stopped)")

@@ -14,7 +14,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen at; any but this machine's own needs a key.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(help="Port to listen at; 0 takes any that is free and prints it.")] = 8000,
+    port: Annotated[int, typer.Option(help="Port to listen at; 0 takes any free port and prints it.")] = 8000,
     key_file: Annotated[
         Path | None,
         typer.Option(help="File whose first line is the key that every request must carry; or SMALTI_SERVE_KEY."),

@@ -1,4 +1,4 @@
-"""Finds the model that somebody means: a Hugging Face folder, a run folder, or the name of a run. Loads nothing."""
+"""Finds an exported model by Hugging Face folder, run folder or name of a run. Loads nothing."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,31 +9,31 @@ from smalti.base.errors import DataError, UserError
 from smalti.track.run import resolve
 
 RECORD = "export.json"
-"""The file in an exported folder that says which run and step it is of."""
+"""File in an exported folder that names its run and step."""
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A folder with a model that can be loaded, and the run that it came from, if it was named by its run."""
+    """A folder with a model, and the folder of its run if it was given by its run."""
 
     folder: str
     run_folder: str | None
 
     @property
     def record(self) -> dict[str, Any]:
-        """What ``smalti export`` noted (run, step, dtype ...); empty for a folder from elsewhere."""
+        """The record that ``smalti export`` wrote (run, step, dtype ...); empty for a folder from elsewhere."""
         path = store.join(self.folder, RECORD)
         return dict(store.read_json(path)) if store.exists(path) else {}
 
     @property
     def name(self) -> str:
-        """The run's name as noted by its export, else the folder's."""
+        """The run's name from the record of the export, else the folder's name."""
         return str(self.record.get("run") or Path(self.folder).resolve().name)
 
     def special_ids(self) -> tuple[int | None, frozenset[int]]:
-        """bos and eos ids as config.json and generation_config.json name them (eos may be a list there).
+        """Return the bos and eos ids of config.json and generation_config.json (eos may be a list there).
 
-        Of a folder that ``open_source`` has checked.
+        The folder must have passed ``open_source``.
         """
         begin: int | None = None
         ends: set[int] = set()
@@ -48,9 +48,9 @@ class ModelFolder:
 
 
 def find(name_or_path: str, *, runs: str = "runs") -> ModelFolder:
-    """The model of ``runs/demo`` (its ``export/``), of ``demo`` (the same), or of a Hugging Face folder.
+    """Find the model of ``runs/demo`` (its ``export/``), of ``demo`` (the same), or of a Hugging Face folder.
 
-    Raises UserError with the command to type where a run has no export yet, DataError where nothing is there.
+    Raises UserError with the command to type where a run has no export yet, DataError where no folder exists.
     """
     path = resolve(name_or_path, runs=runs)
     if (path / "config.json").is_file():

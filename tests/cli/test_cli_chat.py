@@ -26,12 +26,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_one_shot_is_the_engines_answer(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from smalti.serve.engine.engine import Engine
+    from smalti.serve.engine.offline import generate
     from smalti.serve.engine.sampling import SamplingParams
 
     arguments = ["chat", str(run), "--prompt", "def ", "--max-tokens", "9", "--seed", "3"]
     assert smalti(arguments) == 0
     params = SamplingParams(max_tokens=9, temperature=0.8, top_p=0.95, seed=3)
-    expected = Engine.from_folder(run / "export").generate(["def "], params)[0].text
+    expected = generate(Engine.from_folder(run / "export"), ["def "], params)[0].text
     assert capsys.readouterr().out == expected + "\n"
 
 
@@ -107,6 +108,7 @@ def test_a_model_with_a_template_is_asked_in_it(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from smalti.serve.engine.engine import Engine
+    from smalti.serve.engine.offline import generate
     from smalti.serve.engine.sampling import SamplingParams
 
     folder = tmp_path / "model"
@@ -115,7 +117,7 @@ def test_a_model_with_a_template_is_asked_in_it(
     engine, greedy = Engine.from_folder(folder), SamplingParams(max_tokens=4)
 
     def answered(text: str) -> str:
-        return engine.generate([engine.tokenizer.encode(text)], greedy)[0].text
+        return generate(engine, [engine.tokenizer.encode(text)], greedy)[0].text
 
     options = ["chat", str(folder), "--max-tokens", "4", "--temperature", "0"]
     assert smalti([*options, "--prompt", "x"]) == 0

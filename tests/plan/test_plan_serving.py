@@ -66,7 +66,7 @@ def test_rows_of_this_engine(batch: int, context: int) -> None:
     from smalti.serve.engine import scheduler
 
     model = preset("llama-2-7b", "max_position_embeddings=300")
-    assert scheduler.GRAIN_TOKENS == serving.GRAIN_TOKENS
+    assert scheduler.MIN_CAPACITY_TOKENS == serving.GRAIN_TOKENS
     load = Load(context, batch=batch, cache="smalti")
     assert held_tokens(model, load, 0) == scheduler.capacity_tokens(context, 300)
     assert batch <= serving.held_rows(load) <= batch + batch // 4 + 1
@@ -74,20 +74,20 @@ def test_rows_of_this_engine(batch: int, context: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 5, 9])
 def test_cache_of_the_engine_itself(rows: int) -> None:
-    """The shelves of ``serve/engine/slots.py`` after so many requests have joined, byte for byte."""
+    """The buckets of ``serve/engine/cache.py`` after so many requests have joined, byte for byte."""
     torch = pytest.importorskip("torch")
     from tiny_models import llama_config
 
     from smalti.model.blocks.kv_cache import KVCache
-    from smalti.serve.engine.slots import Slots
+    from smalti.serve.engine.cache import BatchedKVCache
 
     model = llama_config(context=256)
-    slots = Slots(model, torch.float32, torch.device("cpu"))
+    batched = BatchedKVCache(model, torch.float32, torch.device("cpu"))
     for request in range(rows):
         cache = KVCache(model, 1, 100, dtype=torch.float32, device=torch.device("cpu"))
         cache.length = 100
-        slots.join(request, cache)
-    held = sum(tensor.nbytes for shelf in slots._shelves.values() for pair in shelf.layers for tensor in pair)
+        batched.add(request, cache)
+    held = sum(tensor.nbytes for bucket in batched._buckets.values() for pair in bucket.layers for tensor in pair)
     assert held == kv_bytes(model, Load(101, batch=rows, kv="fp32", cache="smalti"))
 
 

@@ -10,11 +10,12 @@ from tiny_runs import tokenizer_with_unused_ids
 from smalti.base.errors import UserError
 from smalti.model.huggingface import save_folder
 from smalti.serve.engine.engine import Engine
+from smalti.serve.engine.offline import generate, stream
 from smalti.serve.engine.runner import Runner
 from smalti.serve.engine.sampling import SamplingParams
 from smalti.serve.engine.scheduler import Limits
 from smalti.serve.engine.scores import Vocabulary
-from smalti.serve.engine.sequence import Piece
+from smalti.serve.engine.sequence import RequestOutput
 
 PROMPTS = ["abc", "hello", "xyz", "", "a longer prompt", "12345"]
 
@@ -37,29 +38,30 @@ def _recomputed(engine: Engine, prompt: str, n: int) -> list[int]:
 
 def test_batched_greedy_equals_alone_and_recomputed(engine: Engine) -> None:
     params = SamplingParams(max_tokens=20)
-    together = engine.generate(PROMPTS, params)
+    together = generate(engine, PROMPTS, params)
     for prompt, answer in zip(PROMPTS, together, strict=True):
         assert answer.prompt == prompt
-        assert answer == engine.generate([prompt], params)[0]
+        assert answer == generate(engine, [prompt], params)[0]
         assert list(answer.token_ids) == _recomputed(engine, prompt, 20)
 
 
 def test_sampled_answers_do_not_depend_on_the_batch(engine: Engine) -> None:
     params = [SamplingParams(max_tokens=8 + i, temperature=1.0, top_p=0.9, seed=i) for i in range(len(PROMPTS))]
-    together = engine.generate(PROMPTS, params)
-    assert together == [engine.generate([p], [one])[0] for p, one in zip(PROMPTS, params, strict=True)]
-    assert together[::-1] == engine.generate(PROMPTS[::-1], params[::-1])
+    together = generate(engine, PROMPTS, params)
+    assert together == [generate(engine, [p], [one])[0] for p, one in zip(PROMPTS, params, strict=True)]
+    assert together[::-1] == generate(engine, PROMPTS[::-1], params[::-1])
 
 
 def test_cached_logits_equal_full_recompute(engine: Engine) -> None:
     ids = torch.randint(0, 256, (3, 40), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         full = engine.model(ids).value
-    runner, lengths = Runner(engine.model, step_rows=16), [1, 5, 30]
+    runner = Runner(engine.model, Vocabulary(257), step_rows=16)
+    lengths = [1, 5, 30]
     for row, length in enumerate(lengths):
         for begin, end in ((0, length // 2), (length // 2, length)):
             if begin < end:
-                logits, _ = runner.read(row, ids[row, begin:end].tolist(), length, (), 0, Vocabulary(257))
+                logits, _ = runner.prefill(row, ids[row, begin:end].tolist(), length)
         assert torch.allclose(logits, full[row, length - 1], rtol=1e-4, atol=1e-5)
         runner.start(row)
     for step in range(10):
@@ -74,11 +76,11 @@ def test_cached_logits_equal_full_recompute(engine: Engine) -> None:
 
 def test_stream_gives_the_same_text(engine: Engine) -> None:
     params = SamplingParams(max_tokens=30, temperature=1.0, seed=4)
-    assert "".join(engine.stream("abc", params)) == engine.generate(["abc"], params)[0].text
+    assert "".join(stream(engine, "abc", params)) == generate(engine, ["abc"], params)[0].text
 
 
 def test_context_ends_the_answer_with_length(engine: Engine) -> None:
-    answer = engine.generate(["a" * 50], SamplingParams(max_tokens=1000))[0]
+    answer = generate(engine, ["a" * 50], SamplingParams(max_tokens=1000))[0]
     assert answer.finish_reason in ("length", "stop")
     assert answer.prompt_tokens + len(answer.token_ids) <= 64
     if answer.finish_reason == "length":
@@ -87,17 +89,17 @@ def test_context_ends_the_answer_with_length(engine: Engine) -> None:
 
 def test_a_prompt_without_room_is_refused(engine: Engine) -> None:
     with pytest.raises(UserError, match="65 tokens"):
-        engine.generate(["a" * 64])
+        generate(engine, ["a" * 64])
     with pytest.raises(UserError, match="64 tokens"):
-        engine.generate(["a" * 63])
-    assert len(engine.generate(["a" * 62])[0].token_ids) == 1
+        generate(engine, ["a" * 63])
+    assert len(generate(engine, ["a" * 62])[0].token_ids) == 1
 
 
 def test_an_end_token_stops_and_is_not_shown(engine: Engine) -> None:
-    free = engine.generate(["abc"], SamplingParams(max_tokens=10))[0]
+    free = generate(engine, ["abc"], SamplingParams(max_tokens=10))[0]
     last = free.token_ids[3]
     ends = Engine(engine.model, ByteTokenizer(), end_ids=frozenset({last}))
-    cut = ends.generate(["abc"], SamplingParams(max_tokens=10))[0]
+    cut = generate(ends, ["abc"], SamplingParams(max_tokens=10))[0]
     first = free.token_ids.index(last)
     assert cut.finish_reason == "stop"
     assert cut.token_ids == free.token_ids[: first + 1]
@@ -105,9 +107,9 @@ def test_an_end_token_stops_and_is_not_shown(engine: Engine) -> None:
 
 
 def test_a_stop_text_stops(engine: Engine) -> None:
-    free = engine.generate(["abc"], SamplingParams(max_tokens=30))[0].text
+    free = generate(engine, ["abc"], SamplingParams(max_tokens=30))[0].text
     stop = free[4:6]
-    cut = engine.generate(["abc"], SamplingParams(max_tokens=30, stop=(stop,)))[0]
+    cut = generate(engine, ["abc"], SamplingParams(max_tokens=30, stop=(stop,)))[0]
     assert cut.text == free[: free.index(stop)]
     assert cut.finish_reason == "stop"
 
@@ -116,29 +118,29 @@ def test_a_tokenizer_larger_than_the_model_is_refused() -> None:
     with pytest.raises(UserError, match="257"):
         Engine(tiny_model(llama_config(vocab_size=200)), ByteTokenizer())
     with pytest.raises(UserError, match="2 sampling params"):
-        Engine(tiny_model(llama_config()), ByteTokenizer()).generate(["a"], [SamplingParams()] * 2)
+        generate(Engine(tiny_model(llama_config()), ByteTokenizer()), ["a"], [SamplingParams()] * 2)
 
 
 def test_ignore_eos_goes_on_after_an_end_token(engine: Engine) -> None:
-    free = engine.generate(["abc"], SamplingParams(max_tokens=10, ignore_eos=True))[0]
+    free = generate(engine, ["abc"], SamplingParams(max_tokens=10, ignore_eos=True))[0]
     ends = Engine(engine.model, ByteTokenizer(), end_ids=frozenset(free.token_ids))
-    same = ends.generate(["abc"], SamplingParams(max_tokens=10, ignore_eos=True))[0]
+    same = generate(ends, ["abc"], SamplingParams(max_tokens=10, ignore_eos=True))[0]
     assert (same.token_ids, same.finish_reason) == (free.token_ids, "length")
-    assert len(ends.generate(["abc"], SamplingParams(max_tokens=10))[0].token_ids) == 1
+    assert len(generate(ends, ["abc"], SamplingParams(max_tokens=10))[0].token_ids) == 1
 
 
 def test_ids_are_taken_as_they_are(engine: Engine) -> None:
     params = SamplingParams(max_tokens=6)
-    text, ids = engine.generate(["abc", [256, *b"abc"]], params)
+    text, ids = generate(engine, ["abc", [256, *b"abc"]], params)
     assert (text.text, text.token_ids, text.prompt_tokens) == (ids.text, ids.token_ids, ids.prompt_tokens)
     assert ids.prompt == "abc"
 
 
 def test_a_stream_that_is_left_gives_its_row_back(engine: Engine) -> None:
-    stream = engine.stream("abc", SamplingParams(max_tokens=40, ignore_eos=True))
-    next(stream)
+    pieces = stream(engine, "abc", SamplingParams(max_tokens=40, ignore_eos=True))
+    next(pieces)
     assert engine.counts().running == 1
-    stream.close()
+    pieces.close()
     assert engine.idle
     assert engine.counts().running == engine.counts().kv_used_frac == 0
 
@@ -146,17 +148,17 @@ def test_a_stream_that_is_left_gives_its_row_back(engine: Engine) -> None:
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
 def test_an_abort_ends_a_request_wherever_it_stands(engine: Engine, steps: int) -> None:
     engine = Engine(engine.model, ByteTokenizer(), limits=Limits(max_rows=2, prefill_tokens=20))
-    pieces: list[list[Piece]] = [[] for _ in range(5)]
+    outputs: list[list[RequestOutput]] = [[] for _ in range(5)]
     params = SamplingParams(max_tokens=10, ignore_eos=True)
-    numbers = [engine.submit("a" * 40, params, one.append) for one in pieces]
+    numbers = [engine.submit("a" * 40, params, one.append) for one in outputs]
     for _ in range(steps):
         engine.step()
     for number in numbers:
         engine.abort(number)
     assert not engine.step()
-    assert [one[-1].finish_reason for one in pieces] == ["abort"] * 5
+    assert [one[-1].finish_reason for one in outputs] == ["abort"] * 5
     assert engine.counts().kv_used_frac == 0
-    assert engine._runner._slots.requests() == []
+    assert engine._runner._cache.requests() == []
     assert not engine._runner._prompts
 
 
@@ -168,7 +170,7 @@ def test_greedy_equals_transformers(engine: Engine, tmp_path: Path) -> None:
     theirs.generation_config.eos_token_id = None
     ids = [[256, *prompt.encode()] for prompt in [*PROMPTS, "x" * 30]]
     params = SamplingParams(max_tokens=16, ignore_eos=True)
-    for one, answer in zip(ids, engine.generate(ids, params), strict=True):
+    for one, answer in zip(ids, generate(engine, ids, params), strict=True):
         with torch.no_grad():
             out = theirs.generate(
                 torch.tensor([one]),
@@ -188,9 +190,9 @@ def test_an_id_without_a_token_is_never_chosen() -> None:
         model.embed.weight[hole] = 10 * model.embed.weight[tokenizer.eod_id]
     engine = Engine(model, tokenizer)
     params = SamplingParams(max_tokens=40, temperature=2.0, logprobs=100, ignore_eos=True)
-    answer = engine.generate(["x"], params)[0]
+    answer = generate(engine, ["x"], params)[0]
     assert len(answer.token_ids) == 40
     assert not tokenizer.unused_ids & set(answer.token_ids)
     assert not tokenizer.unused_ids & {token for one in answer.tokens for token, _ in one.top}
     with pytest.raises(UserError, match=f"{hole} is not in the vocabulary"):
-        engine.generate([[1, hole]])
+        generate(engine, [[1, hole]])

@@ -1,4 +1,4 @@
-"""Where the promise of equal bits comes from: matmuls and attention that do not see the rows beside a row."""
+"""What batch invariance to the bit rests on: matmuls and attention in which a row is independent of the others."""
 
 import random
 from typing import Any
@@ -49,9 +49,9 @@ def test_logits_of_a_row_do_not_depend_on_length_or_number_of_the_others(dtype: 
     prompts = [[(index + 31 * place) % 1000 for place in range(length)] for index, length in enumerate(lengths)]
 
     def decoded(rows: list[int]) -> dict[int, torch.Tensor]:
-        runner = Runner(model, step_rows=16)
+        runner = Runner(model, Vocabulary(1000), step_rows=16)
         for row in rows:
-            runner.read(row, prompts[row], lengths[row], (), 0, Vocabulary(1000))
+            runner.prefill(row, prompts[row], lengths[row])
             runner.start(row)
         steps = []
         for step in range(3):
@@ -65,15 +65,15 @@ def test_logits_of_a_row_do_not_depend_on_length_or_number_of_the_others(dtype: 
             assert torch.equal(logits, together[row])
 
 
-def _alone_and_in_company(config: ModelConfig, lengths: list[int], dtype: torch.dtype = torch.float32) -> None:
+def _alone_and_batched(config: ModelConfig, lengths: list[int], dtype: torch.dtype = torch.float32) -> None:
     """Decode each prompt alone and all together; the logits of each step must be equal to the bit."""
     model, vocab = tiny_model(config).to(dtype), config.vocab_size
     prompts = [[(index + 31 * place) % vocab for place in range(length)] for index, length in enumerate(lengths)]
 
     def decoded(rows: list[int]) -> dict[int, torch.Tensor]:
-        runner = Runner(model, step_rows=16)
+        runner = Runner(model, Vocabulary(vocab), step_rows=16)
         for row in rows:
-            runner.read(row, prompts[row], lengths[row], (), 0, Vocabulary(vocab))
+            runner.prefill(row, prompts[row], lengths[row])
             runner.start(row)
         steps = []
         for step in range(2):
@@ -102,7 +102,7 @@ def test_attention_of_a_row_does_not_depend_on_the_others_with_any_heads(heads: 
         num_attention_heads=query, num_key_value_heads=kv, head_dim=width, max_position_embeddings=300,
         initializer_range=0.3,
     )  # fmt: skip
-    _alone_and_in_company(config, [127, 20, 250, 200])
+    _alone_and_batched(config, [127, 20, 250, 200])
 
 
 @pytest.mark.parametrize("n_threads", [1, 3, 4])
@@ -153,7 +153,7 @@ def test_logits_of_any_model_do_not_depend_on_the_others(proof: Any) -> None:
         before = torch.get_num_threads()
         torch.set_num_threads(draw.choice([1, 2, 3, 8]))
         try:
-            _alone_and_in_company(config, lengths, draw.choice([torch.float32, torch.float32, torch.bfloat16]))
+            _alone_and_batched(config, lengths, draw.choice([torch.float32, torch.float32, torch.bfloat16]))
         except AssertionError as error:
             raise AssertionError(f"case {case}: {config}") from error
         finally:
@@ -178,7 +178,7 @@ _LONGROPE = {
     ],
     ids=["alibi", "windows", "alibi, window, soft cap", "longrope"],
 )
-def test_with_every_option_a_request_reads_what_one_forward_reads_in_any_company(changes: dict[str, Any]) -> None:
+def test_with_every_option_cached_logits_are_batch_invariant_and_equal_one_forward(changes: dict[str, Any]) -> None:
     fields = {
         "family": "decoder", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 200, "initializer_range": 0.3,
@@ -188,11 +188,11 @@ def test_with_every_option_a_request_reads_what_one_forward_reads_in_any_company
     prompts = [[(7 * index + place) % 64 for place in range(length)] for index, length in enumerate(lengths)]
 
     def decoded(rows: list[int]) -> dict[int, torch.Tensor]:
-        runner = Runner(model, step_rows=16)
+        runner = Runner(model, Vocabulary(64), step_rows=16)
         for row in rows:
             for begin in range(0, lengths[row], 50):
-                piece = prompts[row][begin : begin + 50]
-                runner.read(row, piece, lengths[row], (), 0, Vocabulary(64), most_tokens=lengths[row] + 3)
+                chunk = prompts[row][begin : begin + 50]
+                runner.prefill(row, chunk, lengths[row], max_cached_tokens=lengths[row] + 3)
             runner.start(row)
         for step in range(3):
             requests, logits = runner.decode(dict.fromkeys(rows, step))
@@ -207,16 +207,16 @@ def test_with_every_option_a_request_reads_what_one_forward_reads_in_any_company
 
 
 def test_what_a_row_leaves_behind_does_not_meet_the_next() -> None:
-    runner = Runner(tiny_model(llama_config()), step_rows=16)
+    runner = Runner(tiny_model(llama_config()), Vocabulary(257), step_rows=16)
     for request in range(6):
-        runner.read(request, [1, 2, 3], 3, (), 0, Vocabulary(257))
+        runner.prefill(request, [1, 2, 3], 3)
         runner.start(request)
     with torch.inference_mode():
-        for keys, values in runner._slots._shelf_of[5].layers:
+        for keys, values in runner._cache._bucket_of[5].layers:
             keys[5].fill_(torch.nan)
             values[5].fill_(torch.inf)
     runner.free(5)
-    runner.read(7, [4, 5, 6], 3, (), 0, Vocabulary(257))
+    runner.prefill(7, [4, 5, 6], 3)
     runner.start(7)
     requests, logits = runner.decode(dict.fromkeys((0, 1, 2, 3, 4, 7), 9))
     assert requests == [0, 1, 2, 3, 4, 7]
@@ -225,9 +225,9 @@ def test_what_a_row_leaves_behind_does_not_meet_the_next() -> None:
 
 def test_the_row_that_takes_a_place_over_brings_nothing_of_the_one_that_left() -> None:
     model = tiny_model(llama_config())
-    runner = Runner(model, step_rows=16)
+    runner = Runner(model, Vocabulary(257), step_rows=16)
     for request, length in enumerate((30, 5, 3)):
-        runner.read(request, [1] * length, length, (), 0, Vocabulary(257))
+        runner.prefill(request, [1] * length, length)
         runner.start(request)
     with torch.no_grad():
         model.embed.weight[7] = torch.nan
@@ -240,14 +240,14 @@ def test_the_row_that_takes_a_place_over_brings_nothing_of_the_one_that_left() -
 
 
 def test_memory_grows_with_the_rows_and_is_given_back() -> None:
-    runner = Runner(tiny_model(llama_config(context=1024)), step_rows=16)
-    slots = runner._slots
+    runner = Runner(tiny_model(llama_config(context=1024)), Vocabulary(257), step_rows=16)
+    cache = runner._cache
 
     def rows() -> dict[int, int]:
-        return {capacity: shelf.layers[0][0].shape[0] for capacity, shelf in slots._shelves.items()}
+        return {capacity: bucket.layers[0][0].shape[0] for capacity, bucket in cache._buckets.items()}
 
     for request, length in enumerate([5] * 10 + [500] * 2):
-        runner.read(request, [1] * length, length, (), 0, Vocabulary(257))
+        runner.prefill(request, [1] * length, length)
         runner.start(request)
     assert rows() == {64: 11, 512: 2}
     for request in range(1, 12):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smalti.base.errors import UserError
-from smalti.serve.engine.sampling import NotFinite, SamplingParams, _kept_probabilities, choose
+from smalti.serve.engine.sampling import NotFinite, SamplingParams, _truncated_probabilities, choose
 
 LOGITS = torch.tensor([0.1, 2.0, 1.0, -1.0, 0.5]).log_softmax(-1)
 
@@ -56,9 +56,9 @@ def test_the_bounds_do_not_depend_on_the_rows_beside_a_row() -> None:
         sorted_probability = scaled.sort(dim=-1, descending=True, stable=True).values.softmax(-1)
         share = sorted_probability.cumsum(-1)[:, 1000] / sorted_probability.sum(-1)  # ends just at a token
         params = [SamplingParams(temperature=1.0, top_p=float(one)) for one in share]
-        together, _ = _kept_probabilities(scaled, params)
+        together, _ = _truncated_probabilities(scaled, params)
         for row in range(8):
-            alone, _ = _kept_probabilities(scaled[row : row + 1], params[row : row + 1])
+            alone, _ = _truncated_probabilities(scaled[row : row + 1], params[row : row + 1])
             assert torch.equal(alone[0], together[row])
     finally:
         torch.set_num_threads(threads)

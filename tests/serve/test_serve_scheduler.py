@@ -1,4 +1,4 @@
-"""The scheduler alone: order, rows, memory set aside, prompts in pieces."""
+"""The scheduler alone: order, rows, memory set aside, prompts in outputs."""
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ CONTEXT = 1000
 def sequence(number: int, prompt_tokens: int, max_tokens: int) -> Sequence:
     params = SamplingParams(max_tokens=max_tokens)
     return Sequence(
-        number, [1] * prompt_tokens, params, frozenset(), CONTEXT, ByteTokenizer().decode_stream(), lambda piece: None
+        number, [1] * prompt_tokens, params, frozenset(), CONTEXT, ByteTokenizer().decode_stream(), lambda output: None
     )
 
 
@@ -46,13 +46,13 @@ def test_first_come_first_served_within_the_bounds(requests, max_rows, cache_tok
     begun: list[int] = []
     for turn in range(10_000):
         scheduler.admit()
-        inside = scheduler.reading + scheduler.running
+        inside = scheduler.prefilling + scheduler.running
         assert inside, "what waits is let in when nobody is inside"
         assert len(inside) <= max_rows
-        assert scheduler.reserved_tokens == sum(capacity_tokens(one.most_tokens, CONTEXT) for one in inside)
+        assert scheduler.reserved_tokens == sum(capacity_tokens(one.max_cached_tokens, CONTEXT) for one in inside)
         assert scheduler.reserved_tokens <= scheduler.cache_tokens
         read = 0
-        for one, end in scheduler.prompts():
+        for one, end in scheduler.prefills():
             assert end % prefill_tokens == 0 or end == len(one.prompt_ids)
             read += end - one.cached_tokens
             one.cached_tokens = end
@@ -60,10 +60,10 @@ def test_first_come_first_served_within_the_bounds(requests, max_rows, cache_tok
                 begun.append(one.request)
                 scheduler.start(one)
         assert read <= prefill_tokens
-        assert read > 0 or not scheduler.reading
+        assert read > 0 or not scheduler.prefilling
         if scheduler.running:
             scheduler.remove(scheduler.running[ends[turn % len(ends)] % len(scheduler.running) if ends else 0])
-        if not scheduler.waiting and not scheduler.reading and not scheduler.running:
+        if not scheduler.waiting and not scheduler.prefilling and not scheduler.running:
             break
     assert begun == list(range(len(requests)))
     assert scheduler.reserved_tokens == 0

@@ -8,10 +8,11 @@ from tiny_models import ByteTokenizer, dbrx_config, llama_config, tiny_model
 from smalti.base.errors import UserError
 from smalti.evals.likelihood import Window, score
 from smalti.serve.engine.engine import Engine
+from smalti.serve.engine.offline import generate
 from smalti.serve.engine.sampling import NotFinite, SamplingParams
 from smalti.serve.engine.scheduler import Limits
 from smalti.serve.engine.scores import Vocabulary, score_hidden
-from smalti.serve.engine.sequence import Piece
+from smalti.serve.engine.sequence import RequestOutput
 
 TEXTS = ["x", "hello world", "a" * 40, "def add(a, b):\n    return a + b\n"]
 
@@ -23,7 +24,7 @@ def engine(request) -> Engine:
 
 def test_prompt_scores_equal_those_of_the_evals(engine: Engine) -> None:
     params = SamplingParams(max_tokens=0, prompt_logprobs=3)
-    answers = engine.generate(TEXTS, params)
+    answers = generate(engine, TEXTS, params)
     windows = [Window(np.array([256, *text.encode()]), 1) for text in TEXTS]
     nats = score(engine.model, windows)
     for text, answer, expected in zip(TEXTS, answers, nats, strict=True):
@@ -35,7 +36,7 @@ def test_prompt_scores_equal_those_of_the_evals(engine: Engine) -> None:
 
 def test_scores_equal_a_log_softmax_over_the_whole_vocabulary(engine: Engine) -> None:
     params = SamplingParams(max_tokens=12, logprobs=4, prompt_logprobs=2, temperature=1.0, top_k=3, ignore_eos=True)
-    answer = engine.generate(["hello, world, hello, world"], params)[0]
+    answer = generate(engine, ["hello, world, hello, world"], params)[0]
     ids = [token.id for token in answer.prompt_scores] + list(answer.token_ids)
     with torch.no_grad():
         logprobs = engine.model(torch.tensor([ids])).value[0].float().log_softmax(-1)
@@ -53,9 +54,9 @@ def test_scores_equal_a_log_softmax_over_the_whole_vocabulary(engine: Engine) ->
 
 
 def test_scores_are_given_only_where_asked(engine: Engine) -> None:
-    plain = engine.generate(["abc"], SamplingParams(max_tokens=3, ignore_eos=True))[0]
+    plain = generate(engine, ["abc"], SamplingParams(max_tokens=3, ignore_eos=True))[0]
     assert plain.tokens == plain.prompt_scores == ()
-    chosen = engine.generate(["abc"], SamplingParams(max_tokens=3, logprobs=0, ignore_eos=True))[0]
+    chosen = generate(engine, ["abc"], SamplingParams(max_tokens=3, logprobs=0, ignore_eos=True))[0]
     assert chosen.token_ids == plain.token_ids
     assert all(token.logprob is not None and token.top == () for token in chosen.tokens)
     assert chosen.prompt_scores == ()
@@ -63,10 +64,10 @@ def test_scores_are_given_only_where_asked(engine: Engine) -> None:
 
 def test_a_prompt_of_the_full_context_can_be_scored_but_not_continued(engine: Engine) -> None:
     ids = list(range(64))
-    scored = engine.generate([ids], SamplingParams(max_tokens=0, prompt_logprobs=0))[0]
+    scored = generate(engine, [ids], SamplingParams(max_tokens=0, prompt_logprobs=0))[0]
     assert [token.id for token in scored.prompt_scores] == ids
     with pytest.raises(UserError, match="64 tokens"):
-        engine.generate([ids], SamplingParams(max_tokens=1, prompt_logprobs=0))
+        generate(engine, [ids], SamplingParams(max_tokens=1, prompt_logprobs=0))
     with pytest.raises(UserError, match="max_tokens=0"):
         SamplingParams(max_tokens=0)
     with pytest.raises(UserError, match="logprobs=-1"):
@@ -77,19 +78,19 @@ def test_a_prompt_of_the_full_context_can_be_scored_but_not_continued(engine: En
 
 def test_scores_that_are_not_finite_end_their_request_alone(engine: Engine) -> None:
     params = SamplingParams(max_tokens=0, prompt_logprobs=0)
-    expected = engine.generate(["hello"], params)[0]
+    expected = generate(engine, ["hello"], params)[0]
     with torch.no_grad():
         engine.model.embed.weight[7] = torch.nan
-    bad, good = list[Piece](), list[Piece]()
+    bad, good = list[RequestOutput](), list[RequestOutput]()
     engine.submit([1, 7, *[2] * 30], params, bad.append)
     engine.submit("hello", params, good.append)
     while engine.step():
         pass
     assert bad[-1].finish_reason == "error"
     assert isinstance(bad[-1].error, NotFinite)
-    assert good[-1].prompt == expected.prompt_scores
+    assert good[-1].prompt_scores == expected.prompt_scores
     with pytest.raises(NotFinite):
-        engine.generate([[1, 7, 2]], params)
+        generate(engine, [[1, 7, 2]], params)
 
 
 def test_ids_without_a_token_are_not_listed() -> None:

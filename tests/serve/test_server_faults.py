@@ -19,7 +19,7 @@ from smalti.serve.engine.engine import Engine
 from smalti.serve.engine.loop import EngineLoop
 from smalti.serve.engine.scheduler import Limits, QueueFull
 from smalti.serve.server.app import build
-from smalti.serve.server.errors import from_engine, from_house
+from smalti.serve.server.errors import from_engine, from_smalti
 from smalti.serve.server.guard import Guard
 from smalti.serve.server.metrics import Metrics
 from smalti.serve.server.serving import Serving
@@ -49,7 +49,7 @@ def test_an_engine_that_failed_says_so() -> None:
     def fails(*args: object) -> None:
         raise RuntimeError("secret innards")
 
-    engine._read = fails  # type: ignore[method-assign]
+    engine._prefill = fails  # type: ignore[method-assign]
     loop = EngineLoop(engine)
     app = build(Serving(engine, loop, PlainChat(), Metrics(loop.counts), "tiny"))
     assert send(app, "GET", "/health").status_code == 200
@@ -61,10 +61,10 @@ def test_an_engine_that_failed_says_so() -> None:
 
 
 def test_errors_of_the_house_have_their_status() -> None:
-    assert (from_house(QueueFull("full")).status, from_house(QueueFull("full")).code) == (429, "too_many_requests")
-    assert from_house(RetryableError("ended")).status == 503
-    assert from_house(UserError("wrong")).status == 400
-    assert from_house(CheckFailed("no")).status == 500
+    assert (from_smalti(QueueFull("full")).status, from_smalti(QueueFull("full")).code) == (429, "too_many_requests")
+    assert from_smalti(RetryableError("ended")).status == 503
+    assert from_smalti(UserError("wrong")).status == 400
+    assert from_smalti(CheckFailed("no")).status == 500
     assert from_engine(UserError("wrong")).status == 500
 
 

@@ -14,6 +14,7 @@ from tiny_runs import tiny_run
 
 from smalti.distributed.checkpoint.export import export
 from smalti.serve.engine.engine import Engine
+from smalti.serve.engine.offline import generate
 from smalti.serve.engine.sampling import SamplingParams
 
 openai = pytest.importorskip("openai")
@@ -56,7 +57,7 @@ def test_models(client: "openai.OpenAI") -> None:
 
 
 def test_a_completion_is_the_engines_answer(client: "openai.OpenAI", engine: Engine) -> None:
-    expected = engine.generate(["def add("], SamplingParams(max_tokens=20))[0]
+    expected = generate(engine, ["def add("], SamplingParams(max_tokens=20))[0]
     answer = client.completions.create(model=MODEL, prompt="def add(", max_tokens=20, temperature=0)
     assert answer.choices[0].text == expected.text
     assert answer.choices[0].finish_reason == expected.finish_reason
@@ -143,7 +144,7 @@ def test_chat(client: "openai.OpenAI", engine: Engine) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "3+4="}]
     answer = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=20)
     params = SamplingParams(max_tokens=20, stop=("\nUser:", "\nAssistant:"))
-    expected = engine.generate(["Be brief.\n\nUser: 3+4=\n\nAssistant:"], params)[0]
+    expected = generate(engine, ["Be brief.\n\nUser: 3+4=\n\nAssistant:"], params)[0]
     assert answer.object == "chat.completion"
     assert answer.choices[0].message.role == "assistant"
     assert answer.choices[0].message.content == expected.text.lstrip()

@@ -44,7 +44,7 @@ def test_the_page_names_its_keys() -> None:
     text = bytes(page().body).decode()
     shown = re.sub(r"<(script|style)>.*?</\1>", "", text, flags=re.DOTALL)
     assert "Ctrl+Enter continues, Esc stops" in shown
-    assert 'placeholder="Message: Enter sends, Shift+Enter makes a line"' in shown
+    assert 'placeholder="Message: Enter sends, Shift+Enter starts a new line"' in shown
 
 
 @pytest.fixture(scope="module")

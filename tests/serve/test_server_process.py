@@ -34,7 +34,7 @@ def test_a_taken_port_exits_2(run: Path, capsys: pytest.CaptureFixture[str]) -> 
         other.bind(("127.0.0.1", 0))
         other.listen()
         assert smalti(["serve", str(run), "--port", str(other.getsockname()[1])]) == 2
-    assert "taken by another program\nhint: --port 0" in capsys.readouterr().err
+    assert "in use by another program\nhint: --port 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -42,9 +42,9 @@ def test_a_taken_port_exits_2(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     [
         (["--host", "0.0.0.0"], "SMALTI_SERVE_KEY"),
         (["--host", "::"], "--key-file"),
-        (["--host", "no.such.host.invalid"], "no address of a machine"),
+        (["--host", "no.such.host.invalid"], "cannot be resolved"),
         (["--host", "203.0.113.7", "--key-file", "KEY"], "not an address of this machine"),
-        (["--port", "70000"], "0 (any that is free) to 65535"),
+        (["--port", "70000"], "0 (any free port) to 65535"),
         (["--port", "-1"], "65535"),
         (["--max-rows", "0"], "1 or more"),
         (["--max-waiting", "-1"], "0 or more"),
@@ -114,7 +114,7 @@ def test_running_requests_end_before_the_server(run: Path, number: int) -> None:
     assert answers[0].json()["usage"]["completion_tokens"] == 300
     told = "".join(server.errors)
     # the page of metrics that the test asked for last may count as well
-    assert re.search(r"finishing \d answers? \(up to 30\.0s\); Ctrl-C again cuts off what still runs\n", told)
+    assert re.search(r"finishing \d answers? \(up to 30\.0s\); press Ctrl-C again to stop now\n", told)
     assert not any(word in told for word in ("Traceback", "cut off\n"))
 
 

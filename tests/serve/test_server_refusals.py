@@ -260,7 +260,7 @@ def test_the_key_opens(serving: Serving) -> None:
     assert send(app, "GET", "/", headers=headers).status_code == 200
     asking = send(app, "GET", "/")  # the page that asks for the key
     assert asking.status_code == 401
-    assert "This server asks for a key" in asking.text
+    assert "This server requires a key" in asking.text
     assert "tiny" not in asking.text
 
 

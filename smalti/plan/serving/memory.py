@@ -204,7 +204,7 @@ def held_tokens(model: ModelConfig, load: Load, layer: int) -> int:
 
 
 def held_rows(load: Load) -> int:
-    """Rows that the cache has for a batch: of this engine, those of a shelf that only grew (``slots.py``)."""
+    """Rows that the cache has for a batch: of this engine, those of a bucket that only grew (``CacheBucket``)."""
     rows = 0
     while load.cache == "smalti" and rows < load.batch:
         rows += 1 + rows // 4

@@ -1,1 +1,1 @@
-"""One generation engine: sequences in, tokens and text out, with a key/value cache."""
+"""The generation engine: sequences, scheduler, key/value cache, model runner, and the engine that steps them."""

@@ -1,15 +1,13 @@
-"""The generation engine: requests in, pieces of answers out.
+"""The generation engine: continuous batching over one ``Decoder`` in one process.
 
-Promises: requests of any length join and leave between two steps; the answer to a request does not depend on what else
-runs at the same time (``runner`` says to the bit where that holds), and draws are keyed by (seed, position); greedy
-answers equal those of a full recomputation up to the rounding of the logits; nothing overtakes a request that waits.
-Generates from a plain ``Decoder`` in one process.
+Requests of any length join and leave between two steps, first come, first served. An answer is independent of the batch
+(``runner`` says where that holds to the bit), and draws are keyed by (seed, position). Greedy answers equal those of a
+full recomputation up to the rounding of the logits. ``offline`` answers a list of prompts without a server.
 """
 
 import itertools
 import threading
 from collections import deque
-from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,34 +25,34 @@ from smalti.serve.engine.runner import Runner
 from smalti.serve.engine.sampling import NotFinite, SamplingParams, check_finite, choose
 from smalti.serve.engine.scheduler import Limits, QueueFull, Scheduler
 from smalti.serve.engine.scores import Vocabulary, score
-from smalti.serve.engine.sequence import Completion, FinishReason, OnPiece, Piece, Sequence, TokenScore
+from smalti.serve.engine.sequence import FinishReason, OnOutput, RequestOutput, Sequence, TokenScore
 from smalti.serve.folders import ModelFolder
 
 _CONTEXT_TOKENS = 4
-"""Tokens of the prompt that the text decoder sees first: some tokenizers drop a blank at the head of a text."""
+"""Last tokens of the prompt that the text decoder sees first: some tokenizers drop a space at the start of a text."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class Counts:
-    """The engine's numbers at one moment."""
+    """The engine's load and totals at one moment."""
 
     running: int
-    """Requests that have a row: their prompt is being read, or they generate."""
+    """Requests that have a row: their prompt is being prefilled, or they generate."""
     waiting: int
     kv_used_frac: float
-    """Share of the cache that is set aside for the requests that run."""
+    """Fraction of the cache that is reserved for the requests that run."""
     prompt_tokens_total: int
-    """Tokens of prompts that have been read."""
+    """Prompt tokens prefilled."""
     generated_tokens_total: int
 
 
 class Engine:
-    """A model and its tokenizer, ready to answer.
+    """A model, its tokenizer and the requests that are open.
 
-    A prompt given as text is preceded by ``begin_id`` (the tokenizer's end-of-document token where none is given: that
-    is what stood before each document in training); one given as ids is taken as it is. An answer ends at one of
-    ``end_ids``. ``submit`` and ``abort`` may be called from any thread, all else from one.
+    A prompt given as text is preceded by ``begin_id`` (default: the tokenizer's end-of-document token, which preceded
+    each document in training); one given as ids is taken as it is. An answer ends at one of ``end_ids``. ``submit``,
+    ``abort`` and ``counts`` may be called from any thread, all other methods from one.
     """
 
     def __init__(
@@ -81,13 +79,13 @@ class Engine:
         self.name = name
         self.limits = limits or Limits()
         self._vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.unused_ids)
-        self._runner = Runner(self.model, step_rows=self.limits.step_rows)
+        self._runner = Runner(self.model, self._vocabulary, step_rows=self.limits.step_rows)
         cache_tokens = self.limits.cache_bytes // self._runner.token_bytes
         self._scheduler = Scheduler(self.limits, cache_tokens, self.limit_tokens)
-        self._numbers = itertools.count(1)
+        self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._open: dict[int, Sequence] = {}
-        self._arrived: deque[Sequence] = deque()
+        self._submitted: deque[Sequence] = deque()
         self._aborted: deque[int] = deque()
         self._prompt_tokens = 0
         self._generated_tokens = 0
@@ -96,46 +94,71 @@ class Engine:
     def from_folder(
         cls, folder: str | Path, *, dtype: str = "fp32", device: str = "auto", limits: Limits | None = None
     ) -> Self:
-        """Load a Hugging Face folder, ours or another Llama's or DBRX's; begin and end tokens come from its configs."""
+        """Load a Hugging Face folder, from Smalti or elsewhere; begin and end tokens come from its configs."""
         if dtype not in DTYPES:
             raise UserError(f"dtype={dtype} is not known", allowed=", ".join(DTYPES))
         model = load_folder(folder, DTYPES[dtype])
-        found = "cuda" if torch.cuda.is_available() else "cpu"
         tokenizer = load_tokenizer(folder)
         files = ModelFolder(str(folder), None)
-        begin, ends = files.special_ids()
-        place = found if device == "auto" else device
-        return cls(model.to(place), tokenizer, begin_id=begin, end_ids=ends, name=files.name, limits=limits)
+        begin_id, end_ids = files.special_ids()
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        return cls(model.to(device), tokenizer, begin_id=begin_id, end_ids=end_ids, name=files.name, limits=limits)
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
-    def submit(self, prompt: str | Rows[int], params: SamplingParams, on_piece: OnPiece) -> int:
-        """Take a request in; returns its number. ``on_piece`` is called by ``step``, the last time with an end.
+    def submit(self, prompt: str | Rows[int], params: SamplingParams, on_output: OnOutput) -> int:
+        """Submit a request; returns its number. ``step`` calls ``on_output``, the last time with a finish reason.
 
         Raises UserError for a prompt that does not fit and QueueFull when too many requests are open.
         """
-        sequence = self._sequence(prompt, params, on_piece)
+        sequence = self.prepare(prompt, params, on_output)
         with self._lock:
             if len(self._open) >= self.limits.max_rows + self.limits.max_waiting:
                 raise QueueFull(
-                    f"{len(self._open)} requests run and wait already",
-                    allowed=f"{self.limits.max_rows} that run and {self.limits.max_waiting} that wait",
+                    f"{len(self._open)} requests are running or waiting",
+                    allowed=f"{self.limits.max_rows} running and {self.limits.max_waiting} waiting",
                     hint="send it again later",
                 )
-            self._open[sequence.request] = sequence
-            self._arrived.append(sequence)
+            self._enqueue(sequence)
         return sequence.request
 
+    def prepare(self, prompt: str | Rows[int], params: SamplingParams, on_output: OnOutput) -> Sequence:
+        """Make the sequence of a request without queueing it. Raises UserError for a prompt that does not fit."""
+        ids = self._prompt_ids(prompt)
+        longest = self.limit_tokens - (params.max_tokens > 0)
+        if len(ids) > longest:
+            raise UserError(
+                f"the prompt has {len(ids)} tokens and the model takes {self.limit_tokens}, answer included",
+                allowed=f"at most {longest} tokens",
+                hint="shorten the prompt",
+            )
+        return Sequence(
+            next(self._ids), ids, params, self.end_ids, self.limit_tokens, self.decoder_after(ids), on_output
+        )
+
+    def enqueue(self, sequences: Rows[Sequence]) -> None:
+        """Queue prepared sequences, however many."""
+        with self._lock:
+            for sequence in sequences:
+                self._enqueue(sequence)
+
     def abort(self, request: int) -> None:
-        """End a request at the begin of the next step, with a last piece. Nothing for one that has ended."""
+        """End a request at the start of the next step, with a last output. Does nothing for one that has ended."""
         self._aborted.append(request)
 
+    def end(self, sequence: Sequence, reason: FinishReason, error: BaseException | None = None) -> None:
+        """End a request now, with a last output. Does nothing for one that has ended."""
+        if self._release(sequence):
+            sequence.finish_reason = reason
+            self._emit(sequence, RequestOutput("", (), sequence.take_prompt_scores(), reason, error))
+
     def end_all(self, error: BaseException | None = None) -> None:
-        """End every open request at once: with ``error``, or as aborted. Not while another thread is in ``step``."""
+        """End every open request now: with ``error``, or as aborted. Not while another thread is in ``step``."""
         with self._lock:
             sequences = list(self._open.values())
         for sequence in sequences:
-            self._end(sequence, "abort" if error is None else "error", error)
+            self.end(sequence, "abort" if error is None else "error", error)
 
     @property
     def idle(self) -> bool:
@@ -143,8 +166,8 @@ class Engine:
         return not self._open
 
     def counts(self) -> Counts:
-        """The engine's numbers now; may be called from any thread."""
-        running = len(self._scheduler.reading) + len(self._scheduler.running)
+        """Return the engine's load and totals; may be called from any thread."""
+        running = self._scheduler.n_active
         return Counts(
             running,
             max(0, len(self._open) - running),
@@ -153,95 +176,58 @@ class Engine:
             self._generated_tokens,
         )
 
-    def step(self) -> bool:
-        """One turn: let requests in, read prompts within the budget, one token for all that generate.
+    def decoder_after(self, prompt_ids: Rows[int]) -> StreamDecoder:
+        """Return a decoder for the answer to this prompt, which may begin inside a character."""
+        decoder = self.tokenizer.decode_stream()
+        for token in prompt_ids[-_CONTEXT_TOKENS:]:
+            decoder.push(token)
+        return decoder
 
-        False when there was nothing to do. An error of one request ends that request; any other is raised, and then
-        the engine must not be stepped again.
+    # ---- one step ----------------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Admit requests, prefill prompts within the step's budget, and generate one token for each running request.
+
+        Returns False when there was nothing to do. An error of one request ends that request; any other is raised, and
+        then the engine must not be stepped again.
         """
-        self._take_in()
+        self._update_queue()
         if not self._open:
             return False
         self._scheduler.admit()
-        for sequence, end in self._scheduler.prompts():
-            self._read(sequence, end)
+        for sequence, end in self._scheduler.prefills():
+            self._prefill(sequence, end)
         if self._scheduler.running:
             self._decode()
         return True
 
-    # ---- whole answers -----------------------------------------------------------------------------------------------
-
-    def generate(
-        self, prompts: Rows[str | Rows[int]], params: SamplingParams | Rows[SamplingParams] | None = None
-    ) -> list[Completion]:
-        """Answer each prompt; ``params`` for all, or one for each; absent, greedy up to 128 tokens.
-
-        Steps the engine itself, so not while an ``EngineLoop`` does. Raises UserError for a prompt that leaves no room
-        for an answer, before any work.
-        """
-        params = SamplingParams() if params is None else params
-        own = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        if len(own) != len(prompts):
-            raise UserError(f"{len(own)} sampling params for {len(prompts)} prompts", allowed="one, or one for each")
-        answers = [
-            _Answer(prompt, self._sequence(prompt, one, pieces.append), pieces)
-            for prompt, one, pieces in zip(prompts, own, [deque[Piece]() for _ in prompts], strict=True)
-        ]
-        ahead = deque(answers)
-        try:
-            while not all(answer.ended for answer in answers):
-                while ahead and len(self._open) < self.limits.max_rows:
-                    self._enter(ahead.popleft().sequence)
-                self.step()
-        finally:
-            self._drop([answer.sequence for answer in answers])
-        return [answer.completion(self.tokenizer) for answer in answers]
-
-    def stream(self, prompt: str | Rows[int], params: SamplingParams | None = None) -> Iterator[str]:
-        """Answer one prompt in pieces of whole characters; joined they are the text that ``generate`` returns.
-
-        Steps the engine itself, as ``generate`` does.
-        """
-        pieces: deque[Piece] = deque()
-        sequence = self._sequence(prompt, params or SamplingParams(), pieces.append)
-        self._enter(sequence)
-        try:
-            while True:
-                while not pieces:
-                    self.step()
-                piece = pieces.popleft()
-                if piece.error is not None:
-                    raise piece.error
-                if piece.text:
-                    yield piece.text
-                if piece.finish_reason is not None:
-                    return
-        finally:
-            self._drop([sequence])
-
-    # ---- one turn ----------------------------------------------------------------------------------------------------
-
-    def _take_in(self) -> None:
+    def _update_queue(self) -> None:
+        """Pass new requests to the scheduler and end aborted ones."""
         with self._lock:
-            while self._arrived:
-                self._scheduler.add(self._arrived.popleft())
+            while self._submitted:
+                self._scheduler.add(self._submitted.popleft())
         while self._aborted:
             sequence = self._open.get(self._aborted.popleft())
             if sequence is not None:
-                self._end(sequence, "abort")
+                self.end(sequence, "abort")
 
-    def _read(self, sequence: Sequence, end: int) -> None:
-        """Read the prompt up to ``end``; the first token of the answer where that is all of it."""
-        params, ids, begin = sequence.params, sequence.prompt_ids, sequence.cached_tokens
+    def _prefill(self, sequence: Sequence, end: int) -> None:
+        """Prefill the prompt up to ``end``; generates the first token where that completes it."""
+        params = sequence.params
+        ids = sequence.prompt_ids
+        begin = sequence.cached_tokens
         scored = params.prompt_logprobs is not None
-        targets, n_top = ids[begin + 1 : end + 1] if scored else (), params.prompt_logprobs or 0
         try:
-            logits_V, scores = self._runner.read(
-                sequence.request, ids[begin:end], len(ids), targets, n_top, self._vocabulary,
-                most_tokens=sequence.most_tokens,
-            )  # fmt: skip
+            logits_V, scores = self._runner.prefill(
+                sequence.request,
+                ids[begin:end],
+                len(ids),
+                targets=ids[begin + 1 : end + 1] if scored else (),
+                n_top=params.prompt_logprobs or 0,
+                max_cached_tokens=sequence.max_cached_tokens,
+            )
         except NotFinite as error:
-            self._end(sequence, "error", error)
+            self.end(sequence, "error", error)
             return
         if scored and begin == 0:
             sequence.prompt_scores.append(TokenScore(ids[0], None))
@@ -251,7 +237,7 @@ class Engine:
         if end < len(ids):
             return
         if params.max_tokens == 0:
-            self._end(sequence, "length")
+            self.end(sequence, "length")
             return
         self._append([sequence], logits_V[None])
         if sequence.finish_reason is None:
@@ -259,62 +245,46 @@ class Engine:
             self._scheduler.start(sequence)
 
     def _decode(self) -> None:
-        last = {sequence.request: sequence.output_ids[-1] for sequence in self._scheduler.running}
-        requests, logits_BV = self._runner.decode(last)
+        """Generate the next token of every running request in one forward pass."""
+        last_ids = {sequence.request: sequence.output_ids[-1] for sequence in self._scheduler.running}
+        requests, logits_BV = self._runner.decode(last_ids)
         self._append([self._open[request] for request in requests], logits_BV)
 
-    def _append(self, rows: list[Sequence], logits_BV: Tensor) -> None:
-        """Choose the next token of each row and hand it out."""
-        tokens = self._choose(rows, logits_BV)
+    def _append(self, sequences: list[Sequence], logits_BV: Tensor) -> None:
+        """Sample the next token of each sequence and emit it."""
+        tokens = self._sample(sequences, logits_BV)
         self._generated_tokens += sum(token is not None for token in tokens)
-        for row, (sequence, token) in enumerate(zip(rows, tokens, strict=True)):
+        for row, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
             if token is None:
                 continue
-            made = TokenScore(token, None)
+            scored = TokenScore(token, None)
             if sequence.params.logprobs is not None:
-                made = score(logits_BV[row : row + 1], [token], sequence.params.logprobs, self._vocabulary)[0]
+                scored = score(logits_BV[row : row + 1], [token], sequence.params.logprobs, self._vocabulary)[0]
             text = sequence.append(token)
             if sequence.finish_reason is not None:
-                self._forget(sequence)
-            self._give(sequence, Piece(text, (made,), sequence.take_prompt_scores(), sequence.finish_reason))
+                self._release(sequence)
+            prompt_scores = sequence.take_prompt_scores()
+            self._emit(sequence, RequestOutput(text, (scored,), prompt_scores, sequence.finish_reason))
 
-    def _choose(self, rows: list[Sequence], logits_BV: Tensor) -> list[int | None]:
+    def _sample(self, sequences: list[Sequence], logits_BV: Tensor) -> list[int | None]:
+        """Return a token for each row; a row whose logits are not finite ends its request and gets None."""
         try:
             check_finite(logits_BV)
-            choosable_BV = self._vocabulary.of(logits_BV)
-            return list(choose(choosable_BV, [row.params for row in rows], [row.position for row in rows]))
+            params = [sequence.params for sequence in sequences]
+            positions = [sequence.position for sequence in sequences]
+            return list(choose(self._vocabulary.of(logits_BV), params, positions))
         except NotFinite as error:
-            if len(rows) == 1:
-                self._end(rows[0], "error", error)
+            if len(sequences) == 1:
+                self.end(sequences[0], "error", error)
                 return [None]
-        return [self._choose([row], logits_BV[place : place + 1])[0] for place, row in enumerate(rows)]
+        return [self._sample([sequence], logits_BV[row : row + 1])[0] for row, sequence in enumerate(sequences)]
 
-    # ---- begin and end of a request ----------------------------------------------------------------------------------
+    # ---- start and end of a request ----------------------------------------------------------------------------------
 
-    def _sequence(self, prompt: str | Rows[int], params: SamplingParams, on_piece: OnPiece) -> Sequence:
+    def _prompt_ids(self, prompt: str | Rows[int]) -> list[int]:
         if isinstance(prompt, str):
-            ids = [self.begin_id, *(int(token) for token in self.tokenizer.encode(prompt))]
-        else:
-            ids = [int(token) for token in prompt]
-            self._check_ids(ids)
-        longest = self.limit_tokens - (params.max_tokens > 0)
-        if len(ids) > longest:
-            raise UserError(
-                f"the prompt has {len(ids)} tokens and the model takes {self.limit_tokens}, answer included",
-                allowed=f"at most {longest} tokens",
-                hint="shorten the prompt",
-            )
-        decoder = self.decoder_after(ids)
-        return Sequence(next(self._numbers), ids, params, self.end_ids, self.limit_tokens, decoder, on_piece)
-
-    def decoder_after(self, prompt_ids: Rows[int]) -> StreamDecoder:
-        """What decodes an answer to this prompt: it may begin inside a character."""
-        decoder = self.tokenizer.decode_stream()
-        for token in prompt_ids[-_CONTEXT_TOKENS:]:
-            decoder.push(token)
-        return decoder
-
-    def _check_ids(self, ids: list[int]) -> None:
+            return [self.begin_id, *(int(token) for token in self.tokenizer.encode(prompt))]
+        ids = [int(token) for token in prompt]
         if not ids:
             raise UserError("the prompt has no token", allowed="one or more ids, or a text")
         for token in ids:
@@ -322,72 +292,29 @@ class Engine:
                 raise UserError(
                     f"the id {token} is not in the vocabulary", allowed=f"0 to {self.tokenizer.vocab_size - 1}"
                 )
+        return ids
 
-    def _enter(self, sequence: Sequence) -> None:
-        with self._lock:
-            self._open[sequence.request] = sequence
-            self._arrived.append(sequence)
+    def _enqueue(self, sequence: Sequence) -> None:
+        self._open[sequence.request] = sequence
+        self._submitted.append(sequence)
 
-    def _forget(self, sequence: Sequence) -> bool:
-        """Give back all that a request holds; False when it had ended before."""
+    def _release(self, sequence: Sequence) -> bool:
+        """Free the row, the cache and the reservation of a request; returns False when it had ended before."""
         with self._lock:
             if self._open.pop(sequence.request, None) is None:
                 return False
-            if sequence in self._arrived:
-                self._arrived.remove(sequence)
+            if sequence in self._submitted:
+                self._submitted.remove(sequence)
                 return True
         self._scheduler.remove(sequence)
         self._runner.free(sequence.request)
         return True
 
-    def _end(self, sequence: Sequence, reason: FinishReason, error: BaseException | None = None) -> None:
-        if self._forget(sequence):
-            sequence.finish_reason = reason
-            self._give(sequence, Piece("", (), sequence.take_prompt_scores(), reason, error))
-
-    def _give(self, sequence: Sequence, piece: Piece) -> None:
+    def _emit(self, sequence: Sequence, output: RequestOutput) -> None:
         try:
-            sequence.on_piece(piece)
+            sequence.on_output(output)
         except Exception:
-            # Whoever listened is gone or broken; that is no reason to stop the others.
-            log.get("serve").exception("request %d: its listener failed, the request ends", sequence.request)
+            # A broken consumer must not stop the other requests.
+            log.get("serve").exception("request %d: its on_output failed, the request ends", sequence.request)
             sequence.finish_reason = "error"
-            self._forget(sequence)
-
-    def _drop(self, sequences: list[Sequence]) -> None:
-        """End those of our own requests that are still open, without a word."""
-        for sequence in sequences:
-            if sequence.request in self._open:
-                self._forget(sequence)
-
-
-@dataclass
-class _Answer:
-    """Collects the pieces of one request."""
-
-    prompt: str | Rows[int]
-    sequence: Sequence
-    pieces: deque[Piece]
-
-    @property
-    def ended(self) -> bool:
-        """True after the last piece; raises what ended the request, if that was an error."""
-        if not self.pieces or self.pieces[-1].finish_reason is None:
-            return False
-        if self.pieces[-1].error is not None:
-            raise self.pieces[-1].error
-        return True
-
-    def completion(self, tokenizer: Tokenizer) -> Completion:
-        """The pieces joined."""
-        sequence, tokens = self.sequence, [token for piece in self.pieces for token in piece.tokens]
-        assert sequence.finish_reason is not None
-        return Completion(
-            self.prompt if isinstance(self.prompt, str) else tokenizer.decode(sequence.prompt_ids),
-            "".join(piece.text for piece in self.pieces),
-            tuple(token.id for token in tokens),
-            sequence.finish_reason,
-            len(sequence.prompt_ids),
-            tuple(tokens) if sequence.params.logprobs is not None else (),
-            tuple(token for piece in self.pieces for token in piece.prompt),
-        )
+            self._release(sequence)

@@ -1,8 +1,8 @@
-"""The choice of the next token: greedy, temperature, top-k and top-p, in fp32.
+"""Sampling of the next token: greedy, temperature, top-k and top-p, in fp32.
 
-Promises: a choice depends on the row's logits, its parameters, its seed and its position, and on nothing else; so a
-sequence gets the same tokens alone, in a batch, or after a restart (given equal logits). Two sequences with the same
-prompt and seed therefore get the same answer: give each its own seed to get different ones.
+A token depends on its row's logits, parameters, seed and position alone, so a sequence gets the same tokens in any
+batch and after a restart (given equal logits). Two sequences with the same prompt and seed get the same answer: give
+each its own seed to get different ones.
 
 B: rows. V: vocabulary.
 """
@@ -17,40 +17,40 @@ from smalti.base.errors import DataError, UserError
 from smalti.base.rng import derive_key
 
 LEAST_TEMPERATURE = 1e-3
-"""Below it, logits that differ in fp32's last digits decide alone: that is greedy, which 0 says."""
+"""Below it, differences in the last digits of fp32 logits decide alone: that is greedy, which 0 asks for."""
 MOST_LOGPROBS = 100
-"""Likeliest tokens that may be asked for at each place."""
+"""Most likeliest tokens that may be requested at each position."""
 
 
 class NotFinite(DataError):
-    """The model answered with what is no distribution: it is not the request that is to blame."""
+    """The model's logits are no distribution. The cause is the model, not the request."""
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How an answer is drawn, and where it ends.
+    """How an answer is sampled, and where it ends.
 
-    Raises UserError when a value is out of its range.
+    Raises UserError for a value out of range.
     """
 
     max_tokens: int = 128
     """At most this many new tokens; 0 only together with ``prompt_logprobs``."""
     temperature: float = 0.0
-    """0 takes the likeliest token; 1 draws from the model's own distribution; nothing lies between 0 and 0.001."""
+    """0 takes the likeliest token; 1 samples from the model's own distribution; else at least 0.001."""
     top_p: float = 1.0
-    """Draw among the likeliest tokens that together hold this much probability (nucleus sampling, arXiv 1904.09751)."""
+    """Sample among the likeliest tokens of this total probability (nucleus sampling, arXiv 1904.09751)."""
     top_k: int = 0
-    """Draw among this many likeliest tokens; 0 puts no bound."""
+    """Sample among this many likeliest tokens; 0 means no bound."""
     seed: int = 0
-    """Keys the draws of this sequence."""
+    """Seed of the draws of this sequence."""
     stop: tuple[str, ...] = ()
     """The answer ends before the first of these texts."""
     logprobs: int | None = None
-    """Give the log-probability of each chosen token, and of this many likeliest ones beside it; None gives none."""
+    """Report the log-probability of each sampled token and of this many likeliest ones; None reports none."""
     prompt_logprobs: int | None = None
-    """The same for the tokens of the prompt, each after those before it."""
+    """The same for the tokens of the prompt, each given those before it."""
     ignore_eos: bool = False
-    """Go on after an end token; it has no text."""
+    """Continue after an end token; it has no text."""
 
     def __post_init__(self) -> None:
         bounds = (
@@ -76,7 +76,7 @@ class SamplingParams:
 
 
 def check_finite(logits_BV: Tensor) -> None:
-    """Raises NotFinite when a row holds a logit that is NaN or +inf, or none above -inf."""
+    """Raise NotFinite when a row holds a logit that is NaN or +inf, or none above -inf."""
     if not bool(logits_BV.amax(dim=-1).isfinite().all()):
         raise NotFinite(
             "the model answered with logits that are not finite numbers (NaN, inf)", hint="check the exported weights"
@@ -84,7 +84,7 @@ def check_finite(logits_BV: Tensor) -> None:
 
 
 def choose(logits_BV: Tensor, params: Rows[SamplingParams], positions: Rows[int]) -> list[int]:
-    """One token for each row; ``positions`` are the places of those tokens in their sequences.
+    """Sample one token for each row; ``positions`` are those of the tokens in their sequences.
 
     The draw is the inverse of the cumulative distribution at u = key(seed, position) / 2^63, tokens sorted by falling
     probability (equal ones by id). Raises NotFinite when a row holds a logit that is NaN or +inf, or none above -inf.
@@ -97,9 +97,11 @@ def choose(logits_BV: Tensor, params: Rows[SamplingParams], positions: Rows[int]
         return [int(token) for token in ids_B.tolist()]
     device = logits_BV.device
     temperature_B = torch.tensor([row.temperature or 1.0 for row in params], device=device)
-    uniform_B = torch.tensor([_uniform(row.seed, at) for row, at in zip(params, positions, strict=True)], device=device)
+    uniform_B = torch.tensor(
+        [_uniform(row.seed, position) for row, position in zip(params, positions, strict=True)], device=device
+    )
     scaled_BV = (logits_BV - logits_BV.amax(dim=-1, keepdim=True)) / temperature_B[:, None]
-    sorted_BV, order_BV = _kept_probabilities(scaled_BV, params)
+    sorted_BV, order_BV = _truncated_probabilities(scaled_BV, params)
     cumulative_BV = sorted_BV.cumsum(dim=-1)
     threshold_B = uniform_B * cumulative_BV[:, -1]
     rank_B = (cumulative_BV <= threshold_B[:, None]).sum(dim=-1)
@@ -109,21 +111,21 @@ def choose(logits_BV: Tensor, params: Rows[SamplingParams], positions: Rows[int]
     return [int(token) for token in chosen_B.tolist()]
 
 
-def _kept_probabilities(scaled_BV: Tensor, params: Rows[SamplingParams]) -> tuple[Tensor, Tensor]:
-    """Probabilities by falling size with those outside top-k and top-p set to 0, and the token ids in that order."""
+def _truncated_probabilities(scaled_BV: Tensor, params: Rows[SamplingParams]) -> tuple[Tensor, Tensor]:
+    """Return probabilities in descending order, 0 outside top-k and top-p, and the token ids in that order."""
     device, vocabulary = scaled_BV.device, scaled_BV.shape[-1]
     sorted_BV, order_BV = scaled_BV.sort(dim=-1, descending=True, stable=True)
     probability_BV = sorted_BV.softmax(dim=-1)
     top_k_B = torch.tensor([row.top_k or vocabulary for row in params], device=device)
     top_p_B = torch.tensor([row.top_p for row in params], device=device)
     probability_BV = probability_BV * (torch.arange(vocabulary, device=device) < top_k_B[:, None])
-    # What stands before each token: shifted, not subtracted, so that rounding cannot make it fall and leave a hole.
+    # The sum before each token: shifted, not subtracted, so that rounding cannot make it fall and leave a hole.
     cumulative_BV = probability_BV.cumsum(dim=-1)
     before_BV = cumulative_BV.roll(1, dims=-1)
     before_BV[:, 0] = 0
     # The share is of what top-k left, so that both bounds together mean what each means alone. A top_p of 1 keeps all:
     # the comparison alone would drop the tail, where the cumulative sum in fp32 already reads 1. (A sum() over the row
-    # would have other bits in other company.)
+    # would not be batch-invariant.)
     inside_BV = before_BV < top_p_B[:, None] * cumulative_BV[:, -1:]
     inside_BV = inside_BV | (top_p_B[:, None] >= 1)
     inside_BV[:, 0] = True
@@ -131,5 +133,5 @@ def _kept_probabilities(scaled_BV: Tensor, params: Rows[SamplingParams]) -> tupl
 
 
 def _uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) keyed by (seed, position); fp32 may round it to 1, which the last kept token stands for."""
+    """Return a number in [0, 1) keyed by (seed, position); rounded to 1 in fp32, it selects the last token."""
     return (derive_key("sample", seed, position) >> 10) / float(1 << 53)

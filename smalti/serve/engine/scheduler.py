@@ -1,9 +1,8 @@
-"""Which requests run, and what is read of their prompts in a turn. Counts tokens; knows no tensor.
+"""Decides which requests run and how much of their prompts each step prefills. Counts tokens; knows no tensor.
 
-Promises: first come, first served: nothing overtakes the request that waits longest, so none starves; what a request
-may come to need in the cache is set aside when it is let in, so one that runs never has to give way; a prompt is cut
-at multiples of ``prefill_tokens`` from its own begin, whatever else runs, so its pieces have the same shape alone and
-in company.
+First come, first served: no request overtakes one that waits longer, so none starves. The cache that a request may need
+is reserved when it is admitted, so a running request is never preempted. A prompt is cut at multiples of
+``prefill_tokens`` from its own start, so the shapes of its chunks are independent of the batch.
 """
 
 from collections import deque
@@ -13,26 +12,26 @@ from dataclasses import dataclass
 from smalti.base.errors import RetryableError, UserError
 from smalti.serve.engine.sequence import Sequence
 
-GRAIN_TOKENS = 64
-"""The least that a row of the cache holds; its capacity is this times a power of two."""
+MIN_CAPACITY_TOKENS = 64
+"""Smallest capacity of a row of the cache; every capacity is this times a power of two."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much an engine takes on. Raises UserError when a value is out of its range."""
+    """Bounds on the load of an engine. Raises UserError for a value out of range."""
 
     max_rows: int = 32
     """Requests that run at the same time."""
     max_waiting: int = 1024
-    """Requests that may wait for a place; one more is refused with QueueFull."""
+    """Requests that may wait; one more is refused with QueueFull."""
     cache_bytes: int = 2 << 30
-    """Memory for keys and values, allocated as it is needed; one request of the model's full context always fits."""
+    """Memory for keys and values, allocated as needed; one request of the model's full context always fits."""
     prefill_tokens: int = 256
-    """Tokens of prompts that are read between two decode steps: more delays the running requests longer."""
+    """Prompt tokens prefilled between two decode steps: a larger value delays the running requests longer."""
     step_rows: int = 16
-    """A decode step is padded to a multiple of this. With 16 an answer is the same alone and in company, to the bit; 1
-    lets one that runs alone decode up to twice as fast in fp32, and then it may part from the same one in company where
-    two tokens are as good as equally likely."""
+    """A decode step is padded to a multiple of this. With 16 an answer is batch-invariant to the bit. With 1 a request
+    that runs alone decodes up to twice as fast in fp32, but its answer may differ from that in a batch where two tokens
+    are about equally likely."""
 
     def __post_init__(self) -> None:
         for name in ("max_rows", "max_waiting", "cache_bytes", "prefill_tokens", "step_rows"):
@@ -42,69 +41,74 @@ class Limits:
 
 
 class QueueFull(RetryableError):
-    """Too many requests wait already; the same one may be sent again later."""
+    """Too many requests are waiting; the same request may be sent again later."""
 
 
 def capacity_tokens(n_tokens: int, limit_tokens: int) -> int:
-    """Tokens that the row of a request of ``n_tokens`` has room for: a power of two of grains, or the full context."""
-    capacity = GRAIN_TOKENS
+    """Return the capacity of the row of a request of ``n_tokens``: 64 times a power of two, or the full context."""
+    capacity = MIN_CAPACITY_TOKENS
     while capacity < n_tokens:
         capacity *= 2
-    return min(capacity, -(-limit_tokens // GRAIN_TOKENS) * GRAIN_TOKENS)
+    return min(capacity, -(-limit_tokens // MIN_CAPACITY_TOKENS) * MIN_CAPACITY_TOKENS)
 
 
 class Scheduler:
-    """The requests of one engine: waiting, then reading (their prompt is read), then running (they generate)."""
+    """The requests of one engine, each waiting, prefilling (its prompt is read) or running (it generates)."""
 
     def __init__(self, limits: Limits, cache_tokens: int, limit_tokens: int) -> None:
-        """``cache_tokens`` is what the cache may hold; ``limit_tokens`` the longest sequence."""
+        """``cache_tokens``: what the cache may hold. ``limit_tokens``: the longest sequence."""
         self._limits = limits
         self._limit_tokens = limit_tokens
         self.cache_tokens = max(cache_tokens, capacity_tokens(limit_tokens, limit_tokens))
         self.reserved_tokens = 0
         self.waiting: deque[Sequence] = deque()
-        self.reading: list[Sequence] = []
+        self.prefilling: list[Sequence] = []
         self.running: list[Sequence] = []
 
+    @property
+    def n_active(self) -> int:
+        """Requests that have been admitted and have not ended."""
+        return len(self.prefilling) + len(self.running)
+
     def add(self, sequence: Sequence) -> None:
-        """Put a request at the end of the queue."""
+        """Append a request to the queue."""
         self.waiting.append(sequence)
 
     def admit(self) -> None:
-        """Let in who waits longest, as long as there is a row and room in the cache."""
-        while self.waiting and len(self.reading) + len(self.running) < self._limits.max_rows:
-            need = self._need(self.waiting[0])
-            if self.reserved_tokens + need > self.cache_tokens:
+        """Admit waiting requests in order, as long as there is a row and cache to reserve for the first of them."""
+        while self.waiting and self.n_active < self._limits.max_rows:
+            tokens = self._reservation_tokens(self.waiting[0])
+            if self.reserved_tokens + tokens > self.cache_tokens:
                 return
-            self.reserved_tokens += need
-            self.reading.append(self.waiting.popleft())
+            self.reserved_tokens += tokens
+            self.prefilling.append(self.waiting.popleft())
 
-    def prompts(self) -> Iterator[tuple[Sequence, int]]:
-        """(request, end): read its prompt from ``cached_tokens`` up to ``end`` now. Within the turn's budget of tokens.
+    def prefills(self) -> Iterator[tuple[Sequence, int]]:
+        """Yield (sequence, end): prefill its prompt from ``cached_tokens`` to ``end`` now, within the step's budget.
 
-        A request whose prompt has been read is moved to ``running`` by ``start``, before the next one is asked for.
+        The caller advances ``cached_tokens``, and calls ``start`` for a complete prompt, before it takes the next pair.
         """
-        left = self._limits.prefill_tokens
-        for sequence in list(self.reading):
-            while sequence in self.reading:
+        budget = self._limits.prefill_tokens
+        for sequence in list(self.prefilling):
+            while sequence in self.prefilling:
                 end = min(sequence.cached_tokens + self._limits.prefill_tokens, len(sequence.prompt_ids))
-                if end - sequence.cached_tokens > left:
+                if end - sequence.cached_tokens > budget:
                     return
-                left -= end - sequence.cached_tokens
+                budget -= end - sequence.cached_tokens
                 yield sequence, end
 
     def start(self, sequence: Sequence) -> None:
-        """The prompt has been read and the request generates from now on."""
-        self.reading.remove(sequence)
+        """Move a request whose prompt is complete to ``running``."""
+        self.prefilling.remove(sequence)
         self.running.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a request, wherever it stands."""
+        """Remove a request from whichever list holds it, and its reservation."""
         if sequence in self.waiting:
             self.waiting.remove(sequence)
             return
-        (self.reading if sequence in self.reading else self.running).remove(sequence)
-        self.reserved_tokens -= self._need(sequence)
+        (self.prefilling if sequence in self.prefilling else self.running).remove(sequence)
+        self.reserved_tokens -= self._reservation_tokens(sequence)
 
-    def _need(self, sequence: Sequence) -> int:
-        return capacity_tokens(sequence.most_tokens, self._limit_tokens)
+    def _reservation_tokens(self, sequence: Sequence) -> int:
+        return capacity_tokens(sequence.max_cached_tokens, self._limit_tokens)

@@ -1,6 +1,6 @@
-"""What a model thought of tokens: log-probabilities in fp32 over its whole vocabulary.
+"""Log-probabilities of tokens, in fp32 over the whole vocabulary.
 
-N: places. C: those of a chunk. D: hidden size. V: vocabulary.
+N: tokens to score. C: those of a chunk. D: hidden size. V: vocabulary.
 """
 
 from collections.abc import Callable
@@ -15,19 +15,19 @@ from smalti.serve.engine.sampling import check_finite
 from smalti.serve.engine.sequence import TokenScore
 
 _CHUNK_LOGITS = 1 << 20
-"""Logits that exist at one time."""
+"""Most logits that are in memory at a time."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Which ids may be chosen and listed: an output head may be padded, and a vocabulary may have holes."""
+    """The ids that may be sampled and listed: an output head may be padded, and a vocabulary may have holes."""
 
     size: int
     unused: frozenset[int] = frozenset()
-    """Ids below ``size`` that stand for no token."""
+    """Ids below ``size`` that are no token."""
 
     def of(self, logits_NV: Tensor) -> Tensor:
-        """The logits of the first ``size`` ids, those of unused ones -inf."""
+        """Return the logits of the first ``size`` ids, -inf for unused ones."""
         logits_NV = logits_NV[:, : self.size]
         if not self.unused:
             return logits_NV
@@ -36,16 +36,16 @@ class Vocabulary:
 
 
 def score(logits_NV: Tensor, ids: Rows[int], n_top: int, vocabulary: Vocabulary) -> list[TokenScore]:
-    """Score ``ids``, one for each row of fp32 logits, with the ``n_top`` likeliest beside it. Raises NotFinite."""
+    """Score ``ids``, one for each row of fp32 logits, each with the ``n_top`` likeliest tokens. Raises NotFinite."""
     check_finite(logits_NV)
     total_N1 = logits_NV.logsumexp(dim=-1, keepdim=True)
     index_N1 = torch.tensor(list(ids), device=logits_NV.device)[:, None]
-    own = (logits_NV.gather(1, index_N1) - total_N1)[:, 0].tolist()
+    logprobs = (logits_NV.gather(1, index_N1) - total_N1)[:, 0].tolist()
     top_Nk, id_Nk = vocabulary.of(logits_NV).topk(min(n_top, vocabulary.size - len(vocabulary.unused)), dim=-1)
     tops = zip((top_Nk - total_N1).tolist(), id_Nk.tolist(), strict=True)
     return [
         TokenScore(token, logprob, tuple(zip(top_ids, top, strict=True)))
-        for token, logprob, (top, top_ids) in zip(ids, own, tops, strict=True)
+        for token, logprob, (top, top_ids) in zip(ids, logprobs, tops, strict=True)
     ]
 
 
@@ -58,11 +58,11 @@ def score_hidden(
     *,
     logits: Callable[[Tensor, Tensor], Tensor] = F.linear,
 ) -> list[TokenScore]:
-    """The same from the hidden states, chunk by chunk; ``logits`` is ``Decoder.logits``."""
+    """Score ``ids`` from hidden states, chunk by chunk, as ``score`` does; ``logits`` is ``Decoder.logits``."""
     rows = max(1, _CHUNK_LOGITS // weight_VD.shape[0])
     scores: list[TokenScore] = []
     for start in range(0, len(ids), rows):
-        part = ids[start : start + rows]
-        logits_CV = logits(hidden_ND[start : start + len(part)], weight_VD).float()
-        scores += score(logits_CV, part, n_top, vocabulary)
+        chunk = ids[start : start + rows]
+        logits_CV = logits(hidden_ND[start : start + len(chunk)], weight_VD).float()
+        scores += score(logits_CV, chunk, n_top, vocabulary)
     return scores

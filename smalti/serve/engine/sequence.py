@@ -1,4 +1,4 @@
-"""One request on its way: its tokens, its parameters, where it stands, and the text that may already be shown."""
+"""One request: its prompt, its sampling parameters, the tokens generated so far, and the text that may be shown."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,57 +9,37 @@ from smalti.serve.engine.sampling import SamplingParams
 from smalti.serve.engine.text import StopText
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-"""``stop``: an end token or a stop text; ``length``: max_tokens or the model's longest context; ``abort``: somebody
-called ``abort``; ``error``: see ``Piece.error``."""
+"""``stop``: an end token or a stop text; ``length``: max_tokens or the model's longest context; ``abort``: the request
+was aborted; ``error``: see ``RequestOutput.error``."""
 
 
 @dataclass(frozen=True)
 class TokenScore:
-    """One token with what the model thought of it.
-
-    The model's own distribution over its whole vocabulary, before temperature, top-k and top-p.
-    """
+    """A token with its log-probability under the model's full distribution, before temperature, top-k and top-p."""
 
     id: int
     logprob: float | None
-    """Natural logarithm; None for the first token of a prompt, and where no scores were asked."""
+    """Natural logarithm; None for the first token of a prompt, and where no scores were requested."""
     top: tuple[tuple[int, float], ...] = ()
-    """The likeliest ids with their logprobs, best first; as many as asked."""
+    """The likeliest ids with their logprobs, best first; as many as requested."""
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What one engine step adds to one request. The last piece of a request, and no other, has a ``finish_reason``."""
+class RequestOutput:
+    """What one engine step adds to one request. Only the last output of a request has a ``finish_reason``."""
 
     text: str
-    """May be shown: stop texts and their beginnings are held back."""
+    """Text that may be shown: stop texts and their prefixes are held back."""
     tokens: tuple[TokenScore, ...] = ()
-    """Generated since the last piece, an end token included."""
-    prompt: tuple[TokenScore, ...] = ()
-    """Every token of the prompt, in the first piece with tokens or an end, if prompt scores were asked."""
+    """Tokens generated since the last output, an end token included."""
+    prompt_scores: tuple[TokenScore, ...] = ()
+    """Every token of the prompt, in the first output with tokens or an end, if prompt scores were requested."""
     finish_reason: FinishReason | None = None
     error: BaseException | None = None
-    """Present with finish_reason ``error``: what ended this request."""
+    """What ended this request; present with finish_reason ``error``."""
 
 
-OnPiece = Callable[[Piece], None]
-
-
-@dataclass(frozen=True)
-class Completion:
-    """The whole answer to one prompt."""
-
-    prompt: str
-    text: str
-    token_ids: tuple[int, ...]
-    """Every token that was generated, an end token included."""
-    finish_reason: FinishReason
-    prompt_tokens: int
-    """Tokens of the prompt, the begin token included."""
-    tokens: tuple[TokenScore, ...] = ()
-    """``token_ids`` with their scores; empty unless ``logprobs`` was asked."""
-    prompt_scores: tuple[TokenScore, ...] = ()
-    """Every token of the prompt with its score; empty unless ``prompt_logprobs`` was asked."""
+OnOutput = Callable[[RequestOutput], None]
 
 
 @dataclass(eq=False)
@@ -72,12 +52,12 @@ class Sequence:
     end_ids: frozenset[int]
     limit_tokens: int
     decoder: StreamDecoder
-    """Its own: it holds the bytes of a character that is not finished."""
-    on_piece: OnPiece
+    """Of this sequence alone: it holds the bytes of an incomplete character."""
+    on_output: OnOutput
     cached_tokens: int = 0
     """Tokens of the prompt that the cache holds so far."""
     prompt_scores: list[TokenScore] = field(default_factory=list)
-    """Of the prompt, as far as it has been read; empty where they were not asked."""
+    """Scores of the prompt as far as it has been prefilled; empty where none were requested."""
     output_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
@@ -86,21 +66,22 @@ class Sequence:
 
     @property
     def position(self) -> int:
-        """The place of the next token."""
+        """Position of the next token."""
         return len(self.prompt_ids) + len(self.output_ids)
 
     @property
-    def most_tokens(self) -> int:
-        """Tokens that the cache must hold at the most: the last one that is generated is never fed."""
+    def max_cached_tokens(self) -> int:
+        """Most tokens that the cache may have to hold: the last generated token is never fed."""
         return min(len(self.prompt_ids) + max(self.params.max_tokens - 1, 0), self.limit_tokens)
 
     def take_prompt_scores(self) -> tuple[TokenScore, ...]:
-        """The scores of the prompt, once."""
-        taken, self.prompt_scores = tuple(self.prompt_scores), []
-        return taken
+        """Return the scores of the prompt, and clear them, so that they are reported once."""
+        scores = tuple(self.prompt_scores)
+        self.prompt_scores = []
+        return scores
 
     def append(self, token: int) -> str:
-        """Take the next token; returns the piece of text that may now be shown (often empty)."""
+        """Append the next token; returns the text that may now be shown (often empty)."""
         assert self.finish_reason is None, "a finished sequence takes no token"
         self.output_ids.append(token)
         shown = ""

@@ -1,4 +1,4 @@
-"""The whole server as one ASGI app: guard, routes, errors."""
+"""The server as one ASGI app: guard, routes, errors."""
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -14,8 +14,8 @@ from smalti.serve.server.serving import Serving
 
 
 def build(serving: Serving, *, key: str | None = None, max_body_bytes: int = 4 << 20) -> Guard:
-    """The app of one model. With a ``key`` every route asks for it."""
-    # FastAPI's own pages of documentation load their script from elsewhere.
+    """Build the app of one model. With a ``key`` every route requires it."""
+    # FastAPI's documentation pages load a script from another host.
     app = FastAPI(title="Smalti", version=__version__, openapi_url=None)
     errors.install(app)
     app.include_router(routes(serving))

@@ -1,13 +1,12 @@
-"""Connections: how long the server waits for a client, and how many are open at once.
+"""Limits on connections: how long the server waits for a client, and how many are open at once.
 
-uvicorn alone limits only the time between an answer and the next request. Promises beside that:
+uvicorn itself limits only the time between an answer and the next request. Added here:
 
-- a request's head is complete ``HEAD_TIMEOUT_S`` after its connection was made (or, on a connection that is kept alive,
-  after its first byte), or the connection is closed; the body has a limit of its own in ``guard``;
-- a client that reads nothing of its answer for ``STALL_TIMEOUT_S``, or so little that asyncio's buffer stays full, is
-  disconnected, and its answer aborted;
-- at most ``max_connections`` are open. One more closes a connection that waits for its client: of the address that has
-  the most of those, the oldest. Only where every connection is being answered, the new one gets 503.
+- the head of a request must be complete ``HEAD_TIMEOUT_S`` after the connection was made (on a connection kept alive:
+  after its first byte), or the connection is closed; ``guard`` limits the body;
+- a client that does not read its answer for ``STALL_TIMEOUT_S``, so that asyncio's buffer stays full, is disconnected;
+- at most ``max_connections`` are open. One more closes the oldest idle connection of the address with the most idle
+  ones; where every connection is being answered, the new one gets 503.
 """
 
 import asyncio
@@ -28,13 +27,13 @@ from smalti.serve.server.errors import ApiError, too_many_connections
 HEAD_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 60.0
 BACKLOG = 512
-"""asyncio accepts up to so many connections before the first of them is seen here."""
+"""asyncio accepts up to this many connections before the first of them is seen here."""
 _OTHER_FILES = 256
 _WARN_EVERY_S = 60.0
 
 
 def allow_files(max_connections: int) -> None:
-    """Raise this process's limit of open files to what the connections need. UserError where the system forbids it."""
+    """Raise this process's limit of open files to what the connections need. UserError where that is not allowed."""
     others = BACKLOG + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= max_connections + others:
@@ -51,30 +50,30 @@ def allow_files(max_connections: int) -> None:
 
 
 @dataclass
-class Room:
-    """How many connections may be open; shared by all of them."""
+class ConnectionLimit:
+    """The limit on open connections, shared by all of them."""
 
     max_connections: int
     _warned_s: float = -math.inf
 
-    def make(self, newcomer: "Connection") -> None:
-        """Close another connection, or refuse this one, where there is one too many."""
-        others = [one for one in newcomer.connections if one is not newcomer and isinstance(one, Connection)]
+    def admit(self, new: "Connection") -> None:
+        """Close an idle connection, or refuse this one, where it is one too many."""
+        others = [other for other in new.connections if other is not new and isinstance(other, Connection)]
         if len(others) < self.max_connections:
             return
-        self._warn(newcomer.loop.time())
-        waiting = [one for one in others if one.waits_for_client and not one.transport.is_closing()]
-        if waiting:
-            count = Counter(one.host for one in waiting)
-            min(waiting, key=lambda one: (-count[one.host], one.idle_since_s)).transport.abort()
+        self._warn(new.loop.time())
+        idle = [other for other in others if other.waits_for_client and not other.transport.is_closing()]
+        if idle:
+            count = Counter(other.host for other in idle)
+            min(idle, key=lambda other: (-count[other.host], other.idle_since_s)).transport.abort()
         else:
-            newcomer.refuse(too_many_connections())
+            new.refuse(too_many_connections())
 
     def _warn(self, now_s: float) -> None:
         if now_s - self._warned_s > _WARN_EVERY_S:
             self._warned_s = now_s
             log.get("serve").warning(
-                "all %d connections are open (--max-connections); closing the oldest that wait for their client",
+                "all %d connections are open (--max-connections); closing the oldest idle ones",
                 self.max_connections,
             )
 
@@ -82,9 +81,9 @@ class Room:
 class Connection(H11Protocol):
     """uvicorn's connection with the limits above."""
 
-    def __init__(self, room: Room, **uvicorns: Any) -> None:
-        super().__init__(**uvicorns)
-        self._room = room
+    def __init__(self, limit: ConnectionLimit, **options: Any) -> None:
+        super().__init__(**options)
+        self._limit = limit
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self.idle_since_s = 0.0
@@ -104,7 +103,7 @@ class Connection(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def refuse(self, error: ApiError) -> None:
-        """Answer before any request, and close."""
+        """Answer with an error before any request, and close."""
         body = json.dumps(error.body()).encode()
         headers = {
             **error.headers,
@@ -118,40 +117,40 @@ class Connection(H11Protocol):
         self.transport.close()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request."""
+        """Start to wait for a request."""
         super().connection_made(transport)
         self.idle_since_s = self.loop.time()
         self._limit_head()
-        self._room.make(self)
+        self._limit.admit(self)
 
     def data_received(self, data: bytes) -> None:
-        """A head that is complete has no limit any more; one that has begun gets it."""
+        """Start the timer of a head that has begun; cancel that of a complete one."""
         super().data_received(data)
         self._limit_head()
 
     def on_response_complete(self) -> None:
-        """Begin to wait for the next request; what is left of a body that was refused has the time of a head."""
+        """Start to wait for the next request; the rest of a refused body has the time limit of a head."""
         self.idle_since_s = self.loop.time()
         super().on_response_complete()
         if self.waits_for_client and self.cycle.more_body:
             self._limit_head()
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than the server writes."""
+        """Start the timer: the client reads more slowly than the server writes."""
         super().pause_writing()
         self._stall_timer = self.loop.call_later(STALL_TIMEOUT_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client has read."""
+        """Cancel the timer: the client has read."""
         super().resume_writing()
         self._stall_timer = _cancelled(self._stall_timer)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close, also where the client never read its last answer."""
+        """Close the connection, even where the client never read its last answer."""
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timers."""
+        """Cancel the timers."""
         self._head_timer = _cancelled(self._head_timer)
         self._stall_timer = _cancelled(self._stall_timer)
         super().connection_lost(exc)

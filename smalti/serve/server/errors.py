@@ -1,4 +1,4 @@
-"""Every error that leaves the server, in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``."""
+"""The errors that the server answers with, in OpenAI's format: ``{"error": {"message", "type", "param", "code"}}``."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ INVALID = "invalid_request_error"
 
 
 class ApiError(Exception):
-    """An answer that is an error. ``param`` is the field that is to blame, ``code`` what a program may test for."""
+    """An error answer. ``param`` names the field at fault, ``code`` is for programs to test."""
 
     def __init__(
         self,
@@ -35,21 +35,21 @@ class ApiError(Exception):
         self.headers = headers or {}
 
     def body(self) -> dict[str, Any]:
-        """What is sent."""
+        """Return the JSON body."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        """The whole answer."""
+        """Return the HTTP response."""
         return JSONResponse(self.body(), self.status, headers=self.headers)
 
 
 def unsupported(field: str, why: str) -> ApiError:
-    """A field that would change the answer, and that this server does not know how to honour."""
+    """Return the error for a field that would change the answer and that this server does not support."""
     return ApiError(400, f"'{field}' {why}", param=field, code="unsupported_parameter")
 
 
-def from_house(error: SmaltiError) -> ApiError:
-    """What refused a request before it ran: the request is to blame (with all the error's lines), or the moment."""
+def from_smalti(error: SmaltiError) -> ApiError:
+    """Return the error of a request that was refused before it ran: its own fault (400), or to be retried."""
     if isinstance(error, QueueFull):
         return ApiError(
             429,
@@ -66,25 +66,25 @@ def from_house(error: SmaltiError) -> ApiError:
 
 
 def from_engine(error: BaseException) -> ApiError:
-    """What ended a request that ran, or the engine: never the client's fault. Its kind, and not its innards."""
+    """Return the error of a request that failed in the engine. Names the kind of error, but no internals."""
     what = error.message if isinstance(error, NotFinite) else f"the engine failed ({type(error).__name__})"
     return ApiError(500, what, kind="server_error", code="engine_failed")
 
 
 def from_bug(error: Exception) -> ApiError:
-    """What nobody foresaw."""
+    """Return the error of an unforeseen exception."""
     return ApiError(500, f"a bug in the server ({type(error).__name__})", kind="server_error")
 
 
 def shutting_down() -> ApiError:
-    """The answer of a server that has been told to stop."""
+    """Return the error of a server that is stopping."""
     return ApiError(
         503, "the server is shutting down", kind="server_error", code="shutting_down", headers={"Retry-After": "5"}
     )
 
 
 def too_many_connections() -> ApiError:
-    """The answer to a connection for which there is no place."""
+    """Return the error for a connection beyond ``max_connections``."""
     return ApiError(
         503, "too many connections are open; try again in a second",
         kind="server_error", code="too_many_connections", headers={"Retry-After": "1"},
@@ -92,31 +92,31 @@ def too_many_connections() -> ApiError:
 
 
 def install(app: FastAPI) -> None:
-    """Give every way in which a route may fail this shape."""
+    """Answer every exception of a route in this format."""
 
     async def api(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
         return error.response()
 
-    async def house(request: Request, error: Exception) -> Response:
+    async def smalti(request: Request, error: Exception) -> Response:
         assert isinstance(error, SmaltiError)
-        return from_house(error).response()
+        return from_smalti(error).response()
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-        words = {
+        messages = {
             404: f"there is no {request.url.path} here; the API is /v1/chat/completions, /v1/completions, /v1/models",
             405: f"{request.url.path} does not take {request.method}",
         }
-        message = words.get(error.status_code, str(error.detail))
+        message = messages.get(error.status_code, str(error.detail))
         return ApiError(error.status_code, message, code=code, headers=dict(error.headers or {})).response()
 
     async def bug(request: Request, error: Exception) -> Response:
-        # The traceback is written by uvicorn, to which the error goes on.
+        # uvicorn logs the traceback: the error is raised on to it.
         return from_bug(error).response()
 
     app.add_exception_handler(ApiError, api)
-    app.add_exception_handler(SmaltiError, house)
+    app.add_exception_handler(SmaltiError, smalti)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(Exception, bug)

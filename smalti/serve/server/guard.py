@@ -1,9 +1,9 @@
-"""What every request passes before it reaches a route: limits, key, and whether it may come from where it comes.
+"""Checks every request before it reaches a route: limits, key, Host and Origin.
 
-Without a key the server answers on this machine alone, and a web page in this machine's browser is the danger: it may
-send requests to 127.0.0.1, and by DNS rebinding under a name of its own. So, without a key, the ``Host`` must name this
-machine and an ``Origin`` must be the server itself. With a key a foreign page fails for want of the key, which is never
-kept in a cookie. No CORS header is ever sent, so no page of another origin can read an answer.
+Without a key the server listens on this machine alone, but a web page in a browser of this machine can send requests to
+127.0.0.1, or by DNS rebinding under its own host name. So without a key the ``Host`` must name this machine and an
+``Origin`` must be the server itself. With a key such a page lacks the key, which is never stored in a cookie. No CORS
+header is sent, so no page of another origin can read an answer.
 """
 
 import asyncio
@@ -38,40 +38,41 @@ _ALWAYS = {
 
 @dataclass
 class Guard:
-    """An ASGI app in front of ``app``."""
+    """An ASGI app in front of ``app`` that checks every request."""
 
     app: App
     metrics: Metrics
     key: str | None = None
     max_body_bytes: int = 4 << 20
     closing: bool = False
-    """True once the server was told to stop: running requests end, new ones get 503."""
+    """True once the server is stopping: running requests finish, new ones get 503."""
     open_page: App | None = None
-    """What answers ``GET /`` without the key: the page that asks for it."""
+    """Answers ``GET /`` without the key: the page that asks for it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or pass on."""
+        """Answer with an error, or pass the request on."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        begun_s, seen = clock.now_s(), _Seen(send)
+        start_s = clock.now_s()
+        seen = _Seen(send)
         try:
             await self._answer(scope, receive, seen)
         except ApiError as error:
             if seen.status is None:
                 await error.response()(scope, receive, seen)
         finally:
-            self._note(scope, seen.status, clock.now_s() - begun_s)
+            self._note(scope, seen.status, clock.now_s() - start_s)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.closing:
             raise shutting_down()
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         if self.key is None:
-            refuse_strangers(headers)
+            check_host_and_origin(headers)
         elif not _same(_bearer(headers), self.key):
             if self.open_page is not None and scope["path"] == "/" and scope["method"] in ("GET", "HEAD"):
                 await self.open_page(scope, receive, send)
@@ -80,7 +81,7 @@ class Guard:
                 401,
                 "a key is needed: send the header 'Authorization: Bearer KEY'"
                 if "authorization" not in headers
-                else "the key is not the one that this server was started with",
+                else "this is not the key of this server",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
@@ -89,7 +90,7 @@ class Guard:
             await self.app(scope, _replay(body, receive), send)
 
     async def _body(self, headers: dict[str, str], receive: Receive) -> bytes | None:
-        """The whole body; None when the client went away before it was here."""
+        """Return the whole body; None when the client disconnected before it had arrived."""
         too_large = ApiError(
             413, f"the body is larger than {format_bytes(self.max_body_bytes)}", code="request_too_large"
         )
@@ -111,20 +112,20 @@ class Guard:
         except TimeoutError:
             raise ApiError(
                 408,
-                f"the body did not come within {BODY_TIMEOUT_S:.0f} s",
+                f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s",
                 code="timeout",
                 headers={"Connection": "close"},
             ) from None
 
     def _note(self, scope: Scope, status: int | None, wall_s: float) -> None:
         self.metrics.http.labels(status or "gone").inc()
-        # repr: a path may hold anything, the codes that move a terminal's cursor too.
+        # repr: a path may hold anything, terminal escape codes included.
         path = repr(scope["path"])[1:-1][:80]
         log.get("serve").info("%s %s %s %s", scope["method"], path, status or "gone", format_seconds(wall_s))
 
 
 class _Seen:
-    """Passes messages on with the headers that every answer carries, and keeps the status."""
+    """Sends messages with the headers that every answer carries, and keeps the status."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -134,35 +135,35 @@ class _Seen:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             present = {name for name, _ in message["headers"]}
-            own = {**_ALWAYS, "x-request-id": f"req-{secrets.token_hex(12)}"}
+            headers = {**_ALWAYS, "x-request-id": f"req-{secrets.token_hex(12)}"}
             message["headers"] = [
                 *message["headers"],
-                *((name.encode(), value.encode()) for name, value in own.items() if name.encode() not in present),
+                *((name.encode(), value.encode()) for name, value in headers.items() if name.encode() not in present),
             ]
         await self._send(message)
 
 
-def refuse_strangers(headers: dict[str, str]) -> None:
-    """Raises ApiError 403 where the request names another machine, or comes from a page of another origin."""
+def check_host_and_origin(headers: dict[str, str]) -> None:
+    """Raise ApiError 403 where the request names another machine, or comes from a page of another origin."""
     host = headers.get("host", "")
-    if not _is_here(_host_name(host)):
+    if not _is_this_machine(_host_name(host)):
         raise ApiError(
             403,
-            f"the Host '{_plain(host)}' is not this machine; without a key the server answers only as "
+            f"the Host '{_printable(host)}' is not this machine; without a key the server answers only as "
             "localhost, 127.0.0.1 and ::1 (start it with a key to give it other names)",
             code="host_not_allowed",
         )
     origin = headers.get("origin")
-    if origin is not None and urlsplit_or_none(origin) != host.lower():
+    if origin is not None and _netloc(origin) != host.lower():
         raise ApiError(
             403,
-            f"a page of '{_plain(origin)}' may not use this server; start it with a key to allow other programs",
+            f"a page of '{_printable(origin)}' may not use this server; start it with a key to allow other programs",
             code="origin_not_allowed",
         )
 
 
-def urlsplit_or_none(origin: str) -> str | None:
-    """``http://a:1`` -> ``a:1``; None for what is no origin (``null``)."""
+def _netloc(origin: str) -> str | None:
+    """``http://a:1`` -> ``a:1``; None for a value that is no origin (``null``)."""
     try:
         return urlsplit(origin).netloc.lower() or None
     except ValueError:
@@ -176,7 +177,7 @@ def _host_name(host: str) -> str:
         return ""
 
 
-def _is_here(name: str) -> bool:
+def _is_this_machine(name: str) -> bool:
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:
@@ -185,7 +186,7 @@ def _is_here(name: str) -> bool:
         return False
 
 
-def _plain(text: str) -> str:
+def _printable(text: str) -> str:
     return repr(text)[1:-1][:80]
 
 
@@ -195,13 +196,13 @@ def _bearer(headers: dict[str, str]) -> str:
 
 
 def _same(given: str, key: str) -> bool:
-    """Compared as digests, so that neither the time nor its length tells anything of the key."""
+    """Compare digests, so that the time taken reveals neither the key nor its length."""
     digests = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in (given, key)]
     return hmac.compare_digest(*digests)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Gives the body once, then what comes after it (that the client went away)."""
+    """Return a ``receive`` that gives the body once, then the messages after it (a disconnect)."""
     pending = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> MutableMapping[str, Any]:

@@ -1,4 +1,4 @@
-"""What ``/metrics`` tells Prometheus: names in the meaning of vLLM's, under our prefix.
+"""Prometheus metrics of the server, with vLLM's names and meanings under the prefix ``smalti_``.
 
 ``smalti_num_requests_*`` count sequences in the engine (a request with n=2 is two of them).
 """
@@ -8,7 +8,7 @@ from typing import Any
 
 from smalti.base.clock import now_s
 from smalti.base.errors import missing_extra
-from smalti.serve.engine.sequence import Piece
+from smalti.serve.engine.sequence import RequestOutput
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -18,7 +18,7 @@ _E2E_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 6
 
 
 class Metrics:
-    """Counters and histograms of one server; ``counts`` is asked for the engine's own numbers at each scrape."""
+    """Counters and histograms of one server; ``counts`` returns the engine's numbers at each scrape."""
 
     def __init__(self, counts: Callable[[], Any]) -> None:
         try:
@@ -40,38 +40,38 @@ class Metrics:
         self.http = Counter("smalti_http_requests", "Answers by status", ["status"], registry=self._registry)
 
     def text(self) -> bytes:
-        """The page that Prometheus reads."""
+        """Return the metrics in Prometheus' text format."""
         from prometheus_client import generate_latest
 
         return bytes(generate_latest(self._registry))
 
 
 class Clock:
-    """Times one sequence from when its request came."""
+    """Times one sequence from the arrival of its request."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._begun_s = now_s()
+        self._start_s = now_s()
         self._first_s: float | None = None
         self._tokens = 0
 
-    def piece(self, piece: Piece) -> None:
-        """Take note of what the engine gave."""
-        at_s = now_s()
-        self._tokens += len(piece.tokens)
-        if self._first_s is None and piece.tokens:
-            self._first_s = at_s
-            self._metrics.first_token_s.observe(at_s - self._begun_s)
-        if piece.finish_reason is None:
+    def observe(self, output: RequestOutput) -> None:
+        """Record the arrival of an output."""
+        time_s = now_s()
+        self._tokens += len(output.tokens)
+        if self._first_s is None and output.tokens:
+            self._first_s = time_s
+            self._metrics.first_token_s.observe(time_s - self._start_s)
+        if output.finish_reason is None:
             return
-        self._metrics.finished.labels(piece.finish_reason).inc()
-        self._metrics.latency_s.observe(at_s - self._begun_s)
+        self._metrics.finished.labels(output.finish_reason).inc()
+        self._metrics.latency_s.observe(time_s - self._start_s)
         if self._first_s is not None and self._tokens > 1:
-            self._metrics.per_token_s.observe((at_s - self._first_s) / (self._tokens - 1))
+            self._metrics.per_token_s.observe((time_s - self._first_s) / (self._tokens - 1))
 
 
 class _EngineCounts:
-    """Reads the engine's numbers when they are asked for, so that none is kept twice."""
+    """Collects the engine's numbers at each scrape."""
 
     def __init__(self, counts: Callable[[], Any]) -> None:
         self._counts = counts

@@ -1,4 +1,4 @@
-"""The chat page: one file, nothing loaded from anywhere, and a policy that allows it to talk to this server alone."""
+"""The chat page: one file that loads nothing, with a content security policy that allows this server only."""
 
 import base64
 import hashlib
@@ -11,7 +11,7 @@ _FILE = Path(__file__).with_name("page.html")
 
 
 def page(status: int = 200) -> HTMLResponse:
-    """The page as it is sent. It is the same with the key and without (401): it knows nothing, and asks for the key."""
+    """Return the page. It is the same with the key and without (401): it holds no data, and asks for the key."""
     text = _FILE.read_text(encoding="utf-8")
     headers = {"Content-Security-Policy": _policy(text), "X-Frame-Options": "DENY"}
     if status == 401:
@@ -20,7 +20,7 @@ def page(status: int = 200) -> HTMLResponse:
 
 
 def _policy(text: str) -> str:
-    """Only this very script and style run; requests go to this server only; no frames, no forms, no images."""
+    """Allow only this script and style, requests to this server, no frames, forms or images."""
     scripts = _digests(r"<script>(.*?)</script>", text)
     styles = _digests(r"<style>(.*?)</style>", text)
     return (
@@ -30,5 +30,5 @@ def _policy(text: str) -> str:
 
 
 def _digests(pattern: str, text: str) -> str:
-    found = [hashlib.sha256(part.encode()).digest() for part in re.findall(pattern, text, re.DOTALL)]
-    return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in found)
+    digests = [hashlib.sha256(element.encode()).digest() for element in re.findall(pattern, text, re.DOTALL)]
+    return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)

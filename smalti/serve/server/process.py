@@ -1,4 +1,4 @@
-"""uvicorn as this house runs it: one worker, our signals, an end that is told by the exit code."""
+"""Runs uvicorn with one worker, signal handlers that finish running requests, and an exit code."""
 
 import asyncio
 import functools
@@ -15,7 +15,7 @@ import uvicorn
 
 from smalti.base.errors import ExitCode
 from smalti.base.units import format_seconds
-from smalti.serve.server.connections import BACKLOG, Connection, Room
+from smalti.serve.server.connections import BACKLOG, Connection, ConnectionLimit
 from smalti.serve.server.guard import Guard
 
 _KEEP_ALIVE_S = 60
@@ -31,13 +31,13 @@ def run(
     max_connections: int,
     failed: Callable[[], bool],
 ) -> int:
-    """Answer until a signal comes or ``failed`` says so.
+    """Answer until a signal arrives or ``failed`` returns True.
 
     Returns 0 when every request got its answer; 130 (Ctrl-C) or 143 (SIGTERM) when some were cut off.
     """
     config = uvicorn.Config(
         app,
-        http=functools.partial(Connection, Room(max_connections)),  # type: ignore[arg-type]
+        http=functools.partial(Connection, ConnectionLimit(max_connections)),  # type: ignore[arg-type]
         backlog=BACKLOG,
         log_config=None,
         access_log=False,
@@ -52,45 +52,43 @@ def run(
     asyncio.run(server.serve(sockets=[listening]))
     if not server.cut_off:
         return ExitCode.DONE
-    return ExitCode.TERMINATED if server.heard == signal.SIGTERM else ExitCode.INTERRUPTED
+    return ExitCode.TERMINATED if server.signal == signal.SIGTERM else ExitCode.INTERRUPTED
 
 
 class _Server(uvicorn.Server):
-    """Ends on the first signal by finishing what runs, on the second at once; never re-raises the signal."""
+    """Finishes running requests on the first signal, ends at once on the second; never re-raises the signal."""
 
     def __init__(self, config: uvicorn.Config, app: Guard, failed: Callable[[], bool], ready: str) -> None:
         super().__init__(config)
         self._app = app
         self._failed = failed
         self._ready = ready
-        self.heard: int | None = None
+        self.signal: int | None = None
         self.cut_off = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to answer, and say where."""
+        """Start to answer, and print the address."""
         await super().startup(sockets=sockets)
         print(self._ready, flush=True)
 
     async def on_tick(self, counter: int) -> bool:
-        """True when it is time to end."""
+        """Return True to end the server."""
         return await super().on_tick(counter) or self._failed()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let running requests end, up to the limit, and cut off the others; a line for each of the two."""
+        """Finish running requests, up to the limit, and cut off the others; prints a line for each of the two."""
         self._app.closing = True
         if self.server_state.tasks:
-            n, limit = (
-                _answers(len(self.server_state.tasks)),
-                format_seconds(self.config.timeout_graceful_shutdown or 0),
-            )
-            print(f"finishing {n} (up to {limit}); Ctrl-C again cuts off what still runs", file=sys.stderr, flush=True)
+            n_answers = _answers(len(self.server_state.tasks))
+            limit = format_seconds(self.config.timeout_graceful_shutdown or 0)
+            print(f"finishing {n_answers} (up to {limit}); press Ctrl-C again to stop now", file=sys.stderr, flush=True)
         logger = logging.getLogger("uvicorn.error")
-        logger.addFilter(_not_of_cutting_off)
+        logger.addFilter(_is_not_cut_off)
         try:
             await super().shutdown(sockets=sockets)
             await self._cut_off(set(self.server_state.tasks))
         finally:
-            logger.removeFilter(_not_of_cutting_off)
+            logger.removeFilter(_is_not_cut_off)
 
     async def _cut_off(self, tasks: set[asyncio.Task[None]]) -> None:
         if not tasks:
@@ -103,7 +101,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Our handlers while the server runs."""
+        """Install our handlers while the server runs."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -115,18 +113,18 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First signal: finish. Second: at once."""
+        """First signal: finish running requests. Second: end at once."""
         self.force_exit = self.should_exit
         self.should_exit = True
-        self.heard = self.heard or sig
+        self.signal = self.signal or sig
 
 
 def _answers(n: int) -> str:
     return f"{n} answer" if n == 1 else f"{n} answers"
 
 
-def _not_of_cutting_off(record: logging.LogRecord) -> bool:
-    """False for what uvicorn says of a request that is cut off: a line of its own, and a traceback for each."""
+def _is_not_cut_off(record: logging.LogRecord) -> bool:
+    """Return False for uvicorn's records of requests that are cut off: a line, and a traceback for each."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, asyncio.CancelledError) and "graceful shutdown exceeded" not in str(record.msg)
 

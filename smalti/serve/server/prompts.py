@@ -1,4 +1,4 @@
-"""Prompts as clients send them, made into the tokens that the engine reads."""
+"""Turns prompts, as clients send them, into tokens for the engine."""
 
 import json
 from collections.abc import Sequence
@@ -12,22 +12,22 @@ from smalti.serve.server.errors import ApiError
 
 @dataclass(frozen=True)
 class Prompt:
-    """Tokens for the engine, and what of them the client wrote."""
+    """A prompt as tokens, and which of them the client wrote."""
 
     ids: tuple[int, ...]
     text: str
-    """What ``echo`` shows."""
+    """The text that ``echo`` shows."""
     added: int
-    """How many tokens at the head the client did not write (the begin token)."""
+    """Tokens at the start that the client did not write (the begin token)."""
 
 
 def n_prompts(value: Any) -> int:
-    """How many prompts a request has, before a look at each."""
+    """Return how many prompts a request has, without a check of each."""
     return len(value) if isinstance(value, list) and value and not _is_id(value[0]) else 1
 
 
 def read_prompt(value: Any, limit_tokens: int) -> list[str | list[int]]:
-    """One text or list of ids, or several. Raises ApiError for anything else, and for lists of too many ids."""
+    """Return the prompts of a text, a list of ids, or a list of either. Raises ApiError for anything else."""
     if isinstance(value, str):
         return [value]
     if value is None:
@@ -36,11 +36,11 @@ def read_prompt(value: Any, limit_tokens: int) -> list[str | list[int]]:
         for ids in value if isinstance(value[0], list) else [value] if _is_id(value[0]) else []:
             if isinstance(ids, list) and len(ids) > limit_tokens:
                 raise _too_long(f"{len(ids)}", limit_tokens, "prompt")
-        if all(_is_id(one) for one in value):
+        if all(_is_id(token) for token in value):
             return [value]
-        if all(isinstance(one, str) for one in value):
+        if all(isinstance(text, str) for text in value):
             return list(value)
-        if all(isinstance(one, list) and one and all(_is_id(token) for token in one) for one in value):
+        if all(isinstance(ids, list) and ids and all(_is_id(token) for token in ids) for ids in value):
             return list(value)
     raise ApiError(
         400,
@@ -51,14 +51,14 @@ def read_prompt(value: Any, limit_tokens: int) -> list[str | list[int]]:
 
 
 def to_tokens(prompt: str | list[int], engine: Engine, *, answered: bool) -> Prompt:
-    """A text gets the begin token before it; ids are taken as they are. Raises ApiError where they do not fit.
+    """Tokenize a text, with the begin token before it; take ids as they are. Raises ApiError where they do not fit.
 
-    ``answered``: room is needed for one token at least; else the prompt is only scored, and may fill the context.
+    ``answered``: leave space for at least one token; else the prompt is only scored, and may fill the context.
     """
     longest = engine.limit_tokens - answered
     if isinstance(prompt, str):
         ids = [engine.begin_id, *BoundedEncoder(engine, "prompt").encode(prompt)]
-        made = Prompt(tuple(ids), prompt, 1)
+        tokens = Prompt(tuple(ids), prompt, 1)
     else:
         unused = engine.tokenizer.unused_ids
         outside = next(
@@ -73,14 +73,14 @@ def to_tokens(prompt: str | list[int], engine: Engine, *, answered: bool) -> Pro
                 param="prompt",
                 code="invalid_value",
             )
-        made = Prompt(tuple(prompt), engine.tokenizer.decode(prompt, skip_special=False), 0)
-    if len(made.ids) > longest:
-        raise _too_long(f"{len(made.ids)}", engine.limit_tokens, "prompt")
-    return made
+        tokens = Prompt(tuple(prompt), engine.tokenizer.decode(prompt, skip_special=False), 0)
+    if len(tokens.ids) > longest:
+        raise _too_long(f"{len(tokens.ids)}", engine.limit_tokens, "prompt")
+    return tokens
 
 
 def chat_to_tokens(messages: Sequence[Message], chat: ChatFormat, engine: Engine) -> Prompt:
-    """The conversation in the model's own form. Raises ApiError where it does not fit."""
+    """Render a conversation in the model's chat format. Raises ApiError where it does not fit."""
     ids = chat.prompt_ids(messages, BoundedEncoder(engine, "messages"), engine.begin_id)
     if not ids:
         raise ApiError(400, "these messages make an empty prompt", param="messages", code="invalid_value")
@@ -90,19 +90,21 @@ def chat_to_tokens(messages: Sequence[Message], chat: ChatFormat, engine: Engine
 
 
 class BoundedEncoder:
-    """The engine's tokenizer for the texts of one prompt; refuses, before any work, what cannot fit the context.
+    """The engine's tokenizer for the texts of one prompt; refuses, before encoding, texts that cannot fit the context.
 
-    Encoding holds Python's lock: megabytes that are refused afterwards would make everybody wait.
+    Encoding holds Python's lock: encoding megabytes only to refuse them would stall every request.
     """
 
     def __init__(self, engine: Engine, param: str) -> None:
-        self._tokenizer, self._limit_tokens, self._param = engine.tokenizer, engine.limit_tokens, param
+        self._tokenizer = engine.tokenizer
+        self._limit_tokens = engine.limit_tokens
+        self._param = param
         self._bytes = 0
         self.special_ids = engine.tokenizer.special_ids
         self.token_bytes = engine.tokenizer.token_bytes
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Its ids. Raises ApiError where the bytes so far are more than the context's tokens can have."""
+        """Encode a text. Raises ApiError where the bytes so far are more than the tokens of a full context can have."""
         self._bytes += len(text.encode("utf-8", "replace"))
         if self._bytes > self._limit_tokens * self._tokenizer.most_token_bytes:
             raise _too_long(f"{self._bytes} bytes, far more", self._limit_tokens, self._param)

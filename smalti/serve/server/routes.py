@@ -1,4 +1,4 @@
-"""The routes of ``/v1``: from a body to what the engine is asked."""
+"""The routes of ``/v1``: from a request body to prompts and sampling parameters."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from smalti.serve.engine.sampling import SamplingParams
 from smalti.serve.server.errors import ApiError
 from smalti.serve.server.prompts import chat_to_tokens, n_prompts, read_prompt, to_tokens
 from smalti.serve.server.schemas import ChatRequest, CompletionRequest, ignored, read
-from smalti.serve.server.serving import Asked, Serving, answer
+from smalti.serve.server.serving import PreparedRequest, Serving, answer
 from smalti.serve.server.shapes import ChatShape, CompletionShape
 
 _COMPLETION_TOKENS = 16
@@ -17,7 +17,7 @@ _COMPLETION_TOKENS = 16
 
 
 def routes(serving: Serving) -> APIRouter:
-    """The API of one model."""
+    """Return the API of one model."""
     router = APIRouter(prefix="/v1")
 
     @router.post("/completions")
@@ -51,9 +51,11 @@ def _model(serving: Serving) -> dict[str, object]:
     }
 
 
-async def _completion(serving: Serving, body: CompletionRequest) -> Asked:
+async def _completion(serving: Serving, body: CompletionRequest) -> PreparedRequest:
     serving.check_model(body.model)
-    n, echo, given = body.n or 1, bool(body.echo), body.longest()
+    n = body.n or 1
+    echo = bool(body.echo)
+    given = body.longest()
     serving.check_choices(n_prompts(body.prompt) * n)
     texts = read_prompt(body.prompt, serving.engine.limit_tokens)
     max_tokens = _COMPLETION_TOKENS if given is None else given
@@ -62,11 +64,11 @@ async def _completion(serving: Serving, body: CompletionRequest) -> Asked:
     prompts = await asyncio.to_thread(
         lambda: [to_tokens(text, serving.engine, answered=max_tokens > 0) for text in texts]
     )
-    asks_prompt_scores = echo and (body.logprobs is not None or max_tokens == 0)
+    wants_prompt_scores = echo and (body.logprobs is not None or max_tokens == 0)
     params = _params(
-        body, max_tokens, body.logprobs, prompt_logprobs=(body.logprobs or 0) if asks_prompt_scores else None
+        body, max_tokens, body.logprobs, prompt_logprobs=(body.logprobs or 0) if wants_prompt_scores else None
     )
-    return Asked(
+    return PreparedRequest(
         prompts,
         params,
         n,
@@ -80,7 +82,7 @@ async def _completion(serving: Serving, body: CompletionRequest) -> Asked:
     )
 
 
-async def _chat(serving: Serving, body: ChatRequest) -> Asked:
+async def _chat(serving: Serving, body: ChatRequest) -> PreparedRequest:
     serving.check_model(body.model)
     serving.check_choices(body.n or 1)
     if body.top_logprobs is not None and not body.logprobs:
@@ -93,7 +95,7 @@ async def _chat(serving: Serving, body: ChatRequest) -> Asked:
         prompt = await asyncio.to_thread(chat_to_tokens, messages, serving.chat, serving.engine)
     max_tokens = serving.engine.limit_tokens if given is None else given
     scored = bool(body.logprobs)
-    return Asked(
+    return PreparedRequest(
         [prompt],
         _params(body, max_tokens, (body.top_logprobs or 0) if scored else None, stops=serving.chat.stops),
         body.n or 1,

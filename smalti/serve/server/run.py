@@ -1,7 +1,7 @@
-"""Runs the server: takes the port, loads the model, answers until it is told to stop.
+"""Runs the server: binds the port, loads the model, answers until a signal arrives.
 
-On Ctrl-C or SIGTERM no new connection is taken, running requests get ``finish_s`` seconds to end, and a second Ctrl-C
-ends them at once.
+On Ctrl-C or SIGTERM no new connection is accepted, running requests get ``finish_s`` seconds to finish, and a second
+Ctrl-C ends them at once.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ LEAST_KEY_CHARACTERS = 16
 
 @dataclass(frozen=True)
 class Options:
-    """How a model is served."""
+    """Options of ``smalti serve``. Raises UserError for a value out of range."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -35,7 +35,7 @@ class Options:
 
     def __post_init__(self) -> None:
         bounds = (
-            ("--port", self.port, 0 <= self.port <= 65535, "0 (any that is free) to 65535"),
+            ("--port", self.port, 0 <= self.port <= 65535, "0 (any free port) to 65535"),
             ("--max-rows", self.max_rows, self.max_rows >= 1, "1 or more"),
             ("--max-waiting", self.max_waiting, self.max_waiting >= 0, "0 or more"),
             ("--max-body-mb", self.max_body_bytes / (1 << 20), self.max_body_bytes >= 1, "more than 0"),
@@ -54,9 +54,9 @@ class Options:
 
 
 def serve(model: ModelFolder, options: Options) -> int:
-    """Serve until told to stop; returns the exit code.
+    """Serve until a signal arrives; returns the exit code.
 
-    Raises UserError before anything is loaded where the port is taken or the host is open to others without a key.
+    Raises UserError, before anything is loaded, where the port is taken or other machines are let in without a key.
     """
     try:
         import fastapi  # noqa: F401
@@ -74,11 +74,11 @@ def serve(model: ModelFolder, options: Options) -> int:
 
 
 def listen(options: Options) -> socket.socket:
-    """The listening socket. UserError where it cannot be had, or would let others in without a key."""
+    """Return the listening socket. Raises UserError where it cannot be bound, or would let others in without a key."""
     family, address = _resolve(options.host)
     if options.key is None and not ipaddress.ip_address(address).is_loopback:
         raise UserError(
-            f"--host {options.host} lets other machines in, and there is no key",
+            f"--host {options.host} lets other machines in, and no key is set",
             allowed="127.0.0.1, localhost or ::1 without a key",
             hint="--key-file FILE, or the key in the environment variable SMALTI_SERVE_KEY",
         )
@@ -97,19 +97,19 @@ def _resolve(host: str) -> tuple[socket.AddressFamily, str]:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
-        raise UserError(f"--host {host} is no address of a machine: {error}", hint="--host 127.0.0.1") from error
+        raise UserError(f"--host {host} cannot be resolved: {error}", hint="--host 127.0.0.1") from error
     return family, str(address[0])
 
 
 def _port_error(options: Options, error: OSError) -> UserError:
     place = f"{options.host}:{options.port}"
     if error.errno == errno.EADDRINUSE:
-        return UserError(f"{place} is taken by another program", hint="--port 0 takes any that is free")
+        return UserError(f"{place} is in use by another program", hint="--port 0 takes any free port")
     if error.errno in (errno.EACCES, errno.EPERM):
-        return UserError(f"{place} is not for this user", allowed="ports from 1024 on", hint="--port 8000")
+        return UserError(f"{place} is not allowed for this user", allowed="ports from 1024 on", hint="--port 8000")
     if error.errno == errno.EADDRNOTAVAIL:
         return UserError(f"--host {options.host} is not an address of this machine", hint="--host 127.0.0.1")
-    return UserError(f"{place} cannot be listened at: {error.strerror}", hint="--port 0 takes any that is free")
+    return UserError(f"{place} cannot be listened at: {error.strerror}", hint="--port 0 takes any free port")
 
 
 def _serve(model: ModelFolder, options: Options, listening: socket.socket) -> int:
@@ -135,7 +135,7 @@ def _serve(model: ModelFolder, options: Options, listening: socket.socket) -> in
             options.name or model.name,
         )
         app = build(serving, key=options.key, max_body_bytes=options.max_body_bytes)
-        # What has been loaded stays: a body of a million lists then costs 0.4 s of collecting garbage, and not 1.8.
+        # The loaded objects stay: collecting garbage for a body of a million lists then takes 0.4 s instead of 1.8 s.
         gc.collect()
         gc.freeze()
         code = run(

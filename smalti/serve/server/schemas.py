@@ -1,7 +1,7 @@
-"""The requests as OpenAI's clients send them, and what of them this server takes.
+"""The requests that OpenAI's clients send, validated.
 
-Promises: a field that would change the answer is honoured or refused by name; a field nobody knows is ignored and named
-in a header of the answer. ``null`` means absent, as with OpenAI. Numbers are numbers: "16" and true are not.
+Promises: a field that would change the answer is honoured or refused by name; an unknown field is ignored and named in
+a header of the answer. ``null`` means absent, as with OpenAI. Numbers are numbers: "16" and true are refused.
 """
 
 import json
@@ -18,7 +18,7 @@ MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1000
 MAX_TOP_LOGPROBS = 20
 MAX_MESSAGES = 4096
-"""Also the parts of one message."""
+"""Also of the parts of one message."""
 
 _SEED = 1 << 63
 _NO_EFFECT: dict[str, tuple[Any, ...]] = {
@@ -63,24 +63,24 @@ _NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "chat_template_kwargs": ({},),
     "documents": ([],),
 }
-"""Fields of OpenAI's API and of vLLM's extras that would change the answer, with the values that do not."""
+"""Fields of OpenAI's API and of vLLM's extras that would change the answer, with the values that have no effect."""
 
 
 class _Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
 
     elsewhere: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {}
-    """Fields of the other route: why they are refused, and the values that ask for nothing."""
+    """Fields of the other route: why they are refused, and the values that have no effect."""
 
 
 class StreamOptions(_Body):
-    """How a stream is sent."""
+    """Options of a streamed answer."""
 
     include_usage: bool | None = None
 
 
-class _Ask(_Body):
-    """What both routes take."""
+class _GenerationRequest(_Body):
+    """The fields of both routes."""
 
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -103,7 +103,7 @@ class _Ask(_Body):
         return value
 
     def longest(self) -> int | None:
-        """The most tokens of an answer, by either of its two names."""
+        """Return the maximum number of tokens of an answer, by either of its two names."""
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
             raise ApiError(
                 400, "'max_tokens' and 'max_completion_tokens' differ", param="max_tokens", code="invalid_value"
@@ -111,25 +111,25 @@ class _Ask(_Body):
         return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
 
     def stops(self) -> tuple[str, ...]:
-        """The stop texts as a tuple."""
-        found = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        if len(found) > MAX_STOPS or any(not 0 < len(text) <= MAX_STOP_CHARACTERS for text in found):
+        """Return the stop texts as a tuple."""
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        if len(stops) > MAX_STOPS or any(not 0 < len(text) <= MAX_STOP_CHARACTERS for text in stops):
             raise ApiError(
                 400,
                 f"'stop' takes at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARACTERS} characters",
                 param="stop",
                 code="invalid_value",
             )
-        return found
+        return stops
 
     def usage_in_stream(self) -> bool:
-        """True when the stream is to end with a chunk that counts tokens."""
+        """Return whether the stream ends with a chunk that counts tokens."""
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "'stream_options' needs 'stream': true", param="stream_options", code="invalid_value")
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
-class CompletionRequest(_Ask):
+class CompletionRequest(_GenerationRequest):
     """``POST /v1/completions``."""
 
     prompt: Any = ""
@@ -143,7 +143,7 @@ class CompletionRequest(_Ask):
 
 
 class ContentPart(_Body):
-    """A part of a message's content; text is the only kind taken."""
+    """A part of a message's content; only text is supported."""
 
     type: str
     text: str | None = None
@@ -156,10 +156,10 @@ class ChatMessage(_Body):
     content: str | Annotated[list[ContentPart], Field(max_length=MAX_MESSAGES)] | None = None
 
     def plain(self, place: str) -> dict[str, str]:
-        """Role and text. Raises ApiError for tools, for parts that are no text, and where there is none of either.
+        """Return role and text. Raises ApiError for tools, parts that are not text, and a message without content.
 
-        OpenAI's API knows messages without content too: an assistant's that calls a tool (refused as such), refuses, or
-        is sound.
+        OpenAI's API also has messages without content: an assistant's that calls a tool (refused as such), that
+        refuses, or that is audio.
         """
         if self.role in ("tool", "function") or any(
             (self.model_extra or {}).get(name) for name in ("tool_calls", "function_call")
@@ -179,7 +179,7 @@ class ChatMessage(_Body):
         return {"role": role, "content": "\n".join(part.text or "" for part in self.content)}
 
 
-class ChatRequest(_Ask):
+class ChatRequest(_GenerationRequest):
     """``POST /v1/chat/completions``."""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
@@ -195,7 +195,7 @@ T = TypeVar("T", CompletionRequest, ChatRequest)
 
 
 async def read(request: Request, model: type[T]) -> T:
-    """The body as ``model``. Raises ApiError with the field that is wrong."""
+    """Parse the body as ``model``. Raises ApiError with the field that is wrong."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(
@@ -206,63 +206,63 @@ async def read(request: Request, model: type[T]) -> T:
         value = json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant)
         if not isinstance(value, dict):
             raise ValueError("it is not an object")
-        if b"\\u" in raw:  # JSON can write half of a surrogate pair, which is no character and has no UTF-8
+        if b"\\u" in raw:  # JSON can escape half of a surrogate pair, which has no UTF-8 encoding
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise ApiError(400, f"the body is not JSON that can be read: {why}", code="invalid_json") from None
     try:
-        found = model.model_validate(value)
+        parsed = model.model_validate(value)
     except ValidationError as error:
-        # Of a union every member is named: the deepest place is the one that was meant.
-        found_errors = error.errors(include_url=False, include_context=False, include_input=False)
-        first = max(found_errors, key=lambda one: len(one["loc"]))
+        # Every member of a union reports an error: the deepest location is the most specific.
+        problems = error.errors(include_url=False, include_context=False, include_input=False)
+        first = max(problems, key=lambda problem: len(problem["loc"]))
         place = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or _is_field(part))
         param = str(first["loc"][0]) if first["loc"] else None
         code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
         raise ApiError(400, f"'{place}': {first['msg']}", param=param, code=code) from None
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
-    _refuse_what_changes_the_answer(found)
-    return found
+    _check_unsupported(parsed)
+    return parsed
 
 
 def ignored(body: BaseModel) -> str:
-    """The fields that had no effect, as the value of a header; empty when there are none."""
+    """Return the fields that had no effect as the value of a header; empty when there are none."""
     names = list(dict.fromkeys(_unknown(body)))
     shown = ", ".join(json.dumps(name[:40])[1:-1] for name in names[:20])
     return shown if len(names) <= 20 else f"{shown}, and {len(names) - 20} more"
 
 
 def _unknown(body: BaseModel, place: str = "") -> Iterator[str]:
-    """Names of fields that are not ours, those inside others with the outer one's before them."""
+    """Yield the names of unknown fields, dotted for nested ones."""
     for name, value in (body.model_extra or {}).items():
         if value is not None and (place or name not in _NO_EFFECT):
             yield place + name
     for name in type(body).model_fields:
         value = getattr(body, name)
-        for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, BaseModel):
-                yield from _unknown(one, f"{place}{name}.")
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, BaseModel):
+                yield from _unknown(child, f"{place}{name}.")
 
 
-def _refuse_what_changes_the_answer(body: _Body) -> None:
-    for name, (why, nothing) in body.elsewhere.items():
+def _check_unsupported(body: _Body) -> None:
+    for name, (why, neutral) in body.elsewhere.items():
         value = (body.model_extra or {}).get(name)
-        if value is not None and not _is_among(value, nothing):
+        if value is not None and not _is_among(value, neutral):
             raise unsupported(name, why)
     for name, value in (body.model_extra or {}).items():
         if value is None or name not in _NO_EFFECT or _is_among(value, _NO_EFFECT[name]):
             continue
         if name == "best_of" and value == getattr(body, "n", None):
             continue
-        neutral = "".join(f", or give {json.dumps(one)}" for one in _NO_EFFECT[name])
-        raise unsupported(name, f"is not supported; leave it out{neutral}")
+        alternatives = "".join(f", or give {json.dumps(neutral)}" for neutral in _NO_EFFECT[name])
+        raise unsupported(name, f"is not supported; leave it out{alternatives}")
 
 
 def _is_among(value: Any, neutral: tuple[Any, ...]) -> bool:
     # True == 1 in Python, but not in JSON.
-    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
+    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)
 
 
 def _refuse_constant(name: str) -> Any:
@@ -270,7 +270,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _is_field(part: str) -> bool:
-    """Of a place that pydantic names: a field, and not the member of a union (``str``, ``list[ContentPart]``)."""
+    """Return whether a part of pydantic's location is a field, not the member of a union (``str``, ``list[...]``)."""
     return part.isidentifier() and part != "str"
 
 

@@ -1,4 +1,4 @@
-"""What the routes share: the engine with its limits, and the way from a request's choices to its answer."""
+"""The state that the routes share, and how a prepared request becomes an answer."""
 
 import asyncio
 import secrets
@@ -36,21 +36,21 @@ class Serving:
     metrics: Metrics
     name: str
     max_choices: int = 128
-    """Choices (prompts times n) that one request may ask for; never more than the engine takes in."""
+    """Choices (prompts times n) that one request may ask for; also bounded by the engine's limits."""
     template_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the chat whose template is rendered. Others wait here and not in a thread, which could not be ended."""
+    """Held while a chat template is rendered. The others wait here, not in a thread, which could not be cancelled."""
     created: int = field(default_factory=lambda: int(wall_s()))
 
     def check_model(self, name: str | None) -> None:
-        """Raises ApiError 404 for another model than ours; a request that names none means ours."""
+        """Raise ApiError 404 for the name of another model; None means this one."""
         if name is not None and name != self.name:
             raise ApiError(
-                404, f"the model '{name[:80]}' is not here; this server has '{self.name}'",
+                404, f"the model '{name[:80]}' does not exist; this server has '{self.name}'",
                 param="model", code="model_not_found",
             )  # fmt: skip
 
     def check_choices(self, n_choices: int) -> None:
-        """Raises ApiError where one request asks for too many answers."""
+        """Raise ApiError where one request asks for too many choices."""
         limits = self.engine.limits
         most = min(self.max_choices, limits.max_rows + limits.max_waiting)
         if n_choices > most:
@@ -63,8 +63,8 @@ class Serving:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request made ready for the engine."""
+class PreparedRequest:
+    """A validated request: prompts, sampling parameters and the form of its answer."""
 
     prompts: list[Prompt]
     params: SamplingParams
@@ -79,9 +79,9 @@ class Asked:
     ignored: str = ""
 
     def jobs(self) -> list[Job]:
-        """The choices, those of one prompt side by side. The first of a prompt has the request's own seed.
+        """Return the choices, those of one prompt in sequence. The first of each prompt has the request's seed.
 
-        A seed makes the answer to a prompt the same wherever it stands in the request; without one it is drawn.
+        With a seed the answer to a prompt does not depend on its place in the request; without one the seed is random.
         """
         seeds = [self.seed] if self.seed is not None else [secrets.randbits(62)]
         seeds += [derive_key("choice", seeds[0], index) for index in range(1, self.n)]
@@ -94,39 +94,39 @@ class Asked:
         return [Job(prompt.ids, replace(self.params, seed=seed)) for prompt in self.prompts for seed in seeds]
 
 
-async def answer(serving: Serving, request: Request, asked: Asked) -> Response:
-    """Run a request to its end, whole or as a stream."""
-    jobs = asked.jobs()
+async def answer(serving: Serving, request: Request, prepared: PreparedRequest) -> Response:
+    """Answer a request, whole or as a stream."""
+    jobs = prepared.jobs()
     choices = [
         Choice(
             index,
             serving.engine,
-            asked.scored,
+            prepared.scored,
             prompt.ids,
-            prompt.text if asked.echo else None,
+            prompt.text if prepared.echo else None,
             prompt.added,
-            asked.strip,
+            prepared.strip,
         )
-        for index, prompt in enumerate(prompt for prompt in asked.prompts for _ in range(asked.n))
+        for index, prompt in enumerate(prompt for prompt in prepared.prompts for _ in range(prepared.n))
     ]  # fmt: skip
     answers = Answers(serving.loop, serving.metrics, jobs)
     answers.start()
-    headers = {IGNORED_HEADER: asked.ignored} if asked.ignored else {}
-    if asked.stream:
-        return EventStream(_events(answers, choices, asked), answers.stop, headers)
+    headers = {IGNORED_HEADER: prepared.ignored} if prepared.ignored else {}
+    if prepared.stream:
+        return EventStream(_events(answers, choices, prepared), answers.stop, headers)
     try:
         async with Watch(request.receive, answers.stop):
-            return JSONResponse(await _whole(answers, choices, asked), headers=headers)
+            return JSONResponse(await _whole(answers, choices, prepared), headers=headers)
     except ClientGone:
         return Response(status_code=499)
     finally:
         answers.stop()
 
 
-async def _whole(answers: Answers, choices: list[Choice], asked: Asked) -> dict[str, object]:
-    parts: list[list[Delta]] = [[] for _ in choices]
-    async for index, piece in answers.pieces():
-        parts[index].append(choices[index].add(piece))
+async def _whole(answers: Answers, choices: list[Choice], prepared: PreparedRequest) -> dict[str, object]:
+    deltas_of: list[list[Delta]] = [[] for _ in choices]
+    async for index, output in answers.outputs():
+        deltas_of[index].append(choices[index].add(output))
     joined = [
         Delta(
             index,
@@ -134,23 +134,23 @@ async def _whole(answers: Answers, choices: list[Choice], asked: Asked) -> dict[
             [token for delta in deltas for token in delta.tokens],
             deltas[-1].finish_reason,
         )
-        for index, deltas in enumerate(parts)
+        for index, deltas in enumerate(deltas_of)
     ]
-    return asked.shape.whole(joined, _used(asked, choices))
+    return prepared.shape.whole(joined, _usage(prepared, choices))
 
 
-async def _events(answers: Answers, choices: list[Choice], asked: Asked) -> AsyncIterator[str]:
-    """Chunks, and at the end usage if it was asked for; an error that comes late is an event of its own."""
-    shape = asked.shape
+async def _events(answers: Answers, choices: list[Choice], prepared: PreparedRequest) -> AsyncIterator[str]:
+    """Yield chunks, then usage if requested; an error after the start of the stream is an event of its own."""
+    shape = prepared.shape
     for opening in shape.first(len(choices)):
         yield event(shape.chunk([opening]))
     try:
-        async for index, piece in answers.pieces():
-            delta = choices[index].add(piece)
+        async for index, output in answers.outputs():
+            delta = choices[index].add(output)
             if delta.text or delta.tokens or delta.finish_reason:
                 yield event(shape.chunk([shape.part(delta)]))
-        if asked.usage_in_stream:
-            yield event(shape.chunk([], _used(asked, choices)))
+        if prepared.usage_in_stream:
+            yield event(shape.chunk([], _usage(prepared, choices)))
     except ClientGone:
         return
     except ApiError as error:
@@ -161,5 +161,5 @@ async def _events(answers: Answers, choices: list[Choice], asked: Asked) -> Asyn
     yield DONE
 
 
-def _used(asked: Asked, choices: list[Choice]) -> dict[str, int]:
-    return usage(sum(len(prompt.ids) for prompt in asked.prompts), sum(choice.n_tokens for choice in choices))
+def _usage(prepared: PreparedRequest, choices: list[Choice]) -> dict[str, int]:
+    return usage(sum(len(prompt.ids) for prompt in prepared.prompts), sum(choice.n_tokens for choice in choices))

@@ -1,4 +1,4 @@
-"""Answers as OpenAI's API writes them: whole, and in chunks."""
+"""Answers in the format of OpenAI's API: whole, and in chunks."""
 
 import secrets
 from typing import Any
@@ -11,7 +11,7 @@ from smalti.serve.server.scores import chat_shape, completion_shape
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """Tokens read and generated."""
+    """Return the ``usage`` object."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -20,7 +20,7 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
 
 
 class CompletionShape:
-    """``text_completion`` objects; whole and chunk look alike."""
+    """``text_completion`` objects; a chunk has the same format as a whole answer."""
 
     prefix = "cmpl"
     kind = chunk_kind = "text_completion"
@@ -36,19 +36,19 @@ class CompletionShape:
         }
 
     def whole(self, choices: list[Delta], used: dict[str, int]) -> dict[str, Any]:
-        """The answer in one object."""
-        return {"object": self.kind, **self._head, "choices": [self.choice(one) for one in choices], "usage": used}
+        """Return the answer in one object."""
+        return {"object": self.kind, **self._head, "choices": [self.choice(delta) for delta in choices], "usage": used}
 
     def chunk(self, choices: list[dict[str, Any]], used: dict[str, int] | None = None) -> dict[str, Any]:
-        """One event of a stream."""
+        """Return one chunk of a stream."""
         return {"object": self.chunk_kind, **self._head, "choices": choices, "usage": used}
 
     def first(self, n_choices: int) -> list[dict[str, Any]]:
-        """Choices of chunks that go before all text."""
+        """Return the choices of the chunks that precede all text."""
         return []
 
     def choice(self, delta: Delta) -> dict[str, Any]:
-        """A whole choice."""
+        """Return a whole choice."""
         return {
             "index": delta.index,
             "text": delta.text,
@@ -57,7 +57,7 @@ class CompletionShape:
         }
 
     def part(self, delta: Delta) -> dict[str, Any]:
-        """A piece of a choice."""
+        """Return the choice of a chunk."""
         return self.choice(delta)
 
 
@@ -69,17 +69,17 @@ class ChatShape(CompletionShape):
     chunk_kind = "chat.completion.chunk"
 
     def first(self, n_choices: int) -> list[dict[str, Any]]:
-        """Who speaks."""
+        """Return the choices that give the role."""
         opening = {"role": "assistant", "content": "", "refusal": None}
         return [{"index": i, "delta": opening, "logprobs": None, "finish_reason": None} for i in range(n_choices)]
 
     def choice(self, delta: Delta) -> dict[str, Any]:
-        """A whole choice."""
+        """Return a whole choice."""
         message = {"role": "assistant", "content": delta.text, "refusal": None}
         return {**self._of(delta), "message": message}
 
     def part(self, delta: Delta) -> dict[str, Any]:
-        """A piece of a choice."""
+        """Return the choice of a chunk."""
         return {**self._of(delta), "delta": {"content": delta.text} if delta.text else {}}
 
     def _of(self, delta: Delta) -> dict[str, Any]:

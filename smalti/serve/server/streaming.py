@@ -1,4 +1,4 @@
-"""Answers that come while they are made (server-sent events), and what watches for a client that went away."""
+"""Server-sent events, and a watch for clients that disconnect."""
 
 import asyncio
 import json
@@ -12,12 +12,12 @@ DONE = "data: [DONE]\n\n"
 
 
 def event(value: dict[str, Any]) -> str:
-    """One server-sent event."""
+    """Return one server-sent event."""
     return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'), allow_nan=False)}\n\n"
 
 
 class Watch:
-    """``async with Watch(receive, gone)``: calls ``gone`` when the client goes away before the block ends."""
+    """``async with Watch(receive, gone)``: calls ``gone`` when the client disconnects before the block ends."""
 
     def __init__(self, receive: Receive, gone: Callable[[], None]) -> None:
         self._receive = receive
@@ -36,7 +36,7 @@ class Watch:
 
 
 class EventStream(Response):
-    """Sends events as they come; ``stop`` is called when the client goes away and at the end, whatever the end is."""
+    """Sends events as they are made; calls ``stop`` when the client disconnects and at the end, however it ends."""
 
     def __init__(self, events: AsyncIterator[str], stop: Callable[[], None], headers: dict[str, str]) -> None:
         self.status_code = 200

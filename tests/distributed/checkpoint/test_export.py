@@ -54,6 +54,7 @@ def test_logits_and_greedy_text_equal_those_of_transformers(family: str, tmp_pat
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from smalti.serve.engine.engine import Engine
+    from smalti.serve.engine.offline import generate, stream
     from smalti.serve.engine.sampling import SamplingParams
 
     folder = export(tiny_run(tmp_path, family=family))
@@ -64,7 +65,7 @@ def test_logits_and_greedy_text_equal_those_of_transformers(family: str, tmp_pat
     tokenizer = AutoTokenizer.from_pretrained(folder)
     without_text = list(range(engine.tokenizer.vocab_size, 320))  # our engine never chooses these padded rows
     prompts = ["def add(", "plain", "", "Grü", "([{"]
-    for prompt, answer in zip(prompts, engine.generate(prompts, SamplingParams(max_tokens=24)), strict=True):
+    for prompt, answer in zip(prompts, generate(engine, prompts, SamplingParams(max_tokens=24)), strict=True):
         ids = tokenizer(tokenizer.eos_token + prompt, return_tensors="pt", add_special_tokens=False)
         assert ids.input_ids.shape[1] == answer.prompt_tokens
         with torch.no_grad():
@@ -72,7 +73,7 @@ def test_logits_and_greedy_text_equal_those_of_transformers(family: str, tmp_pat
         out = out[0, answer.prompt_tokens :]
         assert out.tolist() == list(answer.token_ids)
         assert tokenizer.decode(out, skip_special_tokens=True) == answer.text
-        assert "".join(engine.stream(prompt, SamplingParams(max_tokens=24))) == answer.text
+        assert "".join(stream(engine, prompt, SamplingParams(max_tokens=24))) == answer.text
 
 
 def test_bf16_is_the_rounded_checkpoint(run: Path) -> None:

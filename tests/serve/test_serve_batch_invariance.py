@@ -1,4 +1,4 @@
-"""An answer does not depend on what else runs: requests that come, go and are aborted while others generate."""
+"""Answers are batch-invariant: requests are submitted, end and are aborted while others generate."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from tiny_models import ByteTokenizer, dbrx_config, llama_config, tiny_model
 from smalti.serve.engine.engine import Engine
 from smalti.serve.engine.sampling import SamplingParams
 from smalti.serve.engine.scheduler import Limits
-from smalti.serve.engine.sequence import Piece
+from smalti.serve.engine.sequence import RequestOutput
 
 CONTEXT = 256
 
@@ -29,7 +29,7 @@ class Asked:
     step: int
     params: SamplingParams
     abort: int | None
-    pieces: list[Piece] = field(default_factory=list)
+    outputs: list[RequestOutput] = field(default_factory=list)
 
     @property
     def ids(self) -> list[int]:
@@ -37,7 +37,7 @@ class Asked:
 
     @property
     def tokens(self) -> list[int]:
-        return [token.id for piece in self.pieces for token in piece.tokens]
+        return [token.id for output in self.outputs for token in output.tokens]
 
 
 asked = st.builds(
@@ -62,7 +62,7 @@ def play(engine: Engine, schedule: list[Asked]) -> None:
     for step in range(1000):
         for index, one in enumerate(schedule):
             if one.step == step:
-                numbers[index] = engine.submit(one.ids, one.params, one.pieces.append)
+                numbers[index] = engine.submit(one.ids, one.params, one.outputs.append)
             if one.abort is not None and one.step + one.abort == step:
                 engine.abort(numbers[index])
         if not engine.step() and len(numbers) == len(schedule):
@@ -82,42 +82,42 @@ LIMITS = [{}, {"max_rows": 3, "prefill_tokens": 32}, {"max_rows": 40, "cache_byt
 @settings(max_examples=max(5, settings.default.max_examples // 20))
 @given(schedule=st.lists(asked, min_size=2, max_size=12), limits=st.sampled_from(LIMITS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_a_dense_model_answers_the_same_to_the_bit_in_any_company(dtype, schedule, limits) -> None:
+def test_answers_of_a_dense_model_are_batch_invariant_to_the_bit(dtype, schedule, limits) -> None:
     engine = built("llama", dtype, **limits)
     for one in schedule:
-        one.pieces.clear()
+        one.outputs.clear()
     play(engine, schedule)
     for one in schedule:
         expected = alone(engine, one)
-        scores = [token for piece in one.pieces for token in piece.tokens]
-        assert scores == [token for piece in expected.pieces for token in piece.tokens][: len(scores)]
-        assert one.pieces[-1].finish_reason is not None
-        assert all(piece.finish_reason is None for piece in one.pieces[:-1])
-        if one.pieces[-1].finish_reason != "abort":
+        scores = [token for output in one.outputs for token in output.tokens]
+        assert scores == [token for output in expected.outputs for token in output.tokens][: len(scores)]
+        assert one.outputs[-1].finish_reason is not None
+        assert all(output.finish_reason is None for output in one.outputs[:-1])
+        if one.outputs[-1].finish_reason != "abort":
             assert one.tokens == expected.tokens
-            assert one.pieces[-1].finish_reason == expected.pieces[-1].finish_reason
+            assert one.outputs[-1].finish_reason == expected.outputs[-1].finish_reason
     assert engine.idle
     assert engine.counts().kv_used_frac == 0
-    assert engine._runner._slots.requests() == []
+    assert engine._runner._cache.requests() == []
     assert not engine._runner._prompts
 
 
 @settings(max_examples=max(5, settings.default.max_examples // 20))
 @given(schedule=st.lists(asked, min_size=2, max_size=8))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_experts_answer_the_same_up_to_rounding(dtype, schedule) -> None:
+def test_answers_of_an_moe_are_batch_invariant_up_to_rounding(dtype, schedule) -> None:
     """The matmul of an expert has as many rows as tokens chose it. Where two tokens are as good as equally likely,
     the answers may part; until then the log-probabilities agree."""
     engine = built("dbrx", dtype)
     tolerance = 1e-4 if dtype == torch.float32 else 0.1
     for one in schedule:
-        one.pieces.clear()
+        one.outputs.clear()
     play(engine, schedule)
     for one in schedule:
         expected = alone(engine, one)
         pairs = zip(
-            (token for piece in one.pieces for token in piece.tokens),
-            (token for piece in expected.pieces for token in piece.tokens),
+            (token for output in one.outputs for token in output.tokens),
+            (token for output in expected.outputs for token in output.tokens),
             strict=False,
         )
         for mine, other in pairs:
@@ -131,8 +131,8 @@ def test_experts_answer_the_same_up_to_rounding(dtype, schedule) -> None:
 
 def test_long_prompts_do_not_stall_those_that_run() -> None:
     engine = built("llama", torch.float32, prefill_tokens=16)
-    first: list[Piece] = []
-    second: list[Piece] = []
+    first: list[RequestOutput] = []
+    second: list[RequestOutput] = []
     engine.submit([1, 2, 3], SamplingParams(max_tokens=40, ignore_eos=True), first.append)
     engine.step()
     engine.submit([5] * 160, SamplingParams(max_tokens=2), second.append)
@@ -148,7 +148,7 @@ def test_no_request_overtakes_one_that_waits_longer() -> None:
     engine = built("llama", torch.float32, max_rows=2)
     order: list[int] = []
     for index in range(7):
-        engine.submit([index], SamplingParams(max_tokens=3), lambda piece, index=index: order.append(index))
+        engine.submit([index], SamplingParams(max_tokens=3), lambda output, index=index: order.append(index))
     while engine.step():
         pass
     assert [index for place, index in enumerate(order) if index not in order[:place]] == list(range(7))

@@ -1,0 +1,107 @@
+"""Offline generation: answers to a list of prompts, or to one as a stream, without a server or a thread.
+
+Both functions step the engine themselves, so they must not be called while an ``EngineLoop`` runs it.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+from smalti.base.errors import UserError
+from smalti.serve.engine.engine import Engine
+from smalti.serve.engine.sampling import SamplingParams
+from smalti.serve.engine.sequence import FinishReason, RequestOutput, Sequence, TokenScore
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The whole answer to one prompt."""
+
+    prompt: str
+    text: str
+    token_ids: tuple[int, ...]
+    """Every generated token, an end token included."""
+    finish_reason: FinishReason
+    prompt_tokens: int
+    """Tokens of the prompt, the begin token included."""
+    tokens: tuple[TokenScore, ...] = ()
+    """``token_ids`` with their scores; empty unless ``logprobs`` was requested."""
+    prompt_scores: tuple[TokenScore, ...] = ()
+    """Every token of the prompt with its score; empty unless ``prompt_logprobs`` was requested."""
+
+
+def generate(
+    engine: Engine,
+    prompts: Rows[str | Rows[int]],
+    params: SamplingParams | Rows[SamplingParams] | None = None,
+) -> list[Completion]:
+    """Answer each prompt; ``params`` for all, or one for each (default: greedy, up to 128 tokens).
+
+    Raises UserError for a prompt that leaves no room for an answer, before any is answered.
+    """
+    params = SamplingParams() if params is None else params
+    params_of = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+    if len(params_of) != len(prompts):
+        raise UserError(f"{len(params_of)} sampling params for {len(prompts)} prompts", allowed="one, or one for each")
+    outputs: list[list[RequestOutput]] = [[] for _ in prompts]
+    sequences = [
+        engine.prepare(prompt, params, output.append)
+        for prompt, params, output in zip(prompts, params_of, outputs, strict=True)
+    ]
+    engine.enqueue(sequences)
+    try:
+        while not all(_has_ended(output) for output in outputs):
+            engine.step()
+    finally:
+        for sequence in sequences:
+            engine.end(sequence, "abort")
+    texts = [
+        prompt if isinstance(prompt, str) else engine.tokenizer.decode(sequence.prompt_ids)
+        for prompt, sequence in zip(prompts, sequences, strict=True)
+    ]
+    return [_completion(*answer) for answer in zip(texts, sequences, outputs, strict=True)]
+
+
+def stream(engine: Engine, prompt: str | Rows[int], params: SamplingParams | None = None) -> Iterator[str]:
+    """Yield the answer to one prompt in whole characters; joined they are the text that ``generate`` returns."""
+    outputs: deque[RequestOutput] = deque()
+    sequence = engine.prepare(prompt, params or SamplingParams(), outputs.append)
+    engine.enqueue([sequence])
+    try:
+        while True:
+            while not outputs:
+                engine.step()
+            output = outputs.popleft()
+            if output.error is not None:
+                raise output.error
+            if output.text:
+                yield output.text
+            if output.finish_reason is not None:
+                return
+    finally:
+        engine.end(sequence, "abort")
+
+
+def _has_ended(outputs: list[RequestOutput]) -> bool:
+    """Return whether the last output is there; raises the error that ended the request."""
+    if not outputs or outputs[-1].finish_reason is None:
+        return False
+    if outputs[-1].error is not None:
+        raise outputs[-1].error
+    return True
+
+
+def _completion(prompt: str, sequence: Sequence, outputs: list[RequestOutput]) -> Completion:
+    """Join the outputs of one request."""
+    assert sequence.finish_reason is not None
+    tokens = tuple(token for output in outputs for token in output.tokens)
+    return Completion(
+        prompt,
+        "".join(output.text for output in outputs),
+        tuple(token.id for token in tokens),
+        sequence.finish_reason,
+        len(sequence.prompt_ids),
+        tokens if sequence.params.logprobs is not None else (),
+        tuple(score for output in outputs for score in output.prompt_scores),
+    )
