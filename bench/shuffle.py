@@ -40,9 +40,9 @@ from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
 from smalti.config.run import JobConfig
 from smalti.config.train import LossConfig
+from smalti.data.documents.installed_python import write_documents
 from smalti.data.order.order import Permutation
-from smalti.data.prepare.curate.installed_python import write_documents
-from smalti.data.tokenizer.encode import Tokenizer
+from smalti.data.tokenizer.tokenizer import Tokenizer
 from smalti.data.tokenizer.train import train_bpe
 from smalti.distributed.group import world as worlds
 from smalti.model.decoder import Decoder

@@ -143,8 +143,8 @@ def write_parquet(
     """
     from smalti.base.hashing import digest_json, sha256_file
     from smalti.data.documents.heldout import HELDOUT, SPLITS, TRAIN
+    from smalti.data.documents.parquet import DOCUMENT_SCHEMA, DROP_SCHEMA, RowWriter
     from smalti.data.documents.publish import publication
-    from smalti.data.documents.tables import DOCUMENT_SCHEMA, DROP_SCHEMA, RowWriter
     from smalti.data.prepare.curate.report import FORMAT_KIND, RECORD_NAME, Report
 
     dealt: list[list[PlantedDocument]] = [[] for _ in range(files)]

@@ -19,4 +19,4 @@ def synthetic_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             f"import os\n\n\ndef {f}_{a}({b}, {c}):\n    {d} = {b} + {c} + {i}\n    return {d} * {e}({f})\n"
         )
     paths = SimpleNamespace(get_paths=lambda: {"stdlib": str(folder)})
-    monkeypatch.setattr("smalti.data.prepare.curate.installed_python.sysconfig", paths)
+    monkeypatch.setattr("smalti.data.documents.installed_python.sysconfig", paths)

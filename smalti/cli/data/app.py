@@ -44,7 +44,7 @@ def documents(
     """
     from smalti.base.units import format_bytes
     from smalti.cli.tables import print_json, table
-    from smalti.data.prepare.curate.installed_python import write_documents
+    from smalti.data.documents.installed_python import write_documents
 
     with ProgressLine() as tell:
         counts = write_documents(output, everything=everything, progress=tell)

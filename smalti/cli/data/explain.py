@@ -8,7 +8,7 @@ import typer
 if TYPE_CHECKING:
     from smalti.config.run import RunConfig
     from smalti.data.stream.explain import Explanation
-    from smalti.data.tokenizer.encode import Tokenizer
+    from smalti.data.tokenizer.tokenizer import Tokenizer
 
 _ROWS, _SIGHTINGS = 32, 50
 _TEXT_CHARS = 300
@@ -125,7 +125,7 @@ def _explanation(config: "RunConfig", world_size: int) -> "Explanation":
 
 def _tokenizer(config: "RunConfig", told: "Explanation") -> "Tokenizer":
     from smalti.base.errors import UserError
-    from smalti.data.tokenizer.encode import load_tokenizer
+    from smalti.data.tokenizer.tokenizer import load_tokenizer
 
     own = Path(config.run_folder) / "tokenizer"
     folder = str(own) if own.is_dir() else config.data.tokenizer

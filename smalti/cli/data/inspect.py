@@ -39,7 +39,7 @@ def inspect(
     from smalti.cli.tables import print_json
 
     need_data_extra()
-    from smalti.data.prepare.inspection import inspect_folder
+    from smalti.data.prepare.inspect import inspect_folder
 
     found = inspect_folder(
         folder, options=fields or [], tokenizer=tokenizer, n_samples=samples, limit_tokens=limit_tokens

@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 
 from smalti.base.errors import DataError
 from smalti.data.documents.files import SourceFile
+from smalti.data.documents.parquet import rows_of
 from smalti.data.documents.parts import parts_of_stream, parts_of_text
-from smalti.data.documents.tables import rows_of
 
 RAW_SCHEMA = pa.schema(
     [

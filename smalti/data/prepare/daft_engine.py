@@ -1,7 +1,7 @@
 """Daft as the engine of the data room: how it is imported, where it runs, and how an error of a worker comes back.
 
 Promises: an error of ours that is raised in a worker, on whichever machine, is raised here as it was; a worker that
-failed makes the plan fail, also where the engine would swallow it. Only this module, ``curate/engine.py`` and
+failed makes the plan fail, also where the engine would swallow it. Only this module, ``curate/plan.py`` and
 ``dedup/plan.py`` know Daft; a new version of it is tried there first.
 """
 

@@ -17,13 +17,13 @@ from smalti.base.hashing import digest_json
 from smalti.base.units import format_bytes
 from smalti.config.curate import TokenizeConfig
 from smalti.data.documents.heldout import HELDOUT, SPLITS, TRAIN
+from smalti.data.documents.parquet import read_documents
 from smalti.data.documents.parts import parts_of_text
 from smalti.data.documents.publish import publication, read_record
-from smalti.data.documents.tables import read_documents
 from smalti.data.prepare.curate.report import FORMAT_KIND as CURATE_KIND
 from smalti.data.prepare.curate.report import RECORD_NAME as CURATE_RECORD
-from smalti.data.tokenizer.encode import Tokenizer, load_tokenizer
 from smalti.data.tokenizer.patterns import EOD
+from smalti.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from smalti.data.tokenizer.train import train_bpe
 from smalti.data.tokens import Manifest, TokenWriter
 

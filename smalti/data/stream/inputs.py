@@ -21,7 +21,7 @@ from smalti.data.pack import n_sequences
 from smalti.data.sources.source import Source
 from smalti.data.sources.vocabulary import look
 from smalti.data.stream.opening import Opened, named, open_sources, read_indexes, sequences_of
-from smalti.data.tokenizer.identity import check_folder
+from smalti.data.tokenizer.digest import check_folder
 from smalti.data.tokens import Manifest, TokenSource
 from smalti.data.tokens.manifest import FILE_NAME, read_manifest
 

@@ -6,7 +6,7 @@ A base model has none and gets ``PlainChat``: names before the turns, and stop t
 user.
 
 Promises: a template runs in jinja2's immutable sandbox, in a process of its own with a limit of time and of memory
-(``template``), and reaches neither files nor modules nor our objects; a message that quotes a control token
+(``chat_template``), and reaches neither files nor modules nor our objects; a message that quotes a control token
 (``<|im_end|>``) is read as text, so nobody can end a turn from inside it.
 """
 
@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 from smalti.base import store
 from smalti.base.errors import DataError, UserError
-from smalti.data.tokenizer.encode import CONFIG_FILE, SPECIALS_FILE
-from smalti.data.tokenizer.template import TemplateFailed, TemplateProcess
+from smalti.data.tokenizer.chat_template import TemplateFailed, TemplateProcess
+from smalti.data.tokenizer.tokenizer import CONFIG_FILE, SPECIALS_FILE
 
 TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_FOLDER = "additional_chat_templates"
@@ -30,7 +30,7 @@ Message = Mapping[str, str]
 
 
 class Encoder(Protocol):
-    """What is needed of a tokenizer (``data.tokenizer.encode.Tokenizer``)."""
+    """What is needed of a tokenizer (``data.tokenizer.tokenizer.Tokenizer``)."""
 
     @property
     def special_ids(self) -> frozenset[int]: ...

@@ -11,7 +11,7 @@ from smalti.base.errors import DataError, UserError
 from smalti.config.curate import CurateConfig
 from smalti.config.dedup import DedupConfig
 from smalti.data.documents.heldout import split_of
-from smalti.data.documents.tables import DROP_SCHEMA, read_documents
+from smalti.data.documents.parquet import DROP_SCHEMA, read_documents
 from smalti.data.prepare.curate.job import curate
 from smalti.data.prepare.dedup.job import dedup
 

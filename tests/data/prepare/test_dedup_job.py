@@ -23,10 +23,10 @@ from synthetic_corpus import PlantedDocument
 from smalti.base.errors import CheckFailed, DataError, UserError
 from smalti.cli.main import run
 from smalti.config.dedup import DedupConfig
+from smalti.data.documents.parquet import read_documents
 from smalti.data.documents.publish import only_writer
-from smalti.data.documents.tables import read_documents
 from smalti.data.prepare.dedup.job import dedup
-from smalti.data.prepare.dedup.stages import Stages
+from smalti.data.prepare.dedup.work_folder import Stages
 
 
 def config_of(folder: Path, output: Path, **changes) -> DedupConfig:

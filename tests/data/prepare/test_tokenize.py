@@ -12,11 +12,11 @@ from smalti.cli.main import run
 from smalti.config.curate import CurateConfig, TokenizeConfig
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
-from smalti.data.documents.tables import read_documents
+from smalti.data.documents.parquet import read_documents
 from smalti.data.prepare.curate.job import curate
-from smalti.data.prepare.inspection import inspect_folder, length_summary
+from smalti.data.prepare.inspect import inspect_folder, length_summary
 from smalti.data.prepare.tokenize import tokenize
-from smalti.data.tokenizer.encode import Tokenizer, load_tokenizer
+from smalti.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from smalti.data.tokens import TokenSource
 from smalti.data.tokens.ids import ids_of
 

@@ -1,1 +1,1 @@
-"""Raw documents -> clean, unique documents, with every drop recorded. Daft is used in ``engine`` and nowhere else."""
+"""Raw documents -> clean, unique documents, with every drop recorded. Daft is used in ``plan`` and nowhere else."""

@@ -21,11 +21,11 @@ from smalti.base.hashing import digest_json, sha256_file
 from smalti.config.curate import CurateConfig
 from smalti.data.documents.files import FoundFiles, find_files
 from smalti.data.documents.heldout import HELDOUT, SPLITS
+from smalti.data.documents.parquet import DROP_SCHEMA, RowWriter, documents_schema, rows_of
 from smalti.data.documents.publish import publication
 from smalti.data.documents.readers import RAW_SCHEMA, ReadOptions, read_tasks
-from smalti.data.documents.tables import DROP_SCHEMA, RowWriter, documents_schema, rows_of
-from smalti.data.prepare.curate import engine
 from smalti.data.prepare.curate.examine import EMPTY_RULE, EXAMINED_SCHEMA, UNREADABLE_RULE, Examination
+from smalti.data.prepare.curate.plan import TRAIN_KEY, first_of_equal, transform
 from smalti.data.prepare.curate.report import FORMAT_KIND, RECORD_NAME, Cut, Report, as_markdown
 
 Progress = Callable[..., None]
@@ -119,7 +119,7 @@ class _Reading:
         start, ids, count, cut = self.done_bytes, set[int](), 0, Cut()
         with pq.ParquetWriter(path, _STAGED_SCHEMA, compression="zstd", compression_level=1) as writer:
             tasks = read_tasks(files.files, options)
-            for batch in engine.transform(tasks, RAW_SCHEMA, examination, EXAMINED_SCHEMA):
+            for batch in transform(tasks, RAW_SCHEMA, examination, EXAMINED_SCHEMA):
                 count += batch.num_rows
                 parts = [part for part in batch.column("part").to_pylist() if part is not None]
                 cut.parts += len(parts)
@@ -135,7 +135,7 @@ class _Reading:
     def _keyed(self, name: str, batch: pa.RecordBatch) -> pa.RecordBatch:
         first, self.next_key = self.next_key, self.next_key + batch.num_rows
         keys = [
-            first + row + (0 if split == HELDOUT else engine.TRAIN_KEY)
+            first + row + (0 if split == HELDOUT else TRAIN_KEY)
             for row, split in enumerate(batch.column("split").to_pylist())
         ]
         columns = [pa.array(keys, pa.int64()), pa.array([name] * batch.num_rows, pa.large_string()), *batch.columns]
@@ -145,8 +145,8 @@ class _Reading:
 def _equals(config: CurateConfig, paths: list[str]) -> dict[int, _Equal]:
     """Key of each document that goes because an equal one stays. Without dedup only training equal to held-out goes."""
     keepers: dict[int, int] = {}
-    for row in engine.first_of_equal(paths).to_pylist():
-        leaks = row["key"] >= engine.TRAIN_KEY > row["keeper_key"]
+    for row in first_of_equal(paths).to_pylist():
+        leaks = row["key"] >= TRAIN_KEY > row["keeper_key"]
         if leaks or config.dedup == "exact":
             keepers[row["key"]] = row["keeper_key"]
     names = _names(set(keepers.values()), paths)
@@ -205,7 +205,7 @@ def _rows(staged: Path) -> Iterator[dict[str, Any]]:
 
 
 def _dropped_as_equal(key: int, keeper: _Equal) -> dict[str, Any]:
-    if key >= engine.TRAIN_KEY > keeper.key:
+    if key >= TRAIN_KEY > keeper.key:
         return {"rule": "dedup/heldout", "reason": f"equal to the held-out document {keeper.name}", "score": 1.0}
     return {"rule": "dedup/exact", "reason": f"equal to {keeper.name}", "score": 1.0}
 

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 
 from smalti.base.errors import DataError, UserError
 from smalti.data.documents.heldout import HELDOUT, SPLITS
+from smalti.data.documents.parquet import DOCUMENT_SCHEMA
 from smalti.data.documents.publish import read_record
-from smalti.data.documents.tables import DOCUMENT_SCHEMA
 from smalti.data.prepare.curate.report import FORMAT_KIND, RECORD_NAME
 from smalti.data.prepare.dedup.buckets import PLANTED
 

@@ -37,7 +37,7 @@ from smalti.data.prepare.dedup.frames import n_rows_of
 from smalti.data.prepare.dedup.output import source_tasks, write_source
 from smalti.data.prepare.dedup.plan import Plans
 from smalti.data.prepare.dedup.report import DedupReport, account, as_markdown
-from smalti.data.prepare.dedup.stages import Stages
+from smalti.data.prepare.dedup.work_folder import Stages
 
 Progress = Callable[..., None]
 """``progress(what, done, total)`` between the parts of the work, in bytes of documents; or in parts:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from smalti.base.errors import DataError
-from smalti.data.documents.tables import DROP_SCHEMA
+from smalti.data.documents.parquet import DROP_SCHEMA
 from smalti.data.prepare.dedup.corpus import Corpus, damaged
 
 OUTPUT_DROP_SCHEMA = pa.schema([*DROP_SCHEMA, ("partner", pa.string())])

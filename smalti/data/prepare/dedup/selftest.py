@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from smalti.base.errors import CheckFailed
 from smalti.base.rng import derive_key
 from smalti.config.dedup import DedupConfig
-from smalti.data.documents.tables import DOCUMENT_SCHEMA
+from smalti.data.documents.parquet import DOCUMENT_SCHEMA
 from smalti.data.prepare.dedup.buckets import PLANTED
 from smalti.data.prepare.dedup.corpus import Corpus, Task, read_group
 from smalti.data.prepare.dedup.shingles import shared, shingle_sets, similarities

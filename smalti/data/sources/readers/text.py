@@ -20,7 +20,7 @@ from smalti.data.sources.readers.documents import Documents
 from smalti.data.sources.readers.index import Index
 from smalti.data.sources.readers.named import ask_each, named_files
 from smalti.data.sources.source import Int64s
-from smalti.data.tokenizer.encode import Tokenizer, load_tokenizer
+from smalti.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".parquet")
 LIMIT_BYTES = 256 << 20

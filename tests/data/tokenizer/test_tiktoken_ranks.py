@@ -6,10 +6,10 @@ import pytest
 import tiktoken
 
 from smalti.base.errors import DataError, UserError
-from smalti.data.tokenizer.bulk import structure_of, token_bytes_of
-from smalti.data.tokenizer.encode import load_tokenizer
 from smalti.data.tokenizer.patterns import EOD, KNOWN_RANKS, PATTERNS
-from smalti.data.tokenizer.ranks import known_or_given, merges_of, read_ranks
+from smalti.data.tokenizer.tiktoken_encoding import structure_of, token_bytes_of
+from smalti.data.tokenizer.tiktoken_ranks import known_or_given, merges_of, read_ranks
+from smalti.data.tokenizer.tokenizer import load_tokenizer
 from smalti.data.tokenizer.train import train_bpe
 
 TEXTS = [
@@ -74,7 +74,7 @@ def test_published_files_are_known_by_size_and_keep_their_ids():
 
 
 def test_a_gap_before_the_end_of_document_is_filled(path, monkeypatch):
-    from smalti.data.tokenizer import ranks as module
+    from smalti.data.tokenizer import tiktoken_ranks as module
     from smalti.data.tokenizer.patterns import KnownRanks
 
     monkeypatch.setitem(module.KNOWN_RANKS, 320, KnownRanks("cl100k", EOD, {EOD: 323}))

@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from smalti.base import store
 from smalti.base.errors import DataError
-from smalti.data.prepare.curate.docstrings import Docstring, cut_docstrings
+from smalti.data.documents.docstrings import Docstring, cut_docstrings
 
 _NEVER = frozenset({"site-packages", "dist-packages", "__pycache__", "lib-dynload"})
 _LEFT_OUT = frozenset(

@@ -10,9 +10,9 @@ import time
 import pytest
 
 from smalti.base.errors import DataError, UserError
-from smalti.data.tokenizer import template as module
+from smalti.data.tokenizer import chat_template as module
 from smalti.data.tokenizer.chat import TemplateChat
-from smalti.data.tokenizer.template import TemplateFailed, TemplateProcess
+from smalti.data.tokenizer.chat_template import TemplateFailed, TemplateProcess
 
 GOOD = [{"role": "user", "content": "good"}]
 EVIL = [{"role": "user", "content": "evil"}]
@@ -85,9 +85,9 @@ def test_a_process_that_was_killed_is_named_and_replaced() -> None:
 
 def test_one_ctrl_c_ends_a_loop_and_its_process() -> None:
     code = f"""
-from smalti.data.tokenizer import template
-template.LIMIT_S = 1000.0
-process = template.TemplateProcess({LOOP!r}, {{}})
+from smalti.data.tokenizer import chat_template
+chat_template.LIMIT_S = 1000.0
+process = chat_template.TemplateProcess({LOOP!r}, {{}})
 try:
     print(process._process.pid, flush=True)
     process.render([])

@@ -1,4 +1,4 @@
-"""The process in which one chat template is compiled and rendered; ``template`` starts it, by the path of this file.
+"""The child process that compiles and renders one chat template; ``chat_template`` starts it by the path of this file.
 
 Reads a JSON object a line and answers each with one: first ``{"template", "variables"}``, then ``{"messages"}``; the
 answer has ``text`` or ``error``. The kernel ends the process (SIGPROF) when a line has taken its processor time,

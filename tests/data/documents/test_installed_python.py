@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from smalti.base.errors import DataError
-from smalti.data.prepare.curate.docstrings import cut_docstrings
-from smalti.data.prepare.curate.installed_python import write_documents
+from smalti.data.documents.docstrings import cut_docstrings
+from smalti.data.documents.installed_python import write_documents
 
 
 def read(path: Path) -> list[dict]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from smalti.base.errors import DataError
-from smalti.data.tokenizer.identity import check_folder
+from smalti.data.tokenizer.digest import check_folder
 
 
 def test_a_folder_without_a_tokenizer_names_the_key(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from smalti.base.errors import DataError
 from smalti.config.data import FetchConfig, SourceConfig
 from smalti.config.load import from_dict
 from smalti.data.documents.heldout import SPLITS
+from smalti.data.documents.parquet import DROP_SCHEMA, read_documents
 from smalti.data.documents.publish import read_record
-from smalti.data.documents.tables import DROP_SCHEMA, read_documents
 from smalti.data.prepare.curate.report import FORMAT_KIND as CURATE_KIND
 from smalti.data.prepare.curate.report import RECORD_NAME as CURATE_RECORD
 from smalti.data.prepare.tokenize import KIND as TOKENIZE_KIND
@@ -28,7 +28,7 @@ from smalti.data.prepare.tokenize import TOKENIZER_FOLDER
 from smalti.data.sources.document_lengths import context_summary, find_documents, length_curve, length_summary
 from smalti.data.sources.source import Source
 from smalti.data.sources.sources import open_source, read_index
-from smalti.data.tokenizer.encode import Tokenizer, load_tokenizer
+from smalti.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from smalti.data.tokens import TokenSource
 
 _SAMPLE_TOKENS = 512

@@ -22,7 +22,7 @@ from smalti.base.errors import missing_extra
 
 LIMIT_S = 2.0
 MEMORY_BYTES = 512 << 20
-_CHILD = str(Path(__file__).with_name("template_child.py"))
+_CHILD = str(Path(__file__).with_name("chat_template_child.py"))
 
 
 class TemplateFailed(Exception):

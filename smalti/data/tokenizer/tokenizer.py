@@ -14,10 +14,10 @@ from typing import Any
 from smalti.base import store
 from smalti.base.errors import DataError, UserError, missing_extra
 from smalti.config.curate import SplitPattern
-from smalti.data.tokenizer.bulk import is_byte_level, structure_of, tiktoken_of, token_bytes_of
-from smalti.data.tokenizer.identity import digest_of
+from smalti.data.tokenizer.digest import digest_of
 from smalti.data.tokenizer.patterns import EOD
-from smalti.data.tokenizer.ranks import known_or_given, read_ranks, tokenizer_from_ranks
+from smalti.data.tokenizer.tiktoken_encoding import is_byte_level, structure_of, tiktoken_of, token_bytes_of
+from smalti.data.tokenizer.tiktoken_ranks import known_or_given, read_ranks, tokenizer_from_ranks
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
