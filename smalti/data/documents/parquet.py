@@ -1,4 +1,4 @@
-"""The Parquet files of curation: documents and drops. Written so that equal rows give equal bytes."""
+"""The Parquet files of documents and of drops: schemas, writer, reader. Equal rows give equal bytes."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ DOCUMENT_SCHEMA = pa.schema(
 
 
 def documents_schema(keep_fields: Sequence[str]) -> pa.Schema:
-    """Columns of the documents of a source that keeps some fields."""
+    """Schema of the documents of a source with ``keep_fields``."""
     return pa.schema([*DOCUMENT_SCHEMA, *((name, pa.float64()) for name in keep_fields)])
 
 
@@ -31,25 +31,30 @@ DROP_SCHEMA = pa.schema(
         ("score", pa.float64()),
     ]
 )
-"""A document that was dropped, by which rule, and why; ``score`` is null where a rule measures nothing."""
+"""A dropped document, the rule that dropped it, and why; ``score`` is null where the rule measures nothing."""
 
 _GROUP_ROWS = 20_000
 _GROUP_BYTES = 16 << 20
 
 
+def open_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    """Open a Parquet file for writing, with zstd and page checksums; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True)
+
+
 class RowWriter:
-    """Rows in, one Parquet file out. Where row groups end depends on the rows alone, not on how they arrive."""
+    """Writes rows to one Parquet file. Row groups depend on the rows only, not on the batches they arrive in."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.n_rows = 0
         self._schema = schema
-        self._writer = pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True)
+        self._writer = open_writer(path, schema)
         self._rows: list[dict[str, Any]] = []
         self._n_bytes = 0
 
     def add(self, row: dict[str, Any], n_bytes: int = 0) -> None:
-        """Append a row; ``n_bytes`` is about its size."""
+        """Append a row; ``n_bytes`` is its approximate size."""
         self._rows.append(row)
         self.n_rows += 1
         self._n_bytes += n_bytes
@@ -72,18 +77,17 @@ class RowWriter:
         self._rows, self._n_bytes = [], 0
 
 
-def rows_of(file: pq.ParquetFile, n_bytes: int, most: int) -> int:
-    """How many rows have about ``n_bytes`` where they are longest, at least one and at most ``most``: readers of
-    batches hold so many."""
+def rows_per_batch(file: pq.ParquetFile, n_bytes: int, limit: int) -> int:
+    """Number of rows, from 1 to ``limit``, that take about ``n_bytes`` in the row group with the longest rows."""
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     longest = max((group.total_byte_size / group.num_rows for group in groups if group.num_rows), default=0.0)
-    return max(1, min(most, int(n_bytes / longest))) if longest else most
+    return max(1, min(limit, int(n_bytes / longest))) if longest else limit
 
 
 def read_documents(path: Path | str, *, batch_rows: int = 512) -> Iterator[dict[str, Any]]:
-    """The rows of a documents file in order, page checksums verified; further columns are left out.
+    """Yield the rows of a documents file in order, without further columns; page checksums are verified.
 
-    DataError when it is missing or damaged.
+    Raises DataError if the file is missing or damaged.
     """
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -92,10 +96,13 @@ def read_documents(path: Path | str, *, batch_rows: int = 512) -> Iterator[dict[
                     f"{path} has the fields {', '.join(file.schema_arrow.names)}",
                     allowed=", ".join(DOCUMENT_SCHEMA.names),
                 )
-            n_rows = rows_of(file, _GROUP_BYTES, batch_rows)
+            n_rows = rows_per_batch(file, _GROUP_BYTES, batch_rows)
             for batch in file.iter_batches(batch_size=n_rows, columns=DOCUMENT_SCHEMA.names):
                 yield from batch.to_pylist()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{path} cannot be read: {error}", hint="run 'smalti data curate' again, or copy the folder again"
-        ) from error
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: str | Path, error: Exception) -> DataError:
+    """The error for a documents file that cannot be read."""
+    return DataError(f"{path} cannot be read: {error}", hint="run 'smalti data curate' again, or copy the folder again")

@@ -1,7 +1,8 @@
-"""Replaces what a verb wrote into a folder, whole: work goes on in a hidden folder inside, then takes the final names.
+"""Replaces the output of a command in a folder as a whole.
 
-Promises: a reader finds either the old result or the new one, or a record that says ``complete: false``; only entries
-that an earlier run listed as its own are ever removed; two writers in one folder are refused. Local folders only.
+New entries are written to a hidden folder inside and renamed at the end. Promises: a reader sees the old result, the
+new one, or a record with ``complete: false``; only entries that an earlier record lists are removed; a second writer in
+the same folder is an error. Local folders only.
 """
 
 import fcntl
@@ -16,26 +17,29 @@ from typing import Any
 
 from smalti.base import store
 from smalti.base.errors import DataError, UserError
+from smalti.base.hashing import sha256_file
 
 _WORK = ".smalti-work"
 
 
 @dataclass
 class Publication:
-    """Where to write now, and the record that will describe the result."""
+    """Where to write the new entries, and the record that describes them."""
 
     work: Path
-    """Folder for the new entries; what lies in it at the end takes the old entries' place."""
+    """Folder for the new entries; at the end they replace the old ones."""
     record: dict[str, Any] = field(default_factory=dict)
-    """Content of the record file, filled in by the writer; equal inputs must give equal records."""
+    """Content of the record file, set by the writer; equal inputs must give equal records."""
 
 
 @contextmanager
 def publication(output: str, *, kind: str, record_name: str) -> Iterator[Publication]:
-    """Write into ``.work``, fill ``.record``; when the block ends well everything appears under ``output``.
+    """Yield a ``Publication``; when the block ends without an error its entries appear under ``output``.
 
-    ``kind`` says what wrote the folder. UserError when ``output`` holds entries of the same names that no earlier run
-    of this kind has written.
+    ``kind`` is the command that writes the folder.
+
+    Raises:
+        UserError: ``output`` has entries of the same names that no earlier run of this kind wrote.
     """
     if not store.is_local(output):
         raise UserError(f"'{output}' cannot be written to", allowed="a local folder", hint="write locally, then copy")
@@ -50,13 +54,13 @@ def publication(output: str, *, kind: str, record_name: str) -> Iterator[Publica
         try:
             result = Publication(work)
             yield result
-            _take_place(folder, result, kind, record_name)
+            _replace_entries(folder, result, kind, record_name)
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
 
 def read_record(output: str, *, kind: str, record_name: str, verb: str) -> dict[str, Any]:
-    """The record of a finished result. DataError when there is none or its writer was cut off."""
+    """Return the record of a finished result. DataError if there is none or its writer was interrupted."""
     path = store.join(output, record_name)
     hint = f"write it with '{verb}'"
     if not store.exists(path):
@@ -66,14 +70,30 @@ def read_record(output: str, *, kind: str, record_name: str, verb: str) -> dict[
         raise DataError(f"{path} is not the record of '{verb}'", hint=hint)
     if not record.get("complete"):
         raise DataError(
-            f"{output} is incomplete: '{verb}' was cut off while it wrote", hint="run the same command again"
+            f"{output} is incomplete: '{verb}' was interrupted while it wrote", hint="run the same command again"
         )
     return record
 
 
-def _take_place(folder: Path, result: Publication, kind: str, record_name: str) -> None:
+def parquet_digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every Parquet file under ``folder``, by its path in it, sorted."""
+    files = sorted(path for path in folder.rglob("*.parquet") if path.is_file())
+    return {path.relative_to(folder).as_posix(): sha256_file(path) for path in files}
+
+
+def check_not_nested(source: str, output: str, what: str) -> None:
+    """Raise UserError if ``source`` (``what`` in the message) contains ``output`` or is a folder inside it."""
+    paths = os.path.realpath(source), os.path.realpath(output)
+    if os.path.commonpath(paths) in paths and (paths[0] == paths[1] or not os.path.isfile(paths[0])):
+        raise UserError(
+            f"{what} and the output ({output}) overlap: one folder contains the other",
+            hint="choose an output folder beside it",
+        )
+
+
+def _replace_entries(folder: Path, result: Publication, kind: str, record_name: str) -> None:
     new = sorted(entry.name for entry in result.work.iterdir())
-    old = _own_entries(folder, kind, record_name)
+    old = _listed_entries(folder, kind, record_name)
     foreign = [name for name in new if name not in old and (folder / name).exists()]
     if foreign:
         raise UserError(
@@ -89,17 +109,18 @@ def _take_place(folder: Path, result: Publication, kind: str, record_name: str) 
     store.write_json(folder / record_name, {**head, "complete": True, "entries": new, **result.record})
 
 
-def _own_entries(folder: Path, kind: str, record_name: str) -> list[str]:
+def _listed_entries(folder: Path, kind: str, record_name: str) -> list[str]:
+    """The entries that an earlier run of this kind wrote; UserError if another kind wrote the record."""
     path = folder / record_name
     if not path.exists():
         return []
     try:
         record = json.loads(path.read_bytes())
-        mine = record["kind"] == kind
+        same_kind = record["kind"] == kind
         entries = [str(name) for name in record["entries"]]
     except (ValueError, TypeError, KeyError):
-        mine, entries = False, []
-    if not mine:
+        same_kind, entries = False, []
+    if not same_kind:
         raise UserError(
             f"{path} exists and was not written by 'smalti data {kind}'",
             hint="name another output folder, or remove it",
@@ -116,7 +137,8 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    # The lock is the system's and goes with the process: nothing stale is left behind by a kill.
+    """Lock ``folder`` for this process; UserError if another one holds the lock."""
+    # The lock is the system's and ends with the process: a kill leaves nothing stale.
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from smalti.base.errors import DataError
 from smalti.data.documents.files import SourceFile
-from smalti.data.documents.parquet import rows_of
+from smalti.data.documents.parquet import rows_per_batch
 from smalti.data.documents.parts import parts_of_stream, parts_of_text
 
 RAW_SCHEMA = pa.schema(
@@ -237,7 +237,7 @@ def _parquet(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
 def _rows(table: Any, file: SourceFile, fields: list[str]) -> Iterator[dict[str, Any] | Exception]:
     """The rows; the error where one holds what its type does not allow (text that is not UTF-8, a date too far off)."""
     try:
-        for batch in table.iter_batches(batch_size=rows_of(table, _READ_BYTES, 1024), columns=fields):
+        for batch in table.iter_batches(batch_size=rows_per_batch(table, _READ_BYTES, 1024), columns=fields):
             try:
                 rows = batch.to_pylist()
             except (ValueError, OverflowError):

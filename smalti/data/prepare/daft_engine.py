@@ -1,8 +1,8 @@
-"""Daft as the engine of the data room: how it is imported, where it runs, and how an error of a worker comes back.
+"""Imports Daft, chooses where it runs, and passes errors of its workers on.
 
-Promises: an error of ours that is raised in a worker, on whichever machine, is raised here as it was; a worker that
-failed makes the plan fail, also where the engine would swallow it. Only this module, ``curate/plan.py`` and
-``dedup/plan.py`` know Daft; a new version of it is tried there first.
+Promises: a ``SmaltiError`` that is raised in a worker, on any machine, is raised in the driver unchanged; a worker that
+fails makes the plan fail, also where Daft would drop the error. Only this module, ``curate/plan.py`` and the package
+``dedup`` (``frames``, ``plan``, ``words``) use Daft; test a new version of it there first.
 """
 
 import logging
@@ -22,32 +22,35 @@ from smalti.base.hashing import digest_json
 
 T = TypeVar("T")
 
-_OURS = {
+_ERROR_TYPES = {
     kind.__name__: kind for kind in (errors.UserError, errors.DataError, errors.CheckFailed, errors.RetryableError)
 }
 
 
 def daft_module(what: str = "smalti data") -> Any:
-    """Daft, quiet; ``what`` needs it, for the error where it is not installed."""
+    """Import Daft with telemetry, progress bars and logs off; ``what`` needs it, for the error if it is missing."""
     quiet_daft()
     try:
         import daft
     except ImportError as error:
         raise missing_extra("daft", "data", what, error) from error
-    # Its engine logs every error that it raises too; the error is told once, by us.
+    # Daft logs every error that it also raises.
     logging.getLogger("daft_local_execution").setLevel(logging.CRITICAL)
     return daft
 
 
 def choose_runner(runner: str, address: str | None, what: str) -> None:
-    """Let plans of this process run on Daft's own engine or on a Ray cluster. It can be chosen once in a process."""
+    """Run the plans of this process on Daft's own engine (``native``) or on a Ray cluster.
+
+    Raises UserError if another runner was chosen before in this process, or the cluster cannot be used.
+    """
     daft = daft_module(what)
-    # Asking Daft for the type of a runner that is not set would guess, and asking for the runner would set one.
-    present = daft.get_or_infer_runner_type() if daft.runners._get_runner() is not None else None
-    if present == runner:
+    # Without a runner get_or_infer_runner_type would guess one, and get_or_create_runner would set one.
+    current = daft.get_or_infer_runner_type() if daft.runners._get_runner() is not None else None
+    if current == runner:
         return
-    if present is not None:
-        raise UserError(f"runner={runner}: this process has begun to work with '{present}'", hint="start a new process")
+    if current is not None:
+        raise UserError(f"runner={runner}: this process already uses '{current}'", hint="start a new process")
     if runner == "native":
         daft.set_runner_native()
         return
@@ -57,7 +60,7 @@ def choose_runner(runner: str, address: str | None, what: str) -> None:
         raise missing_extra("ray", "cluster", f"{what} on a cluster", error) from error
     try:
         if not ray.is_initialized():
-            _knock(address)
+            _check_address(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         daft.set_runner_ray(noop_if_initialized=True)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -68,39 +71,39 @@ def choose_runner(runner: str, address: str | None, what: str) -> None:
         ) from error
 
 
-def _knock(address: str | None) -> None:
-    """Raise at once where nobody listens: Ray itself would try for minutes."""
+def _check_address(address: str | None) -> None:
+    """Raise OSError at once if nothing listens at ``address``: Ray itself would try for minutes."""
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
-# The engine's own writer says it in text alone.
+# Daft's writer raises this without an errno.
 _DISK_FULL = ("No space left on device", "Disk quota exceeded", "os error 28", "os error 122")
 
 
 @dataclass(frozen=True)
 class Failures:
-    """A folder that all workers see; an error in a worker is written there before it is raised into the engine."""
+    """A folder that all workers share; an error in a worker is written there before Daft gets it."""
 
     folder: Path
 
-    def telling(self, function: Callable[..., T]) -> Callable[..., T]:
-        """``function`` for a worker."""
+    def recording(self, function: Callable[..., T]) -> Callable[..., T]:
+        """Wrap ``function`` for a worker, so that its errors are recorded."""
         folder = str(self.folder)
 
-        def told(*arguments: Any) -> T:
+        def wrapped(*arguments: Any) -> T:
             try:
                 return function(*arguments)
             except Exception as error:
                 write_failure(folder, error)
                 raise
 
-        return told
+        return wrapped
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """Run a plan; what a worker wrote is raised in place of what the engine makes of it, or of its silence."""
+        """Run a plan; a recorded error is raised in place of the error that Daft raises, or if it raises none."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for old in self.folder.glob("*.json"):
             old.unlink()
@@ -109,43 +112,42 @@ class Failures:
         except Exception as error:
             if isinstance(error, SmaltiError):
                 raise
-            raise self._first() or as_ours(error, self.folder) from error
+            raise self._first() or as_smalti_error(error, self.folder) from error
         first = self._first()
         if first is not None:
             raise first
 
     def _first(self) -> Exception | None:
-        found = sorted(self.folder.glob("*.json"))
-        if not found:
+        paths = sorted(self.folder.glob("*.json"))
+        if not paths:
             return None
-        told = store.read_json(found[0])
-        log.get("data").debug("in a worker: %s", told["traceback"])
-        kind = _OURS.get(told["kind"])
+        failure = store.read_json(paths[0])
+        log.get("data").debug("in a worker: %s", failure["traceback"])
+        kind = _ERROR_TYPES.get(failure["kind"])
         if kind is None:
-            return RuntimeError(f"{told['kind']} in a worker: {told['message']}\n{told['traceback']}")
-        return kind(told["message"], allowed=told["allowed"], hint=told["hint"])
+            return RuntimeError(f"{failure['kind']} in a worker: {failure['message']}\n{failure['traceback']}")
+        return kind(failure["message"], allowed=failure["allowed"], hint=failure["hint"])
 
 
-def as_ours(error: Exception, folder: str | Path) -> Exception:
-    """A full disk in our words, whoever noticed it, with the free bytes of the disk of ``folder``, where the work is
-    done; any other error as it is."""
+def as_smalti_error(error: Exception, folder: str | Path) -> Exception:
+    """Convert the errors of a full disk to RetryableError, with the free space of ``folder``; return others as is."""
     if isinstance(error, SmaltiError):
         return error
     if any(sign in str(error) for sign in _DISK_FULL):
         return RetryableError(
             f"the disk is full: {error}; {room(folder)}", hint="free space there, then run the same command again"
         )
-    if "ParquetError channel closed" in str(error):  # Daft 0.7.26 keeps to itself why it could not write
+    if "ParquetError channel closed" in str(error):  # Daft 0.7.26 does not say why it could not write
         return RetryableError(
-            f"the engine could not write a Parquet file ({error}); {room(folder)}",
+            f"Daft could not write a Parquet file ({error}); {room(folder)}",
             hint="free space on the disk of output and work (it is probably full), then run the same command again",
         )
     return error
 
 
 def write_failure(folder: str, error: Exception) -> None:
-    """Put ``error`` where the driver finds it; of several, the first by name of the file is raised."""
-    error = as_ours(error, folder)
+    """Write ``error`` into ``folder`` for the driver; of several, the first by file name is raised."""
+    error = as_smalti_error(error, folder)
     value = {
         "kind": type(error).__name__,
         "message": getattr(error, "message", str(error)),

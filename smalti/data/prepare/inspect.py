@@ -1,6 +1,6 @@
-"""Looks into what curation and tokenization wrote: counts, lengths of documents, some documents as a reader sees them.
+"""``smalti data inspect``: counts, document lengths and sample documents of a curation, a tokenization, or tokens.
 
-Promises: reads only; samples are evenly spaced, so a folder always shows the same ones; what was not read is said.
+Reads only. Samples are evenly spaced, so a folder always shows the same ones; a note says what was not read.
 """
 
 import os
@@ -20,8 +20,8 @@ from smalti.config.load import from_dict
 from smalti.data.documents.heldout import SPLITS
 from smalti.data.documents.parquet import DROP_SCHEMA, read_documents
 from smalti.data.documents.publish import read_record
-from smalti.data.prepare.curate.report import FORMAT_KIND as CURATE_KIND
 from smalti.data.prepare.curate.report import RECORD_NAME as CURATE_RECORD
+from smalti.data.prepare.curate.report import read_report
 from smalti.data.prepare.tokenize import KIND as TOKENIZE_KIND
 from smalti.data.prepare.tokenize import RECORD_NAME as TOKENIZE_RECORD
 from smalti.data.prepare.tokenize import TOKENIZER_FOLDER
@@ -42,26 +42,31 @@ def inspect_folder(
     n_samples: int = 3,
     limit_tokens: int = 100_000_000,
 ) -> dict[str, Any]:
-    """Plain values about tokens of any form that a run can read, the output of a tokenization, or that of a curation.
+    """Describe a folder of tokens in any form that a run can read, or the output of a tokenization or a curation.
 
-    ``parts`` lists one entry a source and split: ``name``, ``manifest`` or ``counts``, ``lengths`` (``unit`` tokens
-    without the end-of-document token, or bytes) and ``samples``; of tokens also ``contexts`` and ``curve`` (see
-    ``document_lengths``). Of a folder of more than ``limit_tokens`` about so many are read, at evenly spaced places.
-    Of a curation ``drops`` lists one entry a source, split and rule: how many ``documents``, and ``samples`` with what
-    was recorded of them (``id``, ``reason``, ``score``).
-    ``options`` are fields of a source (``format=mds``). DataError when the folder is none of these, or the tokenizer is
-    not the one that made the tokens.
+    Args:
+        options: Fields of a source, such as ``format=mds``.
+        limit_tokens: Of a larger folder about this many tokens are read, at evenly spaced places.
+
+    Returns:
+        Plain values. ``parts`` has an entry for each source and split: ``name``, ``manifest`` or ``counts``,
+        ``lengths`` (``unit`` tokens without the end-of-document token, or bytes) and ``samples``; for tokens also
+        ``contexts`` and ``curve`` (see ``document_lengths``). For a curation ``drops`` has an entry for each source,
+        split and rule: the number of ``documents``, and ``samples`` with their ``id``, ``reason`` and ``score``.
+
+    Raises:
+        DataError: the folder is none of these, or the tokenizer is not the one that wrote the tokens.
     """
     if store.is_local(folder) and not options:
         if os.path.isfile(Path(folder) / TOKENIZE_RECORD):
             record = read_record(folder, kind=TOKENIZE_KIND, record_name=TOKENIZE_RECORD, verb="smalti data tokenize")
             names = [f"{source}/{split}" for source, splits in record["sources"].items() for split in splits]
-            own = tokenizer or str(Path(folder) / TOKENIZER_FOLDER)
-            parts = [_tokens(str(Path(folder) / name), name, (), own, n_samples, limit_tokens) for name in names]
+            tokenizer = tokenizer or str(Path(folder) / TOKENIZER_FOLDER)
+            parts = [_tokens(str(Path(folder) / name), name, (), tokenizer, n_samples, limit_tokens) for name in names]
             return {"kind": "tokenized", "parts": parts}
         if os.path.isfile(Path(folder) / CURATE_RECORD):
-            record = read_record(folder, kind=CURATE_KIND, record_name=CURATE_RECORD, verb="smalti data curate")
-            drops = [one for source in record["sources"] for one in _drops(folder, source, n_samples)]
+            record = read_report(folder)
+            drops = [drop for source in record["sources"] for drop in _drops(folder, source, n_samples)]
             return {"kind": "documents", "parts": _documents(folder, record, n_samples), "drops": drops}
     return {"kind": "tokens", "parts": [_tokens(folder, folder, options, tokenizer, n_samples, limit_tokens)]}
 
@@ -83,38 +88,38 @@ def _tokens(
             hint=error.hint,
         ) from error
     source = open_source(config, index, FetchConfig(), tokenizer=tokenizer)
-    loaded = _matching_tokenizer(folder, tokenizer, source.tokenizer_digest)
+    matching = _matching_tokenizer(folder, tokenizer, source.tokenizer_digest)
     keys = ("n_tokens", "n_documents", "vocab_size", "eod_id", "tokenizer_digest", "digest", "checked")
     facts = {"dtype": f"u{8 * source.dtype.itemsize}", **{key: getattr(source, key) for key in keys}}
     if isinstance(source, TokenSource):
         facts |= {"n_text_bytes": source.manifest.n_text_bytes, "files": source.manifest.n_files}
-    return {"name": name, "manifest": facts, **_look(source, loaded, n_samples, limit_tokens)}
+    return {"name": name, "manifest": facts, **_look(source, matching, n_samples, limit_tokens)}
 
 
 def _look(source: Source, tokenizer: Tokenizer | None, n_samples: int, limit_tokens: int) -> dict[str, Any]:
-    """Lengths of the documents, what context lengths make of them, and some documents."""
-    found = find_documents(source, limit_tokens)
-    if found is None:
+    """Document lengths, statistics for each context length, and sample documents."""
+    documents = find_documents(source, limit_tokens)
+    if documents is None:
         return {
             "lengths": length_summary(np.empty(0, dtype=np.int64), "tokens"),
             "contexts": [],
             "samples": [_sample(source, 0, source.n_tokens, tokenizer)][:n_samples],
-            "note": "where its documents end is not known; a token that closes them may be named: eod_id=0",
+            "note": "document ends are not known; name the token that closes documents: eod_id=0",
         }
-    chosen = _evenly(found.lengths.size, n_samples)
-    begins = found.begins[list(chosen)]
+    chosen = _evenly_spaced(documents.lengths.size, n_samples)
+    begins = documents.begins[list(chosen)]
     numbers = source.documents_at(begins).tolist() if source.n_documents is not None else [None] * len(chosen)
     samples = [
-        {"document": number} | _sample(source, int(found.begins[i]), int(found.lengths[i]), tokenizer)
+        {"document": number} | _sample(source, int(documents.begins[i]), int(documents.lengths[i]), tokenizer)
         for number, i in zip(numbers, chosen, strict=True)
     ]
     part = {
-        "lengths": length_summary(found.lengths, "tokens"),
-        "contexts": context_summary(found.lengths),
-        "curve": length_curve(found.lengths),
+        "lengths": length_summary(documents.lengths, "tokens"),
+        "contexts": context_summary(documents.lengths),
+        "curve": length_curve(documents.lengths),
         "samples": samples,
     }
-    return part | ({"note": found.note} if found.note else {})
+    return part | ({"note": documents.note} if documents.note else {})
 
 
 def _sample(source: Source, begin: int, n: int, tokenizer: Tokenizer | None) -> dict[str, Any]:
@@ -124,21 +129,21 @@ def _sample(source: Source, begin: int, n: int, tokenizer: Tokenizer | None) -> 
 
 
 def _tokenizer_beside(folder: str) -> str | None:
-    """The tokenizer that 'smalti data tokenize' wrote beside the tokens, where there is one."""
+    """The tokenizer that 'smalti data tokenize' wrote beside the tokens; None if there is none."""
     if not store.is_local(folder):
         return None
-    beside = [parent / TOKENIZER_FOLDER for parent in Path(folder).resolve().parents[:2]]
-    return next((str(path) for path in beside if path.is_dir()), None)
+    folders = [parent / TOKENIZER_FOLDER for parent in Path(folder).resolve().parents[:2]]
+    return next((str(path) for path in folders if path.is_dir()), None)
 
 
 def _matching_tokenizer(folder: str, given: str | None, digest: str | None) -> Tokenizer | None:
-    """The tokenizer, where there is one; DataError where it is known not to be the one that made the tokens."""
+    """Load the tokenizer, if one is given; DataError if its digest is not that of the tokens."""
     if given is None:
         return None
     tokenizer = load_tokenizer(given)
     if digest is not None and tokenizer.digest != digest:
         raise DataError(
-            f"{given} is not the tokenizer that made the tokens of {folder}",
+            f"{given} is not the tokenizer that wrote the tokens of {folder}",
             allowed=f"the one with the digest {digest[:12]}..., not {tokenizer.digest[:12]}...",
             hint="name the right one: --tokenizer FOLDER",
         )
@@ -155,7 +160,7 @@ def _documents(folder: str, record: dict[str, Any], n_samples: int) -> list[dict
         for split in SPLITS:
             path = Path(folder) / "documents" / source / f"{split}.parquet"
             n = splits[split]["documents"]["kept"]
-            wanted = set(_evenly(n, n_samples))
+            wanted = set(_evenly_spaced(n, n_samples))
             lengths, samples = np.zeros(n, dtype=np.int64), []
             for index, row in enumerate(read_documents(path)):
                 lengths[index] = row["n_bytes"]
@@ -175,8 +180,7 @@ def _documents(folder: str, record: dict[str, Any], n_samples: int) -> list[dict
 
 
 def _drops(folder: str, source: str, n_samples: int) -> list[dict[str, Any]]:
-    """What is recorded of the documents that a curation, or a deduplication, dropped; nothing where the record was
-    removed, which nothing else reads."""
+    """Counts and samples of dropped documents; empty if the drops file was removed, which nothing else reads."""
     path = Path(folder) / "drops" / f"{source}.parquet"
     if not path.exists():
         return []
@@ -186,7 +190,7 @@ def _drops(folder: str, source: str, n_samples: int) -> list[dict[str, Any]]:
             counts: Counter[tuple[str, str]] = Counter()
             for batch in file.iter_batches(columns=["split", "rule"]):
                 counts.update(zip(*(column.to_pylist() for column in batch.columns), strict=True))
-            wanted = {key: set(_evenly(n, n_samples)) for key, n in counts.items()}
+            wanted = {key: set(_evenly_spaced(n, n_samples)) for key, n in counts.items()}
             seen, samples = Counter[tuple[str, str]](), {key: list[dict[str, Any]]() for key in counts}
             for row in (row for batch in file.iter_batches(columns=columns) for row in batch.to_pylist()):
                 key = row["split"], row["rule"]
@@ -197,11 +201,11 @@ def _drops(folder: str, source: str, n_samples: int) -> list[dict[str, Any]]:
         raise DataError(f"{path} cannot be read: {error}", hint="run the command that wrote it again") from error
     return [
         {"source": source, "split": split, "rule": rule, "documents": n, "samples": samples[split, rule]}
-        for (split, rule), n in sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+        for (split, rule), n in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     ]
 
 
-def _evenly(n: int, k: int) -> Sequence[int]:
-    """``k`` indices in the middle of ``k`` equal parts of ``n``."""
+def _evenly_spaced(n: int, k: int) -> Sequence[int]:
+    """The middles of ``k`` equal parts of ``range(n)``."""
     k = min(n, k)
     return [(2 * i + 1) * n // (2 * k) for i in range(k)]

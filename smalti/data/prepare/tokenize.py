@@ -1,27 +1,29 @@
-"""``smalti data tokenize``: the documents of a curation -> a tokenizer and folders of token files.
+"""``smalti data tokenize``: trains or loads a tokenizer and writes the documents of a curation as token files.
 
-Promises: the tokenizer sees the training split only; equal documents and config give equal files; each document
-becomes its ids and one end-of-document id, in the order of the documents file; a mismatch between the two encoders is
-noticed on a sample of every source and then costs speed, not correctness (and is noted). Memory is bounded by a batch.
+Promises: the tokenizer is trained on the training split only; equal documents and config give equal files; each
+document becomes its ids and one end-of-document id, in the order of the documents file. The fast encoder is compared
+with the exact one on a sample of every source; if they differ, the slower one is used and a note says so. Memory is
+bounded by a batch.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from smalti.base.errors import DataError
 from smalti.base.hashing import digest_json
+from smalti.base.progress import Progress, no_progress
 from smalti.base.units import format_bytes
 from smalti.config.curate import TokenizeConfig
 from smalti.data.documents.heldout import HELDOUT, SPLITS, TRAIN
 from smalti.data.documents.parquet import read_documents
 from smalti.data.documents.parts import parts_of_text
-from smalti.data.documents.publish import publication, read_record
-from smalti.data.prepare.curate.report import FORMAT_KIND as CURATE_KIND
+from smalti.data.documents.publish import publication
 from smalti.data.prepare.curate.report import RECORD_NAME as CURATE_RECORD
+from smalti.data.prepare.curate.report import read_report
 from smalti.data.tokenizer.patterns import EOD
 from smalti.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from smalti.data.tokenizer.train import train_bpe
@@ -32,9 +34,6 @@ RECORD_NAME = "tokens.json"
 TOKENIZER_FOLDER = "tokenizer"
 COLUMNS = ("source", "split", "documents", "text", "tokens", "bytes per token")
 
-Progress = Callable[[str, int, int], None]
-"""``progress(what, done, total)``: called often, in bytes of documents."""
-
 _BATCH_BYTES = 1 << 20
 _BATCH_DOCUMENTS = 512
 _TRAIN_PART_BYTES = 1_000_000
@@ -44,19 +43,19 @@ _SAMPLE_BYTES = 1 << 17
 
 @dataclass
 class TokenizeReport:
-    """What was written."""
+    """The tokenizer and the token files that were written."""
 
     tokenizer_digest: str
     vocab_size: int
     eod_id: int
     trained_on_bytes: int
-    """Text that the tokenizer was trained on; 0 for one that was loaded."""
+    """Bytes of text that the tokenizer was trained on; 0 if it was loaded."""
     manifests: dict[str, dict[str, Manifest]] = field(default_factory=dict)
-    """Source -> split -> manifest; a split without documents is absent."""
+    """Source -> split -> manifest; splits without documents are absent."""
     notes: list[str] = field(default_factory=list)
 
     def rows(self) -> list[list[str]]:
-        """The table for people: one row a source and split."""
+        """Table rows, one for each source and split."""
         return [
             [
                 source,
@@ -71,7 +70,7 @@ class TokenizeReport:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, in a fixed order."""
+        """Convert to plain values in a fixed order."""
         return {
             "tokenizer": {
                 "digest": self.tokenizer_digest,
@@ -97,7 +96,7 @@ class TokenizeReport:
 
 @dataclass(frozen=True)
 class _Corpus:
-    """The finished output of a curation: its documents files and their sizes."""
+    """The output of a curation: its documents files and their sizes."""
 
     folder: str
     digest: str
@@ -114,7 +113,7 @@ class _Corpus:
         return list(dict.fromkeys(source for source, _ in self.sizes_bytes))
 
     def empty_notes(self) -> list[str]:
-        """A line for each source without text to train on, or to measure on: it gets no folder for that."""
+        """A note for each source that gets no training folder or no held-out folder, because it has no text for it."""
         notes = []
         for source in self.sources:
             if not self.sizes_bytes[source, TRAIN]:
@@ -134,30 +133,30 @@ class _Corpus:
         return notes
 
 
-def tokenize(config: TokenizeConfig, progress: Progress | None = None) -> TokenizeReport:
-    """Run the whole job and write ``config.output``.
+def tokenize(config: TokenizeConfig, progress: Progress = no_progress) -> TokenizeReport:
+    """Train or load the tokenizer and write ``config.output``; ``progress`` counts bytes of documents.
 
-    DataError when ``config.documents`` is not the finished output of a curation, holds no training documents, or is
-    damaged; the errors of ``load_tokenizer`` for a tokenizer that is given.
+    Raises:
+        DataError: ``config.documents`` is not the output of a curation, has no training documents, or is damaged; also
+            the errors of ``load_tokenizer``.
     """
-    tell = progress or (lambda what, done, total: None)
     corpus = _corpus(config.documents)
     with publication(config.output, kind=KIND, record_name=RECORD_NAME) as result:
-        tokenizer, trained_on_bytes = _tokenizer(config, corpus, tell)
+        tokenizer, trained_on_bytes = _tokenizer(config, corpus, progress)
         tokenizer.save(result.work / TOKENIZER_FOLDER)
         report = TokenizeReport(tokenizer.digest, tokenizer.vocab_size, tokenizer.eod_id, trained_on_bytes)
         if config.tokenizer == "train" and tokenizer.vocab_size < config.vocab_size:
             report.notes.append(
                 f"the vocabulary has {tokenizer.vocab_size} entries, not {config.vocab_size}: "
-                "the training text holds no more pairs to merge"
+                "the training text has no more pairs to merge"
             )
         report.notes += corpus.empty_notes()
         encoder = _Encoder(tokenizer, report.notes)
-        writing = _Writing(encoder, tell, sum(corpus.sizes_bytes.values()))
+        writer = _Writer(encoder, progress, sum(corpus.sizes_bytes.values()))
         for source in corpus.sources:
             encoder.compare(source, corpus.documents(source, TRAIN))
             report.manifests[source] = {
-                split: writing.write(
+                split: writer.write(
                     corpus.documents(source, split),
                     result.work / source / split,
                     salt=digest_json([corpus.digest, source, split, tokenizer.digest])[:16],
@@ -173,7 +172,7 @@ def tokenize(config: TokenizeConfig, progress: Progress | None = None) -> Tokeni
 
 
 def _corpus(folder: str) -> _Corpus:
-    record = read_record(folder, kind=CURATE_KIND, record_name=CURATE_RECORD, verb="smalti data curate")
+    record = read_report(folder)
     try:
         sizes = {
             (source, split): int(record["sources"][source][split]["bytes"]["kept"])
@@ -189,59 +188,60 @@ def _corpus(folder: str) -> _Corpus:
             f"{folder}/{CURATE_RECORD} is not whole: {error!r}", hint="run 'smalti data curate' again"
         ) from error
     if not any(size for (_, split), size in sizes.items() if split == TRAIN):
-        raise DataError(f"{folder} holds no training documents", hint="look at report.md there: what dropped them?")
+        raise DataError(
+            f"{folder} holds no training documents", hint="see report.md in it for the rules that dropped them"
+        )
     return _Corpus(folder, digest, sizes, documents_in)
 
 
-def _tokenizer(config: TokenizeConfig, corpus: _Corpus, tell: Progress) -> tuple[Tokenizer, int]:
-    """The tokenizer, and the bytes that it was trained on."""
+def _tokenizer(config: TokenizeConfig, corpus: _Corpus, progress: Progress) -> tuple[Tokenizer, int]:
+    """The tokenizer, and the number of bytes that it was trained on."""
     if config.tokenizer != "train":
         return load_tokenizer(config.tokenizer, eod_token=config.eod_token, pattern=config.pattern), 0
     taken = [0]
-    texts = _training_texts(corpus, config.train_bytes, taken, tell)
+    texts = _training_texts(corpus, config.train_bytes, taken, progress)
     first = next(texts, None)
     if first is None:
         raise DataError(
             f"no document fits into train_bytes={config.train_bytes}", hint="raise it: the default is 50000000"
         )
-    inner = train_bpe(_chain(first, texts), config.vocab_size, pattern=config.pattern or "cl100k")
+    inner = train_bpe(chain([first], texts), config.vocab_size, pattern=config.pattern or "cl100k")
     return Tokenizer(inner, EOD), taken[0]
 
 
-def _training_texts(corpus: _Corpus, limit_bytes: int, taken: list[int], tell: Progress) -> Iterator[str]:
-    """Training documents (of long ones parts), evenly spaced through every source, together at most ``limit_bytes``."""
+def _training_texts(corpus: _Corpus, limit_bytes: int, taken: list[int], progress: Progress) -> Iterator[str]:
+    """Training documents (long ones in parts), evenly spaced in every source, at most ``limit_bytes`` in total.
+
+    ``taken`` is the running sum of their bytes.
+    """
     total = sum(size for (_, split), size in corpus.sizes_bytes.items() if split == TRAIN)
     share = min(1.0, limit_bytes / total)
     for source in corpus.sources:
-        seen = kept = 0
+        seen = chosen = 0
         for document in corpus.documents(source, TRAIN):
             for text in parts_of_text(document["text"], max(1000, min(_TRAIN_PART_BYTES, limit_bytes // 4))):
                 n_bytes = len(text.encode())
                 seen += n_bytes
-                if kept + n_bytes <= seen * share:
-                    kept += n_bytes
+                if chosen + n_bytes <= seen * share:
+                    chosen += n_bytes
                     taken[0] += n_bytes
-                    tell("training the tokenizer", taken[0], int(total * share))
+                    progress("training the tokenizer", taken[0], int(total * share))
                     yield text
 
 
-def _chain(first: str, rest: Iterator[str]) -> Iterator[str]:
-    yield first
-    yield from rest
-
-
 class _Encoder:
-    """Encodes in bulk; falls to the slow engine, with a note, where a sample shows that the fast one differs."""
+    """Encodes batches of texts; uses the slow engine, with a note, once a sample shows that the fast one differs."""
 
     def __init__(self, tokenizer: Tokenizer, notes: list[str]) -> None:
-        self.tokenizer, self.notes = tokenizer, notes
+        self.tokenizer = tokenizer
+        self.notes = notes
         self.bulk = not tokenizer.slow_because
         self.threads = min(8, os.cpu_count() or 1)
         if not self.bulk:
             notes.append(f"encoded without tiktoken, which is slower: {tokenizer.slow_because}")
 
     def compare(self, source: str, documents: Iterator[dict[str, Any]]) -> None:
-        """Hold both engines against each other on the first documents of a source."""
+        """Compare both engines on the first documents of a source."""
         texts = [document["text"][:_SAMPLE_BYTES] for document in islice(documents, _SAMPLE_DOCUMENTS)]
         while sum(map(len, texts)) > _SAMPLE_BYTES and len(texts) > 1:
             texts.pop()
@@ -250,21 +250,23 @@ class _Encoder:
             self.notes.append(f"encoded without tiktoken from source '{source}' on: it gave other ids on a sample")
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Ids of each text."""
+        """Return the ids of each text."""
         if self.bulk:
             return self.tokenizer.encode_batch(texts, threads=self.threads)
         return [self.tokenizer.encode(text) for text in texts]
 
 
-class _Writing:
-    """Writes the token folders one after another and tells how far it is over all of them."""
+class _Writer:
+    """Writes the token folders one after another and reports the progress over all of them."""
 
-    def __init__(self, encoder: _Encoder, tell: Progress, total_bytes: int) -> None:
-        self.encoder, self.tell, self.total_bytes = encoder, tell, total_bytes
+    def __init__(self, encoder: _Encoder, progress: Progress, total_bytes: int) -> None:
+        self.encoder = encoder
+        self.progress = progress
+        self.total_bytes = total_bytes
         self.done_bytes = 0
 
     def write(self, documents: Iterator[dict[str, Any]], folder: Path, *, salt: str) -> Manifest:
-        """One split of one source; ``salt`` stands for its documents and the tokenizer."""
+        """Write one split of one source; ``salt`` identifies its documents and the tokenizer."""
         tokenizer = self.encoder.tokenizer
         writer = TokenWriter(
             folder,
@@ -278,7 +280,7 @@ class _Writing:
                 for document, ids in zip(batch, self.encoder.encode([row["text"] for row in batch]), strict=True):
                     writer.add(ids, document["n_bytes"], document["id"])
                     self.done_bytes += document["n_bytes"]
-                self.tell("tokenizing", self.done_bytes, self.total_bytes)
+                self.progress("tokenizing", self.done_bytes, self.total_bytes)
             return writer.close()
         except BaseException:
             writer.abort()

@@ -265,7 +265,7 @@ def test_output_may_not_lie_in_a_source(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "a.txt").write_text(SENTENCE)
     for output in (tmp_path / "docs" / "out", tmp_path / "docs", tmp_path):
-        with pytest.raises(UserError, match="one in the other"):
+        with pytest.raises(UserError, match="one folder contains the other"):
             curate(
                 config(tmp_path, sources={"a": {"path": str(tmp_path / "docs")}}, output=str(output), group_field=None)
             )

@@ -26,7 +26,7 @@ from smalti.config.dedup import DedupConfig
 from smalti.data.documents.parquet import read_documents
 from smalti.data.documents.publish import only_writer
 from smalti.data.prepare.dedup.job import dedup
-from smalti.data.prepare.dedup.work_folder import Stages
+from smalti.data.prepare.dedup.work_folder import WorkFolder
 
 
 def config_of(folder: Path, output: Path, **changes) -> DedupConfig:
@@ -287,13 +287,13 @@ def test_a_score_column_chooses_who_stays(tmp_path):
 KILLED = """
 import os, signal, sys
 from smalti.config.dedup import DedupConfig
-from smalti.data.prepare.dedup import job, plan, stages
+from smalti.data.prepare.dedup import job
 after, rename = sys.argv[3], os.replace
 def replace(source, to):
     if os.path.basename(str(to)) == after:
         os.kill(os.getpid(), signal.SIGKILL)  # before the stage has its name
     rename(source, to)
-stages.os.replace = replace
+os.replace = replace
 job.dedup(DedupConfig(documents=sys.argv[1], output=sys.argv[2]))
 """
 
@@ -375,8 +375,8 @@ def test_two_runs_do_not_share_a_work_folder(tmp_path, corpus):
         dedup(config_of(folder, tmp_path / "out", work=str(tmp_path)))
 
 
-def test_a_stage_that_is_removed_is_no_stage_from_the_first_moment(tmp_path, monkeypatch):
-    stages = Stages(tmp_path, "documents")
+def test_the_record_of_a_stage_is_removed_first(tmp_path, monkeypatch):
+    stages = WorkFolder(tmp_path, "documents")
     stages.stage("signatures", {}, lambda to: (to / "rows").mkdir())
     monkeypatch.setattr(shutil, "rmtree", lambda path, **options: None)  # as if it had been killed there
     stages.remove()
@@ -416,7 +416,7 @@ def test_a_damaged_file_is_our_error_from_the_worker(tmp_path):
 
 def test_folders_that_would_be_lost_are_refused(tmp_path, corpus):
     folder, _ = corpus
-    with pytest.raises(UserError, match="lie one in the other"):
+    with pytest.raises(UserError, match="one folder contains the other"):
         dedup(config_of(folder, folder / "out"))
     other = synthetic_corpus.write_parquet(synthetic_corpus.planted(100), tmp_path / "other")
     with pytest.raises(UserError, match="would be lost"):

@@ -208,7 +208,7 @@ def test_inspection_of_the_wrong_thing(curated, tmp_path):
         inspect_folder(str(tmp_path))
     for size in (300, 310):
         tokenize(config(curated, tmp_path / str(size), vocab_size=size))
-    with pytest.raises(DataError, match="is not the tokenizer that made the tokens"):
+    with pytest.raises(DataError, match="is not the tokenizer that wrote the tokens"):
         inspect_folder(str(tmp_path / "300" / "code" / "train"), tokenizer=str(tmp_path / "310" / "tokenizer"))
     with pytest.raises(UserError, match="does not exist"):
         inspect_folder(str(tmp_path / "300"), tokenizer="nowhere")

@@ -1,12 +1,11 @@
-"""``smalti data curate``: read, examine, find equals, write. Two passes over the documents, texts never all in memory.
+"""``smalti data curate``: normalises and filters documents and drops exact duplicates, in two passes.
 
 Promises: the same inputs and config give the same files, byte for byte; every document that was read is either in
-``documents/`` or in ``drops/``, and the report adds up. In memory are the duplicates and one batch of texts.
+``documents/`` or in ``drops/``, and the report adds up. Memory: one batch of texts, and the keys of duplicates.
 """
 
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,68 +15,70 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from smalti.base import store
-from smalti.base.errors import DataError, UserError
-from smalti.base.hashing import digest_json, sha256_file
+from smalti.base.errors import DataError
+from smalti.base.hashing import digest_json
+from smalti.base.progress import Progress, no_progress
 from smalti.config.curate import CurateConfig
 from smalti.data.documents.files import FoundFiles, find_files
 from smalti.data.documents.heldout import HELDOUT, SPLITS
-from smalti.data.documents.parquet import DROP_SCHEMA, RowWriter, documents_schema, rows_of
-from smalti.data.documents.publish import publication
+from smalti.data.documents.parquet import DROP_SCHEMA, RowWriter, documents_schema, rows_per_batch
+from smalti.data.documents.publish import check_not_nested, parquet_digests, publication
 from smalti.data.documents.readers import RAW_SCHEMA, ReadOptions, read_tasks
 from smalti.data.prepare.curate.examine import EMPTY_RULE, EXAMINED_SCHEMA, UNREADABLE_RULE, Examination
 from smalti.data.prepare.curate.plan import TRAIN_KEY, first_of_equal, transform
 from smalti.data.prepare.curate.report import FORMAT_KIND, RECORD_NAME, Cut, Report, as_markdown
-
-Progress = Callable[..., None]
-"""``progress(what, done, total)``: called often, in bytes of documents; ``progress(what, done, total, "source")``."""
 
 _READ_BYTES = 8 << 20
 _STAGED_SCHEMA = pa.schema([("key", pa.int64()), ("source", pa.large_string()), *EXAMINED_SCHEMA])
 
 
 @dataclass(frozen=True)
-class _Equal:
-    """The document that stays, of some that are equal."""
+class _Keeper:
+    """The document that is kept, of those with equal texts."""
 
     key: int
     name: str
 
 
-def curate(config: CurateConfig, progress: Progress | None = None) -> Report:
-    """Run the whole job and write ``config.output``; returns the report that is also written there.
+def curate(config: CurateConfig, progress: Progress = no_progress) -> Report:
+    """Curate the sources and write ``config.output``; returns the report, which is also written there.
 
-    UserError for a config that does not fit what is on disk, DataError for input that is missing, broken or empty.
+    ``progress`` counts bytes of documents, or sources.
+
+    Raises:
+        UserError: the config does not match the files on disk.
+        DataError: input is missing, broken or empty.
     """
-    tell = progress or (lambda *told: None)
-    found = {name: _find(name, config) for name in sorted(config.sources)}
+    sources = {name: _find(name, config) for name in sorted(config.sources)}
     report = Report(
-        skipped_files={name: files.skipped for name, files in found.items() if files.skipped},
+        skipped_files={name: files.skipped for name, files in sources.items() if files.skipped},
         heldout_frac=float(config.heldout_frac),
         by_group=config.group_field is not None,
     )
     with publication(config.output, kind=FORMAT_KIND, record_name=RECORD_NAME) as result:
         stage = result.work / ".stage"
         stage.mkdir()
-        staged = {name: stage / f"{name}.parquet" for name in found}
-        read = _Reading(config, tell, sum(file.n_bytes for files in found.values() for file in files.files))
-        for name, files in found.items():
-            repeated, cut = read.stage(name, files, staged[name])
+        staged = {name: stage / f"{name}.parquet" for name in sources}
+        n_bytes = sum(file.n_bytes for files in sources.values() for file in files.files)
+        reader = _Reader(config, progress, n_bytes)
+        for name, files in sources.items():
+            repeated, cut = reader.stage(name, files, staged[name])
             if repeated:
                 report.repeated_ids[name] = repeated
             if cut.documents:
                 report.cut[name] = cut
-        equals = _equals(config, [str(path) for path in staged.values()])
+        keepers = _keepers(config, [str(path) for path in staged.values()])
         for number, (name, path) in enumerate(staged.items()):
-            tell("writing", number, len(staged), "source")
-            _write(name, path, result.work, equals, report, config.sources[name].keep_fields)
+            progress("writing", number, len(staged), "source")
+            _write(name, path, result.work, keepers, report, config.sources[name].keep_fields)
             path.unlink()
         stage.rmdir()
         if not report.kept_documents:
-            raise _nothing_left(report, config)
+            raise _no_documents(report, config)
         store.write_text(result.work / "report.md", as_markdown(report))
         result.record = report.as_json() | {
             "config": config.model_dump(mode="json", exclude={"output"}),
-            "files": _digests(result.work),
+            "files": parquet_digests(result.work),
         }
         result.record["digest"] = digest_json(result.record["files"])
     return report
@@ -85,25 +86,22 @@ def curate(config: CurateConfig, progress: Progress | None = None) -> Report:
 
 def _find(name: str, config: CurateConfig) -> FoundFiles:
     source = config.sources[name]
-    here, output = os.path.realpath(source.path), os.path.realpath(config.output)
-    if os.path.commonpath([here, output]) in (here, output) and (here == output or not os.path.isfile(here)):
-        raise UserError(
-            f"source '{name}' ({source.path}) and the output ({config.output}) lie one in the other",
-            hint="choose an output folder beside the source",
-        )
+    check_not_nested(source.path, config.output, f"source '{name}' ({source.path})")
     return find_files(source.path, source.include)
 
 
-class _Reading:
-    """First pass: examined documents of each source into one file, with keys in reading order."""
+class _Reader:
+    """First pass: writes the examined documents of each source to one file, with keys in reading order."""
 
-    def __init__(self, config: CurateConfig, tell: Progress, total_bytes: int) -> None:
-        self.config, self.tell, self.total_bytes = config, tell, total_bytes
+    def __init__(self, config: CurateConfig, progress: Progress, total_bytes: int) -> None:
+        self.config = config
+        self.progress = progress
+        self.total_bytes = total_bytes
         self.next_key = 0
         self.done_bytes = 0
 
     def stage(self, name: str, files: FoundFiles, path: Path) -> tuple[int, Cut]:
-        """Write ``path``; returns how many documents repeat an id, and what was cut."""
+        """Write ``path``; returns the number of documents with a repeated id, and the documents that were cut."""
         source = self.config.sources[name]
         options = ReadOptions(
             source.text_field,
@@ -116,7 +114,10 @@ class _Reading:
         examination = Examination(
             source.rules, self.config.normalize, self.config.seed, float(self.config.heldout_frac)
         )
-        start, ids, count, cut = self.done_bytes, set[int](), 0, Cut()
+        start = self.done_bytes
+        ids = set[int]()
+        count = 0
+        cut = Cut()
         with pq.ParquetWriter(path, _STAGED_SCHEMA, compression="zstd", compression_level=1) as writer:
             tasks = read_tasks(files.files, options)
             for batch in transform(tasks, RAW_SCHEMA, examination, EXAMINED_SCHEMA):
@@ -124,11 +125,11 @@ class _Reading:
                 parts = [part for part in batch.column("part").to_pylist() if part is not None]
                 cut.parts += len(parts)
                 cut.documents += parts.count("1")
-                # Hashes, because ids can be long and many; a chance collision only adds to a note.
+                # Hashes, because there can be many long ids; a collision only changes the count in a note.
                 ids.update(map(hash, batch.column("id").to_pylist()))
                 writer.write_batch(self._keyed(name, batch))
                 self.done_bytes += sum(batch.column("n_raw_bytes").to_pylist())
-                self.tell("reading", min(self.done_bytes, self.total_bytes), self.total_bytes)
+                self.progress("reading", min(self.done_bytes, self.total_bytes), self.total_bytes)
         self.done_bytes = start + sum(file.n_bytes for file in files.files)
         return count - len(ids), cut
 
@@ -142,19 +143,22 @@ class _Reading:
         return pa.RecordBatch.from_arrays(columns, schema=_STAGED_SCHEMA)
 
 
-def _equals(config: CurateConfig, paths: list[str]) -> dict[int, _Equal]:
-    """Key of each document that goes because an equal one stays. Without dedup only training equal to held-out goes."""
+def _keepers(config: CurateConfig, paths: list[str]) -> dict[int, _Keeper]:
+    """Key of each exact duplicate -> the document that is kept instead.
+
+    With ``dedup: none`` only training documents that equal a held-out one are dropped.
+    """
     keepers: dict[int, int] = {}
     for row in first_of_equal(paths).to_pylist():
         leaks = row["key"] >= TRAIN_KEY > row["keeper_key"]
         if leaks or config.dedup == "exact":
             keepers[row["key"]] = row["keeper_key"]
     names = _names(set(keepers.values()), paths)
-    return {key: _Equal(keeper, names[keeper]) for key, keeper in keepers.items()}
+    return {key: _Keeper(keeper, names[keeper]) for key, keeper in keepers.items()}
 
 
 def _names(keys: set[int], paths: list[str]) -> dict[int, str]:
-    """``source/id`` of the documents with these keys."""
+    """Key -> ``source/id`` of the documents with these keys."""
     names: dict[int, str] = {}
     for path in paths if keys else ():
         with pq.ParquetFile(path) as file:
@@ -168,7 +172,7 @@ def _write(
     name: str,
     staged: Path,
     work: Path,
-    equals: dict[int, _Equal],
+    keepers: dict[int, _Keeper],
     report: Report,
     keep_fields: tuple[str, ...],
 ) -> None:
@@ -181,42 +185,37 @@ def _write(
             for split in SPLITS
         }
         for row in _rows(staged):
-            account = report.of(name, row["split"])
-            equal = equals.get(row["key"])
-            if equal is not None:
-                row |= _dropped_as_equal(row["key"], equal)
+            counts = report.of(name, row["split"])
+            keeper = keepers.get(row["key"])
+            if keeper is not None:
+                row |= _duplicate_drop(row["key"], keeper)
             if row["rule"] is not None:
-                account.drop(row["rule"], row["n_raw_bytes"])
+                counts.drop(row["rule"], row["n_raw_bytes"])
                 drops.add({"source": name, **{key: row[key] for key in DROP_SCHEMA.names if key != "source"}})
             else:
                 n_bytes = len(row["text"].encode())
-                account.keep(row["n_raw_bytes"], n_bytes)
-                kept = {key: row[key] for key in ("id", "text", "group")}
-                kept |= dict(zip(keep_fields, json.loads(row["numbers"] or "[]"), strict=True))
-                documents[row["split"]].add(kept | {"n_bytes": n_bytes}, n_bytes)
+                counts.keep(row["n_raw_bytes"], n_bytes)
+                document = {key: row[key] for key in ("id", "text", "group")}
+                document |= dict(zip(keep_fields, json.loads(row["numbers"] or "[]"), strict=True))
+                documents[row["split"]].add(document | {"n_bytes": n_bytes}, n_bytes)
     for split in SPLITS:
         report.of(name, split).check()
 
 
 def _rows(staged: Path) -> Iterator[dict[str, Any]]:
     with pq.ParquetFile(staged) as file:
-        for batch in file.iter_batches(batch_size=rows_of(file, _READ_BYTES, 512)):
+        for batch in file.iter_batches(batch_size=rows_per_batch(file, _READ_BYTES, 512)):
             yield from batch.to_pylist()
 
 
-def _dropped_as_equal(key: int, keeper: _Equal) -> dict[str, Any]:
+def _duplicate_drop(key: int, keeper: _Keeper) -> dict[str, Any]:
     if key >= TRAIN_KEY > keeper.key:
         return {"rule": "dedup/heldout", "reason": f"equal to the held-out document {keeper.name}", "score": 1.0}
     return {"rule": "dedup/exact", "reason": f"equal to {keeper.name}", "score": 1.0}
 
 
-def _digests(work: Path) -> dict[str, str]:
-    files = sorted(path for path in work.rglob("*.parquet") if path.is_file())
-    return {path.relative_to(work).as_posix(): sha256_file(path) for path in files}
-
-
-def _nothing_left(report: Report, config: CurateConfig) -> DataError:
-    """The error where no document is kept: what dropped them, and what helps against that."""
+def _no_documents(report: Report, config: CurateConfig) -> DataError:
+    """The error where no document is kept, with the rules that dropped them and what to change."""
     rows = report.drop_rows()
     paths = ", ".join(source.path for source in config.sources.values())
     rules = {row[2] for row in rows}

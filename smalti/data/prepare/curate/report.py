@@ -1,7 +1,7 @@
-"""The account of a curation: documents and bytes in, kept and dropped, by source, split and rule. It always adds up.
+"""The report of a curation: documents and bytes read, kept and dropped, by source, split and rule.
 
-in = kept + dropped, for documents; in = kept + dropped + edited, for bytes (``edited``: taken away by normalisation and
-edits from documents that were kept; negative where composition made a text longer).
+Documents: in = kept + dropped. Bytes: in = kept + dropped + edited, where ``edited`` is what normalisation and edits
+removed from kept documents; it is negative where composition made texts longer.
 """
 
 import math
@@ -11,6 +11,7 @@ from typing import Any
 from smalti.base.units import format_bytes, format_frac
 from smalti.data.documents.files import LINKED, NO_FILE
 from smalti.data.documents.heldout import HELDOUT, SPLITS, TRAIN
+from smalti.data.documents.publish import read_record
 
 FORMAT_KIND = "curate"
 RECORD_NAME = "report.json"
@@ -18,20 +19,20 @@ RECORD_NAME = "report.json"
 
 @dataclass
 class Count:
-    """Documents, and bytes of UTF-8."""
+    """Number of documents, and their bytes in UTF-8."""
 
     documents: int = 0
     n_bytes: int = 0
 
     def add(self, n_bytes: int) -> None:
-        """One more document."""
+        """Count one document."""
         self.documents += 1
         self.n_bytes += n_bytes
 
 
 @dataclass
 class Cut:
-    """Long documents, and the parts they were cut into."""
+    """Long documents, and the parts that they were cut into."""
 
     documents: int = 0
     parts: int = 0
@@ -39,63 +40,64 @@ class Cut:
 
 @dataclass
 class SplitReport:
-    """What became of one split of one source."""
+    """The counts of one split of one source."""
 
     read: Count = field(default_factory=Count)
     kept: Count = field(default_factory=Count)
     edited_bytes: int = 0
     drops: dict[str, Count] = field(default_factory=dict)
-    """By rule; bytes as they were read."""
+    """By rule; bytes before edits."""
 
     def keep(self, raw_bytes: int, n_bytes: int) -> None:
-        """A document of ``raw_bytes`` stays with ``n_bytes``."""
+        """Count a kept document: ``raw_bytes`` were read and ``n_bytes`` are written."""
         self.read.add(raw_bytes)
         self.kept.add(n_bytes)
         self.edited_bytes += raw_bytes - n_bytes
 
     def drop(self, rule: str, raw_bytes: int) -> None:
-        """A document goes."""
+        """Count a dropped document."""
         self.read.add(raw_bytes)
         self.drops.setdefault(rule, Count()).add(raw_bytes)
 
     @property
     def dropped(self) -> Count:
-        """All drops together."""
+        """The sum over all rules."""
         counts = self.drops.values()
         return Count(sum(count.documents for count in counts), sum(count.n_bytes for count in counts))
 
     def check(self) -> None:
-        """Nothing got lost between reading and writing."""
+        """Assert that the counts add up."""
         assert self.read.documents == self.kept.documents + self.dropped.documents
         assert self.read.n_bytes == self.kept.n_bytes + self.dropped.n_bytes + self.edited_bytes
 
 
 @dataclass
 class Report:
-    """All sources. ``skipped_files`` counts files of unknown kinds in the sources' folders by suffix."""
+    """The counts of all sources."""
 
     sources: dict[str, dict[str, SplitReport]] = field(default_factory=dict)
+    """Source -> split -> counts."""
     skipped_files: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Source -> suffix -> number of files of unknown kind."""
     repeated_ids: dict[str, int] = field(default_factory=dict)
-    """Documents, by source, whose id another one of the source has: their drops cannot be told apart by id."""
-
+    """Source -> number of documents whose id is not unique in it; their drops cannot be distinguished by id."""
     cut: dict[str, Cut] = field(default_factory=dict)
-    """By source, where a document was longer than ``max_document_bytes``."""
+    """Sources with documents longer than ``max_document_bytes``."""
     heldout_frac: float = 0.0
     by_group: bool = False
-    """A ``group_field`` is given."""
+    """Whether a ``group_field`` is given."""
 
     def of(self, source: str, split: str) -> SplitReport:
-        """The account of a split; begun when it is first asked for."""
+        """The counts of a split, created on first use."""
         return self.sources.setdefault(source, {name: SplitReport() for name in SPLITS})[split]
 
     @property
     def kept_documents(self) -> int:
-        """Documents that stay, over everything."""
+        """Kept documents of all sources and splits."""
         return sum(split.kept.documents for splits in self.sources.values() for split in splits.values())
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, in a fixed order."""
+        """Convert to plain values in a fixed order."""
         return {
             "sources": {
                 source: {split: _as_json(splits[split]) for split in SPLITS} for source, splits in self.sources.items()
@@ -106,7 +108,7 @@ class Report:
         }
 
     def rows(self) -> list[list[str]]:
-        """The table for people: one row a source and split."""
+        """Table rows, one for each source and split."""
         return [
             [
                 source,
@@ -123,7 +125,7 @@ class Report:
         ]
 
     def drop_rows(self) -> list[list[str]]:
-        """The drops for people: one row a source, split and rule."""
+        """Table rows of the drops, one for each source, split and rule."""
         return [
             [source, name, rule, f"{count.documents:,}", format_bytes(count.n_bytes)]
             for source, splits in self.sources.items()
@@ -132,11 +134,11 @@ class Report:
         ]
 
     def notes(self) -> list[str]:
-        """What else the reader should know."""
+        """Lines about skipped files, cut documents, empty sources and repeated ids."""
         notes = [
-            f"{source}: {count} {suffix} were passed over"
+            f"{source}: {count} {suffix} were skipped"
             if suffix in (LINKED, NO_FILE)
-            else f"{source}: {count} file(s) '{suffix}' were passed over, their kind is not known"
+            else f"{source}: {count} file(s) '{suffix}' were skipped: unknown kind"
             for source, suffixes in self.skipped_files.items()
             for suffix, count in suffixes.items()
         ]
@@ -147,10 +149,10 @@ class Report:
             for source, cut in self.cut.items()
         ]
         for source, splits in self.sources.items():
-            without = _none_held_out(source, splits, self.heldout_frac, by_group=self.by_group)
-            notes += [without] if without else []
+            note = _none_held_out(source, splits, self.heldout_frac, by_group=self.by_group)
+            notes += [note] if note else []
         return notes + [
-            f"{source}: {count} document(s) have an id that another one has too; set id_field to a field that is unique"
+            f"{source}: {count} document(s) have an id that is not unique; set id_field to a field that is"
             for source, count in self.repeated_ids.items()
         ]
 
@@ -160,11 +162,11 @@ DROP_COLUMNS = ("source", "split", "rule", "documents", "bytes")
 
 
 def as_markdown(report: Report) -> str:
-    """``report.md``: the two tables and the notes."""
-    parts = ["# Curation report", "", *_table(COLUMNS, report.rows()), ""]
+    """The text of ``report.md``: two tables and the notes."""
+    parts = ["# Curation report", "", *markdown_table(COLUMNS, report.rows()), ""]
     drops = report.drop_rows()
     if drops:
-        parts += ["## Drops by rule", "", *_table(DROP_COLUMNS, drops), ""]
+        parts += ["## Drops by rule", "", *markdown_table(DROP_COLUMNS, drops), ""]
         parts += ["Each dropped document is listed with reason and score in `drops/<source>.parquet`.", ""]
     notes = report.notes()
     if notes:
@@ -173,30 +175,32 @@ def as_markdown(report: Report) -> str:
 
 
 def _nothing_left(source: str, splits: dict[str, SplitReport]) -> str | None:
-    """A line about a source of which nothing is left to train on, with the rule that took most; None for the others."""
+    """A note for a source without training documents, with the rule that dropped most; None for other sources."""
     if splits[TRAIN].kept.documents:
         return None
     if not any(split.read.documents for split in splits.values()):
         return f"{source}: its files hold no documents"
-    taken: dict[str, int] = {}
+    dropped: dict[str, int] = {}
     for split in splits.values():
         for rule, count in split.drops.items():
-            taken[rule] = taken.get(rule, 0) + count.documents
-    total, left = sum(split.read.documents for split in splits.values()), sum(s.kept.documents for s in splits.values())
-    what = f"{source}: of {total:,} document(s) none is left" + (" for training" if left else "")
-    if not taken:
-        return what
-    most = max(sorted(taken), key=taken.__getitem__)
-    return f"{what}; '{most}' dropped most: {taken[most]:,}"
+            dropped[rule] = dropped.get(rule, 0) + count.documents
+    n_read = sum(split.read.documents for split in splits.values())
+    n_kept = sum(split.kept.documents for split in splits.values())
+    note = f"{source}: of {n_read:,} document(s) none is left" + (" for training" if n_kept else "")
+    if not dropped:
+        return note
+    rule = max(sorted(dropped), key=dropped.__getitem__)
+    return f"{note}; '{rule}' dropped most: {dropped[rule]:,}"
 
 
 _ENOUGH_HELDOUT = 3
-"""Held-out documents to expect of what a note proposes: then none comes once in twenty times."""
+"""Expected number of held-out documents under what a note proposes: then there is none once in twenty times."""
 
 
 def _none_held_out(source: str, splits: dict[str, SplitReport], frac: float, *, by_group: bool) -> str | None:
-    """A line about a source without a held-out document that was kept, and what gives it some; None for the others."""
-    train, heldout = splits[TRAIN], splits[HELDOUT]
+    """A note for a source without kept held-out documents, and what gives it some; None for other sources."""
+    train = splits[TRAIN]
+    heldout = splits[HELDOUT]
     if not frac or not train.kept.documents or heldout.kept.documents:
         return None
     n = train.read.documents
@@ -208,15 +212,16 @@ def _none_held_out(source: str, splits: dict[str, SplitReport], frac: float, *, 
     else:
         why = f"of {n:,} document(s) none is held out, at heldout_frac={frac:g}"
     if larger_frac < 0.5:
-        do = f"heldout_frac={larger_frac:g} holds more out"
+        advice = f"heldout_frac={larger_frac:g} holds more out"
     elif part_bytes >= 1000 and not by_group:
-        do = f"max_document_bytes={part_bytes} cuts long documents into parts, which are held out one by one"
+        advice = f"max_document_bytes={part_bytes} cuts long documents into parts, which are held out one by one"
     else:
-        do = "give it more documents"
-    return f"{source}: {why}: a recipe cannot name it under data.heldout; {do}"
+        advice = "give it more documents"
+    return f"{source}: {why}: a recipe cannot name it under data.heldout; {advice}"
 
 
-def _table(header: tuple[str, ...], rows: list[list[str]]) -> list[str]:
+def markdown_table(header: tuple[str, ...], rows: list[list[str]]) -> list[str]:
+    """The lines of a Markdown table."""
     lines = [list(header), ["---"] * len(header), *rows]
     return [f"| {' | '.join(line)} |" for line in lines]
 
@@ -235,3 +240,11 @@ def _as_json(split: SplitReport) -> dict[str, Any]:
             rule: {"documents": count.documents, "bytes": count.n_bytes} for rule, count in sorted(split.drops.items())
         },
     }
+
+
+def read_report(folder: str) -> dict[str, Any]:
+    """Return the record of a finished curation or deduplication in ``folder``.
+
+    Raises DataError if there is none, or its writer was interrupted.
+    """
+    return read_record(folder, kind=FORMAT_KIND, record_name=RECORD_NAME, verb="smalti data curate")

@@ -16,9 +16,8 @@ import pyarrow.parquet as pq
 
 from smalti.base.errors import DataError, UserError
 from smalti.data.documents.heldout import HELDOUT, SPLITS
-from smalti.data.documents.parquet import DOCUMENT_SCHEMA
-from smalti.data.documents.publish import read_record
-from smalti.data.prepare.curate.report import FORMAT_KIND, RECORD_NAME
+from smalti.data.documents.parquet import DOCUMENT_SCHEMA, unreadable
+from smalti.data.prepare.curate.report import read_report
 from smalti.data.prepare.dedup.buckets import PLANTED
 
 TEXT_SCHEMA = pa.schema(
@@ -125,7 +124,7 @@ class Corpus:
 
 def read_corpus(folder: str) -> Corpus:
     """The finished output of a curation. DataError when it is not that, or a file is missing or damaged."""
-    record = read_record(folder, kind=FORMAT_KIND, record_name=RECORD_NAME, verb="smalti data curate")
+    record = read_report(folder)
     parts: list[Part] = []
     next_key, sizes = 0, {}
     for source in sorted(record.get("sources", {})):
@@ -136,7 +135,7 @@ def read_corpus(folder: str) -> Corpus:
             sizes[f"{source}/{split}"] = [path.stat().st_size, part.n_documents]
             parts.append(part)
     if not any(part.n_documents for part in parts):
-        raise DataError(f"{folder} holds no documents", hint="look at report.md there: what dropped them?")
+        raise DataError(f"{folder} holds no documents", hint="see report.md in it for the rules that dropped them")
     return Corpus(folder, f"{record.get('digest')} {sizes}", tuple(parts))
 
 
@@ -145,7 +144,7 @@ def text_bytes(part: Part) -> int:
     try:
         return int(pc.sum(pq.read_table(part.path, columns=["n_bytes"]).column("n_bytes")).as_py() or 0)
     except (pa.ArrowException, OSError) as error:
-        raise damaged(part.path, error) from error
+        raise unreadable(part.path, error) from error
 
 
 def check_score_field(corpus: Corpus, field: str | None) -> None:
@@ -194,12 +193,7 @@ def read_group(path: str | Path, row_group: int, columns: Sequence[str] | None =
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             return file.read_row_group(row_group, columns=columns)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise damaged(path, error) from error
-
-
-def damaged(path: str | Path, error: Exception) -> DataError:
-    """The error for a documents file that cannot be read."""
-    return DataError(f"{path} cannot be read: {error}", hint="run 'smalti data curate' again, or copy the folder again")
+        raise unreadable(path, error) from error
 
 
 def _plain(table: pa.Table, name: str) -> pa.Array:
@@ -214,6 +208,6 @@ def _part(source: str, split: str, path: Path, first_key: int) -> Part:
                 raise DataError(f"{path} has no field '{missing[0]}'", allowed=", ".join(DOCUMENT_SCHEMA.names))
             groups: list[Any] = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
     except (pa.ArrowException, OSError) as error:
-        raise damaged(path, error) from error
+        raise unreadable(path, error) from error
     rows = tuple(group.num_rows for group in groups)
     return Part(source, split, path, first_key, rows, tuple(group.total_byte_size for group in groups))

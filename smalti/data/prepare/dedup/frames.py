@@ -1,6 +1,6 @@
-"""What every plan of a deduplication needs of Daft: tasks as rows, functions of columns, and Parquet read and written.
+"""What every plan of a deduplication uses of Daft: tasks as rows, functions of columns, Parquet input and output.
 
-Promises: every error of a worker comes out as ours; functions run in threads.
+Functions run in threads. Errors of workers are raised in the driver (``daft_engine``).
 """
 
 import re
@@ -20,7 +20,7 @@ _MORSEL_ROWS = 4096
 
 @dataclass(frozen=True)
 class Frames:
-    """Daft's frames with one config; ``failures`` is a folder for what goes wrong in workers."""
+    """Daft's frames with one config; ``failures`` records the errors of workers."""
 
     config: DedupConfig
     failures: Failures
@@ -30,40 +30,40 @@ class Frames:
 
     @property
     def version(self) -> str:
-        """Of the engine, whose hashes lie in the results of the stages."""
+        """Version of Daft, whose hashes are in the results of the stages."""
         return f"daft {daft_module().__version__}"
 
     def _tasks(self, table: pa.Table) -> Any:
         daft = daft_module()
         frame = daft.from_arrow(table)
-        # The native runner has no partitions and warns; it hands out tasks one by one (batch_size=1).
+        # The native runner has no partitions and would warn; its functions take tasks one by one (batch_size=1).
         return frame.into_partitions(min(table.num_rows, 64)) if self.config.runner == "ray" else frame
 
     def _function(self, function: Callable[..., pa.Array], to: pa.DataType, batch_size: int | None = None) -> Any:
-        """A Daft function of whole columns. Threads, and no child processes, for they would cost a copy of the rows."""
+        """A Daft function of whole columns. It runs in threads: child processes would cost a copy of the rows."""
         daft = daft_module()
         options = {"return_dtype": daft.DataType.from_arrow_type(to), "use_process": False, "batch_size": batch_size}
-        return daft.func.batch(**options)(self.failures.telling(function))
+        return daft.func.batch(**options)(self.failures.recording(function))
 
     def _read(self, folder: Path, files: str = "*.parquet") -> Any:
-        # The folder's own name may hold signs of a pattern.
+        # The folder's name may contain wildcards.
         return daft_module().read_parquet(re.sub(r"([\\\[\]*?{}])", r"\\\1", str(folder)) + f"/{files}")
 
     def _write(self, frame: Any, folder: Path) -> None:
-        # Small portions: a row of the pairs' plan carries two sets of shingles, and books have large ones.
-        # One task for many small files: on a cluster a shuffle costs their number squared.
+        # Small morsels: a row of pairs carries two sets of shingles, and those of books are large.
+        # One task for many small files: on a cluster the cost of a shuffle is their number squared.
         options = {"default_morsel_size": _MORSEL_ROWS, "enable_scan_task_split_and_merge": True}
         with self.failures.raised(), daft_module().execution_config_ctx(**options):
             frame.write_parquet(str(folder), compression="zstd", write_mode="append")
 
 
 def exploded(frame: Any) -> Any:
-    """A row for each value of the only column, which holds lists."""
+    """Explode the only column, which holds lists, into a row for each value."""
     daft = daft_module()
     (name,) = frame.column_names
     return frame.explode(daft.col(name)).where(daft.functions.not_null(daft.col(name)))
 
 
 def n_rows_of(folder: Path) -> int:
-    """Rows that a plan has written."""
+    """Number of rows that a plan has written to ``folder``."""
     return sum(pq.read_metadata(path).num_rows for path in folder.glob("*.parquet"))

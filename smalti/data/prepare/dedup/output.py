@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from smalti.base.errors import DataError
-from smalti.data.documents.parquet import DROP_SCHEMA
-from smalti.data.prepare.dedup.corpus import Corpus, damaged
+from smalti.data.documents.parquet import DROP_SCHEMA, open_writer, unreadable
+from smalti.data.prepare.dedup.corpus import Corpus
 
 OUTPUT_DROP_SCHEMA = pa.schema([*DROP_SCHEMA, ("partner", pa.string())])
 """As the drops of a curation, and who stays in place of the document (``source/id``)."""
@@ -39,7 +39,7 @@ def write_source(source: str, parts: str, decisions: str, work: str) -> str:
     """Write ``documents/SOURCE/*.parquet`` and ``drops/SOURCE.parquet``; answers JSON with the counts of each split."""
     counts: dict[str, Any] = {}
     with ExitStack() as stack:
-        drops = _writer(stack, Path(work) / "drops" / f"{source}.parquet", OUTPUT_DROP_SCHEMA)
+        drops = stack.enter_context(open_writer(Path(work) / "drops" / f"{source}.parquet", OUTPUT_DROP_SCHEMA))
         for part in json.loads(parts):
             counts[part["split"]] = _write_part(source, part, decisions, Path(work), drops)
     return json.dumps({source: counts})
@@ -55,7 +55,7 @@ def _write_part(source: str, part: dict[str, Any], decisions: str, work: Path, d
         for table in _groups(part["path"]):
             if writer is None:
                 path = work / "documents" / source / f"{part['split']}.parquet"
-                writer = _writer(stack, path, table.schema)
+                writer = stack.enter_context(open_writer(path, table.schema))
             n, n_bytes = table.num_rows, _total(table.column("n_bytes"))
             start, stop = np.searchsorted(keys, [next_key, next_key + n]).tolist()
             rows = keys[start:stop] - next_key
@@ -103,7 +103,7 @@ def _groups(path: str) -> Iterator[pa.Table]:
             for group in range(file.num_row_groups):
                 yield file.read_row_group(group)
     except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise damaged(path, error) from error
+        raise unreadable(path, error) from error
 
 
 def _decided(path: str, first: int, end: int) -> pa.Table:
@@ -112,11 +112,6 @@ def _decided(path: str, first: int, end: int) -> pa.Table:
     except pa.ArrowException as error:
         raise DataError(f"{path} cannot be read: {error}", hint="set from_stage=decisions and run again") from error
     return rows.combine_chunks()
-
-
-def _writer(stack: ExitStack, path: Path, schema: pa.Schema) -> Any:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return stack.enter_context(pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True))
 
 
 def _total(column: pa.ChunkedArray) -> int:

@@ -277,18 +277,18 @@ class Plans(Frames):
             done = frame.to_arrow().sort_by("number")
         return done.column("words").combine_chunks().cast(pa.large_string())
 
-    def each(self, function: Callable[..., str], tasks: pa.Table) -> list[str]:
-        """``function`` of every row of ``tasks`` (its columns as arguments), in workers; the answers, in any order."""
+    def map_tasks(self, function: Callable[..., str], tasks: pa.Table) -> list[str]:
+        """Call ``function`` in workers for every row of ``tasks`` (columns as arguments); results come in any order."""
         daft = daft_module()
 
         def call(*columns: Any) -> pa.Array:
             rows = zip(*(column.to_arrow().to_pylist() for column in columns), strict=True)
             return pa.array([function(*row) for row in rows], pa.large_string())
 
-        done = self._function(call, pa.large_string(), batch_size=1)(*map(daft.col, tasks.column_names))
+        result = self._function(call, pa.large_string(), batch_size=1)(*map(daft.col, tasks.column_names))
         with self.failures.raised():
-            answers = self._tasks(tasks).select(done.alias("answer")).to_arrow()
-        return list(answers.column("answer").to_pylist())
+            results = self._tasks(tasks).select(result.alias("result")).to_arrow()
+        return list(results.column("result").to_pylist())
 
     def _texts(self, tasks: Sequence[Task]) -> Any:
         """The rows of TEXT_SCHEMA that the tasks read, with the column ``words``: the normalised text."""

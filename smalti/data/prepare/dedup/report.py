@@ -1,6 +1,6 @@
-"""The account of a deduplication: what a curation reports, and beside it the near-duplicates, alarms and the self-test.
+"""The report of a deduplication: the report of a curation, with near-duplicates, alarms and the self-test.
 
-Promises: it adds up (in = kept + dropped for every split), and equal inputs and config give equal reports.
+In every split, in = kept + dropped. Equal inputs and config give equal reports.
 """
 
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any
 
 from smalti.base.units import format_bytes, format_frac
 from smalti.data.documents.heldout import HELDOUT, TRAIN
-from smalti.data.prepare.curate.report import Count, Report
+from smalti.data.prepare.curate.report import Count, Report, markdown_table
 from smalti.data.prepare.dedup.decide import EXACT, EXACT_HELDOUT, NEAR, NEAR_HELDOUT
 from smalti.data.prepare.dedup.selftest import SelftestReport
 
@@ -17,37 +17,32 @@ COLUMNS = ("source", "documents", "same words", "near", "near held-out", "remove
 
 @dataclass
 class DedupReport:
-    """All sources."""
+    """The counts of all sources, the alarms and the self-test."""
 
-    accounts: Report
-    """Documents and bytes by source, split and rule, as a curation reports them."""
+    counts: Report
+    """Documents and bytes by source, split and rule."""
     selftest: SelftestReport
     alarm_frac: float
     n_candidates: int = 0
-    """Pairs that MinHash proposed and that were compared exactly."""
+    """Pairs that MinHash proposed; all were compared exactly."""
     n_near: int = 0
-    """Of these, how many are near."""
+    """Candidates that are near."""
     histogram: list[int] = field(default_factory=list)
-    """Candidates by Jaccard similarity: 20 bins from 0 to 1."""
+    """Candidates by Jaccard similarity, in 20 bins from 0 to 1."""
 
     @property
     def alarms(self) -> dict[str, float]:
-        """Sources that lost more of their training documents than is usual, with the share removed."""
+        """Sources that lost more than ``alarm_frac`` of their training documents, with the share dropped."""
         shares = {source: _share(splits[TRAIN].read, splits[TRAIN].dropped) for source, splits in self._sources()}
         return {source: share for source, share in shares.items() if share > self.alarm_frac}
 
     @property
     def near_heldout_documents(self) -> int:
-        """Training documents that went because they are near to a held-out one, or have its words."""
+        """Training documents that were dropped because a held-out one is near, or has the same words."""
         return sum(self._dropped(source, NEAR_HELDOUT, EXACT_HELDOUT) for source, _ in self._sources())
 
-    @property
-    def dropped_documents(self) -> int:
-        """Over all sources."""
-        return sum(splits[TRAIN].dropped.documents for _, splits in self._sources())
-
     def rows(self) -> list[list[str]]:
-        """The table for people: one row a source; documents are those for training."""
+        """Table rows, one for each source; ``documents`` counts training documents."""
         return [
             [
                 source,
@@ -64,26 +59,26 @@ class DedupReport:
         ]
 
     def selftest_line(self) -> str:
-        """Recall and precision on what was planted."""
+        """A line with recall and precision on the planted documents."""
         test = self.selftest
         if not sum(test.planted.values()):
             return f"self-test: {test.note}"
         recall = "recall NOT TESTED" if test.recall is None else f"recall {test.recall:.4f}"
         return (
             f"self-test: {recall} ({test.found} of {test.expected} copies and 5 % edits found), "
-            f"precision {test.precision:.4f} ({test.wrong} of {test.planted['unrelated']} unrelated taken for near)"
+            f"precision {test.precision:.4f} ({test.wrong} of {test.planted['unrelated']} unrelated called near)"
         )
 
     def alarm_lines(self) -> list[str]:
         """A line for each alarm."""
         return [
             f"{source} lost {format_frac(share)} of its training documents (alarm_frac={self.alarm_frac}): "
-            f"look into drops/{source}.parquet before you train on the rest"
+            f"check drops/{source}.parquet before you train on the rest"
             for source, share in self.alarms.items()
         ]
 
     def notes(self) -> list[str]:
-        """What else the reader should know, beside the alarms."""
+        """Lines about an incomplete self-test and sources without training documents."""
         lines = [self.selftest.note] if self.selftest.note and self.selftest.expected else []
         return lines + [
             f"{source}: no training document is left" for source, splits in self._sources()
@@ -91,18 +86,18 @@ class DedupReport:
         ]  # fmt: skip
 
     def histogram_text(self) -> str:
-        """How similar the candidates are, a line for each bin that has any."""
-        top = max(self.histogram, default=0)
+        """A bar for each non-empty bin of ``histogram``."""
+        largest = max(self.histogram, default=0)
         lines = []
         for number, count in enumerate(self.histogram):
             if count:
-                bar = "#" * max(1, round(40 * count / top))
+                bar = "#" * max(1, round(40 * count / largest))
                 lines.append(f"  {number / 20:.2f} - {(number + 1) / 20:.2f}  {count:>11,}  {bar}")
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, in a fixed order: a curation's report and the section ``dedup``."""
-        return self.accounts.as_json() | {
+        """Convert to plain values in a fixed order: the report of a curation, and the section ``dedup``."""
+        return self.counts.as_json() | {
             "dedup": {
                 "alarms": self.alarms,
                 "near_heldout_documents": self.near_heldout_documents,
@@ -114,30 +109,29 @@ class DedupReport:
         }
 
     def _sources(self) -> Any:
-        return self.accounts.sources.items()
+        return self.counts.sources.items()
 
     def _dropped(self, source: str, *rules: str) -> int:
-        drops = self.accounts.sources[source][TRAIN].drops
+        drops = self.counts.sources[source][TRAIN].drops
         return sum(drops[rule].documents for rule in rules if rule in drops)
 
 
-def account(report: Report, source: str, counts: dict[str, Any]) -> None:
-    """Put what ``output.write_source`` counted into ``report``, and hold that it adds up."""
-    for split, found in counts.items():
+def add_counts(report: Report, source: str, splits: dict[str, Any]) -> None:
+    """Add the counts of ``output.write_source`` to ``report``, and assert that they add up."""
+    for split, counts in splits.items():
         entry = report.of(source, split)
-        drops = {rule: Count(*count) for rule, count in sorted(found["drops"].items())}
-        entry.read, entry.drops = Count(*found["read"]), drops
-        entry.kept = Count(*found["kept"])
+        entry.read = Count(*counts["read"])
+        entry.kept = Count(*counts["kept"])
+        entry.drops = {rule: Count(*count) for rule, count in sorted(counts["drops"].items())}
         entry.check()
 
 
 def as_markdown(report: DedupReport) -> str:
-    """``report.md``."""
+    """The text of ``report.md``."""
     parts = ["# Deduplication report", ""]
     parts += [f"**ALARM**: {line}\n" for line in report.alarm_lines()]
-    head = [list(COLUMNS), ["---"] * len(COLUMNS), *report.rows()]
-    parts += [f"| {' | '.join(line)} |" for line in head]
-    parts += ["", report.selftest_line(), "", "## Similarity of the pairs that were compared", ""]
+    parts += markdown_table(COLUMNS, report.rows())
+    parts += ["", report.selftest_line(), "", "## Similarity of the compared pairs", ""]
     parts += [f"{report.n_candidates:,} candidates, {report.n_near:,} near.", ""]
     parts += ["```", report.histogram_text(), "```", ""] if report.n_candidates else []
     parts += ["Each dropped document is listed with its partner and the similarity in `drops/<source>.parquet`.", ""]

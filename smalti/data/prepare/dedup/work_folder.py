@@ -1,7 +1,7 @@
-"""The work folder: the result of each stage in a folder of its own, bound to what it was made from.
+"""The work folder of a deduplication: the result of each stage in a folder of its own, with a digest of its inputs.
 
-Promises: a stage is there whole or not at all, so that a run that was killed goes on behind the last whole one; a stage
-made from other documents, another config or another format is made anew, and so are all that follow one that was made.
+Promises: a stage is complete or absent, so a run that was killed continues after the last complete one. A stage made
+from other documents, another config or another format is made again, and so are all stages after one that was made.
 """
 
 import os
@@ -20,50 +20,49 @@ FORMAT = 3
 _RECORD = "stage.json"
 
 
-class Stages:
-    """Runs stages in their order, or takes the result that is there."""
+class WorkFolder:
+    """Runs stages in order, or reuses their results."""
 
-    def __init__(self, work: Path, inputs: str, from_stage: str | None = None) -> None:
-        self.work = work
-        self.reused: list[str] = []
-        """Stages that were whole already."""
+    def __init__(self, path: Path, inputs: str, from_stage: str | None = None) -> None:
+        """``inputs`` identifies the documents; ``from_stage`` and all stages after it are made again."""
+        self.path = path
         self._digest = digest_json([FORMAT, inputs])
         self._from_stage = from_stage
-        self._anew = False
-        self._mine: list[Path] = []
+        self._remake = False
+        self._folders: list[Path] = []
 
     def stage(self, name: str, settings: dict[str, Any], make: Callable[[Path], None]) -> Path:
-        """The folder of stage ``name``; ``make`` fills a new one where there is none that fits."""
+        """Return the folder of stage ``name``; ``make`` fills a new one unless a complete one has the same digest."""
         self._digest = digest_json([self._digest, name, settings])
-        folder, making = self.work / name, self.work / f".{name}.tmp"
-        self._mine += [folder, making]
-        self._anew = self._anew or name == self._from_stage
-        if not self._anew and self._whole(folder):
-            self.reused.append(name)
+        folder = self.path / name
+        unfinished = self.path / f".{name}.tmp"
+        self._folders += [folder, unfinished]
+        self._remake = self._remake or name == self._from_stage
+        if not self._remake and self._is_complete(folder):
             return folder
-        self._anew = True
-        for old in (folder, making):
+        self._remake = True
+        for old in (folder, unfinished):
             _remove(old)
-        making.mkdir(parents=True)
-        make(making)
-        store.write_json(making / _RECORD, {"stage": name, "digest": self._digest, "settings": settings})
-        os.replace(making, folder)
+        unfinished.mkdir(parents=True)
+        make(unfinished)
+        store.write_json(unfinished / _RECORD, {"stage": name, "digest": self._digest, "settings": settings})
+        os.replace(unfinished, folder)
         return folder
 
     def remove(self) -> None:
-        """Take the results of all stages away, and the folder where nothing else lies in it."""
-        for folder in self._mine:
+        """Remove the results of all stages, and the work folder if nothing else is in it."""
+        for folder in self._folders:
             _remove(folder)
-        with suppress(OSError):  # others have something in it
-            self.work.rmdir()
+        with suppress(OSError):  # not empty
+            self.path.rmdir()
 
-    def _whole(self, folder: Path) -> bool:
-        # The record is written last and the folder renamed after it: a folder that has one is whole.
+    def _is_complete(self, folder: Path) -> bool:
+        # The record is written last and the folder renamed after it.
         path = folder / _RECORD
         return path.exists() and store.read_json(path).get("digest") == self._digest
 
 
 def _remove(folder: Path) -> None:
-    # The record first: a kill in between must not leave half a stage that looks whole.
+    # The record first: a kill in between must not leave half a stage that looks complete.
     (folder / _RECORD).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
