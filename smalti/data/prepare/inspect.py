@@ -28,7 +28,7 @@ from smalti.data.prepare.tokenize import TOKENIZER_FOLDER
 from smalti.data.sources.document_lengths import context_summary, find_documents, length_curve, length_summary
 from smalti.data.sources.source import Source
 from smalti.data.sources.sources import open_source, read_index
-from smalti.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from smalti.data.tokenizer.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from smalti.data.tokens import TokenSource
 
 _SAMPLE_TOKENS = 512
@@ -133,7 +133,7 @@ def _tokenizer_beside(folder: str) -> str | None:
     if not store.is_local(folder):
         return None
     folders = [parent / TOKENIZER_FOLDER for parent in Path(folder).resolve().parents[:2]]
-    return next((str(path) for path in folders if path.is_dir()), None)
+    return next((str(path) for path in folders if (path / TOKENIZER_FILE).is_file()), None)
 
 
 def _matching_tokenizer(folder: str, given: str | None, digest: str | None) -> Tokenizer | None:
