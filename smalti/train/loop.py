@@ -209,11 +209,14 @@ def _one_step(job: Job, batches: Any, before_s: float) -> None:
     try:
         result = train_step(job.state, microbatches, job.loss)
     except (RuntimeError, MemoryError) as error:
-        teller = job.out_of_memory
-        told = None if teller is None else teller.tell(error, job.batches, microbatches, job.state.step)
-        if told is None:
+        reporter = job.out_of_memory
+        if reporter is None:
             raise
-        raise told from error
+        step, phase = job.state.step, job.state.phase
+        memory_error = reporter.report(error, job.batches, microbatches, step=step, phase=phase)
+        if memory_error is None:
+            raise
+        raise memory_error from error
     job.recorder.add(job.state.step, lr, result, wait_s=wait_s)
     for hook in job.hooks:
         hook.on_step(job, result)

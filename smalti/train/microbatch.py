@@ -114,11 +114,11 @@ class Trial:
         one = self.batches.fullest(rows, seq_len, vocab_size=self.config.model.vocab_size)
         try:
             with _no_trace(self.state), self._worst_routing():
-                self.state.forward_backward(self.state.model, [one] * microbatches, self.loss)
+                self.state.forward_backward(self.state, [one] * microbatches, self.loss)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            raise self.reporter.tell_rows(error, rows, seq_len, step=self.state.step, phase="trial") from error
+            raise self.reporter.report_rows(error, rows, seq_len, step=self.state.step, phase="trial") from error
 
     @contextlib.contextmanager
     def _worst_routing(self) -> Iterator[None]:

@@ -29,7 +29,7 @@ from smalti.distributed.parallel.pipeline import Schedule, Stage, Staged
 from smalti.model.blocks.attention.scores import tell_runs, told_runs
 from smalti.model.decoder import DecoderOutput
 from smalti.train.batches import IGNORE, Microbatch
-from smalti.train.step import Loss, Metrics
+from smalti.train.step import Loss, Metrics, Phase, TrainState
 
 _CLASSES: dict[Schedule, str] = {
     "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zero_bubble": "ZBVZeroBubble",
@@ -43,13 +43,13 @@ class PipelineForwardBackward:
         self._staged, self._name = staged, schedule
         self._built: dict[tuple[int, tuple[int, ...]], _Built] = {}
 
-    def __call__(self, model: nn.Module, microbatches: Sequence[Any], loss: Loss) -> list[Metrics]:
+    def __call__(self, state: TrainState, microbatches: Sequence[Any], loss: Loss) -> list[Metrics]:
         """Forward and backward over the microbatches of a step; the sums of each on each of this rank's stages."""
-        alike = _alike(microbatches)
+        model, alike = state.model, _alike(microbatches)
         built = self._for(model, alike)
         sums: list[Metrics] = []
         for one in built.stages:
-            one.begin(alike, loss, sums)
+            one.begin(state, alike, loss, sums)
         whole = cast(FSDPModule, model)
         for setting in (whole.set_requires_gradient_sync, whole.set_is_last_backward, whole.set_reshard_after_backward):
             setting(False)
@@ -123,7 +123,12 @@ class _WideStage(PipelineStage):
     FSDP does that at the end of each backward pass of inputs alone; two of weights in a row would add up in bf16.
     """
 
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
+        cast(_OneStage, self.submod).set_phase("backward")
+        super().backward_one_chunk(*args, **kwargs)
+
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        cast(_OneStage, self.submod).set_phase("backward")
         super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
         for module in self.submod.modules():
             if isinstance(module, FSDPModule):
@@ -160,18 +165,25 @@ class _OneStage(nn.Module):
         self.model, self.stage = model, stage
         self._microbatches, self._sums = list[Microbatch](), list[Metrics]()
         self._loss: Loss | None = None
+        self._state: TrainState | None = None
 
-    def begin(self, microbatches: list[Microbatch], loss: Loss, sums: list[Metrics]) -> None:
-        """What the next step is about; ``sums`` takes those of each pass."""
-        self._microbatches, self._loss, self._sums = microbatches, loss, sums
+    def begin(self, state: TrainState, microbatches: list[Microbatch], loss: Loss, sums: list[Metrics]) -> None:
+        """Set the input of the next step; ``sums`` takes those of each pass."""
+        self._state, self._microbatches, self._loss, self._sums = state, microbatches, loss, sums
 
     def end(self) -> None:
-        """Forget it."""
-        self._microbatches, self._loss, self._sums = [], None, []
+        """Drop the input and the sums."""
+        self._state, self._microbatches, self._loss, self._sums = None, [], None, []
+
+    def set_phase(self, phase: Phase) -> None:
+        """Record what the schedule runs now, in ``TrainState.phase``."""
+        assert self._state is not None
+        self._state.phase = phase
 
     def forward(self, *received: Tensor, number: Tensor) -> Tensor:
         """What the pipeline stage before gave -> what the next one gets, or the loss of the microbatch, shape ()."""
         assert self._loss is not None
+        self.set_phase("forward")
         model = _AsWhole(self.model, self.stage, received[0] if received else None)
         total, weight, metrics = self._loss(cast(nn.Module, model), self._microbatches[int(number)])
         weight = weight if self.stage.is_last else torch.zeros_like(weight)

@@ -213,11 +213,11 @@ def _alike_once(microbatches: list[Microbatch], traffic: Traffic) -> tuple[Any, 
             traced.append(one)
             times.append(1)
 
-    def forward_backward(model: nn.Module, given: Sequence[Any], loss: Loss) -> list[Metrics]:
+    def forward_backward(state: TrainState, given: Sequence[Any], loss: Loss) -> list[Metrics]:
         found: list[Metrics] = []
         for one, number in zip(given, times, strict=True):
             with traffic.times(number):
-                found += one_by_one(model, [one], loss)
+                found += one_by_one(state, [one], loss)
         return found
 
     return forward_backward, traced

@@ -8,7 +8,7 @@ finite is kept from weights, moments and router biases on the device, and read b
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,15 +19,20 @@ from smalti.train.balance import ExpertBalance
 
 Metrics = dict[str, Tensor]
 Loss = Callable[[nn.Module, Any], tuple[Tensor, Tensor, Metrics]]
-ForwardBackward = Callable[[nn.Module, Sequence[Any], Loss], list[Metrics]]
-"""(model, microbatches, loss) -> of each forward and backward pass ``total``, ``weight`` and the sums of the loss."""
+Phase = Literal["forward", "backward", "optimizer"]
+ForwardBackward = Callable[["TrainState", Sequence[Any], Loss], list[Metrics]]
+"""(state, microbatches, loss) -> of each forward and backward pass ``total``, ``weight`` and the sums of the loss.
+
+It sets ``state.phase`` before each forward and each backward pass."""
 
 
-def one_by_one(model: nn.Module, microbatches: Sequence[Any], loss: Loss) -> list[Metrics]:
-    """Forward and backward over one microbatch after the other: gradients add up as sums."""
+def one_by_one(state: "TrainState", microbatches: Sequence[Any], loss: Loss) -> list[Metrics]:
+    """Run one microbatch after the other forward and backward: gradients add up as sums."""
     sums: list[Metrics] = []
     for microbatch in microbatches:
-        total, weight, metrics = loss(model, microbatch)
+        state.phase = "forward"
+        total, weight, metrics = loss(state.model, microbatch)
+        state.phase = "backward"
         total.backward()
         sums.append({"total": total, "weight": weight, **metrics})
     return sums
@@ -50,6 +55,8 @@ class TrainState:
     pipeline: int = 1
     """Pipeline stages of the world: each parameter is known to the ranks of one."""
     step: int = 0
+    phase: Phase = "forward"
+    """Part of the step that runs, or that raised the error. Blocks that are recomputed belong to ``backward``."""
     found_inf: Tensor | None = None
     """1 where a step was not finite, else 0, shape (), on the device: the steps after it change nothing either. None
     before the first step, and to begin anew."""
@@ -76,7 +83,8 @@ def train_step(state: TrainState, microbatches: Sequence[Any], loss: Loss) -> St
     """
     # ---- forward and backward: gradients add up as sums -------------------------------------------------------------
     state.optimizer.zero_grad(set_to_none=True)
-    sums = state.forward_backward(state.model, microbatches, loss)
+    sums = state.forward_backward(state, microbatches, loss)
+    state.phase = "optimizer"
 
     # ---- one reduction over all ranks: loss, weight, squared gradient norm, metrics ---------------------------------
     gradients = [p.grad for p in state.model.parameters() if p.grad is not None]

@@ -20,7 +20,7 @@ from smalti.train import build
 from smalti.train.batches import Microbatch, TokenBatches
 from smalti.train.loop import Job
 from smalti.train.microbatch import Trial, all_to_first
-from smalti.train.oom import OneRowTooLarge, OutOfMemory, is_out_of_memory, phase_of
+from smalti.train.oom import OneRowTooLarge, OutOfMemory, is_out_of_memory
 from smalti.train.step import train_step
 
 GB = 1e9
@@ -201,7 +201,7 @@ def _inject(job: Job, phase: str) -> None:
         job.state.optimizer.step = lambda: (_allocate(), update())  # type: ignore[assignment, method-assign]
 
 
-def test_the_phase_is_told_and_put_on_record(tmp_path: Path) -> None:
+def test_the_phase_is_recorded_in_the_event(tmp_path: Path) -> None:
     config = toy_run.config(tmp_path, microbatch_tokens=128)
     job = build(config)
     loss, microbatches = job.loss, job.batches.batch(0)
@@ -211,11 +211,11 @@ def test_the_phase_is_told_and_put_on_record(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError) as raised:
             train_step(job.state, microbatches, job.loss)
         assert is_out_of_memory(raised.value)
-        assert phase_of(raised.value) == phase
+        assert job.state.phase == phase
     assert job.out_of_memory is not None
-    told = job.out_of_memory.tell(raised.value, job.batches, microbatches, 0)
-    assert isinstance(told, OutOfMemory)
-    assert "ran out of memory in optimizer after step 0, with microbatches of 128 tokens" in told.message
+    error = job.out_of_memory.report(raised.value, job.batches, microbatches, step=0, phase=job.state.phase)
+    assert isinstance(error, OutOfMemory)
+    assert "ran out of memory in optimizer after step 0, with microbatches of 128 tokens" in error.message
     events = RunFolder.read(config.run_folder).events()
     event = happened(events, 0)
     assert event is not None
@@ -223,7 +223,7 @@ def test_the_phase_is_told_and_put_on_record(tmp_path: Path) -> None:
     assert event["next_microbatch_tokens"] == 64, "half of it"
     assert limit_tokens(events, event["of"]) == 64
     assert limit_tokens(events, {**event["of"], "microbatch_tokens": 64}) is None
-    assert words(event) == told.message
+    assert words(event) == error.message
     job.folder.close()
     assert build(config).batches.microbatch_tokens == 64  # type: ignore[attr-defined]
 
@@ -232,11 +232,13 @@ def test_one_row_ends_with_what_would_help(tmp_path: Path) -> None:
     config = toy_run.config(tmp_path, microbatch_tokens=32)
     job = build(config)
     assert job.out_of_memory is not None
-    assert job.out_of_memory.tell(RuntimeError("mat1 and mat2 shapes"), job.batches, job.batches.batch(0), 0) is None
-    told = job.out_of_memory.tell(torch.OutOfMemoryError("CUDA out of memory."), job.batches, job.batches.batch(0), 7)
-    assert isinstance(told, OneRowTooLarge)
-    assert "one row does not fit" in told.message
-    assert "activation_checkpointing=full" in str(told.hint)
+    batches, report, short = job.batches, job.out_of_memory.report, torch.OutOfMemoryError("CUDA out of memory.")
+    other = RuntimeError("mat1 and mat2 shapes")
+    assert report(other, batches, batches.batch(0), step=0, phase="forward") is None
+    error = report(short, batches, batches.batch(0), step=7, phase="forward")
+    assert isinstance(error, OneRowTooLarge)
+    assert "one row does not fit" in error.message
+    assert "activation_checkpointing=full" in str(error.hint)
     event = happened(RunFolder.read(config.run_folder).events(), 0)
     assert event is not None
     assert event["next_microbatch_tokens"] is None

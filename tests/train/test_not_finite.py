@@ -23,7 +23,7 @@ from smalti.train import Hook, build, fit
 from smalti.train.loop import Job
 from smalti.train.optim import build_optimizer, moments
 from smalti.train.record import NotFinite
-from smalti.train.step import StepResult, train_step
+from smalti.train.step import StepResult, TrainState, train_step
 
 ADAMW, LION = {"lr": 3e-3}, {"name": "lion", "lr": 1e-3}
 BOUND = {"lr": 3e-3, "clip_norm": 1e30}
@@ -83,13 +83,13 @@ def _spoil(job: Job, what: str) -> None:
     forward_backward = job.state.forward_backward
     last = job.mesh.layout.world_size - 1
 
-    def spoilt(model: nn.Module, microbatches: Sequence[Any], loss: Any) -> Any:
-        job.state.forward_backward = forward_backward
-        sums = forward_backward(model, microbatches, loss)
+    def spoilt(state: TrainState, microbatches: Sequence[Any], loss: Any) -> Any:
+        state.forward_backward = forward_backward
+        sums = forward_backward(state, microbatches, loss)
         if torch.distributed.get_rank() == last and what == "loss":
             sums[-1]["total"] = sums[-1]["total"] * float("nan")
         if torch.distributed.get_rank() == last and what == "gradient norm":
-            gradient = next(p.grad for p in reversed(list(model.parameters())) if local(p.grad).numel())
+            gradient = next(p.grad for p in reversed(list(state.model.parameters())) if local(p.grad).numel())
             local(gradient).flatten()[0] = float("inf")
         return sums
 

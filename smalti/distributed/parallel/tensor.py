@@ -41,7 +41,7 @@ from smalti.model.decoder import Decoder, soft_cap
 
 AXIS = "tensor"
 
-ForwardBackward = Callable[[nn.Module, Sequence[Any], Any], Any]
+ForwardBackward = Callable[[Any, Sequence[Any], Any], Any]
 """``train.step.ForwardBackward``."""
 
 
@@ -73,9 +73,9 @@ def summing(forward_backward: ForwardBackward, mesh: Mesh) -> ForwardBackward:
     if mesh.layout.tensor == 1:
         return forward_backward
 
-    def with_sums(model: nn.Module, microbatches: Sequence[Any], loss: Any) -> Any:
-        sums = forward_backward(model, microbatches, loss)
-        parts = [local(p.grad) for p in model.parameters() if p.grad is not None and not is_cut(p)]
+    def with_sums(state: Any, microbatches: Sequence[Any], loss: Any) -> Any:
+        sums = forward_backward(state, microbatches, loss)
+        parts = [local(p.grad) for p in state.model.parameters() if p.grad is not None and not is_cut(p)]
         if parts:
             flat = torch.cat([part.flatten() for part in parts])
             dist.all_reduce(flat, group=mesh.group("tensor"))
