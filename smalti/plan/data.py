@@ -45,8 +45,8 @@ class SourceCounts:
     name: str
     n_tokens: int
     """In all documents."""
-    eras: tuple[EpochCounts, ...] = ()
-    """One for each era (a span of training with one seq_len)."""
+    segments: tuple[EpochCounts, ...] = ()
+    """One for each segment (a span of training with one seq_len)."""
     token_bytes: int = 2
     stored_bytes: int = 0
     index_bytes: int = 0
@@ -69,7 +69,7 @@ class StageCounts:
     start_step: int
     end_step: int
     seq_len: int
-    era: int
+    segment: int
     weights: tuple[Fraction, ...]
     """As they are quantised, at the beginning of the stage."""
     weights_end: tuple[Fraction, ...]
@@ -121,7 +121,7 @@ class StagePlan:
     start_step: int
     end_step: int
     seq_len: int
-    era: int
+    segment: int
     tokens: int
     shares: tuple[Share, ...]
 
@@ -224,7 +224,9 @@ def plan_data(sources: Sequence[SourceCounts], stages: Sequence[StageCounts], re
     planned = _stages(sources, stages)
     tokens = sum(stage.tokens for stage in planned)
     by_source = tuple(
-        _source(source, [(stage.era, stage.seq_len, stage.sequences[k], _passed(stage)[k]) for stage in stages], tokens)
+        _source(
+            source, [(stage.segment, stage.seq_len, stage.sequences[k], _passed(stage)[k]) for stage in stages], tokens
+        )
         for k, source in enumerate(sources)
     )
     return DataPlan(
@@ -245,7 +247,7 @@ def _costs(
     index_bytes = sum(source.index_bytes for source in sources)
     read_bytes = index_bytes + sum(source.read_bytes or 0 for source in planned)
     stored_bytes = sum(source.stored_bytes or 0 for source in planned)
-    most_ranges = max(era.ranges_per_sequence for source in sources for era in source.eras)
+    most_ranges = max(segment.ranges_per_sequence for source in sources for segment in source.segments)
     costs = {
         "index_requests": len(sources),
         "index_bytes": index_bytes,
@@ -276,14 +278,14 @@ def _stages(sources: Sequence[SourceCounts], stages: Sequence[StageCounts]) -> t
     for stage in stages:
         shares = []
         for k, source in enumerate(sources):
-            epochs = _passed(stage)[k] / source.eras[stage.era].sequences
+            epochs = _passed(stage)[k] / source.segments[stage.segment].sequences
             after[k] += epochs
             taken = stage.sequences[k]
             weights = stage.weights[k], stage.weights_end[k]
             shares.append(Share(source.name, *weights, taken, taken * stage.seq_len, epochs, after[k]))
         tokens = sum(share.tokens for share in shares)
         planned.append(
-            StagePlan(stage.name, stage.start_step, stage.end_step, stage.seq_len, stage.era, tokens, tuple(shares))
+            StagePlan(stage.name, stage.start_step, stage.end_step, stage.seq_len, stage.segment, tokens, tuple(shares))
         )
     return tuple(planned)
 
@@ -293,19 +295,19 @@ def _passed(stage: StageCounts) -> tuple[int, ...]:
 
 
 def _source(source: SourceCounts, taken: Sequence[tuple[int, int, int, int]], run_tokens: int) -> SourcePlan:
-    """``taken``: (era, seq_len, sequences, the same with skipped ones) of each stage."""
-    by_era = [0.0] * len(source.eras)
+    """``taken``: (segment, seq_len, sequences, the same with skipped ones) of each stage."""
+    by_segment = [0.0] * len(source.segments)
     requests = read_bytes = padding = taken_epochs = 0.0
     for number, seq_len, n, passed in taken:
-        era = source.eras[number]
-        by_era[number] += passed / era.sequences
-        taken_epochs += n / era.sequences
-        requests += n * era.ranges_per_sequence
-        read_bytes += n * _sequence_bytes(source, era, seq_len)
-        padding += n * seq_len * era.padding_frac
-    epochs = sum(by_era)
-    # each era draws its sequences anew, independently of what the eras before it came to
-    unique_frac = min(_met_frac([part for part in by_era if part]), taken_epochs)
+        segment = source.segments[number]
+        by_segment[number] += passed / segment.sequences
+        taken_epochs += n / segment.sequences
+        requests += n * segment.ranges_per_sequence
+        read_bytes += n * _sequence_bytes(source, segment, seq_len)
+        padding += n * seq_len * segment.padding_frac
+    epochs = sum(by_segment)
+    # each segment draws its sequences anew, independently of what the segments before it came to
+    unique_frac = min(_met_frac([part for part in by_segment if part]), taken_epochs)
     tokens = sum(seq_len * n for _, seq_len, n, _ in taken)
     return SourcePlan(
         name=source.name,
@@ -332,11 +334,11 @@ def _met_frac(parts: Sequence[float]) -> float:
     return -math.expm1(sum(math.log1p(-part) for part in parts))
 
 
-def _sequence_bytes(source: SourceCounts, era: EpochCounts, seq_len: int) -> float:
+def _sequence_bytes(source: SourceCounts, segment: EpochCounts, seq_len: int) -> float:
     """Expected bytes of the blocks that one sequence touches, when its ranges begin anywhere in a block."""
-    wanted_bytes = ((1 - era.padding_frac) * seq_len + era.ranges_per_sequence) * source.token_bytes
-    first_tokens = era.ranges_per_sequence * source.token_bytes
-    blocks = era.ranges_per_sequence + max(0.0, wanted_bytes - first_tokens) / source.payload_bytes
+    wanted_bytes = ((1 - segment.padding_frac) * seq_len + segment.ranges_per_sequence) * source.token_bytes
+    first_tokens = segment.ranges_per_sequence * source.token_bytes
+    blocks = segment.ranges_per_sequence + max(0.0, wanted_bytes - first_tokens) / source.payload_bytes
     return blocks * source.block_bytes
 
 

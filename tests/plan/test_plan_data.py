@@ -19,12 +19,12 @@ HALF = (Fraction(1, 2), Fraction(1, 2))
 READING = Reading(ranks=8, first_batch_sequences=1024, concurrency=32, requests_per_s=1000)
 
 
-def stage(start: int, end: int, sequences: tuple[int, ...], *, seq_len: int = 100, era: int = 0) -> StageCounts:
-    return StageCounts(f"{start}-{end}", start, end, seq_len, era, HALF, HALF, sequences)
+def stage(start: int, end: int, sequences: tuple[int, ...], *, seq_len: int = 100, segment: int = 0) -> StageCounts:
+    return StageCounts(f"{start}-{end}", start, end, seq_len, segment, HALF, HALF, sequences)
 
 
 def source(name: str, *sequences: int, **more: object) -> SourceCounts:
-    return SourceCounts(name, n_tokens=1000, eras=tuple(map(EpochCounts, sequences)), **more)
+    return SourceCounts(name, n_tokens=1000, segments=tuple(map(EpochCounts, sequences)), **more)
 
 
 def test_worth_of_repeats():
@@ -60,7 +60,7 @@ def test_a_stage_that_alone_is_above_is_named():
 
 
 def test_another_seq_len_draws_anew():
-    stages = [stage(0, 5, (5,)), stage(5, 9, (2,), seq_len=250, era=1)]
+    stages = [stage(0, 5, (5,)), stage(5, 9, (2,), seq_len=250, segment=1)]
     (a,) = plan_data([source("a", 10, 4)], stages, READING).sources
     assert a.epochs == pytest.approx(1.0)
     # two halves drawn independently meet three quarters of the source
@@ -69,7 +69,7 @@ def test_another_seq_len_draws_anew():
     assert a.effective_tokens == pytest.approx(750 * effective_tokens(1, 4 / 3))
     assert a.worth_frac < 1
     # what was exhausted before is repeated anyway: nothing is due to the change
-    (b,) = plan_data([source("b", 10, 4)], [stages[0], stage(5, 9, (4,), seq_len=250, era=1)], READING).sources
+    (b,) = plan_data([source("b", 10, 4)], [stages[0], stage(5, 9, (4,), seq_len=250, segment=1)], READING).sources
     assert b.unique_frac == 1
     assert b.restart_tokens == 0
 

@@ -129,7 +129,7 @@ def mixture(sources: Sequence[tuple[str, float, float]], tokens: float) -> dict[
     weights = [Fraction(str(weight)) for _, _, weight in sources]
     shares = tuple(weight / sum(weights) for weight in weights)
     counts = [
-        SourceCounts(name, round(holds), eras=(EpochCounts(round(holds / _SEQ_LEN)),)) for name, holds, _ in sources
+        SourceCounts(name, round(holds), segments=(EpochCounts(round(holds / _SEQ_LEN)),)) for name, holds, _ in sources
     ]
     taken = tuple(round(share * round(tokens) / _SEQ_LEN) for share in shares)
     stage = StageCounts("0", 0, 1, _SEQ_LEN, 0, shares, shares, taken)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from smalti.config.run import RunConfig
-    from smalti.data.order.mixture_schedule import Schedule
+    from smalti.data.order.schedule import Schedule
     from smalti.data.sources.source import Source
     from smalti.plan.data import DataPlan, EpochCounts, Reading, SourceCounts, StageCounts
 
@@ -134,23 +134,23 @@ def counts_of(name: str, source: "Source", index_bytes: int) -> "SourceCounts":
 def make_plan(config: "RunConfig", known: Mapping[str, "SourceCounts"], reading: "Reading") -> "DataPlan":
     """The plan of a run over sources of these sizes."""
     from smalti.base.errors import DataError
-    from smalti.data.order.mixture_schedule import build_schedule
+    from smalti.data.order.schedule import build_schedule
     from smalti.plan.data import plan_data
 
     schedule = build_schedule(config.data, config.length)
-    ends = [*(era.start_step for era in schedule.eras[1:]), schedule.total_steps]
+    ends = [*(segment.start_step for segment in schedule.segments[1:]), schedule.total_steps]
     taken = [schedule.counts(end, number).tolist() for number, end in enumerate(ends)]
     sources = []
     for k, name in enumerate(schedule.sources):
         # a source needs only the sequence lengths of the stages that read it
-        seq_lens = [era.seq_len if taken[number][k] else None for number, era in enumerate(schedule.eras)]
+        seq_lens = [segment.seq_len if taken[number][k] else None for number, segment in enumerate(schedule.segments)]
         longest = max(filter(None, seq_lens), default=0)
         if known[name].n_tokens <= longest:
             raise DataError(
                 f"source '{name}' has {known[name].n_tokens:,} tokens, less than one sequence",
                 allowed=f"at least {longest + 1:,} tokens, for sequences of {longest:,}",
             )
-        sources.append(replace(known[name], eras=tuple(_epoch(config, known[name], length) for length in seq_lens)))
+        sources.append(replace(known[name], segments=tuple(_epoch(config, known[name], length) for length in seq_lens)))
     forks = [past.at_step for past in config.data.history]
     return plan_data(sources, stage_counts(schedule, forks=forks), reading)
 
@@ -186,16 +186,16 @@ def stage_counts(schedule: "Schedule", *, forks: Sequence[int] = ()) -> list["St
         past = "" if future == len(forks) else " (past)" if len(forks) == 1 else f" (past {future + 1})"
         spans = list(group)
         (first, _), (last, end_step) = spans[0], spans[-1]
-        era = schedule.era(first.start_step)
-        taken = schedule.counts(end_step, era) - schedule.counts(first.start_step, era)
-        passed = schedule.ordinals_end(end_step, era) - schedule.ordinals_end(first.start_step, era)
+        segment = schedule.segment(first.start_step)
+        taken = schedule.counts(end_step, segment) - schedule.counts(first.start_step, segment)
+        passed = schedule.ordinals_end(end_step, segment) - schedule.ordinals_end(first.start_step, segment)
         stages.append(
             StageCounts(
                 name=f"{number}{past}",
                 start_step=first.start_step,
                 end_step=end_step,
                 seq_len=seq_len,
-                era=era,
+                segment=segment,
                 weights=tuple(Fraction(weight, schedule.unit) for weight in first.weights),
                 weights_end=tuple(Fraction(weight, schedule.unit) for weight in last.weights),
                 sequences=tuple(taken.tolist()),

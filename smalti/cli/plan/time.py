@@ -31,7 +31,7 @@ def time(
     """
     from smalti.base.errors import UserError
     from smalti.config.hardware import hardware
-    from smalti.data.order.mixture_schedule import tokens_by_source
+    from smalti.data.order.schedule import tokens_by_source
     from smalti.plan.run_plan import plan_run
 
     config = load_recipe(recipe, overrides)

@@ -170,7 +170,7 @@ def _check_mesh(config: "RunConfig", ranks: int) -> None:
 
 def _check_stages(config: "RunConfig") -> None:
     """The stages of the mixture over the run's length, as the stream will lay them out."""
-    from smalti.data.order.mixture_schedule import build_schedule
+    from smalti.data.order.schedule import build_schedule
 
     build_schedule(config.data, config.length)
 

@@ -1,19 +1,9 @@
-"""How many sequences of each source a step takes: whole numbers whose prefix sums keep within one of the exact shares.
+"""Whole numbers of sequences for every step of a mixture, rounded so that no source drifts from its exact share.
 
-In a step with ``rows`` sequences the exact share of source s is rows * weight_s / unit. It gets the floor, and the
-parts that are left over make up a whole number of *seats*, given out one at most to a source. So each batch holds the
-floor or the ceiling of every share, nothing of a source without weight, and |count_s - share_s| < 1 after every step,
-through all changes of rows and weights. Such a rounding always exists: entries and prefix sums of a source are nested,
-and so are the columns, and a matrix with two nested families is totally unimodular (Hoffman and Kruskal, 1956).
-
-It is found step by step: seats go to whoever must have one soonest (earliest deadline first, as for the chairman of
-Tijdeman, 1980). Where the shares of the next span leave no way on, seats of the last steps change hands along an
-augmenting path of the flow that the rounding is (Ford and Fulkerson), shortest first, so a choice depends on a later
-span only in the few steps before it. While shares do not change, the choice repeats: after a *period* the exact shares
-have the same fractions, and once the same sources are ahead the rest of the span is the same table again. Only tables
-are stored. The last span is laid out as if it went on for ever, so that a longer run begins alike.
-
-Integers only. Knows no positions, ordinals or configs.
+In a step of ``rows`` sequences the exact share of source s is ``rows * weight_s / unit``. Each step takes the floor or
+the ceiling of every share, and after every step a source's count differs from the sum of its shares by less than 1.
+docs/decisions/0009 proves that such a rounding exists and that this one finds it. Integers only; knows no positions
+and no config.
 """
 
 from collections import deque
@@ -27,10 +17,10 @@ import numpy.typing as npt
 
 _NEVER = 1 << 62
 _TAIL_STEPS = 64
-"""Steps before the end of a span that stay open for changes of hands; more where they do not suffice."""
+"""Steps before the end of a span that may still be reassigned; more where they do not suffice."""
 
 
-class Rates(NamedTuple):
+class SpanWeights(NamedTuple):
     """Steps with the same rows and weights."""
 
     n_steps: int
@@ -40,241 +30,264 @@ class Rates(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Segment:
-    """Steps that take ``counts`` [cycle, sources], row by row and over again."""
+class Cycle:
+    """``n_steps`` steps that take ``counts`` [period, sources], row by row and over again."""
 
     start_step: int
     n_steps: int
     counts: npt.NDArray[np.int64]
 
 
-def interleave(spans: Sequence[Rates], unit: int) -> list[Segment]:
+def interleave(spans: Sequence[SpanWeights], unit: int) -> list[Cycle]:
     """Counts of every step of ``spans``, without a gap from step 0; the exact shares begin at 0 with the first.
 
-    Consecutive spans that agree are one span, however they are cut.
+    Consecutive spans with equal rows and weights give what one span gives. The last span is computed as if it never
+    ended, so that a longer run begins alike.
     """
     assert all(sum(span.weights) == unit for span in spans)
-    merged: list[Rates] = []
+    merged: list[SpanWeights] = []
     for span in spans:
         n_before = merged.pop().n_steps if merged and merged[-1][1:] == span[1:] else 0
         merged.append(span._replace(n_steps=n_before + span.n_steps))
-    tail, whole = _TAIL_STEPS, sum(span.n_steps for span in merged)
+    tail_steps = _TAIL_STEPS
+    total_steps = sum(span.n_steps for span in merged)
     while True:
         try:
-            return _Walk(unit, tail).over(merged)
-        except _Blocked:
-            assert tail < whole, "no rounding was found, which the theorem excludes"
-            tail *= 4
+            return _Assignment(unit, tail_steps).run(merged)
+        except _NoAugmentingPath:
+            assert tail_steps < total_steps, "no rounding was found, which the theorem excludes"
+            tail_steps *= 4
 
 
-class _Blocked(Exception):
-    """The steps that are still open give no way on."""
+class _NoAugmentingPath(Exception):
+    """The steps that may still be reassigned allow no valid rounding of the next step."""
+
+
+class _Rate:
+    """What a step of one span adds to the exact shares: ``floor + fraction / unit`` for each source."""
+
+    def __init__(self, span: SpanWeights, unit: int) -> None:
+        shares = [divmod(span.rows * weight, unit) for weight in span.weights]
+        self.floor = [floor for floor, _ in shares]
+        self.fraction = [fraction for _, fraction in shares]
+        self.remainder = sum(self.fraction) // unit
+        """Sequences left over after the floors; at most one goes to a source."""
+        self.period = unit // gcd(unit, *self.fraction)
+        """Steps after which the exact shares have the same fractional parts."""
 
 
 class _Step:
-    """One open step: who took a seat, and who is ahead of its exact share after it."""
+    """A step that may still be reassigned. All lists are [sources]."""
 
-    __slots__ = ("ahead", "fraction", "pace", "taken")
+    __slots__ = ("rate", "residue", "rounded_up", "surplus")
 
-    def __init__(self, pace: "_Pace", taken: list[int], ahead: list[int], fraction: list[int]) -> None:
-        self.pace, self.taken, self.ahead, self.fraction = pace, taken, ahead, fraction
-        # fraction: of the exact share after the step; where it is 0 the share is whole, and nobody may be ahead
-
-
-class _Pace:
-    """What a step of one span adds to the exact shares."""
-
-    def __init__(self, span: Rates, unit: int) -> None:
-        floors = [divmod(span.rows * weight, unit) for weight in span.weights]
-        self.floor, self.part = [floor for floor, _ in floors], [part for _, part in floors]
-        self.seats = sum(self.part) // unit
-        self.period = unit // gcd(unit, *self.part)
+    def __init__(self, rate: _Rate, rounded_up: list[int], surplus: list[int], residue: list[int]) -> None:
+        self.rate = rate
+        self.rounded_up = rounded_up
+        self.surplus = surplus
+        # fractional part of the exact share so far, in 1 / unit; where it is 0 no source may have a surplus
+        self.residue = residue
 
 
-class _Walk:
-    """Goes over the steps. Fractions of the exact shares are whole numbers of 1 / ``unit``.
+class _Assignment:
+    """Assigns the remainder of each step, in order.
 
-    A source is *ahead* where its count is the ceiling of a share that is no whole number, else it is behind.
+    A source has a *surplus* (1, else 0) where its count so far is the ceiling of a share that is no whole number.
     """
 
-    def __init__(self, unit: int, tail: int) -> None:
-        self.unit, self.tail = unit, tail
-        self.segments: list[Segment] = []
+    def __init__(self, unit: int, tail_steps: int) -> None:
+        self.unit = unit
+        self.tail_steps = tail_steps
+        self.cycles: list[Cycle] = []
 
-    def over(self, spans: Sequence[Rates]) -> list[Segment]:
+    def run(self, spans: Sequence[SpanWeights]) -> list[Cycle]:
         n_sources = len(spans[0].weights)
-        self.fraction, self.ahead = [0] * n_sources, [0] * n_sources
+        self.residue = [0] * n_sources
+        self.surplus = [0] * n_sources
         self.open: list[_Step] = []
-        self.open_from = 0
+        self.open_start = 0
+        self.surplus_at_open = [0] * n_sources
         start = 0
         for index, span in enumerate(spans):
-            self._span(_Pace(span, self.unit), start, start + span.n_steps, last=index == len(spans) - 1)
+            self._add_span(_Rate(span, self.unit), start, start + span.n_steps, last=index == len(spans) - 1)
             start += span.n_steps
-        self._close(start)
-        return self.segments
+        self._emit(start)
+        return self.cycles
 
-    def _span(self, pace: _Pace, start: int, end: int, *, last: bool) -> None:
-        at = start
-        stop = end if last else end - self.tail
-        edges: list[int] = []
-        # the last span goes on until it repeats, even beyond its end: what a longer run needs is settled now
-        while at < end or last:
-            if (at - start) % pace.period == 0:
-                begun = next((edge for edge in edges if self._ahead_before(edge) == self.ahead), None)
-                if begun is not None and at < stop:
-                    self._repeat(pace, begun, at, stop)
-                    at = stop
-                    edges.clear()
+    def _add_span(self, rate: _Rate, start: int, end: int, *, last: bool) -> None:
+        stop = end if last else end - self.tail_steps
+        step = start
+        period_starts: list[int] = []
+        # the last span is continued until it repeats, even beyond its end, so that it does not depend on the end
+        while step < end or last:
+            if (step - start) % rate.period == 0:
+                equal = next((at for at in period_starts if self._surplus_before(at) == self.surplus), None)
+                if equal is not None and step < stop:
+                    self._repeat(rate, equal, step, stop)
+                    step = stop
+                    period_starts.clear()
                     if last:
                         return
                     continue
-                if begun is not None and last:
+                if equal is not None and last:
                     return
-                edges.append(at)
-            self._step(pace)
-            at += 1
+                period_starts.append(step)
+            self._add_step(rate)
+            step += 1
 
-    def _repeat(self, pace: _Pace, begun: int, at: int, stop: int) -> None:
-        """Steps [begun, at) repeat as far as ``stop``; what lies before is settled."""
-        cycle = self.open[begun - self.open_from : at - self.open_from]
-        after = cycle[(stop - begun - 1) % len(cycle)]
-        self._close(begun)
-        self.segments.append(Segment(begun, stop - begun, _counts(cycle)))
-        self.open, self.open_from = [], stop
-        self.ahead = list(after.ahead)
-        self.fraction = [
-            (fraction + (stop - at) * part) % self.unit for fraction, part in zip(self.fraction, pace.part, strict=True)
+    def _repeat(self, rate: _Rate, first: int, step: int, stop: int) -> None:
+        """Repeat steps [first, step) until ``stop``; those before can no longer be reassigned."""
+        cycle = self.open[first - self.open_start : step - self.open_start]
+        last_step = cycle[(stop - first - 1) % len(cycle)]
+        self._emit(first)
+        self.cycles.append(Cycle(first, stop - first, _counts(cycle)))
+        self.open = []
+        self.open_start = stop
+        self.surplus = list(last_step.surplus)
+        self.residue = [
+            (residue + (stop - step) * fraction) % self.unit
+            for residue, fraction in zip(self.residue, rate.fraction, strict=True)
         ]
-        self.ahead_at_open = list(self.ahead)
+        self.surplus_at_open = list(self.surplus)
 
-    def _close(self, end: int) -> None:
-        """Write the open steps before ``end`` down, a segment for each span."""
-        steps = self.open[: end - self.open_from]
+    def _emit(self, end: int) -> None:
+        """Add the open steps before ``end`` to the result, one cycle for each span."""
+        steps = self.open[: end - self.open_start]
         first = 0
         for index in range(1, len(steps) + 1):
-            if index == len(steps) or steps[index].pace is not steps[first].pace:
-                self.segments.append(Segment(self.open_from + first, index - first, _counts(steps[first:index])))
+            if index == len(steps) or steps[index].rate is not steps[first].rate:
+                self.cycles.append(Cycle(self.open_start + first, index - first, _counts(steps[first:index])))
                 first = index
 
-    def _ahead_before(self, step: int) -> list[int]:
-        if step > self.open_from:
-            return self.open[step - self.open_from - 1].ahead
-        return self.ahead_at_open if step else [0] * len(self.ahead)
+    def _surplus_before(self, step: int) -> list[int]:
+        return self.open[step - self.open_start - 1].surplus if step > self.open_start else self.surplus_at_open
 
-    def _step(self, pace: _Pace) -> None:
-        unit, ahead = self.unit, self.ahead
-        due: list[tuple[int, int]] = []
-        taken = [0] * len(ahead)
-        over = list(ahead)
-        seats = pace.seats
-        fraction = self.fraction
-        for source, part in enumerate(pace.part):
-            if not part:
+    def _add_step(self, rate: _Rate) -> None:
+        """Round one step: its remainder goes to the sources with the earliest deadlines."""
+        unit = self.unit
+        before = self.surplus
+        residue = self.residue
+        surplus = list(before)
+        rounded_up = [0] * len(before)
+        remainder = rate.remainder
+        deadlines: list[tuple[int, int]] = []
+        for source, fraction in enumerate(rate.fraction):
+            if not fraction:
                 continue
-            grown = fraction[source] + part
+            grown = residue[source] + fraction
             if grown < unit:
-                fraction[source] = grown
-                if not ahead[source]:
-                    due.append((-((grown - unit) // part), source))
+                residue[source] = grown
+                if not before[source]:
+                    deadlines.append((-((grown - unit) // fraction), source))
             else:
                 grown -= unit
-                fraction[source] = grown
-                if not ahead[source]:
-                    taken[source] = 1
-                    seats -= 1
+                residue[source] = grown
+                if not before[source]:
+                    rounded_up[source] = 1
+                    remainder -= 1
                 else:
-                    over[source] = 0
+                    surplus[source] = 0
                     if grown:
-                        due.append((-((grown - unit) // part), source))
-        if seats > 0:
-            due.sort()
-            if seats < len(due) and due[seats - 1][0] == due[seats][0]:
-                due = self._by_later_deadlines(pace, due, seats)
-            for _, source in due[:seats]:
-                taken[source] = 1
-                over[source] = 1
-        self.open.append(_Step(pace, taken, over, list(fraction)))
-        for _ in range(seats - len(due)):
-            self._change_hands(1)
-        for _ in range(-seats):
-            self._change_hands(-1)
-        self.ahead = self.open[-1].ahead
+                        deadlines.append((-((grown - unit) // fraction), source))
+        if remainder > 0:
+            deadlines.sort()
+            if remainder < len(deadlines) and deadlines[remainder - 1][0] == deadlines[remainder][0]:
+                deadlines = self._by_later_deadlines(rate, deadlines, remainder)
+            for _, source in deadlines[:remainder]:
+                rounded_up[source] = 1
+                surplus[source] = 1
+        self.open.append(_Step(rate, rounded_up, surplus, list(residue)))
+        for _ in range(remainder - len(deadlines)):
+            self._reassign(1)
+        for _ in range(-remainder):
+            self._reassign(-1)
+        self.surplus = self.open[-1].surplus
 
-    def _by_later_deadlines(self, pace: _Pace, due: list[tuple[int, int]], seats: int) -> list[tuple[int, int]]:
-        """``due`` in an order in which the first ``seats`` are never wrong while the shares go on as they do.
+    def _by_later_deadlines(
+        self, rate: _Rate, deadlines: list[tuple[int, int]], remainder: int
+    ) -> list[tuple[int, int]]:
+        """Sort so that rounding up the first ``remainder`` sources is never wrong while the rate stays.
 
-        Equal deadlines are told apart by the next ones, for who may take a seat in the very step in which the one
-        before it is due (the rule of PF: Baruah, Cohen, Plaxton, Varvel, 1996). What agrees for a period agrees always.
+        Equal deadlines are ordered by the following ones, since a source may be rounded up again in the very step of
+        its deadline (rule PF: Baruah, Cohen, Plaxton, Varvel, 1996). Sources that agree for a period agree always.
         """
-        due, rest = list(due), list(self.fraction)
-        low, high, passed = 0, len(due), 0
-        while due[seats - 1][0] == due[seats][0] <= pace.period:
-            # one more deadline of those that still stand alike at the last seat: often two or three
-            steps = due[seats][0]
-            low = next(index for index in range(low, high) if due[index][0] == steps)
-            high = next((index for index in range(seats, high) if due[index][0] > steps), high)
+        deadlines = list(deadlines)
+        residue = list(self.residue)
+        low = 0
+        high = len(deadlines)
+        passed = 0
+        while deadlines[remainder - 1][0] == deadlines[remainder][0] <= rate.period:
+            # one more deadline of those that still tie for the last place: often two or three
+            steps = deadlines[remainder][0]
+            low = next(index for index in range(low, high) if deadlines[index][0] == steps)
+            high = next((index for index in range(remainder, high) if deadlines[index][0] > steps), high)
             later = []
-            for _, source in due[low:high]:
-                part = pace.part[source]
-                rest[source] += (steps - passed) * part - self.unit
-                wait = -((rest[source] - self.unit) // part)
-                later.append((steps + wait if rest[source] else _NEVER, source))
-            due[low:high], passed = sorted(later), steps
-        return due
+            for _, source in deadlines[low:high]:
+                fraction = rate.fraction[source]
+                residue[source] += (steps - passed) * fraction - self.unit
+                wait = -((residue[source] - self.unit) // fraction)
+                later.append((steps + wait if residue[source] else _NEVER, source))
+            deadlines[low:high] = sorted(later)
+            passed = steps
+        return deadlines
 
-    def _change_hands(self, sign: int) -> None:
-        """One seat of the last step more (``sign`` 1: nobody is left to take it) or less (-1: too many must have it).
+    def _reassign(self, sign: int) -> None:
+        """Let the last step round up one source more (``sign`` 1) or one less (-1), along a shortest augmenting path.
 
-        Nodes are (step, -1), a step with a seat too many (or too few), and (step, source), a source whose count is one
-        too high (low) from that step on. Moves are the residual edges of the flow from steps to sources to the end.
+        Nodes are (step, -1), a step with one sequence too many (or too few), and (step, source), a source whose count
+        is one too high (low) from that step on. Edges are those of the residual graph of the flow from steps to
+        sources. Raises _NoAugmentingPath.
         """
         last = len(self.open) - 1
-        came: dict[tuple[int, int], tuple[int, int]] = {(last, -1): (last, -1)}
-        queue = deque(came)
+        parents: dict[tuple[int, int], tuple[int, int]] = {(last, -1): (last, -1)}
+        queue = deque(parents)
         while queue:
             node = queue.popleft()
-            if node[1] >= 0 and node[0] == last and self._may(last, node[1], sign):
-                return self._apply(node, came, sign)
-            for other in self._moves(node, last, sign):
-                if other not in came:
-                    came[other] = node
-                    queue.append(other)
-        raise _Blocked
+            if node[1] >= 0 and node[0] == last and self._can_shift(last, node[1], sign):
+                return self._augment(node, parents, sign)
+            for neighbor in self._residual_edges(node, last, sign):
+                if neighbor not in parents:
+                    parents[neighbor] = node
+                    queue.append(neighbor)
+        raise _NoAugmentingPath
 
-    def _moves(self, node: tuple[int, int], last: int, sign: int) -> list[tuple[int, int]]:
+    def _residual_edges(self, node: tuple[int, int], last: int, sign: int) -> list[tuple[int, int]]:
         index, source = node
         step = self.open[index]
         wanted = 0 if sign > 0 else 1
         if source < 0:
-            return [(index, s) for s, part in enumerate(step.pace.part) if part and step.taken[s] == wanted]
-        moves = []
-        if step.pace.part[source] and step.taken[source] != wanted:
-            moves.append((index, -1))
-        if index and self._may(index - 1, source, -sign):
-            moves.append((index - 1, source))
-        if index < last and self._may(index, source, sign):
-            moves.append((index + 1, source))
-        return moves
+            return [(index, s) for s, share in enumerate(step.rate.fraction) if share and step.rounded_up[s] == wanted]
+        edges = []
+        if step.rate.fraction[source] and step.rounded_up[source] != wanted:
+            edges.append((index, -1))
+        if index and self._can_shift(index - 1, source, -sign):
+            edges.append((index - 1, source))
+        if index < last and self._can_shift(index, source, sign):
+            edges.append((index + 1, source))
+        return edges
 
-    def _may(self, index: int, source: int, by: int) -> bool:
-        """Whether the count of a source after an open step may be one higher (lower)."""
+    def _can_shift(self, index: int, source: int, by: int) -> bool:
+        """Whether the count of a source after an open step may be one higher (``by`` 1) or lower (-1)."""
         step = self.open[index]
-        return step.ahead[source] == 1 if by < 0 else step.ahead[source] == 0 and step.fraction[source] > 0
+        return step.surplus[source] == 1 if by < 0 else step.surplus[source] == 0 and step.residue[source] > 0
 
-    def _apply(self, node: tuple[int, int], came: dict[tuple[int, int], tuple[int, int]], sign: int) -> None:
-        self.open[node[0]].ahead[node[1]] += sign
-        while came[node] != node:
-            before = came[node]
-            if before[0] == node[0]:
-                step, source = self.open[node[0]], max(before[1], node[1])
-                step.taken[source] = 1 - step.taken[source]
-            elif before[0] < node[0]:
-                self.open[before[0]].ahead[node[1]] += sign
+    def _augment(self, node: tuple[int, int], parents: dict[tuple[int, int], tuple[int, int]], sign: int) -> None:
+        """Apply the changes along the path that ends at ``node``."""
+        self.open[node[0]].surplus[node[1]] += sign
+        while parents[node] != node:
+            parent = parents[node]
+            if parent[0] == node[0]:
+                step = self.open[node[0]]
+                source = max(parent[1], node[1])
+                step.rounded_up[source] = 1 - step.rounded_up[source]
+            elif parent[0] < node[0]:
+                self.open[parent[0]].surplus[node[1]] += sign
             else:
-                self.open[node[0]].ahead[node[1]] -= sign
-            node = before
+                self.open[node[0]].surplus[node[1]] -= sign
+            node = parent
 
 
 def _counts(steps: Sequence[_Step]) -> npt.NDArray[np.int64]:
-    rows = [[f + t for f, t in zip(step.pace.floor, step.taken, strict=True)] for step in steps]
+    """[steps, sources]"""
+    rows = [[f + up for f, up in zip(step.rate.floor, step.rounded_up, strict=True)] for step in steps]
     return np.array(rows, dtype=np.int64)

@@ -5,15 +5,14 @@ ratio of small numbers is exact. Each span is compiled on its own, so what comes
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from math import floor, gcd, lcm
 
 from smalti.base.errors import UserError
-from smalti.base.hashing import digest_json
 from smalti.config.data import DataConfig, StageConfig
 from smalti.config.durations import RunLength
+from smalti.data.order.spans import Span
 
 RAMP_SPANS = 64
 """A stage whose weights change linearly is laid out in so many spans (fewer steps: one a step)."""
@@ -22,26 +21,6 @@ _PARTS, _REPEAT_STEPS = 1 << 16, 1024
 least so many, or of fewer where batches are so small that they would repeat later."""
 _RAMP_PARTS, _RAMP_REPEAT_STEPS = 1 << 14, 256
 """The same for the spans of a ramp, which are many, and steps of a line anyway."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """Consecutive steps with one global batch, one seq_len and one set of weights; it ends where the next begins."""
-
-    start_step: int
-    rows: int
-    """Sequences in a global batch."""
-    seq_len: int
-    weights: tuple[int, ...]
-    """Whole-number share of each source of the schedule, in its order; they sum to the schedule's unit."""
-    stage: int
-    """Index in ``data.stages``."""
-
-    @property
-    def digest(self) -> str:
-        """Names what the span chooses, whatever the unit and the number of its stage."""
-        common = gcd(*self.weights)
-        return digest_json([self.start_step, self.rows, self.seq_len, [weight // common for weight in self.weights]])
 
 
 def compile_spans(data: DataConfig, length: RunLength, sources: Sequence[str], *, from_step: int = 0) -> list[Span]:

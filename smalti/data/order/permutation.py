@@ -1,7 +1,7 @@
 """A keyed permutation of any size, as arithmetic: the shuffle of one epoch of one source.
 
-Promises: a bijection for every size from 1 to 2**62, the same on every machine and for ever. Does not promise secrecy:
-the cipher is made to shuffle, not to hide.
+It is a bijection for every size from 1 to 2**62, the same on every machine; its values never change. It shuffles and is
+no encryption.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,8 @@ class Permutation:
     A Feistel network over index = left * B + right with unequal parts A = ceil(sqrt(size)), B = ceil(size / A) and
     addition modulo a part in place of XOR. The domain A * B exceeds ``size`` by less than A, so cycle-walking (Black
     and Rogaway, "Ciphers with arbitrary finite domains", 2002) passes an index through again with a chance of
-    1 / sqrt(size); parts of whole bits would walk up to twice on average, which small batches pay most for. The round
-    function multiplies, folds by xor-shift and multiplies again: affine round functions leave the low bits of
+    1 / sqrt(size); parts of whole bits would take up to two passes on average, which costs most for small batches. The
+    round function multiplies, folds by xor-shift and multiplies again: affine round functions leave the low bits of
     neighbours correlated (0.998 at lag 1 for 2**20). Eight rounds; sixteen for small sizes, where each mixes less.
     """
 
@@ -47,23 +47,23 @@ class Permutation:
         self._keys = [np.uint64(derive_key("feistel", key, size, number)) for number in range(rounds)]
 
     def __call__(self, indices: npt.ArrayLike) -> Int64s:
-        """Where each index [n] goes, int64 [n]."""
-        return self._walk(indices, self._encrypt)
+        """Map indices [n] to their images, int64 [n]."""
+        return self._cycle_walk(indices, self._encrypt)
 
     def inverse(self, indices: npt.ArrayLike) -> Int64s:
-        """Which index goes to each of these [n], int64 [n]."""
-        return self._walk(indices, self._decrypt)
+        """Map images [n] back to their indices, int64 [n]."""
+        return self._cycle_walk(indices, self._decrypt)
 
-    def _walk(self, indices: npt.ArrayLike, through: Callable[[_Words], _Words]) -> Int64s:
+    def _cycle_walk(self, indices: npt.ArrayLike, cipher: Callable[[_Words], _Words]) -> Int64s:
         given = np.asarray(indices, dtype=np.int64)
         if given.size and not (given.min() >= 0 and given.max() < self.size):
             raise UserError(
                 f"index {given.max() if given.min() >= 0 else given.min():,}", allowed=f"0 to {self.size - 1:,}"
             )
-        words = through(given.ravel().astype(np.uint64))
+        words = cipher(given.ravel().astype(np.uint64))
         outside = np.flatnonzero(words >= self.size)
         while outside.size:
-            again = through(words[outside])
+            again = cipher(words[outside])
             words[outside] = again
             outside = outside[again >= self.size]
         return words.astype(np.int64).reshape(given.shape)

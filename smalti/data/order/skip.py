@@ -1,34 +1,39 @@
-"""Skipped positions: what would have stood there is left out, and each source moves up.
+"""Skipped positions: the sequences at them are left out, and later ones of each source move up.
 
-A skipped span of positions names, for each source, an interval of ordinals; later ordinals jump over it. So the
-mixture and the edges of batches stay what they are. Spans apply in the order listed, each in terms of the order that
-the ones before it leave. Behind a fork, what the steps before it jumped over comes first.
+Steps, batches and the mixture stay as they are. Without skips, slot n of a source reads its *ordinal* n; a skipped span
+of positions takes an interval of ordinals out of each source. Spans apply in the order listed, each to the order that
+the ones before it leave; at a fork, what the steps before it skipped comes first.
 """
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-Int64s = npt.NDArray[np.int64]
+from smalti.base.errors import UserError
+from smalti.data.order.lookup import Lookup
+from smalti.data.order.spans import Timeline
+from smalti.data.order.tables import Int64s
+
+Interval = tuple[int, int]
 
 
 class Gaps:
-    """Ordinals of one source in one era that are left out, and the way from slots (0, 1, 2 ...) to the others."""
+    """Ordinals of one source in one segment that are skipped, and the conversion between slots and ordinals."""
 
-    def __init__(self, gaps: Sequence[tuple[int, int]] = ()) -> None:
-        """``gaps``: what is left out to begin with, as ``passed`` gives it."""
+    def __init__(self, gaps: Sequence[Interval] = ()) -> None:
+        """``gaps``: intervals of skipped ordinals, as ``passed`` returns them."""
         self._gaps = list(gaps)
         self._index()
 
     def take_out(self, first_slot: int, last_slot: int) -> None:
-        """Leave out what the slots [first_slot, last_slot) read now."""
+        """Skip what the slots [first_slot, last_slot) read now."""
         if first_slot >= last_slot:
             return
         first, last = self.ordinals(np.array([first_slot, last_slot - 1])).tolist()
         insort(self._gaps, (first, last + 1))
-        merged: list[tuple[int, int]] = []
+        merged: list[Interval] = []
         for begin, end in self._gaps:
             if merged and begin <= merged[-1][1]:
                 merged[-1] = (merged[-1][0], max(merged[-1][1], end))
@@ -37,8 +42,8 @@ class Gaps:
         self._gaps = merged
         self._index()
 
-    def passed(self, n_slots: int) -> list[tuple[int, int]]:
-        """Spans of ordinals that the first ``n_slots`` slots jump over: all that chooses their ordinals."""
+    def passed(self, n_slots: int) -> list[Interval]:
+        """Intervals of ordinals that the first ``n_slots`` slots skip: all that chooses their ordinals."""
         return self._gaps[: int(np.searchsorted(self._slots, n_slots))]
 
     def ordinals(self, slots: Int64s) -> Int64s:
@@ -52,11 +57,54 @@ class Gaps:
         if not self._gaps:
             return ordinals, np.ones(ordinals.shape, dtype=bool)
         index = np.searchsorted(self._begins, ordinals, side="right")
-        kept = ordinals >= np.concatenate([[0], self._ends])[index]
-        return ordinals - self._before[index], kept
+        is_read = ordinals >= np.concatenate([[0], self._ends])[index]
+        return ordinals - self._before[index], is_read
 
     def _index(self) -> None:
         self._begins = np.array([begin for begin, _ in self._gaps], dtype=np.int64)
         self._ends = np.array([end for _, end in self._gaps], dtype=np.int64)
         self._before = np.concatenate([[0], np.cumsum(self._ends - self._begins)]).astype(np.int64)
         self._slots = self._begins - self._before[:-1]
+
+
+def build_gaps(
+    skip: Sequence[Interval], timeline: Timeline, lookup: Lookup, past: Mapping[tuple[int, int], Gaps], fork: int
+) -> dict[tuple[int, int], Gaps]:
+    """(segment, source) -> skipped ordinals. ``past``: those of the steps before ``fork``, which stay what they were.
+
+    Raises UserError for a span of positions outside the run.
+    """
+    fork_position = timeline.first_position(fork)
+    for index, (begin, end) in enumerate(skip):
+        if begin >= fork_position and not 0 <= begin < end <= timeline.total_positions:
+            raise UserError(
+                f"data.skip[{index}] is [{begin:,}, {end:,})",
+                allowed=f"a begin below its end, both within the run's {timeline.total_positions:,} positions",
+            )
+    gaps = dict(past)
+    ends = [*(segment.first_position for segment in timeline.segments[1:]), timeline.total_positions]
+    for begin, end in skip:
+        for number, (segment, segment_end) in enumerate(zip(timeline.segments, ends, strict=True)):
+            first = max(begin, segment.first_position)
+            last = min(end, segment_end)
+            if first >= last or last <= fork_position:
+                continue
+            low = _slots_before(timeline, lookup, first, number)
+            high = _slots_before(timeline, lookup, last, number)
+            if first < fork_position:  # a source whose part of it began before the fork has it among ``past`` already
+                high = np.where(low < _slots_before(timeline, lookup, fork_position, number), low, high)
+            for source in np.flatnonzero(low < high).tolist():
+                gaps.setdefault((number, source), Gaps()).take_out(int(low[source]), int(high[source]))
+    return gaps
+
+
+def _slots_before(timeline: Timeline, lookup: Lookup, position: int, segment: int) -> Int64s:
+    """[sources] slots of a segment before ``position``, which need not be the first of a step."""
+    start = timeline.segments[segment]
+    n_sources = len(timeline.spans[0].weights)
+    if position <= start.first_position:
+        return np.zeros(n_sources, dtype=np.int64)
+    step = int(timeline.step_of([position - 1])[0])
+    total = np.zeros(n_sources, dtype=np.int64) if step == start.start_step else lookup.counts(step)
+    inside = position - timeline.first_position(step)
+    return np.asarray(total + np.bincount(lookup.sources_of(step)[:inside], minlength=n_sources))

@@ -1,28 +1,28 @@
-"""Tables of a schedule: steps whose counts repeat, placed in training, and which position of a batch is whose.
+"""Tables of a schedule: cycles of counts placed in training, and which position of a batch has which source.
 
-Inside a batch the sequences of a source are spread evenly, each source with an offset of its own, so that rare sources
-do not crowd into the share of one rank.
+Inside a batch the sequences of a source are spread evenly, each source with its own offset, so that rare sources do not
+all fall to one rank.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from smalti.data.order.interleave import Segment
+from smalti.data.order.interleave import Cycle
 
 Int64s = npt.NDArray[np.int64]
 Int16s = npt.NDArray[np.int16]
-_KEPT_BATCHES = 64
+_CACHED_BATCHES = 64
 _PRIME = (1 << 127) - 1
 _Z = int.from_bytes(b"smalti schedule", "big")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Positions of one global batch: a pure function of how many sequences of each source it holds."""
+    """Positions of one global batch: a pure function of how many sequences of each source it has."""
 
     source: Int16s
     """[rows] source of each position."""
@@ -34,17 +34,18 @@ class Batch:
     """[sources + 1] where each source begins in ``places``."""
 
 
-@lru_cache(maxsize=_KEPT_BATCHES)
+@lru_cache(maxsize=_CACHED_BATCHES)
 def spread(counts: tuple[int, ...]) -> Batch:
     """The batch with these counts [sources]. Sources without a sequence in it change nothing.
 
-    The k-th of c sequences of the s-th of S sources stands at (k + (s + 1/2) / S) / c of the batch.
+    The k-th of c sequences of the s-th of S sources is at (k + (s + 1/2) / S) / c of the batch.
     """
     each = np.array(counts, dtype=np.int64)
     firsts = np.concatenate([[0], np.cumsum(each)])
     of_source = np.repeat(np.arange(each.size), each)
     k = np.arange(firsts[-1]) - firsts[of_source]
-    n_present, nth_present = np.count_nonzero(each), np.cumsum(each > 0) - 1
+    n_present = np.count_nonzero(each)
+    nth_present = np.cumsum(each > 0) - 1
     # whole numbers below 2**53 over one another: equal fractions are equal floats, and ties go to the earlier source
     at = (2 * n_present * k + 2 * nth_present[of_source] + 1) / (2 * n_present * each[of_source])
     order = np.argsort(at, kind="stable")
@@ -55,31 +56,36 @@ def spread(counts: tuple[int, ...]) -> Batch:
 
 @dataclass(frozen=True)
 class Table:
-    """A segment with what is needed to count in it."""
+    """A cycle of counts at its place in training, with the sums that lookups need."""
 
     start_step: int
     n_steps: int
     first_position: int
     rows: int
-    era: int
+    segment: int
     base: Int64s
-    """[sources] slots of each source in the era before the segment."""
+    """[sources] slots of each source in the segment before the table."""
     counts: Int64s
-    """[cycle, sources] what the steps take, over and over."""
+    """[period, sources] what the steps take, over and over."""
     sums: Int64s
-    """[cycle + 1, sources] sums of the counts before each step of the cycle."""
+    """[period + 1, sources] sums of the counts before each step of the period."""
 
     @classmethod
     def of(
-        cls, segment: Segment, *, start_step: int, first_position: int, rows: int, era: int, base: Int64s
+        cls, cycle: Cycle, *, start_step: int, first_position: int, rows: int, segment: int, base: Int64s
     ) -> "Table":
-        """``segment`` placed in training."""
-        sums = np.zeros((len(segment.counts) + 1, segment.counts.shape[1]), dtype=np.int64)
-        np.cumsum(segment.counts, axis=0, out=sums[1:])
-        return cls(start_step, segment.n_steps, first_position, rows, era, base, segment.counts, sums)
+        """``cycle`` placed in training."""
+        sums = np.zeros((len(cycle.counts) + 1, cycle.counts.shape[1]), dtype=np.int64)
+        np.cumsum(cycle.counts, axis=0, out=sums[1:])
+        return cls(start_step, cycle.n_steps, first_position, rows, segment, base, cycle.counts, sums)
+
+    @property
+    def end(self) -> Int64s:
+        """[sources] slots of the segment before the step after the table."""
+        return self.before(self.n_steps)
 
     def before(self, steps: int) -> Int64s:
-        """[sources] slots of the era before step ``steps`` of the table."""
+        """[sources] slots of the segment before step ``steps`` of the table."""
         turns, at = divmod(steps, len(self.counts))
         total: Int64s = self.base + turns * self.sums[-1] + self.sums[at]
         return total
@@ -89,7 +95,7 @@ class Table:
         return spread(tuple(self.counts[step % len(self.counts)].tolist()))
 
     def locate(self, offsets: Int64s) -> tuple[Int16s, Int64s]:
-        """Positions [n], counted from the table's first -> source [n], slot of the era [n]."""
+        """Positions [n], counted from the table's first -> source [n], slot of the segment [n]."""
         steps, rows = np.divmod(offsets, self.rows)
         if steps[0] == steps[-1] and (steps == steps[0]).all():
             step = int(steps[0])
@@ -99,33 +105,33 @@ class Table:
         turns, at = np.divmod(steps, len(self.counts))
         source = np.empty(offsets.shape, dtype=np.int16)
         rank = np.empty(offsets.shape, dtype=np.int64)
-        for here, batch in self._groups(at):
-            source[here], rank[here] = batch.source[rows[here]], batch.rank[rows[here]]
+        for mask, batch in self._by_batch(at):
+            source[mask], rank[mask] = batch.source[rows[mask]], batch.rank[rows[mask]]
         return source, self.base[source] + turns * self.sums[-1][source] + self.sums[at, source] + rank
 
     def position_of(self, source: int, slots: Int64s) -> Int64s:
-        """Where the given slots [n] of one source stand, counted from the table's first position."""
+        """Positions of slots [n] of one source, counted from the table's first."""
         turns, left = np.divmod(slots - self.base[source], self.sums[-1, source])
         sums = np.ascontiguousarray(self.sums[:, source])
         at = np.asarray(np.searchsorted(sums, left, side="right") - 1, dtype=np.int64)
         rank = left - sums[at]
         place = np.empty(slots.shape, dtype=np.int64)
-        for here, batch in self._groups(at):
-            place[here] = batch.places[batch.firsts[source] + rank[here]]
+        for mask, batch in self._by_batch(at):
+            place[mask] = batch.places[batch.firsts[source] + rank[mask]]
         return np.asarray((turns * len(self.counts) + at) * self.rows + place, dtype=np.int64)
 
-    def _groups(self, at: Int64s) -> "list[tuple[npt.NDArray[np.bool_], Batch]]":
-        """Masks of those whose steps ``at`` of the cycle have the same counts, with that batch."""
+    def _by_batch(self, at: Int64s) -> Iterator[tuple[npt.NDArray[np.bool_], Batch]]:
+        """(mask, batch) for each group of steps ``at`` [n] of the period that have the same counts."""
         # no np.unique here or on the way to a batch: its first call imports numpy.ma, 15 ms
         used = np.array(sorted(set(at.ravel().tolist())), dtype=np.int64)
         kinds: dict[tuple[int, ...], int] = {}
         kind_of = np.array([kinds.setdefault(tuple(counts), len(kinds)) for counts in self.counts[used].tolist()])
         kind = kind_of[np.searchsorted(used, at)]
-        return [(kind == number, spread(counts)) for counts, number in kinds.items()]
+        return ((kind == number, spread(counts)) for counts, number in kinds.items())
 
 
-def renamed(counts: npt.NDArray[np.int64], before: Sequence[str], after: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Columns of ``before`` (the last axis) in the order of ``after``; a source that is new has 0."""
+def reorder_columns(counts: Int64s, before: Sequence[str], after: Sequence[str]) -> Int64s:
+    """Columns (the last axis) in the order of ``after`` instead of ``before``; a source that is new has 0."""
     out = np.zeros((*counts.shape[:-1], len(after)), dtype=np.int64)
     for index, name in enumerate(before):
         out[..., after.index(name)] = counts[..., index]
@@ -135,9 +141,9 @@ def renamed(counts: npt.NDArray[np.int64], before: Sequence[str], after: Sequenc
 def fingerprints(tables: Sequence[Table], end_step: int) -> list[int]:
     """[sources] what each source gives to every step before ``end_step``, as one number.
 
-    The value of the polynomial sum over steps t of count_t * z**t modulo a prime of 127 bits: tables that repeat are a
+    The value of the polynomial sum over steps t of count_t * z**t modulo a prime of 127 bits. A table that repeats is a
     geometric series, so equal choices give equal numbers however they are cut into tables. Two different choices agree
-    with a chance of steps / 2**127; it does not withstand somebody who looks for them.
+    with a probability of steps / 2**127; the polynomial is not secure against deliberate collisions.
     """
     totals = [0] * tables[0].counts.shape[1]
     for table in tables:

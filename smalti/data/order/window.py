@@ -1,9 +1,9 @@
-"""A shuffle for disks that cannot seek: chunks of neighbouring sequences, and sequences within a window of chunks.
+"""A shuffle for disks that seek slowly: chunks of neighbouring sequences, and sequences within a window of chunks.
 
-An epoch visits the chunks in the order of one permutation; so many at a time are a *window*, and the sequences of a
-window are permuted among themselves. So a chunk is read while its window lasts, and the disk seeks once for a chunk.
-Promises: a bijection with an inverse for every size, by arithmetic. Does not promise what ``Permutation`` does: two
-sequences of a chunk are always less than two windows apart, so a source sorted on disk stays sorted by chunks in part.
+An epoch visits the chunks in the order of one permutation; ``window_chunks`` of them at a time are a *window*, and the
+sequences of a window are permuted among themselves. So the disk seeks once for a chunk. It mixes less than
+``Permutation``: two sequences of a chunk are less than two windows apart, so a source sorted on disk stays partly
+sorted.
 """
 
 from functools import lru_cache
@@ -16,52 +16,51 @@ from smalti.base.rng import derive_key
 from smalti.data.order.permutation import Permutation
 from smalti.data.order.tables import Int64s
 
-_KEPT_WINDOWS = 16
+_CACHED_WINDOWS = 16
 
 
 class WindowPermutation:
     """A keyed bijection of 0 .. size-1 that keeps neighbours together, computed for any indices without a table."""
 
     def __init__(self, size: int, key: int, *, chunk: int, window_chunks: int) -> None:
-        """``chunk``: sequences that lie together; the last chunk may be shorter. The last window has up to twice as
-        many chunks as the others, so that none is left over."""
+        """``chunk``: sequences that are neighbours on disk; the last chunk may be shorter. The last window has up to
+        twice as many chunks as the others, so that none is left over."""
         assert size >= 1 and chunk >= 1 and window_chunks >= 1
         self.size, self.key, self.chunk, self.window_chunks = size, key, chunk, window_chunks
         n_chunks = -(-size // chunk)
         self.n_windows = max(1, n_chunks // window_chunks)
         self._chunks = Permutation(n_chunks, derive_key("chunks", key))
-        # where the short chunk stands in the order of chunks, and by how much it is short
+        # the place of the short chunk in the order of chunks, and how many sequences it lacks
         self._short_at = int(self._chunks.inverse(np.array([n_chunks - 1]))[0])
         self._short_by = n_chunks * chunk - size
-        self._inside = lru_cache(maxsize=_KEPT_WINDOWS)(self._window)
+        self._inside = lru_cache(maxsize=_CACHED_WINDOWS)(self._window)
 
     def __call__(self, indices: npt.ArrayLike) -> Int64s:
-        """Where each index [n] goes, int64 [n]."""
+        """Map indices [n] to their images, int64 [n]."""
         at = self._shuffled(self._checked(indices), forward=True)
-        # where the short chunk is over, count as if it were whole
+        # after the short chunk, count as if it were whole
         at = at + self._short_by * (at >= (self._short_at + 1) * self.chunk - self._short_by)
         place, within = np.divmod(at, self.chunk)
         return np.asarray(self._chunks(place) * self.chunk + within, dtype=np.int64)
 
     def inverse(self, indices: npt.ArrayLike) -> Int64s:
-        """Which index goes to each of these [n], int64 [n]."""
+        """Map images [n] back to their indices, int64 [n]."""
         number, within = np.divmod(self._checked(indices), self.chunk)
         place = self._chunks.inverse(number)
         at = place * self.chunk + within - self._short_by * (place > self._short_at)
         return self._shuffled(np.asarray(at, dtype=np.int64), forward=False)
 
     def _shuffled(self, at: Int64s, *, forward: bool) -> Int64s:
-        """Every window through its own permutation; indices count in the order in which the chunks are visited."""
+        """Apply each window's permutation, or its inverse; indices are in the order in which the chunks are visited."""
         flat = at.ravel()
         out = np.empty_like(flat)
         whole = np.where(flat >= self._begin_of(self._short_at + 1), flat + self._short_by, flat)
         window_of = np.minimum(whole // (self.chunk * self.window_chunks), self.n_windows - 1)
         for window in sorted(set(window_of.ravel().tolist())):
-            here = window_of == window
+            mask = window_of == window
             begin, permutation = self._inside(window)
-            out[here] = begin + (
-                permutation(flat[here] - begin) if forward else permutation.inverse(flat[here] - begin)
-            )
+            inside = flat[mask] - begin
+            out[mask] = begin + (permutation(inside) if forward else permutation.inverse(inside))
         return out.reshape(at.shape)
 
     def _begin_of(self, place: int) -> int:

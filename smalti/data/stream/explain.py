@@ -79,7 +79,7 @@ class Explanation:
         return {
             "step": step,
             "stage": span.stage,
-            "era": self.schedule.era(step),
+            "era": self.schedule.segment(step),
             "seq_len": seq_len,
             "sequences": n,
             "first_position": self.schedule.first_position(step),
@@ -117,10 +117,12 @@ class Explanation:
         """
         found = []
         source = self.stream.sources.index(document.source)
-        for era, epoch in self._epochs(source):
-            indexes = self.stream.sequences_holding(document.source, document.begin, document.end, era)
+        for segment, epoch in self._epochs(source):
+            indexes = self.stream.sequences_holding(document.source, document.begin, document.end, segment)
             for position in self._positions(source, epoch, indexes):
-                found.append({**vars(self.place(position)), "epoch": epoch, "seq_len": self.schedule.eras[era].seq_len})
+                found.append(
+                    {**vars(self.place(position)), "epoch": epoch, "seq_len": self.schedule.segments[segment].seq_len}
+                )
         found.sort(key=lambda one: int(one["position"]))
         rows: dict[int, list[Row]] = {}
         for one in found:
@@ -140,10 +142,10 @@ class Explanation:
         return self._blank(document.source, document.begin)
 
     def _epochs(self, source: int) -> list[tuple[int, int]]:
-        """(era, epoch) of all epochs of a source that the run begins."""
-        ends = [*(era.start_step for era in self.schedule.eras[1:]), self.schedule.total_steps]
+        """(segment, epoch) of all epochs of a source that the run begins."""
+        ends = [*(segment.start_step for segment in self.schedule.segments[1:]), self.schedule.total_steps]
         begun = [0, *(int(self.stream.order.epochs_begun(end)[source]) for end in ends)]
-        return [(era, epoch) for era in range(len(ends)) for epoch in range(begun[era], begun[era + 1])]
+        return [(segment, epoch) for segment in range(len(ends)) for epoch in range(begun[segment], begun[segment + 1])]
 
     def _positions(self, source: int, epoch: int, indexes: Int64s) -> list[int]:
         """Where sequences of an epoch stand; those that the run does not come to, or skips, are left out."""

@@ -13,7 +13,7 @@ from smalti.base.errors import UserError
 from smalti.config.fork import Fork, fork
 from smalti.config.identity import difference
 from smalti.config.run import RunConfig
-from smalti.data.order.mixture_schedule import build_schedule
+from smalti.data.order.schedule import build_schedule
 from smalti.data.stream.state import future_digest
 from smalti.data.stream.stream import Stream
 from smalti.track.run import RunFolder

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from smalti.base.errors import UserError
 from smalti.base.hashing import digest_json
-from smalti.data.order.mixture_schedule import Schedule
+from smalti.data.order.schedule import Schedule
 
 if TYPE_CHECKING:
     from smalti.config.data import PastConfig
@@ -66,12 +66,12 @@ class Identity:
     def past_digest(self, step: int) -> str:
         """Names every token of the steps before ``step``, and nothing of what comes later."""
         read: dict[str, list[Any]] = {}
-        for number, era in enumerate(self.schedule.eras):
-            if era.start_step < step:
+        for number, segment in enumerate(self.schedule.segments):
+            if segment.start_step < step:
                 taken = dict(zip(self.schedule.sources, self.schedule.counts(step, number).tolist(), strict=True))
                 for name in sorted(name for name, count in taken.items() if count):
-                    pack = self.packs.get(name, {}).get(era.seq_len)
-                    read.setdefault(name, [self.sources[name]]).append([era.seq_len, pack])
+                    pack = self.packs.get(name, {}).get(segment.seq_len)
+                    read.setdefault(name, [self.sources[name]]).append([segment.seq_len, pack])
         order = self.schedule.past_digest(step) if step else ""
         return digest_json([FORMAT, order, read, dict(self.fixed)])[:_DIGEST]
 

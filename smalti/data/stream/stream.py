@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from smalti.base.errors import UserError
-from smalti.data.order.mixture_schedule import build_schedule, tokens_before
 from smalti.data.order.order import Order
+from smalti.data.order.schedule import build_schedule, tokens_before
 from smalti.data.pack.rows import Joints, Sequences
 from smalti.data.sources.source import Int64s
 from smalti.data.stream.batch import Batch
@@ -90,12 +90,13 @@ class Stream:
         self.eod_id, self.vocab_size, self.tokenizer_digest = found.eod_id, found.vocab_size, found.tokenizer_digest
         self._fill_id = found.fill_id
         self._sequences: list[dict[str, Sequences]] = [
-            sequences_of(config, found, indexes, era.seq_len) for era in self.schedule.eras
+            sequences_of(config, found, indexes, segment.seq_len) for segment in self.schedule.segments
         ]
         self._takedowns = takedowns_of(indexes)
-        # a source that an era does not read may be shorter than its sequences: its size there is never asked for
+        # a source that a segment does not read may be too short for one sequence; its size there is not used
         sizes = [
-            {name: of_era[name].size if name in of_era else 1 for name in self.sources} for of_era in self._sequences
+            {name: sequences[name].size if name in sequences else 1 for name in self.sources}
+            for sequences in self._sequences
         ]
         self.order = Order(self.schedule, sizes, seed, config.shuffle)
         self._dtype = np.dtype(max(source.dtype for source in self.opened.values()))
@@ -136,23 +137,23 @@ class Stream:
     def rows_of(self, step: int, rank: int | None = None) -> list[Row]:
         """Where each sequence of ``step`` comes from (of one rank's part, or of all), in order. Reads no token."""
         self._check_step(step)
-        n, first, era = self.schedule.rows(step), self.schedule.first_position(step), self.schedule.era(step)
+        n, first, segment = self.schedule.rows(step), self.schedule.first_position(step), self.schedule.segment(step)
         begin, end = (0, n) if rank is None else self._part(n, rank)
         positions = np.arange(first + begin, first + end)
         source, epoch, index = self.order.locate(positions)
         pieces: list[list[tuple[int, int]]] = [[] for _ in range(end - begin)]
         for which in sorted(set(source.tolist())):
             here = np.flatnonzero(source == which)
-            row, _, start, length = self._sequences[era][self.sources[which]].pieces(index[here])
+            row, _, start, length = self._sequences[segment][self.sources[which]].pieces(index[here])
             for number, a, b in zip(here[row].tolist(), start.tolist(), (start + length).tolist(), strict=True):
                 pieces[number].append((a, b))
         names = [self.sources[which] for which in source.tolist()]
         columns = (positions.tolist(), names, epoch.tolist(), index.tolist(), pieces)
         return [Row(*cells) for cells in zip(*columns, strict=True)]
 
-    def sequences_holding(self, source: str, begin: int, end: int, era: int) -> Int64s:
-        """Indexes of the sequences of an era whose targets include any of the tokens [begin, end) of a source."""
-        return self._sequences[era][source].holding(begin, end)
+    def sequences_holding(self, source: str, begin: int, end: int, segment: int) -> Int64s:
+        """Indexes of the sequences of a segment whose targets include any of the tokens [begin, end) of a source."""
+        return self._sequences[segment][source].holding(begin, end)
 
     def tokens_by_source(self, steps_done: int) -> dict[str, int]:
         """Tokens that the first ``steps_done`` steps took from each source, over all ranks, padding included."""
@@ -183,14 +184,14 @@ class Stream:
         """Close the files; they open again when read."""
         for source in self.opened.values():
             source.close()
-        for of_era in self._sequences:
-            for sequences in of_era.values():
+        for by_source in self._sequences:
+            for sequences in by_source.values():
                 sequences.close()
 
     def _read(self, step: int, positions: Int64s) -> _Rows:
         """The sequences at these positions of a step: one call for each source, so that a store is asked at once."""
         source, _, index = self.order.locate(positions)
-        n, era, seq_len = positions.size, self.schedule.era(step), self.schedule.seq_len(step)
+        n, segment, seq_len = positions.size, self.schedule.segment(step), self.schedule.seq_len(step)
         tokens = np.empty((n, seq_len + 1), dtype=self._dtype)
         joints: list[Joints] = []
         masked: npt.NDArray[np.bool_] | None = None
@@ -199,9 +200,9 @@ class Stream:
             name = self.sources[which]
             own = self.opened[name].dtype
             part = tokens if here.size == n and own == self._dtype else np.empty((here.size, seq_len + 1), dtype=own)
-            filled = self._sequences[era][name].read(index[here], part)
+            filled = self._sequences[segment][name].read(index[here], part)
             if self._takedowns is not None and name in self._takedowns.spans:
-                pieces = self._sequences[era][name].pieces(index[here])
+                pieces = self._sequences[segment][name].pieces(index[here])
                 filled = blank(part, filled, pieces, self._takedowns.spans[name], self._fill_id)
             if part is not tokens:
                 tokens[here] = part

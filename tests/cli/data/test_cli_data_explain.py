@@ -13,8 +13,8 @@ from smalti.cli.main import run
 from smalti.cli.plan.data_counts import stage_counts
 from smalti.config.load import load
 from smalti.config.run import RunConfig
-from smalti.data.order.mixture import Span
-from smalti.data.order.mixture_schedule import Schedule
+from smalti.data.order.schedule import Schedule
+from smalti.data.order.spans import Span
 from smalti.data.stream.stream import Stream
 from smalti.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from smalti.data.tokenizer.train import train_bpe

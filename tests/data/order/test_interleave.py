@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from smalti.data.order import interleave as room
-from smalti.data.order.interleave import Rates, Segment, interleave
+from smalti.data.order import interleave as module
+from smalti.data.order.interleave import Cycle, SpanWeights, interleave
 
 pytestmark = pytest.mark.slow
 
 
-def _spans(rng: random.Random) -> tuple[list[Rates], int]:
+def _spans(rng: random.Random) -> tuple[list[SpanWeights], int]:
     """Up to 8 sources, absent from some of up to 6 spans; spans of a step to 400, batches of 1 to 40 rows."""
     n_sources = rng.randint(1, 8)
     unit = rng.randint(max(n_sources, 2), rng.choice([12, 60, 200]))
@@ -22,11 +22,11 @@ def _spans(rng: random.Random) -> tuple[list[Rates], int]:
         for index, source in enumerate(there):
             weights[source] = cuts[index + 1] - cuts[index]
         n_steps = rng.randint(1, rng.choice([6, 40, 400]))
-        spans.append(Rates(n_steps, rng.randint(1, rng.choice([4, 40])), tuple(weights)))
+        spans.append(SpanWeights(n_steps, rng.randint(1, rng.choice([4, 40])), tuple(weights)))
     return spans, unit
 
 
-def _rows(segments: list[Segment]) -> list[list[int]]:
+def _rows(segments: list[Cycle]) -> list[list[int]]:
     rows: list[list[int]] = []
     for segment in segments:
         assert segment.start_step == len(rows)
@@ -35,7 +35,7 @@ def _rows(segments: list[Segment]) -> list[list[int]]:
     return rows
 
 
-def _check(spans: list[Rates], unit: int) -> list[list[int]]:
+def _check(spans: list[SpanWeights], unit: int) -> list[list[int]]:
     rows = _rows(interleave(spans, unit))
     shares, counts = [0] * len(spans[0].weights), [0] * len(spans[0].weights)
     left = iter(rows)
@@ -59,15 +59,17 @@ def test_every_step_is_rounded_and_no_prefix_is_off_by_one(proof) -> None:
         _check(*_spans(rng))
 
 
-def test_seats_change_hands_where_a_source_is_absent_next() -> None:
-    """Two of four sources wait out the second step: seats of the first must go to one of each pair."""
-    rows = _check([Rates(1, 2, (1, 1, 1, 1)), Rates(1, 1, (2, 0, 2, 0)), Rates(1, 1, (0, 2, 0, 2))], 4)
+def test_remainders_are_reassigned_where_a_source_is_absent_next() -> None:
+    """Two of four sources wait out the second step: the remainder of the first must go to one of each pair."""
+    rows = _check(
+        [SpanWeights(1, 2, (1, 1, 1, 1)), SpanWeights(1, 1, (2, 0, 2, 0)), SpanWeights(1, 1, (0, 2, 0, 2))], 4
+    )
     assert sum(rows[0][0::2]) == 1
 
 
 @pytest.mark.parametrize("tail", [1, 8])
 def test_a_tail_that_is_too_short_is_made_longer(tail: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_TAIL_STEPS", tail)
+    monkeypatch.setattr(module, "_TAIL_STEPS", tail)
     rng = random.Random(6)
     for _ in range(300):
         _check(*_spans(rng))
@@ -76,7 +78,7 @@ def test_a_tail_that_is_too_short_is_made_longer(tail: int, monkeypatch: pytest.
 def test_ties_are_told_apart_by_later_deadlines() -> None:
     """By the next deadline alone this one comes into the same corner in every period."""
     spans = [(3, 23, (0, 3, 37, 0, 93, 17, 1)), (6, 33, (45, 82, 0, 18, 0, 6, 0)), (20, 3, (0, 13, 0, 0, 18, 97, 23))]
-    _check([Rates(*span) for span in [*spans, (700, 30, (20, 25, 10, 0, 46, 50, 0))]], 151)
+    _check([SpanWeights(*span) for span in [*spans, (700, 30, (20, 25, 10, 0, 46, 50, 0))]], 151)
 
 
 def test_equal_spans_are_one_and_the_end_changes_nothing() -> None:

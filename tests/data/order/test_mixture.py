@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from smalti.base.errors import UserError
 from smalti.config.data import DataConfig
 from smalti.config.durations import RunLength
-from smalti.data.order.mixture import RAMP_SPANS, Span, compile_spans, quantise
+from smalti.data.order.mixture import RAMP_SPANS, compile_spans, quantise
+from smalti.data.order.spans import Span
 
 UNIT = 1 << 16
 

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 from smalti.base.errors import UserError
 from smalti.config.data import DataConfig, ShuffleConfig
 from smalti.config.durations import RunLength
-from smalti.data.order.mixture import Span
-from smalti.data.order.mixture_schedule import Schedule, build_schedule
-from smalti.data.order.order import MAX_SIZE, Order, Permutation
+from smalti.data.order.order import Order
+from smalti.data.order.permutation import MAX_SIZE, Permutation
+from smalti.data.order.schedule import Schedule, build_schedule
+from smalti.data.order.spans import Span
 
 KEYS = st.integers(0, 2**63 - 1)
 
@@ -171,10 +172,10 @@ def test_positions_of_a_huge_run_are_found_at_once() -> None:
         assert order.position_of(int(source[i]), int(epoch[i]), sequence[i]) == position
 
 
-# --------------------------------------------------------------------------------------------- eras and windows
+# --------------------------------------------------------------------------------------------- segments and windows
 
 
-def _eras(shuffle: ShuffleConfig | None = None, skip: tuple[tuple[int, int], ...] = ()) -> Order:
+def _segments(shuffle: ShuffleConfig | None = None, skip: tuple[tuple[int, int], ...] = ()) -> Order:
     """seq_len 8, then 16 (half the sequences), then 8 again."""
     spans = [Span(0, 10, 8, (3, 1), 0), Span(30, 6, 16, (1, 1), 1), Span(60, 10, 8, (1, 3), 2)]
     sizes = [{"a": 100, "b": 700}, {"a": 50, "b": 350}, {"a": 100, "b": 700}]
@@ -187,17 +188,17 @@ def _of_4(span: Span) -> Span:
 
 @pytest.mark.parametrize("skip", [(), ((5, 40), (290, 400), (20, 30))])
 @pytest.mark.parametrize("shuffle", [None, ShuffleConfig(mode="window", chunk_tokens=64, window_chunks=2)])
-def test_an_era_begins_the_next_epoch_of_every_source(
+def test_a_segment_begins_the_next_epoch_of_every_source(
     shuffle: ShuffleConfig | None, skip: tuple[tuple[int, int], ...]
 ) -> None:
-    order = _eras(shuffle, skip)
+    order = _segments(shuffle, skip)
     schedule = order.schedule
     positions = np.arange(schedule.total_positions)
     source, epoch, sequence = order.locate(positions)
     begun_before = np.zeros(2, dtype=np.int64)
-    for number, era in enumerate(schedule.eras):
-        end = (*(e.start_step for e in schedule.eras[1:]), schedule.total_steps)[number]
-        here = (positions >= era.first_position) & (positions < schedule.first_position(end))
+    for number, segment in enumerate(schedule.segments):
+        end = (*(e.start_step for e in schedule.segments[1:]), schedule.total_steps)[number]
+        here = (positions >= segment.first_position) & (positions < schedule.first_position(end))
         for which in range(2):
             mine = here & (source == which)
             assert epoch[mine].min() >= begun_before[which]
@@ -210,12 +211,12 @@ def test_an_era_begins_the_next_epoch_of_every_source(
                 assert np.array_equal(order.position_of(which, one, sequence[picked]), positions[picked])
         begun_before = order.epochs_begun(end)
         assert begun_before.tolist() == [int(epoch[here & (source == which)].max()) + 1 for which in range(2)]
-    assert [(r.era, r.source) for r in order.restarts()] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [(r.segment, r.source) for r in order.restarts()] == [(1, 0), (1, 1), (2, 0), (2, 1)]
     assert order.restarts()[0].size == 100
 
 
 def test_windows_change_the_order_and_nothing_else() -> None:
-    full, windowed = _eras(), _eras(ShuffleConfig(mode="window", chunk_tokens=64, window_chunks=2))
+    full, windowed = _segments(), _segments(ShuffleConfig(mode="window", chunk_tokens=64, window_chunks=2))
     for one, other, same in zip(full.locate(np.arange(300)), windowed.locate(np.arange(300)), (1, 1, 0), strict=True):
         assert np.array_equal(one, other) == bool(same)
 

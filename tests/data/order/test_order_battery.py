@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from weak_orders import AffineFeistel, Linear
 
-from smalti.data.order.order import Permutation
+from smalti.data.order.permutation import Permutation
 from smalti.data.order.window import WindowPermutation
 
 pytestmark = pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The schedule: exact shares, counts and the inverse, against brute force; skips, eras, forks, digests."""
+"""The schedule: exact shares, counts and the inverse, against brute force; skips, segments, forks, digests."""
 
 import time
 from fractions import Fraction
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from smalti.base.errors import UserError
 from smalti.config.data import DataConfig
 from smalti.config.durations import RunLength
-from smalti.data.order.mixture import Span
-from smalti.data.order.mixture_schedule import MAX_SOURCES, Schedule, build_schedule
+from smalti.data.order.schedule import MAX_SOURCES, Schedule, build_schedule
+from smalti.data.order.spans import Span
 
 
 def data(*stages: dict[str, Any], seq_len: int = 8, **more: Any) -> DataConfig:
@@ -49,19 +49,19 @@ def test_batches_hold_rounded_shares_and_no_prefix_is_off_by_one(
     made: tuple[DataConfig, RunLength],
 ) -> None:
     schedule = build_schedule(*made)
-    source, ordinal, era = schedule.locate(np.arange(schedule.total_positions))
+    source, ordinal, segment = schedule.locate(np.arange(schedule.total_positions))
     n = len(schedule.sources)
     spans = list(schedule.spans)
-    of_era, seen, exact, at = 0, np.zeros(n, dtype=np.int64), [Fraction(0)] * n, 0
+    current, seen, exact, at = 0, np.zeros(n, dtype=np.int64), [Fraction(0)] * n, 0
     for step in range(schedule.total_steps):
         if len(spans) > 1 and spans[1].start_step <= step:
             spans.pop(0)
-        if schedule.era(step) != of_era:
-            of_era, seen, exact = schedule.era(step), np.zeros(n, dtype=np.int64), [Fraction(0)] * n
+        if schedule.segment(step) != current:
+            current, seen, exact = schedule.segment(step), np.zeros(n, dtype=np.int64), [Fraction(0)] * n
         assert schedule.first_position(step) == at
         assert schedule.rows(step) == spans[0].rows == made[1].batch_tokens(step) // schedule.seq_len(step)
         batch = slice(at, at + spans[0].rows)
-        assert (era[batch] == of_era).all()
+        assert (segment[batch] == current).all()
         counts = np.bincount(source[batch], minlength=n)
         for which in range(n):
             share = Fraction(spans[0].rows * spans[0].weights[which], schedule.unit)
@@ -88,15 +88,15 @@ def test_the_inverse_finds_every_position(made: tuple[DataConfig, RunLength], dr
     skip = tuple((min(pair), max(pair)) for pair in pairs if pair[0] != pair[1])
     schedule = build_schedule(config.model_copy(update={"skip": skip}), length)
     positions = np.arange(total)
-    source, ordinal, era = schedule.locate(positions)
-    for which, number in set(zip(source.tolist(), era.tolist(), strict=True)):
-        here = (source == which) & (era == number)
+    source, ordinal, segment = schedule.locate(positions)
+    for which, number in set(zip(source.tolist(), segment.tolist(), strict=True)):
+        here = (source == which) & (segment == number)
         assert np.array_equal(schedule.position_of(which, number, ordinal[here]), positions[here])
         assert schedule.ordinals_end(length.total_steps, number)[which] == ordinal[here].max() + 1
     steps = schedule.step_of(positions)
-    assert all(schedule.era(step) == era[steps == step][0] for step in np.unique(steps)[::17].tolist())
+    assert all(schedule.segment(step) == segment[steps == step][0] for step in np.unique(steps)[::17].tolist())
     picked = drawn.draw(st.lists(st.integers(0, total - 1), min_size=1, max_size=30), label="picked")
-    for one, whole in zip(schedule.locate(picked), (source, ordinal, era), strict=True):
+    for one, whole in zip(schedule.locate(picked), (source, ordinal, segment), strict=True):
         assert np.array_equal(one, whole[picked])
 
 
@@ -106,7 +106,7 @@ def test_the_inverse_finds_every_position(made: tuple[DataConfig, RunLength], dr
 def test_skips_leave_out_what_stood_there_and_keep_every_batch(
     made: tuple[DataConfig, RunLength], drawn: st.DataObject
 ) -> None:
-    """Against lists: each source of an era hands out its ordinals in order, less those of each span in turn."""
+    """Against lists: each source of a segment hands out its ordinals in order, less those of each span in turn."""
     config, length = made
     plain = build_schedule(config, length)
     total = plain.total_positions
@@ -115,12 +115,12 @@ def test_skips_leave_out_what_stood_there_and_keep_every_batch(
         begin = drawn.draw(st.integers(0, total - 1))
         skip = (*skip, (begin, drawn.draw(st.integers(begin + 1, total))))
     schedule = build_schedule(config.model_copy(update={"skip": skip}), length)
-    source, ordinal, era = plain.locate(np.arange(total))
+    source, ordinal, segment = plain.locate(np.arange(total))
     found = schedule.locate(np.arange(total))
     assert np.array_equal(found[0], source)
-    assert np.array_equal(found[2], era)
-    for which, number in set(zip(source.tolist(), era.tolist(), strict=True)):
-        slots = np.flatnonzero((source == which) & (era == number))
+    assert np.array_equal(found[2], segment)
+    for which, number in set(zip(source.tolist(), segment.tolist(), strict=True)):
+        slots = np.flatnonzero((source == which) & (segment == number))
         left = list(range(slots.size * (len(skip) + 1)))
         for begin, end in skip:
             low, high = np.searchsorted(slots, [begin, end])
@@ -133,7 +133,7 @@ def test_skipped_ordinals_and_spans_outside_are_refused() -> None:
     config, length = data({"weights": {"a": 1, "b": 1}}), RunLength(10, ((0, 80),))
     schedule = build_schedule(config.model_copy(update={"skip": ((10, 20),)}), length)
     assert schedule.locate(np.arange(10, 20))[1].min() == 10
-    with pytest.raises(UserError, match="sequence 7 of source 'a' in era 0") as caught:
+    with pytest.raises(UserError, match="sequence 7 of source 'a' in segment 0") as caught:
         schedule.position_of(0, 0, [7])
     assert "data.skip" in str(caught.value)
     with pytest.raises(UserError, match="all that this run reads"):
@@ -181,9 +181,9 @@ def test_past_digests_agree_where_the_choices_do(
         assert agree or at > step
         assert (one.past_digest(at) == two.past_digest(at)) == agree
     n = two.total_positions
-    source, ordinal, era = two.locate(np.arange(n))
-    for which, number in set(zip(source.tolist(), era.tolist(), strict=True)):
-        mine = ordinal[(source == which) & (era == number)]
+    source, ordinal, segment = two.locate(np.arange(n))
+    for which, number in set(zip(source.tolist(), segment.tolist(), strict=True)):
+        mine = ordinal[(source == which) & (segment == number)]
         assert np.array_equal(mine, np.arange(mine.size))
     for at in range(1, two.total_steps + 1, 7):
         errors = [abs(int(c) - s) for c, s in zip(two.counts(at), two.shares(at), strict=True)]
@@ -234,9 +234,9 @@ def test_past_digests_agree_where_the_choices_do_with_skips(
         assert agree or at > step or not forked
         assert (one.past_digest(at) == two.past_digest(at)) == agree
     n = two.total_positions
-    source, ordinal, era = two.locate(np.arange(n))
-    for which, number in set(zip(source.tolist(), era.tolist(), strict=True)):
-        here = (source == which) & (era == number)
+    source, ordinal, segment = two.locate(np.arange(n))
+    for which, number in set(zip(source.tolist(), segment.tolist(), strict=True)):
+        here = (source == which) & (segment == number)
         assert (np.diff(ordinal[here]) > 0).all()
         assert np.array_equal(two.position_of(which, number, ordinal[here]), np.flatnonzero(here))
 
@@ -263,8 +263,8 @@ def test_a_skip_over_the_fork_leaves_out_what_it_did_where_it_had_begun() -> Non
 
 
 def _names(schedule: Schedule, step: int) -> list[tuple[str, int, int]]:
-    source, ordinal, era = schedule.locate(np.arange(schedule.first_position(step)))
-    lengths = [schedule.eras[number].seq_len for number in era.tolist()]
+    source, ordinal, segment = schedule.locate(np.arange(schedule.first_position(step)))
+    lengths = [schedule.segments[number].seq_len for number in segment.tolist()]
     names = [schedule.sources[which] for which in source.tolist()]
     rows = schedule.step_of(np.arange(schedule.first_position(step))).tolist()
     return list(zip(names, ordinal.tolist(), [a * 10_000 + b for a, b in zip(lengths, rows, strict=True)], strict=True))
@@ -317,7 +317,7 @@ def test_more_sources_than_an_index_can_tell_apart_are_refused() -> None:
 def test_positions_and_steps_outside_the_run_are_refused() -> None:
     schedule = build_schedule(data({"weights": {"a": 1}}), RunLength(10, ((0, 8),)))
     for position in (-1, 10):
-        with pytest.raises(UserError, match=f"position {position} lies outside"):
+        with pytest.raises(UserError, match=f"position {position} is outside"):
             schedule.locate([0, position])
     for step in (-1, 11):
         with pytest.raises(UserError, match=f"step {step}"):
@@ -354,7 +354,7 @@ def test_trillions_of_tokens_need_no_more_than_tables(ramp: bool, record) -> Non
     for step in {1, *edges[1:], *(edge + 1 for edge in edges), 2_000_000, schedule.total_steps}:
         errors = [abs(c - s) for c, s in zip(schedule.counts(step).tolist(), schedule.shares(step), strict=True)]
         assert max(errors) < 1
-    stored = sum(len(table.counts) for table in schedule._tables)
+    stored = sum(len(table.counts) for table in schedule.lookup.tables)
     assert stored < (20_000 if ramp else 1000)
     name = "schedule_of_12T_tokens" + ("_with_a_ramp" if ramp else "")
     record(name, {"built_s": round(built_s, 4), "steps": schedule.total_steps, "table_rows": stored})

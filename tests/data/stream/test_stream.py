@@ -11,7 +11,7 @@ from random_tokens import EOD, TOKENIZER, config, write_source
 
 from smalti.base.errors import DataError, UserError
 from smalti.config.durations import RunLength
-from smalti.data.order.mixture_schedule import tokens_by_source
+from smalti.data.order.schedule import tokens_by_source
 from smalti.data.pack import IGNORE
 from smalti.data.stream.stream import Batch, Stream
 from smalti.data.tokens import TokenSource

@@ -103,7 +103,7 @@ def test_one_copy_of_the_tokens_serves_all_lengths(root: Path) -> None:
     """The same folders at three lengths in one run, in both ways of packing; batches stay the same in tokens."""
     for packing in ("concat", "best-fit"):
         stream = _stream(root, packing=packing)
-        assert [era.seq_len for era in stream.schedule.eras] == list(SEQ_LENS)
+        assert [segment.seq_len for segment in stream.schedule.segments] == list(SEQ_LENS)
         for step in range(STEPS):
             seq_len = SEQ_LENS[step // 4]
             batches = stream.batch(step)
@@ -118,13 +118,13 @@ def test_rows_and_their_inverse_name_what_was_read(root: Path, packing: str) -> 
     stream = _stream(root, packing=packing)
     tokens = {name: TokenSource(root / name).read(0, TokenSource(root / name).n_tokens) for name in stream.sources}
     for step in range(STEPS):
-        rows, era = stream.rows_of(step), stream.schedule.era(step)
+        rows, segment = stream.rows_of(step), stream.schedule.segment(step)
         read = [pair for b in stream.batch(step) for pair in _seen(b)]
         assert read == [pair for row in rows for piece in row.pieces for pair in _pairs(tokens[row.source], *piece)]
         for row in rows:
             for begin, end in row.pieces:
                 for at in (begin, end - 1):
-                    assert stream.sequences_holding(row.source, at, at + 1, era).tolist() == [row.index]
+                    assert stream.sequences_holding(row.source, at, at + 1, segment).tolist() == [row.index]
             position = stream.order.position_of(stream.sources.index(row.source), row.epoch, [row.index])
             assert position.tolist() == [row.position]
 

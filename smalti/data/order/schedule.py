@@ -1,0 +1,259 @@
+"""The schedule of a run: which source every position reads from, and which of its sequences, as arithmetic.
+
+A *slot* numbers the sequences that a segment takes from a source, an *ordinal* the same with skipped ones counted too.
+Every global batch has the floor or the ceiling of each source's exact share; |count - exact share| < 1 after every
+step of a segment. After a fork whose config would have begun otherwise, shares are counted from the fork. All lookups
+are binary searches in a few tables a span.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from math import lcm
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from smalti.base.errors import UserError
+from smalti.base.hashing import digest_json
+from smalti.config.data import DataConfig
+from smalti.config.durations import RunLength
+from smalti.data.order.fork import Past, past_of
+from smalti.data.order.lookup import build_lookup
+from smalti.data.order.mixture import compile_spans
+from smalti.data.order.skip import build_gaps
+from smalti.data.order.spans import Span, Timeline
+from smalti.data.order.tables import Int16s, Int64s, fingerprints
+
+FORMAT = 2
+MAX_SOURCES = (1 << 15) - 1
+"""Indexes of sources are of 16 bits."""
+
+
+class Schedule:
+    """Maps positions to sources and ordinals, and back. ``sources`` are in alphabetical order."""
+
+    def __init__(
+        self,
+        sources: Sequence[str],
+        spans: Sequence[Span],
+        total_steps: int,
+        *,
+        skip: Sequence[tuple[int, int]] = (),
+        former: "tuple[Schedule, int] | None" = None,
+    ) -> None:
+        """``spans``: starts rise from 0, the weights of each have the same sum. With ``former``, (schedule, step), they
+        begin at that step, and everything before it stays what it was."""
+        if len(sources) > MAX_SOURCES:
+            raise UserError(f"a run of {len(sources):,} sources", allowed=f"at most {MAX_SOURCES:,}")
+        self.sources = tuple(sources)
+        self._past: Past | None = past_of(*former, self.sources) if former else None
+        self._fork = self._past.step if self._past else 0
+        assert spans[0].start_step == self._fork
+        all_spans = [*(self._past.spans if self._past else ()), *spans]
+        self.unit = lcm(*(sum(span.weights) for span in all_spans))
+        self.timeline = Timeline([span.in_units(self.unit) for span in all_spans], total_steps)
+        self.spans, self.segments = self.timeline.spans, self.timeline.segments
+        self.total_steps, self.total_positions = total_steps, self.timeline.total_positions
+        self.lookup = build_lookup(
+            self.timeline,
+            self.unit,
+            len(self.sources),
+            self._fork,
+            self._past.tables if self._past else [],
+            self._past.share_bases if self._past else [],
+        )
+        self.skip = tuple((begin, end) for begin, end in skip)
+        self.gaps = build_gaps(self.skip, self.timeline, self.lookup, self._past.gaps if self._past else {}, self._fork)
+
+    # ------------------------------------------------------------------------------------------------ steps
+
+    def rows(self, step: int) -> int:
+        """Sequences in the global batch of ``step``."""
+        return self.timeline.span(step).rows
+
+    def seq_len(self, step: int) -> int:
+        """Tokens in a sequence of ``step``."""
+        return self.timeline.span(step).seq_len
+
+    def segment(self, step: int) -> int:
+        """Index of the segment of ``step``."""
+        return self.timeline.segment(step)
+
+    def first_position(self, step: int) -> int:
+        """Position of the first sequence of ``step``; for ``total_steps``, the end of the run."""
+        return self.timeline.first_position(step)
+
+    def step_of(self, positions: npt.ArrayLike) -> Int64s:
+        """The step of each position [n]."""
+        return self.timeline.step_of(positions)
+
+    # ------------------------------------------------------------------------------------------------ positions
+
+    def locate(self, positions: npt.ArrayLike) -> tuple[Int16s, Int64s, Int16s]:
+        """Positions [n] -> index of the source [n], ordinal in the segment [n], index of the segment [n]."""
+        source, slot, segment = self.lookup.locate(self.timeline.check_positions(positions))
+        if self.skip:
+            for key, gaps in self.gaps.items():
+                mask = (source == key[1]) & (segment == key[0])
+                slot[mask] = gaps.ordinals(slot[mask])
+        return source, slot, segment
+
+    def position_of(self, source: int, segment: int, ordinals: npt.ArrayLike) -> Int64s:
+        """Positions of ordinals [n] of one source in one segment: the inverse of ``locate``.
+
+        Raises UserError for one that the run skips or never reads.
+        """
+        wanted = np.asarray(ordinals, dtype=np.int64)
+        slots = wanted
+        if (segment, source) in self.gaps:
+            slots, is_read = self.gaps[segment, source].slots(wanted)
+            if not is_read.all():
+                raise UserError(
+                    f"sequence {int(wanted[~is_read].flat[0]):,} of source '{self.sources[source]}' in segment "
+                    f"{segment}",
+                    allowed="one that data.skip does not leave out",
+                )
+        end_step = self.timeline.segment_end(segment)
+        end = int(self.counts(end_step, segment)[source])
+        if slots.size and not (slots.min() >= 0 and slots.max() < end):
+            wrong = wanted.max() if wanted.min() >= 0 else wanted.min()
+            last = int(self.ordinals_end(end_step, segment)[source]) - 1
+            raise UserError(
+                f"sequence {wrong:,} of source '{self.sources[source]}' in segment {segment}",
+                allowed=f"0 to {last:,}, which is all that this run reads of it" if end else "none: it is not read",
+            )
+        return self.lookup.position_of(source, segment, slots)
+
+    def counts(self, step: int, segment: int | None = None) -> Int64s:
+        """[sources] sequences that all steps before ``step`` take in a segment (absent: that of ``step - 1``).
+
+        0 for a segment that begins at ``step`` or later; all of it for one that has ended.
+        """
+        segment, step = self.timeline.clamp(step, segment)
+        if step == self.segments[segment].start_step:
+            return np.zeros(len(self.sources), dtype=np.int64)
+        return self.lookup.counts(step)
+
+    def shares(self, step: int, segment: int | None = None) -> list[Fraction]:
+        """[sources] the exact shares that ``counts`` stays within one of. After a fork they continue its counts."""
+        segment, step = self.timeline.clamp(step, segment)
+        start, totals = self.segments[segment].start_step, [Fraction(0)] * len(self.sources)
+        if step > start:
+            start, base = self.lookup.share_base(step - 1)
+            totals = [Fraction(count) for count in base.tolist()]
+        for index, span in enumerate(self.spans):
+            n = (min(step, self.timeline.end_step(index)) - max(span.start_step, start)) * span.rows
+            if n > 0:
+                totals = [t + Fraction(n * w, self.unit) for t, w in zip(totals, span.weights, strict=True)]
+        return totals
+
+    def ordinals_end(self, step: int, segment: int | None = None) -> Int64s:
+        """[sources] one more than the last ordinal that the steps before ``step`` read in a segment."""
+        segment, step = self.timeline.clamp(step, segment)
+        ends = self.counts(step, segment)
+        for (gap_segment, source), gaps in self.gaps.items():
+            if gap_segment == segment and ends[source]:
+                ends[source] = gaps.ordinals(ends[source : source + 1] - 1)[0] + 1
+        return ends
+
+    # ------------------------------------------------------------------------------------------------ identity
+
+    @property
+    def digest(self) -> str:
+        """Digest of all choices except the end of the run: a longer run begins alike."""
+        return digest_json([FORMAT, list(self.sources), self._history(), [list(pair) for pair in self.skip]])
+
+    def past_digest(self, step: int) -> str:
+        """Digest of the choices of all positions before ``step``.
+
+        Two schedules whose batches agree up to there have the same one, whatever their stages and later steps.
+        """
+        self.timeline.check_step(step, self.total_steps)
+        passed = [
+            [number, self.sources[source], gaps.passed(int(self.counts(step, number)[source]))]
+            for (number, source), gaps in sorted(self.gaps.items())
+            if self.segments[number].start_step < step
+        ]
+        skipped = [record for record in passed if record[-1]]
+        segments = [[segment.start_step, segment.seq_len] for segment in self.segments if segment.start_step < step]
+        numbers = fingerprints([table for table in self.lookup.tables if table.start_step < step], step)
+        taken = {name: f"{number:x}" for name, number in zip(self.sources, numbers, strict=True) if number}
+        return digest_json([FORMAT, step, segments, taken, skipped])
+
+    def _history(self) -> list[Any]:
+        """What determines all choices, as JSON."""
+        records: list[Any] = []
+        if self._past:
+            records.append(["fork", self._fork, self._past.schedule.past_digest(self._fork)])
+        for span in self.spans:
+            record = span.record(self.sources)
+            if span.start_step >= self._fork and (not records or records[-1][1:] != record[1:]):
+                records.append(record)
+        return records
+
+    def fork(
+        self,
+        step: int,
+        sources: Sequence[str],
+        spans: Sequence[Span],
+        total_steps: int,
+        *,
+        skip: Sequence[tuple[int, int]] = (),
+    ) -> "Schedule":
+        """This schedule before ``step``, and ``spans``, which begin there, from then on.
+
+        Counts of sources continue where seq_len stays, so nothing repeats sooner; exact shares are counted from the
+        fork. ``skip`` lists all spans of positions. Those that begin before the fork must be this schedule's own; one
+        that extends beyond it skips what it did, of each source where it had begun, before all others apply. Raises
+        UserError.
+        """
+        self.timeline.check_step(step, self.total_steps)
+        assert step >= 1, "a fork before the first step is another run"
+        fork_position = self.first_position(step)
+        before = [pair for pair in self.skip if pair[0] < fork_position]
+        given = [tuple(pair) for pair in skip if pair[0] < fork_position]
+        if before != given:
+            raise UserError(
+                f"data.skip before position {fork_position:,}, where the fork begins: {given}",
+                allowed=f"what it was: {before}",
+            )
+        names = sorted({*self.sources, *sources})
+        new_spans = [span.for_sources(sources, names) for span in spans]
+        return Schedule(names, new_spans, total_steps, skip=skip, former=(self, step))
+
+
+def build_schedule(data: DataConfig, length: RunLength, *, former: tuple[Schedule, int] | None = None) -> Schedule:
+    """The schedule of a run: its past by ``data.history`` until the last fork, and this config from there on.
+
+    ``former``, (schedule, step), is that past where it is known. Stages and ramps count from the start of the run in
+    either case. A fork that continues the order leaves no trace in it. Raises UserError for a stage without a step or
+    beyond the run, for a batch that is not whole sequences, and for a skip outside the run.
+    """
+    sources = sorted(data.sources)
+    while former is None and data.history and data.history[-1].order_continues:
+        data = data.model_copy(update={"history": data.history[:-1]})
+    if former is None and data.history:
+        former = (build_schedule(*data.before_fork()), data.history[-1].at_step)
+    if former is None:
+        return Schedule(sources, compile_spans(data, length, sources), length.total_steps, skip=data.skip)
+    schedule, step = former
+    if not 1 <= step < length.total_steps:
+        raise UserError(f"a fork at step {step:,}", allowed=f"1 to {length.total_steps - 1:,}, inside the new run")
+    future = compile_spans(data, length, sources, from_step=step)
+    return schedule.fork(step, sources, future, length.total_steps, skip=data.skip)
+
+
+def tokens_by_source(data: DataConfig, length: RunLength) -> dict[str, int]:
+    """Tokens that a whole run takes from each source. Raises as ``build_schedule``."""
+    schedule = build_schedule(data, length)
+    return tokens_before(schedule, schedule.total_steps)
+
+
+def tokens_before(schedule: Schedule, step: int) -> dict[str, int]:
+    """Tokens that the steps before ``step`` take from each source."""
+    total = sum(
+        (schedule.counts(step, number) * segment.seq_len for number, segment in enumerate(schedule.segments)),
+        np.zeros(len(schedule.sources), dtype=np.int64),
+    )
+    return dict(zip(schedule.sources, total.tolist(), strict=True))
