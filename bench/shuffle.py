@@ -41,7 +41,6 @@ from smalti.config.model import ModelConfig
 from smalti.config.run import JobConfig
 from smalti.config.train import LossConfig
 from smalti.data.documents.installed_python import write_documents
-from smalti.data.order.order import Permutation
 from smalti.data.order.permutation import Permutation
 from smalti.data.tokenizer.tokenizer import Tokenizer
 from smalti.data.tokenizer.train import train_bpe
