@@ -57,12 +57,13 @@ def dead_links(root: Path) -> list[str]:
                 failed.append(f"{name} links to {target}, which has no such heading")
             else:
                 leads_to[page].add(goal)
-    reached, ahead = set[Path](), [root / "docs" / "index.md"]
-    while ahead:
-        page = ahead.pop()
+    reached = set[Path]()
+    to_visit = [root / "docs" / "index.md"]
+    while to_visit:
+        page = to_visit.pop()
         if page not in reached:
             reached.add(page)
-            ahead += [goal for goal in leads_to.get(page, ()) if goal.suffix == ".md"]
+            to_visit += [goal for goal in leads_to.get(page, ()) if goal.suffix == ".md"]
     alone = [page for page in leads_to if page.is_relative_to(root / "docs") and page not in reached]
     return failed + [f"{page.relative_to(root)} cannot be reached from docs/index.md" for page in alone]
 

@@ -52,12 +52,14 @@ def page() -> str:
     """The text of docs/concepts/distributed/meshes.md."""
     if not RESULTS.exists():
         return _INTRO + "Not run yet.\n"
-    found = json.loads(RESULTS.read_text())
-    rows = [value for value in found["figures"].values() if isinstance(value, list)]
-    text = _HEAD + "".join(_row(value) for value in sorted(rows, key=lambda one: (one[0]["model"], one[0]["ranks"])))
-    worst = max(max(one[0]["loss"], one[0]["grad_norm"]) for one in rows)
-    said = f"{len(rows)} meshes, {found['date'][:10]}, torch {found['machine']['torch']}; the farthest {worst:.1e}.\n"
-    return f"{_INTRO}{text}\n{said}"
+    result = json.loads(RESULTS.read_text())
+    rows = [value for value in result["figures"].values() if isinstance(value, list)]
+    text = _HEAD + "".join(_row(runs) for runs in sorted(rows, key=lambda runs: (runs[0]["model"], runs[0]["ranks"])))
+    worst = max(max(runs[0]["loss"], runs[0]["grad_norm"]) for runs in rows)
+    summary = (
+        f"{len(rows)} meshes, {result['date'][:10]}, torch {result['machine']['torch']}; the farthest {worst:.1e}.\n"
+    )
+    return f"{_INTRO}{text}\n{summary}"
 
 
 def _row(runs: list[dict[str, Any]]) -> str:

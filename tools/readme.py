@@ -36,22 +36,22 @@ def _rows() -> Iterator[str]:
         yield f"| [{what}](docs/{link}) | {figure} | {device}, {result['date'][:10]} |\n"
 
 
-def _training(found: dict[str, Any]) -> tuple[str, str]:
+def _training(figures: dict[str, Any]) -> tuple[str, str]:
     shown = [
-        f"{name} {one['tokens_per_s']:,.0f} tokens/s, MFU {one['mfu_frac']:.1%}"
-        for name, one in found.items()
-        if "mfu_frac" in one
+        f"{name} {case['tokens_per_s']:,.0f} tokens/s, MFU {case['mfu_frac']:.1%}"
+        for name, case in figures.items()
+        if "mfu_frac" in case
     ]
     return "training on one GPU, BF16, AdamW, compiled", "; ".join(shown)
 
 
-def _experts(found: dict[str, Any]) -> tuple[str, str]:
-    shown = [f"{one['ratio']:.2f} times the speed of {one['slow']}" for one in found.values()]
-    return "a block of 16 experts beside those of transformers, forward and backward", "; ".join(shown)
+def _experts(figures: dict[str, Any]) -> tuple[str, str]:
+    shown = [f"{case['ratio']:.2f} times the speed of {case['slow']}" for case in figures.values()]
+    return "a layer of 16 experts against that of transformers, forward and backward", "; ".join(shown)
 
 
-def _meshes(found: dict[str, Any]) -> tuple[str, str]:
-    rows = [row for name, of in found.items() if name != "proofs" for row in of if row["model"] == "dense"]
+def _meshes(figures: dict[str, Any]) -> tuple[str, str]:
+    rows = [row for name, cases in figures.items() if name != "proofs" for row in cases if row["model"] == "dense"]
     worst = max(row["loss"] for row in rows)
     ranks, n_meshes = sorted({row["ranks"] for row in rows}), len({row["mesh"] for row in rows})
     return (
@@ -60,27 +60,27 @@ def _meshes(found: dict[str, Any]) -> tuple[str, str]:
     )
 
 
-def _curve(found: dict[str, Any]) -> tuple[str, str]:
-    worst = max(found["largest_difference"].values())
-    return "one loss curve on 1, 2, 3, 4, 6 and 8 ranks", f"{found['steps']} steps, at most {worst:.1e} apart"
+def _curve(figures: dict[str, Any]) -> tuple[str, str]:
+    worst = max(figures["largest_difference"].values())
+    return "one loss curve on 1, 2, 3, 4, 6 and 8 ranks", f"{figures['steps']} steps, at most {worst:.1e} apart"
 
 
-def _elastic(found: dict[str, Any]) -> tuple[str, str]:
+def _elastic(figures: dict[str, Any]) -> tuple[str, str]:
     return (
         "runs killed and resumed on other numbers of ranks",
-        f"{found['cases']} runs, {found['kills']} kills: {found['different']} with another order of tokens",
+        f"{figures['cases']} runs, {figures['kills']} kills: {figures['different']} with another order of tokens",
     )
 
 
-def _start(found: dict[str, Any]) -> tuple[str, str]:
+def _start(figures: dict[str, Any]) -> tuple[str, str]:
     return (
-        f"start two thirds through {found['tokens'] / 1e12:.0f} trillion tokens",
-        f"{found['smalti']['first_s']:.2g} s from the process to the first microbatch",
+        f"start two thirds through {figures['tokens'] / 1e12:.0f} trillion tokens",
+        f"{figures['smalti']['first_s']:.2g} s from the process to the first microbatch",
     )
 
 
-def _stream(found: dict[str, Any]) -> tuple[str, str]:
-    row = found["table"]["tokens/s, u16 batches"]
+def _stream(figures: dict[str, Any]) -> tuple[str, str]:
+    row = figures["table"]["tokens/s, u16 batches"]
     return (
         "reading the stream, one process",
         f"{row['smalti']['median'] / 1e6:.0f}M tokens/s, {row['mosaic']['ours_better']['ratio']:.2g} times "
@@ -88,12 +88,17 @@ def _stream(found: dict[str, Any]) -> tuple[str, str]:
     )
 
 
-def _parity(found: dict[str, Any]) -> tuple[str, str]:
-    errors = [error for kind, of in found["relative_error"].items() if kind != "bfloat16" for error in of.values()]
-    families = len(found["relative_error"]["rows"])
+def _parity(figures: dict[str, Any]) -> tuple[str, str]:
+    errors = [
+        error
+        for kind, by_family in figures["relative_error"].items()
+        if kind != "bfloat16"
+        for error in by_family.values()
+    ]
+    families = len(figures["relative_error"]["rows"])
     return f"logits of {families} families against transformers, fp32", f"relative error at most {max(errors):.1e}"
 
 
-def _engine(found: dict[str, Any]) -> tuple[str, str]:
-    ratio = found["small fp32 rows 16: one by one"]["ratio"]
-    return "16 requests together, beside one by one (3M parameters)", f"{ratio:.1f} times the tokens/s"
+def _engine(figures: dict[str, Any]) -> tuple[str, str]:
+    ratio = figures["small fp32 rows 16: one by one"]["ratio"]
+    return "16 concurrent requests against one at a time (3M parameters)", f"{ratio:.1f} times the tokens/s"
