@@ -1,15 +1,15 @@
 """The decoder-only transformer: embedding, blocks, norm, output head.
 
-Promises: a plain ``nn.Module`` that knows no mesh and touches each parameter only inside the forward of the module
-that owns it (the output head inside the decoder's), so it can be sharded from outside block by block; what it must know
-of whole rows it asks three functions that are its attributes, so ranks can share a row; its only buffers
-(biases on the choice of experts) begin at 0, so it can be built on the meta device. Auxiliary sums are sums, never
-means: the caller divides. Computes no loss by itself.
+A plain ``nn.Module`` without a mesh. Each parameter is used only inside the forward of the module that owns it (the
+output head inside the decoder's), so it can be sharded from outside block by block. What depends on whole rows or on
+the whole vocabulary is in ``Hooks``. The only buffers (biases on the choice of experts) start at 0, so the model can be
+built on the meta device. Auxiliary losses are sums: the caller divides.
 
 Shapes: B batch, T time, D hidden, V vocabulary, L layers, E experts, S keys.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -29,6 +29,26 @@ from smalti.model.blocks.rope import rope_table
 
 Head = Callable[[Tensor, Tensor], Tensor]
 """(hidden_BTD after the last norm, lm_head_weight_VD) -> whatever ``DecoderOutput.value`` shall be."""
+
+
+def _from_0(time: int, device: torch.device) -> Tensor:
+    """Positions of rows that are whole and one document each, [1, T]."""
+    return torch.arange(time, device=device)[None]
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a decoder computes from whole rows or the whole vocabulary. ``smalti.distributed.parallel`` replaces fields
+    where ranks share these; a decoder on one rank uses the defaults."""
+
+    kernels_of: Callable[[ModelConfig, Tensor, Tensor | None], dict[int | None, Attend]] = kernels_of
+    """(config, tensor of a batch's shape, documents_BT) -> the attention kernel of each window."""
+    positions_of: Callable[[int, torch.device], Tensor] = _from_0
+    """(tokens of a row on this rank, device) -> positions where the caller gives none, [1, T]."""
+    lengths_of: Callable[[Tensor], Tensor] | None = None
+    """positions_BT -> the length that rotary scalings depend on; absent: the largest position plus one."""
+    project: Callable[[Tensor, Tensor], Tensor] = F.linear
+    """(hidden_BTD, lm_head_weight_VD) -> logits [B, T, V]."""
 
 
 class DecoderOutput(NamedTuple):
@@ -97,9 +117,7 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = build_norm(config.norm, config.hidden_size, config.norm_eps)
         self.lm_head = build_lm_head(config)
-        self.kernels_of: Callable[[ModelConfig, Tensor, Tensor | None], dict[int | None, Attend]] = kernels_of
-        self.positions_of: Callable[[int, torch.device], Tensor] = _from_0
-        self.lengths_of: Callable[[Tensor], Tensor] | None = None
+        self.hooks = Hooks()
 
     def forward(
         self,
@@ -145,10 +163,10 @@ class Decoder(nn.Module):
             positions_BT, lengths_B1 = cache.begin(x_BTD)
         else:
             if positions_BT is None:
-                positions_BT = self.positions_of(time, x_BTD.device)
+                positions_BT = self.hooks.positions_of(time, x_BTD.device)
             like_BT1 = x_BTD.new_empty(()).expand(x_BTD.shape[0], positions_BT.shape[1], 1)
-            kernels = self.kernels_of(self.config, like_BT1, documents_BT)
-            lengths_B1 = None if self.lengths_of is None else self.lengths_of(positions_BT)
+            kernels = self.hooks.kernels_of(self.config, like_BT1, documents_BT)
+            lengths_B1 = None if self.hooks.lengths_of is None else self.hooks.lengths_of(positions_BT)
         rope = None
         if self.config.position == "rope":
             rope = rope_table(self.config, positions_BT, x_BTD.dtype, lengths_B1)
@@ -171,13 +189,8 @@ class Decoder(nn.Module):
         return self.logits(hidden_BTD, weight_VD) if head is None else head(hidden_BTD, weight_VD)
 
     def logits(self, hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
-        """What a head makes logits with: hidden @ weight^T, bounded by ``final_logit_softcapping``; [B, T, V]."""
-        return soft_cap(F.linear(hidden_BTD, weight_VD), self.config.final_logit_softcapping)
-
-
-def _from_0(time: int, device: torch.device) -> Tensor:
-    """Positions of rows that are whole and one document each, [1, T]."""
-    return torch.arange(time, device=device)[None]
+        """Logits hidden @ weight^T, bounded by ``final_logit_softcapping``; [B, T, V]."""
+        return soft_cap(self.hooks.project(hidden_BTD, weight_VD), self.config.final_logit_softcapping)
 
 
 def soft_cap(x: Tensor, bound: float | None) -> Tensor:

@@ -25,10 +25,11 @@ from smalti.data.stream.stream import Stream
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.group import lost
 from smalti.distributed.group import world as worlds
-from smalti.distributed.parallel import fsdp, pipeline, sequence, tensor
+from smalti.distributed.parallel import fsdp, sequence, tensor
 from smalti.distributed.parallel import mesh as meshes
 from smalti.distributed.parallel.mesh import Mesh
 from smalti.distributed.parallel.parallelize import parallelize
+from smalti.distributed.parallel.pipeline import StagedDecoder
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
 from smalti.track.events import EventLog
@@ -232,11 +233,10 @@ def _forward_backward(
     config: JobConfig, layout: Layout, model: nn.Module, loss: Loss, device: torch.device
 ) -> ForwardBackward:
     """How microbatches go through the model: one by one, or through its pipeline stages."""
-    parallel, staged = config.train.parallel, pipeline.staged(model)
-    if staged is None:
-        assert layout.pipeline == 1, "place.take refuses a model that was given"
+    if layout.pipeline == 1:
         return one_by_one
-    schedule = parallel.pipeline_schedule
+    assert isinstance(model, StagedDecoder), "place.take refuses a model that was given"
+    schedule = config.train.parallel.pipeline_schedule
     if not isinstance(loss, LanguageLoss):
         raise UserError(
             f"train.parallel.pipeline={layout.pipeline} with {type(loss).__name__}",
@@ -249,8 +249,8 @@ def _forward_backward(
             hint="train.parallel.compile=false",
         )
     if loss.balance is not None:
-        loss.balance.own_rows = staged.own_rows
-    return pipelines.PipelineForwardBackward(staged, schedule)
+        loss.balance.own_rows = model.own_rows
+    return pipelines.PipelineForwardBackward(schedule)
 
 
 def _check_origin(config: JobConfig, *, begins: bool) -> None:

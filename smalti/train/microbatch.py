@@ -21,7 +21,7 @@ from smalti.config.run import RunConfig
 from smalti.cost import microbatch
 from smalti.cost.axes import Layout
 from smalti.cost.memory.fit import tensor_bytes_on_cpu
-from smalti.model.blocks.moe.router import Router
+from smalti.model.blocks.moe.choices import replaced_choices
 from smalti.train.batches import TokenBatches
 from smalti.train.oom import Reporter, is_out_of_memory
 from smalti.train.step import Loss, TrainState
@@ -136,14 +136,8 @@ class Trial:
 @contextlib.contextmanager
 def all_to_first(model: nn.Module) -> Iterator[None]:
     """Inside, every router chooses the first experts, which lie on one rank or on the first few."""
-    routers = [module for module in model.modules() if isinstance(module, Router)]
-    for router in routers:
-        router.choose = _first(router.config.num_experts_per_tok)  # type: ignore[method-assign, assignment]
-    try:
+    with replaced_choices(model, lambda router: _first(router.config.num_experts_per_tok)):
         yield
-    finally:
-        for router in routers:
-            del router.choose
 
 
 def _first(count: int) -> Callable[[Tensor], Tensor]:

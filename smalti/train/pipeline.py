@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from smalti.base.errors import UserError
 from smalti.config.model import ModelConfig
 from smalti.cost.microbatch import why_not_microbatches
-from smalti.distributed.parallel.pipeline import Schedule, Stage, Staged
+from smalti.distributed.parallel.pipeline import Schedule, Stage, StagedDecoder
 from smalti.model.blocks.attention.scores import tell_runs, told_runs
 from smalti.model.decoder import DecoderOutput
 from smalti.train.batches import IGNORE, Microbatch
@@ -39,8 +39,8 @@ _CLASSES: dict[Schedule, str] = {
 class PipelineForwardBackward:
     """A ``ForwardBackward`` by one of torch's schedules."""
 
-    def __init__(self, staged: Staged, schedule: Schedule) -> None:
-        self._staged, self._name = staged, schedule
+    def __init__(self, schedule: Schedule) -> None:
+        self._name = schedule
         self._built: dict[tuple[int, tuple[int, ...]], _Built] = {}
 
     def __call__(self, state: TrainState, microbatches: Sequence[Any], loss: Loss) -> list[Metrics]:
@@ -65,14 +65,15 @@ class PipelineForwardBackward:
         return sums
 
     def _for(self, model: nn.Module, microbatches: list[Microbatch]) -> "_Built":
-        shape = self._staged.width_of(microbatches[0].inputs)
+        assert isinstance(model, StagedDecoder)
+        shape = model.shape_between(microbatches[0].inputs)
         key = len(microbatches), shape
         if key not in self._built:
-            places = len({stage.place for stage in self._staged.stages})
+            places = len({stage.place for stage in model.stages})
             reason = why_not_microbatches(len(microbatches), places, self._name)
             if reason is not None:
                 raise UserError(f"the rows of a step {reason}", hint="smaller microbatches: train.microbatch_tokens")
-            self._built[key] = _build(model, self._staged, self._name, len(microbatches), shape)
+            self._built[key] = _build(model, self._name, len(microbatches), shape)
         return self._built[key]
 
 
@@ -94,21 +95,21 @@ class _Built(NamedTuple):
     stages: "list[_OneStage]"
 
 
-def _build(model: nn.Module, staged: Staged, name: Schedule, microbatches: int, shape: tuple[int, ...]) -> _Built:
+def _build(model: StagedDecoder, name: Schedule, microbatches: int, shape: tuple[int, ...]) -> _Built:
     device = next(model.parameters()).device
-    x_STD = torch.empty(shape, dtype=staged.compute, device="meta", requires_grad=True)
+    x_STD = torch.empty(shape, dtype=model.compute, device="meta", requires_grad=True)
     total = torch.empty((), device="meta", requires_grad=True)
-    modules = [_OneStage(model, stage) for stage in staged.own]
+    modules = [_OneStage(model, stage) for stage in model.own]
     stages = [
         _WideStage(
             module,
             module.stage.index,
-            len(staged.stages),
+            len(model.stages),
             device,
             input_args=() if module.stage.is_first else (x_STD,),
             output_args=(total,) if module.stage.is_last else (x_STD,),
-            group=staged.group,
-            dw_builder=_nothing_left if name == "zero_bubble" and not _is_cut(module.stage, staged.config) else None,
+            group=model.group,
+            dw_builder=_nothing_left if name == "zero_bubble" and not _is_cut(module.stage, model.config) else None,
         )
         for module in modules
     ]

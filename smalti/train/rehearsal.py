@@ -14,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -229,7 +229,7 @@ def _alike_once(microbatches: list[Microbatch], traffic: Traffic) -> tuple[Any, 
 def _give_kernels(model: nn.Module, document_tokens: int | None) -> None:
     """Kernels are built over real rows: they look where documents begin."""
     assert isinstance(model, Decoder)
-    build = model.kernels_of
+    build = model.hooks.kernels_of
 
     def built(described: Any, like_BTD: Tensor, documents_BT: Tensor | None) -> Any:
         with unset_fake_temporarily():
@@ -237,7 +237,7 @@ def _give_kernels(model: nn.Module, document_tokens: int | None) -> None:
             real = None if documents_BT is None else _documents(documents_BT, document_tokens)
             return build(described, like, real)
 
-    model.kernels_of = built
+    model.hooks = replace(model.hooks, kernels_of=built)
 
 
 @contextmanager

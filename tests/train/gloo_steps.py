@@ -67,7 +67,7 @@ def _choose_evenly(model: nn.Module) -> None:
     """Token n takes experts n k, n k + 1 ... of a circle."""
     for module in model.modules():
         if isinstance(module, Router):
-            module.choose = _Evenly(module)  # type: ignore[method-assign]
+            module.chooser = _Evenly(module)
 
 
 class _Evenly:

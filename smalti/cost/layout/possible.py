@@ -1,9 +1,8 @@
-"""Which layouts ``smalti train`` can lay for a run, and the nearest of them to one that it cannot.
+"""Which layouts ``smalti train`` can apply to a run, and the nearest of them to one that it cannot.
 
-Promises: whatever passes ``check`` passes the rules of every axis (``cost/layout/rules.py``), which are those of
-``smalti/distributed``; whatever a hint names passes ``check``. Nothing is said of memory or speed; of the batch only
-what a
-pipeline needs: elsewhere a rank that is short of rows runs an empty microbatch.
+A layout that passes ``check`` passes the rules of every axis (``cost/layout/rules.py``), which ``smalti/distributed``
+checks too; every layout that a hint names passes ``check``. Memory and speed are not considered, of the batch only what
+a pipeline needs: elsewhere a rank that is short of rows runs an empty microbatch.
 """
 
 import math
@@ -14,13 +13,14 @@ from smalti.base.errors import UserError
 from smalti.config.run import JobConfig, RunConfig
 from smalti.cost.axes import AXES, Layout, layout_of
 from smalti.cost.layout.rules import (
-    against_expert,
-    against_few_rows,
-    against_pipeline,
-    against_sequence,
-    against_slices,
-    against_tensor,
     divisors,
+    refuse,
+    why_not_expert,
+    why_not_few_rows,
+    why_not_pipeline,
+    why_not_sequence,
+    why_not_slices,
+    why_not_tensor,
 )
 
 _OPTIONS = {"pipeline": "pipeline_schedule", "expert": "dispatch", "sequence": "context"}
@@ -30,7 +30,7 @@ _OPTIONS = {"pipeline": "pipeline_schedule", "expert": "dispatch", "sequence": "
 def possible_layout(config: JobConfig, ranks: int | None = None) -> Layout:
     """The layout of the config's axes over ``ranks``, absent the config's own; ``auto`` as ``layout_of`` takes it.
 
-    UserError with the nearest layout that can be laid where this one cannot.
+    UserError with the nearest possible layout where this one is not possible.
     """
     ranks = ranks or config.train.parallel.ranks
     if not isinstance(config, RunConfig):
@@ -45,38 +45,31 @@ def possible_layout(config: JobConfig, ranks: int | None = None) -> Layout:
 
 def check(config: RunConfig, layout: Layout) -> None:
     """UserError with the nearest possible layout where the model or its rows do not allow this one."""
-    found = reasons(config, layout)
-    if not found:
-        return
-    axis, why = next(iter(found.items()))
-    sizes = sorted({getattr(one, axis) for one in _layouts(config, layout.world_size)})
-    raise UserError(
-        f"train.parallel.{axis}={getattr(layout, axis)} cannot be: {why}",
-        allowed=f"over {layout.world_size} ranks, {axis} {', '.join(map(str, sizes))}",
-        hint=_hint(config, layout.world_size),
-    )
+    for axis, why in reasons(config, layout).items():
+        sizes = {getattr(one, axis) for one in _layouts(config, layout.world_size)}
+        refuse(layout, axis, why, sizes, _hint(config, layout.world_size))
 
 
 def reasons(config: RunConfig, layout: Layout) -> dict[str, str]:
-    """Axis -> why it cannot have the size that it has; empty where the layout can be laid."""
+    """Axis -> why it cannot have the size that it has; empty where the layout is possible."""
     model, parallel = config.model, config.train.parallel
-    found: dict[str, str | None] = {
-        "tensor": against_tensor(model, layout.tensor),
-        "pipeline": against_pipeline(model, layout.pipeline, parallel.pipeline_schedule)
-        or against_few_rows(-(-_fewest_rows(config) // layout.data_ranks), layout.pipeline),
-        "expert": against_expert(model, layout.expert, layout.weight_shards, layout.tensor),
+    reason_of: dict[str, str | None] = {
+        "tensor": why_not_tensor(model, layout.tensor),
+        "pipeline": why_not_pipeline(model, layout.pipeline, parallel.pipeline_schedule)
+        or why_not_few_rows(-(-_fewest_rows(config) // layout.data_ranks), layout.pipeline),
+        "expert": why_not_expert(model, layout.expert, layout.weight_shards, layout.tensor),
     }
     for seq_len in sorted({seq_len for _, seq_len in config.batches_and_lengths} | set(config.data.seq_lens)):
-        found["sequence"] = found.get("sequence") or against_sequence(
+        reason_of["sequence"] = reason_of.get("sequence") or why_not_sequence(
             model, seq_len, layout.sequence, tensor=layout.tensor, context=parallel.context
         )
-        found["tensor"] = found["tensor"] or against_slices(seq_len // layout.sequence, layout.tensor)
-    return {axis: why for axis, why in found.items() if why is not None}
+        reason_of["tensor"] = reason_of["tensor"] or why_not_slices(seq_len // layout.sequence, layout.tensor)
+    return {axis: why for axis, why in reason_of.items() if why is not None}
 
 
 def nearest(config: RunConfig, ranks: int) -> Layout:
-    """The layout of ``ranks`` ranks that can be laid and is nearest to the config's axes: the fewest axes changed,
-    those by the smallest factors. Axes that are ``auto`` but for shard stay 1, as ``layout_of`` takes them."""
+    """The possible layout of ``ranks`` ranks that is nearest to the config's axes: the fewest axes changed, those by
+    the smallest factors. Axes that are ``auto`` but for shard stay 1, as ``layout_of`` takes them."""
     return min(_layouts(config, ranks), key=lambda layout: _distance(config, layout))
 
 
@@ -114,7 +107,7 @@ def _distance(config: RunConfig, layout: Layout) -> tuple[int, float, int]:
 
 
 def _layouts(config: RunConfig, ranks: int) -> Iterator[Layout]:
-    """All layouts of so many ranks that can be laid; the axes that are ``auto`` but for shard are 1."""
+    """All possible layouts of so many ranks; the axes that are ``auto`` but for shard are 1."""
     parallel, model = config.train.parallel, config.model
     experts = divisors(model.moe.num_experts) if model.moe else [1]
 
@@ -122,20 +115,20 @@ def _layouts(config: RunConfig, ranks: int) -> Iterator[Layout]:
         return [1] if getattr(parallel, axis) == "auto" else divisors(of)
 
     for tensor in sizes("tensor", ranks):
-        if against_tensor(model, tensor):
+        if why_not_tensor(model, tensor):
             continue
         for pipeline in sizes("pipeline", ranks // tensor):
-            if against_pipeline(model, pipeline, parallel.pipeline_schedule):
+            if why_not_pipeline(model, pipeline, parallel.pipeline_schedule):
                 continue
             for sequence in sizes("sequence", ranks // (tensor * pipeline)):
                 if reasons(config, Layout(sequence=sequence, tensor=tensor)):
                     continue
                 data_ranks = ranks // (tensor * pipeline * sequence)
-                if against_few_rows(-(-_fewest_rows(config) // data_ranks), pipeline):
+                if why_not_few_rows(-(-_fewest_rows(config) // data_ranks), pipeline):
                     continue
                 for replicate in sizes("replicate", data_ranks):
                     shard = data_ranks // replicate
                     for expert in experts if parallel.expert != "auto" else [1]:
                         overlaps = sequence % expert and expert % sequence
-                        if not overlaps and not against_expert(model, expert, shard * sequence, tensor):
+                        if not overlaps and not why_not_expert(model, expert, shard * sequence, tensor):
                             yield Layout(replicate, shard, sequence, tensor, pipeline, expert)

@@ -1,16 +1,14 @@
 """What a model, a batch and nodes of devices allow: the kinds of layout that are possible, and why others are not.
 
-Promises: a layout that is yielded can be laid; a size that is left out has its reason in ``Rules.reasons``. The
-``against_`` functions are the rules of one axis each, and the same for the planner, for what is refused before a run
-(``cost/layout/possible.py``) and for ``smalti/distributed``, which lays the axis. Nothing is said of memory or speed.
-Tried
-are weights sharded inside a node or over whole nodes, tensor ranks inside a node, and a sequence axis only where rows
-have ``LONG_ROW_TOKENS``, ranks outnumber rows, or it is asked for.
+The ``why_not_`` functions are the rules of one axis each. The planner, the check before a run
+(``cost/layout/possible.py``) and ``smalti/distributed``, which applies the axis, use the same ones. Memory and speed
+are not considered. ``Rules`` tries weights sharded inside a node or over whole nodes, tensor ranks inside a node, and a
+sequence axis only where rows have ``LONG_ROW_TOKENS``, ranks outnumber rows, or it is given.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NoReturn
 
 from smalti.base.errors import UserError
 from smalti.config.hardware import Hardware
@@ -99,12 +97,12 @@ class Rules:
         node = min(self.gpus, self.hardware.devices_per_node)
         schedule, model = self.parallel.pipeline_schedule, self.model
         tensors = self._allowed(
-            "tensor", divisors(node), lambda size: against_tensor(model, size) or against_slices(self.seq_len, size)
+            "tensor", divisors(node), lambda size: why_not_tensor(model, size) or why_not_slices(self.seq_len, size)
         )
         stages = self._allowed(
             "pipeline",
             divisors(self.gpus, 64),
-            lambda size: _uneven(model, size, schedule) or against_pipeline(model, size, schedule),
+            lambda size: _uneven(model, size, schedule) or why_not_pipeline(model, size, schedule),
         )
         experts = self._of_given("expert", divisors(model.moe.num_experts) if model.moe else [1])
         for tensor in tensors:
@@ -124,7 +122,7 @@ class Rules:
         if ranks > self.rows:
             self.reasons.setdefault(f"{ranks:,} ranks with rows of their own", f"a batch has {self.rows:,} rows")
             return
-        if against_few_rows(-(-self.fewest_rows // ranks), kind.pipeline):
+        if why_not_few_rows(-(-self.fewest_rows // ranks), kind.pipeline):
             return
         for shard in divisors(ranks):
             width, weights = shard * kind.sequence * kind.tensor, shard * kind.sequence
@@ -135,7 +133,7 @@ class Rules:
             if (
                 asked
                 and (whole or "shard" in self.given)
-                and not against_expert(self.model, kind.expert, weights, kind.tensor)
+                and not why_not_expert(self.model, kind.expert, weights, kind.tensor)
             ):
                 yield ranks // shard, shard
 
@@ -144,8 +142,8 @@ class Rules:
         for sequence in self._of_given("sequence", divisors(ranks, 1024)):
             if sequence > 1 and sequence & (sequence - 1) and given is None:
                 continue
-            why = against_sequence(self.model, self.seq_len, sequence, tensor=tensor, context=self.parallel.context)
-            why = why or against_slices(self.seq_len // sequence, tensor)
+            why = why_not_sequence(self.model, self.seq_len, sequence, tensor=tensor, context=self.parallel.context)
+            why = why or why_not_slices(self.seq_len // sequence, tensor)
             if why is not None:
                 self.reasons.setdefault(f"sequence {sequence}", why)
                 continue
@@ -153,10 +151,10 @@ class Rules:
             if not split_rows and self.seq_len < LONG_ROW_TOKENS and ranks // sequence <= self.rows:
                 return
 
-    def _allowed(self, axis: str, sizes: list[int], against: Callable[[int], str | None]) -> list[int]:
+    def _allowed(self, axis: str, sizes: list[int], why_not: Callable[[int], str | None]) -> list[int]:
         found = []
         for size in self._of_given(axis, sizes):
-            why = against(size)
+            why = why_not(size)
             if why is None:
                 found.append(size)
             else:
@@ -167,6 +165,26 @@ class Rules:
         return [size for size in sizes if self.given.get(axis, size) == size]
 
 
+def refuse(layout: Layout, axis: str, why: str, possible: Iterable[int], hint: str | None = None) -> NoReturn:
+    """UserError that ``axis`` cannot have its size, with those that it can; ``hint`` absent: the nearest of them."""
+    size, sizes = getattr(layout, axis), sorted(possible)
+    nearest = min(sizes, key=lambda one: (max(one, size) / min(one, size), -one))
+    raise UserError(
+        f"train.parallel.{axis}={size} cannot be: {why}",
+        allowed=f"over {layout.world_size} ranks, {axis} {', '.join(map(str, sizes))}",
+        hint=hint or f"train.parallel.{axis}={nearest}",
+    )
+
+
+def require(
+    layout: Layout, axis: str, why_not: Callable[[int], str | None], sizes: Iterable[int], hint: str | None = None
+) -> None:
+    """``refuse`` the size of ``axis`` where ``why_not`` has a reason; ``sizes``: those that may be possible instead."""
+    why = why_not(getattr(layout, axis))
+    if why is not None:
+        refuse(layout, axis, why, [size for size in sizes if why_not(size) is None], hint)
+
+
 def divisors(number: int, most: int | None = None) -> list[int]:
     """Rising; up to ``most``."""
     small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
@@ -174,7 +192,7 @@ def divisors(number: int, most: int | None = None) -> list[int]:
     return [n for n in found if most is None or n <= most]
 
 
-def against_tensor(model: ModelConfig, size: int) -> str | None:
+def why_not_tensor(model: ModelConfig, size: int) -> str | None:
     """Why ``size`` ranks cannot share each matrix; None where they can."""
     dense = model.moe is None or bool(model.moe.mlp_only_layers)
     widths = [("columns of an expert", model.expert_width)] if model.moe else []
@@ -186,13 +204,13 @@ def against_tensor(model: ModelConfig, size: int) -> str | None:
     return None
 
 
-def against_slices(tokens: int, tensor: int) -> str | None:
+def why_not_slices(tokens: int, tensor: int) -> str | None:
     """Why the ``tokens`` of a row on a rank cannot be cut for the norms between matrices, a slice for each tensor rank
     (Korthikanti et al. 2022); None where they can."""
     return f"{tokens:,} tokens of a row on a rank are not a multiple" if tokens % tensor else None
 
 
-def against_pipeline(model: ModelConfig, size: int, schedule: Schedule = "1f1b") -> str | None:
+def why_not_pipeline(model: ModelConfig, size: int, schedule: Schedule = "1f1b") -> str | None:
     """Why the layers cannot be spread over ``size`` pipeline ranks; None where they can.
 
     Interleaved and zero-bubble schedules give each rank two pipeline stages; zero bubble lays them as a V, so that the
@@ -208,7 +226,7 @@ def against_pipeline(model: ModelConfig, size: int, schedule: Schedule = "1f1b")
     return None
 
 
-def against_few_rows(rows: int, pipeline: int) -> str | None:
+def why_not_few_rows(rows: int, pipeline: int) -> str | None:
     """Why a pipeline cannot run a step in which a rank has so many rows; None where it can."""
     if rows >= pipeline:
         return None
@@ -232,7 +250,7 @@ def stage_count(size: int, schedule: Schedule) -> int:
     return size if schedule == "1f1b" or size == 1 else 2 * size
 
 
-def against_sequence(
+def why_not_sequence(
     model: ModelConfig, seq_len: int, size: int, *, tensor: int = 1, context: Context = "ulysses"
 ) -> str | None:
     """Why ``size`` ranks cannot share a row; None where they can.
@@ -253,26 +271,18 @@ def against_sequence(
     return f"rows of {seq_len:,} tokens are not a multiple" if seq_len % size else None
 
 
-def against_expert(model: ModelConfig, size: int, shards: int, tensor: int = 1) -> str | None:
+def why_not_expert(model: ModelConfig, size: int, shards: int, tensor: int = 1) -> str | None:
     """Why ``size`` of the ``shards`` ranks that share weights (shard x sequence) cannot share the experts; None where
-    they can."""
+    they can. The experts of a rank are cut along their width over the other ranks, by FSDP2 into equal parts only."""
     if size == 1:
         return None
     if model.moe is None:
         return "the model has no experts"
-    return against_spread(model.moe.num_experts, model.expert_width, size, shards, tensor)
-
-
-def against_spread(num_experts: int, width: int, size: int, shards: int, tensor: int = 1) -> str | None:
-    """The same for the experts of a layer. Those of a rank are cut along their width over the others, which FSDP2 cuts
-    into equal parts only."""
-    if size == 1:
-        return None
-    if num_experts % size:
-        return f"{num_experts} experts are not a multiple"
+    if model.moe.num_experts % size:
+        return f"{model.moe.num_experts} experts are not a multiple"
     if shards % size:
         return f"shard x sequence = {shards} ranks are not a multiple"
     parts = shards // size * tensor
-    if width % parts:
-        return f"{width:,} columns of an expert are not a multiple of {parts}, the ranks that share it"
+    if model.expert_width % parts:
+        return f"{model.expert_width:,} columns of an expert are not a multiple of {parts}, the ranks that share it"
     return None

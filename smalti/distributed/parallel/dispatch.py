@@ -1,11 +1,9 @@
-"""Tokens to the ranks of their experts and back, for one layer: ``Exact`` and ``Static``, in place of the forward of
-its ``Experts``.
+"""Tokens to the ranks of their experts and back, for one layer: ``Exact`` and ``Static`` in place of its ``Experts``.
 
-Promises: what one process with all experts reckons, forward and backward, but for the order of sums: no token is
-dropped, the weights of the choices are applied where the tokens came from, and a gradient of an expert is a sum over
-the tokens of all ranks. ``Exact`` sends as many rows as there are; the host has to know how many, and waits for one
-small copy a layer, as late as it can. ``Static`` sends buffers that hold the worst case and never waits; all ranks must
-come with the same number of tokens.
+Both compute what one process with all experts does, forward and backward, but for the order of sums; no token is
+dropped. ``Exact`` sends as many rows as there are; the host has to know how many, and waits for one small copy a layer,
+as late as possible. ``Static`` sends buffers that hold the worst case and never waits; all ranks must have the same
+number of tokens.
 
 Shapes: N tokens of this rank, D hidden, k experts per token, S = N * k slots sorted by expert (as in
 ``model/blocks/moe/experts.py``), W ranks, E experts, e = E / W on each rank, C rows of a pair of ranks at most,
@@ -17,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed import _functional_collectives as collectives
 from torch.nn import functional as F
@@ -58,11 +56,27 @@ class Sizes:
         return self._table.tolist()  # type: ignore[no-any-return]
 
 
-class Dispatch:
-    """What the two ways share. Takes the place of ``begin`` and ``forward`` of ``experts``."""
+class LocalExperts(Experts):
+    """Takes the place of ``experts``, with its parameters: computes with this rank's part of DTensors."""
+
+    def __init__(self, experts: Experts) -> None:
+        nn.Module.__init__(self)
+        self.gate_proj, self.up_proj, self.down_proj = experts.gate_proj, experts.up_proj, experts.down_proj
+        self.kernel = experts.kernel
+        self.activation, self.activation_backward = experts.activation, experts.activation_backward
+
+    def weights(self) -> Weights:
+        """This rank's part of each."""
+        gate = None if self.gate_proj is None else local(self.gate_proj)
+        return Weights(gate, local(self.up_proj), local(self.down_proj))
+
+
+class Dispatch(LocalExperts):
+    """What the two modes share. Takes the place of ``experts``, of which each rank of ``group`` holds an equal part."""
 
     def __init__(self, experts: Experts, group: dist.ProcessGroup) -> None:
-        self.experts, self.group, self.ranks, self.place = experts, group, group.size(), group.rank()
+        super().__init__(experts)
+        self.group, self.ranks, self.place = group, group.size(), group.rank()
         self.own = experts.up_proj.shape[0] // self.ranks
 
     @torch.compiler.disable
@@ -76,21 +90,19 @@ class Dispatch:
     @torch.compiler.disable
     def forward(self, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor, begun: Begun | None = None) -> Tensor:
         """As that of ``Experts``."""
-        return self.through(x_ND, weight_Nk, begun or self.begin(expert_Nk))
+        return self.over_ranks(x_ND, weight_Nk, begun or self.begin(expert_Nk))
 
     def sizes(self, leaving_We: Tensor, arriving_We: Tensor) -> Sizes | None:
         """What the host must know."""
         return None
 
-    def through(self, x_ND: Tensor, weight_Nk: Tensor, begun: Begun) -> Tensor:
+    def over_ranks(self, x_ND: Tensor, weight_Nk: Tensor, begun: Begun) -> Tensor:
         """[N, D] through the experts of all ranks."""
         raise NotImplementedError
 
     def own_experts(self, rows_RD: Tensor, label_R: Tensor, *, spare: bool) -> Tensor:
         """[R, D] through this rank's experts, each row through the one that its label names."""
-        gate, up, down = self.experts.weights()
-        weights = Weights(None if gate is None else local(gate), local(up), local(down))
-        return self.experts.through(rows_RD, label_R[:, None], None, weights, spare=spare)
+        return self.through(rows_RD, label_R[:, None], None, self.weights(), spare=spare)
 
 
 class Exact(Dispatch):
@@ -102,7 +114,7 @@ class Exact(Dispatch):
     def sizes(self, leaving_We: Tensor, arriving_We: Tensor) -> Sizes | None:
         return None if self.evenly else Sizes(torch.stack([leaving_We.sum(dim=1), arriving_We.sum(dim=1)]))
 
-    def through(self, x_ND: Tensor, weight_Nk: Tensor, begun: Begun) -> Tensor:
+    def over_ranks(self, x_ND: Tensor, weight_Nk: Tensor, begun: Begun) -> Tensor:
         rows_SD: Tensor = _Leave.apply(x_ND, begun.order_S, begun.slot_Nk, None, 0)
         leaving, arriving = self._even(rows_SD.shape[0]) if begun.sizes is None else begun.sizes.wait()
         rows_RD = _sent(rows_SD, arriving, leaving, self.group)
@@ -123,7 +135,7 @@ class Exact(Dispatch):
 class Static(Dispatch):
     """Buffers of the worst case: all tokens of a rank at one other, each at as many experts as that one has."""
 
-    def through(self, x_ND: Tensor, weight_Nk: Tensor, begun: Begun) -> Tensor:
+    def over_ranks(self, x_ND: Tensor, weight_Nk: Tensor, begun: Begun) -> Tensor:
         most = x_ND.shape[0] * min(weight_Nk.shape[1], self.own)
         seat_S = self._seats(begun, most)
         rows_PD: Tensor = _Leave.apply(x_ND, begun.order_S, begun.slot_Nk, seat_S, self.ranks * most)

@@ -18,14 +18,14 @@ from smalti.distributed.parallel.recompute import recompute
 def parallelize(
     model: nn.Module, mesh: Mesh, parallel: ParallelConfig, precision: PrecisionConfig, *, compile_blocks: bool = False
 ) -> nn.Module:
-    """Apply all axes of ``mesh`` to ``model`` in place, and return it. A collective of all ranks.
+    """Apply all axes of ``mesh`` to ``model``, in place where layers are not cut into stages. A collective.
 
     The sizes of the axes are those of ``mesh.layout``; ``parallel`` gives their options. An axis of size 1 changes
     nothing. UserError with the nearest size where the model does not allow one.
     """
-    # First, so that nothing is done to layers of other ranks: drops the layers that are not of this rank's stages.
+    # First, so that nothing is done to layers of other ranks: a model with the layers of this rank's pipeline stages.
     compute = fsdp.DTYPES[precision.compute]
-    pipeline.own_stages(model, mesh, schedule=parallel.pipeline_schedule, compute=compute)
+    model = pipeline.apply(model, mesh, schedule=parallel.pipeline_schedule, compute=compute)
     # Before expert, which keeps this cut of the experts' width: makes matrices DTensors of the axis.
     tensor.apply(model, mesh)
     # Makes the experts' weights DTensors of the axis, and tokens travel to them.

@@ -1,6 +1,6 @@
-"""Activation checkpointing of a block from outside, without changing the name of any parameter."""
+"""Activation checkpointing of any block, without a wrapper module, whose name would be part of every parameter's."""
 
-from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from torch import nn
@@ -10,11 +10,19 @@ from torch.utils.checkpoint import checkpoint
 def recompute(block: nn.Module) -> None:
     """Keep only the inputs of ``block`` in the forward pass and run it again in the backward pass.
 
-    The instance's ``forward`` is replaced, where a wrapper module would put its own name into every parameter's.
+    In place, by a subclass of the block's own class, as ``fully_shard`` of FSDP2 does.
     """
-    inner: Callable[..., Any] = block.forward
+    block.__class__ = _recomputed(type(block))  # type: ignore[arg-type]
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(inner, *args, use_reentrant=False, **kwargs)
 
-    block.forward = forward
+@cache
+def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
+    return type(f"Recomputed{kind.__name__}", (_Recomputed, kind), {})
+
+
+class _Recomputed(nn.Module):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return checkpoint(self._forward_once, *args, use_reentrant=False, **kwargs)
+
+    def _forward_once(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)

@@ -11,6 +11,7 @@ Shapes: S rows, T tokens of a row, t tokens of it on this rank, B rows of a batc
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from smalti.base.errors import UserError
-from smalti.cost.layout.rules import against_sequence
+from smalti.cost.layout.rules import require, why_not_sequence
 from smalti.distributed.parallel.mesh import Mesh
 from smalti.distributed.parallel.ring import Ring
 from smalti.distributed.parallel.ulysses import Ulysses
@@ -36,20 +37,20 @@ def apply(model: nn.Module, mesh: Mesh, *, context: Context) -> None:
         return
     assert isinstance(model, Decoder), "how others attend is not known"
     config, group = model.config, mesh.group("sequence")
-    why = against_sequence(config, 2 * ranks, ranks, tensor=tensor, context=context)
-    if why is not None:
-        fits = [size for size in range(1, ranks) if not against_sequence(config, 2 * size, size, tensor=tensor)]
-        raise UserError(
-            f"train.parallel.sequence={ranks} cannot be with context ulysses: {why}",
-            allowed=f"{', '.join(map(str, fits))} below it, or a ring, which takes any heads",
-            hint="train.parallel.context=ring",
-        )
+
+    def why_not(size: int) -> str | None:
+        return why_not_sequence(config, 2 * size, size, tensor=tensor, context=context)  # rows of any length
+
+    require(mesh.layout, "sequence", why_not, range(1, ranks), "train.parallel.context=ring")
     part = HeadPart(mesh.place("tensor") if tensor > 1 else 0, tensor)
-    model.kernels_of = Ulysses(group, part) if context == "ulysses" else Ring(group, part)
-    own = own_part(mesh, context=context)
-    model.positions_of = lambda time, device: own(torch.arange(time * tensor * ranks, device=device)[None])
-    if config.rope_scaling is not None and config.rope_scaling.rope_type in ("dynamic", "longrope"):
-        model.lengths_of = _longest(group)
+    tokens_of_rank = own_part(mesh, context=context)
+    by_length = config.rope_scaling is not None and config.rope_scaling.rope_type in ("dynamic", "longrope")
+    model.hooks = replace(
+        model.hooks,
+        kernels_of=Ulysses(group, part) if context == "ulysses" else Ring(group, part),
+        positions_of=lambda time, device: tokens_of_rank(torch.arange(time * tensor * ranks, device=device)[None]),
+        lengths_of=_longest(group) if by_length else None,
+    )
     for module in model.modules():
         if isinstance(module, MoE):
             module.over_row = _over_row(group)

@@ -1,19 +1,19 @@
-"""Tensor parallelism: each matrix shared by the ranks of the axis ``tensor``, laid on a plain model.
+"""Tensor parallelism: each matrix is shared by the ranks of the axis ``tensor``.
 
-Query, key, value, gate and up are cut along what they write, output and down along what they read (Shoeybi et al. 2019,
-arXiv 1909.08053). Between them each rank has a slice of every row, so norms and residuals are not computed twice
-(Korthikanti et al. 2022, arXiv 2205.05198): attention and MLP gather what they read and sum and scatter what they
-write. Experts are cut along F; their router sees whole rows on every rank. Embedding and head are split over the
-vocabulary, and what a head is given is the whole row and a DTensor, of which ``vocabulary`` tells this rank's part.
+Query, key, value, gate and up are cut along their output, output and down along their input (Shoeybi et al. 2019, arXiv
+1909.08053). Between them each rank has a slice of every row, so norms and residuals are not computed twice (Korthikanti
+et al. 2022, arXiv 2205.05198): attention and MLP gather their input, sum and scatter their output. Experts are cut
+along F; their router sees whole rows on every rank. Embedding and head are split over the vocabulary; a head is given
+whole rows and a DTensor, of which ``vocabulary`` gives this rank's part.
 
-Promises: the parameters keep their names; those that are cut are DTensors of the axis. Of the others (norms, router,
-biases of what is summed) every rank has all and, after a backward pass, a part of the gradient: ``summing`` adds them
-up, once a step. Not for decoding with a cache.
+Parameters keep their names. Of those that are not cut (norms, router, biases of what is summed) every rank has all and,
+after a backward pass, a part of the gradient: ``summing`` adds them up once a step. Not for decoding with a cache.
 
 Shapes: B rows, T tokens of a row, t those of this rank's slice, D hidden, F inner, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,8 +25,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import functional as F
 
 from smalti.base.errors import UserError
-from smalti.config.model import ModelConfig
-from smalti.cost.layout.rules import against_tensor, divisors
+from smalti.cost.layout.rules import divisors, require, why_not_tensor
+from smalti.distributed.parallel.dispatch import LocalExperts
 from smalti.distributed.parallel.fsdp import local
 from smalti.distributed.parallel.mesh import Mesh
 from smalti.distributed.parallel.slices import Ranks, gathered, joined, scattered, shared, summed
@@ -35,9 +35,8 @@ from smalti.model.blocks.attention.module import Attention
 from smalti.model.blocks.attention.scores import HeadPart
 from smalti.model.blocks.mlp import MLP
 from smalti.model.blocks.moe import MoE, RouterStats
-from smalti.model.blocks.moe.experts import Weights
 from smalti.model.blocks.norm import RMSNorm
-from smalti.model.decoder import Decoder, soft_cap
+from smalti.model.decoder import Decoder
 
 AXIS = "tensor"
 
@@ -48,24 +47,30 @@ ForwardBackward = Callable[[Any, Sequence[Any], Any], Any]
 def apply(model: nn.Module, mesh: Mesh) -> None:
     """Make weights DTensors of the axis and put the collectives around them. Before ``fsdp.shard``.
 
-    UserError with the nearest size where heads, widths or vocabulary are no multiple of the ranks.
+    UserError with the nearest size where heads, widths or vocabulary are not a multiple of the ranks.
     """
-    if mesh.layout.tensor == 1:
+    layout = mesh.layout
+    if layout.tensor == 1:
         return
-    assert isinstance(model, Decoder), "only a Decoder knows what to cut"
-    _check(model.config, mesh)
+    assert isinstance(model, Decoder), "only the modules of a Decoder are known"
+    config = model.config
+    require(layout, "tensor", lambda size: why_not_tensor(config, size), divisors(layout.world_size))
     axis = mesh.axis("tensor")
     ranks = Ranks.of(axis)
     for module in list(model.modules()):
         if isinstance(module, Attention):
-            _apply_attention(module, axis, ranks)
+            _apply_to_attention(module, axis, ranks)
         elif isinstance(module, MoE):
-            _apply_experts(module, axis, ranks)
+            _apply_to_experts(module, axis, ranks)
         elif isinstance(module, MLP):
-            _apply_mlp(module, axis, ranks)
-    _apply_ends(model, axis, ranks)
-    model.kernels_of = partial(kernels_of, part=HeadPart(ranks.place, ranks.size))
-    model.positions_of = partial(_positions_of, model.positions_of, ranks)
+            _apply_to_mlp(module, axis, ranks)
+    _apply_to_ends(model, axis, ranks)
+    model.hooks = replace(
+        model.hooks,
+        kernels_of=partial(kernels_of, part=HeadPart(ranks.place, ranks.size)),
+        positions_of=partial(_positions_of, model.hooks.positions_of, ranks),
+        project=_project,
+    )
 
 
 def summing(forward_backward: ForwardBackward, mesh: Mesh) -> ForwardBackward:
@@ -95,15 +100,15 @@ class Vocabulary(NamedTuple):
     """This rank's part of an output matrix."""
 
     weight: Tensor
-    """Its rows here, [v, D]."""
+    """[v, D]."""
     first: int
-    """Of them in the whole."""
+    """The first row of the part in the whole matrix."""
     ranks: Ranks | None
-    """That have the others; None where this is all."""
+    """The ranks that share the matrix; None where the part is all of it."""
 
 
 def vocabulary(weight_VD: Tensor) -> Vocabulary:
-    """What a head is given as weight, and which part of the vocabulary it is."""
+    """This rank's part of the weight that a head is given."""
     if not isinstance(weight_VD, DTensor):
         return Vocabulary(weight_VD, 0, None)
     ranks, part = Ranks.of(weight_VD.device_mesh), weight_VD.to_local()
@@ -113,89 +118,102 @@ def vocabulary(weight_VD: Tensor) -> Vocabulary:
 # ---- inside a block -------------------------------------------------------------------------------------------------
 
 
-def _apply_attention(attention: Attention, axis: DeviceMesh, ranks: Ranks) -> None:
-    for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
-        _by_column(projection, axis)
-    _by_row(attention.o_proj, axis, ranks)
-    for norm in (attention.q_norm, attention.k_norm):
-        if attention.qk_norm == "full" and norm is not None:
-            _cut(norm, "weight", 0, axis)
-            norm.forward = partial(_full_norm, norm, ranks)  # type: ignore[method-assign]
-    inner = attention.forward
-
-    def forward(x_BtD: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return inner(gathered(x_BtD, ranks), *args, **kwargs)
-
-    attention.forward = forward  # type: ignore[method-assign, assignment]
+def _apply_to_attention(attention: Attention, axis: DeviceMesh, ranks: Ranks) -> None:
+    attention.q_proj = ColumnParallelLinear(attention.q_proj, axis)
+    attention.k_proj = ColumnParallelLinear(attention.k_proj, axis)
+    attention.v_proj = ColumnParallelLinear(attention.v_proj, axis)
+    attention.o_proj = RowParallelLinear(attention.o_proj, axis, ranks)
+    if attention.qk_norm == "full" and attention.q_norm is not None and attention.k_norm is not None:
+        attention.q_norm = ParallelRMSNorm(attention.q_norm, axis, ranks)
+        attention.k_norm = ParallelRMSNorm(attention.k_norm, axis, ranks)
+    _gather_input(attention, ranks)
 
 
-def _apply_mlp(mlp: MLP, axis: DeviceMesh, ranks: Ranks) -> None:
+def _apply_to_mlp(mlp: MLP, axis: DeviceMesh, ranks: Ranks) -> None:
     if is_cut(mlp.up_proj.weight):  # shared experts, which their layer has cut
         return
-    for projection in (mlp.gate_proj, mlp.up_proj):
-        _by_column(projection, axis)
-    _by_row(mlp.down_proj, axis, ranks)
-    inner = mlp.forward
-    mlp.forward = lambda x_BtD: inner(gathered(x_BtD, ranks))  # type: ignore[method-assign, assignment]
+    _cut_columns(mlp, axis)
+    mlp.down_proj = RowParallelLinear(mlp.down_proj, axis, ranks)
+    _gather_input(mlp, ranks)
 
 
-def _apply_experts(moe: MoE, axis: DeviceMesh, ranks: Ranks) -> None:
-    """What experts and shared experts write are parts of a sum, scattered together. Gradients through the choices'
+def _apply_to_experts(moe: MoE, axis: DeviceMesh, ranks: Ranks) -> None:
+    """The output of experts and shared experts is a part of a sum, scattered together. Gradients through the choices'
     weights are parts too; those of the router's losses are the same on all ranks, so each gives its share."""
-    experts = moe.experts
-    for name, _ in list(experts.named_parameters(recurse=False)):
-        _cut(experts, name, 1, axis)
-
-    def weights() -> Weights:
-        gate = None if experts.gate_proj is None else local(experts.gate_proj)
-        return Weights(gate, local(experts.up_proj), local(experts.down_proj))
-
-    experts.weights = weights  # type: ignore[method-assign]
+    for name, _ in list(moe.experts.named_parameters(recurse=False)):
+        _cut(moe.experts, name, 1, axis)
+    moe.experts = LocalExperts(moe.experts)
     if moe.shared_experts is not None:
-        for projection in (moe.shared_experts.gate_proj, moe.shared_experts.up_proj):
-            _by_column(projection, axis)
-        _cut(moe.shared_experts.down_proj, "weight", 1, axis)
-        moe.shared_experts.down_proj.forward = partial(_linear, moe.shared_experts.down_proj)  # type: ignore
-    inner = moe.forward
+        _cut_columns(moe.shared_experts, axis)
+        moe.shared_experts.down_proj = RowParallelLinear(moe.shared_experts.down_proj, axis, None)
+    _gather_input(moe, ranks)
 
-    def forward(x_BtD: Tensor, mask_BT: Tensor | None = None) -> tuple[Tensor, RouterStats]:
-        part_BTD, stats = inner(gathered(x_BtD, ranks), mask_BT)
-        return scattered(part_BTD, ranks), RouterStats(*(shared(one, ranks) for one in stats))
+    def scatter_output(_: nn.Module, args: Any, output: tuple[Tensor, RouterStats]) -> tuple[Tensor, RouterStats]:
+        part_BTD, stats = output
+        return scattered(part_BTD, ranks), RouterStats(*(shared(value, ranks) for value in stats))
 
-    moe.forward = forward  # type: ignore[method-assign, assignment]
+    moe.register_forward_hook(scatter_output)
 
 
-def _by_column(linear: nn.Linear | None, axis: DeviceMesh) -> None:
-    """Each rank writes some of the columns."""
-    if linear is None:
-        return
-    _cut(linear, "weight", 0, axis)
-    if linear.bias is not None:
-        _cut(linear, "bias", 0, axis)
-    linear.forward = partial(_linear, linear)  # type: ignore[method-assign]
+def _gather_input(module: nn.Module, ranks: Ranks) -> None:
+    """The first argument [B, t, D] -> [B, T, D]."""
+    module.register_forward_pre_hook(lambda _, args: (gathered(args[0], ranks), *args[1:]))
 
 
-def _by_row(linear: nn.Linear, axis: DeviceMesh, ranks: Ranks) -> None:
-    """Each rank reads some of the columns; the bias is added to the slices of the sum."""
-    _cut(linear, "weight", 1, axis)
-
-    def forward(x_BTF: Tensor) -> Tensor:
-        out_BtD = scattered(F.linear(x_BTF, local(linear.weight)), ranks)
-        return out_BtD if linear.bias is None else out_BtD + linear.bias
-
-    linear.forward = forward  # type: ignore[method-assign, assignment]
+def _cut_columns(mlp: MLP, axis: DeviceMesh) -> None:
+    if mlp.gate_proj is not None:
+        mlp.gate_proj = ColumnParallelLinear(mlp.gate_proj, axis)
+    mlp.up_proj = ColumnParallelLinear(mlp.up_proj, axis)
 
 
-def _linear(linear: nn.Linear, x: Tensor) -> Tensor:
-    return F.linear(x, local(linear.weight), None if linear.bias is None else local(linear.bias))
+class ColumnParallelLinear(nn.Linear):
+    """Takes the place of ``linear``: each rank computes some columns of the output."""
+
+    def __init__(self, linear: nn.Linear, axis: DeviceMesh) -> None:
+        super().__init__(linear.in_features, linear.out_features, device="meta")
+        self.weight, self.bias = linear.weight, linear.bias
+        _cut(self, "weight", 0, axis)
+        if self.bias is not None:
+            _cut(self, "bias", 0, axis)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """[B, T, D] -> [B, T, F / ranks]."""
+        return F.linear(x_BTD, local(self.weight), None if self.bias is None else local(self.bias))
 
 
-def _full_norm(norm: RMSNorm, ranks: Ranks, x_BTF: Tensor) -> Tensor:
-    """``RMSNorm`` over the heads of all ranks, in float32 as ``F.rms_norm`` is inside."""
-    wide = x_BTF.float()
-    square_BT1 = summed(wide.square().sum(dim=-1, keepdim=True), ranks)
-    normal = wide * torch.rsqrt(square_BT1 / (x_BTF.shape[-1] * ranks.size) + norm.eps)
-    return (normal * local(norm.weight)).to(x_BTF.dtype)
+class RowParallelLinear(nn.Linear):
+    """Takes the place of ``linear``: each rank reads some columns of the input, and the outputs are summed.
+
+    ranks: that get a slice of the sum each; the bias is added to the slices. None: the caller sums.
+    """
+
+    def __init__(self, linear: nn.Linear, axis: DeviceMesh, ranks: Ranks | None) -> None:
+        super().__init__(linear.in_features, linear.out_features, device="meta")
+        self.weight, self.bias, self.ranks = linear.weight, linear.bias, ranks
+        _cut(self, "weight", 1, axis)
+
+    def forward(self, x_BTF: Tensor) -> Tensor:
+        """[B, T, F / ranks] -> [B, t, D], or [B, T, D], a part of the sum."""
+        if self.ranks is None:
+            return F.linear(x_BTF, local(self.weight), self.bias)
+        out_BtD = scattered(F.linear(x_BTF, local(self.weight)), self.ranks)
+        return out_BtD if self.bias is None else out_BtD + self.bias
+
+
+class ParallelRMSNorm(RMSNorm):
+    """Takes the place of ``norm``: over the heads of all ranks, in float32 as ``F.rms_norm`` is inside."""
+
+    def __init__(self, norm: RMSNorm, axis: DeviceMesh, ranks: Ranks) -> None:
+        super().__init__(norm.weight.shape[0], norm.eps)
+        self.weight, self.ranks = norm.weight, ranks
+        _cut(self, "weight", 0, axis)
+
+    def forward(self, x_BTF: Tensor) -> Tensor:
+        """[B, T, F / ranks] -> the same shape."""
+        wide = x_BTF.float()
+        square_BT1 = summed(wide.square().sum(dim=-1, keepdim=True), self.ranks)
+        normal = wide * torch.rsqrt(square_BT1 / (x_BTF.shape[-1] * self.ranks.size) + self.eps)
+        return (normal * local(self.weight)).to(x_BTF.dtype)
 
 
 def _cut(module: nn.Module, name: str, dim: int, axis: DeviceMesh) -> None:
@@ -212,50 +230,42 @@ def _positions_of(inner: Any, ranks: Ranks, slice_tokens: int, device: torch.dev
 # ---- embedding and head ---------------------------------------------------------------------------------------------
 
 
-def _apply_ends(model: Decoder, axis: DeviceMesh, ranks: Ranks) -> None:
+def _apply_to_ends(model: Decoder, axis: DeviceMesh, ranks: Ranks) -> None:
     """A pipeline stage may have one of them, or none."""
     if model.embed is not None:
-        _cut(model.embed, "weight", 0, axis)
-        model.embed.forward = partial(_embed, model.embed, ranks)  # type: ignore[method-assign]
+        model.embed = VocabularyParallelEmbedding(model.embed, axis, ranks)
     if model.lm_head is not None:
         _cut(model.lm_head, "weight", 0, axis)
     if model.norm is not None:
-        inner = model.norm.forward
-        model.norm.forward = lambda x_BtD: gathered(inner(x_BtD), ranks)  # type: ignore[method-assign]
-    model.logits = partial(_logits, model.config.final_logit_softcapping)  # type: ignore[method-assign]
+        model.norm.register_forward_hook(lambda _, args, x_BtD: gathered(x_BtD, ranks))
 
 
-def _embed(embed: nn.Embedding, ranks: Ranks, ids_BT: Tensor) -> Tensor:
-    """[B, T] -> [B, t, D]: each token is looked up where its row is, the others add 0."""
-    if ids_BT.shape[1] % ranks.size:
-        raise UserError(
-            f"rows of {ids_BT.shape[1]} tokens cannot be cut into slices for {ranks.size} tensor ranks",
-            allowed="a multiple of them",
-            hint="train.parallel.tensor=1, or another data.seq_len",
-        )
-    part_vD = local(embed.weight)
-    index_BT = ids_BT - ranks.place * part_vD.shape[0]
-    outside_BT = (index_BT < 0) | (index_BT >= part_vD.shape[0])
-    found_BTD = F.embedding(index_BT.masked_fill(outside_BT, 0), part_vD)
-    return scattered(found_BTD.masked_fill(outside_BT[..., None], 0), ranks)
+class VocabularyParallelEmbedding(nn.Embedding):
+    """Takes the place of ``embed``: each token is looked up on the rank that has its row, the others add 0."""
+
+    def __init__(self, embed: nn.Embedding, axis: DeviceMesh, ranks: Ranks) -> None:
+        super().__init__(embed.num_embeddings, embed.embedding_dim, device="meta")
+        self.weight, self.ranks = embed.weight, ranks
+        _cut(self, "weight", 0, axis)
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        """[B, T] -> [B, t, D]. UserError where T is not a multiple of the ranks."""
+        ranks = self.ranks
+        if ids_BT.shape[1] % ranks.size:
+            raise UserError(
+                f"rows of {ids_BT.shape[1]} tokens cannot be cut into slices for {ranks.size} tensor ranks",
+                allowed="a multiple of them",
+                hint="train.parallel.tensor=1, or another data.seq_len",
+            )
+        part_vD = local(self.weight)
+        index_BT = ids_BT - ranks.place * part_vD.shape[0]
+        outside_BT = (index_BT < 0) | (index_BT >= part_vD.shape[0])
+        rows_BTD = F.embedding(index_BT.masked_fill(outside_BT, 0), part_vD)
+        return scattered(rows_BTD.masked_fill(outside_BT[..., None], 0), ranks)
 
 
-def _logits(bound: float | None, hidden: Tensor, weight_VD: Tensor) -> Tensor:
-    """``Decoder.logits``, of the whole vocabulary on every rank; for what makes the same of them on all ranks."""
+def _project(hidden: Tensor, weight_VD: Tensor) -> Tensor:
+    """Logits of the whole vocabulary on every rank; for heads that compute the same from them on all ranks."""
     part = vocabulary(weight_VD)
     assert part.ranks is not None
-    return soft_cap(joined(F.linear(hidden, part.weight), part.ranks), bound)
-
-
-def _check(config: ModelConfig, mesh: Mesh) -> None:
-    size = mesh.layout.tensor
-    why = against_tensor(config, size)
-    if why is None:
-        return
-    fits = [n for n in divisors(mesh.layout.world_size) if against_tensor(config, n) is None]
-    near = min(fits, key=lambda n: (abs(n - size), n))
-    raise UserError(
-        f"train.parallel.tensor={size} cannot be: {why}",
-        allowed=f"over {mesh.layout.world_size} ranks, tensor {', '.join(map(str, fits))}",
-        hint=f"train.parallel.tensor={near}",
-    )
+    return joined(F.linear(hidden, part.weight), part.ranks)

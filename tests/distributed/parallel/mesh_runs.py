@@ -130,12 +130,12 @@ def _routers(
         if isinstance(module, Router)
     ]
     for layer, router in found:
-        router.choose = _Chooser(job, router, step, layer, choices, taken, replay, differs)
+        router.chooser = _Chooser(job, router, step, layer, choices, taken, replay, differs)
     try:
         yield
     finally:
         for _, router in found:
-            del router.choose
+            router.chooser = None
 
 
 class _Chooser:

@@ -20,7 +20,7 @@ from smalti.distributed.parallel import expert, fsdp
 from smalti.distributed.parallel import mesh as meshes
 from smalti.distributed.parallel.dispatch import Dispatch, Exact, Static
 from smalti.distributed.parallel.mesh import Mesh
-from smalti.model.blocks.moe.experts import Experts, Weights
+from smalti.model.blocks.moe.experts import Experts
 from smalti.model.decoder import Decoder
 
 LAYOUTS = {
@@ -187,7 +187,8 @@ def _fake_layer(mode: type[Dispatch]) -> tuple[Dispatch, tuple[Tensor, Tensor, T
     experts = Experts(_config())
     dispatch = mode(experts, dist.group.WORLD)  # type: ignore[arg-type]
     own = [parameter[: dispatch.own].bfloat16() for parameter in experts.parameters()]
-    experts.weights = lambda: Weights(*own)  # type: ignore[method-assign]
+    for (name, _), part in zip(list(dispatch.named_parameters()), own, strict=True):
+        setattr(dispatch, name, nn.Parameter(part))
     x = torch.randn(10, 16, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.rand(10, 2, requires_grad=True)
     return dispatch, (x, torch.zeros(10, 2, dtype=torch.int64), weight)
@@ -236,7 +237,7 @@ def test_backward_keeps_the_rows_that_came_gate_up_and_the_rows_that_came_back()
     with FakeTensorMode():
         dispatch, (x, chosen, weight) = _fake_layer(Exact)
         dispatch.evenly = True  # type: ignore[attr-defined]
-        weights = dispatch.experts.weights()
+        weights = dispatch.weights()
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             out = dispatch.forward(x, chosen, weight)
         given = [weight, *(w for w in weights if w is not None)]
@@ -251,7 +252,7 @@ def test_backward_keeps_the_rows_that_came_gate_up_and_the_rows_that_came_back()
 
 ON_TWO, ON_FOUR = Layout(replicate=2, shard=2, expert=2), Layout(shard=4, expert=4)
 REFUSED: list[tuple[dict[str, Any] | None, Layout, str, str]] = [
-    (None, ON_TWO, "without experts", "expert=1"),
+    (None, ON_TWO, "the model has no experts", "expert=1"),
     ({"num_experts": 5}, ON_TWO, "5 experts are not a multiple", "expert=1"),
     ({"num_experts": 6}, ON_FOUR, "6 experts are not a multiple", "expert=2"),
     (

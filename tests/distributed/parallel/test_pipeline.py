@@ -11,10 +11,10 @@ from smalti.base.errors import UserError
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout
-from smalti.cost.layout.rules import against_pipeline
+from smalti.cost.layout.rules import why_not_pipeline
 from smalti.cost.microbatch import check_pipeline, why_not_microbatches
 from smalti.distributed.parallel.mesh import Mesh
-from smalti.distributed.parallel.pipeline import Schedule, own_stages, stages_of
+from smalti.distributed.parallel.pipeline import Schedule, apply, stages_of
 from smalti.model.blocks.attention.scores import document_runs, tell_runs, told_runs
 from smalti.model.decoder import Decoder
 from smalti.train.batches import IGNORE, Microbatch
@@ -50,17 +50,17 @@ def test_each_layer_lies_on_one_stage_in_order_and_evenly(layers: int, places: i
         ({"tie_word_embeddings": True, "num_hidden_layers": 8}, 4, "zero_bubble keeps both on one rank", 1),
     ],
 )
-def test_what_the_rule_of_the_plan_is_against_is_refused(
+def test_what_the_rule_of_the_plan_excludes_is_refused(
     changes: dict[str, Any], places: int, why: str, hint: int
 ) -> None:
     with torch.device("meta"):
         model = Decoder(_run().model.model_copy(update=changes))
-    assert against_pipeline(model.config, places, "interleaved") is not None
+    assert why_not_pipeline(model.config, places, "interleaved") is not None
     mesh = Mesh(Layout(pipeline=places), root=cast(Any, None))
     with pytest.raises(UserError, match=why) as failure:
-        own_stages(model, mesh, schedule="interleaved", compute=torch.float32)
+        apply(model, mesh, schedule="interleaved", compute=torch.float32)
     assert failure.value.hint == f"train.parallel.pipeline={hint}"
-    assert against_pipeline(model.config, hint, "interleaved") is None
+    assert why_not_pipeline(model.config, hint, "interleaved") is None
 
 
 def test_a_part_of_the_loss_gets_a_gradient_of_one() -> None:

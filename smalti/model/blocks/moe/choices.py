@@ -14,9 +14,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 from smalti.base.errors import UserError
-from smalti.model.blocks.moe.router import Router
-
-Choose = Callable[[Tensor], Tensor]
+from smalti.model.blocks.moe.router import Choose, Router
 
 
 @contextmanager
@@ -31,7 +29,7 @@ def recorded_choices(model: nn.Module) -> Iterator[list[Tensor]]:
 
         return wrapped
 
-    with _wrapped(model, taken_down):
+    with replaced_choices(model, lambda router: taken_down(router.choose)):
         yield choices
 
 
@@ -55,19 +53,20 @@ def forced_choices(model: nn.Module, choices: Sequence[Tensor]) -> Iterator[None
 
         return wrapped
 
-    with _wrapped(model, forced):
+    with replaced_choices(model, lambda router: forced(router.choose)):
         yield
     if (left := sum(1 for _ in waiting)) > 0:
         raise UserError(f"{left} of {len(choices)} forced choices were not used: MoE layers were called less often")
 
 
 @contextmanager
-def _wrapped(model: nn.Module, wrap: Callable[[Choose], Choose]) -> Iterator[None]:
+def replaced_choices(model: nn.Module, chooser_of: Callable[[Router], Choose]) -> Iterator[None]:
+    """Inside, each router of ``model`` chooses by ``chooser_of(router)``."""
     routers = [module for module in model.modules() if isinstance(module, Router)]
     for router in routers:
-        router.choose = wrap(router.choose)  # type: ignore[method-assign, assignment]
+        router.chooser = chooser_of(router)
     try:
         yield
     finally:
         for router in routers:
-            del router.choose
+            router.chooser = None

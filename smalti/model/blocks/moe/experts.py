@@ -46,8 +46,10 @@ class Experts(nn.Module):
         return self.through(x_ND, expert_Nk, weight_Nk, self.weights())
 
     def begin(self, expert_Nk: Tensor) -> Any:
-        """What can be set going as soon as the choices are known: here nothing. Where experts lie on other ranks,
-        ``distributed/parallel/expert.py`` puts another in its place, as it does with ``forward``."""
+        """Start what needs the choices alone: here nothing. Returns what ``forward`` takes as ``begun``.
+
+        Where other ranks hold some experts, ``distributed/parallel/dispatch.py`` has a subclass that sends tokens.
+        """
         return None
 
     def weights(self) -> "Weights":

@@ -6,6 +6,7 @@ come from the scores alone, a bias on the choice never reaches them.
 Shapes: B batch, T time, D hidden, E experts, k experts per token.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from smalti.config.model import ModelConfig
+
+Choose = Callable[[Tensor], Tensor]
+"""Scores [B, T, E] -> the k experts of each token, [B, T, k]."""
 
 
 class Routing(NamedTuple):
@@ -47,13 +51,16 @@ class Router(nn.Module):
         experts = config.moe.num_experts
         self.weight = nn.Parameter(torch.empty(experts, config.hidden_size))
         self.register_buffer("choice_bias", torch.zeros(experts) if config.moe.bias_update_rate else None)
+        self.chooser: Choose | None = None
+        """Chooses the experts instead of ``choose``: to record, force or spread choices; see ``choices.py``."""
         nn.init.normal_(self.weight, std=config.hidden_size**-0.5)
 
     def forward(self, x_BTD: Tensor) -> Routing:
         """[B, T, D] in any dtype."""
         logits_BTE = _Float32Linear.apply(x_BTD, self.weight)
         score_BTE = logits_BTE.softmax(dim=-1) if self.config.score == "softmax" else logits_BTE.sigmoid()
-        expert_BTk = self.choose(score_BTE.detach())
+        choose = self.choose if self.chooser is None else self.chooser
+        expert_BTk = choose(score_BTE.detach())
         return Routing(logits_BTE, score_BTE, expert_BTk, self._weights(score_BTE.gather(-1, expert_BTk)))
 
     def choose(self, score_BTE: Tensor) -> Tensor:
