@@ -30,11 +30,6 @@ def pairs(values: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in values)
 
 
-def print_pairs(values: Sequence[tuple[str, str]]) -> None:
-    """Print ``pairs``."""
-    print(pairs(values))
-
-
 def print_json(value: Any) -> None:
     """Print indented JSON."""
     print(json.dumps(value, indent=2))

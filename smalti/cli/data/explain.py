@@ -1,9 +1,11 @@
-"""``smalti data explain``: which documents made a batch, and where a document is learned, in lines for people."""
+"""``smalti data explain``: the documents of a batch, and the batches that learn a document."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from smalti.cli.data.arguments import Json
 
 if TYPE_CHECKING:
     from smalti.config.run import RunConfig
@@ -16,64 +18,71 @@ _TEXT_TOKENS = 2_000
 
 
 def explain(
-    recipe: Annotated[str, typer.Argument(metavar="RUN_OR_RECIPE", help="A run folder, a .yaml file, or a name.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[A.B=VALUE]...", help="Changes to it.")] = None,
-    step: Annotated[int | None, typer.Option(min=1, help="The batch of this step, as metrics count it.")] = None,
-    position: Annotated[int | None, typer.Option(min=0, help="The sequence at this position of training.")] = None,
-    document: Annotated[
-        str | None, typer.Option(metavar="SOURCE:WHICH", help="Where a document is learned: its number, or its id.")
+    recipe: Annotated[
+        str, typer.Argument(metavar="RUN_OR_RECIPE", help="A run folder, a .yaml file, or the name of a recipe.")
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[A.B=VALUE]...", help="Changes to the config.")
     ] = None,
-    row: Annotated[int | None, typer.Option(min=0, help="Only this row of the step's batch, in full.")] = None,
+    step: Annotated[int | None, typer.Option(min=1, help="Explain the batch of this step.")] = None,
+    position: Annotated[int | None, typer.Option(min=0, help="Explain the sequence at this position.")] = None,
+    document: Annotated[
+        str | None,
+        typer.Option(metavar="SOURCE:WHICH", help="List the steps that learn a document: its number, or its id."),
+    ] = None,
+    row: Annotated[int | None, typer.Option(min=0, help="Only this row of the batch, in full.")] = None,
     rank: Annotated[int | None, typer.Option(min=0, help="Only the rows of this rank.")] = None,
     world_size: Annotated[
-        int | None, typer.Option(min=1, help="Ranks that share the rows; absent: train.parallel.ranks.")
+        int | None, typer.Option(min=1, help="Number of ranks; absent: train.parallel.ranks.")
     ] = None,
-    text: Annotated[bool, typer.Option("--text", help="Show the text of the documents.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="Print the text of the documents.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Say which documents made a batch, or where and when a document is learned. Nothing is replayed or written.
+    """List the documents of a batch, or the steps and rows that learn a document. Nothing is replayed or written.
 
-    Steps count as in metrics and reports: step N is the N-th update, and its batch is Stream.batch(N - 1) in Python. A
-    document is learned where its tokens are targets. WHICH is its number in the source, or its id where the tokens
-    carry ids (id=12 for an id that looks like a number). Of a run folder it is told what lies before its present step;
-    data or config other than those of its newest checkpoint are an error.
+    Steps count as in metrics: step N is the N-th update, and its batch is Stream.batch(N - 1) in Python. A document is
+    learned where its tokens are targets. WHICH is its number in the source, or its id if the tokens have ids (id=12 for
+    an id that looks like a number). For a run folder the steps are marked as done or to come; data or config that
+    differ from those of its newest checkpoint are an error.
     """
     from smalti.base.errors import UserError
     from smalti.cli.tables import print_json
 
-    asked = {"--step": step, "--position": position, "--document": document}
-    given = [name for name, value in asked.items() if value is not None]
+    options = {"--step": step, "--position": position, "--document": document}
+    given = [name for name, value in options.items() if value is not None]
     if len(given) != 1:
         raise UserError(
-            f"{' and '.join(given) or 'nothing'} is asked", allowed="one of --step, --position and --document"
+            f"{' and '.join(given) or 'nothing'} is given", allowed="one of --step, --position and --document"
         )
     if step is None and (row is not None or rank is not None):
         raise UserError("--row and --rank choose rows of a step", hint="give --step too, or leave them out")
     if row is not None and rank is not None:
         raise UserError("--row and --rank both choose rows", allowed="one of them")
     config, present, saved = _config(recipe, overrides or [])
-    told = _explanation(config, world_size or config.train.parallel.ranks)
+    explanation = _explanation(config, world_size or config.train.parallel.ranks)
     if saved is not None:
-        _check_run(told, saved, recipe)
-    reader = _tokenizer(config, told) if text else None
+        _check_run(explanation, saved, recipe)
+    tokenizer = _tokenizer(config, explanation) if text else None
     if document is not None:
-        found = _document(told, document, present)
+        values = _document(explanation, document, present)
         lines = _document_lines
     else:
-        found = _step(told, step, position, row, rank)
+        values = _step(explanation, step, position, row, rank)
         lines = _step_lines
-    if reader is not None:
-        _add_text(told, found, reader)
-    found["present_step"] = present
+    if tokenizer is not None:
+        _add_text(explanation, values, tokenizer)
+    values["present_step"] = present
     if as_json:
-        print_json(found)
+        print_json(values)
     else:
-        print("\n".join(lines(found)))
+        print("\n".join(lines(values)))
 
 
 def _config(recipe: str, overrides: list[str]) -> "tuple[RunConfig, int | None, tuple[int, dict[str, Any]] | None]":
-    """The config; how many steps the run of that folder has done (None for a recipe); and what its newest checkpoint
-    says of its data, with the step of it. UserError for overrides that make another run of it."""
+    """The config; the number of finished steps (None for a recipe); and step and stream state of the newest checkpoint.
+
+    Raises UserError for overrides that change the identity of the run.
+    """
     from smalti.base import store
     from smalti.base.errors import UserError
     from smalti.cli.working_directory import enter, load_run
@@ -89,9 +98,9 @@ def _config(recipe: str, overrides: list[str]) -> "tuple[RunConfig, int | None, 
     changes = difference(folder.config(), config)
     if changes:
         raise UserError(
-            "\n  ".join([f"{path} is the folder of another run than this:", *changes]),
-            allowed="changes of placement, such as where its data lie",
-            hint=f"as a recipe, which has done nothing yet: smalti data explain {path}/config.yaml ...",
+            "\n  ".join([f"{path} is the folder of another run:", *changes]),
+            allowed="changes of placement, such as the path of its data",
+            hint=f"explain it as a recipe: smalti data explain {path}/config.yaml ...",
         )
     step = folder.saved_step()
     present = max((n for n in (step, folder.status().get("step")) if n is not None), default=0)
@@ -101,12 +110,12 @@ def _config(recipe: str, overrides: list[str]) -> "tuple[RunConfig, int | None, 
     return config, present, (step, saved)
 
 
-def _check_run(told: "Explanation", saved: tuple[int, dict[str, Any]], recipe: str) -> None:
-    """UserError where the data that lie there now are not those that the run has learned from."""
+def _check_run(explanation: "Explanation", saved: tuple[int, dict[str, Any]], recipe: str) -> None:
+    """Raise UserError if the data are no longer those that the run has learned from."""
     from smalti.base.errors import UserError
 
     try:
-        told.stream.check(saved[1], saved[0])
+        explanation.stream.check(saved[1], saved[0])
     except UserError as error:
         raise UserError(
             error.message, allowed=error.allowed, hint=f"restore what changed: {recipe} learned from it"
@@ -123,96 +132,96 @@ def _explanation(config: "RunConfig", world_size: int) -> "Explanation":
     return Explanation(stream, world_size=world_size, takedowns=takedowns_of(indexes))
 
 
-def _tokenizer(config: "RunConfig", told: "Explanation") -> "Tokenizer":
+def _tokenizer(config: "RunConfig", explanation: "Explanation") -> "Tokenizer":
     from smalti.base.errors import UserError
     from smalti.data.tokenizer.tokenizer import load_tokenizer
 
-    own = Path(config.run_folder) / "tokenizer"
-    folder = str(own) if own.is_dir() else config.data.tokenizer
+    copy = Path(config.run_folder) / "tokenizer"
+    folder = str(copy) if copy.is_dir() else config.data.tokenizer
     if folder is None:
         raise UserError("--text needs the tokenizer that wrote the tokens", hint="data.tokenizer=OUTPUT/tokenizer")
     tokenizer = load_tokenizer(folder)
-    digest = told.stream.tokenizer_digest
+    digest = explanation.stream.tokenizer_digest
     if digest is not None and tokenizer.digest != digest:
         raise UserError(f"{folder} is not the tokenizer that wrote the tokens", hint="data.tokenizer=OUTPUT/tokenizer")
     return tokenizer
 
 
 def _step(
-    told: "Explanation", step: int | None, position: int | None, row: int | None, rank: int | None
+    explanation: "Explanation", step: int | None, position: int | None, row: int | None, rank: int | None
 ) -> dict[str, Any]:
-    """The rows that are asked for; steps from 1."""
+    """The chosen rows of a batch; steps count from 1."""
     from smalti.base.errors import UserError
 
-    if step is not None and step > told.schedule.total_steps:
-        raise UserError(f"step {step:,} of the run", allowed=f"1 to {told.schedule.total_steps:,}")
+    if step is not None and step > explanation.schedule.total_steps:
+        raise UserError(f"step {step:,} of the run", allowed=f"1 to {explanation.schedule.total_steps:,}")
     rows: list[int] | None
     if position is not None:
-        place = told.place(position)
+        place = explanation.place(position)
         index, rows = place.step, [place.row]
     else:
         assert step is not None
         index = step - 1
-        rows = [row] if row is not None else None if rank is None else list(told.rows_of_rank(index, rank))
-    found = told.step(index, rows=rows)
-    for one in (found, *found["rows"]):
-        one["step"] = index + 1
+        rows = [row] if row is not None else None if rank is None else list(explanation.rows_of_rank(index, rank))
+    values = explanation.step(index, rows=rows)
+    for entry in (values, *values["rows"]):
+        entry["step"] = index + 1
     if row is not None or position is not None:
-        for part in found["rows"][0]["documents"]:
-            whole = told.document(part["source"], str(part["number"])) if part["number"] is not None else None
+        for part in values["rows"][0]["documents"]:
+            whole = explanation.document(part["source"], str(part["number"])) if part["number"] is not None else None
             part |= {"of_begin": whole.begin, "of_end": whole.end} if whole else {}
-    found["full"] = row is not None or position is not None
-    return found
+    values["full"] = row is not None or position is not None
+    return values
 
 
-def _document(told: "Explanation", asked: str, present: int | None) -> dict[str, Any]:
-    """A document and its sightings; steps from 1."""
+def _document(explanation: "Explanation", name: str, present: int | None) -> dict[str, Any]:
+    """A document and its sightings; steps count from 1."""
     from smalti.base.errors import UserError
 
-    source, sign, which = asked.partition(":")
-    if not sign or not which:
-        raise UserError(f"--document {asked}", allowed="SOURCE:NUMBER or SOURCE:ID", hint="--document code:12")
-    document = told.document(source, which)
-    sightings = told.sightings(document)
-    for one in sightings:
-        one["step"] += 1
-        one["done"] = None if present is None else one["step"] <= present
+    source, colon, which = name.partition(":")
+    if not colon or not which:
+        raise UserError(f"--document {name}", allowed="SOURCE:NUMBER or SOURCE:ID", hint="--document code:12")
+    document = explanation.document(source, which)
+    sightings = explanation.sightings(document)
+    for sighting in sightings:
+        sighting["step"] += 1
+        sighting["done"] = None if present is None else sighting["step"] <= present
     return {
-        "document": {**vars(document), "taken_down": told.is_taken_down(document)},
-        "world_size": told.world_size,
-        "total_steps": told.schedule.total_steps,
+        "document": {**vars(document), "taken_down": explanation.is_taken_down(document)},
+        "world_size": explanation.world_size,
+        "total_steps": explanation.schedule.total_steps,
         "sightings": sightings,
     }
 
 
-def _add_text(told: "Explanation", found: dict[str, Any], tokenizer: "Tokenizer") -> None:
+def _add_text(explanation: "Explanation", values: dict[str, Any], tokenizer: "Tokenizer") -> None:
     import numpy as np
 
-    parts = [part for row in found.get("rows", []) for part in row["documents"]] or [found.get("document")]
+    parts = [part for row in values.get("rows", []) for part in row["documents"]] or [values.get("document")]
     for part in filter(None, parts):
-        source = told.stream.opened[part["source"]]
+        source = explanation.stream.opened[part["source"]]
         out = np.empty((1, min(part["end"] - part["begin"], _TEXT_TOKENS)), dtype=source.dtype)
         source.read_rows(np.array([part["begin"]], dtype=np.int64), out)
         part["text"] = tokenizer.decode(out[0].tolist())
 
 
-def _step_lines(found: dict[str, Any]) -> list[str]:
+def _step_lines(values: dict[str, Any]) -> list[str]:
     from smalti.cli.tables import table
 
-    last = found["first_position"] + found["sequences"] - 1
+    last = values["first_position"] + values["sequences"] - 1
     lines = [
-        f"step {found['step']:,}{_when(found['step'], found['present_step'])}: stage {found['stage']}, "
-        f"{found['sequences']:,} sequences of {found['seq_len']:,} tokens, "
-        f"positions {found['first_position']:,} to {last:,}, on {_ranks(found['world_size'])}",
+        f"step {values['step']:,}{_when(values['step'], values['present_step'])}: stage {values['stage']}, "
+        f"{values['sequences']:,} sequences of {values['seq_len']:,} tokens, "
+        f"positions {values['first_position']:,} to {last:,}, on {_ranks(values['world_size'])}",
         "",
     ]
-    if found["full"]:
-        return lines + _row_lines(found["rows"][0])
-    shown = found["rows"][:_ROWS]
+    if values["full"]:
+        return lines + _row_lines(values["rows"][0])
+    shown = values["rows"][:_ROWS]
     head = ("row", "position", "rank", "source", "epoch", "sequence", "learned tokens", "documents")
     lines.append(table(head, [_row_cells(row) for row in shown]))
-    if len(shown) < len(found["rows"]):
-        lines.append(f"... and {len(found['rows']) - len(shown):,} more; --rank, --row and --json show them")
+    if len(shown) < len(values["rows"]):
+        lines.append(f"... and {len(values['rows']) - len(shown):,} more; --rank, --row and --json show them")
     for row in shown:
         for part in row["documents"]:
             if "text" in part:
@@ -259,26 +268,28 @@ def _row_lines(row: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _document_lines(found: dict[str, Any]) -> list[str]:
+def _document_lines(values: dict[str, Any]) -> list[str]:
     from smalti.cli.tables import table
 
-    one, sightings, present = found["document"], found["sightings"], found["present_step"]
+    document = values["document"]
+    sightings = values["sightings"]
+    present = values["present_step"]
     lines = [
-        f"document {_named(one)} of {one['source']}: {one['end'] - one['begin']:,} tokens, "
-        f"{one['begin']:,} - {one['end']:,} of the source"
+        f"document {_named(document)} of {document['source']}: {document['end'] - document['begin']:,} tokens, "
+        f"{document['begin']:,} - {document['end']:,} of the source"
     ]
-    if "text" in one:
-        lines += [*_quoted(one["text"]), ""]
-    if one["taken_down"]:
-        lines.append("taken down: its place stays, but its tokens are blanked and never learned")
+    if "text" in document:
+        lines += [*_quoted(document["text"]), ""]
+    if document["taken_down"]:
+        lines.append("taken down: its tokens are blanked and never learned")
     epochs = len({sighting["epoch"] for sighting in sightings})
     if not sightings:
-        return [*lines, f"no sequence of the run's {found['total_steps']:,} steps learns it"]
+        return [*lines, f"no sequence of the run's {values['total_steps']:,} steps learns it"]
     counts = f"{len(sightings):,} sequence{'s'[: len(sightings) != 1]} in {epochs:,} epoch{'s'[: epochs != 1]}"
     if present is not None:
         done = sum(sighting["done"] for sighting in sightings)
-        counts += f": {done:,} before or at the present step, {present:,}, and {len(sightings) - done:,} after it"
-    lines += [f"it lies in {counts}", ""]
+        counts += f": {done:,} before or at step {present:,}, the last one done, and {len(sightings) - done:,} after it"
+    lines += [f"it is in {counts}", ""]
     head = ("step", "row", "rank", "position", "epoch", "sequence", "tokens of the document", "")
     rows = []
     for sighting in sightings[:_SIGHTINGS]:

@@ -1,57 +1,56 @@
-"""``smalti data inspect``: what is in a folder of documents or tokens, in lines for people."""
+"""``smalti data inspect``: statistics and samples of a folder of documents or tokens."""
 
 from typing import Annotated, Any
 
 import typer
 
-from smalti.cli.data.source import Fields
+from smalti.cli.data.arguments import Fields, Json
 from smalti.cli.extras import need_data_extra
 
 
 def inspect(
     folder: Annotated[
-        str, typer.Argument(metavar="FOLDER", help="Tokens of any form, or an output of curate, tokenize.")
+        str, typer.Argument(metavar="FOLDER", help="Tokens in any format, or an output of curate, dedup or tokenize.")
     ],
     fields: Fields = None,
-    samples: Annotated[int, typer.Option(min=0, help="How many documents to show of each part.")] = 2,
+    samples: Annotated[int, typer.Option(min=0, help="Number of documents to print of each part.")] = 2,
     tokenizer: Annotated[
-        str | None, typer.Option(help="The tokenizer that made the tokens; absent: the one beside them.")
+        str | None, typer.Option(help="The tokenizer that wrote the tokens; absent: the one beside them.")
     ] = None,
     limit_tokens: Annotated[
-        int, typer.Option(min=1, help="Read about so many tokens of each part, at evenly spaced places.")
+        int, typer.Option(min=1, help="Read about this many tokens of each part, evenly spaced.")
     ] = 100_000_000,
     plot: Annotated[
-        str | None, typer.Option(metavar="FILE.svg", help="Draw how many tokens lie in how long documents.")
+        str | None, typer.Option(metavar="FILE.svg", help="Plot the share of tokens in long documents.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Show the manifest, how long the documents are, what context lengths make of them, and some of them.
+    """Print the manifest, document lengths, statistics for each context length, and sample documents.
 
-    Of an output of curate or dedup also what was dropped, by rule, with some documents of each rule: their ids, and why
-    they went. All of them are in FOLDER/drops/SOURCE.parquet.
+    For an output of curate or dedup also the drops by rule, with the ids and reasons of some documents. All of them are
+    in FOLDER/drops/SOURCE.parquet.
 
-    For each context length L: "in longer" is the share of tokens that lie in documents of L tokens or more. "seen" is
-    how many tokens of its own document stand before a token in its row, in the mean over all tokens, and "cut" the
-    share of documents that fall into more than one row: with concat (rows of L tokens cut from documents laid one after
-    another; the mean over all places where the first cut may fall), and with best-fit (only documents longer than L are
-    cut, every L tokens).
+    For each context length L: "in longer" is the share of tokens in documents of L tokens or more. "seen" is the mean
+    number of tokens of the same document before a token in its row. "cut" is the share of documents in more than one
+    row. Both are given for concat (rows of L tokens cut from concatenated documents; the mean over all places of the
+    first cut) and for best-fit (only documents longer than L are cut, every L tokens).
     """
     from smalti.cli.tables import print_json
 
     need_data_extra()
     from smalti.data.prepare.inspect import inspect_folder
 
-    found = inspect_folder(
+    values = inspect_folder(
         folder, options=fields or [], tokenizer=tokenizer, n_samples=samples, limit_tokens=limit_tokens
     )
     if plot is not None:
-        _write_plot(plot, found["parts"])
+        _write_plot(plot, values["parts"])
     if as_json:
-        print_json(found)
+        print_json(values)
         return
-    blocks = [_part_text(part) for part in found["parts"]]
-    if found.get("drops"):
-        blocks.append(_drops_text(found["drops"]))
+    blocks = [_part_text(part) for part in values["parts"]]
+    if values.get("drops"):
+        blocks.append(_drops_text(values["drops"]))
     print("\n\n".join(blocks))
 
 
@@ -80,12 +79,12 @@ def _drops_text(drops: list[dict[str, Any]]) -> str:
     from smalti.cli.tables import table
 
     keys = ("source", "split", "rule")
-    rows = [(*(one[key] for key in keys), f"{one['documents']:,}") for one in drops]
+    rows = [(*(drop[key] for key in keys), f"{drop['documents']:,}") for drop in drops]
     blocks = ["== drops", table((*keys, "documents"), rows)]
-    for one in drops:
-        lines = [f"   | {sample['id']}: {sample['reason'] or 'no reason recorded'}" for sample in one["samples"]]
+    for drop in drops:
+        lines = [f"   | {sample['id']}: {sample['reason'] or 'no reason recorded'}" for sample in drop["samples"]]
         if lines:
-            blocks.append("\n".join([f"-- {one['source']}/{one['split']}, {one['rule']}", *lines]))
+            blocks.append("\n".join([f"-- {drop['source']}/{drop['split']}, {drop['rule']}", *lines]))
     return "\n\n".join(blocks)
 
 
@@ -105,11 +104,11 @@ def _contexts_text(rows: list[dict[str, Any]]) -> str:
         )
         for row in rows
     ]
-    return "what a context length makes of them\n" + table(head, cells)
+    return "by context length\n" + table(head, cells)
 
 
 def _write_plot(path: str, parts: list[dict[str, Any]]) -> None:
-    """Draw the parts' curves into one picture. UserError where there are none, or the name is no picture's."""
+    """Plot the curves of the parts. UserError if there are none, or ``path`` is not an .svg file."""
     from smalti.base import store
     from smalti.base.chart import Series, line_chart, standalone
     from smalti.base.errors import UserError
@@ -118,11 +117,11 @@ def _write_plot(path: str, parts: list[dict[str, Any]]) -> None:
         raise UserError(f"--plot {path}", allowed="the name of an .svg file")
     curves = [(part["name"], part["curve"]) for part in parts if part.get("curve")]
     if not curves:
-        raise UserError("--plot draws documents of tokens, and here are none", hint="leave --plot out")
+        raise UserError("--plot needs tokens with known document ends, and there are none", hint="leave --plot out")
     svg = line_chart(
         [Series(name, curve["tokens_in_document"], curve["in_longer_frac"]) for name, curve in curves],
-        title="Share of tokens in documents of at least so many tokens",
-        x_label="tokens of a document",
+        title="Share of tokens in documents of at least this length",
+        x_label="document length, tokens",
         log_x=True,
         from_zero=True,
         format_y=lambda value: f"{value:.0%}",
@@ -145,11 +144,11 @@ def _sample_text(sample: dict[str, Any]) -> str:
     size = f"{sample['n_tokens']:,} tokens" if "n_tokens" in sample else f"{sample['id']}, {sample['n_bytes']:,} bytes"
     text = sample.get("text", str(sample.get("ids", ""))[:400])
     lines = text[:400].splitlines()[:10]
-    name = "the beginning" if sample.get("document") is None else f"document {sample['document']:,}"
+    name = "beginning" if sample.get("document") is None else f"document {sample['document']:,}"
     return "\n".join([f"-- {name} ({size})", *(f"   | {line}" for line in lines)])
 
 
 def _plain(value: Any) -> str:
     if value is None:
-        return "not said"
+        return "unknown"
     return f"{value:,}" if isinstance(value, int) else str(value)

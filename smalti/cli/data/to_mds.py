@@ -1,38 +1,39 @@
-"""``smalti data to-mds``: tokens -> an MDS data set for mosaicml-streaming."""
+"""``smalti data to-mds``: writes tokens as an MDS data set for mosaicml-streaming."""
 
 from typing import Annotated
 
 import typer
 
-from smalti.cli.data.source import Fields, TokenizerOfText, open_folder
+from smalti.cli.data.arguments import Fields, Json, TextTokenizer, open_folder
 from smalti.cli.progress import ProgressLine
 
 
 def to_mds(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Token files, or any form that a run reads.")],
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Token files, or any format that a run reads.")],
     output: Annotated[str, typer.Argument(metavar="OUTPUT", help="New folder for index.json and shards.")],
     fields: Fields = None,
     seq_len: Annotated[
-        int | None, typer.Option(min=1, help="Samples of so many tokens; absent: a sample is a document.")
+        int | None, typer.Option(min=1, help="Tokens in a sample; absent: a sample is a document.")
     ] = None,
-    tokenizer: TokenizerOfText = None,
+    tokenizer: TextTokenizer = None,
     column: Annotated[str, typer.Option(help="Name of the column.")] = "tokens",
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="uint16, int32, uint32 or int64 in the shards; absent: uint16 where ids fit, else int32, or uint32 "
-            "where the vocabulary is not known. Of the tokens that are read: the field dtype=."
+            help="dtype in the shards: uint16, int32, uint32 or int64; absent: uint16 if ids fit, else int32, or "
+            "uint32 if the vocabulary is unknown. The dtype of the tokens read is the field dtype=."
         ),
     ] = None,
     compression: Annotated[str | None, typer.Option(help="zstd or zstd:LEVEL; absent: none.")] = None,
-    hashes: Annotated[str, typer.Option(help="Hashes over every file, with commas; '' for none.")] = "sha1",
+    hashes: Annotated[str, typer.Option(help="Hashes of every file, separated by commas; '' for none.")] = "sha1",
     shard_bytes: Annotated[int, typer.Option(help="Size of a shard before compression.")] = 1 << 26,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be written.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be written.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Write tokens as an MDS data set, which mosaicml-streaming's StreamingDataset reads.
 
-    Samples stand in the order of the tokens; with --seq-len, what does not fill a last sample is left out and told.
+    Samples are in the order of the tokens. With --seq-len, tokens that do not fill a last sample are left out, and
+    their number is printed.
     """
     from dataclasses import asdict
     from typing import cast, get_args
@@ -50,8 +51,8 @@ def to_mds(
     if dry_run:
         report = plan_mds(source, options)
     else:
-        with ProgressLine("tokens") as tell:
-            report = write_mds(source, output, options, tell)
+        with ProgressLine("tokens") as progress:
+            report = write_mds(source, output, options, progress)
     if as_json:
         print_json({"output": output, "dry_run": dry_run, **asdict(report)})
         return

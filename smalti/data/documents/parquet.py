@@ -47,7 +47,6 @@ class RowWriter:
     """Writes rows to one Parquet file. Row groups depend on the rows only, not on the batches they arrive in."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self.n_rows = 0
         self._schema = schema
         self._writer = open_writer(path, schema)
         self._rows: list[dict[str, Any]] = []
@@ -56,7 +55,6 @@ class RowWriter:
     def add(self, row: dict[str, Any], n_bytes: int = 0) -> None:
         """Append a row; ``n_bytes`` is its approximate size."""
         self._rows.append(row)
-        self.n_rows += 1
         self._n_bytes += n_bytes
         if len(self._rows) >= _GROUP_ROWS or self._n_bytes >= _GROUP_BYTES:
             self._flush()
