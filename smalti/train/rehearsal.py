@@ -12,8 +12,7 @@ value, output, a logarithm for each query), but norms keep a little more than th
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from smalti.base.errors import UserError
+from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout, layout_of
 from smalti.cost.batch import usual_microbatch
@@ -35,9 +35,12 @@ from smalti.distributed.parallel import expert, fsdp, sequence
 from smalti.distributed.parallel import mesh as meshes
 from smalti.distributed.parallel.fsdp import local
 from smalti.distributed.parallel.mesh import Mesh
+from smalti.distributed.parallel.ring import Ring
+from smalti.distributed.parallel.ulysses import Ulysses
 from smalti.distributed.trace.live_bytes import LiveBytes, Storage
 from smalti.distributed.trace.traffic import Call, Total, Traffic
-from smalti.model.blocks.attention import choice
+from smalti.model.blocks.attention.choice import windows_of
+from smalti.model.blocks.attention.scores import ALL_HEADS, Attend, HeadPart, scores_of
 from smalti.model.blocks.attention.sdpa import Fused
 from smalti.model.decoder import Decoder
 from smalti.train import job
@@ -98,13 +101,15 @@ def rehearse(
     tokens = microbatch_tokens or usual_microbatch(config, layout.data_ranks)
     each = layout.world_size // layout.pipeline
     places = {place * each for place in (0, layout.pipeline // 2, layout.pipeline - 1)} if rank is None else {rank}
-    with warnings.catch_warnings(), _cuda_kernels() if cuda else nullcontext():
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Slicing a flattened dim")  # of torch, about distributed/parallel/mesh.py
-        found = [_of_rank(config, layout, place, tokens, document_tokens) for place in sorted(places)]
+        found = [_of_rank(config, layout, place, tokens, document_tokens, cuda=cuda) for place in sorted(places)]
     return max(found, key=lambda one: one.peak_bytes)
 
 
-def _of_rank(config: RunConfig, layout: Layout, rank: int, tokens: int, document_tokens: int | None) -> Rehearsal:
+def _of_rank(
+    config: RunConfig, layout: Layout, rank: int, tokens: int, document_tokens: int | None, *, cuda: bool
+) -> Rehearsal:
     if dist.is_initialized():
         raise UserError("a rehearsal takes the place of the process group, and this process has one already")
     dist.init_process_group("fake", rank=rank, world_size=layout.world_size, store=FakeStore())
@@ -113,7 +118,7 @@ def _of_rank(config: RunConfig, layout: Layout, rank: int, tokens: int, document
         # On the meta device first: FSDP2 cannot cut fake tensors.
         model = job.sharded(config, None, mesh, torch.device("meta"), resumes=True)
         expert.evenly(model)
-        _give_kernels(model, document_tokens)
+        _set_kernels(model, document_tokens, cuda=cuda)
         rows = _rows(config, layout, tokens)
         with FakeTensorMode(allow_non_fake_inputs=True):
             fsdp.allocate(model, _CPU)
@@ -226,29 +231,30 @@ def _alike_once(microbatches: list[Microbatch], traffic: Traffic) -> tuple[Any, 
 # ---- kernels --------------------------------------------------------------------------------------------------------
 
 
-def _give_kernels(model: nn.Module, document_tokens: int | None) -> None:
-    """Kernels are built over real rows: they look where documents begin."""
+def _set_kernels(model: nn.Module, document_tokens: int | None, *, cuda: bool) -> None:
+    """Let kernels be built over real rows, as they read where documents begin; ``cuda``: those of ``_fused``."""
     assert isinstance(model, Decoder)
     build = model.hooks.kernels_of
+    if cuda and isinstance(build, Ulysses):
+        build.kernels_of = _fused
+    elif cuda and not isinstance(build, Ring):  # which attends by itself on every device
+        build = _fused
 
-    def built(described: Any, like_BTD: Tensor, documents_BT: Tensor | None) -> Any:
+    def on_real_rows(config: ModelConfig, like_BTD: Tensor, documents_BT: Tensor | None) -> dict[int | None, Attend]:
         with unset_fake_temporarily():
             like = torch.empty((), dtype=like_BTD.dtype).expand(like_BTD.shape)
             real = None if documents_BT is None else _documents(documents_BT, document_tokens)
-            return build(described, like, real)
+            return build(config, like, real)
 
-    model.hooks = replace(model.hooks, kernels_of=built)
+    model.hooks = replace(model.hooks, kernels_of=on_real_rows)
 
 
-@contextmanager
-def _cuda_kernels() -> Iterator[None]:
-    """Attention whose backward pass keeps what each of the fused kernels keeps."""
-    before = choice._build
-    choice._build = lambda kernel, asked, like_BTD, scores, documents_BT: Fused(scores.scale)
-    try:
-        yield
-    finally:
-        choice._build = before
+def _fused(
+    config: ModelConfig, like_BTD: Tensor, documents_BT: Tensor | None, *, part: HeadPart = ALL_HEADS
+) -> dict[int | None, Attend]:
+    """``kernels_of`` whose backward pass keeps what each of CUDA's fused kernels keeps."""
+    scale = scores_of(config, like_BTD.device, part).scale
+    return {window: Fused(scale) for window in windows_of(config)}
 
 
 # ---- counting -------------------------------------------------------------------------------------------------------

@@ -28,12 +28,14 @@ class Ulysses:
     def __init__(self, group: dist.ProcessGroup, part: HeadPart) -> None:
         self.group, self.ranks = group, group.size()
         self.part = HeadPart(part.number * self.ranks + group.rank(), part.parts * self.ranks)
+        self.kernels_of = kernels_of
+        """Builds the kernels for whole rows; replaceable."""
 
     def __call__(self, config: ModelConfig, like_BtD: Tensor, documents_BT: Tensor | None) -> dict[int | None, Attend]:
         """What attends in each layer of a batch, by its window."""
         batch, time, width = like_BtD.shape
         like_BTD = like_BtD[:, :1].expand(batch, time * self.ranks, width)
-        found = kernels_of(config, like_BTD, documents_BT, part=self.part)
+        found = self.kernels_of(config, like_BTD, documents_BT, part=self.part)
         return {window: _Traded(self.group, attend) for window, attend in found.items()}
 
 
