@@ -64,8 +64,7 @@ def to_mds(
     if not dry_run:
         rows += [("shards", f"{report.shards:,}"), ("on disk", format_bytes(report.n_bytes))]
     print(pairs(rows))
-    print(
-        f"nothing was written; without --dry-run it goes to {output}"
-        if dry_run
-        else f"written to {output}; read it with StreamingDataset(local='{output}', batch_size=...)"
-    )
+    if dry_run:
+        print(f"nothing was written; without --dry-run it goes to {output}")
+    else:
+        print(f"written to {output}; read it with StreamingDataset(local='{output}', batch_size=...)")

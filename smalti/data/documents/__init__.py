@@ -1,1 +1,1 @@
-"""Raw documents: finding files, reading their formats, writing tables of documents."""
+"""Raw documents: finds files, reads their formats, and writes the Parquet files of documents."""

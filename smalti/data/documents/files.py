@@ -1,4 +1,7 @@
-"""Finds the files of a source and says of what kind each is, by suffix; content is looked at when it is read."""
+"""Finds the files of a source; the suffix of a file decides its kind.
+
+A new kind of file is added here (``Kind``, ``_SUFFIX_KIND``, ``KNOWN_KINDS``) and in ``readers.READERS``.
+"""
 
 import os
 from collections import Counter
@@ -28,8 +31,9 @@ _SUFFIX_KIND: dict[str, Kind] = {
 }
 _BARE_NAMES = frozenset({"Makefile", "Dockerfile", "README", "LICENSE", "COPYING", "CHANGELOG", "AUTHORS", "NEWS"})
 _COMPRESSED: dict[str, Compression] = {".gz": "gz", ".zst": "zst"}
-LINKED, NO_FILE = "linked folders", "links to nothing, pipes and the like"
-"""What is passed over beside unknown suffixes: a link may lead into a circle, or to what is read already."""
+LINKED = "linked folders"
+"""Skipped: a link may lead into a circle, or to a folder that is read already."""
+NO_FILE = "links to nothing, pipes and the like"
 KNOWN_KINDS = "text, Markdown and source code; .jsonl (all of these also .gz, .zst); .parquet"
 
 
@@ -39,27 +43,29 @@ class SourceFile:
 
     path: str
     name: str
-    """Path inside the source: what ids begin with."""
+    """Path inside the source; ids begin with it."""
     kind: Kind
     compression: Compression
     n_bytes: int
     data: bytes | None = field(default=None, repr=False)
-    """Its bytes, where they are held already; ``path`` is then for messages."""
+    """Its content, if it is in memory; ``path`` is then for messages only."""
 
 
 @dataclass(frozen=True)
 class FoundFiles:
-    """The files of a source in a fixed order, and how many were passed over: by unknown suffix, LINKED, NO_FILE."""
+    """The files of a source, sorted by name."""
 
     files: tuple[SourceFile, ...]
     skipped: dict[str, int] = field(default_factory=dict)
+    """Number of skipped files by unknown suffix, of LINKED and of NO_FILE."""
 
 
 def find_files(path: str, include: Sequence[str] = ()) -> FoundFiles:
-    """The files under ``path`` (or the one file), sorted by name; hidden files and folders are left alone.
+    """Find the files under ``path``, or the one file; hidden files and folders are ignored.
 
-    Raises DataError for a path that is not there or holds nothing to read, and UserError for a file that was named (or
-    matches ``include``) and is of no known kind.
+    Raises:
+        DataError: ``path`` does not exist or has no documents.
+        UserError: a file that is named, or matches ``include``, is of no known kind.
     """
     if not store.is_local(path):
         raise UserError(
@@ -68,30 +74,30 @@ def find_files(path: str, include: Sequence[str] = ()) -> FoundFiles:
     if os.path.isfile(path):
         file = _source_file(path, os.path.basename(path))
         if file is None:
-            raise _unknown(path)
+            raise _unknown_kind(path)
         return FoundFiles((file,))
     if not os.path.isdir(path):
         raise DataError(f"{path} does not exist", hint="check the path of the source")
-    found, skipped = _walk(path, include)
-    if not found:
-        what = f" that match {', '.join(include)}" if include else ""
+    files, skipped = _walk(path, include)
+    if not files:
+        matching = f" that match {', '.join(include)}" if include else ""
         hint = "name the folder itself, not a link to it" if LINKED in skipped else "check the path of the source"
-        raise DataError(f"{path} holds no documents{what}", allowed=KNOWN_KINDS, hint=hint)
-    return FoundFiles(tuple(sorted(found, key=lambda file: file.name)), dict(sorted(skipped.items())))
+        raise DataError(f"{path} holds no documents{matching}", allowed=KNOWN_KINDS, hint=hint)
+    return FoundFiles(tuple(sorted(files, key=lambda file: file.name)), dict(sorted(skipped.items())))
 
 
 def held_file(path: str, data: bytes) -> SourceFile:
-    """A file whose bytes are at hand. UserError for one that is of no known kind."""
+    """A file whose content is in memory. UserError if it is of no known kind."""
     file = _source_file(path, os.path.basename(path), data)
     if file is None:
-        raise _unknown(path)
+        raise _unknown_kind(path)
     return file
 
 
 def _walk(root: str, include: Sequence[str]) -> tuple[list[SourceFile], Counter[str]]:
-    found: list[SourceFile] = []
+    files: list[SourceFile] = []
     skipped: Counter[str] = Counter()
-    for folder, folders, names in os.walk(root, onerror=_refuse_folder):
+    for folder, folders, names in os.walk(root, onerror=_unreadable_folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         skipped.update(LINKED for name in folders if os.path.islink(os.path.join(folder, name)))
         for base in sorted(names):
@@ -108,15 +114,15 @@ def _walk(root: str, include: Sequence[str]) -> tuple[list[SourceFile], Counter[
                 continue
             file = _source_file(path, name)
             if file is not None:
-                found.append(file)
+                files.append(file)
             elif include:
-                raise _unknown(path)
+                raise _unknown_kind(path)
             else:
                 skipped[Path(base).suffix or base] += 1
-    return found, skipped
+    return files, skipped
 
 
-def _refuse_folder(error: OSError) -> None:
+def _unreadable_folder(error: OSError) -> None:
     raise DataError(
         f"{error.filename} cannot be read: {error.strerror}", hint="its documents would be missing"
     ) from error
@@ -134,5 +140,5 @@ def _source_file(path: str, name: str, data: bytes | None = None) -> SourceFile 
     return SourceFile(path, name, kind, compression, os.path.getsize(path) if data is None else len(data), data)
 
 
-def _unknown(path: str) -> UserError:
-    return UserError(f"{path} is not of a kind that can be read", allowed=KNOWN_KINDS, hint="rename or convert it")
+def _unknown_kind(path: str) -> UserError:
+    return UserError(f"{path} is of no known kind", allowed=KNOWN_KINDS, hint="rename or convert it")

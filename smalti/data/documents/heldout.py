@@ -1,4 +1,4 @@
-"""Which documents are set aside. Decided by the group alone, before anything is learned or dropped."""
+"""Assigns documents to the training or the held-out split, by their group only."""
 
 from smalti.base.rng import derive_key
 
@@ -8,9 +8,9 @@ SPLITS = (TRAIN, HELDOUT)
 
 
 def split_of(group: str, *, seed: int, heldout_frac: float) -> str:
-    """``heldout`` with probability ``heldout_frac``, the same for every document of a group and for every machine.
+    """Return ``heldout`` with probability ``heldout_frac``: the same for all documents of a group, on every machine.
 
-    A larger fraction only adds groups: what was held out stays held out.
+    A larger fraction only adds held-out groups.
     """
-    # Both sides are exact: a 63-bit integer against the fraction scaled by 2**63.
+    # An exact comparison: a 63-bit integer with the fraction scaled by 2**63.
     return HELDOUT if derive_key(seed, "heldout", group) < int(heldout_frac * 2.0**63) else TRAIN

@@ -1,13 +1,9 @@
-"""Documents that are on every machine: the sources of the installed Python, as ``code`` and ``prose``.
+"""Writes the sources of the installed Python as documents: ``code`` and ``prose``.
 
-Promises: the same files in the same order give the same bytes; a file and its docstrings share a ``group``, so that
-they fall on one side of the held-out split. Does not promise the same corpus on two machines: that follows the
-version of Python.
-
-Left out unless asked for (``everything``): tests (17 MB of 31), and the packages that distributions of Python leave
-out or ship on their own (idlelib, tkinter, turtledemo, lib2to3, distutils, ensurepip, venv). What stays is comparable
-between a Python built from source and that of a distribution. ``site-packages`` are other people's work under other
-licences and are never read.
+The same files give the same bytes; the corpus depends on the version of Python. A file and its docstrings share a
+``group``, so that they are in the same split. Without ``everything``, tests (17 MB of 31) and packages that some
+distributions lack (idlelib, tkinter, turtledemo, lib2to3, distutils, ensurepip, venv) are left out, so that corpora of
+different builds are comparable. ``site-packages``, which have other licences, are never read.
 """
 
 import ast
@@ -16,7 +12,7 @@ import os
 import platform
 import sysconfig
 import tokenize
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +20,7 @@ from typing import IO, Any
 
 from smalti.base import store
 from smalti.base.errors import DataError
+from smalti.base.progress import Progress, no_progress
 from smalti.data.documents.docstrings import Docstring, cut_docstrings
 
 _NEVER = frozenset({"site-packages", "dist-packages", "__pycache__", "lib-dynload"})
@@ -32,44 +29,41 @@ _LEFT_OUT = frozenset(
 )
 _TOPICS = "pydoc_data/topics.py"
 _GENERATED = "_sysconfigdata"
-"""Build settings of this machine, written by the build: neither code that somebody wrote nor the same elsewhere."""
+"""Build settings, which are generated and differ between machines."""
 
 CODE = "code"
 PROSE = "prose"
 
 
-Progress = Callable[[str, int, int], None]
-"""``progress(what, done, total)``: called often, in bytes of source files."""
-
-
 @dataclass
 class DocumentCounts:
-    """What was written, by source, and the files that were not."""
+    """Number and bytes of the documents that were written, by source."""
 
     documents: dict[str, int] = field(default_factory=lambda: {CODE: 0, PROSE: 0})
     n_bytes: dict[str, int] = field(default_factory=lambda: {CODE: 0, PROSE: 0})
     skipped: list[str] = field(default_factory=list)
-    """Files that are not valid Python of this version, with the reason."""
+    """Files that are not valid Python in this version, with the reason."""
 
 
 def write_documents(
-    output: str, *, stdlib: str | None = None, everything: bool = False, progress: Progress | None = None
+    output: str, *, stdlib: str | None = None, everything: bool = False, progress: Progress = no_progress
 ) -> DocumentCounts:
-    """Write ``code.jsonl`` and ``prose.jsonl`` into ``output``; ``stdlib`` is for another library than this Python's.
+    """Write ``code.jsonl`` and ``prose.jsonl`` into ``output``.
 
-    Each line holds ``id``, ``text``, ``group`` (the path of the file inside the library) and ``license``.
-    DataError when the folder holds no Python source.
+    Each line has ``id``, ``text``, ``group`` (the path of the file inside the library) and ``license``. ``stdlib`` is
+    the folder of another library than this Python's; ``progress`` counts bytes of source files.
+
+    Raises DataError if the folder has no Python source.
     """
     root = Path(stdlib or sysconfig.get_paths()["stdlib"])
     license_note = f"PSF-2.0 (standard library of {platform.python_implementation()} {platform.python_version()})"
     counts = DocumentCounts()
-    tell = progress or (lambda what, done, total: None)
     with ExitStack() as stack:
         files = {
             source: stack.enter_context(store.open_write(store.join(output, f"{source}.jsonl")))
             for source in (CODE, PROSE)
         }
-        for source, record in _records(root, everything, counts, tell):
+        for source, record in _records(root, everything, counts, progress):
             _write(files[source], record | {"license": license_note})
             counts.documents[source] += 1
             counts.n_bytes[source] += len(record["text"].encode())
@@ -83,13 +77,14 @@ def _write(file: IO[bytes], record: dict[str, Any]) -> None:
 
 
 def _records(
-    root: Path, everything: bool, counts: DocumentCounts, tell: Progress
+    root: Path, everything: bool, counts: DocumentCounts, progress: Progress
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     paths = list(_source_files(root, everything))
-    total, done = sum(path.stat().st_size for path in paths), 0
+    total = sum(path.stat().st_size for path in paths)
+    done = 0
     for path in paths:
         done += path.stat().st_size
-        tell("reading the library", done, total)
+        progress("reading the library", done, total)
         name = path.relative_to(root).as_posix()
         try:
             with tokenize.open(path) as file:
@@ -100,7 +95,7 @@ def _records(
             counts.skipped.append(f"{name}: {error}")
             continue
         if topics:
-            # All topics share the group: they quote whole passages from one another.
+            # All topics share a group: they quote whole passages from one another.
             for topic in sorted(topics):
                 yield PROSE, {"id": f"{name}#{topic}", "text": topics[topic].strip("\n"), "group": name}
             continue
@@ -120,7 +115,7 @@ def _source_files(root: Path, everything: bool) -> Iterator[Path]:
 
 
 def _topics(source: str) -> dict[str, str]:
-    """The dictionary of the documentation topics, read from the syntax tree: nothing is executed."""
+    """The dictionary of the help topics, read from the syntax tree: nothing is executed."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "topics" for t in node.targets):
             return dict(ast.literal_eval(node.value))
@@ -128,5 +123,5 @@ def _topics(source: str) -> dict[str, str]:
 
 
 def _join(docstrings: list[Docstring]) -> str:
-    """One document of a file's docstrings: each under the name it belongs to, the module's own without one."""
+    """Join the docstrings of a file into one document, each below its name."""
     return "\n\n".join(f"{doc.name}\n\n{doc.text}" if doc.name else doc.text for doc in docstrings if doc.text.strip())

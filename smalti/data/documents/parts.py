@@ -1,8 +1,8 @@
-"""Cuts a long document into parts, so that memory is bounded by a part and not by a document.
+"""Cuts a long document into parts, so that memory is bounded by the size of a part.
 
-The rule: a document of more than ``most`` bytes of UTF-8 is cut at the last blank line in the second half of its next
-``most`` bytes; without one at the last line end there, else at the last blank, else between two characters. Promises:
-the parts joined are the document; none is longer than ``most`` bytes.
+A document of more than ``limit_bytes`` of UTF-8 is cut at the last blank line in the second half of its next
+``limit_bytes``; if there is none at the last line end there, else at the last blank, else between two characters. The
+joined parts are the document, and no part is longer than ``limit_bytes``.
 """
 
 import io
@@ -12,35 +12,35 @@ from typing import IO
 _CUTS = (b"\n\n", b"\r\n\r\n", b"\n", b" ", b"\t")
 
 
-def parts_of_stream(stream: IO[bytes], most: int) -> Iterator[bytes]:
-    """The parts, each of at most ``most`` bytes; one where all that the stream holds is no longer."""
+def parts_of_stream(stream: IO[bytes], limit_bytes: int) -> Iterator[bytes]:
+    """Yield the parts of a stream: one part if it is short enough."""
     rest = b""
     while True:
-        window = rest + stream.read(most + 1 - len(rest))
-        if len(window) <= most:
+        window = rest + stream.read(limit_bytes + 1 - len(rest))
+        if len(window) <= limit_bytes:
             break
-        end = _end(window, most)
+        end = _end(window, limit_bytes)
         yield window[:end]
         rest = window[end:]
     yield window
 
 
-def parts_of_text(text: str, most: int) -> Iterator[str]:
-    """The parts of a text in memory."""
-    if 4 * len(text) <= most:  # no character has more than four bytes
+def parts_of_text(text: str, limit_bytes: int) -> Iterator[str]:
+    """Yield the parts of a text in memory."""
+    if 4 * len(text) <= limit_bytes:  # no character has more than four bytes
         yield text
         return
-    for part in parts_of_stream(io.BytesIO(text.encode()), most):
+    for part in parts_of_stream(io.BytesIO(text.encode()), limit_bytes):
         yield part.decode()
 
 
-def _end(window: bytes, most: int) -> int:
-    """Where the part ends that ``window`` (longer than ``most``) begins with."""
+def _end(window: bytes, limit_bytes: int) -> int:
+    """End of the first part of ``window``, which is longer than ``limit_bytes``."""
     for cut in _CUTS:
-        at = window.rfind(cut, most // 2, most)
-        if at >= 0:
-            return at + len(cut)
-    for end in range(most, max(most - 4, 0), -1):
+        place = window.rfind(cut, limit_bytes // 2, limit_bytes)
+        if place >= 0:
+            return place + len(cut)
+    for end in range(limit_bytes, max(limit_bytes - 4, 0), -1):
         if window[end] & 0xC0 != 0x80:  # the first byte of a character
             return end
-    return most
+    return limit_bytes

@@ -1,7 +1,7 @@
 """Reads text, JSONL and Parquet files into record batches of one schema, in the order of files and rows.
 
-Promises: bounded memory (a batch of about 4 MiB; a record of JSONL or Parquet may be larger), every problem named with
-file and line, nothing passed over in silence. A task is plain data, so that it can be read in another process.
+Memory is bounded by a batch of about 4 MiB, or one record of JSONL or Parquet. Every problem is reported with file and
+line. A task is plain data, so that another process can read it. ``READERS`` has a function for each kind of file.
 """
 
 import codecs
@@ -10,16 +10,16 @@ import io
 import itertools
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any, Literal, cast
+from typing import IO, Any, Literal, NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from smalti.base.errors import DataError
-from smalti.data.documents.files import SourceFile
+from smalti.data.documents.files import Kind, SourceFile
 from smalti.data.documents.parquet import rows_per_batch
 from smalti.data.documents.parts import parts_of_stream, parts_of_text
 
@@ -33,9 +33,8 @@ RAW_SCHEMA = pa.schema(
         ("part", pa.large_string()),
     ]
 )
-"""``problem`` is null, or says why the record could not be read (then ``text`` is empty). ``numbers``: the kept
-fields as a JSON list, null where there are none. ``part``: the number of this part of a document that was cut, from 1;
-null for a whole one."""
+"""``problem``: why the record could not be read (``text`` is then empty), or null. ``numbers``: the ``keep_fields`` as
+a JSON list, or null. ``part``: number of the part, from 1, of a document that was cut, or null."""
 
 _BATCH_BYTES = 4 << 20
 _BATCH_ROWS = 4096
@@ -43,14 +42,23 @@ _CHUNK_BYTES = 1 << 20
 _TASK_BYTES = 16 << 20
 
 _READ_BYTES = 8 << 20
-"""Of Parquet, read at a time."""
+"""Of Parquet, read at once."""
 
-Record = tuple[str, str, str, str | None, str | None, str | None]
+
+class Record(NamedTuple):
+    """A row of RAW_SCHEMA."""
+
+    id: str
+    group: str
+    text: str
+    problem: str | None = None
+    numbers: str | None = None
+    part: str | None = None
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Which fields hold what, and what to do with a record that cannot be read."""
+    """The fields to read, the limits, and what to do with a record that cannot be read."""
 
     text_field: str = "text"
     id_field: str | None = None
@@ -58,30 +66,32 @@ class ReadOptions:
     keep_fields: tuple[str, ...] = ()
     unreadable: Literal["stop", "drop"] = "stop"
     limit_bytes: int | None = None
-    """Of one unpacked file: more is an error, before it is held."""
+    """Limit on the unpacked size of a file; a larger one is an error."""
     max_document_bytes: int | None = None
-    """Longer documents come in parts, by the rule of ``parts``."""
+    """Longer documents are cut into parts (see ``parts``)."""
 
 
 @dataclass(frozen=True)
 class ReadTask:
-    """Some files of one source that are read one after another."""
+    """Files of one source that are read one after another."""
 
     files: tuple[SourceFile, ...]
     options: ReadOptions
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Record batches of RAW_SCHEMA. DataError names file and line, unless unreadable records are dropped."""
+        """Yield record batches of RAW_SCHEMA.
+
+        Raises DataError with file and line for an unreadable record, unless ``unreadable`` is "drop".
+        """
         rows: list[Record] = []
         size = 0
         for file in self.files:
-            for record in _records(file, self.options):
-                if record[3] is not None and self.options.unreadable == "stop":
-                    raise DataError(
-                        record[3], hint="mend the record, or set unreadable=drop to drop such and list them"
-                    )
+            for record in READERS[file.kind](file, self.options):
+                if record.problem is not None and self.options.unreadable == "stop":
+                    hint = "fix the record, or set unreadable=drop to drop and list unreadable records"
+                    raise DataError(record.problem, hint=hint)
                 rows.append(record)
-                size += len(record[2])
+                size += len(record.text)
                 if size >= _BATCH_BYTES or len(rows) >= _BATCH_ROWS:
                     yield _batch(rows)
                     rows, size = [], 0
@@ -108,67 +118,59 @@ def _batch(rows: list[Record]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(column, pa.large_string()) for column in columns], schema=RAW_SCHEMA)
 
 
-def _records(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
-    if file.kind == "text":
-        yield from _text(file, options)
-        return
-    for record in _parquet(file, options) if file.kind == "parquet" else _jsonl(file, options):
-        yield from _in_parts(record, options)
-
-
 def _unreadable(row_id: str, problem: str) -> Record:
-    return row_id, row_id, "", problem, None, None
+    return Record(row_id, row_id, "", problem)
 
 
 def _in_parts(record: Record, options: ReadOptions) -> Iterator[Record]:
-    """The record, or one for each part of its text; without a group field every part is a group of its own."""
+    """Yield the record, or one for each part of a long text; without ``group_field`` each part is its own group."""
     if options.max_document_bytes is None:
         yield record
         return
-    own_id, group, text, problem, numbers, _ = record
-    parts = parts_of_text(text, options.max_document_bytes)
+    parts = parts_of_text(record.text, options.max_document_bytes)
     first = next(parts)
-    if len(first) == len(text):
+    if len(first) == len(record.text):
         yield record
         return
-    for number, part in enumerate(itertools.chain([first], parts), start=1):
-        name = part_id(own_id, number)
-        yield name, name if options.group_field is None else group, part, problem, numbers, str(number)
+    for number, text in enumerate(itertools.chain([first], parts), start=1):
+        name = part_id(record.id, number)
+        group = name if options.group_field is None else record.group
+        yield record._replace(id=name, group=group, text=text, part=str(number))
 
 
-def part_id(own_id: str, number: int) -> str:
+def part_id(document_id: str, number: int) -> str:
     """Id of a part of a document."""
-    return f"{own_id}#{number}"
+    return f"{document_id}#{number}"
 
 
-def _text(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
+def _read_text(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
     if options.keep_fields:
-        what = f"{file.path}: a file of text has no field '{options.keep_fields[0]}' (keep_fields)"
-        yield _unreadable(file.name, what)
+        problem = f"{file.path}: a file of text has no field '{options.keep_fields[0]}' (keep_fields)"
+        yield _unreadable(file.name, problem)
         return
     with _open(file) as stream:
         lines = 0
-        most = options.max_document_bytes
-        parts = iter([stream.read()]) if most is None else parts_of_stream(stream, most)
+        limit_bytes = options.max_document_bytes
+        parts = iter([stream.read()]) if limit_bytes is None else parts_of_stream(stream, limit_bytes)
         data: bytes | None = next(parts)
         number = 0
         while data is not None:
-            coming = next(parts, None)
+            following = next(parts, None)
             number += 1
-            is_part = number > 1 or coming is not None
+            is_part = number > 1 or following is not None
             name = part_id(file.name, number) if is_part else file.name
             group = name if options.group_field is None else file.name
             part = str(number) if is_part else None
             try:
-                yield name, group, data.decode("utf-8"), None, None, part
+                yield Record(name, group, data.decode("utf-8"), part=part)
             except UnicodeDecodeError as error:
                 line = lines + data.count(b"\n", 0, error.start) + 1
-                yield name, group, "", f"{file.path}:{line}: {_bad_utf8(data, error)}", None, part
+                yield Record(name, group, "", f"{file.path}:{line}: {_bad_utf8(data, error)}", part=part)
             lines += data.count(b"\n")
-            data = coming
+            data = following
 
 
-def _jsonl(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
+def _read_jsonl(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
     with _open(file) as stream:
         for number, line in enumerate(_lines(stream, file, options.limit_bytes), start=1):
             if not line.strip():
@@ -183,14 +185,14 @@ def _jsonl(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
                 yield _unreadable(row_id, f"{file.path}:{number}: this line is not valid JSON: {error}")
                 continue
             if not isinstance(value, dict):
-                what = f"this line holds {type(value).__name__}, not an object"
-                yield _unreadable(row_id, f"{file.path}:{number}: {what}")
+                problem = f"this line holds {type(value).__name__}, not an object"
+                yield _unreadable(row_id, f"{file.path}:{number}: {problem}")
                 continue
-            yield _fields(value, row_id, f"{file.path}:{number}", options)
+            yield from _in_parts(_record(value, row_id, f"{file.path}:{number}", options), options)
 
 
 def _lines(stream: IO[bytes], file: SourceFile, limit_bytes: int | None) -> Iterator[bytes]:
-    """The lines; never holds more of them than ``limit_bytes`` and one byte."""
+    """Yield the lines; at most one byte more than ``limit_bytes`` is read."""
     if limit_bytes is None:
         yield from stream
         return
@@ -206,9 +208,9 @@ def _too_large(file: SourceFile, limit_bytes: int) -> DataError:
     return DataError(f"{file.path} unpacks to more than {limit_bytes:,} bytes", allowed=f"{limit_bytes:,} bytes")
 
 
-def _parquet(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
-    named = (name for name in (options.id_field, options.group_field) if name)
-    fields = [options.text_field, *named, *options.keep_fields]
+def _read_parquet(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
+    id_fields = (name for name in (options.id_field, options.group_field) if name)
+    fields = [options.text_field, *id_fields, *options.keep_fields]
     try:
         table = pq.ParquetFile(file.path if file.data is None else pa.BufferReader(file.data))
     except (pa.ArrowInvalid, OSError) as error:
@@ -219,23 +221,24 @@ def _parquet(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
             raise DataError(
                 f"{file.path} has no field '{missing[0]}'",
                 allowed=", ".join(table.schema_arrow.names),
-                hint="name the right field: text_field, id_field, keep_fields of the source, group_field of the whole",
+                hint="set text_field, id_field or keep_fields of the source, or group_field, to one of these",
             )
         repeated = [name for name in fields if table.schema_arrow.names.count(name) > 1]
         if repeated:
-            raise DataError(f"{file.path} has more than one field '{repeated[0]}'", hint="give each a name of its own")
+            raise DataError(f"{file.path} has more than one field '{repeated[0]}'", hint="give each its own name")
         if options.limit_bytes is not None and _unpacked_bytes(table, fields) > options.limit_bytes:
             raise _too_large(file, options.limit_bytes)
         for number, value in enumerate(_rows(table, file, list(dict.fromkeys(fields))), start=1):
-            row_id, where = f"{file.name}:{number}", f"{file.path}, row {number}"
+            row_id = f"{file.name}:{number}"
+            where = f"{file.path}, row {number}"
             if isinstance(value, Exception):
                 yield _unreadable(row_id, f"{where}: {value}")
             else:
-                yield _fields(value, row_id, where, options)
+                yield from _in_parts(_record(value, row_id, where, options), options)
 
 
 def _rows(table: Any, file: SourceFile, fields: list[str]) -> Iterator[dict[str, Any] | Exception]:
-    """The rows; the error where one holds what its type does not allow (text that is not UTF-8, a date too far off)."""
+    """Yield the rows, or the error of a row with an invalid value (text that is not UTF-8, a date out of range)."""
     try:
         for batch in table.iter_batches(batch_size=rows_per_batch(table, _READ_BYTES, 1024), columns=fields):
             try:
@@ -258,24 +261,24 @@ def _row(batch: pa.RecordBatch, number: int) -> dict[str, Any] | Exception:
 
 
 def _unpacked_bytes(table: Any, fields: Sequence[str]) -> int:
-    """Of these columns, as the file says it."""
+    """Unpacked size of these columns, from the metadata of the file."""
     groups = (table.metadata.row_group(number) for number in range(table.metadata.num_row_groups))
     columns = (group.column(number) for group in groups for number in range(group.num_columns))
-    return sum(one.total_uncompressed_size for one in columns if one.path_in_schema in fields)
+    return sum(column.total_uncompressed_size for column in columns if column.path_in_schema in fields)
 
 
-def _fields(value: dict[str, Any], row_id: str, where: str, options: ReadOptions) -> Record:
+def _record(value: dict[str, Any], row_id: str, where: str, options: ReadOptions) -> Record:
     try:
         text = _field(value, options.text_field)
         if not isinstance(text, str):
             raise ValueError(f"field '{options.text_field}' holds {type(text).__name__}, not text")
         _check_unicode(text, options.text_field)
-        own_id = row_id if options.id_field is None else _name(value, options.id_field)
-        group = own_id if options.group_field is None else _name(value, options.group_field)
+        document_id = row_id if options.id_field is None else _name(value, options.id_field)
+        group = document_id if options.group_field is None else _name(value, options.group_field)
         numbers = json.dumps([_number(value, name) for name in options.keep_fields]) if options.keep_fields else None
     except ValueError as error:
         return _unreadable(row_id, f"{where}: {error}")
-    return own_id, group, text, None, numbers, None
+    return Record(document_id, group, text, numbers=numbers)
 
 
 def _field(value: dict[str, Any], name: str) -> Any:
@@ -285,10 +288,10 @@ def _field(value: dict[str, Any], name: str) -> Any:
 
 
 def _name(value: dict[str, Any], name: str) -> str:
-    found = _field(value, name)
-    if isinstance(found, bool) or not isinstance(found, str | int):
-        raise ValueError(f"field '{name}' holds {type(found).__name__}, not text or a whole number")
-    text = str(found)
+    field = _field(value, name)
+    if isinstance(field, bool) or not isinstance(field, str | int):
+        raise ValueError(f"field '{name}' holds {type(field).__name__}, not text or a whole number")
+    text = str(field)
     _check_unicode(text, name)
     return text
 
@@ -301,13 +304,13 @@ def _check_unicode(text: str, name: str) -> None:
 
 
 def _number(value: dict[str, Any], name: str) -> float | None:
-    found = _field(value, name)
-    if found is None:
+    field = _field(value, name)
+    if field is None:
         return None
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        raise ValueError(f"field '{name}' holds {type(found).__name__}, not a number")
+    if isinstance(field, bool) or not isinstance(field, int | float):
+        raise ValueError(f"field '{name}' holds {type(field).__name__}, not a number")
     try:
-        return float(found)
+        return float(field)
     except OverflowError as error:
         raise ValueError(f"field '{name}' holds a number that is too large") from error
 
@@ -324,11 +327,11 @@ def _open(file: SourceFile) -> Iterator[IO[bytes]]:
         with _stream(file) as stream:
             yield stream
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{file.path} is not a whole gzip file: {error}") from error
+        raise DataError(f"{file.path} is not a complete gzip file: {error}") from error
     except OSError as error:
         # Arrow's errors are OSErrors without a number.
         if file.compression == "zst" and error.errno is None:
-            raise DataError(f"{file.path} is not a whole zstd file: {error}") from error
+            raise DataError(f"{file.path} is not a complete zstd file: {error}") from error
         raise DataError(f"{file.path} cannot be read: {error.strerror or error}") from error
 
 
@@ -336,7 +339,15 @@ def _stream(file: SourceFile) -> IO[bytes]:
     if file.compression == "gz":
         return cast(IO[bytes], gzip.open(file.path if file.data is None else io.BytesIO(file.data), "rb"))
     if file.compression == "zst":
-        # Through Arrow: the streams of the package zstandard end without an error where a file was cut off.
+        # By Arrow: the streams of the package zstandard end without an error if a file is truncated.
         packed = file.path if file.data is None else pa.BufferReader(file.data)
         return io.BufferedReader(pa.input_stream(packed, compression="zstd"), _CHUNK_BYTES)
     return open(file.path, "rb") if file.data is None else io.BytesIO(file.data)
+
+
+READERS: dict[Kind, Callable[[SourceFile, ReadOptions], Iterator[Record]]] = {
+    "text": _read_text,
+    "jsonl": _read_jsonl,
+    "parquet": _read_parquet,
+}
+"""The reader of each kind of file: yields its records in order, long ones in parts."""

@@ -123,10 +123,10 @@ def test_missing_field_in_parquet_lists_the_fields(tmp_path):
     ("name", "data", "message"),
     [
         ("a.parquet", b"not parquet", "is not a Parquet file"),
-        ("a.jsonl.gz", gzip.compress(lines(), mtime=0)[:-20], "not a whole gzip file"),
-        ("a.jsonl.gz", b"plain", "not a whole gzip file"),
-        ("a.jsonl.zst", b"plain", "not a whole zstd file"),
-        ("a.jsonl.zst", zstandard.compress(lines() * 1000)[:-20], "not a whole zstd file"),
+        ("a.jsonl.gz", gzip.compress(lines(), mtime=0)[:-20], "not a complete gzip file"),
+        ("a.jsonl.gz", b"plain", "not a complete gzip file"),
+        ("a.jsonl.zst", b"plain", "not a complete zstd file"),
+        ("a.jsonl.zst", zstandard.compress(lines() * 1000)[:-20], "not a complete zstd file"),
     ],
 )
 def test_damaged_files(tmp_path, name, data, message):
@@ -196,9 +196,9 @@ def test_what_is_passed_over_is_counted_and_what_cannot_be_listed_or_named_is_re
 
 def test_unknown_kind_missing_path_empty_folder(tmp_path):
     (tmp_path / "a.docx").write_bytes(b"x")
-    with pytest.raises(UserError, match=r"a\.docx is not of a kind that can be read"):
+    with pytest.raises(UserError, match=r"a\.docx is of no known kind"):
         find_files(str(tmp_path / "a.docx"))
-    with pytest.raises(UserError, match=r"a\.docx is not of a kind"):
+    with pytest.raises(UserError, match=r"a\.docx is of no known kind"):
         find_files(str(tmp_path), ["*.docx"])
     with pytest.raises(DataError, match="holds no documents"):
         find_files(str(tmp_path))

@@ -1,1 +1,1 @@
-"""Raw documents -> clean, unique documents, with every drop recorded. Daft is used in ``plan`` and nowhere else."""
+"""Raw documents -> normalised, filtered, unique documents, with every drop recorded. Only ``plan`` uses Daft."""

@@ -1,4 +1,4 @@
-"""What is decided about one document alone: its normal form, its split, its rules, the digest of its text."""
+"""Examines one document: normalises it, assigns its split, applies the rules, hashes its text."""
 
 import hashlib
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ EXAMINED_SCHEMA = pa.schema(
         ("part", pa.large_string()),
     ]
 )
-"""``rule`` is null for a document that stays; the text of one that goes is left empty. ``digest``: BLAKE2b-128, hex."""
+"""``rule`` is null for a kept document; the text of a dropped one is empty. ``digest``: BLAKE2b-128, hex."""
 
 UNREADABLE_RULE, EMPTY_RULE = "read/unreadable", "normalize/empty"
 _DIGEST_BYTES = 16
@@ -33,7 +33,7 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True)
 class Examination:
-    """The settings; calling it on a batch of ``readers.RAW_SCHEMA`` gives one of EXAMINED_SCHEMA, row for row."""
+    """A function of record batches: a batch of ``readers.RAW_SCHEMA`` -> one of EXAMINED_SCHEMA, row for row."""
 
     rules: tuple[str, ...]
     normalize: bool
@@ -46,8 +46,7 @@ class Examination:
         for row in batch.to_pylist():
             raw = row["text"]
             verdict = self._verdict(raw, row["problem"], presets)
-            stays = verdict.rule is None
-            text = verdict.text if stays else ""
+            text = verdict.text if verdict.rule is None else ""
             columns["id"].append(row["id"])
             columns["group"].append(row["group"])
             columns["split"].append(split_of(row["group"], seed=self.seed, heldout_frac=self.heldout_frac))

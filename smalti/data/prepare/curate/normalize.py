@@ -1,25 +1,24 @@
-"""One form for texts that a reader cannot tell apart, so that equal texts are equal bytes.
+"""Normalises texts, so that texts that look equal are equal bytes.
 
-Promises: idempotent; never touches what stands inside a line except control characters, composition (NFC) and blanks
-at its end. Does not promise to keep bytes: a text that must stay as it is needs ``normalize: false``.
+Idempotent. Inside a line only control characters, composition (NFC) and trailing blanks are changed. A text that must
+keep its bytes needs ``normalize: false``.
 """
 
 import re
 import unicodedata
 
-# C0 without tab and line feed, DEL, C1; and the byte-order mark, which stands for nothing inside a text. Form feeds go
-# this way too (old sources use them as page breaks).
+# C0 without tab and line feed, DEL, C1, and the byte-order mark; also form feeds, the page breaks of old sources.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff]")
 _TRAILING_BLANKS = re.compile(r"[ \t]+$", re.MULTILINE)
 
 
 def normalize(text: str) -> str:
-    """Line ends to ``\\n``, no control characters, NFC, no blanks at line ends, no blank lines at both ends.
+    """Use ``\\n`` and NFC; remove control characters, trailing blanks, and line ends at both ends of the text.
 
-    The result ends without a line end. Indentation of the first line stays.
+    The indentation of the first line is kept.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     text = _CONTROLS.sub("", text)
-    # After the controls are gone: taking one out can bring a base and a combining mark together.
+    # After the control characters: removing one can bring a base and a combining mark together.
     text = unicodedata.normalize("NFC", text)
     return _TRAILING_BLANKS.sub("", text).strip("\n")

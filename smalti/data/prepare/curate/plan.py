@@ -1,8 +1,8 @@
-"""The plans of curation, for Daft: read tasks, plain functions on record batches, and Parquet files.
+"""The plans of a curation, for Daft: apply a function to the documents, and find exact duplicates.
 
-Promises: results in the order of the tasks and their rows; errors of ours come out as they were raised. Uses only
-``daft.functions``, ``@daft.func.batch`` and ``DataSource`` (the older ``udf`` and namespaces go away in 0.8); a new
-version of Daft is tried here first. Runs on Daft's local runner unless the user has chosen another for the process.
+Results are in the order of the tasks and their rows; a ``SmaltiError`` is raised unchanged. Uses ``daft.functions``,
+``@daft.func.batch`` and ``DataSource`` only (the older ``udf`` and namespaces are removed in 0.8). Runs on Daft's local
+runner, unless the process has chosen another.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ from smalti.data.prepare.daft_engine import daft_module
 BatchFunction = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 TRAIN_KEY = 1 << 62
-"""Keys of training documents begin here, those of held-out ones at 0: of equal texts the smallest key stays."""
+"""First key of training documents; held-out ones begin at 0. Of equal texts the smallest key is kept."""
 
 _TASK, _END = "__task", "__end"
 _FAILED = -1
@@ -25,10 +25,10 @@ _FAILED = -1
 def transform(
     tasks: Sequence[ReadTask], schema: pa.Schema, function: BatchFunction, out_schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Read ``tasks`` (batches of ``schema``, text columns only) and apply ``function`` to every batch.
+    """Read ``tasks``, apply ``function``, and yield batches of ``out_schema``.
 
-    Hands out batches of ``out_schema``, in order; ``function`` must give one row for each row and take empty text. The
-    size of batches is Daft's choice, so nothing may depend on it.
+    ``function`` gets batches of ``schema``, which has text columns only. It must return a row
+    for each row and accept empty text. Daft chooses the size of batches.
     """
     daft = daft_module("curating documents")
     failures: dict[int, Exception] = {}
@@ -36,30 +36,31 @@ def transform(
 
     def apply(*columns: Any) -> pa.StructArray:
         arrays = [_as(column.to_arrow(), type_) for column, type_ in zip(columns, schema.types, strict=True)]
-        done = function(pa.RecordBatch.from_arrays(arrays, schema=schema))
-        assert done.num_rows == len(arrays[0])
-        return pa.StructArray.from_arrays(done.columns, fields=list(out_schema))
+        batch = function(pa.RecordBatch.from_arrays(arrays, schema=schema))
+        assert batch.num_rows == len(arrays[0])
+        return pa.StructArray.from_arrays(batch.columns, fields=list(out_schema))
 
-    # Threads would only wait for one another (the functions are Python), and a child process would lose our errors.
+    # No more threads (the functions are Python and would wait for one another) and no child process (it would lose the
+    # type of an error).
     row_type = daft.DataType.from_arrow_type(pa.struct(list(out_schema)))
     batch_function = daft.func.batch(return_dtype=row_type, use_process=False)(apply)
     frame = _read(daft, tasks, schema, failures)
     frame = frame.select(batch_function(*map(daft.col, names)).alias("row"), daft.col(_TASK), daft.col(_END))
     frame = frame.select(daft.functions.unnest(daft.col("row")), daft.col(_TASK), daft.col(_END))
-    seen = _Completeness(len(tasks), failures)
+    completeness = _Completeness(len(tasks), failures)
     for batch in frame.to_arrow_iter():
-        rows = seen.take(batch)
+        rows = completeness.take(batch)
         if rows.num_rows:
             columns = [_as(rows.column(field.name), field.type) for field in out_schema]
             yield pa.RecordBatch.from_arrays(columns, schema=out_schema)
-    seen.check()
+    completeness.check()
 
 
 class _Completeness:
-    """Holds that every task came through with all of its rows.
+    """Asserts that every task arrives with all of its rows.
 
-    An error inside a Daft 0.7.26 source is a race: now it is raised, now the stream ends as if there were no more
-    rows. So errors travel as rows, each task ends with a row that counts its rows, and a short stream is an error.
+    In Daft 0.7.26 an error inside a source is a race: either it is raised, or the stream ends as if there were no more
+    rows. So errors are passed as rows, each task ends with a row that counts its rows, and a short stream is an error.
     """
 
     def __init__(self, n_tasks: int, failures: dict[int, Exception]) -> None:
@@ -68,7 +69,7 @@ class _Completeness:
         self._open = set(range(n_tasks))
 
     def take(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of ``batch`` that are not marks; raises what a task has failed with."""
+        """Return the rows of ``batch`` that are not marks; raises the error of a task."""
         marks = batch.column(_END).to_pylist()
         for task, end in zip(batch.column(_TASK).to_pylist(), marks, strict=True):
             if end is None:
@@ -76,28 +77,28 @@ class _Completeness:
             elif end == _FAILED:
                 raise self._failures[task]
             else:
-                assert self._counts[task] == end, f"task {task} has {end} rows, {self._counts[task]} came through"
+                assert self._counts[task] == end, f"task {task} has {end} rows, {self._counts[task]} arrived"
                 self._open.remove(task)
         if all(end is None for end in marks):
             return batch
         return batch.filter(pa.array([end is None for end in marks]))
 
     def check(self) -> None:
-        """At the end of the stream: no task is open."""
+        """Assert at the end of the stream that all tasks have ended."""
         assert not self._open, f"the stream of documents ended early: {len(self._open)} tasks are not complete"
 
 
 def first_of_equal(paths: Sequence[str]) -> pa.Table:
-    """Exact duplicates among documents: columns key, keeper_key (int64), sorted by key.
+    """Find exact duplicates: a table of key and keeper_key (int64), sorted by key.
 
-    ``paths`` are Parquet files with the columns key (int64), digest (text), rule; rows with a rule are dropped already
-    and take no part. Of equal digests the smallest key stays and is not listed.
+    ``paths`` are Parquet files with the columns key (int64), digest (text) and rule; rows with a rule are ignored: they
+    are dropped already. Of equal digests the smallest key is kept and not listed.
     """
     daft = daft_module("curating documents")
     col = daft.col
     rows = daft.read_parquet(list(paths)).where(col("rule").is_null()).select("key", "digest")
-    # A window and no join: Daft 0.7.26 plans an equality join on a binary column as a cross join, so that every row
-    # met every keeper (and never came back when both sides shared a name). Digests are text for the same reason.
+    # A window and no join: Daft 0.7.26 plans an equality join on a binary column as a cross join of all rows with all
+    # keepers (which never ended when both sides shared a name). Digests are text for the same reason.
     same = daft.Window().partition_by("digest")
     equal = rows.with_column("keeper_key", col("key").min().over(same)).where(col("key") != col("keeper_key"))
     return equal.select("key", "keeper_key").sort("key").to_arrow()
@@ -110,7 +111,7 @@ def _as(array: Any, to: pa.DataType) -> pa.Array:
 
 
 def _read(daft: Any, tasks: Sequence[ReadTask], schema: pa.Schema, failures: dict[int, Exception]) -> Any:
-    """A frame over ``tasks`` with their number and, in a last row of each, the count of its rows (or ``_FAILED``)."""
+    """A frame over ``tasks`` with two more columns: the number of the task, and in its last row its row count."""
     from daft.io.source import DataSource, DataSourceTask
     from daft.recordbatch import RecordBatch
 

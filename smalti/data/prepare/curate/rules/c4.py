@@ -1,6 +1,6 @@
-"""C4's rules (Raffel et al. 2019, arXiv 1910.10683, section 2.2, and its published code): made for English web pages.
+"""C4's rules (Raffel et al. 2019, arXiv 1910.10683, section 2.2, and its published code), for English web pages.
 
-It edits: lines that do not read like sentences are taken out, citation marks too. The list of bad words is left out.
+The preset edits texts: it removes lines that are not sentences, and citation marks. The list of bad words is not used.
 Sentences are counted by their end marks, without a trained splitter.
 """
 
@@ -19,10 +19,10 @@ _POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "u
 
 def _edit(text: str) -> str:
     lines = (_CITATION.sub("", line.strip()) for line in text.split("\n"))
-    return "\n".join(line for line in lines if _reads_like_sentences(line))
+    return "\n".join(line for line in lines if _is_sentences(line))
 
 
-def _reads_like_sentences(line: str) -> bool:
+def _is_sentences(line: str) -> bool:
     words = line.split()
     lower = line.lower()
     return (

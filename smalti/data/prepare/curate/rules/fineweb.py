@@ -1,6 +1,6 @@
-"""FineWeb's own rules (Penedo et al. 2024, arXiv 2406.17557), in two presets because paper and code disagree.
+"""FineWeb's rules (Penedo et al. 2024, arXiv 2406.17557), in two presets because paper and code differ.
 
-The share of characters in repeated lines is limited to 0.01 in the published code and to 0.1 in the paper.
+The limit on the share of characters in repeated lines is 0.01 in the published code and 0.1 in the paper.
 """
 
 from smalti.data.prepare.curate.rules.measure import Text, frac, repeats

@@ -1,14 +1,17 @@
 """Gopher's quality and repetition rules (Rae et al. 2021, arXiv 2112.11446, section A.1.1 and table A1).
 
-Words of the quality rules are cut by our own expression and not by a tokenizer of nltk or spaCy, so counts may differ
-a little from other implementations; the thresholds are the paper's.
+Words are cut by a regular expression and not by a tokenizer of nltk or spaCy, so counts may differ slightly from other
+implementations; the thresholds are the paper's.
 """
 
 from collections.abc import Callable
 
 from smalti.data.prepare.curate.rules.measure import (
     Text,
+    alphabetic_frac,
     frac,
+    mean_word_length,
+    repeated_line_characters_frac,
     repeated_ngram_characters,
     repeats,
     top_ngram_characters,
@@ -18,10 +21,6 @@ from smalti.data.prepare.curate.rules.rule import Preset, Rule
 _STOP_WORDS = frozenset({"the", "be", "to", "of", "and", "that", "have", "with"})
 _ELLIPSES = ("...", "…")
 _BULLETS = ("•", "‣", "▪", "●", "◦", "- ", "* ", "+ ")
-
-
-def _mean_word_length(text: Text) -> float:
-    return frac(sum(map(len, text.real_words)), len(text.real_words))
 
 
 def _hash_frac(text: Text) -> float:
@@ -40,10 +39,6 @@ def _ellipsis_line_frac(text: Text) -> float:
     return frac(sum(line.rstrip().endswith(_ELLIPSES) for line in text.full_lines), len(text.full_lines))
 
 
-def _alphabetic_frac(text: Text) -> float:
-    return frac(sum(any(map(str.isalpha, word)) for word in text.real_words), len(text.real_words))
-
-
 def _stop_words(text: Text) -> float:
     return len(_STOP_WORDS.intersection(map(str.lower, text.real_words)))
 
@@ -53,19 +48,20 @@ QUALITY = Preset(
     "Rae et al. 2021, arXiv 2112.11446, A.1.1",
     (
         Rule("words", "words", lambda text: len(text.real_words), 50, 100_000),
-        Rule("mean-word-length", "mean characters in a word", _mean_word_length, 3, 10),
+        Rule("mean-word-length", "mean characters in a word", mean_word_length, 3, 10),
         Rule("hash-frac", "'#' for each word", _hash_frac, high=0.1),
         Rule("ellipsis-frac", "ellipses for each word", _ellipsis_frac, high=0.1),
         Rule("bullet-line-frac", "share of lines that start with a bullet", _bullet_line_frac, high=0.9),
         Rule("ellipsis-line-frac", "share of lines that end in an ellipsis", _ellipsis_line_frac, high=0.3),
-        Rule("alphabetic-word-frac", "share of words with a letter", _alphabetic_frac, low=0.8),
+        Rule(
+            "alphabetic-word-frac",
+            "share of words with a letter",
+            lambda text: alphabetic_frac(text.real_words),
+            low=0.8,
+        ),
         Rule("stop-words", "distinct words of {the be to of and that have with}", _stop_words, low=2),
     ),
 )
-
-
-def _lines(text: Text) -> tuple[int, int]:
-    return repeats(text.full_lines)
 
 
 def _top(n: int) -> Callable[[Text], float]:
@@ -86,7 +82,7 @@ REPETITION = Preset(
         Rule(
             "repeated-line-frac",
             "share of lines seen before",
-            lambda t: frac(_lines(t)[0], len(t.full_lines)),
+            lambda t: frac(repeats(t.full_lines)[0], len(t.full_lines)),
             high=0.30,
         ),
         Rule(
@@ -98,7 +94,7 @@ REPETITION = Preset(
         Rule(
             "repeated-line-characters",
             "share of characters in lines seen before",
-            lambda t: frac(_lines(t)[1], len(t.text)),
+            repeated_line_characters_frac,
             high=0.20,
         ),
         Rule(

@@ -1,23 +1,17 @@
-"""Two mild presets of ours for small, hand-picked corpora, where Gopher's 50 words would drop most docstrings.
+"""Two mild presets for small, hand-picked corpora, of which Gopher's minimum of 50 words would drop most docstrings.
 
-The thresholds stand at the far ends of what the standard library of Python 3.11 holds (504 code files, 523 texts of
-prose, measured): they take out what is not text at all, stubs, tables and generated lists, and leave the rest alone.
+The thresholds are at the extremes of the standard library of Python 3.11 (measured on 504 code files and 523 texts of
+prose): they drop stubs, tables, generated lists and what is not text.
 """
 
-from smalti.data.prepare.curate.rules.measure import Text, frac, repeats
+from smalti.data.prepare.curate.rules.measure import (
+    Text,
+    alphabetic_frac,
+    frac,
+    mean_word_length,
+    repeated_line_characters_frac,
+)
 from smalti.data.prepare.curate.rules.rule import Preset, Rule
-
-
-def _mean_word_length(text: Text) -> float:
-    return frac(sum(map(len, text.real_words)), len(text.real_words))
-
-
-def _alphabetic_frac(text: Text) -> float:
-    return frac(sum(any(map(str.isalpha, word)) for word in text.words), len(text.words))
-
-
-def _repeated_characters(text: Text) -> float:
-    return frac(repeats(text.full_lines)[1], len(text.text))
 
 
 def _mean_line(text: Text) -> float:
@@ -41,20 +35,25 @@ def _digit_frac(text: Text) -> float:
 
 
 # Measured on docstrings and topics: words at the 5th percentile 11, mean word length 3.5 to 8.0 but for stubs, share of
-# words with a letter at the 1st percentile 0.78 (tables lie below 0.7), repeated lines at most 0.33.
+# words with a letter at the 1st percentile 0.78 (tables are below 0.7), repeated lines at most 0.33.
 PROSE_LIGHT = Preset(
     "prose-light",
     "ours, for docstrings and other short prose",
     (
         Rule("words", "words", lambda text: len(text.real_words), 10, 1_000_000),
-        Rule("mean-word-length", "mean characters in a word", _mean_word_length, 2.5, 12),
-        Rule("alphabetic-word-frac", "share of words with a letter", _alphabetic_frac, low=0.7),
-        Rule("repeated-line-characters", "share of characters in lines seen before", _repeated_characters, high=0.3),
+        Rule("mean-word-length", "mean characters in a word", mean_word_length, 2.5, 12),
+        Rule("alphabetic-word-frac", "share of words with a letter", lambda text: alphabetic_frac(text.words), low=0.7),
+        Rule(
+            "repeated-line-characters",
+            "share of characters in lines seen before",
+            repeated_line_characters_frac,
+            high=0.3,
+        ),
     ),
 )
 
 # Line lengths: Codex (Chen et al. 2021, arXiv 2107.03374, section 3.1); alphanumeric share: The Stack (Kocetkov et al.
-# 2022, arXiv 2211.15533). Digits: 90 % of the files lie below 0.1, the tables of the codecs between 0.1 and 0.21;
+# 2022, arXiv 2211.15533). Digits: 90 % of the files are below 0.1, the tables of the codecs between 0.1 and 0.21;
 # repeated lines: at most 0.44 in what people wrote.
 CODE_LIGHT = Preset(
     "code-light",
@@ -65,6 +64,11 @@ CODE_LIGHT = Preset(
         Rule("longest-line", "characters in the longest line", _longest_line, high=1000),
         Rule("alphanumeric-frac", "share of letters and digits", _alphanumeric_frac, low=0.25),
         Rule("digit-frac", "share of digits", _digit_frac, high=0.1),
-        Rule("repeated-line-characters", "share of characters in lines seen before", _repeated_characters, high=0.5),
+        Rule(
+            "repeated-line-characters",
+            "share of characters in lines seen before",
+            repeated_line_characters_frac,
+            high=0.5,
+        ),
     ),
 )

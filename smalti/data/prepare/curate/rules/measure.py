@@ -1,4 +1,4 @@
-"""What rules measure on a text. Each value is computed once and only when a rule asks for it."""
+"""Measures of a text that several rules use."""
 
 import re
 from collections import Counter
@@ -11,7 +11,7 @@ _PARAGRAPHS = re.compile(r"\n{2,}")
 
 
 class Text:
-    """A text and its measures. A *word* of ``words`` is what stands between blanks; ``tokens`` cuts punctuation off."""
+    """A text and its parts; each property is computed once, on first use."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -23,22 +23,22 @@ class Text:
 
     @cached_property
     def full_lines(self) -> list[str]:
-        """Lines with something on them."""
+        """Lines that are not blank."""
         return [line for line in self.lines if line.strip()]
 
     @cached_property
     def paragraphs(self) -> list[str]:
-        """What stands between blank lines."""
+        """Text between blank lines."""
         return [part for part in _PARAGRAPHS.split(self.text.strip()) if part]
 
     @cached_property
     def words(self) -> list[str]:
-        """Cut at white space."""
+        """Words, split at white space."""
         return self.text.split()
 
     @cached_property
     def tokens(self) -> list[str]:
-        """Words and single symbols, each on its own: ``don't stop!`` -> ``don't``, ``stop``, ``!``."""
+        """Words and single symbols: ``don't stop!`` -> ``don't``, ``stop``, ``!``."""
         return _TOKEN.findall(self.text)
 
     @cached_property
@@ -48,17 +48,32 @@ class Text:
 
 
 def frac(part: float, whole: float) -> float:
-    """``part / whole``, and 0 where there is nothing to take a share of."""
+    """``part / whole``, or 0 if ``whole`` is 0."""
     return part / whole if whole else 0.0
 
 
+def mean_word_length(text: Text) -> float:
+    """Mean characters of the real words."""
+    return frac(sum(map(len, text.real_words)), len(text.real_words))
+
+
+def alphabetic_frac(words: Sequence[str]) -> float:
+    """Share of words with a letter."""
+    return frac(sum(any(map(str.isalpha, word)) for word in words), len(words))
+
+
+def repeated_line_characters_frac(text: Text) -> float:
+    """Share of characters in lines that occurred before."""
+    return frac(repeats(text.full_lines)[1], len(text.text))
+
+
 def count_sentences(line: str) -> int:
-    """Sentences in a line that is not empty, by their end marks; at least 1."""
+    """Number of sentences in a non-empty line, by their end marks; at least 1."""
     return max(1, len(_SENTENCE_END.findall(line)))
 
 
 def repeats(items: Sequence[str]) -> tuple[int, int]:
-    """How many items occurred before, and their characters together."""
+    """Number of items that occurred before, and the sum of their characters."""
     seen: set[str] = set()
     count = characters = 0
     for item in items:
@@ -70,14 +85,14 @@ def repeats(items: Sequence[str]) -> tuple[int, int]:
 
 
 def top_ngram_characters(words: Sequence[str], n: int) -> int:
-    """Characters of the most frequent n-gram (of equals the longest) times its count; 0 if there is no n-gram."""
+    """Characters of the most frequent n-gram (of ties the longest) times its count; 0 if there is none."""
     counts: Counter[tuple[str, ...]] = Counter(zip(*(words[i:] for i in range(n)), strict=False))
     count, characters = max(((count, _characters(gram)) for gram, count in counts.items()), default=(0, 0))
     return count * characters
 
 
 def repeated_ngram_characters(words: Sequence[str], n: int) -> int:
-    """Characters inside n-grams that occurred before, none counted twice (Gopher, table A1: 'without overlap')."""
+    """Characters in n-grams that occurred before, each counted once (Gopher, table A1: 'without overlap')."""
     seen: set[Hashable] = set()
     characters = start = 0
     while start <= len(words) - n:

@@ -1,4 +1,4 @@
-"""The presets by name. The names are those of ``smalti.config.data.Preset``; a test holds the two equal."""
+"""The presets by name. The names are those of ``smalti.config.curate.Preset``; a test compares them."""
 
 from collections.abc import Sequence
 
@@ -17,5 +17,5 @@ PRESETS: dict[str, Preset] = {
 
 
 def presets_by_name(names: Sequence[str]) -> list[Preset]:
-    """The presets of a source, in the order given."""
+    """Return the presets with these names, in this order."""
     return [PRESETS[name] for name in names]

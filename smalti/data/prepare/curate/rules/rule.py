@@ -1,4 +1,4 @@
-"""A rule is a measure with limits; a preset is an ordered list of rules, perhaps with an edit between them."""
+"""A rule is a measure with limits; a preset is an ordered list of rules, with an optional edit between them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,41 +13,41 @@ class Rule:
 
     name: str
     what: str
-    """The score in words, for the reason of a drop."""
+    """Description of the score, for the reason of a drop."""
     measure: Callable[[Text], float]
     low: float = -math.inf
     high: float = math.inf
 
     def score(self, text: Text) -> float:
-        """The measured value."""
+        """Measure ``text``."""
         return float(self.measure(text))
 
     def passes(self, score: float) -> bool:
-        """Whether a document with this score stays."""
+        """Whether a document with this score is kept."""
         return self.low <= score <= self.high
 
     def reason(self, score: float) -> str:
-        """Why a document with this score goes: what was measured, and the limit it breaks."""
+        """Why a document with this score is dropped: the measure, and the limit that it breaks."""
         side, limit = ("below", self.low) if score < self.low else ("above", self.high)
         return f"{self.what}: {score:.6g} is {side} {limit:g}"
 
 
 @dataclass(frozen=True)
 class Preset:
-    """Rules with the thresholds of one source, in its order."""
+    """Rules with the thresholds and in the order of one source."""
 
     name: str
     source: str
-    """Where the thresholds come from."""
+    """Source of the thresholds."""
     rules: tuple[Rule, ...]
     edit: Callable[[str], str] | None = None
-    """Takes lines out of the text, after ``rules``."""
+    """Removes lines from the text, after ``rules``."""
     rules_after_edit: tuple[Rule, ...] = ()
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a document: its text after edits, and for a drop the first rule that it breaks."""
+    """The text of a document after edits, and for a drop the first rule that it breaks."""
 
     text: str
     rule: str | None = None
@@ -56,7 +56,7 @@ class Verdict:
 
 
 def judge(text: str, presets: Sequence[Preset]) -> Verdict:
-    """Run the presets in order; the first broken rule decides. ``rule`` is ``<preset>/<rule>``."""
+    """Apply the presets in order; the first broken rule decides. ``rule`` is ``<preset>/<rule>``."""
     measured = Text(text)
     for preset in presets:
         broken = _first_broken(measured, preset, preset.rules)
