@@ -11,18 +11,10 @@ from smalti.base.errors import UserError
 from smalti.config.durations import PastLength, RunLength
 from smalti.config.places import Place
 from smalti.config.schema import Config, Duration, NotAllowed, Real, WallTime, Whole, placement, split_duration
+from smalti.config.token_formats import FORMATS, FormatName
 from smalti.config.train import ScheduleConfig
 
 TokenDtype = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
-
-_FORMS_OF_OPTION = {
-    "column": ("mds", "text"),
-    "dtype": ("mds", "raw"),
-    "files": ("megatron", "raw", "text"),
-    "eod_id": ("mds", "megatron", "raw", "litdata"),
-    "vocab_size": ("mds", "megatron", "raw", "litdata"),
-    "document_ends": ("raw",),
-}
 
 
 class SourceConfig(Config):
@@ -33,7 +25,7 @@ class SourceConfig(Config):
     so the same data may move."""
     mirrors: tuple[Place, ...] = placement(())
     """Copies of the same folder, asked in this order when ``path`` does not answer."""
-    format: Literal["auto", "smalti", "mds", "megatron", "raw", "litdata", "text"] = "auto"
+    format: Literal["auto", FormatName] = "auto"
     """Who wrote it; auto: told by the files."""
     column: str | None = None
     """Of ``mds``: the column that holds the tokens (absent: the only one that can); of ``text``: the one that holds the
@@ -59,11 +51,13 @@ class SourceConfig(Config):
             self.check_format(self.format)
         return self
 
-    def check_format(self, form: str) -> None:
-        """Raise ValueError for an option that has no effect in ``form``, one that ``format`` can be."""
-        for name, forms in _FORMS_OF_OPTION.items():
-            if getattr(self, name) != type(self).model_fields[name].default and form not in forms:
-                raise ValueError(f"{name} has no effect with format={form}; it is for {', '.join(forms)}")
+    def check_format(self, name: FormatName) -> None:
+        """Raise ValueError for an option that has no effect in the format ``name``."""
+        for option in sorted({option for traits in FORMATS.values() for option in traits.options}):
+            is_given = getattr(self, option) != type(self).model_fields[option].default
+            if is_given and option not in FORMATS[name].options:
+                allowed = ", ".join(other for other, traits in FORMATS.items() if option in traits.options)
+                raise ValueError(f"{option} has no effect with format={name}; it is for {allowed}")
 
     @model_serializer(mode="wrap")
     def _short(self, full: SerializerFunctionWrapHandler) -> Any:

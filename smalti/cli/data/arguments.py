@@ -24,7 +24,7 @@ def open_folder(folder: str, fields: Sequence[str], tokenizer: str | None) -> "S
     """Open the source that a config with this path and these fields names."""
     from smalti.config.data import FetchConfig, SourceConfig
     from smalti.config.load import from_dict
-    from smalti.data.sources.sources import open_source, read_index
+    from smalti.data.sources.open import open_source, read_index
 
     config = from_dict(SourceConfig, {"path": folder}, "the source", fields).config
     fetch = FetchConfig()

@@ -95,7 +95,7 @@ def known_sources(config: "RunConfig", given: Mapping[str, int]) -> dict[str, "S
 
 def _from_folder(config: "RunConfig", name: str) -> "SourceCounts":
     from smalti.base.errors import DataError
-    from smalti.data.sources.sources import open_source, read_index
+    from smalti.data.sources.open import open_source, read_index
 
     given, fetch, tokenizer = config.data.sources[name], config.data.fetch, config.data.tokenizer
     try:

@@ -26,8 +26,8 @@ from smalti.data.prepare.tokenize import KIND as TOKENIZE_KIND
 from smalti.data.prepare.tokenize import RECORD_NAME as TOKENIZE_RECORD
 from smalti.data.prepare.tokenize import TOKENIZER_FOLDER
 from smalti.data.sources.document_lengths import context_summary, find_documents, length_curve, length_summary
+from smalti.data.sources.open import open_source, read_index
 from smalti.data.sources.source import Source
-from smalti.data.sources.sources import open_source, read_index
 from smalti.data.tokenizer.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from smalti.data.tokens import TokenSource
 

@@ -17,8 +17,8 @@ from smalti.data.pack.concat import Chopped
 from smalti.data.pack.index import RECORD_NAME, PackIndex, PackRecord, pack_folder, read_record
 from smalti.data.pack.packed import Packed
 from smalti.data.pack.rows import Sequences
+from smalti.data.sources.open import open_source, read_index
 from smalti.data.sources.source import Source
-from smalti.data.sources.sources import open_source, read_index
 from smalti.data.stream.takedowns import Takedowns
 
 if TYPE_CHECKING:

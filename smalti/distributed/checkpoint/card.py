@@ -15,7 +15,7 @@ from smalti.config.data import SourceConfig
 from smalti.config.run import RunConfig
 from smalti.cost.flops import FORMULA, train_flops_per_token
 from smalti.cost.params import count
-from smalti.data.sources.sources import open_source, read_index
+from smalti.data.sources.open import open_source, read_index
 from smalti.track.report.continued import HEAD, continued
 from smalti.track.report.read import read_run
 from smalti.track.sinks.jsonl import read_metrics

@@ -13,8 +13,8 @@ from smalti.cli.main import run as smalti
 from smalti.config.data import FetchConfig, SourceConfig
 from smalti.data.sources import mds_writer
 from smalti.data.sources.mds_writer import MdsOptions, plan_mds, write_mds
+from smalti.data.sources.open import open_source, read_index
 from smalti.data.sources.source import Source
-from smalti.data.sources.sources import open_source, read_index
 
 
 def opened(path: Path, **options: object) -> Source:

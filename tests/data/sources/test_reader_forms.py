@@ -8,9 +8,9 @@ import pytest
 
 from smalti.base.errors import DataError, UserError
 from smalti.config.data import FetchConfig, SourceConfig
+from smalti.data.sources.open import open_source, read_index
 from smalti.data.sources.readers.index import Index
 from smalti.data.sources.source import Source
-from smalti.data.sources.sources import open_source, read_index
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CASES = sorted(path.stem for path in FIXTURES.glob("*.npz"))

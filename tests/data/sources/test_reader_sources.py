@@ -17,9 +17,9 @@ from test_reader_forms import CASES, FIXTURES, config_of, opened
 from smalti.base.errors import DataError, UserError
 from smalti.config.data import FetchConfig, SourceConfig
 from smalti.data.fetch import open_files
+from smalti.data.sources.open import open_source, read_index
 from smalti.data.sources.readers import megatron, text
 from smalti.data.sources.readers.named import ask_each
-from smalti.data.sources.sources import open_source, read_index
 from smalti.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from smalti.data.tokenizer.train import train_bpe
 
@@ -81,7 +81,7 @@ def test_numbers_without_a_header(tmp_path: Path) -> None:
     (tmp_path / "odd.bin").write_bytes(b"123")
     with pytest.raises(DataError, match="not a whole number of uint64"):
         everything(tmp_path / "odd.bin", dtype="uint64")
-    with pytest.raises(UserError, match="of no form that can be told by its name"):
+    with pytest.raises(UserError, match="cannot be told from its name"):
         everything(tmp_path / "notes.txt")
     assert everything(tmp_path / "a.bin", format="raw", dtype="uint16") == IDS[:300].tolist()
 
@@ -120,15 +120,15 @@ def test_megatron_by_prefix_by_name_and_without_reading_a_large_index(
 def test_nothing_or_two_things_are_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="it does not exist"):
         everything(tmp_path / "nowhere")
-    with pytest.raises(DataError, match="no other form of tokens or documents"):
+    with pytest.raises(DataError, match="no other format of tokens or documents"):
         everything(tmp_path)
     np.save(tmp_path / "x.npy", IDS)
     (tmp_path / "y.jsonl").write_text("{}")
-    with pytest.raises(DataError, match=r"more than one form.*raw \(x\.npy\), text \(y\.jsonl\)(.|\n)*format="):
+    with pytest.raises(DataError, match=r"more than one format.*raw \(x\.npy\), text \(y\.jsonl\)(.|\n)*format="):
         everything(tmp_path)
     assert everything(tmp_path, format="raw") == IDS.tolist()
     (tmp_path / "index.json").write_text("[]")
-    with pytest.raises(DataError, match="neither of MDS"):
+    with pytest.raises(DataError, match=r"neither of mds \(shards\) nor of litdata"):
         everything(tmp_path)
     train = tmp_path / "set" / "train"
     train.mkdir(parents=True)
@@ -145,7 +145,7 @@ def test_a_wrong_form_is_told_with_the_one_that_lies_there(named: str, tmp_path:
     if named == "raw":
         (tmp_path / "a.npy").unlink()
         write_source(tmp_path, 10)
-    with pytest.raises(DataError, match=r"hint: there lies .*: format=.*, or leave format out"):
+    with pytest.raises(DataError, match=r"hint: .* is there: format=.*, or leave format out"):
         everything(tmp_path, format=named)
 
 

@@ -2,5 +2,5 @@
 
 Promises: nothing in a file is run (pickles are refused), no name leads out of its folder, and a damaged index or shard
 is a DataError that names it. How far the content itself is checked is the form's affair: each source says it in
-``checked``. ``smalti/data/sources/sources.py`` chooses the reader.
+``checked``. ``smalti/data/sources/open.py`` chooses the reader.
 """

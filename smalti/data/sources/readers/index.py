@@ -1,20 +1,39 @@
-"""What one rank reads of a folder for all: the form, and the files or counts that the others need to open it."""
+"""What a reader is given, and what it reads of a folder on one rank, for all ranks to open the source from."""
 
 import json
 import struct
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smalti.base.errors import DataError
+from smalti.data.fetch import Files
+
+if TYPE_CHECKING:  # the start of a rank is measured: pydantic is not needed to open a source
+    from smalti.config.data import SourceConfig
 
 _LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
+class SourceFolder:
+    """The section of a source, and the files of its folder."""
+
+    config: "SourceConfig"
+    files: Files
+    file: str = ""
+    """The one file of the folder that ``path`` names; empty where it names the folder."""
+    index_file: bytes = b""
+    """Content of the format's index file, for ``read_index``."""
+    tokenizer: str | None = None
+    """``data.tokenizer``, for text."""
+
+
+@dataclass(frozen=True)
 class Index:
-    """Goes as bytes from the rank that read it to the others."""
+    """Passed as bytes from the rank that read it to the others."""
 
     form: str
+    """Name of the format."""
     facts: dict[str, Any] = field(default_factory=dict)
     """JSON values."""
     parts: dict[str, bytes] = field(default_factory=dict)

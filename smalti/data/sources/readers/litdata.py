@@ -12,11 +12,10 @@ import numpy as np
 
 from smalti.base.errors import DataError
 from smalti.base.hashing import digest_json
-from smalti.config.data import SourceConfig
 from smalti.data.fetch import Files
 from smalti.data.fetch.files import confined
 from smalti.data.sources.readers.documents import Documents
-from smalti.data.sources.readers.index import Index, parsed_json
+from smalti.data.sources.readers.index import Index, SourceFolder, parsed_json
 from smalti.data.sources.readers.named import ask_each
 from smalti.data.sources.readers.sharded import Facts, FlatLayout, ShardedSource
 from smalti.data.sources.readers.stored import Shard, StoredFile, StoredShards
@@ -28,9 +27,10 @@ _TORCH = {11: "uint8", 12: "int8", 13: "int16", 14: "int16", 15: "int32", 16: "i
 _DTYPES = {"no_header_numpy": _NUMPY, "no_header_tensor": _TORCH | {20: "uint16"}}
 
 
-def read_litdata_index(files: Files, data: bytes) -> Index:
-    """index.json, whose bytes are ``data``, and whether the items of the first chunk differ in length."""
-    dtype, stored, tokens, items = _parsed(data, files, None)
+def read_index(folder: SourceFolder) -> Index:
+    """Read index.json, and whether the items of the first chunk differ in length."""
+    data = folder.index_file
+    dtype, stored, tokens, items = _parsed(data, folder.files, None)
     ends = _item_ends(stored, 0, int(items[0]), int(tokens[0]), dtype)
     facts = {
         "varied": bool(np.unique(np.diff(ends, prepend=0)).size > 1),
@@ -39,10 +39,11 @@ def read_litdata_index(files: Files, data: bytes) -> Index:
     return Index("litdata", facts, {FILE_NAME: data})
 
 
-def open_litdata(config: SourceConfig, index: Index, files: Files) -> ShardedSource:
-    """The source, from what ``read_litdata_index`` returned."""
+def open_source(folder: SourceFolder, index: Index) -> ShardedSource:
+    """Open the source from what ``read_index`` returned."""
+    config = folder.config
     data = index.parts[FILE_NAME]
-    dtype, stored, tokens, items = _parsed(data, files, index.facts["packed_bytes"])
+    dtype, stored, tokens, items = _parsed(data, folder.files, index.facts["packed_bytes"])
     documents = None
     if index.facts["varied"]:
         documents = Documents(items, tokens, lambda n: _item_ends(stored, n, int(items[n]), int(tokens[n]), dtype))

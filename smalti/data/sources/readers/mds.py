@@ -20,7 +20,7 @@ from smalti.base.units import format_bytes
 from smalti.config.data import SourceConfig
 from smalti.data.fetch import Files
 from smalti.data.sources.readers.documents import Documents
-from smalti.data.sources.readers.index import Index
+from smalti.data.sources.readers.index import Index, SourceFolder
 from smalti.data.sources.readers.mds_columns import TokenColumn, choose_column
 from smalti.data.sources.readers.mds_index import FILE_NAME, Columns, MdsIndex, parse_index
 from smalti.data.sources.readers.mds_layout import SampleTable, SampleTables, StridedLayout, VariedLayout
@@ -49,10 +49,10 @@ class _Opened:
         return cls(index, column, StoredShards(files, [one.shard for one in index.shards]), path)
 
 
-def read_mds_index(config: SourceConfig, files: Files, data: bytes) -> Index:
-    """index.json, whose bytes are ``data``, and what it does not say: the size of samples, or the tokens
-    of each shard."""
-    opened = _Opened.of(config, data, files)
+def read_index(folder: SourceFolder) -> Index:
+    """Read index.json, and what it does not say: the size of samples, or the tokens of each shard."""
+    data = folder.index_file
+    opened = _Opened.of(folder.config, data, folder.files)
     column, parts = opened.column, {FILE_NAME: data}
     facts: dict[str, Any] = {}
     if column.size is not None and column.dtype is not None:
@@ -67,9 +67,10 @@ def read_mds_index(config: SourceConfig, files: Files, data: bytes) -> Index:
     return Index("mds", facts, parts)
 
 
-def open_mds(config: SourceConfig, index: Index, files: Files) -> ShardedSource:
-    """The source, from what ``read_mds_index`` returned."""
-    opened = _Opened.of(config, index.parts[FILE_NAME], files)
+def open_source(folder: SourceFolder, index: Index) -> ShardedSource:
+    """Open the source from what ``read_index`` returned."""
+    config = folder.config
+    opened = _Opened.of(config, index.parts[FILE_NAME], folder.files)
     mds, column, stored, facts = opened.index, opened.column, opened.stored, index.facts
     dtype = np.dtype(facts["dtype"]).newbyteorder("<")
     samples = np.array([one.samples for one in mds.shards], dtype=np.int64)

@@ -6,7 +6,6 @@ documents are asked for, and by ``verify``). Modes, of mixed data, must all be 0
 
 import hashlib
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +13,9 @@ import numpy as np
 
 from smalti.base.errors import DataError
 from smalti.base.hashing import digest_json
-from smalti.config.data import SourceConfig
 from smalti.data.fetch import Files, Range
 from smalti.data.sources.readers.documents import Documents
-from smalti.data.sources.readers.index import Index
+from smalti.data.sources.readers.index import Index, SourceFolder
 from smalti.data.sources.readers.named import ask_each, named_files
 from smalti.data.sources.readers.sharded import Facts, FlatLayout, ShardedSource
 from smalti.data.sources.readers.stored import Shard, StoredFile, StoredShards
@@ -49,10 +47,12 @@ class _Head:
         return self.ends_at + 8 * self.n_ends
 
 
-def read_megatron_index(config: SourceConfig, files: Files, prefixes: Sequence[str] = ()) -> Index:
-    """Heads of the ``.idx`` files, and how many tokens their ``.bin`` files hold."""
-    if not prefixes:
-        given = [name if any(sign in name for sign in "*?[") else f"{_bare(name)}.idx" for name in config.files]
+def read_index(folder: SourceFolder) -> Index:
+    """Read the heads of the ``.idx`` files, and how many tokens their ``.bin`` files hold."""
+    files = folder.files
+    prefixes = [_bare(folder.file)]
+    if not folder.file:
+        given = [name if any(sign in name for sign in "*?[") else f"{_bare(name)}.idx" for name in folder.config.files]
         prefixes = [_bare(name) for name in named_files(files, given, [".idx"])]
     found = ask_each(files, lambda prefix: _described(files, prefix), prefixes)
     kinds = sorted({one["dtype"] for one in found})
@@ -61,8 +61,9 @@ def read_megatron_index(config: SourceConfig, files: Files, prefixes: Sequence[s
     return Index("megatron", {"files": found})
 
 
-def open_megatron(config: SourceConfig, index: Index, files: Files) -> ShardedSource:
-    """The source, from what ``read_megatron_index`` returned."""
+def open_source(folder: SourceFolder, index: Index) -> ShardedSource:
+    """Open the source from what ``read_index`` returned."""
+    config, files = folder.config, folder.files
     found = index.facts["files"]
     dtype = np.dtype(found[0]["dtype"]).newbyteorder("<")
     tokens = np.array([one["tokens"] for one in found], dtype=np.int64)

@@ -4,7 +4,6 @@ The files of a folder follow one another as one array. Nothing of their content 
 """
 
 import io
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,23 +11,24 @@ import numpy as np
 from smalti.base.errors import DataError, UserError
 from smalti.base.hashing import digest_json
 from smalti.config.data import SourceConfig
+from smalti.config.token_formats import FORMATS
 from smalti.data.fetch import Files, Range
 from smalti.data.sources.readers.documents import Documents
-from smalti.data.sources.readers.index import Index
+from smalti.data.sources.readers.index import Index, SourceFolder
 from smalti.data.sources.readers.named import ask_each, named_files
 from smalti.data.sources.readers.sharded import Facts, FlatLayout, ShardedSource
 from smalti.data.sources.readers.stored import Shard, StoredFile, StoredShards
 from smalti.data.sources.source import Int64s
 
-SUFFIXES = (".npy", ".bin", ".ds")
 _MAGIC = b"\x93NUMPY"
 _HEADER_BYTES = 4096
 _MOST_HEADER_BYTES = 1 << 16
 
 
-def read_raw_index(config: SourceConfig, files: Files, names: Sequence[str] = ()) -> Index:
-    """Which files there are, how large they are, and where in them the tokens begin."""
-    names = names or named_files(files, config.files, SUFFIXES)
+def read_index(folder: SourceFolder) -> Index:
+    """Read which files there are, their sizes, and where in them the tokens begin."""
+    config, files = folder.config, folder.files
+    names = [folder.file] if folder.file else named_files(files, config.files, FORMATS["raw"].suffixes)
     found = ask_each(files, lambda name: _described(config, files, name), names)
     kinds = sorted({one["dtype"] for one in found})
     if len(kinds) > 1:
@@ -40,8 +40,9 @@ def read_raw_index(config: SourceConfig, files: Files, names: Sequence[str] = ()
     return Index("raw", {"files": found})
 
 
-def open_raw(config: SourceConfig, index: Index, files: Files) -> ShardedSource:
-    """The source, from what ``read_raw_index`` returned."""
+def open_source(folder: SourceFolder, index: Index) -> ShardedSource:
+    """Open the source from what ``read_index`` returned."""
+    config, files = folder.config, folder.files
     found = index.facts["files"]
     dtype = np.dtype(found[0]["dtype"])
     stored = StoredShards(files, [Shard(StoredFile(one["name"], one["bytes"])) for one in found])

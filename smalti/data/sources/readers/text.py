@@ -4,7 +4,7 @@ Promises: the same files and the same tokenizer give the same tokens on every ra
 files' SHA-256; a set that is too large is refused before it is read.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -15,40 +15,41 @@ from smalti.base.errors import DataError, UserError
 from smalti.base.hashing import digest_json, sha256_bytes
 from smalti.base.units import format_bytes
 from smalti.config.data import SourceConfig
+from smalti.config.token_formats import FORMATS
 from smalti.data.fetch import Files
 from smalti.data.sources.readers.documents import Documents
-from smalti.data.sources.readers.index import Index
+from smalti.data.sources.readers.index import Index, SourceFolder
 from smalti.data.sources.readers.named import ask_each, named_files
 from smalti.data.sources.source import Int64s
 from smalti.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".parquet")
 LIMIT_BYTES = 256 << 20
 _SAMPLE = 16
 _HINT = "run 'smalti data curate' and 'smalti data tokenize' once, and name the token files they write"
 
 
-def read_text_index(config: SourceConfig, files: Files, tokenizer: str | None, names: Sequence[str] = ()) -> Index:
-    """The files, their digests, and the tokenizer's."""
-    names = names or named_files(files, config.files, SUFFIXES)
+def read_index(folder: SourceFolder) -> Index:
+    """Read the files, for their digests and that of the tokenizer."""
+    files, suffixes = folder.files, FORMATS["text"].suffixes
+    names = [folder.file] if folder.file else named_files(files, folder.config.files, suffixes)
     for name in names:
-        if not name.endswith(SUFFIXES):
-            raise UserError(f"{files.where}/{name} is not read as text", allowed=f"names in {', '.join(SUFFIXES)}")
+        if not name.endswith(suffixes):
+            raise UserError(f"{files.where}/{name} is not read as text", allowed=f"names in {', '.join(suffixes)}")
     sizes = dict(zip(names, ask_each(files, files.size, names), strict=True))
     _refuse_large(files.where, sum(sizes.values()))
     found = [[name, sizes[name], sha256_bytes(files.whole(name))] for name in names]
-    return Index("text", {"files": found, "tokenizer": _tokenizer(tokenizer).digest})
+    return Index("text", {"files": found, "tokenizer": _tokenizer(folder.tokenizer).digest})
 
 
-def open_text(config: SourceConfig, index: Index, files: Files, tokenizer: str | None) -> "TextSource":
-    """Reads and tokenises everything."""
-    loaded = _tokenizer(tokenizer)
+def open_source(folder: SourceFolder, index: Index) -> "TextSource":
+    """Read and tokenise everything."""
+    loaded = _tokenizer(folder.tokenizer)
     if loaded.digest != index.facts["tokenizer"]:
         raise DataError(
-            f"the tokenizer {tokenizer} is another one here than where the index was read",
+            f"the tokenizer {folder.tokenizer} is another one here than where the index was read",
             hint="give all ranks the same folder",
         )
-    return TextSource(files.where, index, loaded, _texts(config, index, files))
+    return TextSource(folder.files.where, index, loaded, _texts(folder.config, index, folder.files))
 
 
 class TextSource:
