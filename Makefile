@@ -18,7 +18,9 @@ KEY := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
 STAMP := $(VENV)/.installed-$(KEY)
 STAMP_DEMO := $(VENV)/.installed-demo-$(KEY)
 TORCH := $(shell grep '^torch==' constraints.txt)
+# Three classes of tests; each holds a case of every claim of the next, and all the tests of the one before.
 FAST := not slow and not gpu and not browser
+USUAL := not exhaustive and not gpu
 # One thread for each test process: several pools on the same cores slow each other down. Compiled modules are kept,
 # whatever the shell says: every test process and every command that a test starts would compile all of them again.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
@@ -35,10 +37,10 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test prove check style types contracts bench gpu docs lock clean
+.PHONY: help install demo test test-all prove check style types contracts bench gpu docs lock clean
 
 help:  ## show this list
-	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' Makefile | awk -F '\t' '{ printf "make %-10s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | awk -F '\t' '{ printf "make %-10s %s\n", $$1, $$2 }'
 
 install: $(STAMP)  ## install Smalti, all extras and its tools into .venv, as locked in constraints.txt
 
@@ -54,7 +56,10 @@ $(STAMP) $(STAMP_DEMO):
 demo: $(or $(wildcard $(STAMP)),$(STAMP_DEMO))  ## the whole job on an embedded corpus: documents, tokens, training, evals, export, chat
 	$(BIN)/smalti demo $(ARGS)
 
-test: $(STAMP)  ## every test that needs no GPU, with a seeded sample of every proof
+test: $(STAMP)  ## the fast tests, and of the slow ones a case of every claim; a seeded sample of every proof
+	$(PYTEST) -m "$(USUAL)" $(ARGS)
+
+test-all: $(STAMP)  ## every test that needs no GPU
 	$(PYTEST) -m "not gpu" $(ARGS)
 
 prove: $(STAMP)  ## proofs at full count; NAME chooses; writes bench/results/NAME.json, from committed code only
@@ -73,7 +78,6 @@ types: $(STAMP)
 
 contracts: $(STAMP)
 	$(BIN)/lint-imports
-	$(BIN)/python tools/docs.py --check
 
 bench: $(STAMP)  ## paired ratios; NAME chooses one script of bench/; peers are installed into .venv-peers
 	@set -e; for script in $(if $(NAME),bench/$(NAME).py,$(sort $(wildcard bench/*.py))); do \

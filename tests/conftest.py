@@ -9,6 +9,7 @@ A test that takes the ``proof`` fixture gets the mark ``proof`` by itself; a @gi
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,9 +74,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if _ALL_SLOW.search(collection_path.read_text(encoding="utf-8")) else None
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that takes the ``proof`` fixture as a proof."""
+    """Mark what takes the ``proof`` fixture as a proof; put the cases beyond ``sample(n)`` into the next class."""
+    seen = Counter[str]()
     for item in items:
+        sample = item.get_closest_marker("sample")
+        if sample is not None:
+            test = item.nodeid.partition("[")[0]
+            seen[test] += 1
+            if seen[test] > sample.args[0]:
+                item.add_marker(pytest.mark.exhaustive if item.get_closest_marker("slow") else pytest.mark.slow)
+        if item.get_closest_marker("exhaustive"):
+            item.add_marker(pytest.mark.slow)
         if "proof" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.proof)
 

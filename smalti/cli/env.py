@@ -1,4 +1,4 @@
-"""``smalti env``: what a bug report needs to say about this installation and this machine, without secrets."""
+"""``smalti env``: what a bug report needs to say about this installation and this machine, and nothing secret."""
 
 import os
 import re
@@ -9,17 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from smalti.cli.options import Json
-
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _STORAGE = {
     **dict.fromkeys(("s3", "gs", "az", "http", "hf"), ("obstore", "obstore")),
     "hdfs": ("pyarrow", "pyarrow"),
 }
-"""Protocol -> (module that it needs, package to install)."""
+"""Protocol -> the module that it needs, and the package that holds it."""
 
-_LISTED = re.compile(
+_TOLD = re.compile(
     r"(?:SMALTI|OMP|MKL|KMP|GOMP|NCCL|TORCH|TORCHELASTIC|TORCHINDUCTOR|PYTORCH|CUDA|CUBLAS|GLOO|HIP|HSA|ROCR|MIOPEN|SLURM|"
     r"RAY|DAFT|HF|TRANSFORMERS|TOKENIZERS|MLFLOW|WANDB|TENSORBOARD|AWS|GOOGLE|AZURE|OPENAI|FSSPEC|PYTHON|PYTEST|LD|CONDA|"
     r"VIRTUAL|KUBERNETES)_?[A-Z0-9_]*|(?:LOCAL_)?(?:RANK|WORLD_SIZE)|GROUP_RANK|MASTER_(?:ADDR|PORT)|CI|TERM|NO_COLOR|"
@@ -39,22 +37,22 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.,:;=+ -]{0,80}")
 def env(
     no_torch: Annotated[
         bool,
-        typer.Option("--no-torch", help="Leave out PyTorch, which takes two seconds to load."),
+        typer.Option("--no-torch", help="Leave out what PyTorch says, which takes two seconds."),
     ] = False,
-    as_json: Json = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print versions, machine, devices, packages and settings, to paste into a bug report.
+    """Print versions, machine, devices, packages and settings, to be pasted into a bug report.
 
-    Environment variables are listed by name, with values only where they cannot be secret; the home folder is ~.
+    Of environment variables the names, and values only where they can hold no secret; the home folder is written as ~.
     """
     from smalti.base.env import without_home
     from smalti.cli.tables import print_json
 
-    facts = without_home(gather(torch=not no_torch))
+    found = without_home(gather(torch=not no_torch))
     if as_json:
-        print_json(facts)
+        print_json(found)
         return
-    print(text(facts))
+    print(text(found))
 
 
 def gather(*, torch: bool) -> dict[str, Any]:
@@ -84,9 +82,9 @@ def gather(*, torch: bool) -> dict[str, Any]:
         "gpus": _known(machine.gpus()),
         "torch": _torch() if torch else None,
         "packages": {
-            extra: {package_.name: {"version": package_.version, "problem": package_.problem} for package_ in listed}
+            extra: {one.name: {"version": one.version, "problem": one.problem} for one in listed}
             for extra, listed in needs().items()
-            if extra not in ("all", "demo")  # combinations of others
+            if extra not in ("all", "demo")  # made up of others
         },
         "storage": {
             "file": "fsspec " + (version_of("fsspec") or "?"),
@@ -103,27 +101,27 @@ def gather(*, torch: bool) -> dict[str, Any]:
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Name -> value of the variables that may matter; ``(set)`` where the value might be secret."""
-    values = {}
+    """Name -> value of the variables that may matter; ``(set)`` where the value might say too much."""
+    told = {}
     for name in sorted(environment):
-        if _LISTED.fullmatch(name):
+        if _TOLD.fullmatch(name):
             value = environment[name]
             harmless = _HARMLESS.fullmatch(name) and not _SECRET.search(name) and _PLAIN.fullmatch(value)
-            values[name] = value if harmless else "(set)"
-    return values
+            told[name] = value if harmless else "(set)"
+    return told
 
 
-def text(facts: dict[str, Any]) -> str:
-    """All facts as text, one a line."""
+def text(found: dict[str, Any]) -> str:
+    """All facts for people, a line each."""
     from smalti.cli.tables import pairs
 
     blocks = [
-        _installation(facts),
-        _machine(facts),
-        _torch_lines(facts["torch"]),
-        _packages(facts["packages"]),
-        _surroundings(facts),
-        [(name, value) for name, value in facts["environment"].items()],
+        _installation(found),
+        _machine(found),
+        _torch_lines(found["torch"]),
+        _packages(found["packages"]),
+        _surroundings(found),
+        [(name, value) for name, value in found["environment"].items()],
     ]
     return "\n\n".join(pairs(block) for block in blocks if block)
 
@@ -134,24 +132,24 @@ def _torch() -> dict[str, Any]:
 
     try:
         return torch_facts()
-    except SmaltiError as error:  # a broken installation belongs in the report
+    except SmaltiError as error:  # a broken installation is just what a report is about
         return {"problem": str(error)}
 
 
-def _installation(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    git, python = facts["smalti"]["git"], facts["python"]
+def _installation(found: dict[str, Any]) -> list[tuple[str, str]]:
+    git, python = found["smalti"]["git"], found["python"]
     commit = f", commit {git['commit']}{' with changes' if git['dirty'] else ''}" if git else ""
     kind = ", virtual environment" if python["virtual_environment"] else ""
     return [
-        ("smalti", f"{facts['smalti']['version']}{commit}"),
-        ("installed in", facts["smalti"]["folder"]),
+        ("smalti", f"{found['smalti']['version']}{commit}"),
+        ("installed in", found["smalti"]["folder"]),
         ("python", f"{python['version']} ({python['implementation']}{kind})"),
-        ("platform", facts["platform"]),
+        ("platform", found["platform"]),
     ]
 
 
 def _known(gpus: dict[str, Any]) -> dict[str, Any]:
-    """Add the device of ``smalti plan hardware`` to each GPU; None: unknown, or a MIG slice."""
+    """With the device that each GPU is in ``smalti plan hardware``; None: not in it, or cut into slices."""
     from smalti.config.hardware import hardware_of_driver
 
     for gpu in gpus["devices"]:
@@ -160,10 +158,10 @@ def _known(gpus: dict[str, Any]) -> dict[str, Any]:
     return gpus
 
 
-def _machine(facts: dict[str, Any]) -> list[tuple[str, str]]:
+def _machine(found: dict[str, Any]) -> list[tuple[str, str]]:
     from smalti.base.units import format_bytes
 
-    cpu, memory = facts["cpu"], facts["memory"]
+    cpu, memory = found["cpu"], found["memory"]
     quota = f", quota of {cpu['quota_cpus']:.3g} CPUs" if cpu["quota_cpus"] is not None else ""
     limit = memory["cgroup_limit_bytes"]
     lines = [
@@ -172,17 +170,17 @@ def _machine(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("memory", f"{format_bytes(memory['total_bytes'])}, {format_bytes(memory['available_bytes'])} available, "
                    f"cgroup limit {format_bytes(limit) if limit is not None else 'none'}"),
     ]  # fmt: skip
-    for name, disk in facts["disks"].items():
+    for name, disk in found["disks"].items():
         title = "disk here" if name == "here" else "/dev/shm"
         free, total = format_bytes(disk["free_bytes"]), format_bytes(disk["total_bytes"])
         lines.append((title, f"{free} free of {total}, {disk['kind']}{'' if disk['writable'] else ', NOT WRITABLE'}"))
-    for index, gpu in enumerate(facts["gpus"]["devices"]):
+    for index, gpu in enumerate(found["gpus"]["devices"]):
         size = format_bytes(gpu["memory_bytes"]) if gpu["memory_bytes"] is not None else "memory unknown"
         more = (", MIG" if gpu["mig"] else "") + (f", {gpu['ecc_errors']} ECC errors" if gpu["ecc_errors"] else "")
-        known = gpu["known_as"] or "unknown device, so without MFU"
+        known = gpu["known_as"] or "in no file of a device, so without MFU"
         lines.append((f"gpu {index}", f"{gpu['name']} ({known}), {size}, driver {gpu['driver']}{more}"))
-    if not facts["gpus"]["devices"]:
-        lines.append(("gpus", facts["gpus"]["problem"] or "none found by a driver tool"))
+    if not found["gpus"]["devices"]:
+        lines.append(("gpus", found["gpus"]["problem"] or "none that a driver tool lists"))
     return lines
 
 
@@ -190,15 +188,15 @@ def _torch_lines(torch: dict[str, Any] | None) -> list[tuple[str, str]]:
     from smalti.base.units import format_bytes
 
     if torch is None:
-        return [("torch", "skipped (--no-torch)")]
+        return [("torch", "not asked (--no-torch)")]
     if "problem" in torch:
         return [("torch", torch["problem"].replace("\n", " / "))]
     device = f"CUDA {torch['cuda']}" if torch["cuda"] else f"ROCm {torch['rocm']}" if torch["rocm"] else "CPU only"
     lines = [("torch", f"{torch['version']}, {device}")]
     devices = torch["devices"] if isinstance(torch["devices"], list) else []
-    for index, device in enumerate(devices):
-        bf16 = "" if device["bf16"] else ", no bf16"
-        shown = f"{device['name']}, {format_bytes(device['memory_bytes'])}, capability {device['capability']}{bf16}"
+    for index, one in enumerate(devices):
+        bf16 = "" if one["bf16"] else ", no bf16"
+        shown = f"{one['name']}, {format_bytes(one['memory_bytes'])}, capability {one['capability']}{bf16}"
         lines.append((f"torch device {index}", shown))
     for name in ("bf16_on_cpu", "cpu_capability", "threads", "distributed", "nccl", "cudnn", "grouped_mm", "attention",
                  "flex_attention", "flash_attn_package", "triton", "cpp_compiler", "devices"):  # fmt: skip
@@ -212,34 +210,34 @@ def _torch_lines(torch: dict[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def _packages(extras: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
-    """A line for each extra; for ``dev`` only where it is complete."""
+    """A line for each extra; that of developers only where it is of use."""
     lines = []
     for extra, listed in extras.items():
-        if extra != "dev" or not any(package["problem"] for package in listed.values()):
+        if extra != "dev" or not any(one["problem"] for one in listed.values()):
             lines.append((f"packages: {extra}", _extra_text(extra, listed)))
     return lines
 
 
 def _extra_text(extra: str, listed: dict[str, dict[str, Any]]) -> str:
-    versions = ", ".join(f"{name} {package['version']}" for name, package in listed.items() if package["version"])
-    wrong = {name: package["problem"] for name, package in listed.items() if package["problem"]}
+    versions = ", ".join(f"{name} {one['version']}" for name, one in listed.items() if one["version"])
+    wrong = {name: one["problem"] for name, one in listed.items() if one["problem"]}
     if not wrong:
         return f"complete: {versions}"
     lacking = ", ".join(f"{name} ({problem})" for name, problem in wrong.items())
     target = "smalti" if extra == "core" else f"smalti[{extra}]"
-    return f"missing {lacking}; pip install '{target}'" + (f"; has {versions}" if versions else "")
+    return f"lacks {lacking}; pip install '{target}'" + (f"; has {versions}" if versions else "")
 
 
-def _surroundings(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    present = [f"{name} ({version})" for name, version in facts["storage"].items() if version]
-    missing = [f"{name} (pip install {_STORAGE[name][1]})" for name, version in facts["storage"].items() if not version]
-    ray = facts["ray"]["version"]
+def _surroundings(found: dict[str, Any]) -> list[tuple[str, str]]:
+    there = [f"{name} ({version})" for name, version in found["storage"].items() if version]
+    lacking = [f"{name} (pip install {_STORAGE[name][1]})" for name, version in found["storage"].items() if not version]
+    ray = found["ray"]["version"]
     return [
-        ("storage", ", ".join(present) + (f"; not {', '.join(missing)}" if missing else "")),
-        ("ray", f"{ray}{', RAY_ADDRESS is set' if facts['ray']['inside_cluster'] else ''}" if ray else "not installed"),
-        ("programs", ", ".join(facts["tools"]) or "none (drivers, schedulers, containers)"),
-        ("launcher", "inside one: RANK and WORLD_SIZE are set" if facts["inside_launcher"] else "none"),
-        ("slurm job", "yes" if facts["slurm_job"] else "no"),
+        ("storage", ", ".join(there) + (f"; not {', '.join(lacking)}" if lacking else "")),
+        ("ray", f"{ray}{', RAY_ADDRESS is set' if found['ray']['inside_cluster'] else ''}" if ray else "not installed"),
+        ("programs", ", ".join(found["tools"]) or "none of drivers, schedulers or containers"),
+        ("launcher", "inside one: RANK and WORLD_SIZE are set" if found["inside_launcher"] else "none"),
+        ("slurm job", "yes" if found["slurm_job"] else "no"),
     ]
 
 

@@ -371,6 +371,7 @@ def test_from_dict_takes_overrides_and_leaves_its_argument():
     assert value["sources"]["a"]["path"] == "x"
 
 
+@pytest.mark.slow
 def test_presets_are_found_inside_a_zipped_package(tmp_path):
     root = Path(find.__file__).parents[2]
     with zipfile.ZipFile(tmp_path / "smalti.zip", "w") as archive:

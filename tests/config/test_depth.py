@@ -22,6 +22,7 @@ def run(preset: str, **train: object) -> RunConfig:
     return from_dict(RunConfig, values | ({"train": train} if train else {})).config
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["", "-moe"])
 def test_everything_grows_with_the_depth_and_the_rate_falls(kind: str) -> None:
     runs = [run(f"depth-{n}{kind}") for n in DEPTHS]
@@ -65,6 +66,7 @@ def test_a_mixture_meets_the_parameters_of_its_dense_twin(depth: int) -> None:
     assert run(f"depth-{depth}").train == run(f"depth-{depth}-moe").train
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("depth", [1, 2, 7, 12, 24, 48])
 @pytest.mark.parametrize("kind", ["", "-moe"])
 def test_built_whole_on_the_meta_device(depth: int, kind: str) -> None:

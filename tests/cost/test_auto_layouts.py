@@ -164,6 +164,7 @@ def test_on_a_cpu_shard_is_all_that_is_left() -> None:
     assert (resolve(numbers).layout, resolve(numbers).by) == (Layout(2, 4), "config")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("ranks", [8, 64, 512])
 def test_on_a_known_device_the_planner_chooses_what_fits(ranks: int) -> None:
     config = run_of("mpt-7b", 2**22) if ranks == 8 else DBRX

@@ -19,6 +19,7 @@ def fits(config: RunConfig, device: Hardware, layout: Layout, rows: int) -> bool
     return found.total_bytes <= device.available_memory_bytes
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("gpus", [64, pytest.param(512, marks=pytest.mark.slow), 3072])
 def test_what_is_returned_fits_with_the_largest_microbatch(gpus: int) -> None:
     found = find_layouts(DBRX, H100, gpus)

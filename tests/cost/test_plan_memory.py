@@ -345,6 +345,7 @@ def test_what_helps_is_of_the_layout_that_is_given() -> None:
 LAYOUTS = [Layout(), Layout(shard=8), Layout(tensor=4, shard=2), Layout(pipeline=4), Layout(sequence=8)]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_after_running_out_only_what_lowers_is_named(layout: Layout, device: str) -> None:

@@ -12,6 +12,7 @@ def preset(name: str, **changes: object) -> ModelConfig:
     return from_dict(ModelConfig, {"preset": name, **changes}).config
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", preset_names())
 def test_built_whole_on_the_meta_device(name: str) -> None:
     torch = pytest.importorskip("torch")

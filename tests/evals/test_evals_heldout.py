@@ -68,6 +68,7 @@ def _brute_force_nats(model, ids: list[int], seq_len: int, stride: int) -> float
     return total
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("overlap_frac", "stride"), [(0.25, 12), (0.5, 8), (0.0, 16), (0.99, 1)])
 @pytest.mark.parametrize("config", [llama_config, dbrx_config], ids=["llama", "dbrx"])
 def test_equals_brute_force(config, overlap_frac: float, stride: int, tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def test_uniform_model_by_hand(folder: str) -> None:
     }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mask_documents", [True, False])
 @pytest.mark.parametrize("eval_tokens", [1, 33, 10_000])
 def test_equals_a_direct_computation(folder: str, mask_documents: bool, eval_tokens: int) -> None:

@@ -133,6 +133,7 @@ def test_all_done_is_0_and_the_ranks_know_their_place(tmp_path):
     assert folder.status()["state"] == "done"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_is_named_and_the_others_end_with_it(tmp_path, victim):
     started = time.monotonic()
@@ -184,6 +185,7 @@ def test_ranks_that_lost_each_other_are_75_and_nobody_is_blamed(tmp_path):
     assert "76" not in ended["reason"] + folder.status()["reason"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("code", [1, 2, 3, 75])
 def test_a_code_that_all_ranks_agree_on_is_the_code(tmp_path, code):
     outcome, _ = run(tmp_path, f"sys.exit({code})")
@@ -209,6 +211,7 @@ def test_output_of_the_other_ranks_goes_to_their_logs_and_appends(tmp_path):
     assert folder.rank_log(0).read_text() == ""
 
 
+@pytest.mark.slow
 def test_a_taken_port_starts_the_ranks_again(tmp_path):
     outcome, folder = run(
         tmp_path,
@@ -260,6 +263,7 @@ def test_the_first_ctrl_c_is_passed_on_once(tmp_path):
     assert (tmp_path / "saved-1").exists()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_whose_checkpoint_does_not_fit_is_75(tmp_path, number):
     process = drive(tmp_path, UNSAVED.replace("CODE", "75"))
@@ -271,6 +275,7 @@ def test_a_stop_whose_checkpoint_does_not_fit_is_75(tmp_path, number):
     assert "nothing of this attempt was saved" in status["reason"]
 
 
+@pytest.mark.slow
 def test_130_of_ranks_that_did_not_save_is_143(tmp_path):
     process = drive(tmp_path, UNSAVED.replace("CODE", "130"))
     wait_for(tmp_path / "ready-0", tmp_path / "ready-1")
@@ -279,6 +284,7 @@ def test_130_of_ranks_that_did_not_save_is_143(tmp_path):
     assert "nothing of this attempt was saved" in process.stderr.read()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_before_the_ranks_train_is_143_and_says_so(tmp_path, number):
@@ -301,6 +307,7 @@ def test_a_stop_before_the_ranks_train_is_143_and_says_so(tmp_path, number):
     assert "it starts from the beginning" in text
 
 
+@pytest.mark.slow
 def test_an_outcome_that_cannot_be_written_down_is_returned_all_the_same(tmp_path, monkeypatch, caplog):
     def full(*_: object, **__: object) -> None:
         raise RetryableError("the disk is full")
@@ -366,6 +373,7 @@ def test_the_second_ctrl_c_names_the_checkpoint_that_there_is(tmp_path):
     assert "goes on from the newest checkpoint" in outcome.hint
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_save_in_time_are_143(tmp_path):
     deaf = """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -380,6 +388,7 @@ def test_ranks_that_do_not_save_in_time_are_143(tmp_path):
     assert f"{who} did not end in time" in process.stderr.read()
 
 
+@pytest.mark.slow
 def test_sigterm_before_the_ranks_listen_is_143_and_quick(tmp_path):
     process = drive(tmp_path, "open(f'{folder}/ready-{rank}', 'w').close()\ntime.sleep(60)")
     wait_for(tmp_path / "ready-0", tmp_path / "ready-1")

@@ -82,6 +82,7 @@ def test_a_saved_machine_is_a_device(tmp_path: Path) -> None:
     assert "&id" not in Path(path).read_text()
 
 
+@pytest.mark.slow
 def test_a_probe_that_fails_says_why() -> None:
     heard: list[str] = []
     with pytest.raises(SmaltiError, match="invalid choice"):

@@ -24,6 +24,7 @@ def wait(state, *ranks):
 """Of a rank: until others are stopped (T)."""
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("ranks", "victim"), [(2, 0), (2, 1), (3, 1)])
 def test_a_stopped_rank_is_named_and_not_those_that_waited_for_it(tmp_path, ranks, victim):
     body = f"if rank == {victim}: os.kill(os.getpid(), signal.SIGSTOP)\nwait('T', {victim})\nsys.exit(76)"

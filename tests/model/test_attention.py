@@ -113,6 +113,7 @@ def test_without_gradients_other_kernels_are_chosen_and_agree(case):
     assert distance(ours, exact) < 2e-5
 
 
+@pytest.mark.slow
 @pytest.mark.proof
 @settings(max_examples=max(8, settings.default.max_examples // 10))
 @given(
@@ -130,6 +131,7 @@ def test_long_rows_in_blocks_equal_all_scores_at_once(case, kernel, dtype):
     assert_near(ours, exact, 2e-5 if dtype == torch.float32 else 3e-2)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("ends", [(60, 1300, 1310), (1025,), (5, 1100)])
 def test_long_documents_take_the_fused_kernel_and_agree(ends):
     config, time = dense(), 1400

@@ -39,6 +39,7 @@ def test_one_expert_a_token_is_read_as_it_is(tmp_path: Path) -> None:
     assert open_config(folder).config.router_weighs_alike
 
 
+@pytest.mark.slow
 def test_without_torch(tmp_path: Path) -> None:
     folder = _described(tmp_path / "dbrx", family_config("dbrx"))
     program = f"import sys; from smalti.model.described import open_config; open_config({str(folder)!r}); "

@@ -127,6 +127,7 @@ def test_meta_device_then_storage_gives_the_same_model(config):
         assert torch.equal(later(tokens).value, now(tokens).value)
 
 
+@pytest.mark.sample(3)
 def test_same_input_same_bits_forward_and_backward(config):
     def bits():
         model = built(config, dtype=torch.bfloat16)

@@ -29,6 +29,7 @@ def _loss(model, tokens, documents, mask):
     return output.value + router, output.router
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("config", [dense(), dense(tie_word_embeddings=True, qk_norm="head"), sparse(clip_qkv=8.0)])
 @pytest.mark.parametrize("param_dtype", [torch.float32, torch.bfloat16])
 def test_sharded_block_by_block_gives_the_plain_gradients(mesh, config, param_dtype):

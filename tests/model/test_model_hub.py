@@ -103,6 +103,7 @@ def _with(raw: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     return raw | ({section[0]: raw[section[0]] | {last: value}} if section else {last: value})
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", MEANT)
 def test_the_hubs_configs_say_what_was_meant(name):
     config = _read(_raw(name))

@@ -83,6 +83,7 @@ def walked(timing: Timing, attempts: int, seed: int) -> float:
     return kept / total
 
 
+@pytest.mark.sample(2)
 @pytest.mark.proof
 @pytest.mark.parametrize("restarts_fail", [False, True])
 @pytest.mark.parametrize("upload_s", [0.0, 250.0, 600.0])

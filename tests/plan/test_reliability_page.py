@@ -66,6 +66,7 @@ def test_the_table_of_spares() -> None:
         assert found == [int(cell) for cell in cells]
 
 
+@pytest.mark.slow
 def test_the_table_of_the_simulation() -> None:
     head = PAGE[PAGE.index("| spare nodes |") :].splitlines()[0].strip("|").split("|")[1:]
     (_, *goodputs), (_, *days) = rows("| spare nodes |")

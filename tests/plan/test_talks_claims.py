@@ -36,6 +36,7 @@ def test_command_of_a_prediction_runs(claim: Claim, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_page_has_every_claim() -> None:
     text = page()
     for claim in CLAIMS:

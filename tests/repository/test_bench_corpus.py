@@ -30,6 +30,7 @@ def similarity(left: str, right: str) -> float:
     return len(a & b) / len(a | b)
 
 
+@pytest.mark.slow
 def test_equal_arguments_give_equal_documents(corpus: list[PlantedDocument]) -> None:
     assert planted(200) == planted(200)
     assert planted(200, seed=1)[0].text != corpus[0].text
@@ -111,6 +112,7 @@ def test_sentence_trap() -> None:
     assert score(documents, {f"alone-{i:06d}" for i in range(1, 50)})["sentence"].recall == 1.0
 
 
+@pytest.mark.slow
 def test_written_as_a_curation_leaves_it(tmp_path: Path, corpus: list[PlantedDocument]) -> None:
     from smalti.config.curate import TokenizeConfig
     from smalti.data.prepare.tokenize import tokenize

@@ -13,6 +13,7 @@ SPIN = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's account of processes")
 
 
+@pytest.mark.slow
 def test_processor_time_of_a_child_and_of_an_orphan_counts() -> None:
     waited = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {SPIN!r}], check=True)"
     orphan = (

@@ -50,6 +50,7 @@ def test_start_far_into_a_run(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_start_writes_nothing_and_imports_little(tmp_path: Path) -> None:
     import json
 

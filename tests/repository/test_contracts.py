@@ -68,6 +68,7 @@ def broken(output: str) -> set[str]:
     return {line.partition(" BROKEN")[0] for line in output.splitlines() if " BROKEN" in line}
 
 
+@pytest.mark.slow
 def test_contracts_hold(pristine):
     done = lint(pristine)
     assert done.returncode == 0, done.stdout
@@ -78,6 +79,7 @@ def _first(breach: tuple[str, str, str]) -> bool:
     return breach == next(one for one in BREACHES if one[2] == breach[2])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("file", "text", "contract"),
     [pytest.param(*one, marks=() if _first(one) else pytest.mark.slow) for one in BREACHES],

@@ -79,6 +79,7 @@ def alone(engine: Engine, one: Asked) -> Asked:
 LIMITS = [{}, {"max_rows": 3, "prefill_tokens": 32}, {"max_rows": 40, "cache_bytes": 1, "prefill_tokens": 7}]
 
 
+@pytest.mark.sample(1)
 @settings(max_examples=max(5, settings.default.max_examples // 20))
 @given(schedule=st.lists(asked, min_size=2, max_size=12), limits=st.sampled_from(LIMITS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -102,6 +103,7 @@ def test_answers_of_a_dense_model_are_batch_invariant_to_the_bit(dtype, schedule
     assert not engine._runner._prompts
 
 
+@pytest.mark.sample(1)
 @settings(max_examples=max(5, settings.default.max_examples // 20))
 @given(schedule=st.lists(asked, min_size=2, max_size=8))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

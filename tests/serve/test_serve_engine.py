@@ -36,6 +36,7 @@ def _recomputed(engine: Engine, prompt: str, n: int) -> list[int]:
     return ids[len(prompt.encode()) + 1 :]
 
 
+@pytest.mark.sample(1)
 def test_batched_greedy_equals_alone_and_recomputed(engine: Engine) -> None:
     params = SamplingParams(max_tokens=20)
     together = generate(engine, PROMPTS, params)
@@ -45,6 +46,7 @@ def test_batched_greedy_equals_alone_and_recomputed(engine: Engine) -> None:
         assert list(answer.token_ids) == _recomputed(engine, prompt, 20)
 
 
+@pytest.mark.sample(1)
 def test_sampled_answers_do_not_depend_on_the_batch(engine: Engine) -> None:
     params = [SamplingParams(max_tokens=8 + i, temperature=1.0, top_p=0.9, seed=i) for i in range(len(PROMPTS))]
     together = generate(engine, PROMPTS, params)
@@ -74,6 +76,7 @@ def test_cached_logits_equal_full_recompute(engine: Engine) -> None:
             assert torch.allclose(one, full[row, lengths[row] + step], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample(1)
 def test_stream_gives_the_same_text(engine: Engine) -> None:
     params = SamplingParams(max_tokens=30, temperature=1.0, seed=4)
     assert "".join(stream(engine, "abc", params)) == generate(engine, ["abc"], params)[0].text
@@ -162,6 +165,7 @@ def test_an_abort_ends_a_request_wherever_it_stands(engine: Engine, steps: int) 
     assert not engine._runner._prompts
 
 
+@pytest.mark.sample(1)
 def test_greedy_equals_transformers(engine: Engine, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = engine.model.config

@@ -24,6 +24,7 @@ def threads(request):
     torch.set_num_threads(before)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.usefixtures("threads")
 def test_a_row_of_a_matmul_of_whole_sixteens_is_the_same_among_any_others(dtype: torch.dtype) -> None:
@@ -93,6 +94,7 @@ HEADS = [
 """Query heads, key/value heads, width: 4 and 8 to 1; one key head, that threads might share; widths off the vectors."""
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("heads", HEADS, ids=["-".join(map(str, heads)) for heads in HEADS])
 @pytest.mark.usefixtures("threads")
 def test_attention_of_a_row_does_not_depend_on_the_others_with_any_heads(heads: tuple[int, int, int]) -> None:

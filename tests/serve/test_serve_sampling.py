@@ -25,6 +25,7 @@ def test_draws_follow_the_distribution() -> None:
     assert torch.allclose(drawn, LOGITS.exp(), atol=0.015)
 
 
+@pytest.mark.slow
 def test_temperature_sharpens() -> None:
     drawn = torch.bincount(torch.tensor(_draws(20_000, temperature=0.5)), minlength=5) / 20_000
     assert torch.allclose(drawn, (LOGITS / 0.5).softmax(-1), atol=0.015)
@@ -48,6 +49,7 @@ def test_a_draw_depends_on_seed_and_position_only() -> None:
     assert len(set(other)) > 3
 
 
+@pytest.mark.slow
 def test_the_bounds_do_not_depend_on_the_rows_beside_a_row() -> None:
     scaled = torch.randn(8, 50257, generator=torch.Generator().manual_seed(0)) * 3
     threads = torch.get_num_threads()

@@ -111,6 +111,7 @@ HUGE = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", HUGE)
 def test_a_huge_prompt_does_not_make_the_others_wait(app: Guard, name: str) -> None:
     raw = json.dumps(HUGE[name], separators=(",", ":")).encode()

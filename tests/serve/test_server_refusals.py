@@ -328,6 +328,7 @@ FAIR = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.proof
 @settings(max_examples=60)
 @given(BODIES | FAIR | ANY, st.sampled_from([TEXT, CHAT]))

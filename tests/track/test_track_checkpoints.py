@@ -42,6 +42,7 @@ def remove(run: RunFolder, *names: str) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "lost",
     [

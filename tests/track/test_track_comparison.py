@@ -76,6 +76,7 @@ def chain(draw: random.Random, n: int, kept: float) -> list[float]:
     return values
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("kept", "steps"), [(0.0, 40), (0.5, 40), (0.9, 40), (0.5, 100), (0.9, 100), (0.9, 1000)])
 def test_noise_is_seldom_called_a_difference(proof, record, kept: float, steps: int) -> None:
     n = proof(short=400, full=20_000)

@@ -288,6 +288,7 @@ def test_a_login_in_the_address_is_told_nowhere(
     assert "hunter2" not in said
 
 
+@pytest.mark.slow
 def test_the_parent_does_not_wait_again_where_rank_0_has(tracked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "_start", lambda *given: pytest.fail("a tracker was asked"))
     EventLog(tracked, 2).write("tracker_behind", tracker="mlflow", lines=5)

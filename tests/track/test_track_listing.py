@@ -87,6 +87,7 @@ def test_a_metric_that_was_asked_for_is_found_in_the_whole_file(tmp_path: Path) 
     assert run.metrics == {"loss/train/total": 1.0, "metrics/eval/code/bits_per_byte": 1.25}
 
 
+@pytest.mark.slow
 def test_many_runs_are_listed_fast(tmp_path: Path) -> None:
     whole = write_run(tmp_path / "0000")
     for number in range(1, 200):

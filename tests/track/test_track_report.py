@@ -117,6 +117,7 @@ def test_counted_parameters_win_over_events(run_folder: Path) -> None:
     assert "6.1M" not in text.split("<h2>Timeline")[0]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "missing", ["config.yaml", "metrics.jsonl", "events.jsonl", "evals", "samples.jsonl", "status.json"]
 )

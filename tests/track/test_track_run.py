@@ -93,6 +93,7 @@ def test_checkpoints_without_a_config_belong_to_no_recipe(tmp_path):
     assert not (run.path / "config.yaml").exists()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("content", [b"", b'{"state": "runn', bytes(9), b"[]"], ids=["empty", "torn", "zeros", "list"])
 def test_a_damaged_status_does_not_keep_a_run_from_going_on(content, tmp_path):
     open_run(tmp_path).close()

@@ -61,6 +61,7 @@ def _relative(a: Tensor | None, b: Tensor | None) -> float:
     return float((a.double() - b.double()).norm() / b.double().norm())
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("soft_cap", [None, 3.0])
 @pytest.mark.parametrize("z_loss_coef", [0.0, 1e-2])
 @pytest.mark.parametrize("chunk_bytes", [ONE_TILE, SOME_TILES, MANY_TILES])

@@ -29,6 +29,7 @@ def test_cycles_are_collected_between_steps_and_never_inside() -> None:
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.slow
 def test_a_collector_that_was_off_stays_off() -> None:
     gc.disable()
     try:

@@ -96,6 +96,7 @@ if PROVE:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.proof
 @pytest.mark.parametrize(("ranks", "kind", "parallel"), PLANNED)
 def test_the_plan_has_the_same_collectives(ranks: int, kind: str, parallel: dict[str, Any]) -> None:
@@ -107,6 +108,7 @@ def test_the_plan_has_the_same_collectives(ranks: int, kind: str, parallel: dict
 # ---- what is said ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_whole_sizes_add_up() -> None:
     config = config_of("moe", 8, replicate=2, expert=2)
     found = rehearse(config)
@@ -140,6 +142,7 @@ def test_many_microbatches_are_traced_as_few(microbatches: int, replicate: int) 
     assert set(found.bytes_per_rank) == set(PARTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("compiled", "by_plan"), [("auto", True), (False, False)])
 def test_of_compiled_experts_the_larger_peak_must_fit(compiled: Any, by_plan: bool) -> None:
     """They keep more than the operators that are rehearsed, which the planner knows."""

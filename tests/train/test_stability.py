@@ -47,6 +47,7 @@ def _losses(z_loss_coef: float = 0.0, **options: Any) -> list[float]:
     return found
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "options",
     [

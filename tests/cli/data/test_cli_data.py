@@ -24,6 +24,7 @@ def json_of(capsys) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_the_demo_chain(place, capsys):
     assert run(["data", "documents", "data/demo/raw"]) == 0
     assert "data/demo/raw/code.jsonl" in capsys.readouterr().out

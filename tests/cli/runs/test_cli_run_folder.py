@@ -40,6 +40,7 @@ def moved(work: Path) -> Path:
     return (work / "runs/t").rename(work.parent / "elsewhere/was-t")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "given",
     ["was-t", "was-t/", "./was-t", "was-t/config.yaml", "link", "{absolute}", "../elsewhere/was-t",
@@ -58,6 +59,7 @@ def test_a_moved_run_resumes_where_it_is(work: Path, given: str) -> None:
     assert f"begin in {work}, where it was started" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_copy_is_a_run_of_its_own(work: Path) -> None:
     shutil.copytree(work / "runs/t", work / "runs/copy")
     shutil.rmtree(work / "runs/t/checkpoints")
@@ -68,6 +70,7 @@ def test_a_copy_is_a_run_of_its_own(work: Path) -> None:
     assert "t  ->  runs/t  (exists: would start at step 0)" in run_cli(work, "train", "runs/t", "--dry-run").stdout
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("override", "folder"), [("name=again", "runs/again"), ("folder=new", "new"), ("folder=runs/t", "runs/t")]
 )
@@ -103,6 +106,7 @@ def test_the_folder_is_no_other_placement_and_not_in_the_config_of_the_run(work:
         assert RunFolder.read("own").config().run_folder == "own"
 
 
+@pytest.mark.slow
 def test_what_is_typed_begins_where_it_is_typed(work: Path) -> None:
     there = moved(work)
     (work / "tokens/a").rename(there.parent / "a")
@@ -111,6 +115,7 @@ def test_what_is_typed_begins_where_it_is_typed(work: Path) -> None:
     assert "would resume from step 10" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_project_that_was_moved_as_a_whole_is_read_where_it_is(work: Path) -> None:
     new = work.rename(work.parent / "new")
     done = run_cli(new, "train", "runs/t", "--dry-run")
@@ -126,6 +131,7 @@ def test_data_that_is_neither_there_nor_here_is_named(work: Path) -> None:
     assert f"data.heldout.h = tokens/h does not exist: was-t was started in {work}" in done.stderr
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "command",
     [["runs", "show"], ["runs", "report"], ["data", "explain", "--step", "3"], ["train", "--print-config"]],
@@ -166,7 +172,7 @@ def test_a_moved_run_is_trained_on_and_forked_by_real_ranks_from_elsewhere(work:
     there = moved(work)
     done = train(there.parent, "was-t", "train.duration=9step", "--fork")
     assert done.returncode == 0, done.stderr
-    assert "was-t: forked at step 6" in done.stderr
+    assert "was-t: another future from step 6 on" in done.stderr
     assert RunFolder.read(there).saved_step() == 9
     done = train(there.parent, "was-t/")
     assert "(it was finished already)" in done.stderr

@@ -84,6 +84,7 @@ train: {{duration: 4step, global_batch_tokens: 64, optimizer: {{lr: 1e-3}}}}
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("source", ["runs/tiny", "runs/tiny/checkpoints/step-00000020", "runs/tiny/export"])
 def test_a_recipe_without_a_model_has_that_of_init_from(tmp_path: Path, source: str) -> None:
     run = tiny_run(tmp_path)

@@ -129,6 +129,7 @@ def without_docstrings(tree: ast.AST) -> str:
     return ast.dump(tree)
 
 
+@pytest.mark.slow
 def test_the_library_keeps_its_meaning(proof):
     """Cut and parsed again, real files have the syntax tree that they had, less the docstrings."""
     root = Path(sysconfig.get_paths()["stdlib"])

@@ -149,6 +149,7 @@ def test_a_local_folder_with_a_mirror(folder: Path, tmp_path: Path) -> None:
 # ---- which requests bring which ranges ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(
     st.lists(

@@ -99,6 +99,7 @@ def test_windows_are_spread_evenly_at_start_middle_and_end(size: int) -> None:
         assert abs(steps.mean() - 1 / 3) < 5 * np.sqrt(1 / 18 / window)
 
 
+@pytest.mark.slow
 def test_small_domains_reach_every_place_evenly() -> None:
     for size in (5, 8, 13, 16):
         hits = np.zeros((size, size))

@@ -43,6 +43,7 @@ def configs(draw: st.DrawFn) -> tuple[DataConfig, RunLength]:
     return data(*stages), RunLength(edges[-1], batches)
 
 
+@pytest.mark.slow
 @pytest.mark.proof
 @given(configs())
 def test_batches_hold_rounded_shares_and_no_prefix_is_off_by_one(

@@ -7,6 +7,7 @@ from smalti.base.errors import UserError
 from smalti.data.order.window import WindowPermutation
 
 
+@pytest.mark.slow
 def test_bijective_by_enumeration_at_every_small_size(proof) -> None:
     for size in range(1, proof(40, 1500)):
         for chunk, window_chunks in ((1, 2), (3, 2), (7, 3), (64, 4)):

@@ -178,6 +178,7 @@ def _read_all(index: PackIndex) -> None:
     index.rows_of(0, 1 << 40)
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_anywhere_is_found(tmp_path: Path) -> None:
     source, packing = _made(tmp_path / "a", n=400)
     packing.write()

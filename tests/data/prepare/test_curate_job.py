@@ -277,6 +277,7 @@ def test_missing_group_field_is_named(tmp_path):
         curate(config(tmp_path))
 
 
+@pytest.mark.slow
 def test_numeric_fields_are_kept_for_dedup_and_do_not_hinder_tokenize(tmp_path):
     values = [0.5, 2, None, -1e300]
     write(tmp_path / "a.jsonl", [{**record(i, group=group_on("train", i)), "q": q} for i, q in enumerate(values)])

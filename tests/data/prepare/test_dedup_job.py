@@ -78,6 +78,7 @@ def test_copies_and_edits_go_and_nothing_else(tmp_path, proof, record):
     assert report.selftest.precision == 1.0
 
 
+@pytest.mark.slow
 def test_both_sentence_traps(tmp_path, proof):
     repeats = proof(short=3000, full=60_000)
     documents = synthetic_corpus.sentence_trap(repeats)
@@ -129,6 +130,7 @@ def test_the_order_and_the_files_of_the_input_change_nothing(tmp_path, corpus):
     assert kept_of(tmp_path / "a") == kept_of(tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_held_out_documents_stay_and_near_training_ones_go(tmp_path):
     text, other = made(80, 1), made(80, 2)
     documents = texts(a=text, b=f"new {text}", c=f"{text} end", d=other, e=made(80, 3), f=other)
@@ -142,6 +144,7 @@ def test_held_out_documents_stay_and_near_training_ones_go(tmp_path):
     assert report.near_heldout_documents == 2
 
 
+@pytest.mark.slow
 def test_small_empty_and_foreign_texts(tmp_path):
     documents = texts(
         a="", b="", c="!!", d="??", e="one", f="One.", g="two words", h="words two",
@@ -245,6 +248,7 @@ def test_a_selftest_of_nothing_says_so(tmp_path, capsys):
     assert "NOTHING WAS TESTED" in report.selftest_line()
 
 
+@pytest.mark.slow
 def test_the_selftest_stops_a_config_that_takes_unrelated_texts_for_near(tmp_path):
     documents = synthetic_corpus.planted(400, seed=3, share={"base": 1.0})
     folder = synthetic_corpus.write_parquet(documents, tmp_path / "c")
@@ -252,6 +256,7 @@ def test_the_selftest_stops_a_config_that_takes_unrelated_texts_for_near(tmp_pat
         dedup(config_of(folder, tmp_path / "out", shingle_words=1))
 
 
+@pytest.mark.slow
 def test_containment_finds_a_document_inside_another(tmp_path):
     small = made(60, 1)
     folder = synthetic_corpus.write_parquet(texts(a=f"{small} {made(60, 2)}", b=small), tmp_path / "c", files=1)
@@ -261,6 +266,7 @@ def test_containment_finds_a_document_inside_another(tmp_path):
     assert drops_of(tmp_path / "out")["b"]["reason"] == "containment 1.000 with part-0/a"
 
 
+@pytest.mark.slow
 def test_a_score_column_chooses_who_stays(tmp_path):
     text = made(80, 1)
     folder = synthetic_corpus.write_parquet(texts(a=text, b=f"{text} longer"), tmp_path / "c", files=1)
@@ -425,6 +431,7 @@ def test_folders_that_would_be_lost_are_refused(tmp_path, corpus):
         dedup(config_of(tmp_path / "nothing", tmp_path / "out"))
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_not_there_is_told_at_once(tmp_path, corpus):
     pytest.importorskip("ray")
     folder, _ = corpus

@@ -65,6 +65,7 @@ def test_small_buckets_give_all_pairs_and_large_ones_few(rows, most):
     assert len(one) <= large + sum(n * (n - 1) // 2 for n in np.unique(hashes, return_counts=True)[1] if n <= most)
 
 
+@pytest.mark.slow
 def test_a_bucket_of_many_documents_gives_pairs_in_proportion_and_alike_ones_meet():
     n = 60_000
     keys = np.arange(n, dtype=np.int64)
@@ -100,6 +101,7 @@ graphs = st.integers(1, 12).flatmap(
 )
 
 
+@pytest.mark.slow
 @given(graphs)
 @pytest.mark.proof
 def test_the_keeper_is_the_plain_greedy_one(graph):

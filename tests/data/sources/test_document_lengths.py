@@ -77,6 +77,7 @@ def test_documents_without_closing_tokens_are_taken_by_number(monkeypatch):
     assert found.note == "lengths are of 5 documents, evenly spaced among 50"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [256, 512])
 def test_what_a_token_sees_is_the_mean_over_all_places_of_the_cut(size):
     for n in (1, 200, 256, 257, 700, 3000):

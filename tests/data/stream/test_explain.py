@@ -56,6 +56,7 @@ def explained(root: Path, *, world_size: int = 3, **fields: object) -> Explanati
     return Explanation(stream, world_size=world_size, takedowns=takedowns_of(indexes))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_is_what_its_batch_holds(root, case):
     told = explained(root, **CASES[case])
@@ -79,6 +80,7 @@ def test_a_step_is_what_its_batch_holds(root, case):
             assert sum(p["end"] - p["begin"] for p in row["documents"]) + row["padding_tokens"] == targets.size
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", CASES)
 def test_a_document_is_learned_where_it_is_said_to_be(root, case):
     told = explained(root, **CASES[case])

@@ -152,6 +152,7 @@ def test_takedowns_are_their_documents_wherever_the_list_lies(run: Run) -> None:
     assert plan_fork(run.config(f"data.takedowns={longer}")) is not None
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -256,6 +257,7 @@ def hashes(stream: Stream) -> list[str]:
     return [stream.order_hash(step, 1) for step in range(stream.schedule.total_steps)]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("overrides", "same_until"),
     [
@@ -320,6 +322,7 @@ def test_a_run_that_was_forked_by_an_older_version_resumes_with_the_order_of_the
     assert hashes(streams(again.after)[0]) == hashes(stream), "a new fork of it keeps the order that it has"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("at_step", "until", "told"),
     [

@@ -54,6 +54,7 @@ def _pairs(tokens: np.ndarray, begin: int, end: int) -> list[tuple[int, int]]:
     return [(int(tokens[t - 1]) if t else EOD, int(tokens[t])) for t in range(begin, end)]
 
 
+@pytest.mark.slow
 @pytest.mark.proof
 @given(st.integers(0, 2), st.integers(1, 4), st.integers(1, 600))
 def test_every_token_is_a_target_once(root: Path, which: int, world: int, micro: int) -> None:
@@ -129,6 +130,7 @@ def test_rows_and_their_inverse_name_what_was_read(root: Path, packing: str) -> 
             assert position.tolist() == [row.position]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("packing", ["concat", "best-fit"])
 def test_other_ranks_and_microbatches_read_the_same(root: Path, packing: str) -> None:
     whole = _stream(root, packing=packing, micro=10_000)

@@ -104,6 +104,7 @@ def folder_with(tmp_path: Path, tokenizer: Tokenizer, template: str | None, how:
     return tmp_path
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("how", ["config", "named", "file"])
 @pytest.mark.parametrize("style", STYLES)
 def test_equal_to_transformers(style: str, how: str, tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -37,6 +37,7 @@ def test_half_a_surrogate_pair_is_refused():
         tokenizer.encode("a \ud800 b", special=True)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("pattern", sorted(PATTERNS))
 def test_bulk_ids_are_identical_on_real_text(library, pattern):
     tokenizer = Tokenizer(train_bpe(library, 2048, pattern=pattern), EOD)
@@ -208,6 +209,7 @@ def test_bad_files(tmp_path, small):
         load_tokenizer(tmp_path / "b.json")
 
 
+@pytest.mark.slow
 def test_a_million_blanks_in_a_row_are_encoded(small):
     """They overflow the stack of tiktoken, which encodes in bulk."""
     text = "a" + " " * 1_000_000 + "b"

@@ -190,6 +190,7 @@ def test_a_second_writer_is_refused_while_the_first_is_at_work(tmp_path: Path) -
     TokenSource(tmp_path / "s").verify()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("room_bytes", [100_000, 3_000_000])
 def test_a_full_disk_leaves_no_data_set(tmp_path: Path, room_bytes: int) -> None:
     """No file may grow beyond ``room_bytes``, which stands for a disk that is full there."""

@@ -96,6 +96,7 @@ def test_no_ids_are_said(tmp_path: Path) -> None:
             look()
 
 
+@pytest.mark.slow
 def test_reading_tokens_imports_no_pyarrow(folder: Path) -> None:
     program = (
         "import sys, numpy as np; from smalti.data.tokens import TokenSource\n"

@@ -105,6 +105,7 @@ def rows(source: TokenSource, begins: np.ndarray, length: int) -> np.ndarray:
 # ---- rows and documents --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 def test_any_rows_read_what_was_written(written: tuple[Path, np.ndarray], proof) -> None:
     folder, tokens = written
     sources = [TokenSource(folder), remote(folder)[0]]
@@ -239,6 +240,7 @@ def flipped(data: bytes, at: int, bit: int) -> bytes:
     return bytes(damaged)
 
 
+@pytest.mark.sample(1)
 def test_every_flipped_bit_of_a_file_is_found_and_named(copied: Path, proof, record) -> None:
     manifest = Manifest.load(copied)
     rng = np.random.default_rng(3)

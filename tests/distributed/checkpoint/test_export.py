@@ -33,6 +33,7 @@ def _config(run: Path) -> RunConfig:
     return load(RunConfig, str(run)).config
 
 
+@pytest.mark.sample(1)
 def test_weights_tokenizer_and_record(run: Path) -> None:
     folder = Path(export(run))
     assert folder == run / "export"
@@ -76,6 +77,7 @@ def test_logits_and_greedy_text_equal_those_of_transformers(family: str, tmp_pat
         assert "".join(stream(engine, prompt, SamplingParams(max_tokens=24))) == answer.text
 
 
+@pytest.mark.sample(1)
 def test_bf16_is_the_rounded_checkpoint(run: Path) -> None:
     folder = export(run, dtype="bf16")
     saved = checkpoint.read_model(run / "checkpoints/step-00000020")

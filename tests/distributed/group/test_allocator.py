@@ -25,6 +25,7 @@ def faults_of_the_third_pass(how: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="speaks to glibc")
 def test_freed_memory_is_used_again_without_page_faults():
     plain, kept = faults_of_the_third_pass("plain"), faults_of_the_third_pass("keep")
