@@ -1,10 +1,17 @@
-"""Which options of the model section each family can hold.
+"""The families of models, and which options of the model section each can hold.
 
-A family is a form in Hugging Face folders. An option that the family cannot spell must have its default, unless the
-family fixes it to something else; ``decoder`` mixes freely and has no such form.
+A family is a form of Hugging Face folders. An option that the family cannot spell must have its default, unless the
+family fixes it to something else; ``decoder`` takes any mix and has no such form.
+
+A new family is a name and an entry here, and a module of ``smalti/model/zoo`` that ``smalti/model/described.py`` lists.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FamilyName = Literal["llama", "mistral", "qwen3", "olmo2", "mpt", "dbrx", "mixtral", "olmoe", "qwen3_moe", "decoder"]
 
 _EVERY = {
     "family",
@@ -21,58 +28,92 @@ _EVERY = {
 _ROTARY = {"norm_eps", "rope_theta", "rope_scaling", "tie_word_embeddings"}
 _MOE = {"num_experts", "num_experts_per_tok", "balance_loss_coef", "global_balance_loss_coef", "z_loss_coef", "kernel"}
 
-FREE: dict[str, set[str]] = {
-    "llama": _EVERY | _ROTARY | {"head_dim", "attention_bias", "mlp_bias"},
-    "mistral": _EVERY | _ROTARY | {"head_dim", "sliding_window"},
-    "qwen3": _EVERY | _ROTARY | {"head_dim", "attention_bias", "sliding_window", "layer_types"},
-    "olmo2": _EVERY | _ROTARY | {"attention_bias"},
-    "mpt": (_EVERY - {"num_key_value_heads", "activation"})
-    | {"norm_eps", "clip_qkv", "attention_multiplier", "tie_word_embeddings"},
-    "dbrx": _EVERY | {"rope_theta", "rope_scaling", "clip_qkv", "moe"},
-    "mixtral": _EVERY | _ROTARY | {"head_dim", "sliding_window", "moe"},
-    "olmoe": _EVERY | _ROTARY | {"attention_bias", "clip_qkv", "moe"},
-    "qwen3_moe": _EVERY | _ROTARY | {"head_dim", "attention_bias", "sliding_window", "moe"},
+
+@dataclass(frozen=True)
+class FamilyOptions:
+    """What a family can hold of the model section."""
+
+    free: AbstractSet[str]
+    """Options that may have any value."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Options that must have this value; all others must have their default."""
+    free_moe: AbstractSet[str] | None = None
+    """Options of the ``moe`` section that may have any value, all others their default; None: a dense family."""
+    is_divided_by_heads: bool = False
+    """``hidden_size`` must be a multiple of ``num_attention_heads``."""
+    mlp_ratio: int | None = None
+    """``intermediate_size`` must be so many times ``hidden_size``."""
+
+
+FAMILIES: dict[FamilyName, FamilyOptions] = {
+    "llama": FamilyOptions(_EVERY | _ROTARY | {"head_dim", "attention_bias", "mlp_bias"}, is_divided_by_heads=True),
+    "mistral": FamilyOptions(_EVERY | _ROTARY | {"head_dim", "sliding_window"}),
+    "qwen3": FamilyOptions(
+        _EVERY | _ROTARY | {"head_dim", "attention_bias", "sliding_window", "layer_types"}, {"qk_norm": "head"}
+    ),
+    "olmo2": FamilyOptions(
+        _EVERY | _ROTARY | {"attention_bias"},
+        {"qk_norm": "full", "norm_placement": "post"},
+        is_divided_by_heads=True,
+    ),
+    "mpt": FamilyOptions(
+        (_EVERY - {"num_key_value_heads", "activation"})
+        | {"norm_eps", "clip_qkv", "attention_multiplier", "tie_word_embeddings"},
+        {"norm": "layernorm", "position": "alibi", "gated": False, "activation": "gelu"},
+        is_divided_by_heads=True,
+        mlp_ratio=4,
+    ),
+    "dbrx": FamilyOptions(
+        _EVERY | {"rope_theta", "rope_scaling", "clip_qkv", "moe"},
+        {"norm": "layernorm"},
+        free_moe=_MOE | {"norm_topk_prob", "norm_topk_p"},
+        is_divided_by_heads=True,
+    ),
+    "mixtral": FamilyOptions(_EVERY | _ROTARY | {"head_dim", "sliding_window", "moe"}, free_moe=_MOE),
+    "olmoe": FamilyOptions(
+        _EVERY | _ROTARY | {"attention_bias", "clip_qkv", "moe"},
+        {"qk_norm": "full"},
+        free_moe=_MOE | {"norm_topk_prob"},
+        is_divided_by_heads=True,
+    ),
+    "qwen3_moe": FamilyOptions(
+        _EVERY | _ROTARY | {"head_dim", "attention_bias", "sliding_window", "moe"},
+        {"qk_norm": "head"},
+        free_moe=_MOE | {"norm_topk_prob", "intermediate_size", "mlp_only_layers"},
+    ),
 }
-"""Options that may have any value."""
-
-FIXED: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "mistral": {},
-    "qwen3": {"qk_norm": "head"},
-    "olmo2": {"qk_norm": "full", "norm_placement": "post"},
-    "mpt": {
-        "norm": "layernorm",
-        "position": "alibi",
-        "gated": False,
-        "activation": "gelu",
-    },
-    "dbrx": {"norm": "layernorm"},
-    "mixtral": {},
-    "olmoe": {"qk_norm": "full"},
-    "qwen3_moe": {"qk_norm": "head"},
-}
-"""Options that must have this value; all others must have their default."""
-
-FREE_MOE: dict[str, set[str]] = {
-    "dbrx": _MOE | {"norm_topk_prob", "norm_topk_p"},
-    "mixtral": _MOE,
-    "olmoe": _MOE | {"norm_topk_prob"},
-    "qwen3_moe": _MOE | {"norm_topk_prob", "intermediate_size", "mlp_only_layers"},
-}
-"""The same for the ``moe`` section, where all others must have their default."""
+"""All but ``decoder``."""
 
 
-def misfits(family: str, given: dict[str, Any], defaults: dict[str, Any]) -> list[str]:
-    """What ``family`` cannot hold of the model section, as ``field=value (what it must be)``."""
-    if family not in FREE:
+def misfits(
+    family: FamilyName, given: Mapping[str, Any], defaults: Mapping[str, Any], moe_defaults: Mapping[str, Any]
+) -> list[str]:
+    """Return what ``family`` cannot hold of the model section, as ``field=value (what it must be)``.
+
+    ``given`` has the section's fields; its ``moe`` is a mapping of fields too, or None.
+    """
+    options = FAMILIES.get(family)
+    if options is None:
         return []
-    fixed = FIXED[family]
-    found = []
+    breaks = []
     for name, default in defaults.items():
-        must = fixed.get(name, default)
-        if name not in FREE[family] and given[name] != must:
-            found.append(f"{name}={_shown(given[name])} ({_shown(must)} only)")
-    return found
+        must = options.fixed.get(name, default)
+        if name not in options.free and given[name] != must:
+            breaks.append(f"{name}={_shown(given[name])} ({_shown(must)} only)")
+    if options.free_moe is not None and given["moe"] is None:
+        breaks.append("moe absent (required)")
+    if options.free_moe is not None and given["moe"] is not None:
+        breaks += [
+            f"moe.{name}"
+            for name, value in given["moe"].items()
+            if name not in options.free_moe and value != moe_defaults[name]
+        ]
+    width, heads = given["hidden_size"], given["num_attention_heads"]
+    if options.is_divided_by_heads and width % heads:
+        breaks.append(f"hidden_size={width} with num_attention_heads={heads} (multiples only, also with head_dim)")
+    if options.mlp_ratio is not None and given["intermediate_size"] != options.mlp_ratio * width:
+        breaks.append(f"intermediate_size={given['intermediate_size']} ({options.mlp_ratio} x hidden_size only)")
+    return breaks
 
 
 def _shown(value: Any) -> str:

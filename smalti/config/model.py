@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from smalti.config.families import FIXED, FREE_MOE, misfits
+from smalti.config.families import FAMILIES, FamilyName, misfits
 from smalti.config.schema import Config, Real, Whole, placement
 
 
@@ -111,9 +111,7 @@ _ROPE_KEYS: dict[str, tuple[set[str], set[str]]] = {
 class ModelConfig(Config):
     """Shape and options of the model; with the seed it fixes the initial weights."""
 
-    family: Literal["llama", "mistral", "qwen3", "olmo2", "mpt", "dbrx", "mixtral", "olmoe", "qwen3_moe", "decoder"] = (
-        "llama"
-    )
+    family: FamilyName = "llama"
     """Each but the last is a form in Hugging Face folders; ``decoder`` mixes freely and is not exported."""
     vocab_size: Whole = Field(ge=2)
     """Rows of the embedding; at least the tokenizer's size."""
@@ -254,22 +252,10 @@ class ModelConfig(Config):
 
     @model_validator(mode="after")
     def _family_can_hold_it(self) -> Self:
-        breaks = misfits(self.family, _given(self), _defaults(type(self)))
-        if self.family in FREE_MOE and self.moe is None:
-            breaks.append("moe absent (required)")
-        if self.family in FREE_MOE and self.moe is not None:
-            known, defaults = FREE_MOE[self.family], _defaults(MoEConfig)
-            breaks += [f"moe.{name}" for name, value in _given(self.moe).items()
-                       if name not in known and value != defaults[name]]  # fmt: skip
-        if self.family in ("llama", "mpt", "dbrx", "olmo2", "olmoe") and self.hidden_size % self.num_attention_heads:
-            breaks.append(
-                f"hidden_size={self.hidden_size} with num_attention_heads={self.num_attention_heads} "
-                "(multiples only, also with head_dim)"
-            )
-        if self.family == "mpt" and self.intermediate_size != 4 * self.hidden_size:
-            breaks.append(f"intermediate_size={self.intermediate_size} (4 x hidden_size only)")
+        given = {**_given(self), "moe": _given(self.moe) if self.moe else None}
+        breaks = misfits(self.family, given, _defaults(type(self)), _defaults(MoEConfig))
         if breaks:
-            fixes = "".join(f" {name}={value}" for name, value in FIXED[self.family].items())
+            fixes = "".join(f" {name}={value}" for name, value in FAMILIES[self.family].fixed.items())
             raise ValueError(
                 f"family '{self.family}' cannot hold: {', '.join(breaks)}; "
                 + (f"it has{fixes}; " if fixes else "")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smalti.config.families import FIXED, FREE, FREE_MOE
+from smalti.config.families import FAMILIES
 from smalti.config.model import ModelConfig, MoEConfig
 from smalti.cost.params import count
 
@@ -36,8 +36,9 @@ MOE_CHOICES: dict[str, st.SearchStrategy[Any]] = {
 @st.composite
 def models(draw: st.DrawFn) -> ModelConfig:
     """Any model that the schema admits, of any family, at most 8 wide per head."""
-    family = draw(st.just("decoder") | st.sampled_from([*FREE]))
-    free = FREE.get(family, {*FREE_CHOICES, "moe", "num_key_value_heads"})
+    family = draw(st.just("decoder") | st.sampled_from([*FAMILIES]))
+    options = FAMILIES.get(family)
+    free = options.free if options else {*FREE_CHOICES, "moe", "num_key_value_heads"}
     heads = draw(st.integers(1, 6))
     kv_heads = draw(st.sampled_from([n for n in range(1, heads + 1) if heads % n == 0]))
     hidden = heads * 2 * draw(st.integers(1, 4))
@@ -49,12 +50,13 @@ def models(draw: st.DrawFn) -> ModelConfig:
         "num_hidden_layers": draw(st.integers(1, 3)),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads if "num_key_value_heads" in free else None,
-        **FIXED.get(family, {}),
+        **(options.fixed if options else {}),
         **{name: draw(values) for name, values in FREE_CHOICES.items() if name in free},
     }
     if "moe" in free and (family != "decoder" or draw(st.booleans())):
         experts = draw(st.integers(2, 5))
-        moe = {name: draw(values) for name, values in MOE_CHOICES.items() if name in FREE_MOE.get(family, MOE_CHOICES)}
+        free_moe = options.free_moe if options else None
+        moe = {name: draw(values) for name, values in MOE_CHOICES.items() if free_moe is None or name in free_moe}
         chosen = draw(st.integers(1, experts))
         if values["num_hidden_layers"] == 1:
             moe.pop("mlp_only_layers", None)  # at least one layer has experts
