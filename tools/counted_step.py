@@ -145,7 +145,7 @@ def _count(job: Any, microbatches: Sequence[Microbatch]) -> LiveBytes:
             live.name(parameter, "weights")
             for value in state.optimizer.state[parameter].values():
                 live.name(value, "moments")
-        for tensor in (tensor for microbatch in microbatches for tensor in microbatch if tensor is not None):
+        for tensor in (tensor for microbatch in microbatches for tensor in microbatch if isinstance(tensor, Tensor)):
             live.name(tensor, "batch")
         live.in_phase = "begin"
         state.optimizer.step = step

@@ -41,8 +41,8 @@ class Hooks:
     """What a decoder computes from whole rows or the whole vocabulary. ``smalti.distributed.parallel`` replaces fields
     where ranks share these; a decoder on one rank uses the defaults."""
 
-    kernels_of: Callable[[ModelConfig, Tensor, Tensor | None], dict[int | None, Attend]] = kernels_of
-    """(config, tensor of a batch's shape, documents_BT) -> the attention kernel of each window."""
+    kernels_of: Callable[[ModelConfig, Tensor, Tensor | None, int | None], dict[int | None, Attend]] = kernels_of
+    """(config, tensor of a batch's shape, documents_BT, n_documents) -> the attention kernel of each window."""
     positions_of: Callable[[int, torch.device], Tensor] = _from_0
     """(tokens of a row on this rank, device) -> positions where the caller gives none, [1, T]."""
     lengths_of: Callable[[Tensor], Tensor] | None = None
@@ -125,6 +125,7 @@ class Decoder(nn.Module):
         positions_BT: Tensor | None = None,
         documents_BT: Tensor | None = None,
         *,
+        n_documents: int | None = None,
         cache: Cache | None = None,
         mask_BT: Tensor | None = None,
         head: Head | None = None,
@@ -132,11 +133,14 @@ class Decoder(nn.Module):
         """Token ids to logits [B, T, V], or to ``head(hidden_BTD, lm_head_weight_VD)`` run inside this forward.
 
         positions_BT: default 0..T-1. documents_BT: attention stays inside a run of equal numbers; absent, a row is one.
+        n_documents: the number of these runs, where known; without it a GPU may have to be asked.
         mask_BT: True for tokens that count in the router sums (nothing else); absent, all. cache: read and extended by
         T tokens; it says where they stand, so not together with positions or documents.
         """
         x_BTD = self.enter(input_ids_BT)
-        x_BTD, stats = self.through(x_BTD, positions_BT, documents_BT, cache=cache, mask_BT=mask_BT)
+        x_BTD, stats = self.through(
+            x_BTD, positions_BT, documents_BT, n_documents=n_documents, cache=cache, mask_BT=mask_BT
+        )
         return DecoderOutput(self.leave(x_BTD, head), over_layers(list(stats.values())))
 
     def enter(self, input_ids_BT: Tensor) -> Tensor:
@@ -150,6 +154,7 @@ class Decoder(nn.Module):
         positions_BT: Tensor | None,
         documents_BT: Tensor | None,
         *,
+        n_documents: int | None = None,
         cache: Cache | None = None,
         mask_BT: Tensor | None = None,
         layers: range | None = None,
@@ -165,7 +170,7 @@ class Decoder(nn.Module):
             if positions_BT is None:
                 positions_BT = self.hooks.positions_of(time, x_BTD.device)
             like_BT1 = x_BTD.new_empty(()).expand(x_BTD.shape[0], positions_BT.shape[1], 1)
-            kernels = self.hooks.kernels_of(self.config, like_BT1, documents_BT)
+            kernels = self.hooks.kernels_of(self.config, like_BT1, documents_BT, n_documents)
             lengths_B1 = None if self.hooks.lengths_of is None else self.hooks.lengths_of(positions_BT)
         rope = None
         if self.config.position == "rope":

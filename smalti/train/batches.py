@@ -14,7 +14,6 @@ from torch import Tensor
 from smalti.base.errors import DataError
 from smalti.data.sources.vocabulary import require_below, unsaid
 from smalti.data.stream.batch import Batch
-from smalti.model.blocks.attention.scores import tell_runs
 
 if TYPE_CHECKING:
     from smalti.data.stream.stream import Stream
@@ -49,6 +48,8 @@ class Microbatch(NamedTuple):
     documents: Tensor | None
     """(S, T) int64 number of the document inside the row; None: attention sees the whole row. Of the whole row, also
     where the rest is this rank's part of it."""
+    n_documents: int | None = None
+    """Runs of equal numbers in ``documents``, where it is on a device that would have to be asked."""
 
 
 class TokenBatches:
@@ -164,9 +165,9 @@ class TokenBatches:
         elif rows.eod_id is not None:
             begins = inputs == rows.eod_id
         positions, documents = _numbered(inputs, begins if self._mask_documents else None)
-        if documents is not None and self._device.type != "cpu":
-            tell_runs(documents, rows.runs)
-        return Microbatch(self._own_part(inputs), self._own_part(targets), self._own_part(positions), documents)
+        n_documents = rows.runs if documents is not None and self._device.type != "cpu" else None
+        own_part = self._own_part
+        return Microbatch(own_part(inputs), own_part(targets), own_part(positions), documents, n_documents)
 
 
 def _numbered(inputs: Tensor, begins: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -38,6 +38,7 @@ class LanguageLoss:
             microbatch.inputs,
             microbatch.positions,
             microbatch.documents,
+            n_documents=microbatch.n_documents,
             mask_BT=counted,
             head=cross_entropy_head(
                 microbatch.targets,

@@ -26,7 +26,6 @@ from smalti.base.errors import UserError
 from smalti.config.model import ModelConfig
 from smalti.cost.microbatch import why_not_microbatches
 from smalti.distributed.parallel.pipeline import Schedule, Stage, StagedDecoder
-from smalti.model.blocks.attention.scores import tell_runs, told_runs
 from smalti.model.decoder import DecoderOutput
 from smalti.train.batches import IGNORE, Microbatch
 from smalti.train.step import Loss, Metrics, Phase, TrainState
@@ -241,7 +240,8 @@ def _filled(one: Microbatch, rows: int) -> Microbatch:
         return F.pad(tensor_ST, (0, 0, 0, rows - tensor_ST.shape[0]), value=value)
 
     documents = None if one.documents is None else filled(one.documents, 0)
-    runs = None if one.documents is None else told_runs(one.documents)
-    if documents is not None and runs is not None:
-        tell_runs(documents, runs + rows - one.inputs.shape[0])  # each row that is added is one
-    return Microbatch(filled(one.inputs, 0), filled(one.targets, IGNORE), filled(one.positions, 0), documents)
+    n_documents = one.n_documents
+    if n_documents is not None:
+        n_documents += rows - one.inputs.shape[0]  # each row that is added is one
+    parts = filled(one.inputs, 0), filled(one.targets, IGNORE), filled(one.positions, 0)
+    return Microbatch(*parts, documents, n_documents)

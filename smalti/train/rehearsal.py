@@ -240,17 +240,24 @@ def _set_kernels(model: nn.Module, document_tokens: int | None, *, cuda: bool) -
     elif cuda and not isinstance(build, Ring):  # which attends by itself on every device
         build = _fused
 
-    def on_real_rows(config: ModelConfig, like_BTD: Tensor, documents_BT: Tensor | None) -> dict[int | None, Attend]:
+    def on_real_rows(
+        config: ModelConfig, like_BTD: Tensor, documents_BT: Tensor | None, n_documents: int | None
+    ) -> dict[int | None, Attend]:
         with unset_fake_temporarily():
             like = torch.empty((), dtype=like_BTD.dtype).expand(like_BTD.shape)
             real = None if documents_BT is None else _documents(documents_BT, document_tokens)
-            return build(config, like, real)
+            return build(config, like, real, None)
 
     model.hooks = replace(model.hooks, kernels_of=on_real_rows)
 
 
 def _fused(
-    config: ModelConfig, like_BTD: Tensor, documents_BT: Tensor | None, *, part: HeadPart = ALL_HEADS
+    config: ModelConfig,
+    like_BTD: Tensor,
+    documents_BT: Tensor | None,
+    n_documents: int | None = None,
+    *,
+    part: HeadPart = ALL_HEADS,
 ) -> dict[int | None, Attend]:
     """``kernels_of`` whose backward pass keeps what each of CUDA's fused kernels keeps."""
     scale = scores_of(config, like_BTD.device, part).scale
@@ -297,7 +304,7 @@ class _Named:
         for buffer in state.model.buffers():
             self._live.name(buffer, "buffers")
         for tensor in tree_leaves([tuple(one) for one in microbatches]):
-            if tensor is not None:
+            if isinstance(tensor, Tensor):
                 self._live.name(tensor, "batch")
 
     def after(self, state: TrainState) -> None:

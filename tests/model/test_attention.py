@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_cases import dense, distance
 
-from smalti.model.blocks.attention import choice, varlen
+from smalti.model.blocks.attention import choice, flex, varlen
 from smalti.model.blocks.attention.flex import Flex
-from smalti.model.blocks.attention.scores import alibi_slopes, document_runs, runs_of, scores_of, tell_runs
+from smalti.model.blocks.attention.scores import Scores, alibi_slopes, document_runs, scores_of
 from smalti.model.blocks.attention.sdpa import dense_rows
 from smalti.model.blocks.attention.varlen import Varlen
 
@@ -258,15 +258,33 @@ def test_a_run_is_told_the_kernel_of_each_kind_of_layer():
 
 
 @given(st.integers(1, 4), st.integers(1, 60), st.floats(0, 1), st.integers(0, 1 << 30), st.booleans())
-def test_offsets_of_varlen_are_where_documents_begin(batch, time, often, seed, told):
+def test_offsets_of_varlen_are_where_documents_begin(batch, time, often, seed, given_number):
     documents = (torch.rand(batch, time, generator=torch.Generator().manual_seed(seed)) < often).cumsum(1)
     begins = document_runs(documents).flatten().nonzero()[:, 0]
-    if told:
-        tell_runs(documents, len(begins))
-    assert runs_of(documents) == len(begins)
-    offsets = Varlen(torch.empty(batch, time, 1), None, 1.0, documents).offsets
+    n_documents = len(begins) if given_number else None
+    offsets = Varlen(torch.empty(batch, time, 1), None, 1.0, documents, n_documents).offsets
     assert offsets.dtype == torch.int32
     assert offsets.tolist() == [*begins.tolist(), batch * time]
+
+
+def test_a_second_soft_cap_is_not_compiled_again(monkeypatch):
+    """A float that is another one in the second model would become a symbol, which no kernel can be made of."""
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    attend, build = flex._functions(False)
+    monkeypatch.setattr(flex, "_functions", lambda _: (torch.compile(attend, backend=keep), build))
+    query = torch.randn(1, 2, 16, 16)
+    for cap in (30.0, 5.0):
+        scores = Scores(0.25, cap, None)
+        mixed = Flex(query.new_empty(1, 16, 1), None, scores, None)(query, query, query)
+        wanted = dense_rows(query.new_empty(1, 16, 1), None, scores, None)(query, query, query)
+        torch.testing.assert_close(mixed, wanted)
+    assert len(graphs) == 1
+    torch._dynamo.reset()
 
 
 @pytest.mark.gpu

@@ -49,7 +49,7 @@ def _rows(seed: int = 0) -> Microbatch:
 
 
 def _cut(rows: Microbatch, world_size: int, rank: int, microbatches: int) -> list[Microbatch]:
-    mine = [tensor.chunk(world_size)[rank].chunk(microbatches) for tensor in rows]
+    mine = [tensor.chunk(world_size)[rank].chunk(microbatches) for tensor in rows[:4]]
     return [Microbatch(*parts) for parts in zip(*mine, strict=True)]
 
 

@@ -12,7 +12,7 @@ from smalti.config.optimizer import OptimizerConfig
 from smalti.config.train import LossConfig
 from smalti.distributed.parallel import fsdp
 from smalti.distributed.parallel import mesh as meshes
-from smalti.model.blocks.attention.scores import document_runs, tell_runs
+from smalti.model.blocks.attention.scores import document_runs
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
 from smalti.train.batches import Microbatch
@@ -56,9 +56,10 @@ def test_nothing_in_the_step_waits_for_the_device(kind: str, optimizer: str) -> 
     state = TrainState(model, build_optimizer(model, described), lambda step: 1e-3, clip_norm=1.0, balance=loss.balance)
     tokens = torch.randint(config.vocab_size, (4, 129), device=device)
     documents = (torch.rand(4, 128, device=device) < 0.05).cumsum(1)
-    tell_runs(documents, int(document_runs(documents).sum()))
+    n_documents = int(document_runs(documents).sum())
     positions = torch.arange(128, device=device).expand(4, 128).contiguous()
-    microbatches = [Microbatch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), positions, documents)] * 2
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    microbatches = [Microbatch(inputs, targets, positions, documents, n_documents)] * 2
     for _ in range(2):  # what is chosen and made once
         train_step(state, microbatches, loss)
     torch.cuda.synchronize()

@@ -131,6 +131,7 @@ class StagedDecoder(Decoder):
         positions_BT: Tensor | None = None,
         documents_BT: Tensor | None = None,
         *,
+        n_documents: int | None = None,
         cache: Cache | None = None,
         mask_BT: Tensor | None = None,
         head: Head | None = None,
@@ -144,9 +145,11 @@ class StagedDecoder(Decoder):
         """
         assert cache is None, "a model in pipeline stages does not generate"
         if stage is not None:
-            return self._through_stage(stage, input_ids_BT, positions_BT, documents_BT, mask_BT, head, x_BTD)
+            return self._through_stage(
+                stage, input_ids_BT, positions_BT, documents_BT, n_documents, mask_BT, head, x_BTD
+            )
         assert not torch.is_grad_enabled(), "gradients come from a step's schedule alone"
-        return self._relay(input_ids_BT, positions_BT, documents_BT, mask_BT, head)
+        return self._relay(input_ids_BT, positions_BT, documents_BT, n_documents, mask_BT, head)
 
     def _through_stage(
         self,
@@ -154,6 +157,7 @@ class StagedDecoder(Decoder):
         input_ids_BT: Tensor,
         positions_BT: Tensor | None,
         documents_BT: Tensor | None,
+        n_documents: int | None,
         mask_BT: Tensor | None,
         head: Head | None,
         x_BTD: Tensor | None,
@@ -161,7 +165,9 @@ class StagedDecoder(Decoder):
         if stage.is_first:
             x_BTD = self.enter(input_ids_BT)
         assert x_BTD is not None, "a pipeline stage goes on from the one before it"
-        x_BTD, per_layer = self.through(x_BTD, positions_BT, documents_BT, mask_BT=mask_BT, layers=stage.layers)
+        x_BTD, per_layer = self.through(
+            x_BTD, positions_BT, documents_BT, n_documents=n_documents, mask_BT=mask_BT, layers=stage.layers
+        )
         value = self.leave(x_BTD, head) if stage.is_last else x_BTD
         return DecoderOutput(value, _over_all(per_layer, self.config, x_BTD.device))
 
@@ -170,6 +176,7 @@ class StagedDecoder(Decoder):
         input_ids_BT: Tensor,
         positions_BT: Tensor | None,
         documents_BT: Tensor | None,
+        n_documents: int | None,
         mask_BT: Tensor | None,
         head: Head | None,
     ) -> DecoderOutput:
@@ -178,7 +185,9 @@ class StagedDecoder(Decoder):
         x_BTD, sums = None, _over_all({}, self.config, device)
         for stage, after in zip(self.stages, [*self.stages[1:], None], strict=True):
             if stage.place == place:
-                output = self._through_stage(stage, input_ids_BT, positions_BT, documents_BT, mask_BT, head, x_BTD)
+                output = self._through_stage(
+                    stage, input_ids_BT, positions_BT, documents_BT, n_documents, mask_BT, head, x_BTD
+                )
                 x_BTD = output.value
                 if sums is not None and output.router is not None:
                     sums = RouterStats(*(a + b for a, b in zip(sums, output.router, strict=True)))

@@ -35,7 +35,9 @@ class Ring:
     def __init__(self, group: dist.ProcessGroup, part: HeadPart) -> None:
         self.group, self.part = group, part
 
-    def __call__(self, config: ModelConfig, like_BtD: Tensor, documents_BT: Tensor | None) -> dict[int | None, Attend]:
+    def __call__(
+        self, config: ModelConfig, like_BtD: Tensor, documents_BT: Tensor | None, n_documents: int | None = None
+    ) -> dict[int | None, Attend]:
         """What attends in each layer of a batch, by its window."""
         device, tokens = like_BtD.device, like_BtD.shape[1]
         scores = scores_of(config, device, self.part)

@@ -31,11 +31,13 @@ class Ulysses:
         self.kernels_of = kernels_of
         """Builds the kernels for whole rows; replaceable."""
 
-    def __call__(self, config: ModelConfig, like_BtD: Tensor, documents_BT: Tensor | None) -> dict[int | None, Attend]:
+    def __call__(
+        self, config: ModelConfig, like_BtD: Tensor, documents_BT: Tensor | None, n_documents: int | None = None
+    ) -> dict[int | None, Attend]:
         """What attends in each layer of a batch, by its window."""
         batch, time, width = like_BtD.shape
         like_BTD = like_BtD[:, :1].expand(batch, time * self.ranks, width)
-        found = self.kernels_of(config, like_BTD, documents_BT, part=self.part)
+        found = self.kernels_of(config, like_BTD, documents_BT, n_documents, part=self.part)
         return {window: _Traded(self.group, attend) for window, attend in found.items()}
 
 

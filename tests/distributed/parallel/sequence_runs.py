@@ -91,13 +91,12 @@ def rows_of(step: int, *, packed: bool, rows: int = ROWS, tokens: int = TOKENS, 
 def shared(whole: Microbatch, mesh: Mesh, context: Any) -> Microbatch:
     """This rank's rows and tokens of them."""
     own = sequence.own_part(mesh, context=context)
-    inputs, targets, positions, documents = (
-        None if part is None else part.chunk(mesh.layout.data_ranks)[mesh.data_rank] for part in whole
-    )
-    assert inputs is not None
-    assert targets is not None
-    assert positions is not None
-    return Microbatch(own(inputs), own(targets), own(positions), documents)
+
+    def rows_of_rank(part: Tensor) -> Tensor:
+        return part.chunk(mesh.layout.data_ranks)[mesh.data_rank]
+
+    parts = (own(rows_of_rank(part)) for part in (whole.inputs, whole.targets, whole.positions))
+    return Microbatch(*parts, None if whole.documents is None else rows_of_rank(whole.documents))
 
 
 def model_of(case: Case, mesh: Mesh, context: Any) -> nn.Module:

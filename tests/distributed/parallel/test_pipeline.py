@@ -15,7 +15,7 @@ from smalti.cost.layout.rules import why_not_pipeline
 from smalti.cost.microbatch import check_pipeline, why_not_microbatches
 from smalti.distributed.parallel.mesh import Mesh
 from smalti.distributed.parallel.pipeline import Schedule, apply, stages_of
-from smalti.model.blocks.attention.scores import document_runs, tell_runs, told_runs
+from smalti.model.blocks.attention.scores import document_runs
 from smalti.model.decoder import Decoder
 from smalti.train.batches import IGNORE, Microbatch
 from smalti.train.pipeline import _carry, _filled
@@ -84,15 +84,13 @@ def test_rows_that_fill_up_have_no_target() -> None:
     assert _filled(Microbatch(ids, ids, ids, None), 4).documents is None
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_rows_that_fill_up_are_a_document_each(told: bool) -> None:
+@pytest.mark.parametrize("n_documents", [None, 5])
+def test_rows_that_fill_up_are_a_document_each(n_documents: int | None) -> None:
     documents = torch.tensor([[0, 0, 1], [0, 1, 2]])
-    if told:
-        tell_runs(documents, 5)
-    filled = _filled(Microbatch(documents, documents, documents, documents), 4).documents
-    assert filled is not None
-    assert int(document_runs(filled).sum()) == 7
-    assert told_runs(filled) == (7 if told else None)
+    filled = _filled(Microbatch(documents, documents, documents, documents, n_documents), 4)
+    assert filled.documents is not None
+    assert int(document_runs(filled.documents).sum()) == 7
+    assert filled.n_documents == (None if n_documents is None else 7)
 
 
 def test_numbers_of_microbatches() -> None:

@@ -54,18 +54,24 @@ class Asked(NamedTuple):
 
 
 def kernels_of(
-    config: ModelConfig, like_BTD: Tensor, documents_BT: Tensor | None, *, part: HeadPart = ALL_HEADS
+    config: ModelConfig,
+    like_BTD: Tensor,
+    documents_BT: Tensor | None,
+    n_documents: int | None = None,
+    *,
+    part: HeadPart = ALL_HEADS,
 ) -> dict[int | None, Attend]:
-    """What attends in each layer of a batch, by ``config.window(layer)``; built once, without a cache.
+    """The kernel of each layer of a batch, by ``config.window(layer)``; built once, without a cache.
 
-    like_BTD: has the batch's rows and tokens, device and dtype; its width is not read. part: of the heads.
+    like_BTD: has the batch's rows and tokens, device and dtype; its width is not read. n_documents: runs of equal
+    numbers in ``documents_BT``, where known: a GPU need not be asked. part: of the heads.
     """
     scores = scores_of(config, like_BTD.device, part)
     built: dict[int | None, Attend] = {}
     for window in windows_of(config):
         asked = _asked(config, window, like_BTD.shape[1], documents_BT is not None, torch.is_grad_enabled(), part)
         kernel = choose(like_BTD.device.type, like_BTD.dtype, asked)
-        built[window] = _build(kernel, asked, like_BTD, scores, documents_BT)
+        built[window] = _build(kernel, asked, like_BTD, scores, documents_BT, n_documents)
     return built
 
 
@@ -177,14 +183,21 @@ def _small_scores(asked: Asked, device: str) -> Scores:
     return Scores(asked.head_width**-0.5, 30.0 if asked.cap else None, slopes_KG)
 
 
-def _build(kernel: Kernel, asked: Asked, like_BTD: Tensor, scores: Scores, documents_BT: Tensor | None) -> Attend:
+def _build(
+    kernel: Kernel,
+    asked: Asked,
+    like_BTD: Tensor,
+    scores: Scores,
+    documents_BT: Tensor | None,
+    n_documents: int | None = None,
+) -> Attend:
     window = asked.window
     keep = asked.backward and asked.tokens <= LONGEST_KEPT_TOKENS and not asked.cap
     if kernel == "sdpa":
         bias_BTS = None if asked.plain else bias_of_rows(like_BTD, window, scores, documents_BT)
         return Fused(scores.scale, None if bias_BTS is None else bias_BTS[:, None])
     if kernel == "varlen":
-        return Varlen(like_BTD, window, scores.scale, documents_BT)
+        return Varlen(like_BTD, window, scores.scale, documents_BT, n_documents)
     if kernel == "flex":
         return Flex(like_BTD, window, scores, documents_BT)
     if kernel == "dense":

@@ -19,6 +19,9 @@ class Flex:
     def __init__(self, like_BTD: Tensor, window: int | None, scores: Scores, documents_BT: Tensor | None) -> None:
         (batch, time), device = like_BTD.shape[:2], like_BTD.device
         self.scores = scores
+        # A tensor, and filled on the device, which waits for nothing. torch.compile takes a float that is another one
+        # in the next model for a symbol, and flex_attention cannot be compiled with it (torch 2.11 to 2.13).
+        self.cap = None if scores.cap is None else torch.full((), scores.cap, device=device)
         self._attend, build = _functions(device.type == "cuda")
         runs_BT = None if documents_BT is None else document_runs(documents_BT).cumsum(dim=1)
 
@@ -44,8 +47,8 @@ class Flex:
         return mixed_BHTd.transpose(1, 2)
 
     def _score(self, score: Tensor, _row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        if self.scores.cap is not None:
-            score = self.scores.cap * torch.tanh(score / self.scores.cap)
+        if self.cap is not None:
+            score = self.cap * torch.tanh(score / self.cap)
         if self.scores.slopes_KG is not None:
             score = score - self.scores.slopes_KG.flatten()[head] * (query - key)
         return score

@@ -104,23 +104,6 @@ def document_runs(documents_BT: Tensor) -> Tensor:
     return begins_BT
 
 
-def tell_runs(documents_BT: Tensor, runs: int) -> None:
-    """Say of a batch's documents how many runs of equal numbers they are, so that a GPU need not be asked."""
-    documents_BT.smalti_runs = runs  # type: ignore[attr-defined]
-
-
-def told_runs(documents_BT: Tensor) -> int | None:
-    """What ``tell_runs`` has said; None where nobody has."""
-    runs: int | None = getattr(documents_BT, "smalti_runs", None)
-    return runs
-
-
-def runs_of(documents_BT: Tensor) -> int:
-    """How many runs they are; waits for the device where nobody has told."""
-    told = told_runs(documents_BT)
-    return int(document_runs(documents_BT).sum()) if told is None else told
-
-
 def bias_of_rows(like_BTD: Tensor, window: int | None, scores: Scores, documents_BT: Tensor | None) -> Tensor:
     """The same over whole rows, [B or 1, T, T] or with slopes [B or 1, K, G, T, T]."""
     at_T = torch.arange(like_BTD.shape[1], device=like_BTD.device)

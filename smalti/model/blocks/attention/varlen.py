@@ -1,6 +1,6 @@
 """Attention over packed documents by torch's ``varlen_attn``: CUDA, bfloat16 and float16; no ALiBi, no soft cap.
 
-Waits for the device once a batch, for the number of documents, where nobody has told it (``scores.tell_runs``).
+Waits for the device once a batch where the number of documents is not given.
 
 Shapes: B batch, T time, N tokens of all rows, H query heads, K key/value heads, d width of a head.
 """
@@ -12,20 +12,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smalti.model.blocks.attention.scores import document_runs, runs_of
+from smalti.model.blocks.attention.scores import document_runs
 
 
 class Varlen:
     """Offsets of the documents, for ``varlen_attn``."""
 
-    def __init__(self, like_BTD: Tensor, window: int | None, scale: float, documents_BT: Tensor | None) -> None:
+    def __init__(
+        self,
+        like_BTD: Tensor,
+        window: int | None,
+        scale: float,
+        documents_BT: Tensor | None,
+        n_documents: int | None = None,
+    ) -> None:
+        """n_documents: runs of equal numbers in ``documents_BT``; absent, counting them waits for the device."""
         (batch, self.time), device = like_BTD.shape[:2], like_BTD.device
         self.scale, self.window, self.grouped = scale, window, _grouped()
         n_tokens = batch * self.time
         if documents_BT is None:
             self.offsets = torch.arange(0, n_tokens + 1, self.time, dtype=torch.int32, device=device)
         else:
-            self.offsets = _offsets(document_runs(documents_BT).flatten(), runs_of(documents_BT))
+            begins_N = document_runs(documents_BT).flatten()
+            self.offsets = _offsets(begins_N, int(begins_N.sum()) if n_documents is None else n_documents)
 
     def __call__(self, query_BHTd: Tensor, key_BKTd: Tensor, value_BKTd: Tensor) -> Tensor:
         """[B, T, H, d]."""
