@@ -1,17 +1,16 @@
-"""The loop around the step: cadence of logs, evaluation and saves; stops; nothing of tensors.
+"""The loop around the step: cadence of logs, evaluation and saves, and stops; no arithmetic of tensors.
 
     resume -> [ batch -> step -> log? -> evaluate? -> save? -> stop? ] ... -> last evaluation and save
 
-All ranks run the same loop and vote on whatever one of them sees alone, so they enter every collective together. No
-rank begins a step before all have its batch: with the votes of a step each rank says whether it has the next batch
-already, and only where one has not, they vote on until it has. So a wait for data is a wait between two steps, in which
-a stop is heard and a checkpoint can be written.
+All ranks run the same loop and vote on whatever one of them sees alone, so they enter every collective together. A step
+begins when all ranks have its batch: a wait for data is a wait between two steps, in which a stop is noticed and a
+checkpoint can be saved.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -38,11 +37,12 @@ from smalti.train.vote import Vote
 Evaluate = Callable[[nn.Module, int], dict[str, float]]
 """(model, step) -> metrics; called on every rank at the same step."""
 
-_SLOW_S, _TELL_SLOW_S = 1.0, 60.0
-_HEAR_S = 0.5
-"""How often ranks that wait for data ask each other whether to stop."""
+_SLOW_S = 1.0
+_WARN_EVERY_S = 60.0
+_VOTE_EVERY_S = 0.5
+"""How often ranks that wait for data vote on a stop."""
 READ_THREADS = 8
-"""Batches of the stream that are read at a time, where a store's latency asks for it."""
+"""Batches of the stream that are read at a time, where a store's latency requires it."""
 
 
 class Events(Protocol):
@@ -53,7 +53,7 @@ class Events(Protocol):
 
 
 class Hook:
-    """Code of the caller's at fixed places of the loop, on every rank. Override what is needed; return nothing."""
+    """The caller's code at fixed points of the loop, on every rank. Override what is needed; return nothing."""
 
     def on_start(self, job: "Job") -> None:
         """Before the first step of this attempt."""
@@ -98,11 +98,9 @@ class Job:
     """Seconds of training that are read ahead."""
     prefetch_bytes: int = 1 << 30
     out_of_memory: Reporter | None = None
-    """Who says that a step ran out of memory; absent: the error passes as it is."""
+    """Reports a step that ran out of memory; absent, its error is raised as it is."""
     trial_steps: int | None = None
-    """Of a trial: training ends after so many steps, as it would at the end of the run."""
-    has_read: bool = False
-    told_slow_s: float = -math.inf
+    """Of a trial: training ends after so many steps as at the end of the run."""
 
     @property
     def total_steps(self) -> int:
@@ -121,82 +119,192 @@ def fit(job: Job) -> None:
     Raises RetryableError (exit 75) after SIGTERM and Interrupted (exit 130) after Ctrl-C, both with a checkpoint saved;
     NotFinite (exit 3) where a loss or a gradient norm is not finite, with a checkpoint of the step before it.
     """
-    state = job.state
-    if state.step >= job.total_steps:
-        log.get("train").info("%s is finished: all %d steps are done", job.folder.path, state.step)
+    if job.state.step >= job.total_steps:
+        log.get("train").info("%s is finished: all %d steps are done", job.folder.path, job.state.step)
         with job.recorder:
             job.status("done")
         return
-    save_when, evaluate_when, log_when = (Cadence(every, job.length) for every in _cadences(job))
-    heartbeat = Cadence("5s", job.length)
-    vote = Vote(4)
+    loop = _Loop(job)
     job.status("running")
-    with StopSignals() as signals, job.recorder, _reading(job) as batches, BetweenSteps() as garbage:
+    with (
+        StopSignals() as loop.signals,
+        job.recorder,
+        _read_ahead(job) as loop.batches,
+        BetweenSteps() as loop.garbage,
+    ):
+        loop.start()
+        while not loop.is_over:
+            loop.wait_for_batch()
+            if not loop.agreed.stop:
+                loop.step()
+            loop.log_if_due()
+            loop.evaluate_if_due()
+            loop.save_if_due()
+            loop.report_status_if_due()
+        loop.end()
+
+
+class _Agreed(NamedTuple):
+    """What all ranks agreed on in their last vote."""
+
+    stop: Stop = Stop.NONE
+    save: bool = False
+    evaluate: bool = False
+    lacks_batch: bool = False
+    """Some rank does not have its next batch yet."""
+
+
+class _Loop:
+    """The parts of ``fit``, in their order, and what one step leaves for the next."""
+
+    signals: StopSignals
+    batches: ReadAhead[Any]
+    garbage: BetweenSteps
+
+    def __init__(self, job: Job) -> None:
+        train = job.config.train
+        self.job = job
+        self.agreed = _Agreed(lacks_batch=True)
+        self._save_when = Cadence(train.checkpoint.every, job.length)
+        self._evaluate_when = Cadence(train.eval_every, job.length)
+        self._log_when = Cadence(train.log_every, job.length)
+        self._status_when = Cadence("5s", job.length)
+        self._vote = Vote(4)
+        self._saved_step = job.state.step
+        self._wait_began_s = 0.0
+        self._is_first_wait = True
+        self._warned_s = -math.inf
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last step is done, or a stop was agreed on."""
+        return self._is_last or bool(self.agreed.stop)
+
+    @property
+    def _is_last(self) -> bool:
+        return self.job.state.step >= self.job.total_steps
+
+    def start(self) -> None:
+        """Call the hooks; evaluate weights that were loaded before they are trained further."""
+        for hook in self.job.hooks:
+            hook.on_start(self.job)
+        if self.job.state.step == 0 and self.job.config.init_from is not None:
+            self._evaluate()
+
+    def wait_for_batch(self) -> None:
+        """Return on all ranks together when each has its next batch, or when one was asked to stop."""
+        self._wait_began_s = clock.now_s()
+        self.garbage.step(self.job.state.step + 1)
+        while self.agreed.lacks_batch and not self.agreed.stop:
+            has_batch = self.batches.wait(_VOTE_EVERY_S)
+            self._vote.start(self.signals.asked, 0, 0, not has_batch)
+            self._agree()
+
+    def step(self) -> None:
+        """Train one step; the ranks vote meanwhile on what follows it."""
+        upcoming = self.job.state.step + 1
+        self._vote.start(
+            self.signals.asked,
+            self._save_when.due(upcoming),
+            self._evaluate_when.due(upcoming),
+            not self.batches.has(upcoming),
+        )
+        microbatches = next(self.batches)
+        wait_s = clock.now_s() - self._wait_began_s
+        self._warn_if_slow(wait_s)
+        _run_step(self.job, microbatches, wait_s)
+        self._agree()
+
+    def log_if_due(self) -> None:
+        """Write the metrics of the steps since the last time, also before a save, an evaluation and the end."""
+        job, agreed = self.job, self.agreed
+        if not (self._log_when.due(job.state.step) or agreed.save or agreed.evaluate or agreed.stop or self._is_last):
+            return
+        try:
+            job.recorder.flush(_data_metrics(job))
+        except NotFinite as error:
+            self._return_to_last_good_step(worlds.on_all_ranks(error))
+            raise
+        self._log_when.done()
+
+    def evaluate_if_due(self) -> None:
+        """Measure held-out loss, also after the last step."""
+        if self.agreed.evaluate or self._is_last:
+            self._evaluate()
+            self._evaluate_when.done()
+
+    def save_if_due(self) -> None:
+        """Save a checkpoint, also after the last step and before a stop, where it must succeed."""
+        must_succeed = bool(self.agreed.stop) or self._is_last
+        if not (self.agreed.save or must_succeed) or self.job.state.step == self._saved_step:
+            return
+        if _save(self.job, must_succeed=must_succeed):
+            self._saved_step = self.job.state.step
+        self._save_when.done()
+        self.garbage.all()
+
+    def report_status_if_due(self) -> None:
+        """Write the heartbeat."""
+        if self._status_when.due(self.job.state.step):
+            self.job.status("running")
+            self._status_when.done()
+
+    def end(self) -> None:
+        """Call the hooks; report the end of the run, or raise the error of a stop."""
+        for hook in self.job.hooks:
+            hook.on_stop(self.job)
+        _end(self.job, self.agreed.stop)
+
+    def _agree(self) -> None:
+        stop, save, evaluate, lacks_batch = self._vote.result()
+        self.agreed = _Agreed(Stop(stop), bool(save), bool(evaluate), bool(lacks_batch))
+
+    def _warn_if_slow(self, wait_s: float) -> None:
+        """Warn, and write an event, where a step waited for its data; the first one always does."""
+        is_first, self._is_first_wait = self._is_first_wait, False
+        if is_first or wait_s < _SLOW_S or clock.now_s() - self._warned_s < _WARN_EVERY_S:
+            return
+        self._warned_s = clock.now_s()
+        step = self.job.state.step
+        log.get("train").warning("step %d waited %.1f s for its data", step, wait_s)
+        # Of the fetches' own counts one is called wait_s too: what this step waited counts here.
+        self.job.events.write("data_slow", step=step, **{**counts.PROCESS.as_dict(), "wait_s": round(wait_s, 3)})
+
+    def _evaluate(self) -> None:
+        job = self.job
+        if job.evaluate is None:
+            return
+        began_s = clock.now_s()
+        metrics = job.evaluate(job.state.model, job.state.step)
+        seconds = clock.now_s() - began_s
+        job.recorder.outside(seconds, measuring=True)
+        job.recorder.write(job.state.step, metrics)
+        job.events.write("eval", step=job.state.step, seconds=round(seconds, 3), metrics=metrics)
         for hook in job.hooks:
-            hook.on_start(job)
-        if state.step == 0 and job.config.init_from is not None:  # what the weights could before they learn on
-            _evaluate(job)
-        stop, lacking, saved_step = Stop.NONE, 1, state.step
-        while state.step < job.total_steps and not stop:
-            upcoming, before_s = state.step + 1, clock.now_s()
-            garbage.step(upcoming)
-            stop = _wait_for_data(signals, vote, batches) if lacking else stop
-            save_now = evaluate_now = 0
-            if not stop:
-                lacks_next = not batches.has(upcoming)
-                vote.start(signals.asked, save_when.due(upcoming), evaluate_when.due(upcoming), lacks_next)
-                _one_step(job, batches, before_s)
-                asked, save_now, evaluate_now, lacking = vote.result()
-                stop = Stop(asked)
-            is_last = state.step == job.total_steps
-            if log_when.due(state.step) or save_now or evaluate_now or stop or is_last:
-                try:
-                    job.recorder.flush(_of_data(job))
-                except NotFinite as error:
-                    _back_to_the_last_good_step(job, worlds.on_all_ranks(error), saved_step)
-                    raise
-                log_when.done()
-            if evaluate_now or is_last:
-                _evaluate(job)
-                evaluate_when.done()
-            if (save_now or stop or is_last) and state.step != saved_step:
-                if _save(job, must_succeed=bool(stop) or is_last):
-                    saved_step = state.step
-                save_when.done()
-                garbage.all()
-            if heartbeat.due(state.step):
-                job.status("running")
-                heartbeat.done()
-        for hook in job.hooks:
-            hook.on_stop(job)
-        _leave(job, stop)
+            hook.on_eval(job, metrics)
+
+    def _return_to_last_good_step(self, error: NotFinite) -> None:
+        """Write the event, and save the step before, which ``train_step`` has left as it was. No older checkpoint is
+        deleted for it: the cause may be earlier."""
+        job = self.job
+        job.state.step = error.step - 1
+        job.state.found_inf = None
+        job.events.write("not_finite", step=error.step, cause=error.cause, value=str(error.value))
+        if job.state.step > self._saved_step:
+            _save(job, must_succeed=False, keep=job.config.train.checkpoint.keep + 1)
 
 
-def _reading(job: Job) -> ReadAhead[Any]:
-    """Batches read ahead; those of our stream in several threads, and in the few bytes that they have on disk."""
-    ours, first, last = job.batches, job.state.step, job.total_steps
-    kept: Any = {"prefetch_s": job.prefetch_s, "prefetch_bytes": job.prefetch_bytes}
-    if isinstance(ours, TokenBatches):
-        return ReadAhead(ours.read, first, last, threads=READ_THREADS, interrupt=ours.close, **kept)
-    return ReadAhead(ours.batch, first, last, **kept)
+def _read_ahead(job: Job) -> ReadAhead[Any]:
+    """Read batches ahead: those of ``TokenBatches`` in several threads and as rows, which are smaller than tensors."""
+    batches, first, last = job.batches, job.state.step, job.total_steps
+    limits: Any = {"prefetch_s": job.prefetch_s, "prefetch_bytes": job.prefetch_bytes}
+    if isinstance(batches, TokenBatches):
+        return ReadAhead(batches.read, first, last, threads=READ_THREADS, interrupt=batches.close, **limits)
+    return ReadAhead(batches.batch, first, last, **limits)
 
 
-def _wait_for_data(signals: StopSignals, vote: Vote, batches: ReadAhead[Any]) -> Stop:
-    """Return on all ranks together when each has its next batch, or when one was asked to stop."""
-    stop, lacking = Stop.NONE, 1
-    while lacking and not stop:
-        has = batches.wait(_HEAR_S)
-        vote.start(signals.asked, 0, 0, not has)
-        asked, _, _, lacking = vote.result()
-        stop = Stop(asked)
-    return stop
-
-
-def _one_step(job: Job, batches: Any, before_s: float) -> None:
-    """``before_s``: since when the step waits for its data."""
-    microbatches = next(batches)
-    wait_s = clock.now_s() - before_s
-    _tell_slow(job, wait_s)
+def _run_step(job: Job, microbatches: Any, wait_s: float) -> None:
+    """Place the microbatches on the device, run one step, record its result and call the hooks."""
     if isinstance(job.batches, TokenBatches):
         microbatches = job.batches.place(microbatches)
     if not len(microbatches):
@@ -205,15 +313,13 @@ def _one_step(job: Job, batches: Any, before_s: float) -> None:
             allowed="the same number on every rank, at least one",
             hint="where a rank is short of data, give it a microbatch whose loss and weight are 0",
         )
-    lr = job.state.lr(job.state.step)
+    step, lr = job.state.step, job.state.lr(job.state.step)
     try:
         result = train_step(job.state, microbatches, job.loss)
     except (RuntimeError, MemoryError) as error:
-        reporter = job.out_of_memory
-        if reporter is None:
+        if job.out_of_memory is None:
             raise
-        step, phase = job.state.step, job.state.phase
-        memory_error = reporter.report(error, job.batches, microbatches, step=step, phase=phase)
+        memory_error = job.out_of_memory.report(error, job.batches, microbatches, step=step, phase=job.state.phase)
         if memory_error is None:
             raise
         raise memory_error from error
@@ -222,48 +328,15 @@ def _one_step(job: Job, batches: Any, before_s: float) -> None:
         hook.on_step(job, result)
 
 
-def _tell_slow(job: Job, wait_s: float) -> None:
-    """A warning and an event where a step waited for its data, but for the first one, which always does."""
-    first, job.has_read = not job.has_read, True
-    if first or wait_s < _SLOW_S or clock.now_s() - job.told_slow_s < _TELL_SLOW_S:
-        return
-    job.told_slow_s = clock.now_s()
-    log.get("train").warning("step %d waited %.1f s for its data", job.state.step, wait_s)
-    # Of the fetches' own counts one is called wait_s too: what this step waited counts here.
-    told = {**counts.PROCESS.as_dict(), "wait_s": round(wait_s, 3)}
-    job.events.write("data_slow", step=job.state.step, **told)
-
-
-def _evaluate(job: Job) -> None:
-    if job.evaluate is None:
-        return
-    before_s = clock.now_s()
-    metrics = job.evaluate(job.state.model, job.state.step)
-    seconds = clock.now_s() - before_s
-    job.recorder.outside(seconds, measuring=True)
-    job.recorder.write(job.state.step, metrics)
-    job.events.write("eval", step=job.state.step, seconds=round(seconds, 3), metrics=metrics)
-    for hook in job.hooks:
-        hook.on_eval(job, metrics)
-
-
-def _back_to_the_last_good_step(job: Job, error: NotFinite, saved_step: int) -> None:
-    """Put on record what was not finite, and save the step before, which ``train_step`` has left as it was. No older
-    checkpoint is deleted for it: what led here may have begun earlier."""
-    job.state.step, job.state.found_inf = error.step - 1, None
-    job.events.write("not_finite", step=error.step, cause=error.cause, value=str(error.value))
-    if job.state.step > saved_step:
-        _save(job, must_succeed=False, keep=job.config.train.checkpoint.keep + 1)
-
-
 def _save(job: Job, *, must_succeed: bool, keep: int | None = None) -> bool:
-    """Whether it was saved. keep: this many checkpoints; absent, as the config says."""
-    before_s = clock.now_s()
+    """Save a checkpoint and keep the newest ``keep``, absent as many as the config says. Returns whether it was saved;
+    raises RetryableError only with ``must_succeed``."""
+    began_s = clock.now_s()
     step = job.state.step
-    kept = keep or job.config.train.checkpoint.keep
+    keep = keep or job.config.train.checkpoint.keep
     try:
         worlds.broadcast_from_rank0(job.folder.require_in_place)
-        path = checkpoint.save(job.folder.checkpoints, step, job.tensors(), train_state(job), keep=kept)
+        path = checkpoint.save(job.folder.checkpoints, step, job.tensors(), train_state(job), keep=keep)
     except RetryableError as error:
         job.events.write("checkpoint_failed", step=step, reason=error.message)
         if must_succeed:
@@ -271,8 +344,8 @@ def _save(job: Job, *, must_succeed: bool, keep: int | None = None) -> bool:
         log.get("train").warning("%s; training goes on and saves again at the next turn", error.message)
         return False
     finally:
-        job.recorder.outside(clock.now_s() - before_s)
-    seconds = clock.now_s() - before_s
+        job.recorder.outside(clock.now_s() - began_s)
+    seconds = clock.now_s() - began_s
     job.recorder.write(step, {"ckpt/save_s": seconds, **({"ckpt/bytes": size_bytes(path)} if job.is_first else {})})
     job.events.write("checkpoint_saved", step=step, path=path, seconds=round(seconds, 3))
     for hook in job.hooks:
@@ -291,7 +364,7 @@ def train_state(job: Job) -> dict[str, Any]:
     }
 
 
-def _leave(job: Job, stop: Stop) -> None:
+def _end(job: Job, stop: Stop) -> None:
     step = job.state.step
     if stop == Stop.NONE or step == job.total_steps:
         job.events.write("run_finished", step=step)
@@ -305,8 +378,8 @@ def _leave(job: Job, stop: Stop) -> None:
     raise worlds.on_all_ranks((Interrupted if stop == Stop.INTERRUPTED else RetryableError)(text, hint=hint))
 
 
-def _of_data(job: Job) -> dict[str, float]:
-    """Tokens of each source, and what fetching them has cost."""
+def _data_metrics(job: Job) -> dict[str, float]:
+    """Tokens of each source, epochs of the largest, and what fetching has cost."""
     by_source = getattr(job.batches, "tokens_by_source", None)
     tokens = {} if by_source is None else by_source(job.state.step)
     epochs = getattr(job.batches, "epochs", None)
@@ -316,8 +389,3 @@ def _of_data(job: Job) -> dict[str, float]:
         **{f"data/mix/{name}/tokens": float(n) for name, n in tokens.items()},
         **{f"data/fetch/{name}": amount for name, amount in fetched.items()},
     }
-
-
-def _cadences(job: Job) -> tuple[str, str, str]:
-    train = job.config.train
-    return train.checkpoint.every, train.eval_every, train.log_every
