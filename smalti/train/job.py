@@ -19,10 +19,8 @@ from smalti.base.errors import UserError
 from smalti.config.durations import to_seconds
 from smalti.config.run import JobConfig, RunConfig
 from smalti.cost.axes import Layout
-from smalti.data.stream.fork import plan_fork
 from smalti.data.stream.inputs import check_inputs, read_inputs
 from smalti.data.stream.stream import Stream
-from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.group import lost
 from smalti.distributed.group import world as worlds
 from smalti.distributed.parallel import fsdp, sequence, tensor
@@ -33,9 +31,8 @@ from smalti.distributed.parallel.pipeline import StagedDecoder
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
 from smalti.track.events import EventLog
-from smalti.track.out_of_memory import limit_tokens
 from smalti.track.run import RunFolder
-from smalti.train import forgetting, oom, origin, place, profile, recording
+from smalti.train import forgetting, oom, origin, place, profile, recording, resume
 from smalti.train import microbatch as microbatches
 from smalti.train import pipeline as pipelines
 from smalti.train.batches import Batches, TokenBatches
@@ -115,7 +112,7 @@ def build(
     device, resolved = place.take(config, world, given=model is not None)
     layout, axes = place.layout(config, device, world, given=model is not None)
     resolved, mesh = resolved | axes, meshes.build(device, layout)
-    folder, config = _folder(config, world, origins or {}, fork=fork, opened=opened)
+    folder, config = resume.open_folder(config, world, origins or {}, fork=fork, opened=opened)
     events: EventLog | recording.Nowhere = folder.event_log() if world.is_first else recording.Nowhere()
     reporter = oom.Reporter(config, folder, world.rank, layout, oom.placement(config, layout, device))
     indexes = _read_inputs(config) if isinstance(config, RunConfig) and batches is None else {}
@@ -125,11 +122,11 @@ def build(
             resolved |= _chosen(config, reporter, device, world)
             batches = _token_batches(config, indexes, folder, mesh, device, resolved["microbatch_tokens"])
     assert batches is not None and loss is not None
-    path = _find_checkpoint(folder, events)
+    path = resume.find_checkpoint(folder, events)
     _check_origin(config, begins=path is None and model is None)
     model = sharded(config, model, mesh, device, resumes=path is not None)
     state = state_of(config, model, loss, mesh, device)
-    before = _resume(path, state, batches, events)
+    before = resume.load_checkpoint(path, state, tensors_of(state), batches, events)
     resolved |= _tried(config, resolved, state, loss, batches, reporter, device)
     peak = place.peak_flops_per_s(device, train.precision.compute, world)
     events.write("auto_resolved", **resolved, **recording.facts(config, layout, device), peak_flops_per_s=peak)
@@ -156,7 +153,7 @@ def build(
 
 def _chosen(config: RunConfig, reporter: oom.Reporter, device: torch.device, world: World) -> dict[str, Any]:
     """The microbatch to begin with, that of all ranks."""
-    limit = worlds.broadcast_from_rank0(lambda: limit_tokens(reporter.folder.events(), reporter.of))
+    limit = resume.microbatch_limit(reporter.folder, reporter.of)
     chosen = microbatches.choose(config, reporter.layout, device, world, limit_tokens=limit)
     return {"microbatch_tokens": chosen.tokens, "microbatch_by": chosen.by}
 
@@ -265,59 +262,6 @@ def tensors_of(state: TrainState) -> dict[str, Tensor]:
     """What a checkpoint holds: weights, persistent buffers, the optimizer's moments and what balances experts."""
     weights = {f"model.{name}": tensor for name, tensor in state.model.state_dict().items()}
     return {**weights, **moments(state.model, state.optimizer), **(state.balance.tensors() if state.balance else {})}
-
-
-def _find_checkpoint(folder: RunFolder, events: Any) -> str | None:
-    """The checkpoint to go on from, the same on every rank: each verifies a part of it, rank 0 says what is left."""
-    warn = log.get("train").warning if dist.get_rank() == 0 else log.get("train").debug
-
-    def reject(path: str, reason: str) -> None:
-        warn("%s is passed over: %s", path, reason)
-        events.write("checkpoint_rejected", path=path, reason=reason)
-
-    missing = worlds.broadcast_from_rank0(folder.missing_checkpoint)
-    if missing is not None:
-        reject(missing, "it is missing, or not complete")
-    path = checkpoint.newest(folder.checkpoints, reject, shared=True)
-    if path is not None:
-        for aside in worlds.broadcast_from_rank0(lambda: checkpoint.set_aside_newer(path)):
-            warn("it is kept as %s", aside)
-    return path
-
-
-def _resume(path: str | None, state: TrainState, batches: Batches, events: Any) -> dict[str, Any]:
-    """Load a checkpoint; returns what it says beside tensors, empty for a start from the beginning."""
-    if path is None:
-        return {}
-    saved = worlds.broadcast_from_rank0(lambda: checkpoint.read_state(path))
-    batches.check(saved["stream"], saved["step"])
-    checkpoint.load(path, tensors_of(state))
-    state.step = saved["step"]
-    log.get("train").info("resumed from %s", path)
-    events.write("resumed", step=state.step, path=path)
-    return saved
-
-
-def _folder(
-    config: JobConfig,
-    world: World,
-    origins: Mapping[str, str],
-    *,
-    fork: bool,
-    opened: Callable[[RunFolder], None],
-) -> tuple[RunFolder, JobConfig]:
-    """Join the attempt that the agent opened; under another launcher rank 0 opens it. And the config as it is there."""
-    own: list[RunFolder] = []  # rank 0 keeps what it opened, which holds the lock of the run
-
-    def open_it() -> int | None:
-        planned = plan_fork(config) if fork and isinstance(config, RunConfig) else None
-        own.append(RunFolder.open(config, origins, fork=planned))
-        return own[0].attempt
-
-    attempt = world.attempt if env.attempt_is_open() else worlds.broadcast_from_rank0(open_it)
-    folder = own[0] if own else RunFolder.join(config.run_folder, attempt or 0)
-    opened(folder)
-    return folder, worlds.broadcast_from_rank0(lambda: folder.with_history(config))
 
 
 # ---- data and sinks -------------------------------------------------------------------------------------------------
