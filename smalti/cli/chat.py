@@ -1,4 +1,4 @@
-"""``smalti chat``: talk to an exported model in the terminal."""
+"""``smalti chat``: generates text with an exported model in the terminal."""
 
 import sys
 from collections.abc import Iterator
@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from smalti.cli.options import Model
 
 if TYPE_CHECKING:
     from smalti.data.tokenizer.chat import ChatFormat
@@ -18,23 +20,23 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command(epilog="Example: smalti chat runs/demo --prompt 'def main(' --max-tokens 64")
 def chat(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, or a Hugging Face folder.")],
-    prompt: Annotated[str | None, typer.Option(help="Answer this one prompt and leave.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 200,
-    temperature: Annotated[float, typer.Option(help="0 is greedy; 1 draws as the model predicts.")] = 0.8,
-    top_p: Annotated[float, typer.Option(help="Draw among the likeliest tokens of this total probability.")] = 0.95,
-    top_k: Annotated[int, typer.Option(help="Draw among this many likeliest tokens; 0 puts no bound.")] = 0,
-    seed: Annotated[int, typer.Option(help="Equal seeds give equal answers.")] = 0,
+    model: Model,
+    prompt: Annotated[str | None, typer.Option(help="Answer this one prompt and exit.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Maximum length of an answer, in tokens.")] = 200,
+    temperature: Annotated[float, typer.Option(help="0 is greedy; 1 samples as the model predicts.")] = 0.8,
+    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens of this total probability.")] = 0.95,
+    top_k: Annotated[int, typer.Option(help="Sample from this many likeliest tokens; 0: no limit.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed; equal seeds give equal answers.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")] = None,
     dtype: Annotated[str, typer.Option(help="Compute in fp32 or bf16.")] = "fp32",
     save: Annotated[
-        bool, typer.Option("--save", help="Keep prompt and answer in RUN/samples.jsonl; the run's report shows them.")
+        bool, typer.Option("--save", help="Append prompt and answer to RUN/samples.jsonl; the run's report shows them.")
     ] = False,
 ) -> None:
-    """Continue text with an exported model, streaming. Without --prompt: a prompt on a terminal, else reads stdin.
+    """Generate text with an exported model, streaming. Without --prompt: interactive on a terminal, else reads stdin.
 
-    Ctrl-C stops an answer, Ctrl-D leaves. A base model continues what it is given; it does not answer questions.
-    A model with a chat template is asked in it, and a conversation remembers its turns.
+    Ctrl-C stops an answer, Ctrl-D exits. A base model continues the text and does not answer questions. A model with a
+    chat template is prompted with it, and the conversation keeps its turns.
     """
     from smalti.data.tokenizer.chat import load_chat
     from smalti.serve.engine.engine import Engine
@@ -45,26 +47,26 @@ def chat(
 
     with _as_options():
         params = SamplingParams(max_tokens, temperature, top_p, top_k, seed, tuple(stop or ()))
-    found = find(model)
+    folder = find(model)
     with _utf8():
         if prompt is None and not sys.stdin.isatty():
             prompt = sys.stdin.read().removesuffix("\n")
         "".join([prompt or "", *params.stop]).encode()
-    _can_save(save, found.run_folder, prompt)
-    # One answer at a time: there is no batch to be invariant to.
-    engine = Engine.from_folder(found.folder, dtype=dtype, limits=Limits(step_rows=1))
-    form = load_chat(found.folder)
+    _can_save(save, folder.run_folder, prompt)
+    # One answer at a time, so batch invariance needs no spare rows.
+    engine = Engine.from_folder(folder.folder, dtype=dtype, limits=Limits(step_rows=1))
+    form = load_chat(folder.folder)
     if prompt is None:
         _converse(engine, params, form)
         return
-    completion = _show(stream(engine, _asked(engine, form, [{"role": "user", "content": prompt}]), params))
+    completion = _show(stream(engine, _model_input(engine, form, [{"role": "user", "content": prompt}]), params))
     if save:
-        _save(f"{found.run_folder}/samples.jsonl", prompt, completion, params)
+        _save(f"{folder.run_folder}/samples.jsonl", prompt, completion, params)
 
 
 @contextmanager
 def _as_options() -> Iterator[None]:
-    """What is out of range, by the name of the option in place of the field's."""
+    """Name the option instead of the field in errors of values out of range."""
     from smalti.base.errors import UserError
 
     try:
@@ -79,7 +81,7 @@ def _as_options() -> Iterator[None]:
 
 @contextmanager
 def _utf8() -> Iterator[None]:
-    """UserError for text that is not UTF-8: Python hands such bytes on as half characters that no tokenizer knows."""
+    """Raise UserError for text that is not UTF-8: Python passes such bytes on as lone surrogates."""
     from smalti.base.errors import UserError
 
     try:
@@ -97,7 +99,7 @@ def _can_save(save: bool, run_folder: str | None, prompt: str | None) -> None:
 
     if save and (run_folder is None or prompt is None):
         raise UserError(
-            "--save keeps the answer to one prompt in a run's folder",
+            "--save appends the answer to one prompt to a run's folder",
             allowed="a RUN and a prompt",
             hint="smalti chat runs/demo --prompt 'import os' --save",
         )
@@ -120,17 +122,17 @@ def _save(path: str, prompt: str, completion: str, params: "SamplingParams") -> 
     file.close()
 
 
-def _asked(engine: "Engine", form: "ChatFormat", messages: list[dict[str, str]]) -> str | list[int]:
-    """What the engine reads: the conversation in the model's template, or for a base model the last text alone."""
+def _model_input(engine: "Engine", form: "ChatFormat", messages: list[dict[str, str]]) -> str | list[int]:
+    """The conversation in the model's chat template, or for a base model only the last text."""
     if not form.source:
         return messages[-1]["content"]
     return form.prompt_ids(messages, engine.tokenizer, engine.begin_id)
 
 
 def _converse(engine: "Engine", params: "SamplingParams", form: "ChatFormat") -> None:
-    """Read a prompt, stream the answer, until Ctrl-D. Each answer gets the next seed.
+    """Read prompts and stream answers until Ctrl-D, each answer with the next seed.
 
-    An answer that was stopped is forgotten with its question, and so is what does not fit the model's context.
+    A stopped answer is dropped with its prompt; so is what does not fit the model's context.
     """
     from smalti.base.errors import UserError
     from smalti.serve.engine.offline import stream
@@ -138,10 +140,10 @@ def _converse(engine: "Engine", params: "SamplingParams", form: "ChatFormat") ->
     with suppress(ImportError):
         import readline  # noqa: F401 (gives input() a history and an editable line)
     if form.source:
-        print(f"{engine.name}: a chat model; it remembers this conversation.")
+        print(f"{engine.name}: a chat model; it keeps this conversation.")
     else:
-        print(f"{engine.name}: a base model; it continues your text and remembers nothing of the text before.")
-    print("End a line with \\ to write another. Ctrl-C stops an answer, Ctrl-D leaves.")
+        print(f"{engine.name}: a base model; it continues each text by itself.")
+    print("End a line with \\ to continue on the next. Ctrl-C stops an answer, Ctrl-D exits.")
     messages: list[dict[str, str]] = []
     while True:
         try:
@@ -159,10 +161,10 @@ def _converse(engine: "Engine", params: "SamplingParams", form: "ChatFormat") ->
             continue
         if not prompt:
             continue
-        asked = [*messages, {"role": "user", "content": prompt}]
+        conversation = [*messages, {"role": "user", "content": prompt}]
         try:
-            answer = _show(stream(engine, _asked(engine, form, asked), params))
-            messages = [*asked, {"role": "assistant", "content": answer}]
+            answer = _show(stream(engine, _model_input(engine, form, conversation), params))
+            messages = [*conversation, {"role": "assistant", "content": answer}]
         except KeyboardInterrupt:
             print("\n(stopped)")
         except UserError as error:

@@ -1,9 +1,11 @@
-"""``smalti config``: what may be written in a recipe, what one comes to, and what sets two apart."""
+"""``smalti config``: the schema of configs, a recipe resolved, and the differences between two."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from smalti.cli.options import Json
 
 if TYPE_CHECKING:
     from smalti.config.load import Loaded
@@ -21,19 +23,18 @@ _COMMANDS = {
     "eval": "smalti eval run",
     "model": "the section model: of a run; the presets are of this kind",
 }
-"""Kind -> who takes it. Of kinds that know equally many keys of a file the first is meant."""
+"""Kind -> the command that takes it. Where several kinds match a file equally, the first is assumed."""
 
 _KINDS = ", ".join(_COMMANDS)
-_Kind = Annotated[str | None, typer.Option(help=f"Which config it is: {_KINDS}; absent: guessed from its keys.")]
-_Overrides = Annotated[list[str] | None, typer.Argument(metavar="[A.B=VALUE]...", help="Changes to it.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_Kind = Annotated[str | None, typer.Option(help=f"Kind of config: {_KINDS}; absent: guessed from its keys.")]
+_Overrides = Annotated[list[str] | None, typer.Argument(metavar="A.B=VALUE", help="Changes to the config.")]
 
 
 @app.command(epilog="Example: smalti config schema train > smalti.schema.json")
-def schema(kind: Annotated[str, typer.Argument(help=f"Which config: {_KINDS}.")] = "train") -> None:
+def schema(kind: Annotated[str, typer.Argument(help=f"Kind of config: {_KINDS}.")] = "train") -> None:
     """Print the JSON Schema of a config, for editors that complete and check YAML.
 
-    With this first line in a YAML file, editors with a YAML language server complete and check it by the schema:
+    An editor with a YAML language server uses it in a YAML file that begins with this line:
     # yaml-language-server: $schema=smalti.schema.json
     """
     import json
@@ -42,9 +43,9 @@ def schema(kind: Annotated[str, typer.Argument(help=f"Which config: {_KINDS}.")]
     from smalti.config.load import json_schema
 
     print(json.dumps(json_schema(_model(kind)), indent=2))
-    if sys.stderr.isatty() and not sys.stdout.isatty():  # a person has sent it into a file
+    if sys.stderr.isatty() and not sys.stdout.isatty():  # redirected to a file by a person
         line = "# yaml-language-server: $schema=FILE"
-        typer.echo(f"an editor uses it where a YAML file begins with the line: {line}", err=True)
+        typer.echo(f"begin a YAML file with this line for an editor to use it: {line}", err=True)
 
 
 @app.command(epilog="Example: smalti config show demo train.optimizer.lr=3e-4")
@@ -54,9 +55,9 @@ def show(
     ] = None,
     overrides: _Overrides = None,
     kind: _Kind = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
-    """Print a recipe resolved, with where each value came from; without one, the names of recipes and presets."""
+    """Print a resolved recipe with the origin of each value; without a recipe, list recipes and presets."""
     from smalti.cli.tables import print_json
     from smalti.config import find, load
 
@@ -78,19 +79,19 @@ def diff(
     after: Annotated[str, typer.Argument(help="Another of the same kind.")],
     overrides: _Overrides = None,
     kind: _Kind = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
-    """Print what differs between two configs, before -> after; exit 3 if their identity differs: they are two runs."""
+    """Print the differences between two configs, before -> after; exit 3 if they describe different runs."""
     from smalti.base.errors import UserError
     from smalti.cli.tables import print_json
     from smalti.config.identity import difference, differing, placement_difference
 
-    kinds = [kind or _guess(one) for one in (before, after)]
+    kinds = [kind or _guess(name) for name in (before, after)]
     if kinds[0] != kinds[1]:
         raise UserError(
             f"'{before}' is a config of kind {kinds[0]}, '{after}' of kind {kinds[1]}",
             allowed="two configs of one kind",
-            hint="where the kind is guessed wrongly, say it: --kind KIND",
+            hint="if the kind is guessed wrongly: --kind KIND",
         )
     first, second = (_load(kinds[0], name, given).config for name, given in ((before, []), (after, overrides or [])))
     lines = {"identity": difference(first, second), "placement": placement_difference(first, second)}
@@ -98,7 +99,11 @@ def diff(
         identity, placement = differing([first, second])
         print_json({"kind": kinds[0], "identity": identity, "placement": placement})
     else:
-        shown = [f"{title}:\n" + "\n".join(f"  {line}" for line in found) for title, found in lines.items() if found]
+        shown = [
+            f"{title}:\n" + "\n".join(f"  {line}" for line in differences)
+            for title, differences in lines.items()
+            if differences
+        ]
         print("\n".join(shown) or "nothing differs")
     if lines["identity"]:
         raise typer.Exit(3)
@@ -109,9 +114,9 @@ def model(
     source: Annotated[
         str, typer.Argument(metavar="FOLDER", help="A Hugging Face folder, a run folder or a checkpoint.")
     ],
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
-    """Print the model: section of a model that exists, for a recipe that goes on from it (init_from)."""
+    """Print the model: section of an existing model, for a recipe that starts from it (init_from)."""
     from smalti.base.errors import DataError
     from smalti.cli.tables import print_json
     from smalti.config.yaml_lines import to_yaml
@@ -119,7 +124,9 @@ def model(
 
     if not Path(source).exists():
         raise DataError(f"{source} does not exist", allowed="a Hugging Face folder, a run folder or a checkpoint")
-    section = {"model": {"family": (found := model_of(source)).family, **found.model_dump(exclude_defaults=True)}}
+    section = {
+        "model": {"family": (model_config := model_of(source)).family, **model_config.model_dump(exclude_defaults=True)}
+    }
     if as_json:
         print_json(section)
     else:
@@ -136,32 +143,32 @@ def _list(recipes: list[str], presets: list[str], as_json: bool) -> None:
         return
     rows = [(name, kind, _COMMANDS[kind]) for name, kind in kinds.items()]
     rows += [(name, "model", "model.preset") for name in (*presets, *DIAL)]
-    print_table(("name", "kind", "for"), rows, empty="this package holds no recipe")
+    print_table(("name", "kind", "for"), rows, empty="no recipe is installed")
 
 
 def _guess(name: str) -> str:
-    """The kind of config that knows most of a file's keys; of several the one that its name speaks of, or the first."""
+    """The kind of config with most of a file's keys; of several, the one that is part of its name, or the first."""
     from smalti.base.errors import UserError
     from smalti.config.find import find_recipe, hint_of_preset, is_preset, keys_of, recipe_names
 
     if is_preset(name) and name not in recipe_names() and not Path(name).exists():
         return "model"
     try:
-        found = find_recipe(name)
+        recipe = find_recipe(name)
     except UserError as error:
         hint = hint_of_preset(name)
         if hint is None or (error.hint or "").startswith("did you mean"):
             raise
         raise UserError(error.message, allowed=error.allowed, hint=hint) from error
-    keys = keys_of(found.text)
+    keys = keys_of(recipe.text)
     models = _models()
     known = {kind: len(keys & set(model.model_fields)) for kind, model in models.items()}
     likely = [kind for kind in models if known[kind] == max(known.values())]
-    return next((kind for kind in likely if kind in Path(found.label).stem), likely[0])
+    return next((kind for kind in likely if kind in Path(recipe.label).stem), likely[0])
 
 
 def _load(kind: str, name: str, overrides: list[str]) -> "Loaded[Any]":
-    """A file, run folder or recipe of this kind; a preset where the kind is model and no such file is there."""
+    """A file, run folder or recipe of this kind; a preset where the kind is model and no such file exists."""
     from smalti.cli.working_directory import load_run
     from smalti.config.find import is_preset
     from smalti.config.load import from_dict, load

@@ -1,4 +1,4 @@
-"""``smalti env``: what a bug report needs to say about this installation and this machine, and nothing secret."""
+"""``smalti env``: what a bug report needs to say about this installation and this machine, without secrets."""
 
 import os
 import re
@@ -9,15 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
+from smalti.cli.options import Json
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _STORAGE = {
     **dict.fromkeys(("s3", "gs", "az", "http", "hf"), ("obstore", "obstore")),
     "hdfs": ("pyarrow", "pyarrow"),
 }
-"""Protocol -> the module that it needs, and the package that holds it."""
+"""Protocol -> (module that it needs, package to install)."""
 
-_TOLD = re.compile(
+_LISTED = re.compile(
     r"(?:SMALTI|OMP|MKL|KMP|GOMP|NCCL|TORCH|TORCHELASTIC|TORCHINDUCTOR|PYTORCH|CUDA|CUBLAS|GLOO|HIP|HSA|ROCR|MIOPEN|SLURM|"
     r"RAY|DAFT|HF|TRANSFORMERS|TOKENIZERS|MLFLOW|WANDB|TENSORBOARD|AWS|GOOGLE|AZURE|OPENAI|FSSPEC|PYTHON|PYTEST|LD|CONDA|"
     r"VIRTUAL|KUBERNETES)_?[A-Z0-9_]*|(?:LOCAL_)?(?:RANK|WORLD_SIZE)|GROUP_RANK|MASTER_(?:ADDR|PORT)|CI|TERM|NO_COLOR|"
@@ -37,22 +39,22 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.,:;=+ -]{0,80}")
 def env(
     no_torch: Annotated[
         bool,
-        typer.Option("--no-torch", help="Leave out what PyTorch says, which takes two seconds."),
+        typer.Option("--no-torch", help="Leave out PyTorch, which takes two seconds to load."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Print versions, machine, devices, packages and settings, to be pasted into a bug report.
+    """Print versions, machine, devices, packages and settings, to paste into a bug report.
 
-    Of environment variables the names, and values only where they can hold no secret; the home folder is written as ~.
+    Environment variables are listed by name, with values only where they cannot be secret; the home folder is ~.
     """
     from smalti.base.env import without_home
     from smalti.cli.tables import print_json
 
-    found = without_home(gather(torch=not no_torch))
+    facts = without_home(gather(torch=not no_torch))
     if as_json:
-        print_json(found)
+        print_json(facts)
         return
-    print(text(found))
+    print(text(facts))
 
 
 def gather(*, torch: bool) -> dict[str, Any]:
@@ -82,9 +84,9 @@ def gather(*, torch: bool) -> dict[str, Any]:
         "gpus": _known(machine.gpus()),
         "torch": _torch() if torch else None,
         "packages": {
-            extra: {one.name: {"version": one.version, "problem": one.problem} for one in listed}
+            extra: {package_.name: {"version": package_.version, "problem": package_.problem} for package_ in listed}
             for extra, listed in needs().items()
-            if extra not in ("all", "demo")  # made up of others
+            if extra not in ("all", "demo")  # combinations of others
         },
         "storage": {
             "file": "fsspec " + (version_of("fsspec") or "?"),
@@ -101,27 +103,27 @@ def gather(*, torch: bool) -> dict[str, Any]:
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Name -> value of the variables that may matter; ``(set)`` where the value might say too much."""
-    told = {}
+    """Name -> value of the variables that may matter; ``(set)`` where the value might be secret."""
+    values = {}
     for name in sorted(environment):
-        if _TOLD.fullmatch(name):
+        if _LISTED.fullmatch(name):
             value = environment[name]
             harmless = _HARMLESS.fullmatch(name) and not _SECRET.search(name) and _PLAIN.fullmatch(value)
-            told[name] = value if harmless else "(set)"
-    return told
+            values[name] = value if harmless else "(set)"
+    return values
 
 
-def text(found: dict[str, Any]) -> str:
-    """All facts for people, a line each."""
+def text(facts: dict[str, Any]) -> str:
+    """All facts as text, one a line."""
     from smalti.cli.tables import pairs
 
     blocks = [
-        _installation(found),
-        _machine(found),
-        _torch_lines(found["torch"]),
-        _packages(found["packages"]),
-        _surroundings(found),
-        [(name, value) for name, value in found["environment"].items()],
+        _installation(facts),
+        _machine(facts),
+        _torch_lines(facts["torch"]),
+        _packages(facts["packages"]),
+        _surroundings(facts),
+        [(name, value) for name, value in facts["environment"].items()],
     ]
     return "\n\n".join(pairs(block) for block in blocks if block)
 
@@ -132,24 +134,24 @@ def _torch() -> dict[str, Any]:
 
     try:
         return torch_facts()
-    except SmaltiError as error:  # a broken installation is just what a report is about
+    except SmaltiError as error:  # a broken installation belongs in the report
         return {"problem": str(error)}
 
 
-def _installation(found: dict[str, Any]) -> list[tuple[str, str]]:
-    git, python = found["smalti"]["git"], found["python"]
+def _installation(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    git, python = facts["smalti"]["git"], facts["python"]
     commit = f", commit {git['commit']}{' with changes' if git['dirty'] else ''}" if git else ""
     kind = ", virtual environment" if python["virtual_environment"] else ""
     return [
-        ("smalti", f"{found['smalti']['version']}{commit}"),
-        ("installed in", found["smalti"]["folder"]),
+        ("smalti", f"{facts['smalti']['version']}{commit}"),
+        ("installed in", facts["smalti"]["folder"]),
         ("python", f"{python['version']} ({python['implementation']}{kind})"),
-        ("platform", found["platform"]),
+        ("platform", facts["platform"]),
     ]
 
 
 def _known(gpus: dict[str, Any]) -> dict[str, Any]:
-    """With the device that each GPU is in ``smalti plan hardware``; None: not in it, or cut into slices."""
+    """Add the device of ``smalti plan hardware`` to each GPU; None: unknown, or a MIG slice."""
     from smalti.config.hardware import hardware_of_driver
 
     for gpu in gpus["devices"]:
@@ -158,10 +160,10 @@ def _known(gpus: dict[str, Any]) -> dict[str, Any]:
     return gpus
 
 
-def _machine(found: dict[str, Any]) -> list[tuple[str, str]]:
+def _machine(facts: dict[str, Any]) -> list[tuple[str, str]]:
     from smalti.base.units import format_bytes
 
-    cpu, memory = found["cpu"], found["memory"]
+    cpu, memory = facts["cpu"], facts["memory"]
     quota = f", quota of {cpu['quota_cpus']:.3g} CPUs" if cpu["quota_cpus"] is not None else ""
     limit = memory["cgroup_limit_bytes"]
     lines = [
@@ -170,17 +172,17 @@ def _machine(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("memory", f"{format_bytes(memory['total_bytes'])}, {format_bytes(memory['available_bytes'])} available, "
                    f"cgroup limit {format_bytes(limit) if limit is not None else 'none'}"),
     ]  # fmt: skip
-    for name, disk in found["disks"].items():
+    for name, disk in facts["disks"].items():
         title = "disk here" if name == "here" else "/dev/shm"
         free, total = format_bytes(disk["free_bytes"]), format_bytes(disk["total_bytes"])
         lines.append((title, f"{free} free of {total}, {disk['kind']}{'' if disk['writable'] else ', NOT WRITABLE'}"))
-    for index, gpu in enumerate(found["gpus"]["devices"]):
+    for index, gpu in enumerate(facts["gpus"]["devices"]):
         size = format_bytes(gpu["memory_bytes"]) if gpu["memory_bytes"] is not None else "memory unknown"
         more = (", MIG" if gpu["mig"] else "") + (f", {gpu['ecc_errors']} ECC errors" if gpu["ecc_errors"] else "")
-        known = gpu["known_as"] or "in no file of a device, so without MFU"
+        known = gpu["known_as"] or "unknown device, so without MFU"
         lines.append((f"gpu {index}", f"{gpu['name']} ({known}), {size}, driver {gpu['driver']}{more}"))
-    if not found["gpus"]["devices"]:
-        lines.append(("gpus", found["gpus"]["problem"] or "none that a driver tool lists"))
+    if not facts["gpus"]["devices"]:
+        lines.append(("gpus", facts["gpus"]["problem"] or "none found by a driver tool"))
     return lines
 
 
@@ -188,15 +190,15 @@ def _torch_lines(torch: dict[str, Any] | None) -> list[tuple[str, str]]:
     from smalti.base.units import format_bytes
 
     if torch is None:
-        return [("torch", "not asked (--no-torch)")]
+        return [("torch", "skipped (--no-torch)")]
     if "problem" in torch:
         return [("torch", torch["problem"].replace("\n", " / "))]
     device = f"CUDA {torch['cuda']}" if torch["cuda"] else f"ROCm {torch['rocm']}" if torch["rocm"] else "CPU only"
     lines = [("torch", f"{torch['version']}, {device}")]
     devices = torch["devices"] if isinstance(torch["devices"], list) else []
-    for index, one in enumerate(devices):
-        bf16 = "" if one["bf16"] else ", no bf16"
-        shown = f"{one['name']}, {format_bytes(one['memory_bytes'])}, capability {one['capability']}{bf16}"
+    for index, device in enumerate(devices):
+        bf16 = "" if device["bf16"] else ", no bf16"
+        shown = f"{device['name']}, {format_bytes(device['memory_bytes'])}, capability {device['capability']}{bf16}"
         lines.append((f"torch device {index}", shown))
     for name in ("bf16_on_cpu", "cpu_capability", "threads", "distributed", "nccl", "cudnn", "grouped_mm", "attention",
                  "flex_attention", "flash_attn_package", "triton", "cpp_compiler", "devices"):  # fmt: skip
@@ -210,34 +212,34 @@ def _torch_lines(torch: dict[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def _packages(extras: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
-    """A line for each extra; that of developers only where it is of use."""
+    """A line for each extra; for ``dev`` only where it is complete."""
     lines = []
     for extra, listed in extras.items():
-        if extra != "dev" or not any(one["problem"] for one in listed.values()):
+        if extra != "dev" or not any(package["problem"] for package in listed.values()):
             lines.append((f"packages: {extra}", _extra_text(extra, listed)))
     return lines
 
 
 def _extra_text(extra: str, listed: dict[str, dict[str, Any]]) -> str:
-    versions = ", ".join(f"{name} {one['version']}" for name, one in listed.items() if one["version"])
-    wrong = {name: one["problem"] for name, one in listed.items() if one["problem"]}
+    versions = ", ".join(f"{name} {package['version']}" for name, package in listed.items() if package["version"])
+    wrong = {name: package["problem"] for name, package in listed.items() if package["problem"]}
     if not wrong:
         return f"complete: {versions}"
     lacking = ", ".join(f"{name} ({problem})" for name, problem in wrong.items())
     target = "smalti" if extra == "core" else f"smalti[{extra}]"
-    return f"lacks {lacking}; pip install '{target}'" + (f"; has {versions}" if versions else "")
+    return f"missing {lacking}; pip install '{target}'" + (f"; has {versions}" if versions else "")
 
 
-def _surroundings(found: dict[str, Any]) -> list[tuple[str, str]]:
-    there = [f"{name} ({version})" for name, version in found["storage"].items() if version]
-    lacking = [f"{name} (pip install {_STORAGE[name][1]})" for name, version in found["storage"].items() if not version]
-    ray = found["ray"]["version"]
+def _surroundings(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    present = [f"{name} ({version})" for name, version in facts["storage"].items() if version]
+    missing = [f"{name} (pip install {_STORAGE[name][1]})" for name, version in facts["storage"].items() if not version]
+    ray = facts["ray"]["version"]
     return [
-        ("storage", ", ".join(there) + (f"; not {', '.join(lacking)}" if lacking else "")),
-        ("ray", f"{ray}{', RAY_ADDRESS is set' if found['ray']['inside_cluster'] else ''}" if ray else "not installed"),
-        ("programs", ", ".join(found["tools"]) or "none of drivers, schedulers or containers"),
-        ("launcher", "inside one: RANK and WORLD_SIZE are set" if found["inside_launcher"] else "none"),
-        ("slurm job", "yes" if found["slurm_job"] else "no"),
+        ("storage", ", ".join(present) + (f"; not {', '.join(missing)}" if missing else "")),
+        ("ray", f"{ray}{', RAY_ADDRESS is set' if facts['ray']['inside_cluster'] else ''}" if ray else "not installed"),
+        ("programs", ", ".join(facts["tools"]) or "none (drivers, schedulers, containers)"),
+        ("launcher", "inside one: RANK and WORLD_SIZE are set" if facts["inside_launcher"] else "none"),
+        ("slurm job", "yes" if facts["slurm_job"] else "no"),
     ]
 
 

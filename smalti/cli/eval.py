@@ -1,4 +1,4 @@
-"""``smalti eval``: measure a model, and list what can be measured."""
+"""``smalti eval``: evaluates a model, and lists suites and tasks."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from smalti.cli.options import Json, Model
 from smalti.cli.progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -13,80 +14,78 @@ if TYPE_CHECKING:
     from smalti.serve.folders import ModelFolder
 
 app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Measure a model, with n and error."
+    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Evaluate a model, with error bars."
 )
-
-_LS = "Example: smalti eval ls --json"
 
 
 @app.command(epilog="Example: smalti eval run runs/demo --suite demo n=100 max_bytes=500000")
 def run(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, or a Hugging Face folder.")],
+    model: Model,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="A.B=VALUE", help="Changes to the suite.")] = None,
     suite: Annotated[str, typer.Option(help="Name of the suite; 'smalti eval ls' lists them.")] = "demo",
-    output: Annotated[str | None, typer.Option(help="Write evals/SUITE/TIME/ here; absent: into the run.")] = None,
+    output: Annotated[str | None, typer.Option(help="Folder for evals/SUITE/TIME/; absent: the run.")] = None,
     dtype: Annotated[
         str,
         typer.Option(
             metavar="auto|fp32|bf16",
-            help="What to compute in; auto: fp32, and held-out text in bf16 where the hardware has it and a sample of "
-            "the text gives the same figure.",
+            help="Number format to compute in; auto: fp32, and bf16 for held-out text where the hardware has it and a "
+            "sample of the text gives the same result.",
         ),
     ] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    as_json: Json = False,
     upload: Annotated[
-        bool, typer.Option(help="Put scores and results to the run's MLflow run, where it has one.", show_default=False)
+        bool, typer.Option(help="Upload scores and results to the run's MLflow run, if it has one.", show_default=False)
     ] = True,
 ) -> None:
     """Run a suite on a run's export or on a Hugging Face folder, and print a table.
 
-    For a run the results are written to RUN/evals/SUITE/TIME/ and into the model card of its export; held-out folders
-    and seq_len come from its config.
+    For a run, results go to RUN/evals/SUITE/TIME/ and into the model card of its export; held-out folders and seq_len
+    come from its config.
     """
     from smalti.base.errors import UserError
     from smalti.distributed.checkpoint.export import refresh_card
     from smalti.evals import bf16
-    from smalti.evals import suite as room
+    from smalti.evals import suite as suites_module
     from smalti.fleet import machine
     from smalti.serve.engine.engine import DTYPES, Engine
     from smalti.serve.folders import find
 
-    found = find(model)
-    config = _config(suite, found, overrides or [])
-    _refuse_stale(found)
-    room.check_folders(config)
+    folder = find(model)
+    config = _config(suite, folder, overrides or [])
+    _require_newest(folder)
+    suites_module.check_folders(config)
     if dtype not in ("auto", *DTYPES):
         raise UserError(f"--dtype {dtype} is not known", allowed=", ".join(("auto", *DTYPES)))
     try_bf16, dtype = dtype == "auto", "fp32" if dtype == "auto" else dtype
-    engine = Engine.from_folder(found.folder, dtype=dtype)
-    about = {"model_folder": found.folder, "compute_dtype": dtype, "step": found.record.get("step")}
+    engine = Engine.from_folder(folder.folder, dtype=dtype)
+    about = {"model_folder": folder.folder, "compute_dtype": dtype, "step": folder.record.get("step")}
     with ProgressLine("tokens") as progress:
-        results = room.run(
+        results = suites_module.run(
             engine,
             config,
-            output or found.run_folder,
+            output or folder.run_folder,
             about=about,
             progress=progress,
             try_bf16=try_bf16 and bf16.is_native(engine.model, machine.cpu()["features"]),
         )
-    if found.run_folder is not None and output is None:
-        refresh_card(found.run_folder)
+    if folder.run_folder is not None and output is None:
+        refresh_card(folder.run_folder)
         if upload:
-            _upload(found.run_folder, results)
+            _upload(folder.run_folder, results)
     if as_json:
         print(json.dumps(results, indent=2))
     else:
         _print(results)
 
 
-@app.command(epilog=_LS)
-def ls(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
+@app.command(epilog="Example: smalti eval ls --json")
+def ls(as_json: Json = False) -> None:
     """List the suites and the tasks."""
     from smalti.config.eval import suites, task_lines
 
     if as_json:
-        found = {name: config.model_dump(mode="json") for name, config in suites().items()}
-        print(json.dumps({"suites": found, "tasks": task_lines()}, indent=2))
+        configs = {name: config.model_dump(mode="json") for name, config in suites().items()}
+        print(json.dumps({"suites": configs, "tasks": task_lines()}, indent=2))
         return
     print("suites")
     for name, config in suites().items():
@@ -96,8 +95,8 @@ def ls(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] =
         print(f"  {task:<12} {line}")
 
 
-def _config(suite: str, found: "ModelFolder", overrides: list[str]) -> "EvalConfig":
-    """The named suite, then what the run's own config says about its data, then the command line."""
+def _config(suite: str, folder: "ModelFolder", overrides: list[str]) -> "EvalConfig":
+    """The named suite, overridden by the data of the run's config, then by the command line."""
     from smalti.base.errors import UserError, nearest
     from smalti.cli.working_directory import placed
     from smalti.config.eval import EvalConfig, suites
@@ -112,14 +111,14 @@ def _config(suite: str, found: "ModelFolder", overrides: list[str]) -> "EvalConf
             hint=f"did you mean --suite {close}?" if close else "smalti eval ls",
         )
     value = suites()[suite].model_dump(mode="json")
-    if found.run_folder is not None:
-        data = load(RunConfig, found.run_folder).config.data
-        value |= {"heldout": placed(found.run_folder, data.heldout), "seq_len": data.seq_len}
+    if folder.run_folder is not None:
+        data = load(RunConfig, folder.run_folder).config.data
+        value |= {"heldout": placed(folder.run_folder, data.heldout), "seq_len": data.seq_len}
     return from_dict(EvalConfig, value, f"suite {suite}", overrides).config
 
 
 def _upload(run: str, results: dict[str, Any]) -> None:
-    """Scores as numbers at the model's step, and the folder of results, to where the run is tracked."""
+    """Upload scores as metrics at the model's step, and the folder of results, to the run's tracker."""
     from smalti.track.trackers import publish
 
     suite, folder = results["suite"], Path(results["folder"])
@@ -132,18 +131,18 @@ def _upload(run: str, results: dict[str, Any]) -> None:
         typer.echo(line, err=True)
 
 
-def _refuse_stale(found: "ModelFolder") -> None:
-    """A run is measured by its newest checkpoint or not at all."""
+def _require_newest(folder: "ModelFolder") -> None:
+    """Raise UserError where the export of a run is not of its newest checkpoint."""
     from smalti.base.errors import UserError
     from smalti.distributed.checkpoint import checkpoint
     from smalti.track.checkpoints import step_of
 
-    newest = checkpoint.newest(f"{found.run_folder}/checkpoints") if found.run_folder else None
-    step = found.record.get("step")
+    newest = checkpoint.newest(f"{folder.run_folder}/checkpoints") if folder.run_folder else None
+    step = folder.record.get("step")
     if newest is not None and step_of(newest) != step:
         raise UserError(
-            f"{found.folder} is of step {step}; the newest checkpoint is of step {step_of(newest)}",
-            hint=f"smalti export {found.run_folder}   (to measure the old one all the same, name {found.folder})",
+            f"{folder.folder} is of step {step}; the newest checkpoint is of step {step_of(newest)}",
+            hint=f"smalti export {folder.run_folder}   (to evaluate the old one, name {folder.folder})",
         )
 
 
@@ -157,17 +156,17 @@ def _print(results: dict[str, Any]) -> None:
             f"{score['value']:.3f}",
             "{:.3f} to {:.3f}".format(*score["interval"]) if score["interval"] else "(one document)",
             f"{score['n']:,}",
-            _beside(score),
+            _baseline(score),
         )
         for name, score in results["tasks"].items()
     ]
     print(f"{results['model']}: suite {results['suite']}\n")
-    print(table(("task", "measure", "value", "95 % interval", "n", "beside it"), rows))
+    print(table(("task", "measure", "value", "95 % interval", "n", "baseline"), rows))
     if "folder" in results:
         print(f"\nsamples: {results['folder']}/samples.jsonl")
 
 
-def _beside(score: dict[str, Any]) -> str:
+def _baseline(score: dict[str, Any]) -> str:
     if score["metric"] == "bits_per_byte":
         return (
             f"gzip -9 {score['gzip_bits_per_byte']:.3f}, xz -9 {score['xz_bits_per_byte']:.3f} "

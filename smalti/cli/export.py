@@ -19,36 +19,36 @@ class Dtype(StrEnum):
 
 @app.command(epilog="Example: smalti export runs/demo --dtype bf16 --verify")
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder, or its name in runs/.")],
-    step: Annotated[int | None, typer.Option(help="Step of the checkpoint; the newest complete one if absent.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder to write; RUN/export if absent.")] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")],
+    step: Annotated[int | None, typer.Option(help="Step of the checkpoint; absent: the newest complete one.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder to write; absent: RUN/export.")] = None,
     dtype: Annotated[Dtype, typer.Option(help="Number format of the weights.")] = Dtype.FP32,
-    verify: Annotated[bool, typer.Option("--verify", help="Compare the logits with transformers' too.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Also compare logits with transformers.")] = False,
     upload: Annotated[
-        bool, typer.Option(help="Upload RUN/export to the run's MLflow run, where it has one.", show_default=False)
+        bool, typer.Option(help="Upload RUN/export to the run's MLflow run, if it has one.", show_default=False)
     ] = True,
 ) -> None:
     """Write a checkpoint as a Hugging Face folder: safetensors, configs, tokenizer, model card.
 
-    The weights are read back and must be the same before the folder appears.
+    The weights are read back and compared before the folder appears.
     """
     from smalti.base import store
     from smalti.base.units import format_bytes
     from smalti.cli.extras import need
-    from smalti.distributed.checkpoint import export as room
+    from smalti.distributed.checkpoint import export as exporter
     from smalti.track.run import resolve
     from smalti.track.trackers import publish
 
     if verify:
         need("verify", "smalti export --verify", "transformers")
     run = resolve(run)
-    folder = room.export(run, step=step, output=output, dtype=dtype.value)
-    record = store.read_json(store.join(folder, room.RECORD))
+    folder = exporter.export(run, step=step, output=output, dtype=dtype.value)
+    record = store.read_json(store.join(folder, exporter.RECORD))
     n_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
     what = f"step {record['step']}, {record['dtype']}, weights {format_bytes(n_bytes)}"
-    print(f"{folder}: {what}; read back: the same")
+    print(f"{folder}: {what}; read back and compared: identical")
     if verify:
-        print(f"transformers gives the same logits: relative error {room.verify(folder):.1e} (fp32)")
+        print(f"transformers gives the same logits: relative error {exporter.verify(folder):.1e} (fp32)")
     for line in publish(run, folder, "export") if upload and output is None else ():
         typer.echo(line, err=True)
-    print(f"go on with: smalti chat {folder if output else run}")
+    print(f"next: smalti chat {folder if output else run}")

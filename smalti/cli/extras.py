@@ -1,8 +1,8 @@
-"""Optional packages that a verb cannot do without, looked for before its work begins."""
+"""Checks for the optional packages that a verb needs, before its work begins."""
 
 
 def need_data_extra() -> None:
-    """The packages of the extra ``data`` are checked by name, so that a missing one is a hint and not a traceback."""
+    """Raise UserError where a package of the extra ``data`` is not installed."""
     need("data", "smalti data", "pyarrow", "daft", "tokenizers")
 
 

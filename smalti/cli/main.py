@@ -1,6 +1,6 @@
-"""The ``smalti`` command: finds the verb, imports it alone, and turns every error into three lines and an exit code.
+"""The ``smalti`` command: imports the module of one verb, and turns errors into a message and an exit code.
 
-The page of ``smalti --help`` is written here, so that it needs neither typer nor any room.
+The text of ``smalti --help`` is here, so that printing it imports neither typer nor another package.
 """
 
 import os
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from smalti.base.errors import SmaltiError
 
 VERBS = {
-    "demo": "the whole job on an embedded corpus: documents to a model that answers",
-    "plan": "parameters, FLOPs, memory and time of a run before it starts",
-    "data": "curate documents, drop near-duplicates, tokenize, look at token files",
+    "demo": "the whole pipeline on an embedded corpus, from documents to a model",
+    "plan": "predict parameters, FLOPs, memory, time and cost of a run",
+    "data": "curate documents, drop near-duplicates, tokenize, inspect token files",
     "train": "train a model from a recipe; the same command again resumes",
-    "eval": "measure a model, with n and error",
+    "eval": "evaluate a model, with error bars",
     "export": "write a run's model as a Hugging Face folder",
-    "chat": "talk to an exported model in the terminal",
-    "serve": "answer requests over HTTP, with a chat page",
-    "runs": "list, show, compare and report runs; send them to a tracker",
-    "env": "what a bug report needs: versions, machine, devices",
-    "config": "show a recipe resolved, and the schema of all that may be written",
+    "chat": "generate text with an exported model in the terminal",
+    "serve": "serve a model over HTTP, with a chat page",
+    "runs": "list, show, compare and report runs",
+    "env": "versions, machine and devices, for a bug report",
+    "config": "show resolved recipes, and the schema of configs",
 }
-"""Verb -> what it is for; its typer ``app`` is in ``smalti/cli/<verb>.py`` or ``smalti/cli/<verb>/app.py``."""
+"""Verb -> its description; its typer ``app`` is in ``smalti/cli/<verb>.py`` or ``smalti/cli/<verb>/app.py``."""
 
 EXIT_CODES = """exit codes:
     0  done
     1  a bug in Smalti
     2  usage or config: the message says what is allowed
-    3  ran, and the answer is no
+    3  completed, and the check failed
    75  try again: preempted with a checkpoint saved, a rank died, a disk is full
   130  interrupted (Ctrl-C), after saving
   143  stopped before anything was saved"""
@@ -48,13 +48,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         os.environ[_DEBUG] = "1"  # the ranks are children of this process
     code = run(arguments)
     if code and ("daft" in sys.modules or "obstore" in sys.modules):
-        _leave(code)
+        _exit_without_finalizing(code)
     raise SystemExit(code)
 
 
-def _leave(code: int) -> NoReturn:
-    """Exit without Python's own end: after an error threads of Daft 0.7.26 and obstore 0.12 are still at work, and
-    abort in it (six of ten 'smalti plan data' without credentials ended with 134 in place of 2)."""
+def _exit_without_finalizing(code: int) -> NoReturn:
+    """Exit without finalizing Python: after an error, running threads of Daft 0.7.26 and obstore 0.12 abort there (six
+    of ten 'smalti plan data' without credentials ended with 134 in place of 2)."""
     import atexit
 
     atexit._run_exitfuncs()
@@ -63,17 +63,17 @@ def _leave(code: int) -> NoReturn:
 
 
 def leave_at_once(error: BaseException, code: int | None = None) -> NoReturn:
-    """Exit with what ``error`` says, while it is still referred to; with ``code``, it goes to the log alone.
+    """Report ``error`` and exit the process; with ``code``, only log it and exit with that code.
 
-    For a rank that has lost another, or leaves the others waiting: whatever ends a process group, even the end of a
-    variable that holds its work, waits for the rank that is gone.
+    For a rank that has lost another, or leaves the others waiting: destroying a process group, or a variable that holds
+    its work, would wait for the lost rank, so nothing is cleaned up.
     """
 
-    def again() -> NoReturn:
+    def reraise() -> NoReturn:
         raise error
 
     if code is None:
-        code = guarded(again, "smalti train")
+        code = guarded(reraise, "smalti train")
     else:
         to_log(error)
     _flush()
@@ -100,7 +100,7 @@ def run(arguments: Sequence[str]) -> int:
 def help_page() -> str:
     """The text of ``smalti --help``."""
     verbs = "\n".join(f"  {name:<8} {text}" for name, text in VERBS.items())
-    return f"""usage: smalti VERB [ARGUMENTS]    (smalti VERB --help says more)
+    return f"""usage: smalti VERB [ARGUMENTS]    (smalti VERB --help for details)
 
 Build language models from your own documents, end to end.
 
@@ -108,8 +108,8 @@ verbs:
 {verbs}
 
 options:
-  --help      this page
-  --version   the version
+  --help      show this page
+  --version   show the version
   --debug     with any verb: print the traceback of an error
 
 start here: smalti demo
@@ -118,7 +118,7 @@ start here: smalti demo
 
 
 def guarded(call: Callable[[], Any], command: str) -> int:
-    """Run ``call``; its errors become lines on stderr. Returns the exit code."""
+    """Run ``call`` and print its errors on stderr. Returns the exit code."""
     from smalti.base.errors import SmaltiError
 
     try:
@@ -130,33 +130,33 @@ def guarded(call: Callable[[], Any], command: str) -> int:
     except (BrokenPipeError, SystemExit) as error:
         # typer and rich make exit code 1 of a broken pipe
         broken = error.__context__ if isinstance(error, SystemExit) else error
-        code = _reader_gone() if isinstance(broken, BrokenPipeError) else None
+        code = _code_of_closed_output() if isinstance(broken, BrokenPipeError) else None
         if code is not None:
             return code
         if not isinstance(broken, BrokenPipeError):
             raise
         return _bug(broken)
     except SmaltiError as error:
-        return _told(error)
+        return _report(error)
     except Exception as error:
-        outside = _outside(error) if isinstance(error, OSError) else None
-        if outside is not None:
-            return _told(outside)
+        translated = _from_system(error) if isinstance(error, OSError) else None
+        if translated is not None:
+            return _report(translated)
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # typer's usage errors
             text = error.format_message()
             only_help = type(error).__name__ == "NoArgsIsHelpError"
-            asked = getattr(getattr(error, "ctx", None), "command_path", None) or command
-            _say(text if only_help else f"error: {text}\nhint: {asked} --help")
+            path = getattr(getattr(error, "ctx", None), "command_path", None) or command
+            _say(text if only_help else f"error: {text}\nhint: {path} --help")
             return 2
         return _bug(error)
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
 
 
-def _reader_gone() -> int | None:
-    """The exit code where the reader of our output (head, less) has left; None where it has not.
+def _code_of_closed_output() -> int | None:
+    """The exit code where the reader of our output (head, less) has closed it; None where both streams are open.
 
-    Results go to stdout when the work is done, so without a reader for them it is done: 0. Progress goes to stderr, and
-    without a reader for that the work has stopped in the middle: as SIGTERM's.
+    Results go to stdout once the work is done, so a closed stdout is success: 0. Progress goes to stderr while it is
+    not, so a closed stderr is an interruption: 143, as for SIGTERM.
     """
     import select
 
@@ -164,25 +164,25 @@ def _reader_gone() -> int | None:
     for descriptor in (1, 2):
         poll.register(descriptor, 0)
     closed = {descriptor for descriptor, seen in poll.poll(0) if seen & (select.POLLERR | select.POLLHUP)}
-    for descriptor in closed:  # what is still buffered goes nowhere, without a word
+    for descriptor in closed:  # discard what is still buffered
         os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
     return None if not closed else 0 if closed == {1} else 143
 
 
-def _told(error: "SmaltiError") -> int:
-    # A rank's stderr and log may lie on the very disk that is full: the exit code must come through all the same.
+def _report(error: "SmaltiError") -> int:
+    # A rank's stderr and log may be on the full disk itself; the exit code must be returned all the same.
     with suppress(OSError):
         to_log(error)
     with suppress(OSError):
-        _traceback_if_asked()
+        _traceback_if_debug()
     _say(f"error: {error}")
     return int(error.exit_code)
 
 
-def _outside(error: OSError) -> "SmaltiError | None":
-    """What the system refused, in our words: a path that was named wrongly or a full disk; None for anything else.
+def _from_system(error: OSError) -> "SmaltiError | None":
+    """The SmaltiError for an OSError of a wrong path or a full disk; None for others.
 
-    Without a path (a signal to another's process, a port) it is not about a file, and then it is ours to explain.
+    An OSError without a path (a signal to another user's process, a port) is not about a file: it is None too.
     """
     import errno
 
@@ -193,21 +193,21 @@ def _outside(error: OSError) -> "SmaltiError | None":
     place = os.fsdecode(path) if isinstance(path, (str, bytes)) else None
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
         what = "the disk fails" if error.errno == errno.EIO else "the disk is full"
-        found: SmaltiError = RetryableError(
+        translated: SmaltiError = RetryableError(
             f"{what}: {place or 'a file'} could not be written or read ({reason(error, place) if place else why})",
-            hint="free space or mend the disk there, then run the same command again",
+            hint="free space or repair the disk there, then run the same command again",
         )
     elif place is not None and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR,
                                                errno.EEXIST, errno.ENAMETOOLONG):  # fmt: skip
-        found = DataError(
+        translated = DataError(
             f"'{place}' cannot be written or read: {why}",
-            allowed="paths that this user may read, and folders that this user may write to",
+            allowed="paths that this user can read, and folders that this user can write to",
             hint="name another folder (folder=, output=, work= or --output FOLDER, whichever the command takes)",
         )
     else:
         return None
-    found.__cause__ = error
-    return found
+    translated.__cause__ = error
+    return translated
 
 
 def _call(verb: str, arguments: Sequence[str]) -> Any:
@@ -217,12 +217,12 @@ def _call(verb: str, arguments: Sequence[str]) -> Any:
     if name is not None:
         from smalti.base.errors import UserError
 
-        raise UserError(f"'smalti {name}' is not there yet", hint=NOT_YET[name] or f"smalti {verb} --help")
+        raise UserError(f"'smalti {name}' is not implemented yet", hint=NOT_YET[name] or f"smalti {verb} --help")
     if verb not in VERBS:
         raise _unknown(verb)
     app = app_of(verb)
     app.pretty_exceptions_enable = False
-    app.rich_markup_mode = None  # plain help pages: rich alone would take longer to import than they may take
+    app.rich_markup_mode = None  # plain help pages: importing rich alone would take longer than the page may
     return app(args=list(arguments), prog_name=f"smalti {verb}", standalone_mode=False)
 
 
@@ -242,7 +242,7 @@ def _unknown(verb: str) -> "SmaltiError":
 
 
 def _bug(error: Exception) -> int:
-    """An error that nobody raised on purpose: the traceback goes to the log of the rank, else to a file."""
+    """Report an unexpected error: the traceback goes to the log of the rank, else to a file."""
     import traceback
 
     text = "".join(traceback.format_exception(error))
@@ -256,25 +256,25 @@ def _bug(error: Exception) -> int:
             with open(place, "w", encoding="utf-8") as file:
                 file.write(text)
         except OSError:
-            place = "nowhere: no folder could be written"
+            place = "not saved: no folder could be written"
     with suppress(OSError):
-        _traceback_if_asked()
+        _traceback_if_debug()
     _say(f"error: this is a bug in Smalti: {type(error).__name__}: {error}")
     _say(f"hint: the traceback is in {place}; --debug prints it")
     return 1
 
 
 def _say(text: str) -> None:
-    """A line on stderr; where nobody can read it, the exit code must come through all the same."""
+    """Print a line on stderr, if it is open."""
     with suppress(OSError):
         print(text, file=sys.stderr)
 
 
 def to_log(error: BaseException) -> str | None:
-    """Write the traceback to the log files of this process; returns the first of them, None where it has none."""
+    """Write the traceback to the log files of this process; returns the first of them, or None."""
     import logging
 
-    files = [one for one in logging.getLogger("smalti").handlers if isinstance(one, logging.FileHandler)]
+    files = [handler for handler in logging.getLogger("smalti").handlers if isinstance(handler, logging.FileHandler)]
     for handler in files:
         record = logging.LogRecord(
             "smalti.cli", logging.ERROR, __file__, 0, str(error), None, (type(error), error, error.__traceback__)
@@ -283,7 +283,7 @@ def to_log(error: BaseException) -> str | None:
     return files[0].baseFilename if files else None
 
 
-def _traceback_if_asked() -> None:
+def _traceback_if_debug() -> None:
     if os.environ.get(_DEBUG):
         import traceback
 

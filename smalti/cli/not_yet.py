@@ -1,4 +1,4 @@
-"""What the design names and this version does not have: the words for who types it, and what does the nearest thing."""
+"""Commands that are planned and not implemented yet, each with the nearest alternative."""
 
 NOT_YET = {
     "tune": "smalti train RECIPE.yaml init_from=MODEL trains a finished model on data of your own",
@@ -28,7 +28,7 @@ NOT_YET = {
     "runs branch": "smalti train RECIPE.yaml a.b=value --fork begins another future of a run",
     "runs checkpoints": "smalti runs show RUN lists them",
 }
-"""``VERB`` or ``VERB COMMAND`` -> what to type in its place; None: nothing does it yet."""
+"""``VERB`` or ``VERB COMMAND`` -> what to use instead; None: there is no alternative."""
 
 
 def planned(arguments: list[str]) -> str | None:

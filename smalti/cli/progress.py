@@ -1,6 +1,6 @@
-"""How far a command is: one line on stderr, rewritten in place on a terminal, else new lines, ever more seldom.
+"""Progress of a command on stderr: one line, rewritten in place on a terminal, else new lines at growing intervals.
 
-Promises: short work shows none; nothing of it reaches stdout; a terminal is left as it was found.
+Short work prints nothing, and a terminal is left as it was.
 """
 
 import sys
@@ -15,9 +15,9 @@ _PLAIN_S = (5.0, 60.0)
 
 
 class ProgressLine:
-    """``with ProgressLine("tokens") as tell: tell("code", done, total)``; ``bytes`` are written as such.
+    """``with ProgressLine("tokens") as progress: progress("code", done, total)``; ``bytes`` are formatted.
 
-    Work that is counted otherwise says so: ``tell("writing", done, total, "source")``.
+    Work counted in other pieces names them: ``progress("writing", done, total, "source")``.
     """
 
     def __init__(self, unit: str = "bytes") -> None:
@@ -33,10 +33,10 @@ class ProgressLine:
     def __exit__(self, *error: object) -> None:
         self._clear()
 
-    def __call__(self, what: str, done: int, total: int, one: str | None = None) -> None:
-        """Tell that ``done`` of ``total`` are done; the end of ``what`` takes its live line away.
+    def __call__(self, what: str, done: int, total: int, piece: str | None = None) -> None:
+        """Report that ``done`` of ``total`` are done; when all are, the live line is removed.
 
-        ``one`` is the word for one of few large pieces: the line says which of them is being worked on.
+        ``piece`` names one of few large pieces: the line then says which of them is being worked on.
         """
         if done == total:
             self._clear()
@@ -47,10 +47,10 @@ class ProgressLine:
             self._wait_s = min(2 * self._wait_s, _PLAIN_S[1])
         self._last_s = now_s()
         self._shown = True
-        frac = min(1.0, done / max(total, 1))  # a total that was estimated may be passed
+        frac = min(1.0, done / max(total, 1))  # an estimated total may be exceeded
         line = f"{what}: {self._amount(done)} of {self._amount(total, self._unit)}, {format_frac(frac)}"
-        if one is not None:
-            line = f"{what}: {one} {done + 1:,} of {total:,}"
+        if piece is not None:
+            line = f"{what}: {piece} {done + 1:,} of {total:,}"
         start, end = ("\r\x1b[K", "") if self._live else ("", "\n")
         print(start + line, end=end, file=sys.stderr, flush=True)
 

@@ -1,39 +1,39 @@
-"""``smalti serve``: answer requests over HTTP in the shape of OpenAI's API."""
+"""``smalti serve``: serves a model over HTTP with OpenAI's API."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from smalti.cli.options import Model
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command(epilog="Example: smalti serve runs/demo --port 8000")
 def serve(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, or a Hugging Face folder.")],
-    host: Annotated[str, typer.Option(help="Address to listen at; any but this machine's own needs a key.")] = (
+    model: Model,
+    host: Annotated[str, typer.Option(help="Address to listen on; any beyond this machine needs a key.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(help="Port to listen at; 0 takes any free port and prints it.")] = 8000,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: a free one, which is printed.")] = 8000,
     key_file: Annotated[
         Path | None,
-        typer.Option(help="File whose first line is the key that every request must carry; or SMALTI_SERVE_KEY."),
+        typer.Option(help="File whose first line is the key of every request; or SMALTI_SERVE_KEY."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the model in the API; the run's or folder's if absent.")] = (
+    name: Annotated[str | None, typer.Option(help="Name of the model in the API; absent: the run's or folder's.")] = (
         None
     ),
     dtype: Annotated[str, typer.Option(help="Compute in fp32 or bf16.")] = "fp32",
-    max_rows: Annotated[int, typer.Option(help="Answers that run at the same time.")] = 32,
-    max_waiting: Annotated[int, typer.Option(help="Answers that may wait for a place; more get 429.")] = 512,
+    max_rows: Annotated[int, typer.Option(help="Answers generated at the same time.")] = 32,
+    max_waiting: Annotated[int, typer.Option(help="Answers that may wait; more get 429.")] = 512,
     max_body_mb: Annotated[float, typer.Option(help="Largest request, in MiB; larger ones get 413.")] = 4.0,
-    max_connections: Annotated[
-        int, typer.Option(help="Connections open at once; one more closes the oldest that sends no request.")
-    ] = 1000,
-    finish_s: Annotated[float, typer.Option(help="Seconds that running requests get to end on Ctrl-C.")] = 30.0,
+    max_connections: Annotated[int, typer.Option(help="Open connections; one more closes the oldest idle one.")] = 1000,
+    finish_s: Annotated[float, typer.Option(help="Seconds for running requests to finish on Ctrl-C.")] = 30.0,
 ) -> None:
     """Serve an exported model: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics, a chat page at /.
 
-    Ctrl-C or SIGTERM lets running requests end; a second one ends them at once.
+    Ctrl-C or SIGTERM lets running requests finish; a second one stops them at once.
     """
     from smalti.base import log
     from smalti.base.env import log_level
@@ -60,7 +60,7 @@ def serve(
 
 
 def _key(path: Path | None) -> str | None:
-    """The key from the file, else from the environment; None where neither names one."""
+    """The key from the file, else from the environment; None where neither has one."""
     from smalti.base import store
     from smalti.base.env import serve_key
     from smalti.base.errors import UserError
@@ -70,7 +70,7 @@ def _key(path: Path | None) -> str | None:
     lines = store.read_text(path).splitlines()
     if not lines or not lines[0].strip():
         raise UserError(
-            f"{path} holds no key on its first line",
+            f"{path} has no key on its first line",
             hint="python -c 'import secrets; print(secrets.token_urlsafe(32))' > key.txt",
         )
     return lines[0].strip()

@@ -1,4 +1,4 @@
-"""How commands answer on stdout: aligned plain text for people, JSON for programs. No colour, no lines to strip."""
+"""Prints the results of commands: aligned plain text for people, JSON for programs."""
 
 import json
 from collections.abc import Sequence
@@ -6,13 +6,13 @@ from typing import Any
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns padded to their widest cell, two blanks between; a column of figures is set to the right."""
+    """A table with columns padded to their widest cell, two blanks apart; columns of numbers are right-aligned."""
     columns = list(zip(head, *rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
-    figures = [bool(rows) and all(_is_figure(cell) for cell in column[1:]) for column in columns]
+    numeric = [bool(rows) and all(_is_number(cell) for cell in column[1:]) for column in columns]
     lines = [
         "  ".join(
-            c.rjust(w) if right else c.ljust(w) for c, w, right in zip(row, widths, figures, strict=True)
+            c.rjust(w) if right else c.ljust(w) for c, w, right in zip(row, widths, numeric, strict=True)
         ).rstrip()
         for row in [head, *rows]
     ]
@@ -20,12 +20,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
-    """Print a table, or the line ``empty`` where there is no row."""
+    """Print a table, or ``empty`` where there are no rows."""
     print(table(head, rows) if rows else empty)
 
 
 def pairs(values: Sequence[tuple[str, str]]) -> str:
-    """``name   value`` lines with the values under each other."""
+    """``name   value`` lines with the values aligned."""
     width = max(len(name) for name, _ in values)
     return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in values)
 
@@ -35,5 +35,5 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
-def _is_figure(cell: str) -> bool:
+def _is_number(cell: str) -> bool:
     return cell in ("", "-") or cell[0].isdigit() or (cell[0] == "-" and cell[1:2].isdigit())

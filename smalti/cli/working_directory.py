@@ -1,7 +1,7 @@
-"""Where relative paths begin: for a recipe where the command is given, for a run folder where the run was started.
+"""Resolves relative paths: of a recipe in the current directory, of a run folder where the run was started.
 
-So a run folder that was moved, copied, or is named from elsewhere finds its data; paths that are typed stay those of
-the directory in which they are typed.
+A run folder that was moved, copied, or is named from elsewhere thus finds its data; paths on the command line are
+relative to the current directory.
 """
 
 import os
@@ -35,38 +35,42 @@ def _model_of(source: str) -> "ModelConfig":
 
 
 def enter(recipe: str, overrides: Sequence[str]) -> tuple[str, list[str]]:
-    """Change to the directory that relative paths in the config of a run folder begin in; returns the arguments as they
-    are to be read there. Nothing happens for a recipe. DataError where data is neither there nor here."""
+    """Change to the directory that relative paths in the config of a run folder begin in. For a recipe nothing changes.
+
+    Returns the recipe and overrides as valid in that directory. DataError where data is in neither directory.
+    """
     from smalti.base.errors import DataError
     from smalti.config.find import find_recipe
     from smalti.config.run import RunConfig
     from smalti.track.provenance import directories, directory_of
 
-    found = find_recipe(recipe, fields=RunConfig.model_fields)
-    here = os.getcwd()
-    if found.run is None or directories(found.run)[0] == here:
+    recipe_file = find_recipe(recipe, fields=RunConfig.model_fields)
+    current = os.getcwd()
+    if recipe_file.run is None or directories(recipe_file.run)[0] == current:
         return recipe, list(overrides)
     typed = [_absolute(override) for override in overrides]
     paths = _relative_paths(load_run(recipe, typed).config)
-    begin = directory_of(found.run, paths.values()) if paths else here
+    begin = directory_of(recipe_file.run, paths.values()) if paths else current
     if begin is None:
-        places = directories(found.run)
-        field, path = next((field, path) for field, path in paths.items() if directory_of(found.run, [path]) is None)
+        places = directories(recipe_file.run)
+        field, path = next(
+            (field, path) for field, path in paths.items() if directory_of(recipe_file.run, [path]) is None
+        )
         raise DataError(
-            f"{field} = {path} does not exist: {found.run} was started in {places[0]}, where relative paths of its "
-            f"config begin; nor is it in {here}",
-            allowed="the files where they were when the run was started, or below the present directory",
+            f"{field} = {path} does not exist: {recipe_file.run} was started in {places[0]}, where relative paths of "
+            f"its config begin; nor is it in {current}",
+            allowed="the files where they were when the run was started, or below the current directory",
             hint=f"cd to the directory that holds {path}, and name the run by its path from there",
         )
-    if begin == here:
+    if begin == current:
         return recipe, list(overrides)
-    print(f"{found.run}: relative paths of its config begin in {begin}, where it was started", file=sys.stderr)
+    print(f"{recipe_file.run}: relative paths of its config begin in {begin}, where it was started", file=sys.stderr)
     os.chdir(begin)
-    return os.path.join(here, recipe), typed
+    return os.path.join(current, recipe), typed
 
 
 def placed(run: str, folders: Mapping[str, str]) -> dict[str, str]:
-    """Folders that the config of ``run`` names, as they are found from here."""
+    """Folders in the config of ``run``, as paths from the current directory."""
     from smalti.track.provenance import directory_of
 
     relative = [path for path in folders.values() if _is_relative(path)]
@@ -76,7 +80,7 @@ def placed(run: str, folders: Mapping[str, str]) -> dict[str, str]:
 
 
 def _relative_paths(config: "RunConfig") -> dict[str, str]:
-    """Field -> relative path, of what a run reads whenever it goes on."""
+    """Field -> relative path, of what a run reads when it resumes."""
     data = config.data
     paths = {f"data.sources.{name}": source.path for name, source in data.sources.items()}
     paths |= {f"data.heldout.{name}": path for name, path in data.heldout.items()}
@@ -91,7 +95,7 @@ def _is_relative(path: str) -> bool:
 
 
 def _absolute(override: str) -> str:
-    """An override by a path that exists here (a run folder need not) as one that holds everywhere."""
+    """An override with its path made absolute, if that exists (a run folder need not)."""
     match = _PATHS.fullmatch(override)
     if match is None or not _is_relative(path := match[match.lastindex or 0]):
         return override

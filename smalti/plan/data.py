@@ -1,9 +1,8 @@
-"""What a run asks of its data: epochs and repeats of every source and stage, requests, bytes, dollars, start-up.
+"""The data of a run: epochs and repeats of every source and stage, requests, bytes, dollars, start-up time.
 
-Pure arithmetic on counts; who reads manifests and schedule hands them in. Promises: sequences and epochs as the order
-of training will have them, to the sequence; requests as an upper bound (one for each range; neighbours that are fetched
-together and caches only lower it; of packed sequences, whose pieces differ in number, the mean of that). Where a change
-of seq_len draws a source anew, what is seen twice is an expectation.
+Computes from counts alone. Sequences and epochs are exact; requests are an upper bound, one for each range (merged
+neighbours and caches lower it; for packed sequences it is a mean). Where a change of seq_len shuffles a source anew,
+the number of repeated tokens is an expectation.
 """
 
 import math
@@ -13,14 +12,14 @@ from fractions import Fraction
 from typing import Any
 
 REPEATS_HALF_LIFE = 15.387756
-"""R*_D: after so many repeats a repeated token has lost 1 - 1/e of its worth. Muennighoff et al., "Scaling
+"""R*_D: repeats after which a repeated token has lost 1 - 1/e of its worth. Muennighoff et al., "Scaling
 Data-Constrained Language Models", JMLR 26(53), 2025 (arXiv 2305.16264), appendix A; fitted on models of up to 9B
 parameters and 900B tokens."""
 
 WORTH_FORMULA = "D' = U + U R* (1 - exp(-R_D / R*)), R* = 15.39, R_D = repeats of U tokens (Muennighoff et al. 2025)"
 
 MANY_EPOCHS = 4
-"""Up to here repeated tokens changed the loss hardly more than new ones would have (ibid., abstract)."""
+"""Up to here repeated tokens are almost as good as new ones (ibid., abstract)."""
 TOO_MANY_EPOCHS = 16
 """R* repeats: by the formula the next repeat is worth 1/e of new tokens."""
 
@@ -33,14 +32,14 @@ class EpochCounts:
 
     sequences: int
     ranges_per_sequence: float = 1.0
-    """More where a sequence is packed from pieces."""
+    """More than 1 where a sequence is packed from pieces."""
     padding_frac: float = 0.0
-    """Share of the sequences that is filled up with nothing."""
+    """Share of the sequences that is padding."""
 
 
 @dataclass(frozen=True)
 class SourceCounts:
-    """What is known of a source before it is read."""
+    """Counts of a source, known before it is read."""
 
     name: str
     n_tokens: int
@@ -52,18 +51,18 @@ class SourceCounts:
     index_bytes: int = 0
     """Read once for the whole job."""
     block_bytes: int = 1
-    """What is read at least, with its check."""
+    """Smallest unit of reading, with its checksum."""
     payload_bytes: int = 1
     """Bytes of tokens in a block."""
     digest: str | None = None
-    """Of the source, for its pack index; None where its size is only given by hand."""
+    """Of the source, for its pack index; None where its size is given by hand."""
     layout_known: bool = True
-    """False: written by others; what lies around its tokens, and so what reading it costs, is not known."""
+    """False for foreign formats, where the bytes to read, and so the cost, are not known."""
 
 
 @dataclass(frozen=True)
 class StageCounts:
-    """What the schedule takes in one stage; lists go by source."""
+    """What one stage of the schedule takes; tuples are by source."""
 
     name: str
     start_step: int
@@ -76,7 +75,7 @@ class StageCounts:
     """At its end; equal to ``weights`` without a ramp."""
     sequences: tuple[int, ...]
     passed: tuple[int, ...] | None = None
-    """The same with what ``data.skip`` leaves out, which goes through a source too; None: nothing is left out."""
+    """``sequences`` and those of ``data.skip``, which advance in a source too; None: nothing is skipped."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class Reading:
     first_batch_sequences: int
     """Of all ranks."""
     concurrency: int
-    """Requests under way on one rank."""
+    """Concurrent requests of one rank."""
     requests_per_s: float
     """Of the whole job."""
     request_latency_s: float = 0.05
@@ -95,7 +94,7 @@ class Reading:
     """The default is that of S3 Standard, us-east-1 (aws.amazon.com/s3/pricing, 2026), as is the next."""
     usd_per_gib_month: float = 0.023
     usd_per_gib_egress: float = 0.0
-    """Nothing inside one region; about 0.09 out of S3 to elsewhere."""
+    """0 inside one region; about 0.09 out of S3."""
 
 
 @dataclass(frozen=True)
@@ -138,15 +137,15 @@ class SourcePlan:
     share_frac: float
     """Of all tokens of the run."""
     epochs: float
-    """Gone through, with what ``data.skip`` leaves out."""
+    """Epochs, including those of ``data.skip``."""
     taken_epochs: float
     """Without it."""
     unique_frac: float
-    """Share of the source that is seen at all; where seq_len changes, its expectation."""
+    """Share of the source that is seen at least once; where seq_len changes, its expectation."""
     restart_tokens: float
-    """Seen again only because a change of seq_len began the order anew, though the source was not exhausted."""
+    """Repeated only because a change of seq_len shuffled the source anew before it was exhausted."""
     effective_tokens: float
-    """What the tokens taken are worth in tokens never seen before, by ``WORTH_FORMULA``."""
+    """The worth of the taken tokens in new tokens, by ``WORTH_FORMULA``."""
     padding_frac: float
     requests: int | None
     """None, as the next two: not known."""
@@ -155,7 +154,7 @@ class SourcePlan:
 
     @property
     def worth_frac(self) -> float:
-        """Worth of a token taken, beside a new one."""
+        """Worth of a taken token relative to a new one."""
         taken = self.taken_epochs * self.n_tokens
         return self.effective_tokens / taken if taken else 1.0
 
@@ -200,21 +199,21 @@ class DataPlan:
         return {**value, "padding_frac": self.padding_frac, "worth_formula": WORTH_FORMULA}
 
     def above(self, epochs: float) -> tuple[SourcePlan, ...]:
-        """Sources that are gone through more often than ``epochs``."""
+        """Sources with more than ``epochs`` epochs."""
         return tuple(source for source in self.sources if source.epochs > epochs)
 
     def repeats_text(self, source: SourcePlan, epochs: float) -> str:
-        """How often a source is gone through, and in which stages it is or passes ``epochs``, in a line."""
+        """A line with the epochs of a source, and the stages in which it exceeds ``epochs``."""
         k = self.sources.index(source)
-        told = []
+        details = []
         for stage in self.stages:
             alone, after = stage.shares[k].epochs, stage.shares[k].epochs_after
             if alone > epochs and len(self.stages) > 1:
-                told.append(f"{alone:.2f} times in stage {stage.name} alone")
+                details.append(f"{alone:.2f} in stage {stage.name} alone")
             elif after > epochs >= after - alone:
-                told.append(f"passes {epochs:g} in stage {stage.name}")
+                details.append(f"passes {epochs:g} in stage {stage.name}")
         return (
-            f"source '{source.name}' is gone through {source.epochs:.2f} times ({', '.join(told)}); "
+            f"source '{source.name}' is repeated for {source.epochs:.2f} epochs ({', '.join(details)}); "
             f"a token of it is worth {source.worth_frac:.0%} of a new one"
         )
 
@@ -241,7 +240,7 @@ def plan_data(sources: Sequence[SourceCounts], stages: Sequence[StageCounts], re
 def _costs(
     sources: Sequence[SourceCounts], planned: Sequence[SourcePlan], shortest: int, reading: Reading
 ) -> dict[str, Any]:
-    """What depends on the layout of the sources; None where that is not known of all."""
+    """The costs, which depend on the layout of the sources; None where one is unknown."""
     known = all(source.layout_known for source in sources)
     requests = len(sources) + sum(source.requests or 0 for source in planned)
     index_bytes = sum(source.index_bytes for source in sources)
@@ -306,8 +305,8 @@ def _source(source: SourceCounts, taken: Sequence[tuple[int, int, int, int]], ru
         read_bytes += n * _sequence_bytes(source, segment, seq_len)
         padding += n * seq_len * segment.padding_frac
     epochs = sum(by_segment)
-    # each segment draws its sequences anew, independently of what the segments before it came to
-    unique_frac = min(_met_frac([part for part in by_segment if part]), taken_epochs)
+    # each segment shuffles anew, independently of the segments before it
+    unique_frac = min(_seen_frac([part for part in by_segment if part]), taken_epochs)
     tokens = sum(seq_len * n for _, seq_len, n, _ in taken)
     return SourcePlan(
         name=source.name,
@@ -327,15 +326,15 @@ def _source(source: SourceCounts, taken: Sequence[tuple[int, int, int, int]], ru
     )
 
 
-def _met_frac(parts: Sequence[float]) -> float:
-    """Share of a source that is met at all by draws of so many epochs each; exact for one draw however small."""
+def _seen_frac(parts: Sequence[float]) -> float:
+    """Expected share of a source that is seen by independent orders of these epochs each; exact for one."""
     if len(parts) < 2 or max(parts) >= 1:
         return min(sum(parts), 1.0)
     return -math.expm1(sum(math.log1p(-part) for part in parts))
 
 
 def _sequence_bytes(source: SourceCounts, segment: EpochCounts, seq_len: int) -> float:
-    """Expected bytes of the blocks that one sequence touches, when its ranges begin anywhere in a block."""
+    """Expected bytes of the blocks of one sequence, whose ranges begin anywhere in a block."""
     wanted_bytes = ((1 - segment.padding_frac) * seq_len + segment.ranges_per_sequence) * source.token_bytes
     first_tokens = segment.ranges_per_sequence * source.token_bytes
     blocks = segment.ranges_per_sequence + max(0.0, wanted_bytes - first_tokens) / source.payload_bytes
@@ -343,7 +342,7 @@ def _sequence_bytes(source: SourceCounts, segment: EpochCounts, seq_len: int) ->
 
 
 def _first_batch_s(reading: Reading, ranges_per_sequence: float) -> float:
-    """The indexes, then the ranges of a rank in rounds, unless the job's own limit holds them up longer."""
+    """Seconds for the indexes, then for the ranges of a rank in rounds or within the job's request limit."""
     of_rank = -(-reading.first_batch_sequences // reading.ranks) * ranges_per_sequence
     rounds = math.ceil(of_rank / reading.concurrency)
     limit_s = reading.first_batch_sequences * ranges_per_sequence / reading.requests_per_s

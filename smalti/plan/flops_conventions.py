@@ -1,9 +1,8 @@
-"""FLOPs of a token as others count them, by name, and what an MFU under one formula is under another.
+"""FLOPs of a token under the conventions of others, and conversion of an MFU between them.
 
-Promises: each convention is the formula that its source prints or runs, with its omissions; a conversion there and back
-gives the same number. An MFU is tokens/s x FLOPs of a token / peak, so that of a run under another convention is its
-MFU x the quotient of the two counts, whatever the hardware. Knows nothing of peaks: two that were taken differently
-(989 and 989.4 TFLOP/s, bf16 and fp8) are the caller's to bring together.
+Each convention is the formula that its source prints or runs, with its omissions. An MFU is tokens/s x FLOPs of a token
+/ peak, so it is converted by the quotient of the two counts, whatever the hardware. Differences between peaks (989 and
+989.4 TFLOP/s, bf16 and fp8) are left to the caller.
 """
 
 import math
@@ -23,7 +22,7 @@ from smalti.cost.flops import (
 from smalti.cost.params import count
 
 LONGEST = 1_000_000_000
-"""Tokens of a sequence; more is a slip of the keyboard."""
+"""Longest sequence in tokens; more is taken for a typing error."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +30,13 @@ class Convention:
     """One way of counting the FLOPs of a training token, forward and backward."""
 
     name: str
-    """What one types: ``llm-foundry``."""
+    """As typed: ``llm-foundry``."""
     symbols: str
     """N parameters, L layers, H heads, Q their width, d the model's, S tokens of a sequence, V vocabulary."""
     note: str
-    """What it counts that others do not, and the other way round."""
+    """What it counts and what it leaves out."""
     source: str
-    """Where it is printed or run."""
+    """Where it is published or implemented."""
     count: Callable[[ModelConfig, int], float]
     """FLOPs of a token of a sequence of so many tokens."""
     causal: bool = False
@@ -56,13 +55,13 @@ def _six_n_non_embedding(config: ModelConfig, seq_len: int) -> float:
 
 
 def _without_lookup(config: ModelConfig) -> int:
-    """Parameters that a token meets, norms and biases too, the embedding only where it is the output head as well."""
+    """Active parameters with norms and biases; the embedding only where it is tied to the output head."""
     params = count(config)
     return params.active - (0 if config.tie_word_embeddings else params.embedding)
 
 
 def _whole_attention(config: ModelConfig, seq_len: int) -> int:
-    """12 L H Q S: every layer sees the whole sequence."""
+    """12 L H Q S: every layer attends to the whole sequence."""
     return 12 * config.num_hidden_layers * config.num_attention_heads * config.width_per_head * seq_len
 
 
@@ -92,7 +91,7 @@ def _megatron_2021(config: ModelConfig, seq_len: int) -> float:
 
 
 def _must_be_like_gpt(config: ModelConfig) -> None:
-    """The formula of 2021 knows the width alone, and takes all else to be as in GPT-3."""
+    """Raise UserError for models without GPT-3's proportions, which the formula of 2021 assumes."""
     wrong = [
         text
         for is_wrong, text in (
@@ -116,14 +115,14 @@ _ALL = (
     Convention(
         "exact",
         FORMULA,
-        "Smalti's own: N of matmuls alone, output head and router in it, embedding, norms and biases not",
+        "Smalti's: N counts matmuls only, with output head and router, without embedding, norms and biases",
         "Kaplan et al. 2020, Chowdhery et al. 2022 (appendix B), counted by layer",
         train_flops_per_token,
     ),
     Convention(
         "exact-causal",
         CAUSAL_FORMULA,
-        "the same with the half of attention that a causal mask leaves",
+        "as exact, with attention halved for the causal mask",
         "as exact",
         train_flops_per_token_causal,
         causal=True,
@@ -131,14 +130,14 @@ _ALL = (
     Convention(
         "6n",
         "6N",
-        "all parameters that a token meets, embedding too; no attention over the sequence",
-        "Kaplan et al. 2020; Hoffmann et al. 2022 count N so",
+        "all active parameters, embedding included; no attention over the sequence",
+        "Kaplan et al. 2020; Hoffmann et al. 2022 count N this way",
         _six_n,
     ),
     Convention(
         "6n-non-embedding",
         "6N",
-        "parameters of the blocks alone: neither embedding nor output head",
+        "parameters of the blocks only: neither embedding nor output head",
         "Kaplan et al. 2020, section 2.1",
         _six_n_non_embedding,
     ),
@@ -167,7 +166,7 @@ _ALL = (
     Convention(
         "megatron",
         "6N+6LHQS",
-        "N of matmuls with the output head, the router not; attention halved, windows not looked at",
+        "N of matmuls with the output head, without the router; attention halved, windows ignored",
         "Megatron-LM 001b00c, training.py, num_floating_point_operations",
         _megatron,
         causal=True,
@@ -186,17 +185,17 @@ CONVENTIONS = {one.name: one for one in _ALL}
 
 
 def convention(name: str) -> Convention:
-    """The convention of that name; UserError with the nearest one otherwise. ``exact`` may be called by its formula."""
+    """The convention of that name; UserError with the nearest one otherwise. ``exact`` is also found by its formula."""
     typed = name.strip().lower().replace("_", "-")
-    known = {FORMULA.lower(): "exact", CAUSAL_FORMULA.lower(): "exact-causal"}.get(typed, typed)
-    if known not in CONVENTIONS:
+    resolved = {FORMULA.lower(): "exact", CAUSAL_FORMULA.lower(): "exact-causal"}.get(typed, typed)
+    if resolved not in CONVENTIONS:
         close = nearest(typed, CONVENTIONS)
         raise UserError(
-            f"'{name}' is no convention of counting FLOPs that is known here",
+            f"'{name}' is not a known convention of counting FLOPs",
             allowed=", ".join(CONVENTIONS),
             hint=f"did you mean '{close}'?" if close else "smalti plan flops MODEL lists them",
         )
-    return CONVENTIONS[known]
+    return CONVENTIONS[resolved]
 
 
 def flops_per_token(config: ModelConfig, seq_len: int, name: str = "exact") -> float:
@@ -207,22 +206,22 @@ def flops_per_token(config: ModelConfig, seq_len: int, name: str = "exact") -> f
 def train_flops(config: ModelConfig, tokens: float, seq_len: int, name: str = "exact") -> float:
     """FLOPs of training on so many tokens, under the convention of that name."""
     if not 0 < tokens < math.inf:
-        raise UserError(f"{tokens} tokens cannot be trained on", allowed="a number above 0")
+        raise UserError(f"{tokens} tokens are out of range", allowed="a number above 0")
     return tokens * flops_per_token(config, seq_len, name)
 
 
 def convert_mfu(mfu: float, config: ModelConfig, seq_len: int, *, source: str, target: str) -> float:
-    """What an MFU that was reported under ``source`` is under ``target``, at the same tokens/s and peak."""
+    """Convert an MFU reported under ``source`` to ``target``, at the same tokens/s and peak."""
     return _share(mfu) * flops_per_token(config, seq_len, target) / flops_per_token(config, seq_len, source)
 
 
 def tokens_per_s(mfu: float, config: ModelConfig, seq_len: int, *, name: str, peak_flops_per_s: float) -> float:
-    """Throughput that an MFU under ``name`` stands for; ``peak_flops_per_s`` is that of all devices together."""
+    """Throughput at an MFU under ``name``; ``peak_flops_per_s`` is that of all devices together."""
     return _share(mfu) * peak_flops_per_s / flops_per_token(config, seq_len, name)
 
 
 def hfu(mfu: float, config: ModelConfig, seq_len: int, *, recompute: Recompute, name: str = "exact") -> float:
-    """Hardware FLOPs utilisation of a run with that MFU under ``name``: what is computed again counts too."""
+    """Hardware FLOPs utilisation of a run with that MFU under ``name``: recomputation counts too."""
     chosen, flops = convention(name), flops_per_token(config, seq_len, name)
     again = recomputed_flops_per_token(config, seq_len, recompute, causal=chosen.causal)
     if chosen.recomputes_head and recompute == "full":
@@ -232,13 +231,13 @@ def hfu(mfu: float, config: ModelConfig, seq_len: int, *, recompute: Recompute, 
 
 def _checked(seq_len: int) -> int:
     if not 1 <= seq_len <= LONGEST:
-        raise UserError(f"a sequence of {seq_len} tokens cannot be", allowed=f"1 to {LONGEST:,} tokens")
+        raise UserError(f"a sequence of {seq_len} tokens is out of range", allowed=f"1 to {LONGEST:,} tokens")
     return seq_len
 
 
 def _share(mfu: float) -> float:
     if not 0 < mfu <= 1:
         raise UserError(
-            f"an MFU of {mfu} cannot be", allowed="above 0, up to 1", hint="50.7 % is 0.507" if mfu > 1 else None
+            f"an MFU of {mfu} is out of range", allowed="above 0, up to 1", hint="50.7 % is 0.507" if mfu > 1 else None
         )
     return mfu

@@ -1,7 +1,7 @@
-"""What a person types for a quantity, as a number that remembers how precisely it was typed.
+"""Parses quantities as users type them, and keeps the precision with which they were typed.
 
-Promises: ``7b``, ``1.4T``, ``30k``, ``5.88e21`` and plain numbers are read; percent, zero, negative and infinite ones
-and those beyond belief are refused by name, with what to type instead. Knows no formula.
+Accepts ``7b``, ``1.4T``, ``30k``, ``5.88e21`` and plain numbers. Percent, zero, negative, infinite and out-of-range
+values raise UserError with what to type instead.
 """
 
 import math
@@ -14,14 +14,14 @@ from smalti.base.errors import UserError, nearest
 SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 MAX_ROUNDING = 0.1
-"""Nothing is off by more than this and still taken for the same number."""
+"""Largest relative difference of two values that may be equal up to rounding."""
 
 _NUMBER = re.compile(r"(\d[\d_]*)?(?:\.(\d*))?(?:e([+-]?\d+))?\s*([kmbt]?)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A quantity as it was given."""
+    """A quantity with its text."""
 
     name: str
     value: float
@@ -32,7 +32,7 @@ class Quantity:
 
 
 def parse_quantity(name: str, typed: str | float, limits: tuple[float, float]) -> Quantity:
-    """The number behind ``typed``, inside ``limits``; UserError with what to type otherwise."""
+    """The quantity ``typed``; UserError where it is not a number inside ``limits``."""
     if isinstance(typed, str):
         value, unit = _parse(name, typed.strip(), limits)
         text = typed.strip()
@@ -43,17 +43,17 @@ def parse_quantity(name: str, typed: str | float, limits: tuple[float, float]) -
     return Quantity(name, value, text, rounding)
 
 
-def require_whole(one: Quantity) -> Quantity:
-    """The same; UserError unless it is a whole number."""
-    if one.value != round(one.value):
-        raise UserError(f"{one.name}={one.text} cannot be", allowed="a whole number from 1")
-    return one
+def require_whole(quantity: Quantity) -> Quantity:
+    """Return ``quantity``; UserError unless it is a whole number."""
+    if quantity.value != round(quantity.value):
+        raise UserError(f"{quantity.name}={quantity.text} is not a whole number", allowed="a whole number from 1")
+    return quantity
 
 
 def require_in_range(
     name: str, value: float, text: str, limits: tuple[float, float], *, hint: str | None = None
 ) -> None:
-    """UserError unless ``value`` lies inside ``limits``."""
+    """Raise UserError unless ``value`` is inside ``limits``."""
     low, high = limits
     allowed = (
         f"a number above 0, up to {format_number(high)}"
@@ -62,33 +62,31 @@ def require_in_range(
     )
     if not math.isfinite(value) or value <= 0:
         raise UserError(
-            f"{name}={text} is nothing to plan with", allowed=allowed, hint=hint or "leave out what is not known"
+            f"{name}={text} is not a positive number", allowed=allowed, hint=hint or "leave out what is not known"
         )
     if high == 1 and 1 < value <= 100:
-        raise UserError(
-            f"{name}={text} is more than all", allowed=allowed, hint=hint or f"write {name}={value / 100:g}"
-        )
+        raise UserError(f"{name}={text} is more than 1", allowed=allowed, hint=hint or f"write {name}={value / 100:g}")
     if not low <= value <= high:
-        raise UserError(f"{name}={text} is beyond belief", allowed=allowed, hint=hint or "count the zeros")
+        raise UserError(f"{name}={text} is out of range", allowed=allowed, hint=hint or "count the zeros")
 
 
 def parse_pairs(words: list[str], known: tuple[str, ...]) -> dict[str, str]:
     """``key=value`` words as a mapping; a key that is not ``known``, or comes twice, is a UserError."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
         key = key.strip()
         require_known(key, known)
         if not equals or not value.strip():
-            raise UserError(f"'{word}' gives {key} no value", allowed="key=value", hint=f"{key}=7e9, say")
-        if key in found:
-            raise UserError(f"{key} is given twice: {found[key]} and {value}", allowed="each key once")
-        found[key] = value.strip()
-    return found
+            raise UserError(f"'{word}' gives {key} no value", allowed="key=value", hint=f"{key}=7e9, for example")
+        if key in values:
+            raise UserError(f"{key} is given twice: {values[key]} and {value}", allowed="each key once")
+        values[key] = value.strip()
+    return values
 
 
 def require_known(key: str, known: tuple[str, ...]) -> None:
-    """UserError with the nearest name unless ``key`` is known."""
+    """Raise UserError with the nearest name unless ``key`` is known."""
     if key not in known:
         close = nearest(key, known)
         hint = f"did you mean {close}=...?" if close else None
@@ -96,7 +94,7 @@ def require_known(key: str, known: tuple[str, ...]) -> None:
 
 
 def format_number(value: float) -> str:
-    """Four digits, as a person types them: 5.88e21, 512, 0.4."""
+    """Four digits in the shortest form: 5.88e21, 512, 0.4."""
     if not math.isfinite(value):
         return str(value)
     text = f"{value:.4g}"
@@ -104,37 +102,39 @@ def format_number(value: float) -> str:
 
 
 def join_texts(given: Mapping[str, Quantity]) -> str:
-    """``name=text`` of all, in a row."""
-    return " ".join(f"{one.name}={one.text}" for one in given.values())
+    """``name=text`` of all quantities, separated by blanks."""
+    return " ".join(f"{quantity.name}={quantity.text}" for quantity in given.values())
 
 
 def _parse(name: str, text: str, limits: tuple[float, float]) -> tuple[float, float]:
-    """The value and the unit of its last digit."""
+    """(value, unit of its last digit)."""
     plain = text.lstrip("-+")
     if plain.lower() in ("nan", "inf", "infinity"):
         require_in_range(name, float(text), text, limits)
     if plain.endswith("%"):
         shown = f"{name}={_percent(plain)}" if limits[1] == 1 else f"{name} without %"
         raise UserError(f"{name}={text} is in percent", allowed="numbers; shares from 0 to 1", hint=f"write {shown}")
-    found = _NUMBER.fullmatch(plain)
-    if found is None or (found[1] is None and not found[2]):
+    match = _NUMBER.fullmatch(plain)
+    if match is None or (match[1] is None and not match[2]):
         hint = (
             "write it without commas"
             if "," in text
-            else "leave the unit out: it is in the name"
+            else "leave out the unit: it is in the name"
             if plain[:1].isdigit()
             else None
         )
         raise UserError(f"{name}={text} is not a number", allowed="such as 7e9, 7b, 1.4T, 30k, 512, 0.4", hint=hint)
-    whole, fraction, exponent, suffix = found[1] or "", found[2], int(found[3] or 0), found[4].lower()
+    whole, fraction, exponent, suffix = match[1] or "", match[2], int(match[3] or 0), match[4].lower()
     if abs(exponent) > 300:
         raise UserError(
-            f"{name}={text} is beyond belief", allowed=f"up to {format_number(limits[1])}", hint="count the zeros"
+            f"{name}={text} is out of range", allowed=f"up to {format_number(limits[1])}", hint="count the zeros"
         )
     scale = 10.0**exponent * SUFFIXES[suffix]
     value = float(f"{whole or 0}.{fraction or 0}".replace("_", "")) * scale
     unit = scale * 10.0 ** -len(fraction or "")
-    if fraction is None and not found[3] and not suffix and value >= 1000:  # nobody means every zero of 1000000
+    if (
+        fraction is None and not match[3] and not suffix and value >= 1000
+    ):  # the zeros of 1000000 are not all significant
         digits = whole.replace("_", "")
         unit = 10.0 ** (len(digits) - len(digits.rstrip("0")))
     return (-value if text.startswith("-") else value), unit

@@ -1,4 +1,4 @@
-"""What a run costs before it starts: parameters, tokens, FLOPs, step time, total time. Pure arithmetic on the config.
+"""Plans a run from its config: parameters, tokens, FLOPs, step time, total time.
 
 The time is the predicted time of a step on a device (``cost/step_time/step.py``; for ranks on one CPU
 ``cost/layout/single_machine.py`` adds communication) times the number of steps, or FLOPs over a given rate. Reading
@@ -18,7 +18,7 @@ from smalti.cost.params import Params, count
 from smalti.cost.step_time.step import StepTime, peak_of_ranks
 
 MOST_FLOPS_PER_S = 1e24
-"""A hundred million GPUs of 1e16; more is a slip."""
+"""A hundred million GPUs of 1e16; more is taken for a typing error."""
 
 CHINCHILLA_TOKENS_PER_PARAM = 20
 """Compute-optimal tokens for each parameter of a dense model (Hoffmann et al. 2022, arXiv 2203.15556)."""
@@ -35,9 +35,9 @@ class RunPlan:
     steps: int
     """Optimizer steps."""
     global_batch_tokens: float
-    """Tokens of one step; the mean where batches change."""
+    """Tokens of one step; the mean where it changes."""
     flops_per_token: float
-    """Forward and backward, under ``FORMULA``; the mean where sequences of several lengths are learned."""
+    """Forward and backward, under ``FORMULA``; the mean over sequence lengths."""
     flops_per_token_causal: float
     """The same with attention halved, for comparison only."""
     total_flops: float
@@ -53,7 +53,7 @@ class RunPlan:
     tokens_per_s: float | None
     """Predicted throughput of all ranks together."""
     peak_flops_per_s: float | None
-    """The peak of all ranks in the compute format, which MFU is of; None where it is not known."""
+    """Peak of all ranks in the compute format, on which MFU is based; None where unknown."""
     mfu_frac: float | None
     """Predicted MFU under ``FORMULA``."""
     step: StepTime | None
@@ -66,7 +66,7 @@ class RunPlan:
 
     @property
     def tokens_per_active_param(self) -> float:
-        """Tokens for each parameter that a token meets; the figure to hold against Chinchilla's 20."""
+        """Tokens for each active parameter, comparable with Chinchilla's 20."""
         return self.tokens / self.params.active
 
     def to_json(self) -> dict[str, Any]:
@@ -85,15 +85,16 @@ class RunPlan:
 def plan_run(config: RunConfig, *, machine: Hardware | None = None, rate_flops_per_s: float | None = None) -> RunPlan:
     """Plan ``config``.
 
-    ``machine``: a rank's device. ``rate_flops_per_s``: FLOP/s that training reaches on all ranks together, in place of
-    a device. Neither: the times are None. UserError for a rate that cannot be.
+    ``machine``: a rank's device. ``rate_flops_per_s``: FLOP/s that training reaches on all ranks together, instead of
+    a device. Neither: the times are None. UserError for a rate out of range.
     """
     if rate_flops_per_s is not None and not 0 < rate_flops_per_s <= MOST_FLOPS_PER_S:
         raise UserError(
-            f"a rate of {rate_flops_per_s:g} FLOP/s cannot be", allowed=f"a number above 0, up to {MOST_FLOPS_PER_S:g}"
+            f"a rate of {rate_flops_per_s:g} FLOP/s is out of range",
+            allowed=f"a number above 0, up to {MOST_FLOPS_PER_S:g}",
         )
     if rate_flops_per_s is not None and machine is not None:
-        raise UserError("a device and a rate both say how fast the ranks are", allowed="one of them")
+        raise UserError("a device and a rate exclude each other", allowed="one of them")
     length, by_seq_len, model = config.length, config.tokens_by_seq_len(), config.model
     steps, tokens = length.total_steps, length.total_tokens
     flops = sum(train_flops_per_token(model, seq_len) * n for seq_len, n in by_seq_len.items())
@@ -102,7 +103,7 @@ def plan_run(config: RunConfig, *, machine: Hardware | None = None, rate_flops_p
     if machine is not None:
         for (batch, seq_len), number in steps_by_kind(config).items():
             times.append((number, single_machine_step_time(config, machine, batch_tokens=batch, seq_len=seq_len)))
-    total_s = sum(number * one.total_s for number, one in times) if times else None
+    total_s = sum(number * each.total_s for number, each in times) if times else None
     if rate_flops_per_s is not None:
         total_s = flops / rate_flops_per_s
     peak = peak_of_ranks(config, machine) if machine else None
@@ -116,8 +117,8 @@ def plan_run(config: RunConfig, *, machine: Hardware | None = None, rate_flops_p
         flops_per_token_causal=_mean(causal, tokens),
         total_flops=float(flops),
         step_s=None if total_s is None else total_s / steps,
-        step_s_low=sum(number * one.interval_s[0] for number, one in times) / steps if times else None,
-        step_s_high=sum(number * one.interval_s[1] for number, one in times) / steps if times else None,
+        step_s_low=sum(number * each.interval_s[0] for number, each in times) / steps if times else None,
+        step_s_high=sum(number * each.interval_s[1] for number, each in times) / steps if times else None,
         total_s=total_s,
         tokens_per_s=tokens_per_s,
         peak_flops_per_s=peak,
@@ -127,13 +128,13 @@ def plan_run(config: RunConfig, *, machine: Hardware | None = None, rate_flops_p
 
 
 def steps_by_kind(config: RunConfig) -> dict[tuple[int, int], int]:
-    """(tokens of a step, seq_len) -> how many steps of the run are so, in the order that they first come."""
-    length, lengths, found = config.length, config.seq_len_parts, dict[tuple[int, int], int]()
+    """(tokens of a step, seq_len) -> number of such steps, in the order of their first step."""
+    length, lengths, counts = config.length, config.seq_len_parts, dict[tuple[int, int], int]()
     starts = sorted({start for start, _ in (*length.batches, *lengths) if start < length.total_steps})
     for start, end in zip(starts, [*starts[1:], length.total_steps], strict=True):
         kind = length.batch_tokens(start), [seq_len for first, seq_len in lengths if first <= start][-1]
-        found[kind] = found.get(kind, 0) + end - start
-    return found
+        counts[kind] = counts.get(kind, 0) + end - start
+    return counts
 
 
 def length_text(length: RunLength) -> str:

@@ -1,11 +1,9 @@
-"""Memory of tuning a model that exists, on one of several devices: full, LoRA, QLoRA, and DPO with either.
+"""Memory of tuning an existing model on one of several devices: full, LoRA, QLoRA, and DPO with either.
 
-Promises: trainable parameters, frozen weights and the optimizer's state are exact for what each method says below;
-activations are those of ``cost/memory/activations.py`` and so an upper estimate where weights are frozen. All that
-has a shape of weights is sharded over the devices in even parts (FSDP), also frozen and quantised ones (FSDP-QLoRA).
-The parts are added up as if all were at their most at one time; ``cost/memory/snapshots.py`` follows a training step
-moment by moment (a test compares both). What driver, NCCL and allocator take is assumed as in
-``cost/memory/rank.py``. Not counted: pages of an optimizer in the host's memory.
+Trainable parameters, frozen weights and optimizer state are exact for each method; activations are those of
+``cost/memory/activations.py``, an upper estimate where weights are frozen. All weights are sharded evenly (FSDP,
+FSDP-QLoRA). The peaks of all parts are added as if simultaneous (a test compares with ``cost/memory/snapshots.py``).
+Driver, NCCL and allocator are assumed as in ``cost/memory/rank.py``. Optimizer pages in host memory are not counted.
 """
 
 import math
@@ -30,14 +28,14 @@ ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "d
 """What ``all-linear`` stands for: every matrix of attention and of the MLPs, also of each expert (QLoRA, section 4)."""
 
 RANK = 16
-"""Assumption where no rank is given."""
+"""Default rank of adapters."""
 
 STATE_BYTES = 16
 """A trained parameter in mixed precision with Adam: fp32 master, gradient and two moments (ZeRO, Rajbhandari et al.
 2020, section 3.1, counts 16 too, with 16-bit weights and gradients beside fp32 masters)."""
 
 LOGITS_BYTES = LossConfig().tile_bytes("cuda")
-"""Assumption: what logits take at one time, ``train.loss.chunk_bytes`` as it stands by default on a GPU."""
+"""Assumption: bytes of logits at one time, the default of ``train.loss.chunk_bytes`` on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class Tuning:
         for name, most in (("seq_len", 10**9), ("microbatch", 10**6), ("rank", 10**6)):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or not 1 <= value <= most):
-                raise UserError(f"{name} = {value} cannot be", allowed=f"a whole number from 1 to {most:,}")
+                raise UserError(f"{name} = {value} is not valid", allowed=f"a whole number from 1 to {most:,}")
 
     @property
     def adapts(self) -> bool:
@@ -111,12 +109,12 @@ class TuningMemory:
 
     @property
     def passing_bytes(self) -> int:
-        """What comes and goes within a step: the larger of its two fullest moments."""
+        """Temporary memory of a step: the larger of its two peaks."""
         return max(self.gathered_bytes + self.activations_bytes + self.logits_bytes, self.reduced_bytes)
 
     @property
     def tensors_bytes(self) -> int:
-        """What stays, and what comes and goes."""
+        """Permanent and temporary memory."""
         return self.state_bytes + self.frozen_bytes + self.reference_bytes + self.passing_bytes
 
     @property
@@ -127,12 +125,12 @@ class TuningMemory:
 
     @property
     def fragmentation_bytes(self) -> int:
-        """What the allocator loses between blocks, as assumed there."""
+        """Fragmentation of the allocator, as assumed there."""
         return round(Assumed().fragmentation_frac * self.tensors_bytes)
 
     @property
     def total_bytes(self) -> int:
-        """What the device must have."""
+        """Memory that the device needs."""
         return self.tensors_bytes + self.reserved_bytes + self.fragmentation_bytes
 
     def to_json(self) -> dict[str, int]:
@@ -146,43 +144,45 @@ def lora_params(model: ModelConfig, rank: int, targets: Sequence[str]) -> int:
 
     Hu et al. 2021, LoRA (arXiv 2106.09685), section 4.1: W + B A, with A of rank x inputs and B of outputs x rank.
     """
-    return sum(rank * (one.rows + one.columns) * one.count for one in _targeted(model, targets))
+    return sum(rank * (weight.rows + weight.columns) * weight.count for weight in _targeted(model, targets))
 
 
 class Tuned:
-    """One model and one way to tune it: gone through once, then any number of devices is quick."""
+    """One model and one method of tuning it; sizes are computed once for any number of devices."""
 
     def __init__(self, model: ModelConfig, tuning: Tuning) -> None:
         if tuning.seq_len > model.max_position_embeddings:
             raise UserError(
-                f"seq_len = {tuning.seq_len} is more than the model is meant for",
+                f"seq_len = {tuning.seq_len} is more than the model supports",
                 allowed=f"up to max_position_embeddings = {model.max_position_embeddings}",
                 hint="a shorter row, or a model with a larger max_position_embeddings",
             )
         self.model, self.tuning = model, tuning
         self.rank, self.targets = tuning.rank or RANK, check_targets(model, tuning.targets or ALL_LINEAR)
-        widest = max(min(one.rows, one.columns) for one in _targeted(model, self.targets))
+        widest = max(min(weight.rows, weight.columns) for weight in _targeted(model, self.targets))
         if tuning.rank is not None and tuning.rank > widest:
             raise UserError(
                 f"rank = {self.rank} is more than any of these matrices has: {', '.join(self.targets)}",
                 allowed=f"up to {widest:,}",
             )
         tensors = weights(model)
-        self.params = sum(one.params for one in tensors)
+        self.params = sum(weight.params for weight in tensors)
         self.trainable = lora_params(model, self.rank, self.targets) if tuning.adapts else self.params
         scheme = SCHEMES["nf4" if tuning.method == "qlora" else "bf16"]
-        self.frozen = sum(scheme.bytes_of(one) for one in tensors) if tuning.adapts else 0
+        self.frozen = sum(scheme.bytes_of(weight) for weight in tensors) if tuning.adapts else 0
         self.reference = 2 * self.params if tuning.method == "dpo" else 0
-        self._largest = max((one.params for one in tensors if one.kind in ("attention", "mlp", "expert")), default=0)
+        self._largest = max(
+            (weight.params for weight in tensors if weight.kind in ("attention", "mlp", "expert")), default=0
+        )
         self._block = max(_by_layer(model, tensors, SCHEMES["bf16"])) // 2
         self._whole = _whole_bytes(model, tensors, SCHEMES["nf4" if tuning.method == "qlora" else "bf16"])
-        self._root = sum(one.params for one in tensors if one.layer is None)
+        self._root = sum(weight.params for weight in tensors if weight.layer is None)
         self._activations, self._logits = self._of_a_step()
 
     def on(self, devices: int) -> TuningMemory:
         """Bytes on one of so many devices."""
         tuning = self.tuning
-        cast = not tuning.adapts  # fp32 masters are cast to bf16 as they are gathered, on one device too
+        cast = not tuning.adapts  # fp32 masters are cast to bf16 when gathered, on one device too
         gathered = (self._whole if devices > 1 or cast else 0) + (4 * self._block if cast else 0)
         return TuningMemory(
             devices=devices,
@@ -197,16 +197,17 @@ class Tuned:
         )
 
     def fewest(self, memory_bytes: float, most: int | None = None) -> TuningMemory | None:
-        """The fewest devices of so much memory, up to ``most``; None: no number, for too much is not sharded."""
-        one, two = self.on(1), self.on(2)
-        if one.total_bytes <= memory_bytes:
-            return one
-        left = (memory_bytes - two.reserved_bytes) / (1 + Assumed().fragmentation_frac) - two.passing_bytes
+        """Memory on the fewest devices that fit, up to ``most``; None: no number fits, as some memory is not
+        sharded."""
+        on_one, on_two = self.on(1), self.on(2)
+        if on_one.total_bytes <= memory_bytes:
+            return on_one
+        left = (memory_bytes - on_two.reserved_bytes) / (1 + Assumed().fragmentation_frac) - on_two.passing_bytes
         parts = (STATE_BYTES * self.trainable, self.frozen, self.reference)
         if left <= len(parts) + 1:
             return None
         devices = max(2, math.ceil(sum(parts) / left))
-        while self.on(devices).total_bytes > memory_bytes:  # each part is rounded up
+        while self.on(devices).total_bytes > memory_bytes:  # rounding up of each part
             devices += 1
         return self.on(devices) if most is None or devices <= most else None
 
@@ -216,15 +217,15 @@ class Tuned:
         kept = _activation_bytes(model, tuning, trains_matrices=not tuning.adapts)
         if tuning.adapts:
             ranks = [0] * model.num_hidden_layers
-            for one in _targeted(model, self.targets):
-                chosen = model.moe.num_experts_per_tok if one.kind == "expert" and model.moe else 1
-                ranks[one.layer or 0] += self.rank * chosen
+            for weight in _targeted(model, self.targets):
+                chosen = model.moe.num_experts_per_tok if weight.kind == "expert" and model.moe else 1
+                ranks[weight.layer or 0] += self.rank * chosen
             kept += 2 * tokens * (max(ranks) if tuning.recompute else sum(ranks))
         return kept, min(LOGITS_BYTES, 10 * tokens * model.vocab_size)
 
 
 def _activation_bytes(model: ModelConfig, tuning: Tuning, *, trains_matrices: bool) -> int:
-    """What all blocks keep, and the fullest moment inside one, on a GPU in bf16.
+    """Bytes that all blocks save, and the peak inside one, on a GPU in bf16.
 
     With recomputation each keeps its input. Gradients of matrices count in the moment where matrices are trained.
     """
@@ -252,34 +253,36 @@ def _activation_bytes(model: ModelConfig, tuning: Tuning, *, trains_matrices: bo
 
 def check_targets(model: ModelConfig, targets: Sequence[str]) -> tuple[str, ...]:
     """The matrices by their names, each once; UserError for one that the model does not have."""
-    there = [name for name in ALL_LINEAR if model.gated or name != "gate_proj"]
-    found: list[str] = []
+    available = [name for name in ALL_LINEAR if model.gated or name != "gate_proj"]
+    selected: list[str] = []
     for name in targets:
-        names = there if name == "all-linear" else [name]
-        if not set(names) <= set(there) and tuple(targets) != ALL_LINEAR:
-            close = nearest(name, there)
+        names = available if name == "all-linear" else [name]
+        if not set(names) <= set(available) and tuple(targets) != ALL_LINEAR:
+            close = nearest(name, available)
             raise UserError(
-                f"targets = '{name}' is no matrix of this model",
-                allowed=", ".join(("all-linear", *there)),
+                f"targets = '{name}' is not a matrix of this model",
+                allowed=", ".join(("all-linear", *available)),
                 hint=f"did you mean {close}?" if close else None,
             )
-        found += [one for one in names if one in there and one not in found]
-    return tuple(found)
+        selected += [each for each in names if each in available and each not in selected]
+    return tuple(selected)
 
 
 def _targeted(model: ModelConfig, targets: Sequence[str]) -> list[Weight]:
-    return [one for one in weights(model) if one.name in targets and one.kind in ("attention", "mlp", "expert")]
+    return [
+        weight for weight in weights(model) if weight.name in targets and weight.kind in ("attention", "mlp", "expert")
+    ]
 
 
 def _whole_bytes(model: ModelConfig, tensors: list[Weight], scheme: Scheme) -> int:
     """Embedding, head and two of the largest blocks, as they are gathered."""
-    outer = sum(scheme.bytes_of(one) for one in tensors if one.layer is None)
+    outer = sum(scheme.bytes_of(weight) for weight in tensors if weight.layer is None)
     return outer + sum(sorted(_by_layer(model, tensors, scheme))[-2:])
 
 
 def _by_layer(model: ModelConfig, tensors: list[Weight], scheme: Scheme) -> list[int]:
     layers = [0] * model.num_hidden_layers
-    for one in tensors:
-        if one.layer is not None:
-            layers[one.layer] += scheme.bytes_of(one)
+    for weight in tensors:
+        if weight.layer is not None:
+            layers[weight.layer] += scheme.bytes_of(weight)
     return layers

@@ -1,4 +1,4 @@
-"""Predicted against measured: how far the planner was off for a run that has run. Takes plain values, reads no file."""
+"""Compares the plan of a run with what the run measured. Takes values, reads no files."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,12 +12,12 @@ from smalti.cost.flops import mfu
 from smalti.plan.run_plan import plan_run
 
 WARMUP_FRAC = 0.1
-"""Share of the logged steps at the beginning that is left out of the medians."""
+"""Share of the first logged steps that is left out of the medians."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One figure, predicted and measured, in the unit of its name."""
+    """One quantity, predicted and measured, in the unit of its name."""
 
     name: str
     predicted: float | None
@@ -43,14 +43,12 @@ def verify(
 ) -> list[Comparison]:
     """Compare ``config``'s plan with what its run logged.
 
-    ``machine``: a rank's device; None: nothing with a time is predicted. ``peak_flops_per_s``: the peak of all ranks
+    ``machine``: a rank's device; None: no times are predicted. ``peak_flops_per_s``: the peak of all ranks
     that the run recorded (published on CUDA, measured on CPU), which both MFUs are of. ``tokens_per_s``: throughput of
     the logged steps, in order; medians leave the first tenth out. DataError without a logged step.
     """
     if not tokens_per_s:
-        raise DataError(
-            "the run has logged no throughput yet, so there is nothing to compare", hint="let it run for a few steps"
-        )
+        raise DataError("the run has not logged its throughput yet", hint="let it run for a few steps")
     plan = plan_run(config, machine=machine)
     settled = tokens_per_s[int(len(tokens_per_s) * WARMUP_FRAC) :]
     measured = median(settled)

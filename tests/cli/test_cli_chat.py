@@ -128,7 +128,7 @@ def test_a_model_with_a_template_is_asked_in_it(
     assert smalti(options) == 0
     shown = capsys.readouterr()
     first = answered("<user>x>")
-    assert "it remembers this conversation" in shown.out
+    assert "it keeps this conversation" in shown.out
     assert first in shown.out
     assert answered(f"<user>x<assistant>{first}<user>y>") in shown.out
     assert "the model takes 96" in shown.err

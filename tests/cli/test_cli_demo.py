@@ -86,7 +86,7 @@ def test_the_code_of_a_stage_is_the_demos_and_the_command_is_named(tmp_path):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "== a title\n$ smalti runs report nowhere" in out
-    assert "the demo stops here: 'smalti runs report nowhere' ended with exit code 2" in err
+    assert "the demo stops: 'smalti runs report nowhere' ended with exit code 2" in err
 
 
 def test_a_stage_that_dies_of_a_signal_is_128_and_its_number(tmp_path):

@@ -92,7 +92,7 @@ def test_gpus_are_named_as_the_table_of_devices_names_them(
     assert smalti(["env", "--no-torch"]) == 0
     out = capsys.readouterr().out
     assert "NVIDIA H100 80GB HBM3 (h100-sxm), 79.6 GiB" in out
-    assert out.count("(in no file of a device, so without MFU)") == 2
+    assert out.count("(unknown device, so without MFU)") == 2
     assert smalti(["env", "--no-torch", "--json"]) == 0
     devices = json.loads(capsys.readouterr().out)["gpus"]["devices"]
     assert [one["known_as"] for one in devices] == ["h100-sxm", None, None]

@@ -79,9 +79,9 @@ def test_share_that_takes_the_node() -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(UserError, match="'nik' is no cause") as caught:
+    with pytest.raises(UserError, match="'nik' is not a known cause") as caught:
         with_times({("nik", "detect_s"): 1.0})
     assert caught.value.hint == "did you mean 'nic'?"
-    with pytest.raises(UserError, match="'lama-3' is no failure rate") as caught:
+    with pytest.raises(UserError, match="'lama-3' is not a known failure rate") as caught:
         failure_rate("lama-3")
     assert "llama-3" in str(caught.value.hint)

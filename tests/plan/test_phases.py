@@ -115,8 +115,8 @@ def test_sums_and_products_of_what_is_not_sure() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cost_usd=1e6", "nothing says which model"),
-        ("gpus=8", "nothing says which model"),
+        ("cost_usd=1e6", "the model is not given"),
+        ("gpus=8", "the model is not given"),
         ("pairs=10 gpus=8", "gpus has no effect without a model"),
         ("pairs=10 gpu=h100-sxm", "gpu has no effect without a model"),
         ("pairs=10 precision=fp8", "precision has no effect without a model"),
@@ -125,7 +125,7 @@ def test_sums_and_products_of_what_is_not_sure() -> None:
         ("params=7b active_params=70b pairs=10", "active_params=70b are more than params=7b"),
         ("pairs=10 usd_per_chat=100", "usd_per_chat has no effect without chats"),
         ("params=7b cost_usd=1e6 tokens_per_chat=100", "tokens_per_chat has no effect without chats"),
-        ("pairs=0", "pairs=0 is nothing to plan with"),
+        ("pairs=0", "pairs=0 is not a positive number"),
         ("pair=10", "'pair' is not a quantity of this plan"),
         ("model=mpt-7b params=7b", "params=7b beside model=mpt-7b"),
         ("params=7b precision=fp4", "precision=fp4 is not one to plan with"),
@@ -146,7 +146,7 @@ def test_in_print(capsys: pytest.CaptureFixture[str]) -> None:
         "fine-tuning",
         "27,540 pairs",
         "826,200",
-        "pairs in reach",
+        "affordable pairs",
         "1,000,000 USD pay for: prompt",
         "assumed:",
     ):

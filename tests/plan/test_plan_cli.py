@@ -121,9 +121,9 @@ def test_time_without_a_device(recipe: str) -> None:
 def test_time_refuses(recipe: str) -> None:
     with pytest.raises(UserError, match="the device 'abacus' is not known"):
         call(plan.app, "time", recipe, "--gpu", "abacus")
-    with pytest.raises(UserError, match="both say how fast"):
+    with pytest.raises(UserError, match="exclude each other"):
         call(plan.app, "time", recipe, "--gpu", "H100 SXM", "--rate", "1")
-    with pytest.raises(UserError, match="both say how fast"):
+    with pytest.raises(UserError, match="exclude each other"):
         call(plan.app, "time", recipe, "--measure", "--rate", "1")
     with pytest.raises(UserError, match="no bf16 peak is known"):
         call(plan.app, "time", recipe, "--gpu", "apple-m4-max-36gb")
@@ -141,7 +141,7 @@ def test_verify(run_folder: Path, machine_file: str) -> None:
     text = call(plan.app, "verify", str(run_folder))
     assert "tokens_per_s" in text
     assert "830 GFLOP/s" in text
-    assert "nothing is predicted in time" in text
+    assert "no time is predicted" in text
     assert "predicted for A made-up CPU" in call(plan.app, "verify", str(run_folder), "--gpu", machine_file)
     value = json.loads(call(plan.app, "verify", str(run_folder), "--gpu", machine_file, "--json", "--within", "20"))
     by_name = {one["name"]: one for one in value["comparisons"]}
@@ -162,11 +162,11 @@ def test_verify_predicts_for_the_gpu_that_a_run_recorded(run_folder: Path) -> No
 def test_verify_as_a_gate(run_folder: Path, machine_file: str) -> None:
     with pytest.raises(CheckFailed, match="times the predicted"):
         call(plan.app, "verify", str(run_folder), "--within", "1.0", "--gpu", machine_file)
-    with pytest.raises(UserError, match="factor of less than 1"):
+    with pytest.raises(UserError, match="is less than 1"):
         call(plan.app, "verify", str(run_folder), "--within", "0.5")
     with pytest.raises(CheckFailed, match="its device is not known"):
         call(plan.app, "verify", str(run_folder), "--within", "2")
-    with pytest.raises(UserError, match="both say how fast"):
+    with pytest.raises(UserError, match="exclude each other"):
         call(plan.app, "verify", str(run_folder), "--measure", "--gpu", machine_file)
     with pytest.raises(UserError, match="is not a run folder"):
         call(plan.app, "verify", str(run_folder.parent / "nowhere"))

@@ -51,12 +51,12 @@ def test_epochs_go_on_over_stages_of_one_seq_len():
     assert [share.epochs for share in plan.stages[1].shares] == pytest.approx([0.6, 0.2])
     assert plan.above(16) == ()
     assert plan.above(4) == (b,)
-    assert plan.repeats_text(b, 4).startswith("source 'b' is gone through 4.20 times (passes 4 in stage 5-9); a token")
+    assert plan.repeats_text(b, 4).startswith("source 'b' is repeated for 4.20 epochs (passes 4 in stage 5-9); a token")
 
 
 def test_a_stage_that_alone_is_above_is_named():
     plan = plan_data([source("a", 10)], [stage(0, 5, (10,)), stage(5, 9, (500,))], READING)
-    assert "51.00 times (50.00 times in stage 5-9 alone)" in plan.repeats_text(plan.sources[0], 16)
+    assert "51.00 epochs (50.00 in stage 5-9 alone)" in plan.repeats_text(plan.sources[0], 16)
 
 
 def test_another_seq_len_draws_anew():

@@ -51,16 +51,16 @@ def test_a_recipe_and_its_changes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--from", "palm"), "--from palm says nothing without an MFU"),
-        (("--gpu", "h100"), "--gpu h100 says nothing without an MFU"),
-        (("--gpus", "8"), "--gpus 8 of no device"),
-        (("--mfu", "50.7"), "an MFU of 50.7 cannot be"),
-        (("--mfu", "nan"), "an MFU of nan cannot be"),
-        (("--mfu", "0.4", "--from", "foundry"), "'foundry' is no convention"),
-        (("--mfu", "0.4", "--gpu", "h100", "--gpus", "0"), "--gpus 0 cannot be"),
+        (("--from", "palm"), "--from palm has no effect without an MFU"),
+        (("--gpu", "h100"), "--gpu h100 has no effect without an MFU"),
+        (("--gpus", "8"), "--gpus 8 has no effect without --gpu"),
+        (("--mfu", "50.7"), "an MFU of 50.7 is out of range"),
+        (("--mfu", "nan"), "an MFU of nan is out of range"),
+        (("--mfu", "0.4", "--from", "foundry"), "'foundry' is not a known convention"),
+        (("--mfu", "0.4", "--gpu", "h100", "--gpus", "0"), "--gpus 0 is out of range"),
         (("--mfu", "0.4", "--gpu", "apple-m4-max-36gb"), "no bf16 peak is known"),
         (("--mfu", "0.4", "--from", "megatron-2021"), "'megatron-2021' is not defined for"),
-        (("--seq-len", "0"), "a sequence of 0 tokens cannot be"),
+        (("--seq-len", "0"), "a sequence of 0 tokens is out of range"),
     ],
 )
 def test_what_is_refused(arguments: tuple[str, ...], said: str) -> None:

@@ -119,7 +119,7 @@ def test_wikipedia_of_mpt_is_warned_of(tmp_path, capsys):
     assert wikipedia["worth_frac"] == pytest.approx(0.82, abs=0.01)
     assert run(["plan", "data", str(tmp_path / "mpt-7b.yaml"), "--tokens", str(tmp_path / "tokens.yaml")]) == 0
     out = capsys.readouterr().out
-    assert "warning: source 'redpajama-wikipedia' is gone through 8.21 times (passes 4 in stage 0)" in out
+    assert "warning: source 'redpajama-wikipedia' is repeated for 8.21 epochs (passes 4 in stage 0)" in out
     assert out.count("warning") == 1
 
 
@@ -146,8 +146,8 @@ def test_recipe_without_token_files_says_how_to_give_counts(tmp_path, capsys):
         ([*given, f"data.sources.commoncrawl={tmp_path}/none"], "--tokens commoncrawl=1e9"),
         (["--tokens", "wikipdia=1e9"], "--tokens wikipedia=1e9"),
         (["--tokens", "wikipedia=many"], "wikipedia=many is not a number"),
-        (["--tokens", "wikipedia=-1"], "nothing to plan with"),
-        (["--tokens", "wikipedia=1e30"], "beyond belief"),
+        (["--tokens", "wikipedia=-1"], "is not a positive number"),
+        (["--tokens", "wikipedia=1e30"], "out of range"),
         ([*given, "--tokens", "commoncrawl=1e9", "--usd-per-gib-month", "inf"], "less than or equal to"),
         (["--tokens", "none.yaml"], "SOURCE=N, or a .yaml file"),
         ([*given, "--tokens", "commoncrawl=2000"], "less than one sequence"),

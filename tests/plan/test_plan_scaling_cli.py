@@ -42,7 +42,7 @@ def test_layouts_in_print(recipe: str) -> None:
     printed = call("layout", recipe)
     assert printed.startswith("dbrx on 3,072 x NVIDIA H100 SXM 80 GB (79.6 GiB): ")
     assert "pipeline 3, 6, 12, 16, 24, 32, 48, 64  not possible: 40 layers are not a multiple" in printed
-    assert "The least that holds it with one row on a rank: " in printed
+    assert "The fewest devices that hold one row on a rank: " in printed
 
 
 @pytest.mark.slow
@@ -76,8 +76,8 @@ def test_curves_in_print_and_as_a_picture(recipe: str, tmp_path: Path) -> None:
     svg = picture.read_text()
     assert svg.startswith("<svg")
     assert "batch that grows" in svg
-    assert printed.endswith(f"picture: {picture}\n")
-    with pytest.raises(UserError, match="is no picture"):
+    assert printed.endswith(f"plot: {picture}\n")
+    with pytest.raises(UserError, match=r"is not an \.svg file"):
         call("scaling", recipe, "--plot", str(tmp_path / "curve.png"))
 
 

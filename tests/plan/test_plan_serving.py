@@ -159,7 +159,7 @@ def test_which_laptop_holds_132b_at_4_bit(capsys: pytest.CaptureFixture[str]) ->
 )
 def test_smallest_number_of_80_gb(model: str, form: str, gpus: int) -> None:
     served, known = Served(preset(model), form), a100()
-    found = devices.smallest_split(served, Load(2048), known, devices.room_bytes(known))
+    found = devices.smallest_split(served, Load(2048), known, devices.usable_memory_bytes(known))
     assert found is not None
     assert found[0].devices == gpus
 
@@ -254,16 +254,16 @@ def test_more_requests_are_faster_together_and_slower_each(batch: int) -> None:
     ("arguments", "message"),
     [
         (["llama-3-9b"], "llama-3-8b"),
-        (["llama-3-8b", "--weights", "int5"], "not a format"),
-        (["llama-3-8b", "--kv", "fp4"], "not a format"),
+        (["llama-3-8b", "--weights", "int5"], "is not a known format"),
+        (["llama-3-8b", "--kv", "fp4"], "is not a known format"),
         (["llama-3-8b", "--batch", "0"], "batch = 0"),
         (["llama-3-8b", "--batch", "-1"], "batch = -1"),
         (["llama-3-8b", "--batch", "1000000000000000000000000000000"], "batch ="),
         (["llama-3-8b", "--context", "0"], "context_tokens = 0"),
         (["llama-3-8b", "--context", "1000000"], "max_position_embeddings"),
         (["llama-3-8b", "--prefill-tokens", "0"], "prefill_tokens = 0"),
-        (["llama-3-8b", "--usable", "1.5"], "no share"),
-        (["llama-3-8b", "--usable", "nan"], "no share"),
+        (["llama-3-8b", "--usable", "1.5"], "is not a share"),
+        (["llama-3-8b", "--usable", "nan"], "is not a share"),
         (["llama-3-8b", "--gpu", "h1000"], "not known"),
         (["llama-3-8b", "hidden_sise=4"], "hidden_size"),
     ],
@@ -295,7 +295,7 @@ def test_models_by_other_names(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "config.json").write_text(json.dumps(section))
     assert answer(capsys, str(tmp_path))["params"] == count(preset("llama-2-7b")).total
     assert run(["plan", "serving", str(tmp_path), "hidden_size=8"]) == 2
-    assert "config.json says" in capsys.readouterr().err
+    assert "config.json" in capsys.readouterr().err
     (tmp_path / "config.json").write_text(json.dumps(section | {"model_type": "gpt5"}))
     assert run(["plan", "serving", str(tmp_path)]) == 2
 

@@ -177,10 +177,10 @@ def test_bursts_keep_the_mean_and_widen_the_spread() -> None:
     ("setup", "options", "text"),
     [
         (replace(SMALL, days=None), {"repeats": 1}, "needs the length of the run"),
-        (SMALL, {"repeats": 0}, "repeats=0 cannot be"),
-        (SMALL, {"repeats": 10, "burst": 0.0}, "burst=0.0 cannot be"),
-        (SMALL, {"repeats": 10, "burst": math.nan}, "burst=nan cannot be"),
-        (SMALL, {"repeats": 1_000_000}, "too many to play through"),
+        (SMALL, {"repeats": 0}, "repeats=0 is out of range"),
+        (SMALL, {"repeats": 10, "burst": 0.0}, "burst=0.0 is out of range"),
+        (SMALL, {"repeats": 10, "burst": math.nan}, "burst=nan is out of range"),
+        (SMALL, {"repeats": 1_000_000}, "too many to simulate"),
     ],
 )
 def test_refusals(setup: Setup, options: dict[str, Any], text: str) -> None:

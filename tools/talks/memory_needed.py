@@ -3,7 +3,7 @@
 from functools import cache, partial
 
 from smalti.config.hardware import hardware
-from smalti.plan.serving.devices import room_bytes
+from smalti.plan.serving.devices import usable_memory_bytes
 from smalti.plan.serving.memory import DeviceMemory, Load, Served, device_memory
 from talks import arithmetic as plan
 from talks.rows import Figure, Section
@@ -16,7 +16,7 @@ def _served(weights: str) -> DeviceMemory:
 
 
 def _room(gpu: str) -> float:
-    return room_bytes(hardware(gpu))
+    return usable_memory_bytes(hardware(gpu))
 
 
 # fmt: off

@@ -1,11 +1,11 @@
-"""``smalti plan budget``: whatever of a run is given, and all that follows, in print and as a picture."""
+"""``smalti plan budget``: from any known quantities of a run, all that follow; printed, and plotted."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from smalti.cli.plan.recipe import Json
+from smalti.cli.options import Json
 
 if TYPE_CHECKING:
     from smalti.plan.budget.solver import Budget
@@ -13,103 +13,103 @@ if TYPE_CHECKING:
 
 def budget(
     values: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="What is known: any of the keys below.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="What is known; the keys are below.")
     ] = None,
     plot: Annotated[str | None, typer.Option(help="Draw loss against cost, and sizes, into this .svg.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Print parameters, tokens, FLOPs, GPUs, days, dollars and loss of a run: from any of them all that follows.
+    """Compute parameters, tokens, FLOPs, GPUs, days, dollars and loss of a run from any of them that are known.
 
     Keys: params, active_params, tokens, tokens_per_param, tokens_per_active_param, flops, gpus, gpu, mfu, days,
-    gpu_hours, price_usd_per_gpu_hour, cost_usd, inference_tokens, loss. 7b, 1.4T and 30k are read; shares go from 0 to
-    1. And: model (a preset, recipe or folder: counts the parameters), fit (the law of the loss), precision (bf16 or
-    fp8), unique_tokens (repeats beyond them are worth less), experts (for each one used, by Clark et al.),
-    inference_mfu (weighs inference in dollars). What is missing and needed is assumed, and said.
+    gpu_hours, price_usd_per_gpu_hour, cost_usd, inference_tokens, loss. Numbers may be written as 7b, 1.4T or 30k;
+    shares are 0 to 1. Also: model (a preset, recipe or folder; its parameters are counted), fit (the scaling law),
+    precision (bf16 or fp8), unique_tokens (repeats beyond them are worth less), experts (for each one used, by Clark
+    et al.), inference_mfu (weighs inference in dollars). What is needed and not given is assumed, and listed.
     """
     from smalti.base.errors import UserError
+    from smalti.cli.plan.plot_file import require_svg
     from smalti.cli.tables import print_json
     from smalti.plan.budget.problem import KEYS
     from smalti.plan.quantities import parse_pairs
 
-    if plot is not None and not plot.endswith(".svg"):
-        raise UserError(f"--plot {plot} is no picture", allowed="a file whose name ends with .svg")
-    words = parse_pairs(values or [], KEYS)
-    if not words:
+    require_svg(plot)
+    known = parse_pairs(values or [], KEYS)
+    if not known:
         raise UserError("nothing is given", allowed=", ".join(KEYS), hint="smalti plan budget cost_usd=1e6")
-    found = solved(words)
+    answer = solve_budget(known)
     if plot is not None:
         from smalti.base import store
-        from smalti.cli.plan.budget_plot import picture
+        from smalti.cli.plan.budget_plot import plot_budget
 
-        store.write_text(plot, picture(found))
+        store.write_text(plot, plot_budget(answer))
     if as_json:
-        print_json(found.to_json())
+        print_json(answer.to_json())
         return
-    print(budget_text(found))
+    print(budget_text(answer))
     if plot is not None:
-        print(f"\npicture: {plot}")
+        print(f"\nplot: {plot}")
 
 
-def solved(words: Mapping[str, str]) -> "Budget":
-    """The budget of ``key=value`` words; ``model`` may be anything that has parameters to count."""
+def solve_budget(values: Mapping[str, str]) -> "Budget":
+    """The budget of ``key=value`` pairs; ``model`` may be anything that ``load_model`` finds."""
     from smalti.plan.budget.solver import solve
 
-    if "model" not in words:
-        return solve(words)
-    from smalti.cli.plan.model import load_model
+    if "model" not in values:
+        return solve(values)
+    from smalti.cli.plan.load import load_model
 
-    return solve(words, model=load_model(words["model"], None))
+    return solve(values, model=load_model(values["model"], None))
 
 
-def budget_text(found: "Budget") -> str:
-    """The answer in print."""
+def budget_text(answer: "Budget") -> str:
+    """The answer as tables."""
     from smalti.cli.plan.quantities import assumption_text, format_quantity
     from smalti.cli.tables import table
 
     rows = [
-        (name, format_quantity(name, value), _interval(found, name), found.origins.get(name, ""))
-        for name, value in found.values.items()
-        if value is not None and not (name == "tokens_per_active_param" and _is_dense(found))
+        (name, format_quantity(name, value), _interval(answer, name), answer.origins.get(name, ""))
+        for name, value in answer.values.items()
+        if value is not None and not (name == "tokens_per_active_param" and _is_dense(answer))
     ]
     parts = [table(("", "value", "interval", "from"), rows)]
-    missing = [name for name, value in found.values.items() if value is None]
+    missing = [name for name, value in answer.values.items() if value is None]
     if missing:
         parts.append(f"does not follow: {', '.join(missing)}")
-    if found.choice:
-        parts.append(f"chosen: {found.choice}")
-    if found.assumptions:
-        parts.append("\n".join(["assumed:", *(f"  {assumption_text(one)}" for one in found.assumptions)]))
-    for title, lines in (("lifetime:", _lifetime(found)), ("data:", _repetition(found)), ("note:", found.notes)):
+    if answer.choice:
+        parts.append(f"chosen: {answer.choice}")
+    if answer.assumptions:
+        parts.append("\n".join(["assumed:", *(f"  {assumption_text(each)}" for each in answer.assumptions)]))
+    for title, lines in (("lifetime:", _lifetime(answer)), ("data:", _repetition(answer)), ("note:", answer.notes)):
         if lines:
             parts.append("\n".join([title, *(f"  {line}" for line in lines)]))
-    if found.other_fits:
-        parts.append("\n".join(["by other fits:", *(f"  {_other(found, one)}" for one in found.other_fits)]))
-    if found.intervals:
-        parts.append(f"intervals: {_interval_source(found)}")
+    if answer.other_fits:
+        parts.append("\n".join(["by other fits:", *(f"  {_other(answer, fit)}" for fit in answer.other_fits)]))
+    if answer.intervals:
+        parts.append(f"intervals: {_interval_source(answer)}")
     return "\n\n".join(parts)
 
 
-def _is_dense(found: "Budget") -> bool:
-    total, active = found.number("params"), found.number("active_params")
+def _is_dense(answer: "Budget") -> bool:
+    total, active = answer.number("params"), answer.number("active_params")
     return total is not None and active is not None and abs(active / total - 1) < 1e-9
 
 
-def _interval(found: "Budget", name: str) -> str:
+def _interval(answer: "Budget", name: str) -> str:
     from smalti.cli.plan.quantities import format_quantity
 
-    if name not in found.intervals:
+    if name not in answer.intervals:
         return ""
-    low, high = found.intervals[name]
+    low, high = answer.intervals[name]
     return f"{format_quantity(name, low)} to {format_quantity(name, high)}"
 
 
-def _lifetime(found: "Budget") -> Sequence[str]:
+def _lifetime(answer: "Budget") -> Sequence[str]:
     from smalti.base.units import format_count, format_frac
     from smalti.plan.quantities import format_number
 
-    if found.lifetime is None:
+    if answer.lifetime is None:
         return ()
-    value = found.lifetime
+    value = answer.lifetime
     weight, saving = value["inference_weight"] or 1.0, value["saving_frac"] or 0.0
     saved = f"this saves {format_frac(saving)}" if saving >= 0 else f"this costs {format_frac(-saving)} more"
     lines = [
@@ -124,35 +124,35 @@ def _lifetime(found: "Budget") -> Sequence[str]:
     return lines
 
 
-def _repetition(found: "Budget") -> Sequence[str]:
+def _repetition(answer: "Budget") -> Sequence[str]:
     from smalti.base.units import format_count
 
-    if found.repetition is None:
+    if answer.repetition is None:
         return ()
-    value = found.repetition
+    value = answer.repetition
     line = f"{value['epochs']:.3g} epochs, worth {format_count(value['effective_tokens'])} tokens never seen"
     if "effective_params" in value:
         line += f"; the parameters are worth {format_count(value['effective_params'])}"
     return (line,)
 
 
-def _other(found: "Budget", name: str) -> str:
-    """What another fit says otherwise."""
+def _other(answer: "Budget", name: str) -> str:
+    """Where the answer of another fit differs."""
     from smalti.cli.plan.quantities import format_quantity
 
-    said = []
-    for key, value in found.other_fits[name].items():
-        ours = found.number(key)
+    differences = []
+    for key, value in answer.other_fits[name].items():
+        ours = answer.number(key)
         if ours is None or abs(value / ours - 1) > 1e-6:
-            said.append(f"{key} {format_quantity(key, value)}")
-    return f"{name}: {', '.join(said) or 'the same'}"
+            differences.append(f"{key} {format_quantity(key, value)}")
+    return f"{name}: {', '.join(differences) or 'the same'}"
 
 
-def _interval_source(found: "Budget") -> str:
+def _interval_source(answer: "Budget") -> str:
     from smalti.plan.laws.fits import LEVEL
 
-    fit = f"{LEVEL:.0%} by the {found.fit.interval_source}"
+    fit = f"{LEVEL:.0%} by the {answer.fit.interval_source}"
     mfu = "the range of the assumed MFU"
-    if not any(one.name == "mfu" for one in found.assumptions):
+    if not any(assumption.name == "mfu" for assumption in answer.assumptions):
         return fit
-    return f"{fit}; with {mfu}" if found.fit.covariance else mfu
+    return f"{fit}; with {mfu}" if answer.fit.covariance else mfu

@@ -1,4 +1,4 @@
-"""``smalti plan data``: epochs and repeats of every source and stage, requests, bytes, dollars, start-up, in print."""
+"""``smalti plan data``: epochs and repeats of every source and stage, requests, bytes, dollars and start-up time."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 def data(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A .yaml file, a run folder, or a recipe's name.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[A.B=VALUE]...", help="Changes to it.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="A.B=VALUE", help="Changes to it.")] = None,
     tokens: Annotated[
         list[str] | None,
         typer.Option(metavar="SOURCE=N|FILE", help="Tokens of a source, as code=464e9, or a .yaml of such lines."),
     ] = None,
     allow_repeats: Annotated[
-        bool, typer.Option("--allow-repeats", help="More than 16 epochs of a source are meant.")
+        bool, typer.Option("--allow-repeats", help="Accept more than 16 epochs of a source.")
     ] = False,
     usd_per_million_gets: Annotated[float, typer.Option(min=0, max=1e6, help="Price of a million requests.")] = 0.4,
     usd_per_gib_month: Annotated[
@@ -34,17 +34,17 @@ def data(
     ] = 0.05,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print what a run takes of each source in each stage: weight, tokens, epochs; and what reading them costs.
+    """Print what a run reads of each source in each stage (weight, tokens, epochs), and what reading it costs.
 
-    Weights are shown as they are quantised. An epoch is all whole sequences of a source; epochs go on over stages, but
-    a stage with another seq_len draws a source anew. Above 4 epochs of a source there is a warning, above 16 exit code
-    3 unless --allow-repeats is given. "worth" is what a token taken is worth beside a new one, by the formula below the
-    tables. --tokens gives the size of a source that is not there yet. Prices default to S3 Standard, us-east-1, read
-    inside the region.
+    Weights are shown as quantised. An epoch is all whole sequences of a source; epochs continue over stages, but a
+    stage with another seq_len shuffles a source anew. Above 4 epochs of a source there is a warning, above 16 exit
+    code 3 unless --allow-repeats is given. "worth" is the value of a token compared with a new one, by the formula
+    below the tables. --tokens gives the size of a source that does not exist yet. Prices default to S3 Standard,
+    us-east-1, read inside the region.
     """
     from smalti.base.errors import CheckFailed
     from smalti.cli.plan.data_counts import given_tokens, known_sources, make_plan, reading_of
-    from smalti.cli.plan.recipe import load_recipe
+    from smalti.cli.plan.load import load_recipe
     from smalti.cli.tables import print_json
     from smalti.plan.data import TOO_MANY_EPOCHS
 
@@ -64,9 +64,9 @@ def data(
     too_often = plan.above(TOO_MANY_EPOCHS)
     if too_often and not allow_repeats:
         raise CheckFailed(
-            "more epochs than do any good: " + ", ".join(f"{one.name} {one.epochs:.2f}" for one in too_often),
+            "too many epochs: " + ", ".join(f"{source.name} {source.epochs:.2f}" for source in too_often),
             allowed=f"at most {TOO_MANY_EPOCHS} epochs of each source",
-            hint="a lower weight, a shorter run, or more documents; --allow-repeats if it is meant",
+            hint="a lower weight, a shorter run, or more documents; --allow-repeats if it is intended",
         )
 
 
@@ -86,7 +86,7 @@ def dry_run_lines(config: "RunConfig", sources: "Mapping[str, Source]") -> list[
 
 
 def repeat_warnings(config: "RunConfig", sources: "Mapping[str, Source]") -> list[str]:
-    """A line for each source that a run goes through too often: those of ``smalti plan data``."""
+    """The warnings of ``smalti plan data``: a line for each source with too many epochs."""
     return _repeats(_plan_of(config, sources))
 
 

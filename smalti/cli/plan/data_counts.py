@@ -1,6 +1,6 @@
 """The counts that ``smalti plan data`` works with: sizes of sources, sequences of stages, how a job reads.
 
-Joins what no room knows alone: the schedule and the folders of ``data/`` with the arithmetic of ``plan/data.py``.
+Combines the schedule and the folders of ``data/`` with the arithmetic of ``plan/data.py``.
 """
 
 from bisect import bisect_right
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from smalti.plan.data import DataPlan, EpochCounts, Reading, SourceCounts, StageCounts
 
 _BY_HAND_FILE_TOKENS = 1 << 28
-"""Tokens in a file, for sizes of sources that are not there yet."""
-_MOST_TOKENS = 10**18
-"""A thousand times what all text is thought to be; more is a slip."""
+"""Tokens in a file of a source that does not exist yet."""
+_MAX_TOKENS = 10**18
+"""A thousand times the estimated size of all text; more is taken for a typing error."""
 
 
 def given_tokens(arguments: Sequence[str], config: "RunConfig") -> dict[str, int]:
@@ -29,23 +29,23 @@ def given_tokens(arguments: Sequence[str], config: "RunConfig") -> dict[str, int
 
     from smalti.base.errors import DataError, UserError, nearest
 
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for argument in arguments:
         name, sign, value = argument.partition("=")
         if sign:
-            found[name] = value
+            values[name] = value
             continue
         if not Path(argument).is_file():
             raise DataError(f"--tokens {argument}", allowed="SOURCE=N, or a .yaml file of 'SOURCE: N' lines")
         try:
-            read = yaml.safe_load(Path(argument).read_text())
+            content = yaml.safe_load(Path(argument).read_text())
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise DataError(f"--tokens {argument} is not YAML: {error}") from error
-        if not isinstance(read, dict):
+        if not isinstance(content, dict):
             raise DataError(f"--tokens {argument} holds no 'SOURCE: N' lines")
-        found.update(read)
+        values.update(content)
     counts = {}
-    for name, value in found.items():
+    for name, value in values.items():
         if name not in config.data.sources:
             near = nearest(str(name), config.data.sources)
             raise UserError(
@@ -63,25 +63,25 @@ def _count(name: str, value: Any) -> int:
 
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise UserError(f"--tokens {name}={value} is not a number", allowed="such as 464e9, 10b, 1.4T")
-    return int(parse_quantity(f"--tokens {name}", value, (1, _MOST_TOKENS)).value)
+    return int(parse_quantity(f"--tokens {name}", value, (1, _MAX_TOKENS)).value)
 
 
 def known_sources(config: "RunConfig", given: Mapping[str, int]) -> dict[str, "SourceCounts"]:
-    """What is known of each source: as given by hand, else as its folder says (sequences are not filled in yet).
+    """Sizes of each source: as given by hand, else from its folder (sequences are filled in later).
 
-    DataError for a source that is neither.
+    DataError for a source with neither.
     """
     from smalti.data.tokens import format as layout
     from smalti.plan.data import SourceCounts
 
-    found = {}
+    counts = {}
     for name in sorted(config.data.sources):
         if name not in given:
-            found[name] = _from_folder(config, name)
+            counts[name] = _from_folder(config, name)
             continue
         n, width = given[name], layout.token_bytes_for(config.model.vocab_size)
         files, rest = divmod(n, _BY_HAND_FILE_TOKENS)
-        found[name] = SourceCounts(
+        counts[name] = SourceCounts(
             name,
             n,
             token_bytes=width,
@@ -90,7 +90,7 @@ def known_sources(config: "RunConfig", given: Mapping[str, int]) -> dict[str, "S
             block_bytes=layout.BLOCK_BYTES,
             payload_bytes=layout.PAYLOAD_BYTES,
         )
-    return found
+    return counts
 
 
 def _from_folder(config: "RunConfig", name: str) -> "SourceCounts":
@@ -106,12 +106,12 @@ def _from_folder(config: "RunConfig", name: str) -> "SourceCounts":
         raise DataError(
             f"data.sources.{name} = {given.path}: {error.message}",
             allowed=error.allowed,
-            hint=f"smalti plan data takes its size by hand: --tokens {name}=1e9",
+            hint=f"give its size to smalti plan data: --tokens {name}=1e9",
         ) from error
 
 
 def counts_of(name: str, source: "Source", index_bytes: int) -> "SourceCounts":
-    """The counts of an opened source; of forms other than our own, what reading costs is not among them."""
+    """The counts of an opened source; for formats of others without what reading costs."""
     from smalti.data.tokens import TokenSource
     from smalti.data.tokens import format as layout
     from smalti.plan.data import SourceCounts
@@ -173,8 +173,8 @@ def _epoch(config: "RunConfig", source: "SourceCounts", seq_len: int | None) -> 
 
 
 def stage_counts(schedule: "Schedule", *, forks: Sequence[int] = ()) -> list["StageCounts"]:
-    """The stages of a schedule, as the arithmetic takes them; those before the last of ``forks``, the steps at which
-    the run was forked, are called past ones."""
+    """The stages of a schedule as counts. ``forks``: the steps at which the run was forked; stages before the last of
+    them are marked as past."""
     from smalti.plan.data import StageCounts
 
     ends = [*(span.start_step for span in schedule.spans[1:]), schedule.total_steps]
@@ -206,7 +206,7 @@ def stage_counts(schedule: "Schedule", *, forks: Sequence[int] = ()) -> list["St
 
 
 def reading_of(config: "RunConfig") -> "Reading":
-    """How a run reads, by its config; prices and latency are the defaults."""
+    """How a run reads, from its config; prices and latency are the defaults."""
     from smalti.plan.data import Reading
 
     return Reading(

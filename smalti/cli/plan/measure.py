@@ -1,23 +1,23 @@
-"""``smalti plan hardware this-machine``: measures this machine, and keeps what it found as the file of a device."""
+"""Measures this machine, and saves the measurement as the file of a device."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 if TYPE_CHECKING:
     from smalti.config.hardware import Hardware
+    from smalti.config.run import RunConfig
 
 THIS_MACHINE = "this-machine"
 
+Measure = Annotated[bool, typer.Option("--measure", help="Measure this machine's CPU first, which takes 30 to 60 s.")]
+
 
 def measure(save: str | None, threads: int | None, device: Literal["cpu", "cuda"] = "cpu") -> "Hardware":
-    """Measure the CPU or the first GPU, saying on stderr what; with ``save`` also write the file."""
+    """Measure the CPU or the first GPU, with progress on stderr; with ``save`` also write the file."""
     from smalti.base.errors import UserError
     from smalti.fleet.measure import measured_gpu, measured_machine
-
-    def tell(line: str) -> None:
-        typer.echo(f"measuring: {line}", err=True)
 
     if save is not None and not save.endswith((".yaml", ".yml")):
         raise UserError(f"--save {save}", allowed="a name that ends in .yaml", hint=f"--save {save}.yaml")
@@ -27,16 +27,31 @@ def measure(save: str | None, threads: int | None, device: Literal["cpu", "cuda"
         raise UserError(f"--threads {threads}", allowed="1 or more")
     if threads is not None and device == "cuda":
         raise UserError("--threads has no effect on a GPU", allowed="with --device cpu")
-    found = measured_gpu(tell=tell) if device == "cuda" else measured_machine(threads=threads or 0, tell=tell)
+    is_gpu = device == "cuda"
+    machine = measured_gpu(tell=_report) if is_gpu else measured_machine(threads=threads or 0, tell=_report)
     if save is not None:
-        write(found, save)
+        write(machine, save)
         typer.echo(f"wrote {save}; plan with it: smalti plan time RECIPE --gpu {save}", err=True)
-    return found
+    return machine
+
+
+def measure_for(config: "RunConfig") -> "Hardware":
+    """Measure this machine's CPU in the number format and with the threads of a run, with progress on stderr."""
+    from smalti.base.env import cpu_count
+    from smalti.fleet.measure import measured_machine
+
+    parallel = config.train.parallel
+    threads = cpu_count() if parallel.threads == "auto" else min(parallel.threads * parallel.ranks, cpu_count())
+    return measured_machine(threads=threads, formats=(config.train.precision.compute,), tell=_report)
 
 
 def write(machine: "Hardware", path: str) -> None:
-    """The file of a device, each measured row on a line of its own."""
+    """Write the file of a device, with each measured row on a line of its own."""
     import yaml
 
     values = machine.model_dump(mode="json", exclude_defaults=True)
     Path(path).write_text(yaml.safe_dump(values, default_flow_style=None, sort_keys=False, width=110))
+
+
+def _report(line: str) -> None:
+    typer.echo(f"measuring: {line}", err=True)

@@ -1,4 +1,4 @@
-"""How quantities and assumptions of a plan are printed."""
+"""Formats the quantities and assumptions of a plan."""
 
 from typing import TYPE_CHECKING
 
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 
 def format_quantity(name: str, value: float | str) -> str:
-    """A value as it is printed."""
+    """A value by the name of its quantity: 7e9 params -> ``7B``."""
     from smalti.base.units import format_count
     from smalti.plan.quantities import format_number
 
@@ -22,13 +22,13 @@ def format_quantity(name: str, value: float | str) -> str:
     return format_number(value)
 
 
-def assumption_text(one: "Assumption") -> str:
+def assumption_text(assumption: "Assumption") -> str:
     """An assumption in a line."""
-    value = format_quantity(one.name, one.value)
+    name = assumption.name
+    value = format_quantity(name, assumption.value)
     value = value if value.startswith("=") else f"= {value}"
-    span = (
-        f" ({format_quantity(one.name, one.interval[0])} to {format_quantity(one.name, one.interval[1])})"
-        if one.interval
-        else ""
-    )
-    return f"{one.name} {value}{span}: {one.why}"
+    span = ""
+    if assumption.interval:
+        low, high = assumption.interval
+        span = f" ({format_quantity(name, low)} to {format_quantity(name, high)})"
+    return f"{name} {value}{span}: {assumption.why}"

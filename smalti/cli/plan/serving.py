@@ -1,11 +1,12 @@
-"""``smalti plan serving``: what a model that answers takes, which devices hold it, how fast it decodes, in print."""
+"""``smalti plan serving``: the memory of serving a model, the devices that hold it, and its decoding speed."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from smalti.cli.plan.model import Gpu, Model, Overrides, Usable, devices, load_model, not_enough, room
-from smalti.cli.plan.recipe import Json
+from smalti.cli.options import Json
+from smalti.cli.plan.devices import GpuOrAll, Usable, select_devices, too_small_text, usable_bytes
+from smalti.cli.plan.load import Model, ModelOverrides, load_model
 
 if TYPE_CHECKING:
     from smalti.config.hardware import Hardware
@@ -14,29 +15,30 @@ if TYPE_CHECKING:
 
 def serving(
     model: Model,
-    overrides: Overrides = None,
+    overrides: ModelOverrides = None,
     context: Annotated[
-        int | None, typer.Option(help="Tokens of a request, prompt and answer; absent: 4096, or all that it can.")
+        int | None, typer.Option(help="Tokens of a request, prompt and answer; absent: 4096, or the model's maximum.")
     ] = None,
-    batch: Annotated[int, typer.Option(help="Requests at the same time.")] = 1,
+    batch: Annotated[int, typer.Option(help="Concurrent requests.")] = 1,
     weights: Annotated[
         str, typer.Option(help="Format of the weights: fp32 bf16 fp8 int8 int4 nf4 mxfp4 nvfp4, or GGUF's (q4_k_m).")
     ] = "bf16",
     kv: Annotated[str, typer.Option(help="Format of the cache: fp32 bf16 fp8 int8 q8_0 q4_0.")] = "bf16",
     cache: Annotated[
-        Literal["paged", "smalti"], typer.Option(help="How it is allotted: in blocks of 16, or as smalti serve does.")
+        Literal["paged", "smalti"],
+        typer.Option(help="How the cache is allocated: blocks of 16 tokens, or as smalti serve."),
     ] = "paged",
     prefill_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of prompts that a step reads; absent: 2048, or 256 of smalti serve.")
+        int | None, typer.Option(help="Prompt tokens that a step processes; absent: 2048, with --cache smalti 256.")
     ] = None,
-    gpu: Gpu = None,
+    gpu: GpuOrAll = None,
     usable: Usable = None,
     as_json: Json = False,
 ) -> None:
-    """Print what serving a model takes, and the smallest number of each device that holds it.
+    """Print the memory of serving a model, and the smallest number of each device that holds it.
 
-    Weights and cache are exact, a step's activations an estimate. Tokens/s: a bound by memory and peak, and the share
-    of it that engines reach. With --gpu, exit 3 where no number of them holds it.
+    Weights and cache are exact, a step's activations an estimate. Tokens/s: an upper bound by bandwidth and peak, and
+    the share of it that engines reach. With --gpu, exit 3 where no number of devices holds it.
     """
     from smalti.cli.tables import print_json
     from smalti.plan.serving.memory import PREFILL_TOKENS, Load, Served
@@ -51,10 +53,10 @@ def serving(
         prefill_tokens={"paged": PREFILL_TOKENS, "smalti": 256}[cache] if prefill_tokens is None else prefill_tokens,
     )
     rows: list[dict[str, Any]] = []
-    for known in devices(gpu):
-        there = room(known, usable)
-        found = _splits(served, load, known, there, every=gpu is not None)
-        rows += [_row(served, load, known, there, split) for split in found]
+    for device in select_devices(gpu):
+        usable_memory = usable_bytes(device, usable)
+        device_splits = _splits(served, load, device, usable_memory, every=gpu is not None)
+        rows += [_row(served, load, device, usable_memory, split) for split in device_splits]
     plan = _plan(model, served, load) | {"devices": rows}
     if as_json:
         print_json(plan)
@@ -64,23 +66,28 @@ def serving(
         raise typer.Exit(3)
 
 
-def _splits(served: "Served", load: "Load", known: "Hardware", room: float, *, every: bool) -> "list[Split | None]":
-    """The smallest that fits; with ``every`` also more tensor parts than that, within a node. None: it fits on none."""
+def _splits(served: "Served", load: "Load", device: "Hardware", usable: float, *, every: bool) -> "list[Split | None]":
+    """The smallest split that fits; with ``every``, also larger tensor splits within a node. [None]: none fits."""
     from smalti.plan.serving.devices import smallest_split
     from smalti.plan.serving.memory import Split, tensor_sizes
 
-    found = smallest_split(served, load, known, room)
-    if found is None:
+    smallest = smallest_split(served, load, device, usable)
+    if smallest is None:
         return [None]
-    sizes = tensor_sizes(served.model, known.devices_per_node) if every else []
-    return [found[0], *(Split(size) for size in sizes if size > found[0].devices)]
+    sizes = tensor_sizes(served.model, device.devices_per_node) if every else []
+    return [smallest[0], *(Split(size) for size in sizes if size > smallest[0].devices)]
 
 
-def _row(served: "Served", load: "Load", known: "Hardware", room: float, split: "Split | None") -> dict[str, Any]:
+def _row(served: "Served", load: "Load", device: "Hardware", usable: float, split: "Split | None") -> dict[str, Any]:
     from smalti.plan.serving.devices import speed
     from smalti.plan.serving.memory import device_memory, largest_batch, largest_context
 
-    row: dict[str, Any] = {"name": known.name, "title": known.title, "room_bytes": int(room), "fits": split is not None}
+    row: dict[str, Any] = {
+        "name": device.name,
+        "title": device.title,
+        "room_bytes": int(usable),
+        "fits": split is not None,
+    }
     if split is None:
         return row
     return row | {
@@ -88,9 +95,9 @@ def _row(served: "Served", load: "Load", known: "Hardware", room: float, split: 
         "tensor": split.tensor,
         "stages": split.stages,
         **device_memory(served, load, split).to_json(),
-        "largest_context_tokens": largest_context(served, load, split, room),
-        "largest_batch": largest_batch(served, load, split, room),
-        **speed(served, load, split, known).to_json(),
+        "largest_context_tokens": largest_context(served, load, split, usable),
+        "largest_batch": largest_batch(served, load, split, usable),
+        **speed(served, load, split, device).to_json(),
     }
 
 
@@ -130,7 +137,7 @@ def _text(plan: dict[str, Any], served: "Served", load: "Load", gpu: str | None)
         ("", kinds),
         ("cache", f"{format_bytes(plan['kv_bytes'])} in {load.kv}, {format_bytes(a_token)} a token"),
         ("activations", f"{format_bytes(plan['activations_bytes'])}, an estimate"),
-        ("all", format_bytes(plan["total_bytes"])),
+        ("total", format_bytes(plan["total_bytes"])),
     ]  # fmt: skip
     return "\n".join([pairs(lines), "", *_table(plan["devices"], gpu), "", *_notes(plan["devices"])])
 
@@ -140,7 +147,7 @@ def _table(rows: list[dict[str, Any]], gpu: str | None) -> list[str]:
     from smalti.cli.tables import table
 
     fitting = [row for row in rows if row["fits"]]
-    head = ("device", "room", "devices", "split", "on each", "longest context", "largest batch", "tokens/s at most",
+    head = ("device", "usable", "devices", "split", "on each", "longest context", "largest batch", "tokens/s at most",
             "expected")  # fmt: skip
     cells = [
         (
@@ -158,7 +165,7 @@ def _table(rows: list[dict[str, Any]], gpu: str | None) -> list[str]:
     ]
     lines = [table(head, cells)] if cells else []
     if small := [row["name"] for row in rows if not row["fits"]]:
-        lines.append(f"too small: {', '.join(small)}" if gpu is None else not_enough(gpu))
+        lines.append(f"too small: {', '.join(small)}" if gpu is None else too_small_text(gpu))
     return lines
 
 
@@ -174,6 +181,6 @@ def _notes(rows: list[dict[str, Any]]) -> list[str]:
     ranges = [f"{low:g} to {high:g} of it on {where}"
               for where, (low, high) in (("one device", ALONE_FRAC), ("several", JOINED_FRAC))]  # fmt: skip
     return [
-        f"room: memory less {RESERVED_FRAC:.0%} for the runtime, or what the system lets programs take",
+        f"usable: memory less {RESERVED_FRAC:.0%} for the runtime, or what the system lets programs use",
         f"tokens/s at most: of the whole batch, by bandwidth and peak; expected: {ranges[0]}, {ranges[1]}",
     ]

@@ -1,10 +1,13 @@
-"""``smalti plan time``: how long a run takes, part by part, in print."""
+"""``smalti plan time``: how long a run takes, part by part."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from smalti.cli.plan.recipe import Gpu, Json, Measure, Overrides, Recipe, load_recipe, measured_here
+from smalti.cli.options import Json, Overrides, Recipe
+from smalti.cli.plan.devices import Gpu
+from smalti.cli.plan.load import load_recipe
+from smalti.cli.plan.measure import Measure, measure_for
 
 if TYPE_CHECKING:
     from smalti.config.hardware import Hardware
@@ -19,15 +22,15 @@ def time(
     gpu: Gpu = None,
     measure: Measure = False,
     rate: Annotated[
-        float | None, typer.Option(help="FLOP/s that training reaches on all ranks together, in place of a device.")
+        float | None, typer.Option(help="FLOP/s of training on all ranks together, instead of a device.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Print parameters, tokens, FLOPs, and the predicted time of a run: the parts of a step, what bounds it, MFU.
 
     The device is given (--gpu, a name or a file of 'smalti plan hardware this-machine --save') or measured here
-    (--measure). Reading data, evals in the loop and checkpoints are not in the time. Epochs are told of token files on
-    this machine; 'smalti plan data' tells those of other stores.
+    (--measure). The time leaves out reading data, evals in the loop and checkpoints. Epochs are printed for token
+    files on this machine; 'smalti plan data' has those in other stores.
     """
     from smalti.base.errors import UserError
     from smalti.config.hardware import hardware
@@ -35,12 +38,11 @@ def time(
     from smalti.plan.run_plan import plan_run
 
     config = load_recipe(recipe, overrides)
-    given = [
-        name for name, value in (("--gpu", gpu), ("--measure", measure or None), ("--rate", rate)) if value is not None
-    ]
+    options = {"--gpu": gpu, "--measure": measure or None, "--rate": rate}
+    given = [option for option, value in options.items() if value is not None]
     if len(given) > 1:
-        raise UserError(f"{' and '.join(given)} both say how fast the ranks are", allowed="one of them")
-    machine = hardware(gpu) if gpu is not None else measured_here(config) if measure else None
+        raise UserError(f"{' and '.join(given)} exclude each other", allowed="one of them")
+    machine = hardware(gpu) if gpu is not None else measure_for(config) if measure else None
     plan = plan_run(config, machine=machine, rate_flops_per_s=rate)
     taken = tokens_by_source(config.data, config.length)
     epochs = {name: taken[name] / size for name, size in _source_tokens(config).items()}
@@ -54,15 +56,15 @@ def time(
 
 
 def _source_tokens(config: "RunConfig") -> dict[str, int]:
-    """Tokens of each source whose token files lie on this machine; nothing is asked of a network."""
+    """Tokens of each source with token files on this machine; other stores are not read."""
     from smalti.base import store
 
-    found = {}
+    tokens = {}
     for name, source in config.data.sources.items():
         path = store.join(source.path, "manifest.json")
         if store.is_local(path) and store.exists(path):
-            found[name] = int(store.read_json(path)["n_tokens"])
-    return found
+            tokens[name] = int(store.read_json(path)["n_tokens"])
+    return tokens
 
 
 def _time_text(config: "RunConfig", plan: "RunPlan", machine: "Hardware | None", epochs: dict[str, float]) -> str:
@@ -96,26 +98,27 @@ def _time_lines(config: "RunConfig", plan: "RunPlan", machine: "Hardware | None"
 
     if plan.step_s is None or plan.total_s is None or plan.tokens_per_s is None:
         return [("time", "unknown without a device: give --gpu, --measure or --rate")]
-    found = [("speed", f"{format_count(plan.tokens_per_s)} tokens/s"), ("time", format_seconds(plan.total_s))]
+    lines = [("speed", f"{format_count(plan.tokens_per_s)} tokens/s"), ("time", format_seconds(plan.total_s))]
     if machine is None or plan.step_s_low is None or plan.step_s_high is None or plan.step is None:
-        return found
+        return lines
     low, high = plan.step_s / plan.step_s_high, plan.step_s / plan.step_s_low
     ranks = config.train.parallel.ranks
     named = f"{ranks} {'rank' if ranks == 1 else 'ranks'} on {machine.title}"
-    of = f" with {machine.measured.threads} threads, measured {machine.measured.date}" if machine.measured else ""
+    measured = machine.measured
+    on_threads = f" with {measured.threads} threads, measured {measured.date}" if measured else ""
     span = f"{format_seconds(plan.step_s_low)} to {format_seconds(plan.step_s_high)}"
-    found = [
-        ("device", named + of),
+    lines = [
+        ("device", named + on_threads),
         ("step", f"{format_seconds(plan.step_s)} ({span}), bound by {plan.step.bound}"),
-        *found,
+        *lines,
     ]
     if ranks > 1 and machine.measured is None:
-        found.append(("network", "only what FSDP takes in one node is in it; smalti plan scaling has the rest"))
+        lines.append(("network", "includes only FSDP within one node; smalti plan scaling has the rest"))
     if plan.mfu_frac is not None and plan.peak_flops_per_s is not None:
         span = f"{format_frac(plan.mfu_frac * low)} to {format_frac(plan.mfu_frac * high)}"
         peak = f"{format_flops(plan.peak_flops_per_s)}/s, {FORMULA}"
-        found.append(("MFU", f"{format_frac(plan.mfu_frac)} ({span}) of {peak}"))
-    return found
+        lines.append(("MFU", f"{format_frac(plan.mfu_frac)} ({span}) of {peak}"))
+    return lines
 
 
 def _parts_table(step: "StepTime") -> str:

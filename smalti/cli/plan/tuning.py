@@ -1,11 +1,12 @@
-"""``smalti plan tuning``: the memory of tuning a model, and the fewest of each device that it takes, in print."""
+"""``smalti plan tuning``: the memory of tuning a model, and the fewest of each device that hold it."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from smalti.cli.plan.model import Gpu, Model, Overrides, Usable, devices, load_model, not_enough, room
-from smalti.cli.plan.recipe import Json
+from smalti.cli.options import Json
+from smalti.cli.plan.devices import GpuOrAll, Usable, require_trainable, select_devices, too_small_text, usable_bytes
+from smalti.cli.plan.load import Model, ModelOverrides, load_model
 
 if TYPE_CHECKING:
     from smalti.config.hardware import Hardware
@@ -14,28 +15,28 @@ if TYPE_CHECKING:
 
 def tuning(
     model: Model,
-    overrides: Overrides = None,
+    overrides: ModelOverrides = None,
     method: Annotated[
-        Literal["full", "lora", "qlora", "dpo", "dpo-lora"], typer.Option(help="What is trained, and how.")
+        Literal["full", "lora", "qlora", "dpo", "dpo-lora"], typer.Option(help="The tuning method.")
     ] = "lora",
     rank: Annotated[int | None, typer.Option(help="Rank of the adapters; absent: 16.")] = None,
     targets: Annotated[
-        str | None, typer.Option(help="Matrices with an adapter, as q_proj,v_proj; absent: all-linear.")
+        str | None, typer.Option(help="Matrices with an adapter, such as q_proj,v_proj; absent: all-linear.")
     ] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens of a row; absent: 2048, or all that it can.")] = None,
-    microbatch: Annotated[int, typer.Option(help="Rows of a forward pass on a device; with DPO pairs.")] = 1,
-    recompute: Annotated[bool, typer.Option(help="Compute each layer again in the backward pass.")] = True,
-    gpu: Gpu = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens of a row; absent: 2048, or the model's maximum.")] = None,
+    microbatch: Annotated[int, typer.Option(help="Rows of a forward pass on a device; with DPO, pairs.")] = 1,
+    recompute: Annotated[bool, typer.Option(help="Recompute each layer in the backward pass.")] = True,
+    gpu: GpuOrAll = None,
     usable: Usable = None,
     as_json: Json = False,
 ) -> None:
     """Print trainable parameters and bytes of tuning a model, and the fewest of each device that hold it.
 
-    The trainer here tunes all weights (init_from); adapters and DPO are planned by the same arithmetic. With --gpu,
-    exit 3 where no number of them is enough.
+    smalti train tunes all weights (init_from); adapters and DPO are only planned. With --gpu, exit 3 where no number of
+    devices is enough.
     """
     from smalti.cli.tables import print_json
-    from smalti.plan.serving.devices import most_devices
+    from smalti.plan.serving.devices import max_devices
     from smalti.plan.tuning import Tuned, Tuning
 
     shape = load_model(model, overrides)
@@ -51,11 +52,13 @@ def tuning(
         ),
     )
     rows = []
-    for known in _trainable(devices(gpu), alone=gpu is not None):
-        there = room(known, usable, reserved_frac=0.0)
-        found = plan.fewest(there, most_devices(known))
-        row: dict[str, Any] = {"name": known.name, "title": known.title, "memory_bytes": int(there)}
-        rows.append(row | {"fits": found is not None} | ({"gpus": found.devices, **found.to_json()} if found else {}))
+    for device in _trainable(select_devices(gpu), alone=gpu is not None):
+        available_bytes = usable_bytes(device, usable, reserved_frac=0.0)
+        fewest = plan.fewest(available_bytes, max_devices(device))
+        row: dict[str, Any] = {"name": device.name, "title": device.title, "memory_bytes": int(available_bytes)}
+        rows.append(
+            row | {"fits": fewest is not None} | ({"gpus": fewest.devices, **fewest.to_json()} if fewest else {})
+        )
     if as_json:
         print_json(_head(model, plan) | {"on_one": plan.on(1).to_json(), "devices": rows})
     else:
@@ -64,17 +67,11 @@ def tuning(
         raise typer.Exit(3)
 
 
-def _trainable(known: "list[Hardware]", *, alone: bool) -> "list[Hardware]":
-    """Those that a model can be trained on; UserError where the only one is none."""
-    from smalti.base.errors import UserError
-
-    if alone and known[0].kind == "mps":
-        raise UserError(
-            f"smalti train does not run on {known[0].title}",
-            allowed="CUDA, ROCm, a CPU",
-            hint="--gpu h100-sxm, or leave it out for all",
-        )
-    return [one for one in known if one.kind != "mps"]
+def _trainable(devices: "list[Hardware]", *, alone: bool) -> "list[Hardware]":
+    """The devices that a model can be trained on; UserError where the one given cannot."""
+    if alone:
+        require_trainable(devices[0])
+    return [device for device in devices if device.kind != "mps"]
 
 
 def _head(name: str, plan: "Tuned") -> dict[str, Any]:
@@ -92,7 +89,7 @@ def _head(name: str, plan: "Tuned") -> dict[str, Any]:
     }
 
 
-_SAID = {
+_NOTES = {
     "state_bytes": "fp32 masters, gradients, two moments",
     "frozen_bytes": "the base",
     "reference_bytes": "the reference in bf16",
@@ -107,7 +104,7 @@ def _text(name: str, plan: "Tuned", rows: list[dict[str, Any]], gpu: str | None)
     from smalti.base.units import format_bytes, format_count, format_frac
     from smalti.cli.tables import pairs, table
 
-    tuning, one = plan.tuning, plan.on(1).to_json()
+    tuning, memory = plan.tuning, plan.on(1).to_json()
     share = format_frac(plan.trainable / plan.params)
     how = f", rank {plan.rank} on {', '.join(plan.targets)}" if tuning.adapts else ""
     unit = "pairs" if tuning.rows > tuning.microbatch else "rows"
@@ -118,11 +115,13 @@ def _text(name: str, plan: "Tuned", rows: list[dict[str, Any]], gpu: str | None)
         ("microbatch", f"{tuning.microbatch:,} {unit} of {tuning.seq_len:,} tokens"),
     ]
     lines += [
-        (key.removesuffix("_bytes"), f"{format_bytes(one[key])}, {said}") for key, said in _SAID.items() if one[key]
+        (key.removesuffix("_bytes"), f"{format_bytes(memory[key])}, {note}")
+        for key, note in _NOTES.items()
+        if memory[key]
     ]
-    lines += [("driver, NCCL", f"{format_bytes(one['reserved_bytes'])} (assumed)")]
-    lines += [("fragments", f"{format_bytes(one['fragmentation_bytes'])} (assumed)")]
-    lines.append(("on one device", format_bytes(one["total_bytes"])))
+    lines += [("driver, NCCL", f"{format_bytes(memory['reserved_bytes'])} (assumed)")]
+    lines += [("fragments", f"{format_bytes(memory['fragmentation_bytes'])} (assumed)")]
+    lines.append(("on one device", format_bytes(memory["total_bytes"])))
     head = ("device", "memory", "devices", "on each", "share")
     cells = [
         (row["name"], format_bytes(row["memory_bytes"]), f"{row['gpus']:,}", format_bytes(row["total_bytes"]),
@@ -131,5 +130,5 @@ def _text(name: str, plan: "Tuned", rows: list[dict[str, Any]], gpu: str | None)
     ]  # fmt: skip
     text = [pairs(lines), ""] + ([table(head, cells)] if cells else [])
     if small := [row["name"] for row in rows if not row["fits"]]:
-        text.append(f"too small: {', '.join(small)}" if gpu is None else not_enough(gpu))
+        text.append(f"too small: {', '.join(small)}" if gpu is None else too_small_text(gpu))
     return "\n".join(text)

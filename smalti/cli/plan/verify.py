@@ -1,24 +1,26 @@
-"""``smalti plan verify``: what was predicted against what was measured, in print."""
+"""``smalti plan verify``: compares the prediction of a run with what it measured."""
 
 from typing import Annotated, Any
 
 import typer
 
-from smalti.cli.plan.recipe import Gpu, Json, Measure, device_of, measured_here
+from smalti.cli.options import Json
+from smalti.cli.plan.devices import Gpu, device_of_run
+from smalti.cli.plan.measure import Measure, measure_for
 
 
 def verify(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")],
     within: Annotated[
-        float | None, typer.Option(help="Exit 3 unless measured step time is within this factor of the predicted.")
+        float | None, typer.Option(help="Exit 3 unless the measured step time is within this factor of the predicted.")
     ] = None,
     gpu: Gpu = None,
     measure: Measure = False,
     as_json: Json = False,
 ) -> None:
-    """Print what the plan predicts against what the run measured: step time, tokens/s, MFU, time.
+    """Compare the plan with what the run measured: step time, tokens/s, MFU, time.
 
-    Predicted for the GPU that the run recorded, unless another device is given. For a run on a CPU give a file of
+    Predicts for the GPU that the run recorded, unless another device is given. For a run on a CPU give a file of
     'smalti plan hardware this-machine --save', or --measure on that machine. MFU is of the run's own peak.
     """
     from smalti.base.errors import CheckFailed, UserError
@@ -30,13 +32,13 @@ def verify(
     from smalti.track.run import RunFolder
 
     if within is not None and within < 1:
-        raise UserError(f"--within {within} is a factor of less than 1", allowed="1 or more, as in 1.5")
+        raise UserError(f"--within {within} is less than 1", allowed="1 or more, such as 1.5")
     folder = RunFolder.read(run)
     config, record = folder.config(RunConfig), read_run(folder.path)
     if gpu is not None and measure:
-        raise UserError("--gpu and --measure both say how fast the ranks are", allowed="one of them")
-    machine = hardware(gpu) if gpu is not None else measured_here(config) if measure else device_of(record)
-    found = compare(
+        raise UserError("--gpu and --measure exclude each other", allowed="one of them")
+    machine = hardware(gpu) if gpu is not None else measure_for(config) if measure else device_of_run(record)
+    comparisons = compare(
         config,
         machine=machine,
         peak_flops_per_s=record.of_events("peak_flops_per_s"),
@@ -44,10 +46,10 @@ def verify(
         tokens_learned=record.last("time/token"),
     )
     if as_json:
-        print_json({"name": config.name, "comparisons": [one.to_json() for one in found]})
+        print_json({"name": config.name, "comparisons": [comparison.to_json() for comparison in comparisons]})
     else:
-        print(_verify_text(found, machine, record.of_events("peak_flops_per_s")))
-    ratio = next(one.ratio for one in found if one.name == "step_s")
+        print(_verify_text(comparisons, machine, record.of_events("peak_flops_per_s")))
+    ratio = next(comparison.ratio for comparison in comparisons if comparison.name == "step_s")
     if within is not None and (ratio is None or not 1 / within <= ratio <= within):
         text = "was not predicted: its device is not known" if ratio is None else f"is {ratio:.2f} times the predicted"
         raise CheckFailed(
@@ -57,7 +59,7 @@ def verify(
         )
 
 
-def _verify_text(found: list[Any], machine: Any, peak: float | None) -> str:
+def _verify_text(comparisons: list[Any], machine: Any, peak: float | None) -> str:
     from smalti.base.units import format_flops
     from smalti.cli.tables import table
     from smalti.cost.flops import FORMULA
@@ -65,7 +67,10 @@ def _verify_text(found: list[Any], machine: Any, peak: float | None) -> str:
     def text(value: float | None) -> str:
         return "-" if value is None else f"{value:.4g}" if value < 1e5 else f"{value:.0f}"
 
-    rows = [(one.name, text(one.predicted), text(one.measured), text(one.ratio)) for one in found]
-    by = f"predicted for {machine.title}" if machine else "nothing is predicted in time: give --gpu or --measure"
+    rows = [
+        (comparison.name, text(comparison.predicted), text(comparison.measured), text(comparison.ratio))
+        for comparison in comparisons
+    ]
+    by = f"predicted for {machine.title}" if machine else "no time is predicted: give --gpu or --measure"
     of = f"MFU of {format_flops(peak)}/s by {FORMULA}" if peak is not None else "the run recorded no peak: no MFU"
     return f"{table(('', 'predicted', 'measured', 'ratio'), rows)}\n\n{by}; {of}"

@@ -1,4 +1,4 @@
-"""``smalti runs``: what runs there are, a page about one, and what sets several apart."""
+"""``smalti runs``: lists, shows, compares, profiles and reports runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,38 +6,39 @@ from typing import Annotated
 
 import typer
 
+from smalti.cli.options import Json, Run
+
 app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Runs on this machine: list, look at, compare, report.",
+    help="List, show, compare and report the runs on this machine.",
 )
 
-_Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")]
-_Runs = Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, or their names in runs/.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_Runs = Annotated[list[str], typer.Argument(metavar="RUN", help="Run folders, or their names in runs/.")]
 
 
 @app.command(epilog="Example: smalti runs ls --where state=done --sort loss --columns +train.optimizer.lr")
 def ls(
-    folder: Annotated[str, typer.Argument(help="The folder that holds run folders.")] = "runs",
+    folder: Annotated[str, typer.Argument(help="Folder with run folders.")] = "runs",
     where: Annotated[
         list[str] | None,
-        typer.Option(metavar="COLUMN=VALUE", help="Only runs like this, as state=done, 'loss<2' or 'run=lr-*'."),
+        typer.Option(metavar="COLUMN=VALUE", help="Only matching runs, such as state=done, 'loss<2' or 'run=lr-*'."),
     ] = None,
-    sort: Annotated[str | None, typer.Option(metavar="COLUMN", help="Sort by a column, rising.")] = None,
-    reverse: Annotated[bool, typer.Option("--reverse", help="The other way round.")] = False,
+    sort: Annotated[str | None, typer.Option(metavar="COLUMN", help="Sort by a column, ascending.")] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="Reverse the order.")] = False,
     columns: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Show these columns; with a + before the first, these too.")
+        str | None,
+        typer.Option(metavar="A,B", help="Show these columns; with a leading +, besides the default ones."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Show at most so many.")] = None,
-    as_json: _Json = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Show at most this many.")] = None,
+    as_json: Json = False,
 ) -> None:
     """List the runs in a folder, newest heartbeat first.
 
-    A column is one of run, state, step, loss, eval, tokens, speed, mfu, time, attempt, heartbeat, reason and folder; or
-    any metric (loss/train/total); or any key of the config (train.optimizer.lr). --where compares what the files
-    hold, so mfu is 0 to 1 and time is in seconds; 'mfu>30%' and 'time>1h' are understood too.
+    Columns: run, state, step, loss, eval, tokens, speed, mfu, time, attempt, heartbeat, reason, folder; any metric
+    (loss/train/total); any key of the config (train.optimizer.lr). --where compares stored values: mfu is 0 to 1, time
+    is in seconds; 'mfu>30%' and 'time>1h' work too.
     """
     from smalti.cli.runs import columns as run_columns
     from smalti.cli.tables import print_json, print_table
@@ -46,43 +47,43 @@ def ls(
     names = _column_names(columns, run_columns.DEFAULT)
     shown, wanted = run_columns.columns(names), run_columns.conditions(where or [])
     if sort is not None:
-        run_columns.column(sort)  # a wrong name is told before the folder is read
-    found = list_runs(folder, metrics=run_columns.metrics([*names, *([sort] if sort else [])], where or []))
-    kept = [run for run in found if wanted(run)]
+        run_columns.column(sort)  # reject a wrong name before reading the folder
+    all_runs = list_runs(folder, metrics=run_columns.metrics([*names, *([sort] if sort else [])], where or []))
+    selected = [run for run in all_runs if wanted(run)]
     if sort is not None:
-        kept = run_columns.ordered(kept, sort, reverse=reverse)
+        selected = run_columns.ordered(selected, sort, reverse=reverse)
     elif reverse:
-        kept.reverse()
-    kept = kept[:limit]
+        selected.reverse()
+    selected = selected[:limit]
     if as_json:
-        asked = dict(zip(names, shown, strict=True)) if columns else {}
-        print_json([run.to_json() | {name: one.value(run) for name, one in asked.items()} for run in kept])
+        requested = dict(zip(names, shown, strict=True)) if columns else {}
+        print_json([run.to_json() | {name: each.value(run) for name, each in requested.items()} for run in selected])
         return
-    if columns is None:  # as MFU, on a machine whose peak is unknown
-        shown = [one for one in shown if any(one.value(run) is not None for run in kept)]
-    empty = f"no run in {folder}" if not found else f"none of the {len(found)} runs in {folder} is like that"
-    print_table([one.head for one in shown], [[one.text(run) for one in shown] for run in kept], empty=empty)
-    for run in kept:
+    if columns is None:  # such as MFU on a machine whose peak is unknown
+        shown = [each for each in shown if any(each.value(run) is not None for run in selected)]
+    empty = f"no run in {folder}" if not all_runs else f"none of the {len(all_runs)} runs in {folder} matches"
+    print_table([each.head for each in shown], [[each.text(run) for each in shown] for run in selected], empty=empty)
+    for run in selected:
         if run.problem is not None:
             typer.echo(f"note: {run.folder} is broken: {run.problem}", err=True)
 
 
 @app.command(epilog="Example: smalti runs show runs/demo")
 def show(
-    run: _Run,
+    run: Run,
     events: Annotated[int, typer.Option(min=0, help="How many of the last events to show.")] = 10,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
-    """Show one run: config, attempts, newest metrics, evals, plan against measured, last events, sizes on disk."""
+    """Show one run: config, attempts, latest metrics, evals, plan and measurement, last events, sizes on disk."""
     from smalti.cli.runs.show import about, about_text
     from smalti.cli.tables import print_json
     from smalti.track.run import resolve
 
-    found = about(resolve(run), n_events=events)
+    facts = about(resolve(run), n_events=events)
     if as_json:
-        print_json(found)
+        print_json(facts)
         return
-    print(about_text(found))
+    print(about_text(facts))
 
 
 @app.command(epilog="Example: smalti runs diff runs/base runs/lr-low --plot lr.html")
@@ -90,16 +91,16 @@ def diff(
     runs: _Runs,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Overlay their curves: on a page (.html) or in a picture (.svg)."),
+        typer.Option(metavar="FILE", help="Plot their curves into this file (.html or .svg)."),
     ] = None,
-    metric: Annotated[str | None, typer.Option(help="What --plot draws large; absent: loss/train/total.")] = None,
-    x: Annotated[str | None, typer.Option(metavar="step|tokens|time", help="Over what; absent: step.")] = None,
-    as_json: _Json = False,
+    metric: Annotated[str | None, typer.Option(help="Main metric of --plot; absent: loss/train/total.")] = None,
+    x: Annotated[str | None, typer.Option(metavar="step|tokens|time", help="X axis of --plot; absent: step.")] = None,
+    as_json: Json = False,
 ) -> None:
-    """Print what differs between runs: config, code and machine, metrics at the same step and at the end, evals.
+    """Print the differences between runs: config, code and machine, metrics at the same step and at the end, evals.
 
-    A difference that is not larger than the noise of what was measured is said to be so. The noise is that of batches
-    and of questions; two seeds of one config may differ by more.
+    Differences within the measured noise are marked. The noise is that of batches and of questions; two seeds of one
+    config may differ by more.
     """
     from smalti.base.errors import UserError
     from smalti.cli.runs.diff import comparison_text
@@ -111,18 +112,18 @@ def diff(
 
     if len(runs) < 2:
         raise UserError(
-            "one run differs from nothing", allowed="two runs or more", hint=f"smalti runs diff {runs[0]} RUN"
+            "one run cannot be compared", allowed="two runs or more", hint=f"smalti runs diff {runs[0]} RUN"
         )
     if plot is None and (metric or x):
-        raise UserError("--metric and --x say what --plot draws", hint="--plot curves.html")
+        raise UserError("--metric and --x are options of --plot", hint="--plot curves.html")
     records = [read_run(resolve(run)) for run in runs]
-    found = compare(records)
+    comparison = compare(records)
     if plot is not None:
         write_plot(records, plot, metric=metric, x=x)
     if as_json:
-        print_json(found.to_json())
+        print_json(comparison.to_json())
         return
-    print(comparison_text(found))
+    print(comparison_text(comparison))
     if plot is not None:
         print(f"\ncurves: {plot}")
 
@@ -132,13 +133,13 @@ def report(
     runs: _Runs,
     output: Annotated[
         Path | None,
-        typer.Option(help="The file; absent: report.html in the run folder, for several runs beside the first."),
+        typer.Option(help="File to write; absent: report.html in the run folder, for several runs next to the first."),
     ] = None,
     upload: Annotated[
-        bool, typer.Option(help="Put the page of one run to its MLflow run, where it has one.", show_default=False)
+        bool, typer.Option(help="Upload the page of one run to its MLflow run, if it has one.", show_default=False)
     ] = True,
 ) -> None:
-    """Write one page to open in a browser, and print its path; several runs share a page, their curves overlaid."""
+    """Write an HTML report and print its path; several runs share a page with their curves overlaid."""
     from smalti.track.compare.page import write_report_of_several
     from smalti.track.report import write_report
     from smalti.track.run import resolve
@@ -155,41 +156,42 @@ def report(
 
 
 @app.command("profile", epilog="Example: smalti runs profile runs/demo")
-def profile_(run: _Run, as_json: _Json = False) -> None:
-    """Where the time of profiled steps went: the bottleneck and what its removal would gain, operators, traffic.
+def profile_(run: Run, as_json: Json = False) -> None:
+    """Show where the time of profiled steps went: the bottleneck and the gain of removing it, operators, collectives.
 
-    Profile steps with: smalti train RECIPE 'profile.steps=[10,12]' profile.ranks=all. Beside the summaries lie a trace
-    (open it at ui.perfetto.dev), the log of collectives and, on a GPU, a snapshot of memory (pytorch.org/memory_viz).
+    Profile steps with: smalti train RECIPE 'profile.steps=[10,12]' profile.ranks=all. The folder of the summaries also
+    has a trace (open it at ui.perfetto.dev), the log of collectives and, on a GPU, a memory snapshot
+    (pytorch.org/memory_viz).
     """
     from smalti.cli.runs.profile import profile_text
     from smalti.cli.tables import print_json
     from smalti.track.profiles import read
     from smalti.track.run import resolve
 
-    found = read(resolve(run))
+    summaries = read(resolve(run))
     if as_json:
-        print_json([summary.to_json() for summary in found])
+        print_json([summary.to_json() for summary in summaries])
         return
-    print("\n\n".join(profile_text(summary) for summary in found))
+    print("\n\n".join(profile_text(summary) for summary in summaries))
 
 
 @app.command("send", epilog="Example: smalti runs send runs/demo 'track.sinks=[mlflow]'")
 def send_(
-    run: _Run,
+    run: Run,
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="A.B=VALUE", help="Changes to the run's track section.")
     ] = None,
 ) -> None:
-    """Send what the run's trackers lack: metrics, parameters, tags, state. For a run that does not train now.
+    """Send the metrics, parameters, tags and state that the run's trackers miss. The run must not be training.
 
-    After an outage that outlasted the run, or for a run that had no tracker. It takes as long as it takes.
+    For use after an outage that outlasted the run, or for a run that had no tracker. There is no time limit.
     """
     from smalti.track.run import resolve
     from smalti.track.trackers import send
 
     left = send(resolve(run), overrides or [])
     for name, lines in left.items():
-        print(f"{name}: {'all is sent' if not lines else f'{lines} lines are missing'}")
+        print(f"{name}: {'complete' if not lines else f'{lines} lines are missing'}")
     if any(left.values()):
         raise typer.Exit(3)
 
@@ -202,7 +204,7 @@ def _column_names(given: str | None, default: Sequence[str]) -> list[str]:
 
 
 def _parameters(run: Path) -> tuple[int, int] | None:
-    """(total, active) by the run's config; None where it has none that is a run of ``smalti train``."""
+    """(total, active) parameters by the run's config; None where it has no config of ``smalti train``."""
     from smalti.base.errors import UserError
     from smalti.config.load import load
     from smalti.config.run import RunConfig
@@ -214,7 +216,7 @@ def _parameters(run: Path) -> tuple[int, int] | None:
     try:
         params = count(load(RunConfig, str(path)).config.model)
     except UserError as error:
-        # A run of another kind of training, or of another version: the page is still worth writing, without the count.
+        # A run of another kind of training or of another version: the page is written without the count.
         typer.echo(f"parameters are not counted: {error.message}", err=True)
         return None
     return params.total, params.active

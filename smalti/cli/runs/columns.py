@@ -1,6 +1,6 @@
 """The columns of ``smalti runs ls``: named ones, any metric (``loss/train/total``), any config key (``train.seed``).
 
-One mechanism for what is shown, sorted and filtered: a column gives a plain value, and how a person reads it.
+Showing, sorting and filtering use the same columns: each gives a plain value and its text.
 """
 
 import fnmatch
@@ -18,7 +18,7 @@ from smalti.track.listing import RunSummary
 from smalti.track.report.read import get
 
 SILENT_S = 600.0
-"""A run that says it is running and has not been heard of for so long is called silent; the heartbeat is 5 s."""
+"""A running run without a heartbeat for this long is shown as silent; the heartbeat is every 5 s."""
 
 DEFAULT = ("run", "state", "step", "loss", "eval", "tokens", "speed", "mfu", "time", "heartbeat")
 _CONDITION = re.compile(r"(?P<column>[^=!<>]+)(?P<sign>!=|<=|>=|=|<|>)(?P<value>.*)")
@@ -26,7 +26,7 @@ _CONDITION = re.compile(r"(?P<column>[^=!<>]+)(?P<sign>!=|<=|>=|=|<|>)(?P<value>
 
 @dataclass(frozen=True)
 class Column:
-    """A head, the plain value of a run (None where it has none), and its text."""
+    """A heading, the plain value of a run (None where it has none), and its text."""
 
     head: str
     value: Callable[[RunSummary], Any]
@@ -55,26 +55,26 @@ def column(name: str) -> Column:
 
 
 def conditions(texts: Sequence[str]) -> Callable[[RunSummary], bool]:
-    """``loss<2``, ``state=done``, ``run=lr-*``, all of which must hold; a run without the value fails them."""
+    """The test that all of ``loss<2``, ``state=done``, ``run=lr-*`` hold; a run without a value fails it."""
     tests = [_condition(text) for text in texts]
     return lambda run: all(test(run) for test in tests)
 
 
 def metrics(names: Sequence[str], where: Sequence[str]) -> list[str]:
-    """The metrics among columns and in conditions: ``list_runs`` has to look for them."""
-    asked = [*names, *(found["column"].strip() for found in map(_CONDITION.fullmatch, where) if found)]
-    return [name for name in asked if "/" in name and name not in COLUMNS]
+    """The metrics among columns and conditions, for ``list_runs`` to read."""
+    requested = [*names, *(match["column"].strip() for match in map(_CONDITION.fullmatch, where) if match)]
+    return [name for name in requested if "/" in name and name not in COLUMNS]
 
 
 def _condition(text: str) -> Callable[[RunSummary], bool]:
-    found = _CONDITION.fullmatch(text)
-    if found is None:
+    match = _CONDITION.fullmatch(text)
+    if match is None:
         raise UserError(
             f"--where '{text}' is not a condition",
-            allowed="COLUMN=VALUE with one of = != < > <= >=; * in a text stands for anything",
+            allowed="COLUMN=VALUE with one of = != < > <= >=; * in a text matches anything",
             hint="--where state=done --where 'loss<2.5'",
         )
-    of, sign, wanted = column(found["column"].strip()), found["sign"], found["value"].strip()
+    of, sign, wanted = column(match["column"].strip()), match["sign"], match["value"].strip()
     limit = _limit(wanted)
     if limit is None and sign not in ("=", "!="):
         raise UserError(
@@ -97,7 +97,7 @@ def _condition(text: str) -> Callable[[RunSummary], bool]:
 
 
 def ordered(runs: Sequence[RunSummary], name: str, *, reverse: bool) -> list[RunSummary]:
-    """Runs by a column, rising; numbers before texts, and those without a value last either way."""
+    """Runs sorted by a column; numbers before texts, and runs without a value last in either order."""
     of = column(name)
 
     def key(run: RunSummary) -> tuple[bool, float, str]:
@@ -110,7 +110,7 @@ def ordered(runs: Sequence[RunSummary], name: str, *, reverse: bool) -> list[Run
 
 
 def state_text(run: RunSummary) -> str:
-    """The state; for one that should be alive and is not heard of, for how long."""
+    """The state, with ``silent`` for a run that should be alive and has no recent heartbeat."""
     age = age_s(run.heartbeat)
     if run.state in ("starting", "running") and age is not None and age > SILENT_S:
         return f"{run.state}, silent"
@@ -124,11 +124,11 @@ def _step_text(run: RunSummary) -> str:
 
 
 def _eval_text(run: RunSummary) -> str:
-    found = run.best_eval
-    if found is None:
+    best = run.best_eval
+    if best is None:
         return "-"
-    unit = "bits/byte" if found.metric == "bits_per_byte" else "nats/token"
-    return f"{found.value:.3f} {unit} @{found.step}"
+    unit = "bits/byte" if best.metric == "bits_per_byte" else "nats/token"
+    return f"{best.value:.3f} {unit} @{best.step}"
 
 
 def _age_text(run: RunSummary) -> str:
@@ -164,7 +164,7 @@ def _as_number(value: Any) -> float | None:
 
 
 def _limit(text: str) -> float | None:
-    """A number as metrics have it: ``30%`` is 0.3, ``1h`` is 3600."""
+    """A number in the units of metrics: ``30%`` is 0.3, ``1h`` is 3600."""
     if text.endswith("%"):
         percent = _as_number(text[:-1])
         return None if percent is None else percent / 100

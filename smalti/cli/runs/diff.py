@@ -1,4 +1,4 @@
-"""What ``smalti runs diff`` prints: tables of what differs, and of measured numbers whether that is more than noise."""
+"""The tables of ``smalti runs diff``: differences, and for measured numbers whether they exceed the noise."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,64 +10,70 @@ from smalti.track.compare.differences import Difference
 
 _LONGEST = 60
 _NOTE = (
-    "The noise is that of batches, documents and questions (95 %); two seeds of one config may be further apart.\n"
-    "Without a word there: what was measured does not tell its noise."
+    "The noise is that of batches, documents and questions (95 %); two seeds of one config may differ by more.\n"
+    "Where the last column is empty, the noise is not known."
 )
 
 
-def comparison_text(found: Comparison) -> str:
+def comparison_text(comparison: Comparison) -> str:
     """All tables, in blocks."""
-    blocks = [f"against {found.names[0]} ({found.folders[0]})"]
+    blocks = [f"compared with {comparison.names[0]} ({comparison.folders[0]})"]
     for title, rows in (
-        ("config, identity", found.identity),
-        ("config, placement", found.placement),
-        ("code and machine", found.provenance),
+        ("config, identity", comparison.identity),
+        ("config, placement", comparison.placement),
+        ("code and machine", comparison.provenance),
     ):
         if rows:
-            blocks.append(_values(title, found.names, rows))
-    if not found.identity and not found.notes:
+            blocks.append(_values(title, comparison.names, rows))
+    if not comparison.identity and not comparison.notes:
         blocks.append("the configs are of the same identity: they describe the same run")
-    blocks += [_measured(one.where, found.names, one.rows) for one in found.measured]
-    blocks += [_measured(f"suite {suite}", found.names, rows) for suite, rows in found.evals.items()]
-    blocks += [f"note: {note}" for note in found.notes]
-    if found.measured or found.evals:
+    blocks += [_measured(metrics.where, comparison.names, metrics.rows) for metrics in comparison.measured]
+    blocks += [_measured(f"suite {suite}", comparison.names, rows) for suite, rows in comparison.evals.items()]
+    blocks += [f"note: {note}" for note in comparison.notes]
+    if comparison.measured or comparison.evals:
         blocks.append(_NOTE)
     return "\n\n".join(blocks)
 
 
 def _values(title: str, names: Sequence[str], rows: Mapping[str, Sequence[Any]]) -> str:
     return table(
-        (title, *names), [(key, *(value_text(one, longest=_LONGEST) for one in values)) for key, values in rows.items()]
+        (title, *names),
+        [(key, *(value_text(value, longest=_LONGEST) for value in values)) for key, values in rows.items()],
     )
 
 
 def _measured(title: str, names: Sequence[str], rows: Mapping[str, Sequence[Difference]]) -> str:
-    """One line for each metric and later run: the first, the other, how far apart, and whether that is noise."""
-    several = len(names) > 2
-    head = (title, *(("run",) if several else ()), names[0], "other" if several else names[1], "difference", "")
+    """One line for each metric and later run: the first run, the other, their difference, and the verdict."""
+    has_several = len(names) > 2
+    head = (title, *(("run",) if has_several else ()), names[0], "other" if has_several else names[1], "difference", "")
     lines = []
     for name, row in rows.items():
-        for other, one in zip(names[1:], row, strict=True):
-            cells = (_number(name, one.before), _number(name, one.after), _apart(name, one), _verdict(one))
-            lines.append((name, *((other,) if several else ()), *cells))
+        for other, difference in zip(names[1:], row, strict=True):
+            cells = (
+                _number(name, difference.before),
+                _number(name, difference.after),
+                _difference(name, difference),
+                _verdict(difference),
+            )
+            lines.append((name, *((other,) if has_several else ()), *cells))
     return table(head, lines)
 
 
-def _apart(name: str, one: Difference) -> str:
-    value = one.value
+def _difference(name: str, difference: Difference) -> str:
+    value = difference.value
     if value is None:
         return "-"
     sign = "+" if value > 0 else "-" if value < 0 else ""
-    spread = "" if one.half_width is None else f" ± {_number(name, one.half_width)}"
+    spread = "" if difference.half_width is None else f" ± {_number(name, difference.half_width)}"
     return f"{sign}{_number(name, abs(value))}{spread}"
 
 
-def _verdict(one: Difference) -> str:
-    return f"{one.verdict} ({one.how})" if one.verdict and one.how else one.verdict
+def _verdict(difference: Difference) -> str:
+    return f"{difference.verdict} ({difference.how})" if difference.verdict and difference.how else difference.verdict
 
 
 def _number(name: str, value: float | None) -> str:
-    """A metric, a held-out result or a score in the unit that its table has; bare where the name says it all."""
+    """A metric, a held-out result or a score in the unit of its table."""
     if value is None:
         return "-"
     if name == "time/train":

@@ -1,46 +1,46 @@
-"""What ``smalti runs profile`` prints: where the time of a window of steps went, and what was sent."""
+"""The tables of ``smalti runs profile``: where the time of a window of steps went, and the collectives."""
 
 from smalti.base.units import format_bytes, format_seconds
 from smalti.cli.tables import table
 from smalti.track.profiles import Summary
 
 
-def profile_text(found: Summary) -> str:
-    """The summary of one rank's window, for people."""
-    named = found.bottleneck
+def profile_text(summary: Summary) -> str:
+    """The summary of one rank's window as tables."""
+    bottleneck = summary.bottleneck
     lines = [
-        f"steps {found.first_step} to {found.last_step}, rank {found.rank} on {found.device}: "
-        f"{format_seconds(found.window_s / found.steps)} a step while profiled",
-        f"bottleneck: {named.name}, {named.s / found.window_s:.0%} of the time; "
-        f"without it a step would be {found.gain(named):.2f} times as fast at most",
+        f"steps {summary.first_step} to {summary.last_step}, rank {summary.rank} on {summary.device}: "
+        f"{format_seconds(summary.window_s / summary.steps)} per step while profiled",
+        f"bottleneck: {bottleneck.name}, {bottleneck.s / summary.window_s:.0%} of the time; "
+        f"removing it would make a step at most {summary.gain(bottleneck):.2f} times as fast",
         "",
         table(
-            ["part", "a step", "share", "without it", "calls"],
+            ["part", "per step", "share", "gain without", "calls"],
             [
-                [part.name, format_seconds(part.s / found.steps), f"{part.s / found.window_s:.1%}",
-                 f"{found.gain(part):.2f} x", f"{part.calls / found.steps:,.0f}" if part.calls else ""]
-                for part in found.parts
+                [part.name, format_seconds(part.s / summary.steps), f"{part.s / summary.window_s:.1%}",
+                 f"{summary.gain(part):.2f} x", f"{part.calls / summary.steps:,.0f}" if part.calls else ""]
+                for part in summary.parts
             ],
         ),
         "",
         table(
-            ["slowest operators", "a step", "calls"],
-            [[one.name, format_seconds(one.s / found.steps), f"{one.calls / found.steps:,.0f}"]
-             for one in found.operators[:8]],
+            ["slowest operators", "per step", "calls"],
+            [[row.name, format_seconds(row.s / summary.steps), f"{row.calls / summary.steps:,.0f}"]
+             for row in summary.operators[:8]],
         ),
     ]  # fmt: skip
-    if found.traffic:
+    if summary.traffic:
         rows = [
-            [one.op, one.axis, f"{one.calls / found.steps:,.0f}", format_bytes(one.bytes / found.steps),
-             "" if one.s is None else format_seconds(one.s / found.steps),
-             "none" if one.planned_calls is None else f"{one.planned_calls / found.steps:,.0f}",
-             "" if one.planned_bytes is None else format_bytes(one.planned_bytes / found.steps)]
-            for one in found.traffic
+            [row.op, row.axis, f"{row.calls / summary.steps:,.0f}", format_bytes(row.bytes / summary.steps),
+             "" if row.s is None else format_seconds(row.s / summary.steps),
+             "none" if row.planned_calls is None else f"{row.planned_calls / summary.steps:,.0f}",
+             "" if row.planned_bytes is None else format_bytes(row.planned_bytes / summary.steps)]
+            for row in summary.traffic
         ]  # fmt: skip
         lines += [
             "",
-            table(["collective", "axis", "calls", "bytes a step", "in flight", "planned", "bytes planned"], rows),
+            table(["collective", "axis", "calls", "bytes per step", "in flight", "planned", "bytes planned"], rows),
         ]
-    if found.peak_bytes is not None:
-        lines.append(f"\npeak of the device's allocator: {format_bytes(found.peak_bytes)}")
+    if summary.peak_bytes is not None:
+        lines.append(f"\npeak memory of the device's allocator: {format_bytes(summary.peak_bytes)}")
     return "\n".join(lines)

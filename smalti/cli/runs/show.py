@@ -1,11 +1,11 @@
-"""What ``smalti runs show`` says about one run: gathered as plain values, then written for people."""
+"""The output of ``smalti runs show``: the facts of one run as JSON values, and as text."""
 
 from pathlib import Path
 from typing import Any
 
 from smalti.base.errors import UserError
 from smalti.base.units import format_bytes, format_count, format_frac, format_seconds
-from smalti.cli.plan.recipe import device_of
+from smalti.cli.plan.devices import device_of_run
 from smalti.cli.tables import pairs, table
 from smalti.config.run import RunConfig
 from smalti.cost.params import count
@@ -35,9 +35,9 @@ _CONFIG = (
 
 
 def about(folder: Path, *, n_events: int) -> dict[str, Any]:
-    """Everything that the page shows, as JSON values. DataError if ``folder`` holds no run."""
+    """The facts of a run as JSON values. DataError if ``folder`` has no run."""
     run = read_run(folder)
-    found = best_eval(folder / "metrics.jsonl")
+    best = best_eval(folder / "metrics.jsonl")
     values = {name: run.last(name) for name in (*_SHOWN, *_held_out(run))}
     plan, note = _plan(run)
     return {
@@ -54,38 +54,38 @@ def about(folder: Path, *, n_events: int) -> dict[str, Any]:
         "parameters": _parameters(run),
         "attempts": _attempts(run),
         "metrics": {name: value for name, value in values.items() if value is not None},
-        "best_eval": {"value": found.value, "step": found.step, "metric": found.metric} if found else None,
+        "best_eval": {"value": best.value, "step": best.step, "metric": best.metric} if best else None,
         "continued": _continued(run),
-        "evals": {one.suite: {"time": one.time, "tasks": one.tasks} for one in run.evals},
+        "evals": {each.suite: {"time": each.time, "tasks": each.tasks} for each in run.evals},
         "events": list(run.events[-n_events:]) if n_events else [],
         "bytes": sizes_bytes(folder),
         "checkpoints": sorted(complete(folder / "checkpoints")),
         "plan": plan,
-        "notes": [*([note] if note else []), *(one.words() for one in worse_in_stages(run))],
+        "notes": [*([note] if note else []), *(each.words() for each in worse_in_stages(run))],
     }
 
 
-def about_text(found: dict[str, Any]) -> str:
-    """The same for people, in blocks; what the folder does not have is left out."""
+def about_text(facts: dict[str, Any]) -> str:
+    """The facts as text, in blocks; missing ones are left out."""
     blocks = [
-        _head(found),
-        _attempts_text(found["attempts"]),
-        _metrics_text(found),
-        _continued_text(found["continued"]),
-        *(_suite_text(suite, one) for suite, one in found["evals"].items()),
-        _plan_text(found["plan"]),
-        _events_text(found["events"]),
-        _sizes_text(found),
-        *(f"note: {note}" for note in found["notes"]),
+        _head(facts),
+        _attempts_text(facts["attempts"]),
+        _metrics_text(facts),
+        _continued_text(facts["continued"]),
+        *(_suite_text(suite, suite_facts) for suite, suite_facts in facts["evals"].items()),
+        _plan_text(facts["plan"]),
+        _events_text(facts["events"]),
+        _sizes_text(facts),
+        *(f"note: {note}" for note in facts["notes"]),
     ]
     return "\n\n".join(filter(None, blocks))
 
 
 def sizes_bytes(folder: Path) -> dict[str, int]:
-    """Bytes on disk by part of the run folder; ``files`` are those that lie in it directly. Links are not followed."""
-    found = {part: _size_bytes(folder / part) for part in _PARTS if (folder / part).is_dir()}
-    found["files"] = sum(path.lstat().st_size for path in folder.iterdir() if not path.is_dir())
-    return found
+    """Bytes on disk by part of the run folder; ``files`` are those directly in it. Links are not followed."""
+    sizes = {part: _size_bytes(folder / part) for part in _PARTS if (folder / part).is_dir()}
+    sizes["files"] = sum(path.lstat().st_size for path in folder.iterdir() if not path.is_dir())
+    return sizes
 
 
 def _size_bytes(folder: Path) -> int:
@@ -110,7 +110,7 @@ def _made_by(run: RunRecord) -> dict[str, Any]:
 
 
 def _config(run: RunRecord) -> tuple[RunConfig | None, str | None]:
-    """The config, or why it is none (of another kind of training, of another version)."""
+    """(config, None), or (None, why it is not a config of this version of ``smalti train``)."""
     try:
         return RunFolder.read(run.folder).config(RunConfig), None
     except UserError as error:
@@ -126,56 +126,56 @@ def _parameters(run: RunRecord) -> dict[str, int] | None:
 
 
 def _plan(run: RunRecord) -> tuple[list[dict[str, Any]], str | None]:
-    """Predicted and measured, in short, and what stands in the way of it."""
+    """(comparisons of predicted and measured, None), or ([], why there are none)."""
     config, why = _config(run)
     speeds = [value for value in run.series("throughput/tokens_per_sec")[1] if value == value]
     if config is None or not speeds:
         return [], why
-    found = verify(
+    comparisons = verify(
         config,
-        machine=device_of(run),
+        machine=device_of_run(run),
         peak_flops_per_s=run.of_events("peak_flops_per_s"),
         tokens_per_s=speeds,
         tokens_learned=run.last("time/token"),
     )
-    return [one.to_json() for one in found if one.ratio is not None], None
+    return [comparison.to_json() for comparison in comparisons if comparison.ratio is not None], None
 
 
 def _attempts(run: RunRecord) -> list[dict[str, Any]]:
-    """Each attempt with where it began and how it ended, as the events say."""
+    """Each attempt with its first step and its end, from the events."""
     by_number: dict[int, dict[str, Any]] = {}
     for event in run.events:
         number = event.get("attempt")
         if not isinstance(number, int):
             continue
-        one = by_number.setdefault(number, {"attempt": number, "started": event.get("time"), "from_step": 0})
+        attempt = by_number.setdefault(number, {"attempt": number, "started": event.get("time"), "from_step": 0})
         kind = event.get("event")
         if kind == "attempt_started":
-            one["ranks"] = event.get("ranks")
+            attempt["ranks"] = event.get("ranks")
         elif kind == "resumed":
-            one["from_step"] = event.get("step")
+            attempt["from_step"] = event.get("step")
         elif kind == "rank_died":
-            one["died"] = event_words(event)
+            attempt["died"] = event_words(event)
         elif kind == "attempt_ended":
-            one |= {"code": event.get("code"), "ended": event.get("reason"), "step": event.get("step")}
-            one["seconds"] = event.get("seconds")
+            attempt |= {"code": event.get("code"), "ended": event.get("reason"), "step": event.get("step")}
+            attempt["seconds"] = event.get("seconds")
         elif kind == "run_finished":
-            one.setdefault("ended", "finished")
-            one["step"] = event.get("step")
+            attempt.setdefault("ended", "finished")
+            attempt["step"] = event.get("step")
     return [by_number[number] for number in sorted(by_number)]
 
 
-def _head(found: dict[str, Any]) -> str:
-    made, config, params = found["made_by"], found["config"], found["parameters"]
+def _head(facts: dict[str, Any]) -> str:
+    made, config, params = facts["made_by"], facts["config"], facts["parameters"]
     commit = f", commit {made['commit'][:10]}{' with changes' if made['changed'] else ''}" if made["commit"] else ""
-    state = found["state"] + (f" ({found['reason']})" if found["reason"] else "")
-    step = "-" if found["step"] is None else str(found["step"])
+    state = facts["state"] + (f" ({facts['reason']})" if facts["reason"] else "")
+    step = "-" if facts["step"] is None else str(facts["step"])
     lines = [
-        ("run", found["name"]),
-        ("folder", found["folder"]),
+        ("run", facts["name"]),
+        ("folder", facts["folder"]),
         ("state", state),
-        ("step", f"{step} of {found['steps_total']}" if found["steps_total"] is not None else step),
-        ("heartbeat", found["heartbeat"] or "-"),
+        ("step", f"{step} of {facts['steps_total']}" if facts["steps_total"] is not None else step),
+        ("heartbeat", facts["heartbeat"] or "-"),
         ("made by", f"smalti {made['smalti']}{commit}" if made["smalti"] else "-"),
         ("command", " ".join(made["command"]) if isinstance(made["command"], list) else "-"),
     ]
@@ -188,51 +188,56 @@ def _head(found: dict[str, Any]) -> str:
 def _attempts_text(attempts: list[dict[str, Any]]) -> str:
     rows = [
         (
-            str(one["attempt"]),
-            str(one.get("started") or "-")[:19].replace("T", " "),
-            str(one.get("ranks", "-")),
-            str(one["from_step"]),
-            str(one.get("step", "-")),
-            format_seconds(one["seconds"]) if one.get("seconds") is not None else "-",
-            str(one.get("code", "-")),
-            one.get("ended") or one.get("died") or "has not ended, or was killed with its machine",
+            str(attempt["attempt"]),
+            str(attempt.get("started") or "-")[:19].replace("T", " "),
+            str(attempt.get("ranks", "-")),
+            str(attempt["from_step"]),
+            str(attempt.get("step", "-")),
+            format_seconds(attempt["seconds"]) if attempt.get("seconds") is not None else "-",
+            str(attempt.get("code", "-")),
+            attempt.get("ended") or attempt.get("died") or "still running, or killed with its machine",
         )
-        for one in attempts
+        for attempt in attempts
     ]
     head = ("attempt", "started (UTC)", "ranks", "from step", "to step", "took", "code", "ended")
     return table(head, rows) if rows else ""
 
 
-def _metrics_text(found: dict[str, Any]) -> str:
-    lines = [(name, with_unit(name, value)) for name, value in found["metrics"].items()]
-    if best := found["best_eval"]:
+def _metrics_text(facts: dict[str, Any]) -> str:
+    lines = [(name, with_unit(name, value)) for name, value in facts["metrics"].items()]
+    if best := facts["best_eval"]:
         unit = "bits per byte" if best["metric"] == "bits_per_byte" else "nats per token"
         lines.append(("best held-out", f"{best['value']:.4f} {unit} at step {best['step']}, mean over sources"))
     return pairs(lines) if lines else ""
 
 
 def _continued(run: RunRecord) -> dict[str, Any] | None:
-    found = continued(run)
-    return found.to_json() if found else None
+    result = continued(run)
+    return result.to_json() if result else None
 
 
-def _continued_text(found: dict[str, Any] | None) -> str:
-    return f"{found['title']}\n{table(HEAD, [one['words'] for one in found['sets']])}" if found else ""
+def _continued_text(result: dict[str, Any] | None) -> str:
+    return f"{result['title']}\n{table(HEAD, [heldout['words'] for heldout in result['sets']])}" if result else ""
 
 
-def _suite_text(suite: str, found: dict[str, Any]) -> str:
-    rows = [(name, *score_words(score)) for name, score in found["tasks"].items()]
+def _suite_text(suite: str, results: dict[str, Any]) -> str:
+    rows = [(name, *score_words(score)) for name, score in results["tasks"].items()]
     if not rows:
         return ""
-    head = ("task", "measure", "value", "95 % interval", "n", "beside it")
-    return f"suite {suite}, {found['time']}\n" + table(head, rows)
+    head = ("task", "measure", "value", "95 % interval", "n", "baseline")
+    return f"suite {suite}, {results['time']}\n" + table(head, rows)
 
 
 def _plan_text(plan: list[dict[str, Any]]) -> str:
     rows = [
-        (one["name"], f"{one['predicted']:.4g}", f"{one['measured']:.4g}", f"{one['ratio']:.2f}")
-        for one in plan
-        if one["name"] in ("step_s", "tokens_per_s", "mfu_frac")
+        (
+            comparison["name"],
+            f"{comparison['predicted']:.4g}",
+            f"{comparison['measured']:.4g}",
+            f"{comparison['ratio']:.2f}",
+        )
+        for comparison in plan
+        if comparison["name"] in ("step_s", "tokens_per_s", "mfu_frac")
     ]
     return table(("plan", "predicted", "measured", "ratio"), rows) if rows else ""
 
@@ -250,15 +255,15 @@ def _events_text(events: list[dict[str, Any]]) -> str:
     return table(("last events (UTC)", "attempt", "event", ""), rows) if rows else ""
 
 
-def _sizes_text(found: dict[str, Any]) -> str:
-    sizes = {name: n_bytes for name, n_bytes in found["bytes"].items() if n_bytes}
+def _sizes_text(facts: dict[str, Any]) -> str:
+    sizes = {name: n_bytes for name, n_bytes in facts["bytes"].items() if n_bytes}
     parts = ", ".join(f"{name} {format_bytes(n_bytes)}" for name, n_bytes in sizes.items())
-    kept = f"\ncheckpoints: {', '.join(found['checkpoints'])}" if found["checkpoints"] else ""
-    return f"on disk: {format_bytes(sum(sizes.values()))} ({parts}){kept}" if sizes else ""
+    checkpoints = f"\ncheckpoints: {', '.join(facts['checkpoints'])}" if facts["checkpoints"] else ""
+    return f"on disk: {format_bytes(sum(sizes.values()))} ({parts}){checkpoints}" if sizes else ""
 
 
 def with_unit(name: str, value: float) -> str:
-    """The value of a metric as a person reads it; metrics.jsonl and --json have the plain number."""
+    """The value of a metric with its unit, as text."""
     if name == "time/train":  # hours, as the table of names says
         return f"{format_seconds(value * 3600)} in training steps"
     if name == "time/token":

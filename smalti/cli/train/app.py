@@ -1,4 +1,4 @@
-"""``smalti train``: as a person's command it starts the ranks, as a rank (RANK is set) it trains."""
+"""``smalti train``: started by a user it starts the ranks; started as a rank (RANK is set) it trains."""
 
 import signal
 import sys
@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from smalti.cli.options import Overrides, Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,42 +24,42 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command(epilog="Example: smalti train recipe.yaml train.optimizer.lr=3e-4 train.parallel.ranks=2 --dry-run")
 def train(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A .yaml file, a run folder, or a recipe's name.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="A.B=VALUE", help="Changes to the recipe.")] = None,
+    recipe: Recipe,
+    overrides: Overrides = None,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the config with where each value came from; start nothing.")
+        bool, typer.Option("--print-config", help="Print the config with the origin of each value, and exit.")
     ] = False,
     fork: Annotated[
-        bool, typer.Option("--fork", help="Go on from the newest checkpoint with another future: data, length, rate.")
+        bool,
+        typer.Option("--fork", help="Continue from the newest checkpoint with other data, length or rate."),
     ] = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Check config, data and mesh, rehearse a step of a rank, print; start nothing."),
+        typer.Option("--dry-run", help="Check config, data and mesh, rehearse a step of one rank, print, and exit."),
     ] = False,
     trial: Annotated[
-        int | None, typer.Option("--try", min=1, help="Train so many first steps, as a trial in runs/.try/NAME.")
+        int | None, typer.Option("--try", min=1, help="Train only this many steps, as a trial in runs/.try/NAME.")
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option(help="With --dry-run: for ranks on this device, a name of 'smalti plan hardware'.")
+        str | None, typer.Option(help="With --dry-run: plan for this device, a name of 'smalti plan hardware'.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print what was rehearsed as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print the rehearsal as JSON.")] = False,
 ) -> None:
     """Train a model. The same command again resumes from the newest checkpoint, on any number of ranks.
 
-    Ctrl-C saves and leaves (exit 130), a second one leaves at once. SIGTERM saves and leaves (exit 75).
+    Ctrl-C saves and exits (code 130), a second one exits at once. SIGTERM saves and exits (code 75).
 
-    train.parallel.ranks processes are started on this machine, with a log of each in the run's logs/attempt-N. Several
-    machines are started by torchrun or srun: the world that they made is joined, its number of ranks counts, not the
-    recipe's, and what the ranks print goes where the launcher sends it.
+    train.parallel.ranks processes are started on this machine, each with a log in the run's logs/attempt-N. For several
+    machines use torchrun or srun: their world is joined, with its number of ranks and its handling of output.
 
-    A run folder goes on where it is, also moved or copied; name= or folder= makes another run of its config. --try 2
-    trains two steps as the run would, measures and saves, in a folder that the next trial replaces; no run begins.
+    A run folder resumes in place, also when moved or copied; name= or folder= makes another run of its config. --try 2
+    trains, evaluates and saves two steps of the run in a folder that the next trial replaces, without starting the run.
 
-    --fork keeps what the run has learned, in the same folder, and changes what comes next: sources, stages, sequence
-    length, skips, duration, batch or learning rate. The changes are printed, and kept in the events of the run.
+    --fork continues in the same folder with the weights of the run and changes what follows: sources, stages, sequence
+    length, skips, duration, batch or learning rate. The changes are printed and recorded in the events of the run.
 
-    --dry-run builds the run of any number of ranks in this process, without a tensor, and tells what a rank would hold
-    and send. With --json token files in an object store are not asked for.
+    --dry-run builds a run of any number of ranks in this process, without allocating tensors, and prints what a rank
+    would hold and send. With --json, token files in an object store are not read.
     """
     from smalti.base.env import inside_world
     from smalti.cli.train import preflight, trials
@@ -65,7 +67,7 @@ def train(
     from smalti.config.show import show
 
     _check_options(gpu, trial, as_json=as_json, dry_run=dry_run, print_config=print_config, fork=fork)
-    if inside_world():  # until the loop listens, Ctrl-C ends a rank by the signal, not by 130, which means "saved"
+    if inside_world():  # until the loop handles it, Ctrl-C kills a rank; exit code 130 would mean "saved"
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     recipe, overrides = enter(recipe, overrides or [])
     loaded = trials.of(load_run(recipe, overrides), trial)
@@ -79,18 +81,18 @@ def train(
         ranks = loaded.config.train.parallel.ranks
         preflight.dry_run(loaded.config, ranks=ranks, fork=planned, gpu=gpu, as_json=as_json)
         return
-    _warn(*preflight.check_here(loaded.config))
+    _warn(*preflight.check_machine(loaded.config))
     raise typer.Exit(_as_agent(loaded, ["train", recipe, *overrides, *trials.arguments(trial)], fork=planned))
 
 
 def _check_options(
     gpu: str | None, trial: int | None, *, as_json: bool, dry_run: bool, print_config: bool, fork: bool
 ) -> None:
-    """UserError for options that have no effect together."""
+    """Raise UserError for options that have no effect together."""
     from smalti.base.errors import UserError
 
     if (gpu is not None or as_json) and not dry_run:
-        raise UserError(f"{'--json' if as_json else '--gpu'} is for what --dry-run prints", hint="--dry-run")
+        raise UserError(f"{'--json' if as_json else '--gpu'} is an option of --dry-run", hint="--dry-run")
     if print_config and fork:
         raise UserError("--print-config prints the recipe, which --fork does not change", hint="--fork --dry-run")
     other = "--fork" if fork else "--dry-run" if dry_run else "--print-config" if print_config else None
@@ -99,8 +101,10 @@ def _check_options(
 
 
 def _checked(loaded: "Loaded[RunConfig]", *, fork: bool) -> "tuple[Loaded[RunConfig], Fork | None]":
-    """The config with the launcher's ranks and what the run's folder knows of earlier futures, and the new one; raises
-    for what can be known to be wrong with it before a process starts."""
+    """The config with the launcher's ranks and the forks recorded in the run's folder, and the planned fork.
+
+    Raises for problems that can be found before a process starts.
+    """
     from smalti.base.env import inside_world, world
     from smalti.cli.train import preflight
     from smalti.track.run import RunFolder
@@ -118,12 +122,12 @@ def _planned_fork(config: "RunConfig") -> "Fork | None":
 
     planned = plan_fork(config)
     if planned is None:
-        print(f"{config.run_folder} has this future already; it goes on", file=sys.stderr)
+        print(f"{config.run_folder} is already forked this way; it resumes", file=sys.stderr)
     return planned
 
 
 def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork | None") -> int:
-    """Open the run folder, run one attempt, say how it ended."""
+    """Open the run folder, run one attempt, and report how it ended."""
     from smalti.base import clock, log
     from smalti.base.env import log_level
     from smalti.base.errors import ExitCode
@@ -133,38 +137,39 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
     from smalti.track.run import RunFolder
 
     log.setup(log_level())
-    _warn(_left_out())
-    started_s, why_not = clock.now_s(), preflight.not_exportable(loaded.config)
+    _warn(_idle_nodes())
+    started_s = clock.now_s()
+    why_not = preflight.not_exportable(loaded.config)
     _warn(why_not)
     parallel = loaded.config.train.parallel
     argv = ["smalti", *arguments, *(["--fork"] if fork else [])]
     folder = RunFolder.open(loaded.config, loaded.origins, argv=argv, fork=fork)
 
     if fork:
-        lines = [f"{folder.path}: another future from step {fork.at_step:,} on", *fork.lines()]
+        lines = [f"{folder.path}: forked at step {fork.at_step:,}", *fork.lines()]
         print("\n  ".join(lines), file=sys.stderr)
 
     before = folder.saved_step()
     finished = before is not None and before >= loaded.config.length.total_steps
     count = _count(parallel.ranks)
     where = " at step 0" if before is None else f" from step {before:,}"
-    rest = ": all steps are done, only the last checkpoint is verified" if finished else ""
+    rest = ": all steps are done; only the last checkpoint is verified" if finished else ""
     print(f"{folder.path}: starting {count}{where}{rest}", file=sys.stderr)
 
     def ended(outcome: agent.Outcome) -> None:
         agent.announce(outcome)
         trackers.complete(folder)
 
-    def again() -> RunFolder:
+    def reopen() -> RunFolder:
         nonlocal folder
         folder.close()
-        folder = RunFolder.open(loaded.config, loaded.origins, argv=argv[: len(arguments) + 1])  # it is forked already
+        folder = RunFolder.open(loaded.config, loaded.origins, argv=argv[: len(arguments) + 1])  # already forked
         return folder
 
     try:
         command = [sys.executable, "-m", "smalti", *arguments]
         outcome = agent.run(
-            command, ranks=parallel.ranks, folder=folder, threads=parallel.threads, at_end=ended, again=again
+            command, ranks=parallel.ranks, folder=folder, threads=parallel.threads, at_end=ended, again=reopen
         )
     finally:
         folder.close()
@@ -178,23 +183,23 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
 
 
 def _warn_of_worse(folder: "RunFolder") -> None:
-    """Held-out sets that a stage has made worse."""
+    """Warn of held-out sets that a stage has made worse."""
     from smalti.track.report.read import read_run
     from smalti.track.report.worse import worse_in_stages
 
-    for one in worse_in_stages(read_run(folder.path)):
-        _warn(one.words())
+    for each in worse_in_stages(read_run(folder.path)):
+        _warn(each.words())
 
 
 def _show_continued(folder: "RunFolder") -> None:
-    """What the run has made of the model that it began with."""
+    """Print how the run changed the model that it started from."""
     from smalti.cli.tables import table
     from smalti.track.report.continued import HEAD, continued
     from smalti.track.report.read import read_run
 
-    found = continued(read_run(folder.path))
-    if found is not None:
-        print(f"\n{found.title()}\n{table(HEAD, found.words())}", file=sys.stderr)
+    result = continued(read_run(folder.path))
+    if result is not None:
+        print(f"\n{result.title()}\n{table(HEAD, result.words())}", file=sys.stderr)
 
 
 def _warn(*texts: str | None) -> None:
@@ -203,27 +208,25 @@ def _warn(*texts: str | None) -> None:
             print(f"warning: {text}", file=sys.stderr)
 
 
-def _left_out() -> str | None:
-    """That ranks are started here alone, although Slurm has given more nodes."""
+def _idle_nodes() -> str | None:
+    """The warning that ranks are started on this node alone although the Slurm job has more."""
     from smalti.base.env import nodes_left_out
 
     count = nodes_left_out()
     if not count:
         return None
     nodes = "1 other node" if count == 1 else f"{count} other nodes"
-    return (
-        f"this starts ranks on this node alone; {nodes} of the Slurm job stay idle: 'srun smalti train' uses them all"
-    )
+    return f"ranks are started on this node only; {nodes} of the Slurm job stay idle: 'srun smalti train' uses them all"
 
 
 def _done_text(folder: "RunFolder", seconds: float | None, *, exportable: bool) -> str:
-    """``runs/x: done, 40 steps in 2m03s; next: ...``; the time is that of this attempt, None: it had nothing to do."""
+    """``runs/x: done, 40 steps in 2m03s; next: ...``; ``seconds`` of this attempt; None: it had nothing to do."""
     from smalti.base.units import format_seconds
 
     rows = folder.metrics()
     steps = int(rows[-1]["step"]) if rows else folder.saved_step() or 0
     text = f"{folder.path}: done, {steps} {'step' if steps == 1 else 'steps'}"
-    text += " (it was finished already)" if seconds is None else f" in {format_seconds(seconds)}"
+    text += " (already finished)" if seconds is None else f" in {format_seconds(seconds)}"
     resumed = f" (attempt {folder.attempt})" if folder.attempt else ""
     return text + resumed + (f"; next: smalti export {folder.path}" if exportable else "")
 
@@ -245,7 +248,7 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool, trial: int | None) -> i
     else:
         loaded = _of_world(loaded, place.world_size)
         config = loaded.config
-        if place.rank == 0:  # of a foreign launcher: no agent has said it
+        if place.rank == 0:  # of another launcher: no agent has printed it
             from smalti.cli.train import preflight
 
             _warn(preflight.not_exportable(config))
@@ -258,7 +261,7 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool, trial: int | None) -> i
     try:
         job.run(config, loaded.origins, evaluation=_evaluation, fork=fork, trial_steps=trial)
     except LostPeer as error:
-        # The agent has seen who died, and says so: under it this rank is only a consequence.
+        # Under an agent, the agent reports the rank that died; this one is only a consequence.
         leave_at_once(error, LOST_PEER if attempt_is_open() else None)
     except BaseException as error:
         if may_leave(error):
@@ -270,8 +273,8 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool, trial: int | None) -> i
 def _evaluation(
     config: "RunConfig", indexes: "Mapping[str, bytes] | None" = None, mesh: "Mesh | None" = None
 ) -> "Evaluate | None":
-    """``heldout_hook``; and of data that no agent has looked at before (``preflight.check_data_here``), because it is
-    in a store or a launcher started the ranks, rank 0 warns now that it is open."""
+    """Return ``heldout_hook``. Rank 0 first warns of data that no agent has checked (``preflight.check_local_data``),
+    because it is in a store or another launcher started the ranks."""
     from smalti.base import log
     from smalti.base.env import attempt_is_open, world
     from smalti.cli.plan.data import repeat_warnings
@@ -279,14 +282,14 @@ def _evaluation(
     from smalti.data.stream.opening import open_sources
     from smalti.evals.in_loop import heldout_hook
 
-    if world().rank == 0 and indexes and not (attempt_is_open() and preflight.lies_here(config)):
+    if world().rank == 0 and indexes and not (attempt_is_open() and preflight.data_is_local(config)):
         for line in repeat_warnings(config, open_sources(config.data, indexes).sources):
             log.get("data").warning("%s", line)
     return heldout_hook(config, indexes, mesh)
 
 
 def _of_world(loaded: "Loaded[RunConfig]", ranks: int) -> "Loaded[RunConfig]":
-    """The config with the number of ranks that a launcher has made: that is what is run, and put on record."""
+    """The config with the launcher's number of ranks, which is run and recorded."""
     from smalti.base.env import world
 
     config, place = loaded.config, world()
@@ -296,7 +299,7 @@ def _of_world(loaded: "Loaded[RunConfig]", ranks: int) -> "Loaded[RunConfig]":
     if place.is_first and "train.parallel.ranks" in loaded.origins:
         print(
             f"warning: {place.launcher} has started {_count(ranks)}, the recipe says train.parallel.ranks={wanted}; "
-            f"{ranks} it is: with a launcher, the launcher's number counts",
+            "the launcher's number is used",
             file=sys.stderr,
         )
     parallel = config.train.parallel.model_copy(update={"ranks": ranks})

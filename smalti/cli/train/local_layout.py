@@ -1,7 +1,7 @@
-"""The layout that a run would get where it is started now, and how it is said: for the check before it and the dry run.
+"""The layout that a run gets on this machine, for the checks before its start and for the dry run.
 
-Promises: the same layout as the ranks find, where they run on the devices that are seen from here. A device that is not
-here is not known here; the simple rule of ``cost/layout/auto.py`` holds then, and the line says so.
+It is the layout of the ranks if they run on the devices of this machine. For other devices the simple rule of
+``cost/layout/auto.py`` applies, and the printed line says so.
 """
 
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from smalti.cost.layout.auto import Resolved
 
 _USUAL_NODE = 8
-"""GPUs of a node, where none is seen from here."""
+"""GPUs of a node, where this machine has none."""
 
 
 def local_layout(config: "RunConfig", ranks: int) -> "Resolved":
@@ -23,40 +23,40 @@ def local_layout(config: "RunConfig", ranks: int) -> "Resolved":
 
 
 def layout_lines(config: "RunConfig", ranks: int) -> list[str]:
-    """What ``--dry-run`` says: the layout, and on several axes which ranks share what."""
+    """The lines of ``--dry-run``: the layout, and for several axes which ranks share what."""
     from smalti.cost.layout.describe import describe_layout
 
-    found = local_layout(config, ranks)
-    how = {"config": "", "rule": ""}.get(found.by, "; axes chosen by the planner")
-    if found.by == "rule" and config.train.parallel.open_axes:
-        how = "; no GPU is known here, so axes that are auto take the simple rule"
+    resolved = local_layout(config, ranks)
+    how = {"config": "", "rule": ""}.get(resolved.by, "; axes chosen by the planner")
+    if resolved.by == "rule" and config.train.parallel.open_axes:
+        how = "; no known GPU on this machine, so axes that are auto follow the simple rule"
     count = f"{ranks:,} {'rank' if ranks == 1 else 'ranks'}"
-    lines = [f"placement  {count} on {config.train.parallel.device}: {found.layout}{how}"]
-    if found.layout.axes_in_use > 1:
-        lines += [f"           {line}" for line in describe_layout(found.layout, _node_ranks(config, ranks))[1:]]
+    lines = [f"placement  {count} on {config.train.parallel.device}: {resolved.layout}{how}"]
+    if resolved.layout.axes_in_use > 1:
+        lines += [f"           {line}" for line in describe_layout(resolved.layout, _node_ranks(config, ranks))[1:]]
     return lines
 
 
 def _device(config: "RunConfig") -> "Hardware | None":
-    """The GPU that the driver lists here, looked for only where a choice depends on it."""
+    """The GPU that the driver lists; only read where a choice depends on it."""
     from smalti.config.hardware import hardware_of_driver
 
-    names = [] if config.train.parallel.device == "cpu" or not config.train.parallel.open_axes else _gpus_here()
+    names = [] if config.train.parallel.device == "cpu" or not config.train.parallel.open_axes else _local_gpus()
     return hardware_of_driver(names[0]) if names else None
 
 
-def _gpus_here() -> list[str]:
+def _local_gpus() -> list[str]:
     from smalti.fleet import machine
 
     return [device["name"] for device in machine.gpus()["devices"]]
 
 
 def _node_ranks(config: "RunConfig", ranks: int) -> int:
-    """Ranks on a node: those that a launcher started here; else all of them; without a GPU here those of a usual node
-    where the recipe asks for GPUs."""
+    """Ranks on a node: those that a launcher started on this one; else all; for a recipe with GPUs on a machine without
+    any, those of a usual node."""
     from smalti.base.env import inside_world, world
 
     if inside_world():
         return world().local_world_size
-    elsewhere = config.train.parallel.device == "cuda" and not _gpus_here()
+    elsewhere = config.train.parallel.device == "cuda" and not _local_gpus()
     return min(ranks, _USUAL_NODE) if elsewhere else ranks

@@ -1,7 +1,7 @@
-"""Whether a run fits the memory of the machine that would start it: a warning of ``smalti train --dry-run``.
+"""Checks whether a run fits the memory of this machine: a warning of ``smalti train --dry-run``.
 
-Promises: the layout is the one that the dry run rehearses; GPUs as the driver lists them, main memory as the system and
-its cgroup limit it; of ranks on a GPU that is not here nothing is said.
+Uses the layout that the dry run rehearses, GPUs as the driver lists them, and main memory within the cgroup limit.
+Ranks on a GPU that this machine does not have are not checked.
 """
 
 from typing import TYPE_CHECKING
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def memory_warning(config: "RunConfig", *, ranks: int) -> str | None:
-    """What a rank needs beside what it would have here, and the cheapest change that would help; None where it fits."""
+    """The memory that a rank needs and has on this machine, with the cheapest fix; None where it fits."""
     from smalti.cli.train.local_layout import local_layout
     from smalti.cost.memory.fit import tensor_bytes_on_cpu
     from smalti.fleet import machine
 
-    if ranks != config.train.parallel.ranks:  # of the world that another launcher made
+    if ranks != config.train.parallel.ranks:  # as started by another launcher
         parallel = config.train.parallel.model_copy(update={"ranks": ranks})
         config = config.model_copy(update={"train": config.train.model_copy(update={"parallel": parallel})})
     layout = local_layout(config, ranks).layout
@@ -27,10 +27,10 @@ def memory_warning(config: "RunConfig", *, ranks: int) -> str | None:
         return _warning(config, layout, min(sizes), devices[0]["name"], "cuda")
     if config.train.parallel.device == "cuda":
         return None
-    found = machine.memory()
-    whole = min(found["total_bytes"], found["cgroup_limit_bytes"] or found["total_bytes"])
-    part = "this machine" if ranks == 1 else f"its part of this machine, one of {ranks},"
-    return _warning(config, layout, tensor_bytes_on_cpu(whole, ranks), part, "cpu")
+    memory = machine.memory()
+    whole = min(memory["total_bytes"], memory["cgroup_limit_bytes"] or memory["total_bytes"])
+    share = "this machine" if ranks == 1 else f"its share of this machine, one of {ranks},"
+    return _warning(config, layout, tensor_bytes_on_cpu(whole, ranks), share, "cpu")
 
 
 def _warning(config: "RunConfig", layout: "Layout", memory_bytes: float, name: str, device: str) -> str | None:
@@ -43,8 +43,8 @@ def _warning(config: "RunConfig", layout: "Layout", memory_bytes: float, name: s
         return None
     is_auto = config.train.microbatch_tokens == "auto"
     if is_auto and largest_microbatch(config, memory_bytes, layout, device=device) is not None:
-        return None  # it will take less at a time
-    found = memory_fixes(config, memory_bytes, layout, device=device)
-    cure = f"would fit: {found[0].change}" if found else "neither a smaller microbatch nor recomputation would help"
+        return None  # a smaller microbatch will be chosen
+    fixes = memory_fixes(config, memory_bytes, layout, device=device)
+    fix = f"would fit: {fixes[0].change}" if fixes else "neither a smaller microbatch nor recomputation would help"
     has = f"{name} has {format_bytes(memory_bytes)} for tensors"
-    return f"memory: a rank needs {format_bytes(needed)} (smalti plan memory), {has}; {cure}"
+    return f"memory: a rank needs {format_bytes(needed)} (smalti plan memory), {has}; {fix}"

@@ -1,4 +1,4 @@
-"""What can be known to be wrong with a run before a process of it starts, and the plan of one that is right."""
+"""Checks a run before its processes start, and prints the plan of ``--dry-run``."""
 
 import errno
 import os
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def check(config: "RunConfig", *, ranks: int, fork: "Fork | None" = None) -> None:
-    """Raise for a mesh that does not fit ``ranks``, stages that do not fit the run, folders of tokens and weights to
-    begin with that are not there, trackers that do not answer, and a folder that holds another run."""
+    """Raise for a mesh that does not fit ``ranks``, stages that do not fit the run, missing folders of tokens or of
+    initial weights, unreachable trackers, and a folder of another run."""
     from smalti.track import trackers
     from smalti.track.run import RunFolder
 
@@ -35,8 +35,8 @@ def check(config: "RunConfig", *, ranks: int, fork: "Fork | None" = None) -> Non
 
 
 def origin_warnings(config: "RunConfig") -> list[str]:
-    """What is knowingly different between the run and the model that it starts from; raises for what may not be."""
-    if config.init_from is None or _has_checkpoint(config):  # it goes on from its own checkpoint
+    """Warnings of differences between the run and the model that it starts from; raises for those not allowed."""
+    if config.init_from is None or _has_checkpoint(config):  # it resumes from its own checkpoint
         return []
     if not Path(config.init_from).exists():
         raise DataError(f"init_from = {config.init_from} does not exist", allowed="a checkpoint or Hugging Face folder")
@@ -46,7 +46,7 @@ def origin_warnings(config: "RunConfig") -> list[str]:
 
 
 def _check_retained(config: "RunConfig") -> None:
-    """A run that goes on, and would measure what it shall retain otherwise than it was before the first step."""
+    """Raise where a resumed run would measure data.retain otherwise than before its first step."""
     from smalti.track.report.continued import require_alike
     from smalti.track.report.read import read_run
     from smalti.track.run import RunFolder
@@ -55,9 +55,9 @@ def _check_retained(config: "RunConfig") -> None:
         require_alike(read_run(config.run_folder), config.model_dump(mode="json"), list(config.data.retain))
 
 
-def lies_here(config: "RunConfig") -> bool:
-    """Whether all that the run reads lies in local folders. What lies in a store is left to rank 0, which checks it
-    alike: an index is then asked for once by the whole job, and not by every node as well."""
+def data_is_local(config: "RunConfig") -> bool:
+    """Whether all that the run reads is in local folders. Data in a store is checked by rank 0 instead, so that the job
+    reads an index once and not once more on every node."""
     from smalti.base import store
 
     sources = config.data.sources.values()
@@ -65,22 +65,22 @@ def lies_here(config: "RunConfig") -> bool:
     return all(store.is_local(path) for path in (*paths, *config.data.heldout.values()))
 
 
-def check_here(config: "RunConfig") -> list[str]:
-    """As ``check_data_here``, and raise for a device that this machine has not."""
+def check_machine(config: "RunConfig") -> list[str]:
+    """As ``check_local_data``, and raise for a device that this machine does not have."""
     _check_device(config)
-    return check_data_here(config)
+    return check_local_data(config)
 
 
-def check_data_here(config: "RunConfig") -> list[str]:
-    """Raise for what is wrong with local data; returns warnings of sources that are gone through too often."""
+def check_local_data(config: "RunConfig") -> list[str]:
+    """Raise for problems of local data; returns warnings of sources with too many epochs."""
     from smalti.cli.plan.data import repeat_warnings
     from smalti.data.stream.inputs import check_inputs
 
-    return repeat_warnings(config, check_inputs(config).sources) if lies_here(config) else []
+    return repeat_warnings(config, check_inputs(config).sources) if data_is_local(config) else []
 
 
 def _check_device(config: "RunConfig") -> None:
-    """Raise for device=cuda where no rank could find a GPU here."""
+    """Raise UserError for device=cuda on a machine without a usable GPU."""
     from smalti.fleet.machine import why_no_gpu
 
     reason = why_no_gpu() if config.train.parallel.device == "cuda" else None
@@ -93,18 +93,18 @@ def _check_device(config: "RunConfig") -> None:
 
 
 def _check_run_folder(folder: str) -> None:
-    """OSError, as making the folder would raise it: a file is in the way, or nothing may be written there."""
+    """Raise the OSError that making the folder would raise: a file in its place, or no permission."""
     from smalti.base import store
 
     if store.is_local(folder):
-        there = next(path for path in (Path(folder), *Path(folder).absolute().parents) if path.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK):
-            number = errno.EACCES if there.is_dir() else errno.ENOTDIR
-            raise OSError(number, os.strerror(number), str(there))
+        existing = next(path for path in (Path(folder), *Path(folder).absolute().parents) if path.exists())
+        if not existing.is_dir() or not os.access(existing, os.W_OK):
+            number = errno.EACCES if existing.is_dir() else errno.ENOTDIR
+            raise OSError(number, os.strerror(number), str(existing))
 
 
 def _check_folders(config: "RunConfig") -> None:
-    """Folders of token files that do not exist, seen from here: a recipe's relative paths begin where one stands."""
+    """Raise DataError for folders of token files that do not exist, seen from the current directory."""
     from smalti.base import store
     from smalti.data.stream.inputs import require_heldout
     from smalti.data.stream.opening import named
@@ -113,8 +113,8 @@ def _check_folders(config: "RunConfig") -> None:
         with named(f"data.heldout.{name} = {folder}"):
             require_heldout(folder)
     for section in ("sources", "heldout"):
-        for name, given in getattr(config.data, section).items():
-            folder = given if isinstance(given, str) else given.path
+        for name, source in getattr(config.data, section).items():
+            folder = source if isinstance(source, str) else source.path
             if store.is_local(folder) and not Path(folder).exists():
                 of_demo = Path(folder).parts[:2] == ("data", "demo")
                 raise DataError(
@@ -125,7 +125,7 @@ def _check_folders(config: "RunConfig") -> None:
 
 
 def _check_files(config: "RunConfig") -> None:
-    """A list of takedowns that is not there, and a folder for the cache that cannot be one."""
+    """Raise for a missing list of takedowns, and for a cache folder that cannot be used."""
     from smalti.base import store
 
     takedowns, cache = config.data.takedowns, config.data.fetch.cache
@@ -133,7 +133,7 @@ def _check_files(config: "RunConfig") -> None:
         raise DataError(
             f"data.takedowns = {takedowns} is not a file (seen from {Path.cwd()})",
             allowed='a file with lines such as {"source": "web", "document": 1234}',
-            hint="name one, or leave data.takedowns out where nothing is taken down",
+            hint="name a file, or leave data.takedowns out",
         )
     if cache is None:
         return
@@ -141,24 +141,24 @@ def _check_files(config: "RunConfig") -> None:
         raise UserError(
             f"data.fetch.cache={cache} is not a local folder", allowed="a folder on a disk of the node", hint="a path"
         )
-    there = next(path for path in (Path(cache), *Path(cache).absolute().parents) if path.exists())
+    existing = next(path for path in (Path(cache), *Path(cache).absolute().parents) if path.exists())
     try:
-        with tempfile.TemporaryFile(dir=there):
+        with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
         raise UserError(
-            f"data.fetch.cache={cache} cannot be used: {there}: {error.strerror}",
+            f"data.fetch.cache={cache} cannot be used: {existing}: {error.strerror}",
             allowed="a folder that can be made and written",
             hint="name another one, or leave data.fetch.cache out",
         ) from error
 
 
 def not_exportable(config: "RunConfig") -> str | None:
-    """Why the model of this run could not be exported, with what to do; None where it can be."""
+    """Why the model of this run cannot be exported, and the fix; None where it can be."""
     if config.model.family == "decoder":
         return "family decoder has no Hugging Face form: no export, eval or chat"
     if config.data.tokenizer is None and not (Path(config.run_folder) / "tokenizer").is_dir():
-        return "this run keeps no tokenizer: smalti export will not work; add data.tokenizer=OUTPUT/tokenizer"
+        return "this run has no tokenizer: smalti export will not work; add data.tokenizer=OUTPUT/tokenizer"
     return None
 
 
@@ -169,7 +169,7 @@ def _check_mesh(config: "RunConfig", ranks: int) -> None:
 
 
 def _check_stages(config: "RunConfig") -> None:
-    """The stages of the mixture over the run's length, as the stream will lay them out."""
+    """Raise for stages of the mixture that do not fit the length of the run."""
     from smalti.data.order.schedule import build_schedule
 
     build_schedule(config.data, config.length)
@@ -182,29 +182,29 @@ def _has_checkpoint(config: "RunConfig") -> bool:
 
 
 def dry_run(config: "RunConfig", *, ranks: int, fork: "Fork | None", gpu: str | None, as_json: bool) -> None:
-    """Print what would be started, and what a rank of it would hold and send.
+    """Print what would be started, and what one of its ranks would hold and send.
 
-    As JSON the rehearsal alone, for which no store is asked. In the text what is wrong with the data comes at the end;
-    it is no error where ``gpu`` says that the run is for another machine.
+    The JSON has the rehearsal alone and reads no store. In the text, problems of the data come last; they are no error
+    where ``gpu`` plans for another machine.
     """
     if gpu is not None:
         from smalti.config.hardware import hardware
 
-        hardware(gpu)  # a name that is not known is refused before anything is printed
+        hardware(gpu)  # reject an unknown name before anything is printed
     from smalti.cli.tables import print_json
     from smalti.cli.train.rehearsal import rehearsal_json, rehearsal_lines
     from smalti.data.stream.inputs import check_inputs
 
     if as_json:
-        warnings = check_data_here(config)
+        warnings = check_local_data(config)
         print_json({**rehearsal_json(config, gpu=gpu), "warnings": warnings})
         return
     try:
-        print(plan_text(config, check_inputs(config), ranks=ranks, fork=fork, memory_here=gpu is None))
+        print(plan_text(config, check_inputs(config), ranks=ranks, fork=fork, check_memory=gpu is None))
     except UserError as error:
-        if lies_here(config):
+        if data_is_local(config):
             raise
-        print("\n".join(rehearsal_lines(config, gpu=gpu)))  # a machine that may not read the data can still rehearse
+        print("\n".join(rehearsal_lines(config, gpu=gpu)))  # a machine without access to the data can still rehearse
         if gpu is None:
             raise
         print(f"data       not checked: {error.message}")
@@ -213,10 +213,10 @@ def dry_run(config: "RunConfig", *, ranks: int, fork: "Fork | None", gpu: str | 
 
 
 def plan_text(
-    config: "RunConfig", checked: "Inputs", *, ranks: int, fork: "Fork | None" = None, memory_here: bool = True
+    config: "RunConfig", checked: "Inputs", *, ranks: int, fork: "Fork | None" = None, check_memory: bool = True
 ) -> str:
-    """What would be started, in lines for people; with a fork, what it would change. ``memory_here``: that of this
-    machine counts."""
+    """What would be started, as text; with a fork, what it changes. ``check_memory``: warn where this machine has too
+    little memory."""
     from smalti.cli.plan.data import dry_run_lines
     from smalti.cli.train.local_layout import layout_lines
     from smalti.cli.train.local_memory import memory_warning
@@ -238,7 +238,7 @@ def plan_text(
     for name, manifest in checked.heldout.items():
         lines.append(f"held out   {name}: {format_count(manifest.n_tokens)} tokens")
     lines += [f"warning    {line}" for line in (*checked.unknown, *origin_warnings(config))]
-    reasons = (not_exportable(config), memory_warning(config, ranks=ranks) if memory_here else None)
+    reasons = (not_exportable(config), memory_warning(config, ranks=ranks) if check_memory else None)
     lines += [f"warning    {reason}" for reason in reasons if reason is not None]
     return "\n".join(lines)
 
@@ -251,7 +251,7 @@ def _origin_lines(config: "RunConfig") -> list[str]:
 
 
 def _order_lines(config: "RunConfig", checked: "Inputs") -> list[str]:
-    """What changes which tokens are read when, and is not as it is by default."""
+    """Settings that differ from the default and change the order in which tokens are read."""
     data, lines = config.data, []
     if len(data.stages) > 1 or data.stages[0].seq_len is not None:
         begins = [0, *(config.length.step_at(stage.until) for stage in data.stages[:-1])]
@@ -284,8 +284,8 @@ def _order_lines(config: "RunConfig", checked: "Inputs") -> list[str]:
 def _fork_lines(fork: "Fork | None") -> list[str]:
     if fork is None:
         return []
-    done = f"{fork.at_step:,} steps = {format_count(fork.after.length.tokens(fork.at_step))} tokens stay as they are"
-    return [f"fork       {done}; what changes after them:", *(f"           {line}" for line in fork.lines())]
+    done = f"{fork.at_step:,} steps = {format_count(fork.after.length.tokens(fork.at_step))} tokens are unchanged"
+    return [f"fork       {done}; changes after them:", *(f"           {line}" for line in fork.lines())]
 
 
 def _existing(config: "RunConfig") -> str:

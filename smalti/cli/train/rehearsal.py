@@ -1,8 +1,7 @@
-"""What ``smalti train --dry-run`` says of a rank: a step rehearsed in this process, the planner's figures beside it.
+"""The figures of one rank in ``smalti train --dry-run``: a step rehearsed in this process, next to the planner's.
 
-Promises: rehearsed figures are counted (``train/rehearsal.py``), planned ones are formulas (``plan/``), and each says
-which it is. For one rank the text shows the planner's alone and imports no torch; ``--json`` always rehearses. Time and
-the memory of a device are known where the device is: given, or seen from here.
+Rehearsed figures are counted (``train/rehearsal.py``), planned ones computed (``cost/``), and labelled so. For one rank
+the text has only planned figures and imports no torch; ``--json`` always rehearses. Step time and memory need a device.
 """
 
 from dataclasses import asdict, dataclass
@@ -27,7 +26,7 @@ _PLANNED = {
 
 @dataclass(frozen=True)
 class _Setting:
-    """What is rehearsed and planned."""
+    """The step that is rehearsed and planned."""
 
     config: "RunConfig"
     layout: "Layout"
@@ -46,86 +45,90 @@ class _Setting:
 
 
 def rehearsal_json(config: "RunConfig", *, gpu: str | None = None) -> dict[str, Any]:
-    """A JSON object: what a rank holds and sends in a step, and what the planner said of it."""
+    """A JSON object of what a rank holds and sends in a step, rehearsed and planned."""
     from smalti.cost.params import count
 
-    here = _setting(config, gpu)
-    found, planned, time_s = _rehearsal(here), _memory(here), _step_time_s(here)
+    setting = _setting(config, gpu)
+    rehearsal, planned, time_s = _rehearsal(setting), _memory(setting), _step_time_s(setting)
     return {
         "name": config.name,
-        "params": found.params,
+        "params": rehearsal.params,
         "active_params": count(config.model).active,
-        "world_size": here.layout.world_size,
-        "axes": asdict(here.layout),
-        "rank": found.rank,
-        "microbatch_tokens": here.microbatch_tokens,
-        "bytes_per_rank": {name: found.bytes_per_rank[name] for name in _PLANNED},
-        "peak_bytes_per_rank": found.peak_bytes,
-        "peak_parts": found.peak_parts,
-        "collectives": [asdict(one) for one in found.collectives],
+        "world_size": setting.layout.world_size,
+        "axes": asdict(setting.layout),
+        "rank": rehearsal.rank,
+        "microbatch_tokens": setting.microbatch_tokens,
+        "bytes_per_rank": {name: rehearsal.bytes_per_rank[name] for name in _PLANNED},
+        "peak_bytes_per_rank": rehearsal.peak_bytes,
+        "peak_parts": rehearsal.peak_parts,
+        "collectives": [asdict(each) for each in rehearsal.collectives],
         "step_time_s": time_s,
-        "checkpoint_bytes_per_rank": found.checkpoint_bytes,
-        "device": here.device.name if here.device else None,
-        "device_memory_bytes": None if here.memory_bytes is None else round(here.memory_bytes),
-        "needed_bytes": _needed(here, found.peak_bytes, planned),
-        "fits": _fits(here, found.peak_bytes, planned),
+        "checkpoint_bytes_per_rank": rehearsal.checkpoint_bytes,
+        "device": setting.device.name if setting.device else None,
+        "device_memory_bytes": None if setting.memory_bytes is None else round(setting.memory_bytes),
+        "needed_bytes": _needed(setting, rehearsal.peak_bytes, planned),
+        "fits": _fits(setting, rehearsal.peak_bytes, planned),
         "planned": {
             "bytes_per_rank": _planned_bytes(planned),
             "peak_bytes_per_rank": planned.tensors_bytes,
             "collectives": [
-                {"op": one.op, "axis": one.axis, "count": one.count, "bytes": one.bytes} for one in _collectives(here)
+                {"op": each.op, "axis": each.axis, "count": each.count, "bytes": each.bytes}
+                for each in _collectives(setting)
             ],
         },
     }
 
 
 def rehearsal_lines(config: "RunConfig", *, gpu: str | None = None) -> list[str]:
-    """The same as tables for people, in lines of the dry run."""
-    here = _setting(config, gpu)
-    planned, found = _memory(here), None
-    if here.layout.world_size > 1:
-        found = _rehearsal(here)
-    peak = found.peak_bytes if found else planned.tensors_bytes
-    rank = f"rank {found.rank}, rehearsed: " if found else "planned: "
+    """The same as tables, in lines of the dry run."""
+    setting = _setting(config, gpu)
+    planned, rehearsal = _memory(setting), None
+    if setting.layout.world_size > 1:
+        rehearsal = _rehearsal(setting)
+    peak = rehearsal.peak_bytes if rehearsal else planned.tensors_bytes
+    rank = f"rank {rehearsal.rank}, rehearsed: " if rehearsal else "planned: "
     lines = [
-        f"a rank     {rank}microbatches of {here.microbatch_tokens:,} tokens, at most {format_bytes(peak)} at a time"
+        f"a rank     {rank}microbatches of {setting.microbatch_tokens:,} tokens, at most {format_bytes(peak)} at a time"
     ]
-    lines += [f"           {line}".rstrip() for line in [*_bytes_table(found, planned), *_traffic_table(here, found)]]
-    if found is not None:
-        lines.append(f"checkpoint {format_bytes(found.checkpoint_bytes)} from each rank")
-    time_s, fits = _step_time_s(here), _fits(here, peak, planned)
-    if time_s is not None and here.device is not None:
-        lines.append(f"step       {format_seconds(time_s)} on {here.device.title}, planned")
-    if fits is not None and here.memory_bytes is not None and here.device is not None:
+    lines += [
+        f"           {line}".rstrip()
+        for line in [*_bytes_table(rehearsal, planned), *_traffic_table(setting, rehearsal)]
+    ]
+    if rehearsal is not None:
+        lines.append(f"checkpoint {format_bytes(rehearsal.checkpoint_bytes)} from each rank")
+    time_s, fits = _step_time_s(setting), _fits(setting, peak, planned)
+    if time_s is not None and setting.device is not None:
+        lines.append(f"step       {format_seconds(time_s)} on {setting.device.title}, planned")
+    if fits is not None and setting.memory_bytes is not None and setting.device is not None:
         does = "fits" if fits else "does not fit"
-        needs, has = format_bytes(_needed(here, peak, planned)), format_bytes(here.memory_bytes)
-        lines.append(f"memory     {does}: {needs} of {has} ({here.device.title})")
+        needs, has = format_bytes(_needed(setting, peak, planned)), format_bytes(setting.memory_bytes)
+        lines.append(f"memory     {does}: {needs} of {has} ({setting.device.title})")
     return lines
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
 
-def _bytes_table(found: "Rehearsal | None", planned: "Memory") -> list[str]:
+def _bytes_table(rehearsal: "Rehearsal | None", planned: "Memory") -> list[str]:
     from smalti.cli.tables import table
 
     by_plan = {**_planned_bytes(planned), "at most": planned.tensors_bytes}
-    if found is None:
+    if rehearsal is None:
         return table(("bytes", "planned"), [(name, format_bytes(size)) for name, size in by_plan.items()]).splitlines()
-    made = {**found.bytes_per_rank, "at most": found.peak_bytes}
-    rows = [(name, format_bytes(made[name]), format_bytes(size)) for name, size in by_plan.items()]
+    counted = {**rehearsal.bytes_per_rank, "at most": rehearsal.peak_bytes}
+    rows = [(name, format_bytes(counted[name]), format_bytes(size)) for name, size in by_plan.items()]
     return table(("bytes", "rehearsed", "planned"), rows).splitlines()
 
 
-def _traffic_table(here: _Setting, found: "Rehearsal | None") -> list[str]:
+def _traffic_table(setting: _Setting, rehearsal: "Rehearsal | None") -> list[str]:
     from smalti.cli.tables import table
 
-    if found is None:
+    if rehearsal is None:
         return []
-    made, planned = _by_axis(found.collectives), _by_axis(_collectives(here))
+    counted, planned = _by_axis(rehearsal.collectives), _by_axis(_collectives(setting))
     rows = [
-        (op, axis, *_cells(made.get((op, axis))), *_cells(planned.get((op, axis))))
-        for op, axis in sorted({*made, *planned}, key=lambda key: -made.get(key, (0, 0))[1])
+        (op, axis, *_cells(counted.get((op, axis))), *_cells(planned.get((op, axis))))
+        for op, axis in sorted({*counted, *planned}, key=lambda key: -counted.get(key, (0, 0))[1])
     ]
     head = ("collective", "axis", "calls", "bytes", "planned calls", "planned bytes")
     return ["", *table(head, rows).splitlines()]
@@ -133,15 +136,17 @@ def _traffic_table(here: _Setting, found: "Rehearsal | None") -> list[str]:
 
 def _by_axis(calls: Any) -> dict[tuple[str, str], tuple[int, int]]:
     """(op, axis) -> calls and bytes of a step."""
-    found: dict[tuple[str, str], tuple[int, int]] = {}
-    for one in calls:
-        number, size = found.get((one.op, one.axis), (0, 0))
-        found[one.op, one.axis] = number + one.count, size + one.count * one.bytes
-    return found
+    totals: dict[tuple[str, str], tuple[int, int]] = {}
+    for call in calls:
+        number, size = totals.get((call.op, call.axis), (0, 0))
+        totals[call.op, call.axis] = number + call.count, size + call.count * call.bytes
+    return totals
 
 
-def _cells(found: tuple[int, int] | None) -> tuple[str, str]:
-    return ("-", "-") if found is None else (format_count(found[0]), format_bytes(found[1]))
+def _cells(calls_and_bytes: tuple[int, int] | None) -> tuple[str, str]:
+    return (
+        ("-", "-") if calls_and_bytes is None else (format_count(calls_and_bytes[0]), format_bytes(calls_and_bytes[1]))
+    )
 
 
 # ---- figures --------------------------------------------------------------------------------------------------------
@@ -162,57 +167,59 @@ def _setting(config: "RunConfig", gpu: str | None) -> _Setting:
     return _Setting(config, layout, tokens, device, memory_bytes)
 
 
-def _rehearsal(here: _Setting) -> "Rehearsal":
+def _rehearsal(setting: _Setting) -> "Rehearsal":
     from smalti.train.rehearsal import rehearse
 
-    return rehearse(here.config, here.layout, here.microbatch_tokens, cuda=here.kind == "cuda")
+    return rehearse(setting.config, setting.layout, setting.microbatch_tokens, cuda=setting.kind == "cuda")
 
 
-def _memory(here: _Setting) -> "Memory":
+def _memory(setting: _Setting) -> "Memory":
     from smalti.cost.memory.rank import memory_per_rank
 
-    return memory_per_rank(here.config, layout=here.layout, microbatch_tokens=here.microbatch_tokens, device=here.kind)
+    return memory_per_rank(
+        setting.config, layout=setting.layout, microbatch_tokens=setting.microbatch_tokens, device=setting.kind
+    )
 
 
 def _planned_bytes(planned: "Memory") -> dict[str, int]:
     return {name: getattr(planned, field) for name, field in _PLANNED.items()}
 
 
-def _collectives(here: _Setting) -> "list[Collective]":
+def _collectives(setting: _Setting) -> "list[Collective]":
     from smalti.cost.layout.collectives import collectives
 
-    parallel = here.config.train.parallel
+    parallel = setting.config.train.parallel
     return collectives(
-        here.config, here.layout, here.microbatch_tokens, dispatch=parallel.dispatch, context=parallel.context,
-        device=here.kind,
+        setting.config, setting.layout, setting.microbatch_tokens, dispatch=parallel.dispatch, context=parallel.context,
+        device=setting.kind,
     )  # fmt: skip
 
 
-def _step_time_s(here: _Setting) -> float | None:
+def _step_time_s(setting: _Setting) -> float | None:
     from smalti.cost.layout.predict import predict
 
-    if here.device is None:
+    if setting.device is None:
         return None
-    parallel = here.config.train.parallel
+    parallel = setting.config.train.parallel
     return predict(
-        here.config, here.device, here.layout, here.microbatch_tokens, dispatch=parallel.dispatch,
+        setting.config, setting.device, setting.layout, setting.microbatch_tokens, dispatch=parallel.dispatch,
         context=parallel.context,
     ).step_s  # fmt: skip
 
 
-def _needed(here: _Setting, peak_bytes: int, planned: "Memory") -> int:
-    """With what a GPU holds beside tensors. Compiled experts keep more than the operators that are rehearsed, which
-    the planner alone knows: there the larger of both peaks counts."""
+def _needed(setting: _Setting, peak_bytes: int, planned: "Memory") -> int:
+    """The peak with the other memory of a GPU. Compiled experts save more than the rehearsed operators, which only the
+    planner counts: for them the larger of both peaks is used."""
     from smalti.cost.memory.rank import Assumed
 
-    beside, parallel = Assumed(), here.config.train.parallel
-    if here.kind != "cuda":
+    assumed, parallel = Assumed(), setting.config.train.parallel
+    if setting.kind != "cuda":
         return peak_bytes
-    if here.config.model.moe is not None and parallel.compile is not False and here.layout.expert == 1:
+    if setting.config.model.moe is not None and parallel.compile is not False and setting.layout.expert == 1:
         peak_bytes = max(peak_bytes, planned.tensors_bytes)
-    reserved = beside.context_bytes + beside.communicator_bytes * here.layout.axes_in_use
-    return round(peak_bytes * (1 + beside.fragmentation_frac) + reserved)
+    reserved = assumed.context_bytes + assumed.communicator_bytes * setting.layout.axes_in_use
+    return round(peak_bytes * (1 + assumed.fragmentation_frac) + reserved)
 
 
-def _fits(here: _Setting, peak_bytes: int, planned: "Memory") -> bool | None:
-    return None if here.memory_bytes is None else _needed(here, peak_bytes, planned) <= here.memory_bytes
+def _fits(setting: _Setting, peak_bytes: int, planned: "Memory") -> bool | None:
+    return None if setting.memory_bytes is None else _needed(setting, peak_bytes, planned) <= setting.memory_bytes

@@ -1,4 +1,4 @@
-"""A trial: the first steps of a run as the run would train them, in a folder that the next trial replaces."""
+"""Trials: the first steps of a run, trained in a folder that the next trial replaces."""
 
 import shutil
 from dataclasses import replace
@@ -13,13 +13,16 @@ FOLDER = "runs/.try"
 
 
 def arguments(steps: int | None) -> list[str]:
-    """What ranks are told of a trial; None: it is none."""
+    """The arguments of a trial for the ranks; empty where ``steps`` is None."""
     return [] if steps is None else ["--try", str(steps)]
 
 
 def of(loaded: "Loaded[RunConfig]", steps: int | None) -> "Loaded[RunConfig]":
-    """The same config in an empty folder of trials, without trackers; as it is where ``steps`` is None. Whoever starts
-    the ranks empties the folder; UserError where another process trains in it, or where another folder was typed."""
+    """The config of a trial: in an empty folder of trials, without trackers; unchanged where ``steps`` is None.
+
+    The process that starts the ranks empties the folder. UserError where another process trains in it, or where folder=
+    was given.
+    """
     from smalti.base.env import attempt_is_open, inside_world, world
     from smalti.base.errors import UserError
     from smalti.config.problems import COMMAND_LINE

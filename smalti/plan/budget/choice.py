@@ -1,7 +1,7 @@
-"""Parameters and tokens where the given values leave them open: by the loss that is wanted, or the best there are.
+"""Chooses parameters and tokens where the given values leave them open: by a target loss, or optimally.
 
-Promises: one point, or none where the values leave too much open; every choice has its words. The loss is that of the
-active parameters; of a mixture of experts that is an upper bound, unless ``experts`` asks for Clark's estimate.
+The result is one point with the rule that chose it, or None where the values leave too much open. The loss is that of
+the active parameters; for an MoE it is an upper bound, unless ``experts`` asks for Clark's estimate.
 """
 
 import math
@@ -20,7 +20,7 @@ _LEAST, _MOST = math.log(1e-3), math.log(1e40)
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen."""
+    """The chosen quantities, and the rule."""
 
     names: tuple[str, ...]
     text: str
@@ -32,7 +32,7 @@ class Law:
 
     fit: Fit
     experts: float | None = None
-    """Experts for each one that a token uses, by Clark et al.; None: what experts bring is left out."""
+    """Experts for each one that a token uses, by Clark et al.; None: experts are left out."""
     unique_tokens: float | None = None
 
     def params(self, active: float) -> float:
@@ -44,7 +44,7 @@ class Law:
         return laws.loss(self.fit, self.params(active), tokens, unique_tokens=self.unique_tokens)
 
     def tokens_for_loss(self, active: float, target: float) -> float:
-        """UserError where no number of tokens brings ``active`` parameters there."""
+        """Tokens that bring ``active`` parameters to the loss ``target``; UserError where none do."""
         return laws.tokens_for_loss(self.fit, self.params(active), target, unique_tokens=self.unique_tokens)
 
     def balance(self, active: float, tokens: float, served: float) -> float:
@@ -60,18 +60,18 @@ class Law:
         if self.experts is None:
             return laws.cheapest(self.fit, target, served, self.unique_tokens)
 
-        def of_line(x: float) -> float:
+        def balance_at(x: float) -> float:
             try:
                 return self.balance(math.exp(x), self.tokens_for_loss(math.exp(x), target), served)
             except UserError:
                 return math.inf
 
-        active = math.exp(root(of_line, 0.0, self.most))
+        active = math.exp(root(balance_at, 0.0, self.most))
         return active, self.tokens_for_loss(active, target)
 
     @property
     def most(self) -> float:
-        """Logarithm of the most active parameters that it knows."""
+        """Logarithm of the largest number of active parameters that the law covers."""
         return _MOST if self.experts is None else math.log(laws.CLARK_PARAMS_MAX)
 
     def check_loss(self, given: Quantity, active: float, tokens: float) -> str | None:
@@ -92,9 +92,9 @@ class Law:
 
 
 def close(system: System, law: Law, target: float | None, served: float, *, may_choose: bool) -> Choice | None:
-    """Settle active parameters and tokens in ``system`` as far as it can be done; what was chosen, if anything was.
+    """Determine active parameters and tokens in ``system`` as far as possible; return the choice, if one was made.
 
-    served: inference tokens, in training tokens' worth of FLOPs; they count only where there is a choice.
+    served: inference tokens, weighed in FLOPs of training tokens; they count only where there is a choice.
     """
     free, point, direction = system.line("active_params", "tokens")
     if free == 1 and target is not None:
@@ -106,12 +106,10 @@ def close(system: System, law: Law, target: float | None, served: float, *, may_
             return None
         active, tokens = law.cheapest(target, served)
         _settle(system, active, tokens)
-        what = "least over training and use" if served else "least to train"
-        return Choice(
-            _ALL, f"of all models of loss={format_number(target)} the one that costs {what}, by {law.fit.name}"
-        )
+        what = "least cost of training and use" if served else "least cost of training"
+        return Choice(_ALL, f"of all models of loss={format_number(target)} the one with the {what}, by {law.fit.name}")
     if min(direction) >= 0 and max(direction) > 0 and 0 not in direction:
-        return None  # parameters and tokens grow together: the more the better
+        return None  # parameters and tokens grow together: there is no optimum
     low, high = _ends(law, point, direction)
     sign = 1.0 if direction[0] > 0 else -1.0
     t = root(lambda t: sign * law.balance(*_at(point, direction, t), served), low, high)
@@ -174,7 +172,7 @@ def _at(point: tuple[float, float], direction: tuple[float, float], t: float) ->
 
 
 def _ends(law: Law, point: tuple[float, float], direction: tuple[float, float]) -> tuple[float, float]:
-    """From where to where both stay in what can be."""
+    """The range of t in which both stay within their bounds."""
     low, high = -1e3, 1e3
     for at, step, most in zip(point, direction, (law.most, _MOST), strict=True):
         if step:

@@ -1,7 +1,7 @@
 """Products of quantities, solved as linear equations of their logarithms.
 
-Promises: which quantities follow from those that were given is decided exactly (whole-number elimination), their values
-to the precision of a float; what contradicts is told with the equation and its numbers. Knows no scaling law.
+Which quantities follow from the given ones is decided exactly (elimination over integers), their values to the
+precision of a float. A contradiction is reported with the equation and its numbers.
 """
 
 import math
@@ -29,7 +29,7 @@ class Equation:
 
     @property
     def exponents(self) -> dict[str, int]:
-        """Of the form left / right x under = factor."""
+        """Exponents in left / right x under = factor."""
         return {self.left: 1, **dict.fromkeys(self.right, -1), **dict.fromkeys(self.under, 1)}
 
     def write(self, words: Mapping[str, str]) -> str:
@@ -58,8 +58,10 @@ class _Row:
 
     def minus(self, other: "_Row", times: Fraction) -> "_Row":
         def less(mine: dict[str, Fraction], its: dict[str, Fraction]) -> dict[str, Fraction]:
-            found = {name: mine.get(name, Fraction(0)) - times * its.get(name, Fraction(0)) for name in {**mine, **its}}
-            return {name: value for name, value in found.items() if value}
+            difference = {
+                name: mine.get(name, Fraction(0)) - times * its.get(name, Fraction(0)) for name in {**mine, **its}
+            }
+            return {name: value for name, value in difference.items() if value}
 
         return _Row(
             less(self.coefficients, other.coefficients),
@@ -77,11 +79,11 @@ class System:
         self._given: dict[str, Quantity] = {}
         self.rounded: list[str] = []
         """Quantity values that fit together only as they are rounded."""
-        for one in equations:
-            self.equate(one)
+        for equation in equations:
+            self.equate(equation)
 
     def equate(self, equation: Equation) -> bool:
-        """Add an equation; False where the others already say it or its contrary."""
+        """Add an equation; False where the others already imply or contradict it."""
         if equation not in self.equations:
             self.equations.append(equation)
         exponents = {name: Fraction(power) for name, power in equation.exponents.items()}
@@ -106,12 +108,10 @@ class System:
                 hint=f"leave one of them out: {', '.join((*others, given.name))}",
             )
         if abs(rest.right) > 1e-5:
-            self.rounded.append(
-                f"{self._described(given, rest)[0]}: the same to the digits given, each is kept as it is"
-            )
+            self.rounded.append(f"{self._described(given, rest)[0]}: the same to the digits given, each is kept")
 
     def set(self, name: str, value: float) -> None:
-        """Add a value that was chosen or assumed; it must not be determined yet, or be the same."""
+        """Add a chosen or assumed value; it must not be determined yet, or be equal."""
         rest = self._insert(_Row({name: Fraction(1)}, math.log(value), {}))
         assert rest is None or abs(rest.right) < 1e-6, f"{name}={value} contradicts the plan"
 
@@ -139,8 +139,12 @@ class System:
 
     def equation_of(self, name: str) -> Equation | None:
         """An equation by which ``name`` follows from values that are all known; those of given values first."""
-        known = [one for one in self.equations if name in one.names and all(self.value(n) for n in one.names)]
-        return max(known, key=lambda one: sum(n in self._given for n in one.names), default=None)
+        known = [
+            equation
+            for equation in self.equations
+            if name in equation.names and all(self.value(n) for n in equation.names)
+        ]
+        return max(known, key=lambda equation: sum(n in self._given for n in equation.names), default=None)
 
     def _affine(self, name: str) -> tuple[float, dict[str, Fraction]]:
         row = self._rows.get(name)
@@ -149,7 +153,7 @@ class System:
         return row.right, {other: -value for other, value in row.coefficients.items() if other != name}
 
     def _insert(self, row: _Row) -> _Row | None:
-        """Reduce and keep ``row``; what is left of it where it says nothing new."""
+        """Reduce ``row`` and add it; return what is left of it where it adds nothing."""
         for name in list(row.coefficients):
             if name in self._rows and name in row.coefficients:
                 row = row.minus(self._rows[name], row.coefficients[name])
@@ -169,10 +173,10 @@ class System:
         return None
 
     def _described(self, given: Quantity, rest: _Row) -> tuple[str, str]:
-        """How a value differs from what the others give, and the equation between them."""
-        others = [one for name, one in self._given.items() if name in rest.parts and name != given.name]
-        words = {one.name: one.text for one in (*others, given)}
-        values = {one.name: one.value for one in (*others, given)}
+        """(message of the difference between a value and the others, their equation)."""
+        others = [quantity for name, quantity in self._given.items() if name in rest.parts and name != given.name]
+        words = {quantity.name: quantity.text for quantity in (*others, given)}
+        values = {quantity.name: quantity.value for quantity in (*others, given)}
         for name in dict.fromkeys(name for equation in self.equations for name in equation.names):
             if name not in values and (known := self.value(name)) is not None:
                 values[name], words[name] = known, format_number(known)
@@ -186,5 +190,5 @@ class System:
                     said if said.endswith(format_number(right)) else f"{said} = {format_number(right)}"
                 ), equation.text
         implied = given.value * math.exp(-rest.right / float(rest.parts[given.name]))
-        told = ", ".join(f"{one.name}={one.text}" for one in others)
-        return f"{given.name}={given.text} but {told} give {format_number(implied)}", "all equations"
+        given_values = ", ".join(f"{quantity.name}={quantity.text}" for quantity in others)
+        return f"{given.name}={given.text} but {given_values} give {format_number(implied)}", "all equations"

@@ -1,9 +1,8 @@
-"""What the four phases of a model cost: pretraining, curriculum, fine-tuning, preference; and how far a budget goes.
+"""The cost of the four phases of a model (pretraining, curriculum, fine-tuning, preference), and how far a budget goes.
 
-Promises: compute and labelling of each phase, with an interval where a price, an MFU or a count is assumed; the four
-rungs (prompt, tune, continue, pretrain) with what each costs, and which of them a budget pays for. Counts that nobody
-gave are assumed only where the whole is asked for: no count is given, or a budget is. Does not know the price of data
-that is bought or curated, of people who build, of evaluation, or of the experiments before a run.
+Computes compute and labelling cost of each phase, with an interval where a price, an MFU or a count is assumed, and the
+cost of the four rungs (prompt, tune, continue, pretrain). Missing counts are assumed only if no count is given, or if a
+budget is. Not included: bought or curated data, staff, evaluation, and the experiments before a run.
 """
 
 import math
@@ -37,11 +36,11 @@ LIMITS: dict[str, tuple[float, float]] = {
     "fine_tuning_epochs": (1e-3, 1000),
     "preference_epochs": (1e-3, 1000),
 }
-"""Number -> the least and the most that is believed."""
+"""Number -> the smallest and largest accepted value."""
 
 WORDS = ("gpu", "model", "precision")
 KEYS = (*LIMITS, *WORDS)
-"""Everything that may be given."""
+"""All keys."""
 
 COUNTS = ("pretraining_tokens", "curriculum_tokens", "pairs", "chats", "comparisons")
 
@@ -58,7 +57,7 @@ ASSUMED: Mapping[str, tuple[float, Interval | None, str]] = {
     "fine_tuning_epochs": (2, None, "as Llama 2"),
     "preference_epochs": (1, None, "as Llama 2's reward model"),
 }
-"""What is taken where nothing is given: value, interval, and whose figure it is."""
+"""Key -> assumed value, its interval, and its source."""
 
 CURRICULUM_FRAC = 0.1
 """~1T tokens of higher quality after ~10T (the talk of 2024)."""
@@ -73,18 +72,18 @@ RUNGS: Mapping[str, tuple[str, ...]] = {
     "continue": ("curriculum", "fine-tuning", "preference"),
     "pretrain": ("pretraining", "curriculum", "fine-tuning", "preference"),
 }
-"""Rung -> the phases that one pays oneself; those before come with an open model."""
+"""Rung -> the phases to pay for; earlier ones come with an open model."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with what is known about it; the interval is None where nothing in it is assumed."""
+    """A number with its interval; None where nothing in it is assumed."""
 
     value: float
     interval: Interval | None = None
 
     def times(self, other: "Estimate | float") -> "Estimate":
-        """Of the product: distances in logarithms, taken as independent."""
+        """The product; distances in logarithms are combined as independent."""
         if not isinstance(other, Estimate):
             other = Estimate(other)
         value = self.value * other.value
@@ -96,23 +95,23 @@ class Estimate:
 
     @property
     def inverse(self) -> "Estimate":
-        """Of one over it."""
+        """The reciprocal."""
         ends = None if self.interval is None else (1 / self.interval[1], 1 / self.interval[0])
         return Estimate(1 / self.value, ends)
 
 
 def total(parts: Sequence[Estimate]) -> Estimate:
-    """Of the sum: ends are added too, as if all went the same way, as an MFU does."""
-    value = sum(one.value for one in parts)
-    if all(one.interval is None for one in parts):
+    """The sum; the ends are added too, as fully correlated errors (such as that of an MFU)."""
+    value = sum(part.value for part in parts)
+    if all(part.interval is None for part in parts):
         return Estimate(value)
-    ends = [one.interval or (one.value, one.value) for one in parts]
+    ends = [part.interval or (part.value, part.value) for part in parts]
     return Estimate(value, (sum(low for low, _ in ends), sum(high for _, high in ends)))
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase; what is None does not follow from what was given."""
+    """One phase; None: does not follow from the given values."""
 
     name: str
     tokens: Estimate | None
@@ -130,16 +129,16 @@ class Phase:
 
 @dataclass(frozen=True)
 class Rung:
-    """One way to a model of one's own."""
+    """One way to get a model."""
 
     name: str
     phases: tuple[str, ...]
     cost_usd: Estimate | None
     """None: one of its phases is not known."""
     affordable: str | None
-    """``yes``, ``no``, or ``perhaps`` where the budget lies inside the interval; None without a budget."""
+    """``yes``, ``no``, or ``perhaps`` where the budget is inside the interval; None without a budget."""
     pairs_in_reach: float | None
-    """Instruction pairs that the budget pays for beside the computing of this rung; None without a budget."""
+    """Instruction pairs that the budget pays for after the compute of this rung; None without a budget."""
 
 
 @dataclass(frozen=True)
@@ -167,11 +166,11 @@ def solve(values: Mapping[str, str | float], *, model: ModelConfig | None = None
     """The phases that ``values`` (names of ``KEYS``) describe; ``model`` as in ``budget.solve``."""
     for key in values:
         require_known(key, KEYS)
-    return _Asked(values, model).answer()
+    return _Problem(values, model).answer()
 
 
-class _Asked:
-    """What was given, and what is taken instead."""
+class _Problem:
+    """The given values, and the assumptions for the others."""
 
     def __init__(self, values: Mapping[str, str | float], model: ModelConfig | None) -> None:
         self.given: dict[str, Quantity] = {
@@ -188,7 +187,7 @@ class _Asked:
         self.assumes = "cost_usd" in self.given or not any(name in self.given for name in COUNTS)
         if self.assumes and self.active is None:
             raise UserError(
-                "nothing says which model",
+                "the model is not given",
                 allowed="params or model, or counts: " + ", ".join(COUNTS),
                 hint="smalti plan phases params=7b cost_usd=1e6",
             )
@@ -230,15 +229,15 @@ class _Asked:
         if self.active is None:
             return None
         if name is None:
-            why = "no gpu was given: give gpu=NAME (smalti plan hardware lists them)"
+            why = "no gpu is given; set gpu=NAME (smalti plan hardware lists them)"
             self.assumptions.append(Assumption("gpu", ASSUMED_GPU, None, why))
         if "precision" not in self.words:
-            why = "what most large runs multiply in; the other is precision=fp8"
+            why = "the format of most large runs; the alternative is precision=fp8"
             self.assumptions.append(Assumption("precision", self.precision, None, why))
         return hardware(name or ASSUMED_GPU)
 
     def _take(self, name: str) -> Estimate:
-        """A given value, or the assumed one, which is then written down."""
+        """A given value, or the assumed one, which is recorded."""
         if name in self.given:
             return Estimate(self.given[name].value)
         value, interval, why = ASSUMED[name]
@@ -256,7 +255,7 @@ class _Asked:
             return None
         if name not in ("pretraining_tokens", "curriculum_tokens"):
             return self._take(name)
-        assert self.active is not None, "asked for the whole without a model"
+        assert self.active is not None, "counts are assumed only with a model"
         if name == "curriculum_tokens":
             before = self._count("pretraining_tokens")
             assert before is not None
@@ -268,7 +267,7 @@ class _Asked:
         active = self.active
         tokens = laws.tokens_for_params(FITS[DEFAULT], active)
         interval = spread(FITS[DEFAULT], lambda fit: {"tokens": laws.tokens_for_params(fit, active)})["tokens"]
-        self._assume(name, tokens, interval, f"compute-optimal by {DEFAULT}; models to be used much take far more")
+        self._assume(name, tokens, interval, f"compute-optimal by {DEFAULT}; models with much inference use far more")
         return Estimate(tokens, interval)
 
     def _labelled(self, name: str, kinds: tuple[str, ...], flops_each: int) -> Phase:
@@ -322,7 +321,7 @@ class _Asked:
         return price.usd_per_hour
 
     def _check_used(self) -> None:
-        """UserError for what is said of examples that are not there, and for a GPU without a model."""
+        """Raise UserError for keys of examples that are not counted, and for a GPU without a model."""
         for kind in ("pair", "chat", "comparison"):
             for name in (f"usd_per_{kind}", f"tokens_per_{kind}"):
                 if name in self.given and f"{kind}s" not in self.given and not (self.assumes and kind != "chat"):
@@ -346,7 +345,7 @@ class _Asked:
         if cost is not None:
             low, high = cost.interval or (cost.value, cost.value)
             affordable = "yes" if high <= budget else "no" if low > budget else "perhaps"
-        computing = [one.compute_usd.value for one in phases if one.compute_usd is not None]
-        if phases and len(computing) == len(phases):
-            pairs = max(0.0, budget - sum(computing)) / self._take("usd_per_pair").value
+        compute = [one.compute_usd.value for one in phases if one.compute_usd is not None]
+        if phases and len(compute) == len(phases):
+            pairs = max(0.0, budget - sum(compute)) / self._take("usd_per_pair").value
         return Rung(name, tuple(one.name for one in phases), cost, affordable, pairs)

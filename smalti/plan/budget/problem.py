@@ -1,7 +1,7 @@
 """The quantities of a budget and their equations; one set of given values, solved for one fit and one assumed MFU.
 
-Promises: given values are kept as they are; whatever nobody gave is an ``Assumption`` or a ``Choice``; contradictions
-and derived values that cannot be are refused with their equation.
+Given values are kept; every other value is derived, an ``Assumption`` or a ``Choice``. Contradictions and derived
+values out of range raise UserError with the equation.
 """
 
 from collections.abc import Mapping
@@ -57,10 +57,10 @@ LIMITS: dict[str, tuple[float, float]] = {
 """Number -> the least and the most that is believed. Quantity values are taken in this order."""
 
 OF_THE_LAW = ("loss", "inference_tokens", "inference_mfu", "unique_tokens", "experts")
-"""Those that stand in no equation."""
+"""Quantities that are in no equation."""
 
 KEYS = (*LIMITS, "gpu", "model", "fit", "precision")
-"""Everything that may be given."""
+"""All keys."""
 
 PRECISIONS = ("bf16", "fp8")
 
@@ -79,12 +79,12 @@ ASSUMED_MFU: dict[str, tuple[float, Interval, str]] = {
         "DeepSeek-V3 (arXiv 2412.19437: 14.8T tokens in 2.66M hours of an H800)",
     ),
 }
-"""The MFU by 6 N D that is assumed, its interval, and whose figures they are."""
+"""Precision -> assumed MFU by 6 N D, its interval, and their source."""
 
 
 @dataclass(frozen=True)
 class Assumption:
-    """A value that nobody gave."""
+    """A value that was not given."""
 
     name: str
     value: float | str
@@ -94,7 +94,7 @@ class Assumption:
 
 @dataclass(frozen=True)
 class Solution:
-    """All numbers that follow."""
+    """All derived numbers."""
 
     values: dict[str, float]
     choice: Choice | None
@@ -103,14 +103,14 @@ class Solution:
 
 
 class Problem:
-    """One set of given values. UserError for what is unknown or cannot be."""
+    """One set of given values. UserError for unknown keys and impossible values."""
 
     def __init__(self, values: Mapping[str, str | float], model: ModelConfig | None = None) -> None:
         for key in values:
             require_known(key, KEYS)
         words = {name: str(values[name]).strip() for name in ("gpu", "model", "fit", "precision") if name in values}
         self.given = {name: parse_quantity(name, values[name], LIMITS[name]) for name in LIMITS if name in values}
-        if isinstance(values.get("gpus"), str):  # a number is what a budget of parts of a GPU came to
+        if isinstance(values.get("gpus"), str):  # a float may be the fractional result of another budget
             require_whole(self.given["gpus"])
         self.model_name = words.get("model")
         self.fit = fit_named(words.get("fit", DEFAULT))
@@ -147,28 +147,30 @@ class Problem:
         choice = close(system, law, target, 0.0, may_choose=False)
         self._assume_rates(system, mfu, assumptions)
         choice = close(system, law, target, self.served(system.value("mfu")), may_choose=True) or choice
-        found = {name: value for name in LIMITS if (value := system.value(name)) is not None}
-        if check_it:  # not what is left of them after a logarithm
-            found |= {
-                one.name: one.value for one in assumptions if one.name in found and not isinstance(one.value, str)
+        numbers = {name: value for name in LIMITS if (value := system.value(name)) is not None}
+        if check_it:  # as given, without the rounding of the logarithm
+            numbers |= {
+                assumption.name: assumption.value
+                for assumption in assumptions
+                if assumption.name in numbers and not isinstance(assumption.value, str)
             }
-        found |= {name: one.value for name, one in self.given.items()} | self.sizes
-        if self.is_dense and "params" in found:
-            why = "a dense model; a mixture of experts has both: give both, or model=NAME"
+        numbers |= {name: assumption.value for name, assumption in self.given.items()} | self.sizes
+        if self.is_dense and "params" in numbers:
+            why = "a dense model; for an MoE give both, or model=NAME"
             assumptions.append(Assumption("active_params", "= params", None, why))
-        if "loss" not in found and "active_params" in found and "tokens" in found:
-            found["loss"] = law.loss(found["active_params"], found["tokens"])
-        if "loss" not in found and (idle := [name for name in _NEEDS_A_MODEL if name in self.given]):
+        if "loss" not in numbers and "active_params" in numbers and "tokens" in numbers:
+            numbers["loss"] = law.loss(numbers["active_params"], numbers["tokens"])
+        if "loss" not in numbers and (idle := [name for name in _NEEDS_A_MODEL if name in self.given]):
             raise UserError(
                 f"{idle[0]} has no effect: parameters and tokens do not follow from {join_texts(self.given)}",
                 allowed="with params, tokens, loss or a budget (flops, gpu_hours, cost_usd)",
                 hint=f"leave {idle[0]} out",
             )
-        notes = self._check(system, law, found, assumptions) if check_it else ()
-        return Solution(found, choice, tuple(assumptions), notes)
+        notes = self._check(system, law, numbers, assumptions) if check_it else ()
+        return Solution(numbers, choice, tuple(assumptions), notes)
 
     def served(self, mfu: float | None) -> float:
-        """Inference tokens, weighed by what an inference FLOP costs in training FLOPs."""
+        """Inference tokens, weighed by the cost of an inference FLOP in training FLOPs."""
         if "inference_tokens" not in self.given:
             return 0.0
         tokens = self.given["inference_tokens"].value
@@ -180,23 +182,23 @@ class Problem:
 
     @property
     def is_dense(self) -> bool:
-        """Nothing says that a token meets only some of the parameters."""
+        """Whether nothing implies that a token uses only some of the parameters."""
         both = all(name in self.given or name in self.sizes for name in ("params", "active_params"))
         return not both and "experts" not in self.given
 
     def law(self, fit: Fit) -> Law:
-        """The law that the loss is of."""
+        """The scaling law of the loss."""
         values = {name: self.given[name].value for name in ("experts", "unique_tokens") if name in self.given}
         return Law(fit, **values)
 
     def _give(self, system: System, assumptions: list[Assumption]) -> None:
         if self.device is not None:
             if not self.gpu_is_given:
-                asked = next(name for name in _OF_A_GPU if name in self.given)
-                why = f"{asked} was given and no gpu: give gpu=NAME (smalti plan hardware lists them)"
+                needs_gpu = next(name for name in _OF_A_GPU if name in self.given)
+                why = f"{needs_gpu} is given without a gpu; set gpu=NAME (smalti plan hardware lists them)"
                 assumptions.append(Assumption("gpu", ASSUMED_GPU, None, why))
             if not self.precision_is_given:
-                why = "what most large runs multiply in; the other is precision=fp8"
+                why = "the format of most large runs; the alternative is precision=fp8"
                 assumptions.append(Assumption("precision", self.precision, None, why))
             peak = self.device.require_peak(self.precision)
             system.give(Quantity("peak_flops_per_s", peak, format_number(peak), 1e-12))
@@ -222,18 +224,22 @@ class Problem:
             assumptions.append(Assumption("price_usd_per_gpu_hour", price.usd_per_hour, None, why))
 
     def _check(
-        self, system: System, law: Law, found: Mapping[str, float], assumptions: list[Assumption]
+        self, system: System, law: Law, numbers: Mapping[str, float], assumptions: list[Assumption]
     ) -> tuple[str, ...]:
-        """Notes; UserError for derived values that cannot be, and for a loss that the law does not give."""
-        for name, value in found.items():
+        """Return notes; UserError for derived values out of range, and for a loss that contradicts the law."""
+        for name, value in numbers.items():
             if name not in self.given:
                 equation = system.equation_of(name)
                 hint = f"it follows from {join_texts(self.given)}"
                 hint += f" by {equation.text}" if equation else ""
-                taken = [f"{one.name}={one.value}" for one in assumptions if one.name in ("gpu", "mfu", "precision")]
+                taken = [
+                    f"{assumption.name}={assumption.value}"
+                    for assumption in assumptions
+                    if assumption.name in ("gpu", "mfu", "precision")
+                ]
                 hint += f"; assumed: {' '.join(taken)}" if taken else ""
                 require_in_range(name, value, format_number(value), LIMITS[name], hint=hint)
-        active, total, tokens = (found.get(name) for name in ("active_params", "params", "tokens"))
+        active, total, tokens = (numbers.get(name) for name in ("active_params", "params", "tokens"))
         if active and total and active > total * (1 + 1e-9):
             raise UserError(
                 f"active_params={format_number(active)} are more than params={format_number(total)}",
@@ -251,13 +257,13 @@ _OF_A_GPU = ("cost_usd", "gpu_hours", "gpus", "days", "mfu", "price_usd_per_gpu_
 
 
 def _device(name: str | None, given: Mapping[str, Quantity]) -> Hardware | None:
-    if name is None and not any(one in given for one in _OF_A_GPU):
+    if name is None and not any(key in given for key in _OF_A_GPU):
         return None
     return hardware(name or ASSUMED_GPU)
 
 
 def counted(name: str | None, model: ModelConfig | None) -> dict[str, float]:
-    """``params`` and ``active_params`` of a model that is handed in, or a preset; empty without a name."""
+    """``params`` and ``active_params`` of ``model``, or of the preset ``name``; empty without a name."""
     if name is None:
         return {}
     sizes = count(model or from_dict(ModelConfig, {"preset": name}, f"model={name}").config)

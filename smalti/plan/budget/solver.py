@@ -1,9 +1,9 @@
-"""The budget of a run: from whatever of it is given, all the rest that follows, by one set of names.
+"""Solves the budget of a run: from any given quantities all that follow, under one set of names.
 
-Promises: given values are kept as they are; what is assumed or chosen is said, with its interval and why. A choice is
-made only where the given values leave one: the compute-optimal model of a budget, a size or a loss, or with
-``inference_tokens`` the one that is cheapest over training and use. Intervals are of the fit's constants and of an
-assumed MFU. Knows no layout, memory or failures, and no work beside the run itself.
+Given values are kept; assumed and chosen ones are listed with interval and reason. A choice is made only where the
+given values leave one: the compute-optimal model of a budget, a size or a loss, or with ``inference_tokens`` the
+cheapest over training and use. Intervals are those of the fit's constants and of an assumed MFU. Layout, memory,
+failures and work besides the run itself are not considered.
 """
 
 import math
@@ -27,7 +27,7 @@ NAMES = (
 """What every answer has, in this order; None where it does not follow."""
 
 COMPARED = ("besiroglu-2024", "hoffmann-2022")
-"""The fits that are always asked too."""
+"""The fits that are always compared."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,18 @@ class Budget:
     """Of what depends on the fit or on an assumed MFU."""
     assumptions: tuple[Assumption, ...]
     notes: tuple[str, ...]
-    """What one should know before believing it."""
+    """Limits of the answer."""
     choice: str | None
-    """What was chosen, by which rule; None: all of it followed."""
+    """What was chosen, and by which rule; None: nothing."""
     fit: Fit
     other_fits: Mapping[str, Mapping[str, float]]
-    """What other published fits say to the same question."""
+    """The results of other published fits."""
     lifetime: Mapping[str, float | None] | None
     """Training and use together; None without ``inference_tokens``."""
     repetition: Mapping[str, float] | None
     """Epochs and what they are worth; None without ``unique_tokens``."""
     problem: Problem
-    """What was asked."""
+    """The problem that was solved."""
 
     def number(self, name: str) -> float | None:
         """A value that is a number, or None."""
@@ -86,14 +86,14 @@ class Budget:
 def solve(values: Mapping[str, str | float], *, model: ModelConfig | None = None) -> Budget:
     """The budget that follows from ``values`` (names of ``plan.budget.problem.KEYS``).
 
-    model: what ``values["model"]`` names, where that is no preset. UserError for what is unknown, contradicts or cannot
-    be.
+    model: that of ``values["model"]``, where it is not a preset. UserError for unknown keys, contradictions and values
+    out of range.
     """
     problem = Problem(values, model)
     solution = problem.solve(check_it=True)
-    found = solution.values
-    intervals, told = _intervals(problem, solution)
-    of_the_law = solution.choice is not None or "loss" in found
+    numbers = solution.values
+    intervals, remarks = _intervals(problem, solution)
+    of_the_law = solution.choice is not None or "loss" in numbers
     if problem.fit_is_given and not of_the_law:
         raise UserError(
             f"fit={problem.fit.name} has no effect: parameters and tokens do not follow from the rest",
@@ -103,56 +103,56 @@ def solve(values: Mapping[str, str | float], *, model: ModelConfig | None = None
     assumptions = list(solution.assumptions)
     if of_the_law and not problem.fit_is_given:
         others = ", ".join(name for name in FITS if name != problem.fit.name)
-        why = f"what fits Hoffmann et al.'s own runs best; others: {others}"
+        why = f"the best fit to the runs of Hoffmann et al.; others: {others}"
         assumptions.append(Assumption("fit", problem.fit.name, None, why))
-    names: dict[str, float | str | None] = {name: found.get(name) for name in NAMES}
+    names: dict[str, float | str | None] = {name: numbers.get(name) for name in NAMES}
     names["gpu"] = problem.device.name if problem.device else None
     return Budget(
         values=names,
         origins=_origins(problem, solution),
         intervals=intervals,
         assumptions=tuple(assumptions),
-        notes=(*solution.notes, *_notes(problem, found), *told),
+        notes=(*solution.notes, *_notes(problem, numbers), *remarks),
         choice=solution.choice.text if solution.choice else None,
         fit=problem.fit,
         other_fits=_other_fits(problem) if of_the_law else {},
-        lifetime=_lifetime(problem, found),
-        repetition=_repetition(problem, found),
+        lifetime=_lifetime(problem, numbers),
+        repetition=_repetition(problem, numbers),
         problem=problem,
     )
 
 
 def _origins(problem: Problem, solution: Solution) -> dict[str, str]:
-    """Where each value comes from: what is given first, then equation by equation what follows, chosen values last."""
-    found, chosen = solution.values, solution.choice.names if solution.choice else ()
+    """The origin of each value: given ones first, then those that follow by an equation, chosen ones last."""
+    values, chosen = solution.values, solution.choice.names if solution.choice else ()
     assumed = {one.name for one in solution.assumptions if not isinstance(one.value, str)}
     origins = dict.fromkeys(problem.given, "given") | dict.fromkeys(assumed, "assumed")
     origins |= dict.fromkeys(problem.sizes, f"counted from {problem.model_name}")
-    _follow(problem, found, origins)
+    _follow(problem, values, origins)
     origins = dict.fromkeys((name for name in chosen if name not in origins), "chosen") | origins
-    _follow(problem, found, origins)
-    if "loss" in found:
+    _follow(problem, values, origins)
+    if "loss" in values:
         origins.setdefault("loss", problem.fit.name)
     if problem.device is not None:
         origins["gpu"] = "given" if problem.gpu_is_given else "assumed"
-    return {name: origins.get(name, "follows") for name in NAMES if name in found or name in origins}
+    return {name: origins.get(name, "follows") for name in NAMES if name in values or name in origins}
 
 
-def _follow(problem: Problem, found: Mapping[str, float], origins: dict[str, str]) -> None:
+def _follow(problem: Problem, values: Mapping[str, float], origins: dict[str, str]) -> None:
     """Add every value that is the only one without an origin in an equation."""
     equations = (*EQUATIONS, DENSE) if problem.is_dense else EQUATIONS
-    news = True
-    while news:
-        news = False
-        for one in equations:
-            open_ends = [name for name in one.names if name not in origins and name in NAMES]
-            if len(open_ends) == 1 and open_ends[0] in found:
-                origins[open_ends[0]] = one.text
-                news = True
+    changed = True
+    while changed:
+        changed = False
+        for equation in equations:
+            open_ends = [name for name in equation.names if name not in origins and name in NAMES]
+            if len(open_ends) == 1 and open_ends[0] in values:
+                origins[open_ends[0]] = equation.text
+                changed = True
 
 
 def _intervals(problem: Problem, solution: Solution) -> tuple[dict[str, Interval], list[str]]:
-    """Of every value that moves with the fit or with the assumed MFU, and what is to be said about them.
+    """(intervals of every value that depends on the fit or on the assumed MFU, notes about them).
 
     The half width by the fit is the root of summed squares over its independent directions; that by the MFU is what
     its ends give. Both are put together as independent.
@@ -165,7 +165,7 @@ def _intervals(problem: Problem, solution: Solution) -> tuple[dict[str, Interval
             low, high = (problem.solve(fit).values for fit in pair)
             for name in fit_squares:
                 fit_squares[name] += (0.5 * (math.log(high[name]) - math.log(low[name]))) ** 2
-        if any(one.name == "mfu" for one in solution.assumptions):
+        if any(assumption.name == "mfu" for assumption in solution.assumptions):
             ends = [problem.solve(mfu=mfu).values for mfu in ASSUMED_MFU[problem.precision][1]]
             for name, value in centre.items():
                 moved = [math.log(end[name]) - value for end in ends]
@@ -181,38 +181,38 @@ def _intervals(problem: Problem, solution: Solution) -> tuple[dict[str, Interval
     return found, []
 
 
-def _notes(problem: Problem, found: Mapping[str, float]) -> list[str]:
-    told = []
-    active, tokens = found.get("active_params"), found.get("tokens")
-    total = found.get("params", active)
+def _notes(problem: Problem, values: Mapping[str, float]) -> list[str]:
+    notes = []
+    active, tokens = values.get("active_params"), values.get("tokens")
+    total = values.get("params", active)
     if active and tokens:
         law = problem.law(problem.fit)
-        told += laws.outside(problem.fit, law.params(active), tokens)
+        notes += laws.outside(problem.fit, law.params(active), tokens)
         if problem.fit.covariance is None:
-            told.append(f"no interval of the law: {problem.fit.interval_source}")
+            notes.append(f"no interval of the law: {problem.fit.interval_source}")
         if law.experts is not None:
-            told.append(
+            notes.append(
                 f"the law counts {format_number(law.params(active))} parameters (Clark et al. 2022): fitted up to 1.3B "
                 "active ones, on 130B tokens, with one expert a token"
             )
         elif total and total > active * 1.01:
-            told.append(
+            notes.append(
                 f"the law counts the {format_number(active)} active parameters alone: a dense model of that size; the "
                 "other experts lower the loss by an amount that is not in it "
                 f"(experts={format_number(total / active)}, for example, estimates it by Clark et al. 2022)"
             )
         if law.unique_tokens and tokens > MANY_EPOCHS * law.unique_tokens:
             epochs = tokens / law.unique_tokens
-            strength = "hardly worth anything any more" if epochs > TOO_MANY_EPOCHS else "worth less than new tokens"
-            told.append(f"the data is gone through {epochs:.3g} times: the last repeats are {strength}")
-    mfu, (_, (_, usual), _) = found.get("mfu"), ASSUMED_MFU[problem.precision]
+            strength = "worth almost nothing" if epochs > TOO_MANY_EPOCHS else "worth less than new tokens"
+            notes.append(f"the data is repeated for {epochs:.3g} epochs: the last repeats are {strength}")
+    mfu, (_, (_, usual), _) = values.get("mfu"), ASSUMED_MFU[problem.precision]
     if mfu and mfu > usual * 1.2 and "mfu" not in problem.given:
-        told.append(f"an MFU of {mfu:.3g} is more than large runs reach ({usual:g})")
-    return told
+        notes.append(f"an MFU of {mfu:.3g} is more than large runs reach ({usual:g})")
+    return notes
 
 
 def _other_fits(problem: Problem) -> dict[str, dict[str, float]]:
-    found = {}
+    fits = {}
     for name in COMPARED:
         if name != problem.fit.name:
             try:
@@ -220,26 +220,26 @@ def _other_fits(problem: Problem) -> dict[str, dict[str, float]]:
             except UserError:
                 continue
             keys = ("active_params", "tokens", "tokens_per_active_param", "flops", "cost_usd", "loss")
-            found[name] = {key: values[key] for key in keys if key in values}
-    return found
+            fits[name] = {key: values[key] for key in keys if key in values}
+    return fits
 
 
-def _lifetime(problem: Problem, found: Mapping[str, float]) -> dict[str, float | None] | None:
-    """Of the model that was found, beside the compute-optimal one of the same loss; FLOPs of use are weighed."""
-    if "inference_tokens" not in found or not all(name in found for name in ("active_params", "tokens", "loss")):
+def _lifetime(problem: Problem, values: Mapping[str, float]) -> dict[str, float | None] | None:
+    """Training and use of the model, compared with the compute-optimal one of the same loss."""
+    if "inference_tokens" not in values or not all(name in values for name in ("active_params", "tokens", "loss")):
         return None
-    active, tokens, served = found["active_params"], found["tokens"], problem.served(found.get("mfu"))
-    plain, plain_tokens = problem.law(problem.fit).cheapest(found["loss"], 0.0)
+    active, tokens, served = values["active_params"], values["tokens"], problem.served(values.get("mfu"))
+    plain, plain_tokens = problem.law(problem.fit).cheapest(values["loss"], 0.0)
     total, of_plain = 6 * active * tokens + 2 * active * served, 6 * plain * plain_tokens + 2 * plain * served
     cost = None
-    if problem.device and "inference_mfu" in found and "price_usd_per_gpu_hour" in found:
+    if problem.device and "inference_mfu" in values and "price_usd_per_gpu_hour" in values:
         usd = laws.usd_per_flop(
-            found["price_usd_per_gpu_hour"], problem.device.require_peak(problem.precision), found["inference_mfu"]
+            values["price_usd_per_gpu_hour"], problem.device.require_peak(problem.precision), values["inference_mfu"]
         )
-        cost = 2 * active * found["inference_tokens"] * usd
+        cost = 2 * active * values["inference_tokens"] * usd
     return {
-        "inference_flops": 2 * active * found["inference_tokens"],
-        "inference_weight": served / found["inference_tokens"],
+        "inference_flops": 2 * active * values["inference_tokens"],
+        "inference_weight": served / values["inference_tokens"],
         "inference_cost_usd": cost,
         "lifetime_flops": total,
         "chinchilla_params": plain,
@@ -249,13 +249,13 @@ def _lifetime(problem: Problem, found: Mapping[str, float]) -> dict[str, float |
     }
 
 
-def _repetition(problem: Problem, found: Mapping[str, float]) -> dict[str, float] | None:
+def _repetition(problem: Problem, values: Mapping[str, float]) -> dict[str, float] | None:
     law = problem.law(problem.fit)
-    if law.unique_tokens is None or "tokens" not in found:
+    if law.unique_tokens is None or "tokens" not in values:
         return None
-    epochs = found["tokens"] / law.unique_tokens
+    epochs = values["tokens"] / law.unique_tokens
     worth = {"epochs": epochs, "effective_tokens": data.effective_tokens(law.unique_tokens, epochs)}
-    if "active_params" in found:
-        params = law.params(found["active_params"])
+    if "active_params" in values:
+        params = law.params(values["active_params"])
         worth["effective_params"] = laws.effective_params(problem.fit, params, law.unique_tokens)
     return worth

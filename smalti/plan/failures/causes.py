@@ -1,10 +1,10 @@
-"""What made Llama 3 405B's training stop, counted; and which of it takes a node away.
+"""The causes of Llama 3 405B's interruptions with their counts, and which of them take a node away.
 
 Counts: Llama Team 2024 (arXiv 2407.21783), table 5: 419 unexpected interruptions in 54 days on 16,384 H100. The paper
 prints 30.1 % beside the 148 faulty GPUs, but 148 of 419 are 35.3 %: 30.1 %, and the 58.7 % that its text gives for all
 GPU issues, would be 126, with which the counts add up to 397. Times of detection and restart by cause are not
-published: a cause has the job's own unless the user gives others. Which cause takes the node away is our reading of the
-cause, not the paper's.
+published: those of the job are used unless the user gives others. Which cause takes the node away is our reading, not
+the paper's.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ UNEXPECTED, PLANNED, GPUS, DAYS = 419, 47, 16_384, 54
 
 @dataclass(frozen=True)
 class Cause:
-    """One cause of failures. Times of None are the job's own."""
+    """One cause of failures; None: the time of the job."""
 
     name: str
     """As it is typed: ``faulty-gpu``."""
@@ -62,17 +62,17 @@ LLAMA_3 = (
 """Table 5 of the paper; the counts add up to 419."""
 
 TIMES = ("detect_s", "restart_s", "repair_days")
-"""What may be given for one cause alone."""
+"""Times that may be given for one cause."""
 
 
 def with_times(given: dict[tuple[str, str], float]) -> tuple[Cause, ...]:
-    """The causes, with ``(cause, time) -> value`` in place of the job's own. UserError for an unknown cause."""
+    """The causes, with ``(cause, time) -> value`` instead of those of the job. UserError for an unknown cause."""
     names = [cause.name for cause in LLAMA_3]
     for name, _ in given:
         if name not in names:
             close = nearest(name, names)
             raise UserError(
-                f"'{name}' is no cause of failures",
+                f"'{name}' is not a known cause of failures",
                 allowed=", ".join(names),
                 hint=f"did you mean '{close}'?" if close else None,
             )
@@ -83,7 +83,7 @@ def with_times(given: dict[tuple[str, str], float]) -> tuple[Cause, ...]:
 
 
 def recoveries(causes: tuple[Cause, ...], detect_s: float, restart_s: float) -> tuple[Recovery, ...]:
-    """How the job comes back from each cause, with its share of the failures."""
+    """The recovery from each cause, with its share of the failures."""
     total = sum(cause.n for cause in causes)
     return tuple(
         Recovery(

@@ -1,10 +1,10 @@
 """Goodput of a run that fails and resumes, in closed form: the checkpoint interval, where the hours go, spare nodes.
 
-Promises exact expectations under one model: failures come at a constant rate (exponential gaps), whatever the job
-does; a segment is ``interval_s`` of work and a stall of ``stall_s`` for its checkpoint, which counts ``upload_s`` after
-the stall; a failure throws away all work since the newest checkpoint that counts; detection and restart take fixed
-times. Not in it: waiting for spare nodes and failures that come in bursts (``plan/failures/simulate.py`` has both),
-planned pauses. The derivation is in docs/concepts/plan/reliability.md.
+The expectations are exact under one model: failures at a constant rate (exponential gaps); a segment is ``interval_s``
+of work and a stall of ``stall_s`` for its checkpoint, which counts ``upload_s`` after the stall; a failure loses all
+work since the newest checkpoint that counts; detection and restart take fixed times. Not included: waiting for spare
+nodes and bursts of failures (``plan/failures/simulate.py`` has both), planned pauses. The derivation is in
+docs/concepts/plan/reliability.md.
 """
 
 import math
@@ -32,12 +32,12 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Timing:
-    """How a job fails, saves and comes back. All times in seconds; ``mtbf_s`` may be infinite."""
+    """Times of failures, checkpoints and recoveries of a job, in seconds; ``mtbf_s`` may be infinite."""
 
     mtbf_s: float
     """Mean time between failures of the whole job."""
     stall_s: float
-    """Training stands still for so long at each checkpoint."""
+    """Duration of the stall of training at each checkpoint."""
     interval_s: float
     """Work between two checkpoints."""
     recoveries: tuple[Recovery, ...]
@@ -45,7 +45,7 @@ class Timing:
     upload_s: float = 0.0
     """From the end of the stall until the checkpoint counts (asynchronous saving)."""
     restarts_fail: bool = False
-    """Failures also come while the job is down, and the recovery then begins anew."""
+    """Failures also occur while the job is down, and the recovery then starts over."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class Shares:
     """Shares of a job's hours (0..1), which add up to 1."""
 
     useful_frac: float
-    """Work that was kept: the goodput, also called ETTR."""
+    """Useful work: the goodput, also called ETTR."""
     stall_frac: float
     """Stalls of checkpoints that counted."""
     redone_frac: float
-    """Work and stalls since the last checkpoint that counted, thrown away."""
+    """Lost work and stalls since the last checkpoint that counted."""
     detect_frac: float
     """From failure to decision."""
     restart_frac: float
@@ -74,32 +74,32 @@ def downtime_s(timing: Timing) -> float:
     """Expected time from a failure to the first step after it.
 
     The mean R of detection + restart; with ``restarts_fail`` M (e^(R/M) - 1) (Daly 2006), for several kinds of failures
-    M (1 - q) / q with q the mean of e^(-R/M), the chance that a recovery is not struck.
+    M (1 - q) / q with q the mean of e^(-R/M), the probability of a recovery without a failure.
     """
-    if not _struck(timing):
+    if not _recoveries_fail(timing):
         return sum(one.frac * one.whole_s for one in timing.recoveries)
-    return _over(
+    return _over_attempts(
         timing.mtbf_s * sum(one.frac * -math.expm1(-one.whole_s / timing.mtbf_s) for one in timing.recoveries), timing
     )
 
 
 def _detecting_s(timing: Timing) -> float:
-    """The part of it that is detection."""
-    if not _struck(timing):
+    """The part of the downtime that is detection."""
+    if not _recoveries_fail(timing):
         return sum(one.frac * one.detect_s for one in timing.recoveries)
-    return _over(
+    return _over_attempts(
         timing.mtbf_s * sum(one.frac * -math.expm1(-one.detect_s / timing.mtbf_s) for one in timing.recoveries), timing
     )
 
 
-def _struck(timing: Timing) -> bool:
+def _recoveries_fail(timing: Timing) -> bool:
     return timing.restarts_fail and math.isfinite(timing.mtbf_s)
 
 
-def _over(time_s: float, timing: Timing) -> float:
-    """Time of one try at recovery -> time of all until one is not struck; infinite where none ever is."""
-    spared_frac = sum(one.frac * math.exp(-one.whole_s / timing.mtbf_s) for one in timing.recoveries)
-    return time_s / spared_frac if spared_frac else math.inf
+def _over_attempts(time_s: float, timing: Timing) -> float:
+    """Time of one attempt at recovery -> of all until one succeeds; infinite where none can."""
+    success_frac = sum(one.frac * math.exp(-one.whole_s / timing.mtbf_s) for one in timing.recoveries)
+    return time_s / success_frac if success_frac else math.inf
 
 
 def shares(timing: Timing) -> Shares:
@@ -127,7 +127,7 @@ def shares(timing: Timing) -> Shares:
 
 
 def goodput_frac(timing: Timing) -> float:
-    """Share of the hours that is work which is kept (0..1)."""
+    """Share of the hours that is useful work (0..1)."""
     return shares(timing).useful_frac
 
 
@@ -147,10 +147,10 @@ def daly_s(stall_s: float, mtbf_s: float) -> float:
 def optimal_s(stall_s: float, mtbf_s: float) -> float:
     """The interval of the highest goodput, by bisection: the root of x = 1 - e^(-x - C/M), x = tau / M.
 
-    Detection, restart and upload do not move it. For a stall above 0 and a finite MTBF.
+    Detection, restart and upload do not change it. For a stall above 0 and a finite MTBF.
     """
     if not (0 < stall_s < math.inf and 0 < mtbf_s < math.inf):
-        raise ValueError("the best interval exists for a stall above 0 and a finite MTBF only")
+        raise ValueError("the optimal interval exists for a stall above 0 and a finite MTBF only")
     ratio = stall_s / mtbf_s
     low, high = 0.0, 1.0
     while True:
@@ -164,10 +164,10 @@ def optimal_s(stall_s: float, mtbf_s: float) -> float:
 
 
 def poisson_quantile(mean: float, frac: float) -> int:
-    """The smallest n that a Poisson count of this mean stays at or below with probability ``frac``."""
+    """The smallest n with P(count <= n) >= ``frac`` for a Poisson count of this mean."""
     if mean <= 0:
         return 0
-    reach = 40 * math.sqrt(mean) + 40  # what lies further from the mean is less than a float's rounding
+    reach = 40 * math.sqrt(mean) + 40  # probabilities further from the mean are below float rounding
     n, last, total = max(0, int(mean - reach)), int(mean + reach), 0.0
     while True:
         total += math.exp(n * math.log(mean) - mean - math.lgamma(n + 1))
@@ -177,7 +177,7 @@ def poisson_quantile(mean: float, frac: float) -> int:
 
 
 def poisson_interval(mean: float, frac: float = 0.95) -> tuple[int, int]:
-    """The counts between which a Poisson count of this mean lies with at least probability ``frac``."""
+    """The interval that holds a Poisson count of this mean with at least probability ``frac``."""
     tail = (1 - frac) / 2
     return poisson_quantile(mean, tail), poisson_quantile(mean, 1 - tail)
 

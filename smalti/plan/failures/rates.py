@@ -1,7 +1,7 @@
-"""How often GPUs fail, as others measured it: rates by name, each with its source.
+"""Published failure rates of GPUs, by name and with their source.
 
-Promises: every rate is printed in its source, or follows from what is printed by the arithmetic that is written beside
-it. A rate is of interruptions of a job for each 1,000 GPU-days, whatever their cause. Knows no formula.
+Every rate is printed in its source, or follows from it by the arithmetic next to it. A rate counts interruptions of a
+job for each 1,000 GPU-days, whatever their cause.
 """
 
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ RATES = (
         "hand); / 8. The one interruption in 18 minutes of 100,000 GPUs that is told beside it is 0.8", 2.3 / 8, 0.8,
     ),
 )  # fmt: skip
-"""All that are known by name."""
+"""All named rates."""
 
 SMALL_JOB_GPUS = 1024
 SMALL_JOB_MEASURED_H, SMALL_JOB_SCALED_H = 7.9, 28.8
@@ -54,12 +54,12 @@ SMALL_JOB_MEASURED_H, SMALL_JOB_SCALED_H = 7.9, 28.8
 
 def failure_rate(name: str) -> FailureRate:
     """The rate of that name; UserError with the nearest otherwise."""
-    found = {rate.name: rate for rate in RATES}
-    if name not in found:
-        close = nearest(name, found)
+    rates = {rate.name: rate for rate in RATES}
+    if name not in rates:
+        close = nearest(name, rates)
         raise UserError(
-            f"'{name}' is no failure rate",
-            allowed=f"a number of failures for each 1,000 GPU-days, or {', '.join(found)}",
+            f"'{name}' is not a known failure rate",
+            allowed=f"a number of failures for each 1,000 GPU-days, or {', '.join(rates)}",
             hint=f"did you mean '{close}'?" if close else None,
         )
-    return found[name]
+    return rates[name]

@@ -1,8 +1,8 @@
-"""A run that fails: how often, how long it stands still, what it costs, how many spare nodes it wants.
+"""Reliability of a run: expected failures, goodput, cost and spare nodes.
 
-Promises expectations by the closed form of ``plan/failures/goodput.py``, and an interval that is the chance of one
-run at a rate that is known. How little the rate is known ``goodput_by_rate`` shows; waiting for spares is
-``plan/failures/simulate.py``'s.
+Expectations follow the closed form of ``plan/failures/goodput.py``; intervals are the spread of one run at a known
+rate. ``goodput_by_rate`` shows the uncertainty of the rate itself; waiting for spares is in
+``plan/failures/simulate.py``.
 """
 
 import math
@@ -20,7 +20,7 @@ from smalti.plan.failures.setup import ASSUMED, CAUSES_SOURCE, NAMES, Setup
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is to be expected. Fields of days, hours and dollars are None where ``days`` or a price is not given."""
+    """The expected figures. Days, hours and dollars are None where ``days`` or a price is not given."""
 
     setup: Setup
     mtbf_s: float
@@ -33,16 +33,16 @@ class Outlook:
     daly_s: float
     """By Daly's."""
     optimal_s: float | None
-    """By search; None where there is no stall or no failure."""
+    """The exact optimum; None without stalls or without failures."""
     shares: Shares
     """Where the hours go."""
     other_goodput_frac: float
-    """Goodput were ``failures_during_restart`` the other way."""
+    """Goodput with ``failures_during_restart`` inverted."""
     calendar_days: float | None
     failures: float | None
     """Expected in the run."""
     failures_interval: tuple[int, int] | None
-    """95 % of runs have so many, at this rate."""
+    """Range of 95 % of runs at this rate."""
     goodput_interval_frac: tuple[float, float] | None
     """Goodput at those counts."""
     gpu_hours: float | None
@@ -50,15 +50,15 @@ class Outlook:
     cost_usd: float | None
     """Of these hours."""
     spares_cost_usd: float | None
-    """Of the spares for as long; None without spares or price."""
+    """Of the spares for the same time; None without spares or price."""
     spares_p99_nodes: int | None
     """Enough at 99 % of all moments, if every failure takes its node."""
     spares_p99_by_cause_nodes: int | None
-    """The same, if only those do that the causes say."""
+    """The same, if only failures of causes that lose the node take it."""
 
     @property
     def lost_gpu_hours(self) -> dict[str, float] | None:
-        """GPU-hours that are no kept work, by what they went into."""
+        """GPU-hours that are not useful work, by kind."""
         if self.gpu_hours is None:
             return None
         hours = self.gpu_hours
@@ -82,7 +82,7 @@ class Outlook:
 
 
 def outlook(setup: Setup) -> Outlook:
-    """What is to be expected of ``setup``. UserError where the job would never get done."""
+    """The expected figures of ``setup``. UserError where the job makes no progress."""
     mean, stall, timing = setup.mtbf_s, setup.checkpoint_stall_s, setup.timing
     shares = goodput.shares(timing)
     if shares.useful_frac < 1e-6:
@@ -146,43 +146,48 @@ def _goodput_between(
     return goodput.goodput_frac(many), goodput.goodput_frac(few)
 
 
-def warnings(found: Outlook) -> list[str]:
-    """What the reader should know before believing the figures."""
-    setup, said = found.setup, []
+def warnings(expected: Outlook) -> list[str]:
+    """Warnings about the figures."""
+    setup, notes = expected.setup, []
     if setup.gpus <= SMALL_JOB_GPUS:
         factor = SMALL_JOB_SCALED_H / SMALL_JOB_MEASURED_H
-        worse = goodput.goodput_frac(replace(setup.timing, mtbf_s=found.mtbf_s / factor))
-        said.append(
+        worse = goodput.goodput_frac(replace(setup.timing, mtbf_s=expected.mtbf_s / factor))
+        notes.append(
             f"small jobs fail more often than 1/N says: jobs of {SMALL_JOB_GPUS} GPUs on Meta's RSC-1 failed every "
             f"{SMALL_JOB_MEASURED_H} h, not {SMALL_JOB_SCALED_H} h (software, storage, people); at {factor:.1f} times "
             f"the rate goodput is {worse * 100:.1f}%"
         )
     mean_h = DAYS * 24 / UNEXPECTED
-    if found.shares.useful_frac < 0.9 and found.mtbf_s / 3600 >= mean_h:
-        said.append(
-            f"less than what others reach: Llama 3 405B was more than 90% effective on {GPUS:,} GPUs that failed every "
+    if expected.shares.useful_frac < 0.9 and expected.mtbf_s / 3600 >= mean_h:
+        notes.append(
+            f"below what others reach: Llama 3 405B was more than 90% effective on {GPUS:,} GPUs that failed every "
             f"{mean_h:.1f} h (arXiv 2407.21783)"
         )
     down = goodput.downtime_s(setup.timing)
-    if down > found.mtbf_s:
-        said.append("the job is down for longer than it is up: detection and restart take longer than the time between "
-                    "failures")  # fmt: skip
-    best = found.optimal_s
+    if down > expected.mtbf_s:
+        notes.append(
+            "the job is down for longer than it is up: detection and restart take longer than the time between failures"
+        )
+    best = expected.optimal_s
     if best is not None and setup.checkpoint_interval_s is not None:
         tuned = goodput.goodput_frac(replace(setup.timing, interval_s=max(best, setup.checkpoint_upload_s)))
-        if tuned - found.shares.useful_frac > 0.005:
-            said.append(f"a checkpoint every {format_seconds(best)} of work would give a goodput of {tuned * 100:.1f}%")
-    enough = found.spares_p99_by_cause_nodes
+        if tuned - expected.shares.useful_frac > 0.005:
+            notes.append(
+                f"a checkpoint every {format_seconds(best)} of work would give a goodput of {tuned * 100:.1f}%"
+            )
+    enough = expected.spares_p99_by_cause_nodes
     if setup.spares is not None and enough is not None and setup.spares < enough:
-        said.append(f"{setup.spares} spares are fewer than the {enough} that are enough at 99% of all moments: the job "
-                    "will wait for repairs, which only --simulate counts")  # fmt: skip
+        notes.append(
+            f"{setup.spares} spares are fewer than the {enough} that are enough at 99% of all moments: the job will "
+            "wait for repairs, which only --simulate counts"
+        )
     if not setup.failures_per_1000_gpu_days:
-        said.append("no failure at all is in these figures")
-    return said
+        notes.append("these figures assume no failures")
+    return notes
 
 
 def goodput_at(setup: Setup, *, gpus: int, failures_per_1000_gpu_days: float) -> float:
-    """Goodput of the same job on other GPUs or at another rate, with its own best interval unless one is given."""
+    """Goodput of the same job on other GPUs or at another rate, at its optimal interval unless one is given."""
     mean = goodput.mtbf_s(failures_per_1000_gpu_days, gpus)
     interval = setup.checkpoint_interval_s
     if interval is None:
@@ -198,40 +203,40 @@ def goodput_by_rate(setup: Setup) -> dict[str, float]:
     }
 
 
-def to_json(found: Outlook) -> dict[str, Any]:
-    """A JSON object with units in the names; null where nothing is known or nothing is finite."""
-    setup, during = found.setup, found.setup.failures_during_restart
-    pair = found.shares.useful_frac, found.other_goodput_frac
+def to_json(expected: Outlook) -> dict[str, Any]:
+    """A JSON object with units in the names; null where a value is unknown or infinite."""
+    setup, during = expected.setup, expected.setup.failures_during_restart
+    pair = expected.shares.useful_frac, expected.other_goodput_frac
     with_during, without = pair if during else pair[::-1]
     return {
         **{name: getattr(setup, name) for name in NAMES},
         "assumed": {name: {"value": ASSUMED[name][0], "source": ASSUMED[name][1]} for name in setup.assumed},
         "causes_source": CAUSES_SOURCE,
         "nodes": setup.nodes,
-        "mtbf_s": _finite(found.mtbf_s),
-        "failures_per_day": found.failures_per_day,
-        "failures": found.failures,
-        "failures_interval": found.failures_interval,
-        "checkpoint_interval_s": found.interval_s,
-        "young_s": _finite(found.young_s),
-        "daly_s": _finite(found.daly_s),
-        "optimal_s": found.optimal_s,
-        "goodput_frac": found.shares.useful_frac,
-        "goodput_interval_frac": found.goodput_interval_frac,
+        "mtbf_s": _finite(expected.mtbf_s),
+        "failures_per_day": expected.failures_per_day,
+        "failures": expected.failures,
+        "failures_interval": expected.failures_interval,
+        "checkpoint_interval_s": expected.interval_s,
+        "young_s": _finite(expected.young_s),
+        "daly_s": _finite(expected.daly_s),
+        "optimal_s": expected.optimal_s,
+        "goodput_frac": expected.shares.useful_frac,
+        "goodput_interval_frac": expected.goodput_interval_frac,
         "goodput_with_failures_during_restart_frac": with_during,
         "goodput_without_failures_during_restart_frac": without,
         "goodput_by_rate_frac": goodput_by_rate(setup),
-        "shares": asdict(found.shares),
-        "calendar_days": found.calendar_days,
-        "gpu_hours": found.gpu_hours,
-        "lost_gpu_hours": found.lost_gpu_hours,
-        "lost_gpu_hours_by_cause": found.lost_gpu_hours_by_cause,
-        "cost_usd": found.cost_usd,
-        "cost_without_failures_usd": found.cost_usd and found.cost_usd * found.shares.useful_frac,
-        "spares_cost_usd": found.spares_cost_usd,
-        "spares_p99_nodes": found.spares_p99_nodes,
-        "spares_p99_by_cause_nodes": found.spares_p99_by_cause_nodes,
-        "warnings": warnings(found),
+        "shares": asdict(expected.shares),
+        "calendar_days": expected.calendar_days,
+        "gpu_hours": expected.gpu_hours,
+        "lost_gpu_hours": expected.lost_gpu_hours,
+        "lost_gpu_hours_by_cause": expected.lost_gpu_hours_by_cause,
+        "cost_usd": expected.cost_usd,
+        "cost_without_failures_usd": expected.cost_usd and expected.cost_usd * expected.shares.useful_frac,
+        "spares_cost_usd": expected.spares_cost_usd,
+        "spares_p99_nodes": expected.spares_p99_nodes,
+        "spares_p99_by_cause_nodes": expected.spares_p99_by_cause_nodes,
+        "warnings": warnings(expected),
     }
 
 

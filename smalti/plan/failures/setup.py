@@ -1,7 +1,7 @@
-"""What a plan of failures is given: a job, its cluster, how it saves and comes back.
+"""The inputs of ``smalti plan failures``: a job, its cluster, its checkpoints and restarts.
 
-Promises: what is not given is a named assumption (``Setup.assumed``) with its source; impossible and contradictory
-values, and those without effect, are refused by name. What follows from it is ``plan/failures/reliability.py``'s.
+Missing values are named assumptions (``Setup.assumed``) with their source; impossible, contradictory and ineffective
+values raise UserError. The figures are computed in ``plan/failures/reliability.py``.
 """
 
 import math
@@ -15,18 +15,18 @@ from smalti.plan.failures.causes import LLAMA_3, Cause, recoveries
 from smalti.plan.failures.goodput import DAY_S, Recovery, Timing
 
 ASSUMED: dict[str, tuple[float, str]] = {
-    "failures_per_1000_gpu_days": (1.0, "as DBRX's cluster"),
+    "failures_per_1000_gpu_days": (1.0, "as on DBRX's cluster"),
     "gpus_per_node": (8, "a usual node"),
     "detect_s": (600.0, "MegaScale: under 10 minutes with its tests (arXiv 2402.15627)"),
     "restart_s": (900.0, "MegaScale: caught up in under 15 minutes (arXiv 2402.15627)"),
     "checkpoint_stall_s": (30.0, "MosaicML: sharded, several TB in under 30 s"),
     "checkpoint_upload_s": (0.0, "a checkpoint counts as soon as its stall ends"),
-    "failures_during_restart": (False, "failures come while the job works, as in Young's and Daly's formulas"),
+    "failures_during_restart": (False, "failures occur only while the job works, as in Young's and Daly's formulas"),
 }
-"""What is taken where nothing is given, and whose figure it is."""
+"""Name -> assumed value and its source."""
 
 CAUSES_SOURCE = "Llama 3's 419 interruptions (arXiv 2407.21783, table 5)"
-"""Of the mix of causes, which cannot be given."""
+"""Source of the mix of causes, which is fixed."""
 
 LIMITS: dict[str, tuple[float, float]] = {
     "gpus": (1, 10_000_000),
@@ -42,7 +42,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "spares": (0, 10_000_000),
     "repair_days": (1e-3, 3650),
 }
-"""Name -> the least and the most that is believed."""
+"""Name -> the smallest and largest accepted value."""
 
 WHOLE = ("gpus", "gpus_per_node", "spares")
 """Names of whole numbers."""
@@ -50,32 +50,32 @@ WHOLE = ("gpus", "gpus_per_node", "spares")
 
 @dataclass(frozen=True)
 class Setup:
-    """A job and the cluster that it runs on. UserError for what cannot be."""
+    """A job and the cluster that it runs on. UserError for impossible values."""
 
     gpus: int
     """GPUs of the job, spares not counted."""
     failures_per_1000_gpu_days: float = ASSUMED["failures_per_1000_gpu_days"][0]
     """Interruptions of the job for each 1,000 GPU-days."""
     gpus_per_node: int = int(ASSUMED["gpus_per_node"][0])
-    """GPUs that leave together when one of them fails."""
+    """GPUs that are lost together when one of them fails."""
     detect_s: float = ASSUMED["detect_s"][0]
     """From a failure to the decision to restart."""
     restart_s: float = ASSUMED["restart_s"][0]
     """From that decision to the first step."""
     checkpoint_stall_s: float = ASSUMED["checkpoint_stall_s"][0]
-    """Training stands still for so long at each checkpoint."""
+    """Duration of the stall of training at each checkpoint."""
     checkpoint_interval_s: float | None = None
-    """Work between two checkpoints; None: the best."""
+    """Work between two checkpoints; None: the optimum."""
     checkpoint_upload_s: float = 0.0
     """From the end of the stall until the checkpoint counts."""
     failures_during_restart: bool = False
-    """The clock of failures runs while the job is down too."""
+    """Failures also occur while the job is down."""
     days: float | None = None
     """Days of the run without a failure and without a checkpoint."""
     price_usd_per_gpu_hour: float | None = None
     """Of one GPU."""
     spares: int | None = None
-    """Nodes that are kept beside the job; None: as many as it takes."""
+    """Nodes that are kept beside the job; None: unlimited."""
     repair_days: float | None = None
     """Until a node that failed is back."""
     causes: tuple[Cause, ...] = LLAMA_3
@@ -107,19 +107,19 @@ class Setup:
 
     @property
     def interval_s(self) -> float:
-        """The interval between checkpoints: as given, or the best that an upload has ended within."""
+        """The interval between checkpoints: as given, or the optimum, at least the time of an upload."""
         if self.checkpoint_interval_s is not None:
             return self.checkpoint_interval_s
         return max(goodput.optimal_s(self.checkpoint_stall_s, self.mtbf_s), self.checkpoint_upload_s)
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:
-        """How it comes back from each cause."""
+        """The recovery from each cause."""
         return recoveries(self.causes, self.detect_s, self.restart_s)
 
     @property
     def timing(self) -> Timing:
-        """What the closed form needs."""
+        """The inputs of the closed form."""
         return Timing(
             mtbf_s=self.mtbf_s,
             stall_s=self.checkpoint_stall_s,
@@ -131,14 +131,14 @@ class Setup:
 
 
 def setup_of(given: Mapping[str, Any], causes: tuple[Cause, ...] = LLAMA_3) -> Setup:
-    """A setup from named values; what is missing is assumed and named so. ``gpus`` is needed."""
+    """A setup from named values; missing ones are assumed, and listed. ``gpus`` is required."""
     if "gpus" not in given:
         raise UserError("the number of GPUs is not given", hint="smalti plan failures gpus=3072")
     return Setup(**given, causes=causes, assumed=tuple(name for name in ASSUMED if name not in given))
 
 
 NAMES = tuple(field.name for field in fields(Setup) if field.name not in ("causes", "assumed"))
-"""What may be given."""
+"""Keys."""
 
 
 def _check(name: str, value: Any, low: float, high: float) -> None:
@@ -147,7 +147,7 @@ def _check(name: str, value: Any, low: float, high: float) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not number or not low <= value <= high or (whole and value != int(value)):
         raise UserError(
-            f"{name}={value} cannot be",
+            f"{name}={value} is not valid",
             allowed=f"a {'whole ' * whole}number from {low:g} to {high:,g}".replace(",", ""),
         )
 
@@ -157,12 +157,12 @@ def _check_together(setup: Setup) -> None:
     if setup.checkpoint_interval_s is None:
         if not setup.failures_per_1000_gpu_days:
             raise UserError(
-                "failures_per_1000_gpu_days=0 has no best checkpoint interval: none is needed",
+                "failures_per_1000_gpu_days=0 has no optimal checkpoint interval: none is needed",
                 hint="give checkpoint_interval_s, or a rate above 0",
             )
         if not setup.checkpoint_stall_s:
             raise UserError(
-                "checkpoint_stall_s=0 has no best checkpoint interval: save after every step",
+                "checkpoint_stall_s=0 has no optimal checkpoint interval: save after every step",
                 hint="give checkpoint_interval_s, or a stall above 0",
             )
     elif setup.checkpoint_upload_s > setup.checkpoint_interval_s:

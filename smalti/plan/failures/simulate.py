@@ -1,15 +1,10 @@
-"""A run that fails, played through many times: what chance, a few spare nodes and bursts of failures do to it.
+"""Simulates a run with failures many times: the effect of chance, of few spare nodes and of bursts of failures.
 
-Promises: seeded, so equal input gives equal output on every machine; each second of a run lies in exactly one of the
-parts of ``Run``; with exponential gaps and enough spares the mean is that of ``plan/failures/goodput.py`` (held by a
-test to 1 %). Events are failures, recoveries and repairs; the checkpoints between two failures are counted, not walked.
-
-The model. An attempt works ``interval_s``, stalls for a checkpoint, and so on until the next failure; a checkpoint
-counts ``checkpoint_upload_s`` after its stall. A failure costs its cause's detection, the wait for a spare node where
-the cause takes one and none is left, and the restart. A node goes to repair when the failure is detected. With
-``failures_during_restart`` the next failure may strike in detection or restart, and the recovery begins anew with the
-new cause; a job that waits for a node does not fail. Not in it: spares that fail while they are idle, failures that
-take several nodes, planned pauses.
+An attempt alternates ``interval_s`` of work and a stall, until the next failure; a checkpoint counts
+``checkpoint_upload_s`` after its stall. A failure costs its cause's detection, the wait for a spare node if needed, and
+the restart. With ``failures_during_restart`` a failure in these starts the recovery over; a waiting job does not fail.
+With exponential gaps and enough spares the mean is that of ``plan/failures/goodput.py``. Not modelled: idle spares that
+fail, failures of several nodes, planned pauses.
 """
 
 import heapq
@@ -27,7 +22,7 @@ from smalti.plan.failures.goodput import DAY_S
 from smalti.plan.failures.setup import Setup
 
 MOST_FAILURES = 5_000_000
-"""Of all repeats together; some minutes."""
+"""Of all repeats together; takes some minutes."""
 
 
 @dataclass
@@ -35,11 +30,11 @@ class Run:
     """One run, in seconds of the whole job."""
 
     useful_s: float = 0.0
-    """Work that was kept."""
+    """Useful work."""
     stall_s: float = 0.0
     """Stalls of checkpoints that counted, and the upload of the last one."""
     redone_s: float = 0.0
-    """Thrown away by failures."""
+    """Work lost by failures."""
     detect_s: float = 0.0
     restart_s: float = 0.0
     wait_s: float = 0.0
@@ -53,7 +48,7 @@ class Run:
     most_in_repair: int = 0
     """Nodes, at the worst moment."""
     in_repair: dict[int, int] = field(default_factory=dict)
-    """Nodes in repair that a failure found -> how often."""
+    """Nodes in repair at a failure -> how often."""
 
     @property
     def total_s(self) -> float:
@@ -62,7 +57,7 @@ class Run:
 
     @property
     def goodput_frac(self) -> float:
-        """Share of it that is kept work."""
+        """Share of it that is useful work."""
         return self.useful_s / self.total_s
 
 
@@ -89,21 +84,21 @@ class Spread:
 
 
 def simulate(setup: Setup, *, repeats: int, seed: int = 0, burst: float = 1.0) -> list[Run]:
-    """Play ``setup`` through ``repeats`` times.
+    """Simulate ``setup`` ``repeats`` times; equal seeds give equal results on every machine.
 
     ``burst``: shape of the Weibull distribution of the gaps between failures, their mean unchanged: 1 is exponential,
-    less is bursts (many short gaps, few long ones). UserError where it would take too long or has no end.
+    less gives bursts (many short gaps, few long ones). UserError where it would take too long.
     """
     if setup.days is None:
         raise UserError("a simulation needs the length of the run", hint="days=90")
     for name, value, low, high in (("repeats", repeats, 1, 1_000_000), ("burst", burst, 0.2, 5)):
         if not low <= value <= high:
-            raise UserError(f"{name}={value} cannot be", allowed=f"a number from {low} to {high}")
+            raise UserError(f"{name}={value} is out of range", allowed=f"a number from {low} to {high}")
     mean = setup.mtbf_s
     per_run = setup.days * DAY_S / mean / goodput.goodput_frac(setup.timing) if math.isfinite(mean) else 0.0
     if per_run * repeats > MOST_FAILURES:
         raise UserError(
-            f"{repeats} runs of {per_run:,.0f} failures are too many to play through",
+            f"{repeats} runs of {per_run:,.0f} failures are too many to simulate",
             allowed=f"{MOST_FAILURES:,} failures in all",
             hint=f"--repeats {int(MOST_FAILURES / per_run)}, or fewer days"
             if per_run <= MOST_FAILURES
@@ -113,7 +108,7 @@ def simulate(setup: Setup, *, repeats: int, seed: int = 0, burst: float = 1.0) -
 
 
 class _Simulation:
-    """One run as it goes: the clock, the pool of nodes, and what was lost so far."""
+    """The state of one simulated run: the clock, the nodes in repair, and the losses so far."""
 
     def __init__(self, setup: Setup, draw: random.Random, burst: float) -> None:
         assert setup.days is not None
@@ -163,7 +158,7 @@ class _Simulation:
             struck = setup.failures_during_restart and gap_s < up_s
             spent_s = gap_s if struck else up_s
             if spent_s < detect_s:
-                wait_s = 0.0  # struck before anybody looked for a spare
+                wait_s = 0.0  # the failure came before a spare was needed
             done.detect_s += min(spent_s, detect_s)
             done.restart_s += max(0.0, spent_s - detect_s)
             done.wait_s += wait_s
@@ -182,8 +177,8 @@ class _Simulation:
             return 0.0
         while self.repairs and self.repairs[0] <= self.now_s:
             heapq.heappop(self.repairs)
-        done, found = self.done, len(self.repairs)
-        done.in_repair[found] = done.in_repair.get(found, 0) + 1
+        done, in_repair = self.done, len(self.repairs)
+        done.in_repair[in_repair] = done.in_repair.get(in_repair, 0) + 1
         if cause.loses_node:
             heapq.heappush(self.repairs, detected_s + days * DAY_S)
         done.most_in_repair = max(done.most_in_repair, len(self.repairs))
@@ -205,7 +200,7 @@ class _Simulation:
 
 @dataclass(frozen=True)
 class SimulationSummary:
-    """What the repeats say together."""
+    """Means and spreads over the repeats."""
 
     repeats: int
     goodput_frac: Spread

@@ -1,4 +1,4 @@
-"""One zero of a falling function, by bisection: no derivative, no start value, nothing that can run away."""
+"""Finds the zero of a falling function by bisection."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ WIDEST = 92.0
 
 
 def root(falling: Callable[[float], float], low: float = -WIDEST, high: float = WIDEST) -> float:
-    """Where ``falling`` goes from above 0 to below it inside [low, high], to the last digit; an end if it does not."""
+    """The zero of ``falling`` inside [low, high] to the precision of a float; an end where there is none."""
     for _ in range(200):
         middle = 0.5 * (low + high)
         if not low < middle < high:

@@ -1,8 +1,8 @@
 """Published fits of the loss law L(N, D) = E + A / N^alpha + B / D^beta, by name, with what is known of their errors.
 
-Promises: constants as printed, with their source, the runs that they were fitted on, and how an interval is made. The
-constants that Hoffmann et al. print in their text are rounded so far that they give another optimum; they are kept only
-under a name that says so. Does not fit anything: a fit on one's own runs is one more ``Fit``.
+Each fit has its printed constants, their source, the range of its runs, and the covariance for intervals. The constants
+in the text of Hoffmann et al. are rounded so far that they give another optimum; they are kept under a name that says
+so. A fit on one's own runs is another ``Fit``.
 """
 
 import math
@@ -27,15 +27,15 @@ class Fit:
     source: str
     """Paper and table."""
     E: float
-    """The floor: what no size and no data goes below."""
+    """The irreducible loss."""
     A: float
     B: float
     alpha: float
     beta: float
     covariance: tuple[tuple[float, ...], ...] | None
-    """Of (log A, log B, log E, alpha, beta); None: nothing is published to make an interval of."""
+    """Of (log A, log B, log E, alpha, beta); None: not published."""
     interval_source: str
-    """How ``covariance`` was got, or why there is none."""
+    """The source of ``covariance``, or why there is none."""
     params_range: Interval
     """Smallest and largest model of the runs behind it."""
     tokens_range: Interval
@@ -111,7 +111,7 @@ HOFFMANN = Fit(
     tokens_range=(5e9, 500e9),
 )
 
-_ROUNDED = "constants rounded to two digits: nothing is published about the error of that"
+_ROUNDED = "constants rounded to two digits, whose error is not published"
 
 FITS: Mapping[str, Fit] = {
     fit.name: fit

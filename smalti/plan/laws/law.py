@@ -1,10 +1,9 @@
-"""Scaling laws: the loss of so many parameters and tokens, what is best for a budget or a loss, and what it then costs.
+"""Scaling laws: the loss of a model by parameters and tokens, and the optimum for a budget or a loss.
 
-L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, arXiv 2203.15556, approach 3); training costs 6 N D
-FLOPs. With ``unique_tokens`` both are effective ones (Muennighoff et al. 2023, arXiv 2305.16264). Of a mixture of
-experts N are the active parameters, unless the caller says otherwise. Promises: the optimum to the last digits of a
-float, an interval beside every optimum where the fit has errors. The interval is that of the constants: it knows
-nothing of other data, another tokenizer, or of sizes outside the fit's range, for which ``outside`` has the words.
+L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, arXiv 2203.15556, approach 3); training costs 6 N D FLOPs.
+With ``unique_tokens`` both are effective ones (Muennighoff et al. 2023, arXiv 2305.16264). For an MoE, N counts the
+active parameters, unless the caller says otherwise. The interval of an optimum is that of the fit's constants alone,
+not of other data, another tokenizer, or sizes outside the fit's range (``outside`` reports those).
 """
 
 import math
@@ -33,11 +32,11 @@ STEADY_TOKENS_PER_PARAM = 100
 
 @dataclass(frozen=True)
 class Optimum:
-    """The best of all models under one condition."""
+    """The optimal model under one condition."""
 
     fit: str
     params: float
-    """Those that the law counts: of a mixture of experts the active ones."""
+    """Those that the law counts: for an MoE the active ones."""
     tokens: float
     flops: float
     """6 x params x tokens."""
@@ -89,18 +88,18 @@ def tokens_for_loss(fit: Fit, params: float, target: float, *, unique_tokens: fl
     _positive(params=params, loss=target)
     worth = params if unique_tokens is None else effective_params(fit, params, unique_tokens)
     least = fit.E + fit.A * worth**-fit.alpha
-    found = math.inf if target <= least else (fit.B / (target - least)) ** (1 / fit.beta)
+    tokens = math.inf if target <= least else (fit.B / (target - least)) ** (1 / fit.beta)
     if unique_tokens is not None:
-        found = _taken(found, unique_tokens, data.REPEATS_HALF_LIFE)
+        tokens = _taken(tokens, unique_tokens, data.REPEATS_HALF_LIFE)
         least += fit.B * (unique_tokens * (1 + data.REPEATS_HALF_LIFE)) ** -fit.beta
-    if found == math.inf:
+    if tokens == math.inf:
         limit = "" if unique_tokens is None else f" and {unique_tokens:.4g} unique tokens"
         raise _unreachable(fit, target, least, f"{params:.4g} parameters{limit}")
-    return found
+    return tokens
 
 
 def _taken(worth: float, unique: float, half_life: float) -> float:
-    """How much is taken of what is worth ``worth``, when beyond ``unique`` worth fades; infinite where nothing is."""
+    """The inverse of effective tokens: how many must be taken for ``worth``; infinite where no number is enough."""
     if worth <= unique:
         return worth
     faded = (worth / unique - 1) / half_life
@@ -113,7 +112,7 @@ def clark_params(params: float, experts: float) -> float:
     Clark et al. 2022 (arXiv 2202.01169), effective parameters with the constants of S-BASE: log10 L = a log N +
     b log E' + c log N log E' + d with a saturating E'. Fitted on models of 15M to 1.3B active parameters, 2 to 512
     experts of which a token uses one, all trained on 130B tokens; by it routing helps no more at ``CLARK_PARAMS_MAX``
-    active parameters. Other work finds more for finer experts and longer training: take it as an estimate.
+    active parameters. Other work finds larger gains for finer experts and longer training: it is an estimate.
     """
     _positive(params=params, experts=experts)
     if params > CLARK_PARAMS_MAX or not 1 <= experts <= CLARK_EXPERTS_MAX:
@@ -142,7 +141,7 @@ def _saturated(experts: float) -> float:
 def balance(
     fit: Fit, params: float, tokens: float, *, served_tokens: float = 0.0, unique_tokens: float | None = None
 ) -> float:
-    """Above 0 where more parameters, below 0 where more tokens would be the better buy; 0 on the line of the optima.
+    """Above 0 where more parameters pay more, below 0 where more tokens do; 0 on the line of optima.
 
     At the least cost N (D + I / 3) of a loss, a percent of N and a percent of D lower the loss in proportion to what
     they cost: (alpha A N^-alpha) / (beta B D^-beta) = (D + I / 3) / D, with I = ``served_tokens``, the inference tokens
@@ -189,24 +188,24 @@ def usd_per_flop(usd_per_gpu_hour: float, peak_flops_per_s: float, mfu: float) -
 
 
 def outside(fit: Fit, params: float, tokens: float) -> list[str]:
-    """What of this lies outside the runs that the fit was made from, a sentence each."""
-    told = []
+    """Notes on what is outside the range of the runs behind the fit."""
+    notes = []
     for what, value, (low, high) in (("parameters", params, fit.params_range), ("tokens", tokens, fit.tokens_range)):
         if value > high:
-            told.append(
+            notes.append(
                 f"{format_number(value)} {what} are {value / high:.3g} times the most in the runs behind {fit.name}"
             )
         elif value < low:
-            told.append(
+            notes.append(
                 f"{format_number(value)} {what} are fewer than the least in the runs behind {fit.name}, "
                 f"{format_number(low)}"
             )
     if tokens / params > STEADY_TOKENS_PER_PARAM:
-        told.append(
+        notes.append(
             f"{tokens / params:.4g} tokens a parameter: fits from runs below {STEADY_TOKENS_PER_PARAM} overstate what "
             "more tokens bring there (Sardana & Frankle 2024)"
         )
-    return told
+    return notes
 
 
 def cheapest(
@@ -231,14 +230,14 @@ def _cheapest_repeated(fit: Fit, target: float, served: float, unique_tokens: fl
     if target <= least:
         raise _unreachable(fit, target, least, f"{unique_tokens:.4g} unique tokens")
 
-    def of_line(x: float) -> float:
+    def balance_at(x: float) -> float:
         try:
             tokens = tokens_for_loss(fit, math.exp(x), target, unique_tokens=unique_tokens)
         except UserError:
-            return math.inf  # so few parameters never get there
+            return math.inf  # too few parameters for any number of tokens
         return balance(fit, math.exp(x), tokens, served_tokens=served, unique_tokens=unique_tokens)
 
-    params = math.exp(root(of_line))
+    params = math.exp(root(balance_at))
     return params, tokens_for_loss(fit, params, target, unique_tokens=unique_tokens)
 
 
@@ -248,9 +247,9 @@ def _optimum(fit: Fit, solve: Callable[[Fit], tuple[float, float]], unique_token
         reached = loss(one, n, d, unique_tokens=unique_tokens)
         return {"params": n, "tokens": d, "flops": 6 * n * d, "loss": reached, "tokens_per_param": d / n}
 
-    found = values(fit)
-    del found["tokens_per_param"]
-    return Optimum(fit=fit.name, **found, intervals=spread(fit, values))
+    best = values(fit)
+    del best["tokens_per_param"]
+    return Optimum(fit=fit.name, **best, intervals=spread(fit, values))
 
 
 def _effective(fit: Fit, params: float, tokens: float, unique_tokens: float | None) -> tuple[float, float]:
@@ -264,7 +263,7 @@ def _effective(fit: Fit, params: float, tokens: float, unique_tokens: float | No
 def _positive(**values: float) -> None:
     for name, value in values.items():
         if not (math.isfinite(value) and value > 0):
-            raise UserError(f"{name}={value} is not a number to plan with", allowed="finite numbers above 0")
+            raise UserError(f"{name}={value} is out of range", allowed="finite numbers above 0")
 
 
 def _unreachable(fit: Fit, target: float, least: float, what: str) -> UserError:

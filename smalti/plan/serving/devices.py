@@ -1,7 +1,7 @@
-"""Which devices hold a model that is served: the smallest number of each, how it lies on them, and how fast it decodes.
+"""Devices for serving a model: the smallest number of each, the split over them, and the decoding speed.
 
-Promises: a split that fits by ``serving.py`` in what programs may use of a device; speed is a bound by memory and
-matmul rates and never a measurement. Network, sampling and the gaps between kernels are in the interval, not modelled.
+A split fits by ``plan/serving/memory.py`` into the usable memory of a device. Speed is a bound by memory and matmul
+rates, not a measurement; network, sampling and gaps between kernels are part of its interval, not modelled.
 """
 
 from dataclasses import asdict, dataclass
@@ -11,14 +11,22 @@ from smalti.config.hardware import Hardware
 from smalti.config.model import ModelConfig
 from smalti.cost.params import count
 from smalti.plan.serving.formats import kv_bytes_per_token
-from smalti.plan.serving.memory import DeviceMemory, Load, Served, Split, device_memory, kv_heads_here, tensor_sizes
+from smalti.plan.serving.memory import (
+    DeviceMemory,
+    Load,
+    Served,
+    Split,
+    device_memory,
+    kv_heads_per_device,
+    tensor_sizes,
+)
 
 RESERVED_FRAC = 0.1
-"""Assumption: the part of a device's memory that its runtime, kernels, graphs and fragments take (vLLM's default
-``gpu_memory_utilization`` was 0.9 up to 2025). Not taken off where the system itself sets a limit."""
+"""Assumption: share of a device's memory for its runtime, kernels, graphs and fragments (vLLM's default
+``gpu_memory_utilization`` was 0.9 up to 2025). Not subtracted where the system itself sets a limit."""
 
 ALONE_FRAC = (0.4, 0.8)
-"""Assumption: the part of the bound that one device reaches. Published: 0.42 to 0.69 on an A100 (gpt-fast's README,
+"""Assumption: share of the bound that one device reaches. Published: 0.42 to 0.69 on an A100 (gpt-fast's README,
 bf16, int8 and int4, 7B to 70B and Mixtral), 0.44 to 0.58 on an M1 Max (llama.cpp, issue 27525)."""
 
 JOINED_FRAC = (0.25, 0.75)
@@ -32,7 +40,7 @@ class Speed:
     """Decoding with the load's batch at its full context."""
 
     bytes_touched: float
-    """That devices read for one step, one after the other: each its part of a stage, and the stages in turn."""
+    """Bytes read in sequence for one step: tensor parts in parallel, stages one after the other."""
     experts_touched: float | None
     """Distinct experts of a layer that one step is expected to use; None: it has none."""
     bound: str
@@ -41,14 +49,16 @@ class Speed:
     """Of the whole batch, at the full bandwidth and peak."""
     low_tokens_per_s: float
     high_tokens_per_s: float
-    """What is expected of engines of today."""
+    """Expected of current engines."""
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
         return asdict(self)
 
 
-def room_bytes(hardware: Hardware, usable_frac: float | None = None, *, reserved_frac: float = RESERVED_FRAC) -> float:
+def usable_memory_bytes(
+    hardware: Hardware, usable_frac: float | None = None, *, reserved_frac: float = RESERVED_FRAC
+) -> float:
     """Bytes that a model may take of a device: ``usable_frac`` of its memory; absent, what the system lets programs
     take, or all but ``reserved_frac``."""
     if usable_frac is not None:
@@ -58,28 +68,28 @@ def room_bytes(hardware: Hardware, usable_frac: float | None = None, *, reserved
     return hardware.memory_bytes * (1 - reserved_frac)
 
 
-def most_devices(hardware: Hardware) -> int | None:
-    """How many work on one model: of a device without a network its node; None: any number."""
+def max_devices(hardware: Hardware) -> int | None:
+    """The largest number that can serve one model: a node for devices without a network; None: unlimited."""
     return hardware.devices_per_node if hardware.network_bytes_per_s is None else None
 
 
 def splits(model: ModelConfig, hardware: Hardware) -> list[Split]:
-    """Ways to lay a model on devices of a kind, by number of devices; of equal numbers the most tensor parts first.
+    """Possible splits of a model over devices, by number of devices; for equal numbers the most tensor parts first.
 
-    Matrices are cut within a node; stages may lie on other nodes where the device is joined to a network.
+    Matrices are split within a node; stages may be on other nodes where the device has a network.
     """
-    most = most_devices(hardware)
-    found = [
+    largest = max_devices(hardware)
+    candidates = [
         Split(tensor, stages)
         for tensor in tensor_sizes(model, hardware.devices_per_node)
         for stages in range(1, min(MOST_STAGES, model.num_hidden_layers) + 1)
-        if most is None or tensor * stages <= most
+        if largest is None or tensor * stages <= largest
     ]
-    return sorted(found, key=lambda split: (split.devices, -split.tensor))
+    return sorted(candidates, key=lambda split: (split.devices, -split.tensor))
 
 
 def smallest_split(served: Served, load: Load, hardware: Hardware, room: float) -> tuple[Split, DeviceMemory] | None:
-    """The fewest devices that hold it, and the bytes on the fullest; None: no number does."""
+    """The split over the fewest devices, and the bytes on the fullest; None where nothing fits."""
     for split in splits(served.model, hardware):
         memory = device_memory(served, load, split)
         if memory.total_bytes <= room:
@@ -96,14 +106,14 @@ def distinct_experts(model: ModelConfig, tokens: int) -> float | None:
 
 
 def touched_bytes(served: Served, load: Load, split: Split) -> float:
-    """Bytes that devices read one after the other for a decode step: tensor parts at once, stages in turn.
+    """Bytes read in sequence for a decode step: tensor parts in parallel, stages one after the other.
 
     All weights but the embedding (a lookup; a tied one is the head), of the experts those expected, and the cache.
     """
     share = served.share(split.tensor)
     experts = distinct_experts(served.model, load.batch) or 0.0
     per_token = kv_bytes_per_token(served.model, load.kv) / served.model.kv_heads
-    cache = load.batch * served.keys(load) * per_token * kv_heads_here(served.model, split.tensor)
+    cache = load.batch * served.keys(load) * per_token * kv_heads_per_device(served.model, split.tensor)
     return share.read + experts * share.expert + cache
 
 

@@ -1,8 +1,7 @@
-"""Formats of weights and of the KV cache, as bytes of a tensor: what is quantised, and what its scales add.
+"""Bytes of a tensor in the formats of weights and of the KV cache.
 
-Promises: bytes are exact for the scheme that a format names, scales and zero points counted, each with its source. In
-the schemes of GPU engines the matrices of attention and MLPs are quantised, while embedding, head, router, norms and
-biases stay in bf16; GGUF's quantise almost all (``gguf.py``). Says nothing of what a format costs in quality.
+Bytes are exact for each scheme, scales and zero points included. The schemes of GPU engines quantise the matrices of
+attention and MLPs; embedding, head, router, norms and biases stay in bf16. GGUF quantises almost all (``gguf.py``).
 """
 
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from smalti.cost.weights import Kind, Weight
 from smalti.plan.serving.gguf import MIXES, gguf_bytes
 
 QUANTISED: tuple[Kind, ...] = ("attention", "mlp", "expert")
-"""What the schemes below quantise."""
+"""Kinds of weights that the schemes quantise."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Scheme:
     scale_bits: float
     source: str
     everything: bool = False
-    """All tensors have it, not only the quantised kinds."""
+    """Applies to all tensors, not only to the quantised kinds."""
 
     def bytes_of(self, weight: Weight) -> int:
         """Of one tensor, rounded up."""
@@ -54,7 +53,7 @@ WEIGHT_FORMATS = (*SCHEMES, *MIXES)
 
 @dataclass(frozen=True)
 class KVFormat:
-    """Bits a number of the cache, and what each head of each token adds."""
+    """Bits of a number in the cache, and additional bits of each head and token."""
 
     bits: float
     head_bits: int
@@ -84,7 +83,7 @@ def kv_bytes_per_token(model: ModelConfig, form: str) -> float:
 
 
 def weight_format(name: str) -> str:
-    """The name in small letters; UserError for one that is not known."""
+    """The name in lower case; UserError for an unknown one."""
     return _known(name, WEIGHT_FORMATS, "weights")
 
 
@@ -94,12 +93,12 @@ def kv_format(name: str) -> str:
 
 
 def _known(name: str, allowed: tuple[str, ...], what: str) -> str:
-    found = name.strip().lower()
-    if found not in allowed:
-        close = nearest(found, allowed)
+    lowered = name.strip().lower()
+    if lowered not in allowed:
+        close = nearest(lowered, allowed)
         raise UserError(
-            f"{what} = '{name}' is not a format that is known here",
+            f"{what} = '{name}' is not a known format",
             allowed=", ".join(allowed),
             hint=f"did you mean {close}?" if close else None,
         )
-    return found
+    return lowered

@@ -1,9 +1,9 @@
 """GGUF's mixes of formats (``q4_k_m`` ...): which block format each tensor of a model gets, and its bytes.
 
-Promises: bytes as ``llama-quantize`` of llama.cpp writes them without an importance matrix: norms, biases and routers
-in fp32, rows that are no whole number of blocks in the next larger format. Source: ``ggml-common.h`` (blocks) and
-``llama-quant.cpp`` (mixes) of llama.cpp, August 2026; tests hold it to the sizes that were published. Not counted: the
-file's header with the tokenizer (some MB).
+Bytes are those that ``llama-quantize`` of llama.cpp writes without an importance matrix: norms, biases and routers in
+fp32, rows that are not a whole number of blocks in the next larger format. Source: ``ggml-common.h`` (blocks) and
+``llama-quant.cpp`` (mixes) of llama.cpp, August 2026; tests compare it with published sizes. Not counted: the file's
+header with the tokenizer (some MB).
 """
 
 from smalti.config.model import ModelConfig
@@ -16,7 +16,7 @@ _BLOCKS: dict[str, tuple[int, int]] = {
 """Block format -> weights in a block, and its bytes with scales and minima."""
 
 _LARGER = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
-"""What a row that is no whole number of 256 gets."""
+"""The format of rows that are not a multiple of 256."""
 
 MIXES: dict[str, str] = {
     "q2_k": "q2_k", "q3_k_s": "q3_k", "q3_k_m": "q3_k", "q3_k_l": "q3_k", "q4_0": "q4_0", "q4_k_s": "q4_k",
@@ -62,7 +62,7 @@ def _chosen(model: ModelConfig, weight: Weight, mix: str) -> str:
 
 
 def _of_values(model: ModelConfig, layer: int, mix: str) -> str:
-    """The value projection: more bits, because few weights decide much."""
+    """The format of the value projection, which gets more bits because its few weights matter much."""
     if _eight_experts(model):
         return "q8_0"
     grouped = model.num_attention_heads // model.kv_heads >= 4

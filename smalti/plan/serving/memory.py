@@ -1,8 +1,8 @@
-"""Memory of a model that answers: weights by format, the KV cache, a step's activations; on one device and on several.
+"""Memory of serving a model: weights by format, KV cache and activations of a step, on one device or several.
 
-Promises: weights and cache are exact for the formats and for the rule by which the cache is allotted; activations are
-an estimate from the tensors of the widest layer that live at one time. Not counted here: what the device's runtime
-takes (``devices.py`` leaves room for it), a draft model, adapters, prefixes that requests share.
+Weights and cache are exact for their format and allocation; activations are estimated from the tensors of the widest
+layer that are alive at one time. Not counted: the device's runtime (``devices.py`` reserves memory for it), a draft
+model, adapters, shared prefixes.
 """
 
 from bisect import bisect_left
@@ -21,7 +21,8 @@ BLOCK_TOKENS = 16
 """Tokens of a block of a paged cache (vLLM's default)."""
 
 GRAIN_TOKENS = 64
-"""The least that a row of this engine holds (``serve/engine/scheduler.py``; a test holds both equal)."""
+"""The smallest capacity of a row in this engine (equal to that of ``serve/engine/scheduler.py``, which a test
+checks)."""
 
 PREFILL_TOKENS = 2048
 """Assumption: tokens that a step reads at most, prompts in pieces (vLLM's ``max_num_batched_tokens``)."""
@@ -33,7 +34,7 @@ Cache = Literal["paged", "smalti"]
 
 @dataclass(frozen=True)
 class Load:
-    """What shall be served: ``batch`` requests of ``context_tokens`` each, prompt and answer together."""
+    """The load: ``batch`` requests of ``context_tokens`` each, prompt and answer together."""
 
     context_tokens: int
     batch: int = 1
@@ -51,12 +52,12 @@ class Load:
         for name, most in (("context_tokens", 10**9), ("batch", MOST_BATCH), ("prefill_tokens", 10**9)):
             value = getattr(self, name)
             if not isinstance(value, int) or not 1 <= value <= most:
-                raise UserError(f"{name} = {value} cannot be", allowed=f"a whole number from 1 to {most:,}")
+                raise UserError(f"{name} = {value} is not valid", allowed=f"a whole number from 1 to {most:,}")
 
 
 @dataclass(frozen=True)
 class Split:
-    """How a model lies on devices: matrices cut in ``tensor`` parts, layers in ``stages``."""
+    """The split of a model over devices: matrices in ``tensor`` parts, layers in ``stages``."""
 
     tensor: int = 1
     stages: int = 1
@@ -90,11 +91,11 @@ class DeviceMemory:
 
 
 class Served:
-    """One model in one format of weights: its tensors are gone through once, then any load and split is quick."""
+    """One model in one weight format; the sizes of its tensors are computed once for all loads and splits."""
 
     def __init__(self, model: ModelConfig, form: str) -> None:
         self.model, self.form = model, weight_format(form)
-        self._sized = [(one, tensor_bytes(model, one, self.form)) for one in weights(model)]
+        self._sized = [(weight, tensor_bytes(model, weight, self.form)) for weight in weights(model)]
         self._shares: dict[int, Share] = {}
         self._windows: dict[int | None, list[int]] = {}
         for layer in range(model.num_hidden_layers):
@@ -103,10 +104,10 @@ class Served:
     @cached_property
     def bytes_by_kind(self) -> dict[str, int]:
         """Weights by kind of tensor."""
-        found = dict[str, int].fromkeys(KINDS, 0)
-        for one, size in self._sized:
-            found[one.kind] += size
-        return {kind: size for kind, size in found.items() if size}
+        sizes = dict[str, int].fromkeys(KINDS, 0)
+        for weight, size in self._sized:
+            sizes[weight.kind] += size
+        return {kind: size for kind, size in sizes.items() if size}
 
     @property
     def weights_bytes(self) -> int:
@@ -127,10 +128,10 @@ class Served:
             count = bisect_left(those, layers.stop) - bisect_left(those, layers.start)
             held += count * held_tokens(self.model, load, those[0])
         per_token = kv_bytes_per_token(self.model, load.kv) / self.model.kv_heads
-        return per_token * kv_heads_here(self.model, tensor) * held_rows(load) * held
+        return per_token * kv_heads_per_device(self.model, tensor) * held_rows(load) * held
 
     def keys(self, load: Load) -> int:
-        """Cached tokens that a new one attends to, of all layers together."""
+        """Cached tokens that a new token attends to, summed over layers."""
         longest = load.context_tokens
         return sum(min(longest, window or longest) * len(those) for window, those in self._windows.items())
 
@@ -171,7 +172,7 @@ def device_memory(served: Served, load: Load, split: Split | None = None) -> Dev
     longest = served.model.max_position_embeddings
     if load.context_tokens > longest:
         raise UserError(
-            f"context_tokens = {load.context_tokens} is more than the model is meant for",
+            f"context_tokens = {load.context_tokens} is more than the model supports",
             allowed=f"up to max_position_embeddings = {longest}",
             hint="a smaller context, or a model with a larger max_position_embeddings",
         )
@@ -180,10 +181,10 @@ def device_memory(served: Served, load: Load, split: Split | None = None) -> Dev
     activations = step_activation_bytes(served, load, split.tensor)
     fullest: tuple[float, float] = (0.0, 0.0)
     for stage in range(split.stages):
-        own = range(stage * layers // split.stages, (stage + 1) * layers // split.stages)
-        size = share.before[own.stop] - share.before[own.start]
+        stage_layers = range(stage * layers // split.stages, (stage + 1) * layers // split.stages)
+        size = share.before[stage_layers.stop] - share.before[stage_layers.start]
         size += share.first * (stage == 0) + last * (stage == split.stages - 1)
-        fullest = max(fullest, (size, served.kv_bytes(load, split.tensor, own)), key=sum)
+        fullest = max(fullest, (size, served.kv_bytes(load, split.tensor, stage_layers)), key=sum)
     return DeviceMemory(_up(fullest[0]), _up(fullest[1]), activations)
 
 
@@ -212,7 +213,7 @@ def held_rows(load: Load) -> int:
 
 
 def step_activation_bytes(served: Served, load: Load, tensor: int = 1) -> int:
-    """An estimate of what lives at one time while a step reads prompts and adds a token to each row.
+    """Estimated bytes that are alive at one time while a step processes prompts and adds a token to each row.
 
     For each token of the step: the residual and what is read of it, and the widest of attention (query, key, value,
     output) and of the MLP (gate, up and product; of experts, for each that it is sent to, also input and output), in
@@ -220,7 +221,7 @@ def step_activation_bytes(served: Served, load: Load, tensor: int = 1) -> int:
     """
     model, tokens = served.model, max(load.batch, min(load.prefill_tokens, load.batch * load.context_tokens))
     width, hidden = model.width_per_head, model.hidden_size
-    attention = 2 * (model.num_attention_heads + kv_heads_here(model, tensor) * tensor) * width
+    attention = 2 * (model.num_attention_heads + kv_heads_per_device(model, tensor) * tensor) * width
     inner = 3 if model.gated else 2
     mlp = inner * model.intermediate_size
     whole = 2 * hidden
@@ -252,7 +253,7 @@ def largest_batch(served: Served, load: Load, split: Split, room_bytes: float) -
 
 
 def tensor_sizes(model: ModelConfig, most: int) -> list[int]:
-    """In how many parts up to ``most`` the matrices can be cut: heads and widths must divide, experts' widths too."""
+    """Tensor parallel sizes up to ``most``: they must divide heads and widths, experts' widths too."""
     widths = {model.intermediate_size, model.expert_width}
     return [
         size
@@ -271,7 +272,7 @@ def _changed(load: Load, **changes: Any) -> Load:
 
 
 def _largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest number up to ``most`` that fits, where less fits whenever more does."""
+    """The largest number up to ``most`` for which ``fits`` holds, by bisection."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
@@ -279,17 +280,17 @@ def _largest(fits: Callable[[int], bool], most: int) -> int:
     return low
 
 
-def kv_heads_here(model: ModelConfig, tensor: int) -> int:
+def kv_heads_per_device(model: ModelConfig, tensor: int) -> int:
     """Key/value heads on one of ``tensor`` devices."""
     return max(1, model.kv_heads // tensor)
 
 
 def _part(model: ModelConfig, weight: Weight, tensor: int) -> float:
-    """The part of a tensor that lies on one of ``tensor`` devices."""
+    """The share of a tensor on one of ``tensor`` devices."""
     if weight.kind in ("norm", "router") or weight.name in ("o_proj.bias", "down_proj.bias"):
         return 1.0
     if weight.name.startswith(("k_proj", "v_proj")):
-        return kv_heads_here(model, tensor) / model.kv_heads
+        return kv_heads_per_device(model, tensor) / model.kv_heads
     return 1 / tensor
 
 

@@ -192,9 +192,9 @@ def test_plan_data_and_the_dry_run_tell_the_same(place, capsys):
     assert run(["plan", "data", "recipe.yaml", "data.skip=[[0, 24]]", "--json"]) == 0
     for skipping, source in zip(json_of(capsys)["sources"], plan["sources"], strict=True):
         assert skipping["sequences"] == source["sequences"]
-        assert skipping["epochs"] > source["epochs"], "what is skipped is gone through"
+        assert skipping["epochs"] > source["epochs"], "skipped sequences count too"
     assert run(["train", "recipe.yaml", "train.duration=100step", "--dry-run"]) == 0
-    assert "warning    source 'code' is gone through" in capsys.readouterr().out
+    assert "warning    source 'code' is repeated for" in capsys.readouterr().out
     assert run(["plan", "data", "recipe.yaml", "train.duration=600step"]) == 3
     shown = capsys.readouterr()
     assert "more epochs than do any good: code" in shown.err

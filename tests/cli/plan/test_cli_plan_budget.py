@@ -10,12 +10,12 @@ import pytest
 
 from smalti.base.errors import UserError
 from smalti.cli.main import run
-from smalti.cli.plan.budget import budget, budget_text, solved
+from smalti.cli.plan.budget import budget, budget_text, solve_budget
 from smalti.plan.budget.solver import NAMES
 
 
 def text(*words: str) -> str:
-    return budget_text(solved(dict(word.split("=", 1) for word in words)))
+    return budget_text(solve_budget(dict(word.split("=", 1) for word in words)))
 
 
 def test_a_table_with_all_that_was_assumed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +83,7 @@ def test_a_picture(tmp_path: Path, words: tuple[str, ...]) -> None:
 def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing is given"):
         budget([])
-    with pytest.raises(UserError, match="is no picture"):
+    with pytest.raises(UserError, match=r"is not an \.svg file"):
         budget(["params=7b"], plot=str(tmp_path / "budget.png"))
     with pytest.raises(UserError, match="has no point to draw"):
         budget(["tokens_per_param=20"], plot=str(tmp_path / "budget.svg"))

@@ -172,7 +172,7 @@ def test_a_moved_run_is_trained_on_and_forked_by_real_ranks_from_elsewhere(work:
     there = moved(work)
     done = train(there.parent, "was-t", "train.duration=9step", "--fork")
     assert done.returncode == 0, done.stderr
-    assert "was-t: another future from step 6 on" in done.stderr
+    assert "was-t: forked at step 6" in done.stderr
     assert RunFolder.read(there).saved_step() == 9
     done = train(there.parent, "was-t/")
     assert "(it was finished already)" in done.stderr

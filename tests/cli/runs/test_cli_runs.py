@@ -97,7 +97,7 @@ def test_ls_says_what_is_wrong(
 
 def test_ls_of_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert smalti(["runs", "ls", "--where", "state=failed"]) == 0
-    assert capsys.readouterr().out == "none of the 4 runs in runs is like that\n"
+    assert capsys.readouterr().out == "none of the 4 runs in runs matches\n"
 
 
 def test_show_says_how_attempts_ended_and_what_lies_on_disk(capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,7 +134,7 @@ def test_diff_prints_what_differs_and_draws_it(tmp_path: Path, capsys: pytest.Ca
     ("arguments", "text"),
     [
         (["base"], "two runs or more"),
-        (["base", "lr-low", "--x", "time"], "say what --plot draws"),
+        (["base", "lr-low", "--x", "time"], "are options of --plot"),
         (["base", "lr-low", "--plot", "a.pdf"], ".html, .svg"),
         (["base", "nothing"], "there is no run folder 'nothing'"),
         (["base", "lrlow"], "did you mean 'runs/lr-low'?"),

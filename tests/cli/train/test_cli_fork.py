@@ -89,11 +89,11 @@ def test_a_finished_run_is_forked_twice_and_its_config_alone_makes_it_again(work
     assert "--fork gives this run another future" in refused.stderr
     done = train(work, *longer, "--fork")
     assert done.returncode == 0, done.stderr
-    assert "runs/t: another future from step 40 on" in done.stderr
+    assert "runs/t: forked at step 40" in done.stderr
     lines = shown.stdout[shown.stdout.index("train.duration: 40step") :].partition("the order of the data")
     for line in (*lines[0].splitlines(), lines[1] + lines[2].splitlines()[0]):
         assert line.strip() in done.stderr, "as the dry run"
-    assert "has this future already" in train(work, *longer, "--fork").stderr
+    assert "is already forked this way" in train(work, *longer, "--fork").stderr
     assert train(work, *longer).returncode == 0, "the same recipe without --fork"
 
     last = (*longer, "train.duration=60step", "data.sources.c=tokens/c", "data.seq_len=64",

@@ -72,7 +72,7 @@ def test_cuda_where_none_can_be_is_refused_before_a_rank_starts(
     monkeypatch.setattr(machine, "why_no_gpu", lambda: "there is none")
     monkeypatch.setattr(train, "_as_agent", lambda *given, **more: 0)
     monkeypatch.setattr(preflight, "check", lambda *given, **more: None)
-    monkeypatch.setattr(preflight, "lies_here", lambda config: False)
+    monkeypatch.setattr(preflight, "data_is_local", lambda config: False)
     assert run(["train", "demo", "train.parallel.device=auto"]) == 0
     assert run(["train", "demo", "train.parallel.device=cuda"]) == 2
     assert "train.parallel.device=cuda, but there is none\nallowed: auto, cpu" in capsys.readouterr().err

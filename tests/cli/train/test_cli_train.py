@@ -179,7 +179,7 @@ def test_the_dry_run_refuses_the_folder_of_another_run_as_the_run_would(work, dr
 
 @pytest.mark.slow
 def test_a_run_that_cannot_be_exported_is_told_before_it_starts(dry_run):
-    assert "warning    this run keeps no tokenizer" in dry_run()[1]
+    assert "warning    this run has no tokenizer" in dry_run()[1]
     _, text, _ = dry_run("model.family=decoder", "train.parallel.ranks=1")
     assert "warning    family decoder has no Hugging Face form" in text
     assert "1 rank on" in text
@@ -198,10 +198,10 @@ def test_sources_gone_through_too_often_are_warned_of_as_by_plan_data(work, dry_
     assert re.findall(r"(?m)^warning: (source .*)$", capsys.readouterr().err) == lines
     config = load(RunConfig, "r.yaml", [long]).config
     _evaluation(config, read_inputs(config.data))
-    assert [record.message for record in caplog.records if "is gone through" in record.message] == lines
+    assert [record.message for record in caplog.records if "is repeated for" in record.message] == lines
     capsys.readouterr()  # the log's own lines, where an earlier test has sent the log to stderr
     assert run_command(["train", "r.yaml"]) == 0
-    assert "is gone through" not in capsys.readouterr().err
+    assert "is repeated for" not in capsys.readouterr().err
 
 
 def test_the_dry_run_refuses_a_run_folder_in_a_store(dry_run):
@@ -269,7 +269,7 @@ def test_a_missing_recipe(work):
 def test_killed_resumed_and_never_killed_give_the_same_losses(work, dry_run):
     recipe = ("r.yaml", "train.duration=100step")  # many steps behind the first checkpoint, which the kill must meet
     assert (done := train(work, *recipe, "name=whole")).returncode == 0, done.stderr
-    assert "\nwarning: this run keeps no tokenizer" in f"\n{done.stderr}"
+    assert "\nwarning: this run has no tokenizer" in f"\n{done.stderr}"
     assert re.fullmatch(r"runs/whole: done, 100 steps in [0-9.ms]+", done.stderr.splitlines()[-1])
     command = [sys.executable, "-m", "smalti", "train", *recipe, "name=killed"]
     process = subprocess.Popen(command, cwd=work, stderr=subprocess.PIPE, text=True)
