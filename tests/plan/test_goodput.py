@@ -174,8 +174,8 @@ def test_hopeless_jobs_have_no_goodput_and_no_overflow() -> None:
 
 
 @pytest.mark.parametrize(("stall", "mean"), [(0, 10), (10, math.inf), (-1, 10), (1, 0)])
-def test_no_best_interval(stall: float, mean: float) -> None:
-    with pytest.raises(ValueError, match="best interval"):
+def test_no_optimal_interval(stall: float, mean: float) -> None:
+    with pytest.raises(ValueError, match="optimal interval"):
         optimal_s(stall, mean)
 
 

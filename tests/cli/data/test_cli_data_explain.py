@@ -197,7 +197,7 @@ def test_plan_data_and_the_dry_run_tell_the_same(place, capsys):
     assert "warning    source 'code' is repeated for" in capsys.readouterr().out
     assert run(["plan", "data", "recipe.yaml", "train.duration=600step"]) == 3
     shown = capsys.readouterr()
-    assert "more epochs than do any good: code" in shown.err
+    assert "too many epochs: code" in shown.err
     assert "warning: source 'code'" in shown.out
 
 

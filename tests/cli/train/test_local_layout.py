@@ -29,7 +29,7 @@ def test_several_axes_are_drawn() -> None:
 
 def test_auto_says_who_chose(monkeypatch: pytest.MonkeyPatch) -> None:
     config = of(ranks=8, tensor="auto", device="cuda")
-    assert "axes that are auto take the simple rule" in layout_lines(config, 8)[0]
+    assert "axes that are auto follow the simple rule" in layout_lines(config, 8)[0]
     monkeypatch.setattr(local_layout, "_local_gpus", lambda: ["NVIDIA H100 80GB HBM3"] * 8)
     assert layout_lines(config, 8)[0].endswith("axes chosen by the planner")
 
