@@ -1,6 +1,8 @@
 # Smalti's tasks. What they need is installed into .venv; a new machine needs Python >= 3.11, pip and make. `make demo`
 # installs the extra `demo` (about a third of the packages), every other task the extra `dev`.
 #
+# `make check` is for every commit, `make test` for every change, `make test-all` for a release; CI runs all three.
+#
 #   PYTHON    the interpreter that .venv is made with            make install PYTHON=python3.12
 #   PIP_ARGS  more arguments for pip, such as another index      make install PIP_ARGS='--index-url ...'
 #   JOBS      parallel test processes; default: cores, at most 8   make test JOBS=2
@@ -18,7 +20,8 @@ KEY := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
 STAMP := $(VENV)/.installed-$(KEY)
 STAMP_DEMO := $(VENV)/.installed-demo-$(KEY)
 TORCH := $(shell grep '^torch==' constraints.txt)
-# Three classes of tests; each holds a case of every claim of the next, and all the tests of the one before.
+# Three classes of tests, each of which holds the one before: fast (make check), slow (make test), exhaustive
+# (make test-all). A class has a case of every claim that a later one proves with more.
 FAST := not slow and not gpu and not browser
 USUAL := not exhaustive and not gpu
 # One thread for each test process: several pools on the same cores slow each other down. Compiled modules are kept,

@@ -35,6 +35,7 @@ def test_what_is_returned_fits_with_the_largest_microbatch(gpus: int) -> None:
     assert steps == sorted(steps)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("model", "device", "gpus", "batch"),
     [

@@ -92,7 +92,7 @@ def test_a_probe_that_fails_says_why() -> None:
         measure._answer("all_reduce", [], {}, 0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_this_machine_as_a_device() -> None:
     heard: list[str] = []
     found = measure.measured_machine(threads=1, formats=("fp32",), tell=heard.append)

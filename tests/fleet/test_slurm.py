@@ -57,6 +57,7 @@ def test_the_script_of_the_guide_requeues_a_job_that_was_stopped_and_it_goes_on(
     assert [step for step, _ in losses(folder.path)] == list(range(1, 151))
 
 
+@pytest.mark.exhaustive
 def test_one_task_starts_the_ranks_of_its_node_and_scancel_saves(cluster: Slurm, tmp_path: Path):
     write_recipe(tmp_path, duration="4000step")
     command = smalti("train", "r.yaml", "train.parallel.ranks=2")
@@ -88,6 +89,7 @@ if os.environ.get("SLURM_PROCID") == "{rank}":
 """``sitecustomize.py`` of the ranks: one of them fails by itself."""
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("rank", "code", "said"),
     [

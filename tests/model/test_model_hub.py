@@ -112,6 +112,7 @@ def test_the_hubs_configs_say_what_was_meant(name):
     assert sum(tensor.numel() for tensor in skeleton(config).values()) == parameters
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", MEANT)
 @pytest.mark.slow
 def test_transformers_reads_the_same_of_them(name):

@@ -46,7 +46,7 @@ def test_interval_of_three_by_hand(experts: ModuleType) -> None:
     assert half == pytest.approx(4.303 / math.sqrt(3))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_quick_run_prints_a_row_for_each(tmp_path: Path) -> None:
     table = bench("experts.py", "--quick", "--folder", str(tmp_path))
     rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")]

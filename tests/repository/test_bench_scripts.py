@@ -14,6 +14,7 @@ def test_no_benchmark_hides_a_module_of_the_standard_library() -> None:
     assert not names & sys.stdlib_module_names
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "script",

@@ -27,7 +27,7 @@ print(json.dumps(sorted(heavy)))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's account of memory")
 def test_throughput_and_resume_of_ours(tmp_path: Path) -> None:
     table = bench(

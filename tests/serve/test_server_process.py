@@ -75,6 +75,7 @@ def test_a_run_without_export_and_help(tmp_path: Path, capsys: pytest.CaptureFix
     assert "Example: smalti serve runs/demo" in capsys.readouterr().out
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["file", "environment"])
 def test_with_a_key_every_host_may_listen(run: Path, tmp_path: Path, how: str) -> None:
@@ -97,6 +98,7 @@ def test_with_a_key_every_host_may_listen(run: Path, tmp_path: Path, how: str) -
 LONG = {"prompt": "def ", "max_tokens": 300, "ignore_eos": True, "temperature": 0}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_running_requests_end_before_the_server(run: Path, number: int) -> None:
@@ -118,6 +120,7 @@ def test_running_requests_end_before_the_server(run: Path, number: int) -> None:
     assert not any(word in told for word in ("Traceback", "cut off\n"))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_what_does_not_end_in_time_is_cut_off(run: Path, number: int, code: int) -> None:
@@ -136,6 +139,7 @@ def test_what_does_not_end_in_time_is_cut_off(run: Path, number: int, code: int)
     assert not any(word in told for word in ("Traceback", "Cancel"))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_second_ctrl_c_cuts_off_with_one_line(run: Path, stream: bool) -> None:

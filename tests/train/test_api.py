@@ -93,6 +93,7 @@ fit(build(load("recipe.yaml").config, hooks=[Hurt()]))
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "reason"),

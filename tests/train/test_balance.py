@@ -142,6 +142,7 @@ def _three_steps(rank: int, microbatches: int) -> dict[str, torch.Tensor]:
     return gradients | buffers | {"load": loss.balance.load_LE.clone(), "loss": result.loss}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("world_size", "microbatches"), [(1, 4), (2, 1), (2, 4), (4, 2)])
 def test_any_cut_into_microbatches_and_ranks_gives_the_same_losses_biases_and_gradients(world_size, microbatches):

@@ -48,6 +48,7 @@ def _tokens_in_order(results: list[dict[str, Any]]) -> list[Any]:
     return order
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dense", "moe"])
 def test_other_numbers_of_ranks_learn_the_same(kind: str, tmp_path: Path) -> None:

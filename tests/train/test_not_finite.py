@@ -129,6 +129,7 @@ def _around_a_bad_step(rank: int, config: RunConfig, what: str) -> dict[str, boo
     return found
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("ranks", "kind", "optimizer", "parallel", "what"),
     [

@@ -87,6 +87,7 @@ def _fit_on_a_full_disk(rank: int, config: RunConfig, full: str) -> list[str]:
     return told
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("full", ["trace.json.gz", "folder"])
 def test_a_full_disk_costs_the_profile_and_not_the_run(full: str, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def _fail_alone(rank: int, config: RunConfig, failing: int, error: Exception) ->
     return type(told.value).__name__, code, str(told.value).partition("\n")[0]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("failing", "error", "code"),

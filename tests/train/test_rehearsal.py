@@ -46,6 +46,7 @@ if PROVE:
     ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.proof
 @pytest.mark.parametrize(("ranks", "kind", "parallel"), REAL)
 def test_a_real_step_holds_and_sends_what_was_rehearsed(ranks: int, kind: str, parallel: dict[str, Any]) -> None:

@@ -86,6 +86,7 @@ def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-12))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("world_size", "microbatches", "kind"),
     [

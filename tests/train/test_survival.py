@@ -98,6 +98,7 @@ def unhurt(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     return losses
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_killed_rank_ends_the_attempt_and_the_next_equals_to_the_bit(
     victim: int, tmp_path: Path, unhurt: dict[int, float]
@@ -123,6 +124,7 @@ def test_killed_rank_ends_the_attempt_and_the_next_equals_to_the_bit(
     assert _losses(folder) == unhurt
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("ranks", "stopped", "killed"), [(2, 1, None), (3, 0, None), (3, 1, 2)])
 def test_the_rank_that_is_stopped_is_named_and_not_those_that_wait_for_it(
     ranks: int, stopped: int, killed: int | None, tmp_path: Path
@@ -149,6 +151,7 @@ def test_the_rank_that_is_stopped_is_named_and_not_those_that_wait_for_it(
     assert code == ended["code"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("number", "want"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_asked_to_stop_it_saves_and_goes_on_to_the_bit(
     number: signal.Signals, want: int, tmp_path: Path, unhurt: dict[int, float]

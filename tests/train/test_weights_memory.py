@@ -119,7 +119,7 @@ def test_saving_and_loading_on_four_ranks_hold_a_rule_at_a_time(tmp_path: Path) 
         assert same
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_export_of_a_checkpoint_of_several_ranks_holds_a_rule_at_a_time(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     tree = {

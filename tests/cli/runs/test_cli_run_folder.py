@@ -164,7 +164,7 @@ def test_a_moved_run_is_exported_measured_and_compared_from_elsewhere(
     assert "was-tiny" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_moved_run_is_trained_on_and_forked_by_real_ranks_from_elsewhere(work: Path) -> None:
     """Only real processes show that the ranks find the folder and the data that the command has found."""
     shutil.rmtree(work / "runs")

@@ -127,7 +127,7 @@ def test_without_replay_the_run_warns_of_what_it_forgets(work: Path) -> None:
     assert before["old"] < 0.5 < before["new"]  # what transformers taught it, measured before our first step
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_with_replay_it_does_not_and_a_resumed_run_measures_step_0_once(work: Path) -> None:
     name = recipe(work, "keeps", {"new": 1.0, "old": 1.0})
     done = smalti(work, "train", name)

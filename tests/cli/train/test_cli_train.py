@@ -321,6 +321,7 @@ def test_a_disk_that_fills_up_while_training_is_75_and_no_bug(work):
     assert RunFolder.read(work / "runs/t").status()["state"] == "failed"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_before_the_first_step_is_143_and_says_that_nothing_was_saved(work, number):

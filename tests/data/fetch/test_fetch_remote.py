@@ -108,6 +108,7 @@ def test_one_store_for_many_threads(server: Objects) -> None:
 # ---- what is answered -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("fault", ["unavailable", "slow_down", "truncate", "reset"])
 def test_answers_that_may_be_better_next_time(server: Objects, fault: str) -> None:
     setattr(server.faults, fault, 0.2)
@@ -122,6 +123,7 @@ def test_answers_that_may_be_better_next_time(server: Objects, fault: str) -> No
     files.close()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("scheme", ["s3", "http"])
 @pytest.mark.parametrize("fault", ["page", "unranged", "gone"])
 def test_odd_answers_between_good_ones_are_passed_over(server: Objects, scheme: str, fault: str) -> None:
@@ -174,6 +176,7 @@ def test_another_copy_is_read_where_one_gives_pages(server: Objects) -> None:
         files.close()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("n_pages", [1, 3, 100])
 def test_a_page_instead_of_an_index(server: Objects, n_pages: int) -> None:
     """It is asked for again; where pages come time and again the error is one to retry, and shows the page."""
@@ -245,6 +248,7 @@ def test_what_will_never_work_is_told_at_once(server: Objects, monkeypatch: pyte
         opened("s3://bucket/set?keys=R2").whole("index.json")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("code", "hint"), [(403, "AWS_ACCESS_KEY_ID"), (401, "AWS_ACCESS_KEY_ID"), (400, "endpoint")])
 def test_credentials_that_do_not_fit(code: int, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with answering(f"HTTP/1.1 {code} No") as url:

@@ -83,6 +83,7 @@ def test_ours_passes_and_weak_orders_fail(proof, record) -> None:
     assert figures["affine feistel"]["largest_z"] > 10 * LIMIT, figures
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("weak", [Linear, AffineFeistel])
 @pytest.mark.parametrize("size", SIZES)
 def test_weak_orders_fail_at_each_size_and_are_bijections(weak: Make, size: int) -> None:

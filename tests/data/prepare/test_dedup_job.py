@@ -188,7 +188,7 @@ def greedy(documents: list[PlantedDocument], heldout: set[str] = frozenset()) ->
     return set(kept)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_family_of_thousands_goes_but_for_what_comparing_all_pairs_would_leave(tmp_path):
     size = 2500 if PROVE else 1100
     documents = [*family(size, of=0), *family(500, first=size, of=1)]
@@ -220,7 +220,7 @@ def test_near_documents_that_differ_from_each_other_go_as_comparing_all_pairs_sa
     assert kept_of(tmp_path / "out") == greedy(documents)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_selftest_works_in_scripts_without_blanks_and_on_long_and_short_documents(tmp_path):
     def letters(seed: int, n: int) -> str:
         rng = random.Random(seed)
@@ -304,7 +304,7 @@ job.dedup(DedupConfig(documents=sys.argv[1], output=sys.argv[2]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_kill_at_any_stage_changes_no_byte(tmp_path, corpus):
     folder, _ = corpus
     dedup(config_of(folder, tmp_path / "whole"))
@@ -359,7 +359,7 @@ def test_stages_that_are_kept_are_used_and_can_be_done_again(tmp_path, corpus):
     assert files_of(output) == before
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_work_folder_keeps_what_others_have_in_it(tmp_path, corpus):
     folder, _ = corpus
     work = tmp_path / "work [1]*"  # signs of a pattern
@@ -398,7 +398,7 @@ def test_the_selftest_stops_a_config_that_finds_too_little(tmp_path, corpus):
     assert not (tmp_path / "out/documents").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_selftest_does_not_change_the_result(tmp_path, corpus):
     folder, _ = corpus
     dedup(config_of(folder, tmp_path / "few", selftest_documents=20))

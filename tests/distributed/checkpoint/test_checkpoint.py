@@ -167,6 +167,7 @@ def _find_together(rank: int, folder: Path, unreadable: int | None = None) -> tu
     return found, rejected, read
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("by_rank", [1, *(pytest.param(rank, marks=pytest.mark.slow) for rank in (0, 2))])
 def test_ranks_share_the_reading_and_find_the_same(by_rank: int, tmp_path: Path) -> None:
     newest = Path(run_ranks(3, _save, tmp_path, (5, 10))[0])

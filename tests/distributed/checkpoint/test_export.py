@@ -49,6 +49,7 @@ def test_weights_tokenizer_and_record(run: Path) -> None:
     assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.slow
 def test_logits_and_greedy_text_equal_those_of_transformers(family: str, tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_steps_are_those_of_one_process(cases: list[Case]) -> None:
         assert all(result[number]["norm"] == results[0][number]["norm"] for result in results)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_twenty_steps_with_the_choices_of_one_process(tmp_path: Path) -> None:
     axes = {"replicate": 2, "shard": 2, "expert": 2, "dispatch": "static"}
     one = mesh_runs.run_on(1, mesh_runs.config_of(tmp_path, "moe", "one", 20), 20)
@@ -185,6 +185,7 @@ def _loaded(rank: int, layout: Layout, path: str) -> dict[str, Tensor]:
     return _whole(_tensors(state))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("saver", "loaders"),

@@ -58,6 +58,7 @@ def _compare(root: Path, ranks: int, cases: list[tuple[str, dict[str, Any]]], st
         assert _farthest(found.grad_norm, one.grad_norm) < 1e-5, (kind, parallel)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("kind", "schedules"),
     [("moe", ["interleaved"]), pytest.param("dense", ["1f1b", "zero_bubble"], marks=pytest.mark.slow)],
@@ -145,7 +146,7 @@ def _measured(rank: int, config: RunConfig) -> dict[str, float]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_held_out_loss_is_that_of_one_process(tmp_path: Path) -> None:
     found = []
     for ranks, parallel in ((1, {}), (2, {"pipeline": 2})):

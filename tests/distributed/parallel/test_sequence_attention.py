@@ -81,6 +81,7 @@ def _shared(rank: int, context: Any, dtype: torch.dtype) -> dict[str, list[Tenso
     return found
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("ranks", "dtype"),
     [

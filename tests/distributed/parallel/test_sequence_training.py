@@ -61,6 +61,7 @@ def test_four_ranks_train_as_one(context: str) -> None:
     _compare(FAST, 4, context, 2, steps=3)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["ulysses", "ring"])
 @pytest.mark.proof
@@ -116,6 +117,7 @@ def test_held_out_loss_asks_for_the_mesh_where_ranks_read_alike(tmp_path: Path) 
     assert "evaluation=heldout_hook" in str(caught.value.hint)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["ulysses", "ring"])
 def test_planned_messages_are_those_that_are_sent(
