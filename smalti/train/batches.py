@@ -133,6 +133,10 @@ class TokenBatches:
         """Tokens of each source in the first ``step`` updates."""
         return self._stream.tokens_by_source(step)
 
+    def fetch_counts(self) -> dict[str, float]:
+        """What reading the sources has cost, by the names of ``data/fetch/counts.py``."""
+        return self._stream.fetch_counts.as_dict()
+
     def epochs(self, step: int) -> float:
         """Tokens of the largest source in the first ``step`` updates, over those that it has."""
         name, largest = max(self._stream.opened.items(), key=lambda item: item[1].n_tokens)

@@ -18,7 +18,7 @@ from smalti.base import clock, log
 from smalti.base.errors import Interrupted, RetryableError, UserError
 from smalti.config.durations import RunLength
 from smalti.config.run import JobConfig
-from smalti.data.fetch import counts
+from smalti.data.fetch.counts import Counts
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.group import world as worlds
 from smalti.distributed.parallel.mesh import Mesh
@@ -267,8 +267,8 @@ class _Loop:
         self._warned_s = clock.now_s()
         step = self.job.state.step
         log.get("train").warning("step %d waited %.1f s for its data", step, wait_s)
-        # Of the fetches' own counts one is called wait_s too: what this step waited counts here.
-        self.job.events.write("data_slow", step=step, **{**counts.PROCESS.as_dict(), "wait_s": round(wait_s, 3)})
+        # one of the counts is called wait_s too: here it is what this step waited
+        self.job.events.write("data_slow", step=step, **{**_fetch_counts(self.job), "wait_s": round(wait_s, 3)})
 
     def _evaluate(self) -> None:
         job = self.job
@@ -383,9 +383,16 @@ def _data_metrics(job: Job) -> dict[str, float]:
     by_source = getattr(job.batches, "tokens_by_source", None)
     tokens = {} if by_source is None else by_source(job.state.step)
     epochs = getattr(job.batches, "epochs", None)
-    fetched = counts.PROCESS.as_dict() if counts.PROCESS["requests"] + counts.PROCESS["cache_hits"] else {}
+    fetched = _fetch_counts(job)
+    if not fetched["requests"] + fetched["cache_hits"]:
+        fetched = {}
     return {
         **({} if epochs is None else {"time/epoch": epochs(job.state.step)}),
         **{f"data/mix/{name}/tokens": float(n) for name, n in tokens.items()},
         **{f"data/fetch/{name}": amount for name, amount in fetched.items()},
     }
+
+
+def _fetch_counts(job: Job) -> dict[str, float]:
+    counts = getattr(job.batches, "fetch_counts", None)
+    return Counts().as_dict() if counts is None else counts()

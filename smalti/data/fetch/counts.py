@@ -1,4 +1,4 @@
-"""What reading from stores has cost, counted by whoever pays."""
+"""Counts of what reading from stores costs."""
 
 import threading
 
@@ -19,10 +19,9 @@ NAMES: dict[str, str] = {
 
 
 class Counts:
-    """Sums by name; what is added here is added to ``total`` too."""
+    """Sums by name, for all files that are opened with it. Threads may share it."""
 
-    def __init__(self, total: "Counts | None" = None) -> None:
-        self._total = total
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sums = dict.fromkeys(NAMES, 0.0)
 
@@ -32,8 +31,6 @@ class Counts:
             raise SmaltiError(f"'{name}' is not counted; see smalti/data/fetch/counts.py")
         with self._lock:  # readers add from their threads, the engine from its own
             self._sums[name] += amount
-        if self._total is not None:
-            self._total.add(name, amount)
 
     def __getitem__(self, name: str) -> float:
         return self._sums[name]
@@ -41,7 +38,3 @@ class Counts:
     def as_dict(self) -> dict[str, float]:
         """All sums."""
         return dict(self._sums)
-
-
-PROCESS = Counts()
-"""Everything that this process has fetched; the trainer logs it."""

@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol
 
 from smalti.base import cloud
 from smalti.base.errors import DataError
+from smalti.data.fetch.counts import Counts
 
 Check = Callable[[bytes], object]
 """Raises DataError for bytes that cannot be what was asked for."""
@@ -46,6 +47,8 @@ class Files(Protocol):
 
     where: str
     """Folder or URL, for messages."""
+    counts: Counts
+    """What reading costs; reading a local disk is not counted."""
 
     def whole(self, name: str, check: Check | None = None) -> bytes:
         """A whole file: a manifest, an index. What fails its check (a proxy's error page, damaged bytes) is asked for
@@ -63,9 +66,6 @@ class Files(Protocol):
 
     def read_again(self, wanted: Range) -> memoryview:
         """The range once more, past every cache and from another copy first: for bytes that failed their check."""
-
-    def counts(self) -> dict[str, float]:
-        """What reading has cost since this was opened; ``counts.NAMES`` says what is counted."""
 
     def close(self) -> None:
         """Close descriptors and connections, and end reads that are under way; a later read opens them again."""

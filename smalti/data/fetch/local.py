@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 
 from smalti.base.errors import DataError, RetryableError
+from smalti.data.fetch.counts import Counts
 from smalti.data.fetch.descriptors import OpenFile, OpenFiles
 from smalti.data.fetch.files import Check, Files, Range, confined, require
 
@@ -12,8 +13,9 @@ from smalti.data.fetch.files import Check, Files, Range, confined, require
 class LocalFiles:
     """A local folder; where it has mirrors, what cannot be read here is read there."""
 
-    def __init__(self, folder: str, mirrors: Files | None = None) -> None:
+    def __init__(self, folder: str, counts: Counts, mirrors: Files | None = None) -> None:
         self.where = folder
+        self.counts = counts
         self.mirrored = mirrors is not None
         self._mirrors = mirrors
         self._open: OpenFiles[str] = OpenFiles()
@@ -58,10 +60,6 @@ class LocalFiles:
             return first(wanted)
         except (DataError, RetryableError):
             return second(wanted)
-
-    def counts(self) -> dict[str, float]:
-        """Of the mirrors; reading a local disk is not counted."""
-        return self._mirrors.counts() if self._mirrors else {}
 
     def close(self) -> None:
         """Close descriptors; they open again when read."""

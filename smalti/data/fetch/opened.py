@@ -1,9 +1,11 @@
-"""``open_files``: the one way to a folder of files."""
+"""Opens the files of a folder, local or in a store."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from smalti.base import store
 from smalti.config.data import FetchConfig
+from smalti.data.fetch.counts import Counts
 from smalti.data.fetch.files import Files, Share
 from smalti.data.fetch.local import LocalFiles
 
@@ -15,15 +17,17 @@ def open_files(
     fetch: FetchConfig = FetchConfig(),  # noqa: B008 - frozen
     share: Share = Share(),  # noqa: B008 - a tuple
     digest: str | None = None,
+    counts: Counts | None = None,
 ) -> Files:
-    """The files below ``path``, a local folder or a URL; ``mirrors`` are copies, asked where it does not answer.
+    """Open the folder ``path``, local or a URL; ``mirrors`` are read where it fails. Nothing is read yet.
 
-    digest: of the content, where every read is checked against it; what has none is never kept in ``fetch.cache``.
-    Nothing is read or looked at yet.
+    digest: of the content, where every read is checked against it; without one, nothing is kept in ``fetch.cache``.
+    counts: to which the cost of reading is added; absent: the files have their own.
     """
+    counts = counts or Counts()
     if store.is_local(path):
-        rest = open_files(mirrors[0], mirrors=mirrors[1:], fetch=fetch, share=share, digest=digest) if mirrors else None
-        return LocalFiles(path, rest)
+        options: dict[str, Any] = {"fetch": fetch, "share": share, "digest": digest, "counts": counts}
+        return LocalFiles(path, counts, open_files(mirrors[0], mirrors=mirrors[1:], **options) if mirrors else None)
     from smalti.data.fetch.remote import RemoteFiles
 
-    return RemoteFiles((path, *mirrors), fetch, share, digest)
+    return RemoteFiles((path, *mirrors), fetch, share, digest, counts)

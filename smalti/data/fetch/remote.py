@@ -12,7 +12,7 @@ from smalti.base.errors import RetryableError
 from smalti.config.data import FetchConfig
 from smalti.data.fetch.cache import BlockCache
 from smalti.data.fetch.copies import CloudCopy, Copies, Copy, OddAnswer, OtherCopy, Short, Truncated
-from smalti.data.fetch.counts import PROCESS, Counts
+from smalti.data.fetch.counts import Counts
 from smalti.data.fetch.engine import Engine, shared, store_path
 from smalti.data.fetch.files import Check, Damaged, Range, Share, confined, require
 from smalti.data.fetch.pieces import PIECE_BYTES, Piece, Plan
@@ -23,10 +23,12 @@ T = TypeVar("T")
 class RemoteFiles:
     """A folder behind a URL, and its copies. Connections are made when something is read."""
 
-    def __init__(self, urls: Sequence[str], fetch: FetchConfig, share: Share, digest: str | None) -> None:
+    def __init__(
+        self, urls: Sequence[str], fetch: FetchConfig, share: Share, digest: str | None, counts: Counts
+    ) -> None:
         self.where = urls[0]
         self._urls, self._fetch, self._share = tuple(urls), fetch, share
-        self._counts = Counts(PROCESS)
+        self.counts = counts
         self._cache = BlockCache(fetch.cache, fetch.cache_bytes, digest) if fetch.cache and digest else None
         self._untold = bool(fetch.cache) and not digest
         self._lock = threading.Lock()
@@ -42,7 +44,7 @@ class RemoteFiles:
     def size(self, name: str) -> int:
         """Bytes of a file."""
         engine, copies = self._open()
-        asked = engine.ask(copies, confined(name), lambda copy: copy.size(name), self._counts, length=None)
+        asked = engine.ask(copies, confined(name), lambda copy: copy.size(name), self.counts, length=None)
         return self._wait(engine, asked)
 
     def read(self, wanted: Sequence[Range]) -> list[memoryview]:
@@ -56,7 +58,7 @@ class RemoteFiles:
             )
         found: list[memoryview | None] = [self._cache.get(one) if self._cache else None for one in wanted]
         absent = [index for index, data in enumerate(found) if data is None]
-        self._counts.add("cache_hits", len(wanted) - len(absent))
+        self.counts.add("cache_hits", len(wanted) - len(absent))
         if absent:
             fetched = self._fetched([wanted[index] for index in absent], first=0)
             for index, data in zip(absent, fetched, strict=True):
@@ -78,10 +80,6 @@ class RemoteFiles:
         if self._cache:
             self._cache.put(wanted, data)
         return data
-
-    def counts(self) -> dict[str, float]:
-        """What reading has cost."""
-        return self._counts.as_dict()
 
     def close(self) -> None:
         """End what is under way; a reader that waits for it gets a RetryableError."""
@@ -120,7 +118,7 @@ class RemoteFiles:
             future.cancel()
             raise
         finally:
-            self._counts.add("wait_s", clock.now_s() - begun_s)
+            self.counts.add("wait_s", clock.now_s() - begun_s)
             with self._lock:
                 self._under_way.discard(future)
 
@@ -145,7 +143,7 @@ class RemoteFiles:
             if copy.url not in cut:
                 cut.add(copy.url)
                 raise Truncated(f"{len(data):,} of {piece.length:,} bytes came")
-            await engine.leave(self._counts)
+            await engine.leave(self.counts)
             size = await copy.size(piece.name)
             if size >= piece.start + piece.length:
                 raise Truncated(f"{len(data):,} of {piece.length:,} bytes came")
@@ -155,8 +153,8 @@ class RemoteFiles:
                 hint="the file is cut short: copy it again",
             )
 
-        data = await engine.ask(copies, piece.name, send, self._counts, length=piece.length, first=first)
-        self._counts.add("bytes", len(data))
+        data = await engine.ask(copies, piece.name, send, self.counts, length=piece.length, first=first)
+        self.counts.add("bytes", len(data))
         return data
 
     async def _whole(self, engine: Engine, copies: Copies, name: str, check: Check | None) -> bytes:
@@ -170,9 +168,9 @@ class RemoteFiles:
             _check(data, store_path(copy.url, name), check)
             return data, size
 
-        data, size = await engine.ask(copies, name, send, self._counts, length=None)
+        data, size = await engine.ask(copies, name, send, self.counts, length=None)
         if data is not None:
-            self._counts.add("bytes", size)
+            self.counts.add("bytes", size)
             return data
         pieces = Plan([Range(name, 0, size)]).pieces
         reading = 0

@@ -8,6 +8,7 @@ from smalti.base import store
 from smalti.base.errors import DataError, UserError
 from smalti.config.token_formats import FORMATS
 from smalti.data.fetch import Share, open_files
+from smalti.data.fetch.counts import Counts
 from smalti.data.sources.detect import detect_format, index_check, other_format
 from smalti.data.sources.readers.index import Index, SourceFolder
 from smalti.data.sources.source import Source
@@ -63,13 +64,17 @@ def open_source(
     share: Share = Share(),  # noqa: B008 - a tuple
     *,
     tokenizer: str | None = None,
+    counts: Counts | None = None,
 ) -> Source:
-    """Open a source from what ``read_index`` returned; nothing more is read before the first row, except of text."""
+    """Open a source from what ``read_index`` returned; nothing more is read before the first row, except of text.
+
+    ``counts``: to which the cost of reading is added.
+    """
     unpacked = Index.unpack(index)
     path, file = _split_path(config)
     # digests of other formats are of names and sizes: a cache would keep what is stale or damaged for ever
     digest = unpacked.facts.get("digest") if unpacked.form == "smalti" else None
-    files = open_files(path, mirrors=_mirrors(config, file), fetch=fetch, share=share, digest=digest)
+    files = open_files(path, mirrors=_mirrors(config, file), fetch=fetch, share=share, digest=digest, counts=counts)
     return _reader(unpacked.form).open_source(SourceFolder(config, files, file, tokenizer=tokenizer), unpacked)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from smalti.data.pack.concat import IGNORE, number, segment_starts
+from smalti.data.pack.concat import IGNORE, number
 from smalti.data.pack.rows import Joints
 from smalti.data.sources.source import Int64s
 
@@ -32,11 +32,6 @@ class Batch:
     """Where pieces and padding begin in best-fit rows; None: a document begins at each end-of-document token."""
     masked: npt.NDArray[np.bool_] | None = None
     """[S, L] targets that do not count; None: all count."""
-
-    @property
-    def is_empty(self) -> bool:
-        """True for the stand-in that a rank without sequences left gets."""
-        return bool(self.source[0] < 0)
 
     @property
     def seq_len(self) -> int:
@@ -87,11 +82,6 @@ class Batch:
     def documents(self) -> npt.NDArray[np.int32]:
         """[S, L] which document of the row: counts up where one begins, from 0 (1 where a row opens with one)."""
         return self._numbered[1]
-
-    @property
-    def cu_seqlens(self) -> npt.NDArray[np.int32]:
-        """[documents + 1] begin of each document over all rows laid one after another, and the end of the last."""
-        return np.append(segment_starts(self._begins), self._begins.size).astype(np.int32)
 
     @property
     def runs(self) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from smalti.base.errors import DataError
 from smalti.base.hashing import sha256_bytes
 from smalti.data.fetch import Share
+from smalti.data.fetch.counts import Counts
 from smalti.data.pack.concat import Chopped
 from smalti.data.pack.index import RECORD_NAME, PackIndex, PackRecord, pack_folder, read_record
 from smalti.data.pack.packed import Packed
@@ -73,11 +74,22 @@ def named(field: str) -> Iterator[None]:
         raise DataError(f"{field}: {error.message}", allowed=error.allowed, hint=error.hint) from error
 
 
-def open_sources(config: "DataConfig", indexes: Mapping[str, bytes], rank: int = 0, world_size: int = 1) -> Opened:
-    """Open all sources from their indexes. Raises DataError where they do not fit together."""
+def open_sources(
+    config: "DataConfig",
+    indexes: Mapping[str, bytes],
+    rank: int = 0,
+    world_size: int = 1,
+    counts: Counts | None = None,
+) -> Opened:
+    """Open all sources from their indexes. Raises DataError where they do not fit together.
+
+    ``counts``: to which the cost of reading is added.
+    """
     share = Share(rank, world_size)
     sources = {
-        name: open_source(config.sources[name], indexes[name], config.fetch, share, tokenizer=config.tokenizer)
+        name: open_source(
+            config.sources[name], indexes[name], config.fetch, share, tokenizer=config.tokenizer, counts=counts
+        )
         for name in sorted(config.sources)
     }
     return Opened(

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from smalti.base.errors import UserError
+from smalti.data.fetch.counts import Counts
 from smalti.data.order.order import Order
 from smalti.data.order.schedule import build_schedule, tokens_before
 from smalti.data.pack.rows import Joints, Sequences
@@ -85,7 +86,9 @@ class Stream:
         self.schedule = build_schedule(config, length)
         self.sources = self.schedule.sources
         indexes = read_indexes(config) if indexes is None else indexes
-        found = open_sources(config, indexes, rank, world_size)
+        self.fetch_counts = Counts()
+        """What reading the sources has cost."""
+        found = open_sources(config, indexes, rank, world_size, self.fetch_counts)
         self.opened = found.sources
         self.eod_id, self.vocab_size, self.tokenizer_digest = found.eod_id, found.vocab_size, found.tokenizer_digest
         self._fill_id = found.fill_id

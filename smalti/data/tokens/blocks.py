@@ -15,7 +15,6 @@ import numpy.typing as npt
 from smalti.base import log, store
 from smalti.base.errors import DataError
 from smalti.data.fetch import Files, Range
-from smalti.data.fetch.counts import PROCESS
 from smalti.data.fetch.descriptors import OpenFile, OpenFiles
 from smalti.data.fetch.local import LocalFiles
 from smalti.data.tokens import format as layout
@@ -149,7 +148,7 @@ class BlockReader:
         else:
             raise layout.bad_block(self.path(file), first + bad[0])
         self.n_reread += n_bad
-        PROCESS.add("rereads", n_bad)
+        self.files.counts.add("rereads", n_bad)
         # past 1, 2, 4, 8 ... in all: a bad disk must not fill the log
         if self.n_reread.bit_length() > (self.n_reread - n_bad).bit_length():
             log.get("data").warning(

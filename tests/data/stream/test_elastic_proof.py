@@ -100,7 +100,7 @@ class Case:
             for at in range(step, end):
                 parts = [stream.batch(at) for stream in ranks]
                 assert len({len(batches) for batches in parts}) == 1, "a rank has another number of microbatches"
-                rows = [batch.tokens for batches in parts for batch in batches if not batch.is_empty]
+                rows = [batch.tokens for batches in parts for batch in batches if batch.source[0] >= 0]
                 learned[at] = np.concatenate(rows).astype("<i8").tobytes()
             if attempt < 2 and saved_at > step:
                 step, state = saved_at, json.loads(json.dumps(ranks[-1].state(saved_at)))

@@ -111,7 +111,7 @@ def test_ranks_share_the_rows_as_the_stream_does(root):
             stream = Stream(
                 told.stream.config, seed=7, length=LENGTH, microbatch_tokens=64, rank=rank, world_size=world_size
             )
-            batches = [batch for batch in stream.batch(5) if not batch.is_empty]
+            batches = [batch for batch in stream.batch(5) if batch.source[0] >= 0]
             assert sum(len(batch.source) for batch in batches) == len(own)
             if own:
                 assert batches[0].first_position == told.stream.schedule.first_position(5) + own[0]

@@ -42,7 +42,7 @@ def _stream(root: Path, *, stages: list[dict[str, object]] = STAGES, micro: int 
 
 
 def _rows(batches: list[Batch]) -> list[np.ndarray]:
-    return [np.concatenate([b.inputs, b.targets[:, -1:]], axis=1) for b in batches if not b.is_empty]
+    return [np.concatenate([b.inputs, b.targets[:, -1:]], axis=1) for b in batches if b.source[0] >= 0]
 
 
 @pytest.mark.slow
@@ -94,14 +94,14 @@ def test_rows_are_the_tokens_of_their_source(root: Path) -> None:
 def test_a_short_rank_gets_empty_microbatches(root: Path) -> None:
     per_rank = [_stream(root, rank=rank, world_size=13, micro=1).batch(0) for rank in range(13)]
     assert [len(batches) for batches in per_rank] == [1] * 13
-    empty = [batches[0] for batches in per_rank if batches[0].is_empty]
+    empty = [batches[0] for batches in per_rank if batches[0].source[0] < 0]
     assert len(empty) == 2
     for b in empty:
         assert b.inputs.shape == (1, SEQ_LEN)
         assert np.all(b.targets == IGNORE)
         assert b.source.tolist() == [-1]
     uneven = [_stream(root, rank=rank, world_size=2, micro=5).batch(0) for rank in range(2)]
-    assert [[0 if b.is_empty else b.source.size for b in batches] for batches in uneven] == [[5, 0], [5, 1]]
+    assert [[0 if b.source[0] < 0 else b.source.size for b in batches] for batches in uneven] == [[5, 0], [5, 1]]
 
 
 @pytest.mark.parametrize(("world", "micro"), [(13, 1), (2, 5), (3, 4), (4, 2), (1, 4)])

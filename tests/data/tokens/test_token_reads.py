@@ -13,6 +13,7 @@ from random_tokens import EOD, TOKENIZER, write_source
 
 from smalti.base.errors import DataError, UserError
 from smalti.data.fetch import Files, Range, open_files
+from smalti.data.fetch.counts import Counts
 from smalti.data.tokens import Manifest, TokenSource, TokenWriter
 from smalti.data.tokens.format import BLOCK_BYTES, HEADER_BYTES, PAYLOAD_BYTES, block_start, file_bytes
 from smalti.data.tokens.manifest import file_name
@@ -57,6 +58,7 @@ class Memory:
 
     def __init__(self, folder: Path) -> None:
         self.where = "memory://somewhere"
+        self.counts = Counts()
         self.files = {path.name: path.read_bytes() for path in folder.iterdir()}
         self.reads: list[list[Range]] = []
         self.again: list[Range] = []
@@ -78,9 +80,6 @@ class Memory:
     def read_again(self, wanted: Range) -> memoryview:
         self.again.append(wanted)
         return memoryview(self._bytes(wanted))
-
-    def counts(self) -> dict[str, float]:
-        return {}
 
     def close(self) -> None:
         pass
