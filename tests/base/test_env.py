@@ -53,18 +53,26 @@ def test_rank_alone_is_no_world(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("rank", "size"), [("x", "2"), ("0", "two"), ("2", "2"), ("-1", "2"), ("", "1")])
 def test_a_place_that_cannot_be(monkeypatch: pytest.MonkeyPatch, rank: str, size: str) -> None:
     set_all(monkeypatch, RANK=rank, WORLD_SIZE=size)
-    with pytest.raises(UserError):
+    with pytest.raises(UserError) as caught:
         env.world()
+    wrong = f"WORLD_SIZE={size!r}" if size == "two" else f"RANK={rank!r}" if rank in ("x", "") else f"RANK={rank}"
+    assert wrong in str(caught.value)
 
 
-def test_quiet_daft_keeps_what_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DAFT_PROGRESS_BAR", "1")
-    monkeypatch.setenv("DAFT_SHOW_QUERY_ID", "1")
-    monkeypatch.setenv("DO_NOT_TRACK", "")  # so that it is put back at the end
-    monkeypatch.delenv("DO_NOT_TRACK")
+_QUIET = {"DO_NOT_TRACK": "1", "DAFT_PROGRESS_BAR": "0", "DAFT_SHOW_QUERY_ID": "0"}
+
+
+@pytest.mark.parametrize("set_by_user", [(), *((name,) for name in _QUIET), tuple(_QUIET)])
+def test_quiet_daft_sets_what_is_unset_and_keeps_what_the_user_has_set(
+    monkeypatch: pytest.MonkeyPatch, set_by_user: tuple[str, ...]
+) -> None:
+    for name in _QUIET:
+        monkeypatch.setenv(name, "of the user")  # also for those deleted next: so that they are restored at the end
+        if name not in set_by_user:
+            monkeypatch.delenv(name)
     env.quiet_daft()
-    assert os.environ["DAFT_PROGRESS_BAR"] == "1"
-    assert os.environ["DO_NOT_TRACK"] == "1"
+    expected = {name: "of the user" if name in set_by_user else quiet for name, quiet in _QUIET.items()}
+    assert {name: os.environ[name] for name in _QUIET} == expected
 
 
 def test_child_environment_leaves_ours_alone() -> None:
