@@ -107,7 +107,7 @@ def _can_save(save: bool, run_folder: str | None, prompt: str | None) -> None:
 
 def _save(path: str, prompt: str, completion: str, params: "SamplingParams") -> None:
     from smalti.base.clock import utc_text
-    from smalti.track.append import LineFile
+    from smalti.track.line_file import LineFile
 
     file = LineFile(path)
     file.write(

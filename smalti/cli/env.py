@@ -65,7 +65,7 @@ def gather(*, torch: bool) -> dict[str, Any]:
     import smalti
     from smalti.base.env import inside_world
     from smalti.fleet import machine
-    from smalti.track.packages import needs, version_of
+    from smalti.track.packages import requirements, version_of
     from smalti.track.provenance import git_state
 
     package = os.path.dirname(os.path.abspath(smalti.__file__))
@@ -85,7 +85,7 @@ def gather(*, torch: bool) -> dict[str, Any]:
         "torch": _torch() if torch else None,
         "packages": {
             extra: {package_.name: {"version": package_.version, "problem": package_.problem} for package_ in listed}
-            for extra, listed in needs().items()
+            for extra, listed in requirements().items()
             if extra not in ("all", "demo")  # combinations of others
         },
         "storage": {

@@ -21,25 +21,25 @@ Preset = Literal[
 """The names of the rule presets; what they hold stands in ``smalti/data/prepare/curate/rules``."""
 
 SplitPattern = Literal["gpt2", "cl100k", "o200k"]
-"""How text is cut into words before bytes are merged; the expressions: ``smalti/data/tokenizer/patterns.py``."""
+"""Patterns that split text into words before bytes are merged (``smalti/data/tokenizer/patterns.py``)."""
 
 
 class CurateSourceConfig(Config):
-    """One source of raw documents."""
+    """A source of raw documents."""
 
     path: str
     """A folder of text, Markdown or code files, a JSONL file (also .gz, .zst), a Parquet file, or a folder of such."""
     text_field: str = "text"
-    """The field that holds the text, in JSONL and Parquet."""
+    """Field with the text, in JSONL and Parquet."""
     id_field: str | None = None
-    """The field that names the document; absent: file and row."""
+    """Field with the id of the document; absent: file and row."""
     include: tuple[str, ...] = ()
-    """Glob patterns (``*.md``, ``docs/*``) of paths to take from a folder; empty takes every kind that is known."""
+    """Glob patterns (``*.md``, ``docs/*``) of files to read from a folder; empty: all files of a known kind."""
     keep_fields: tuple[str, ...] = ()
-    """Numeric fields, in JSONL and Parquet, that stay with the document as columns of the output; ``score_field`` of a
-    deduplication may name one. Null is allowed in them, nothing else that is not a number."""
+    """Numeric fields, in JSONL and Parquet, to keep as columns of the output, e.g. for ``score_field`` of a
+    deduplication. Values must be numbers or null."""
     rules: tuple[Preset, ...] = ("prose-light",)
-    """Quality rules, as named presets that run in this order; all of them must pass. ``[none]`` keeps everything."""
+    """Presets of quality rules, applied in this order; a document must pass all. ``[none]``: keep every document."""
 
     @model_validator(mode="after")
     def _names_make_sense(self) -> Self:
@@ -59,30 +59,31 @@ class CurateSourceConfig(Config):
 
 
 class CurateConfig(Config):
-    """Raw documents -> clean, unique documents, with every drop recorded."""
+    """Raw documents -> clean, unique documents; every dropped document is recorded."""
 
     sources: dict[str, CurateSourceConfig] = Field(min_length=1)
-    """Name -> where the documents come from."""
+    """Name -> source of documents."""
     output: LocalFolder
     """Local folder that receives ``documents/``, ``drops/``, ``report.json`` and ``report.md``; replaced by a rerun."""
     max_document_bytes: Whole = Field(1_000_000, ge=1000)
-    """Longer documents are cut into parts of at most so many bytes (ids ``ID#1``, ``ID#2`` ...): at the last blank line
-    in the second half of so many bytes, else at the last line end, else at the last blank, else between characters."""
+    """Maximum size of a document in bytes; longer ones are cut into parts (ids ``ID#1``, ``ID#2`` ...): at the last
+    blank line in the second half of a part, else at the last line end, else at the last blank, else between
+    characters."""
     heldout_frac: Real = Field(0.05, ge=0, lt=0.5)
-    """Share of groups (documents, where no group_field is given) set aside before anything is learned."""
+    """Fraction of groups (documents, without group_field) to hold out from training."""
     group_field: str | None = None
-    """The field by which held-out documents are chosen (all documents of a group fall on one side, over all sources).
-    Absent: each document by itself, and each part of one that was cut. Files of text have no fields: with a group_field
-    their group is their path."""
+    """Field whose values are held out as a whole, over all sources. Absent: each document, and each part of a cut one,
+    by itself. Text files have no fields: with a group_field their group is their path."""
     seed: Whole = 17
-    """Chooses the held-out groups."""
+    """Seed of the choice of held-out groups."""
     normalize: bool = True
-    """Unicode NFC, line ends, control characters, trailing blanks, blank lines at both ends."""
+    """Normalise Unicode (NFC), line ends, control characters, trailing blanks, and blank lines at both ends."""
     dedup: Literal["exact", "none"] = "exact"
-    """``exact``: of equal texts one stays, over all sources: a held-out one before a training one, then the first by
-    name of source, file and row. A training document that equals a held-out one is always dropped this way."""
+    """``exact``: keep one of equal texts, over all sources: a held-out one before a training one, then the first by
+    name of source, file and row. So no training document equals a held-out one."""
     unreadable: Literal["stop", "drop"] = "stop"
-    """A record that cannot be read (broken JSON, bad UTF-8, no text): stop and name it, or drop it and record why."""
+    """For a record that cannot be read (broken JSON, bad UTF-8, no text): stop with an error, or drop it and record
+    why."""
 
     @model_validator(mode="after")
     def _sources_name_folders(self) -> Self:
@@ -100,18 +101,18 @@ class TokenizeConfig(Config):
     documents: LocalFolder
     """The output folder of ``smalti data curate``."""
     output: LocalFolder
-    """Local folder that receives ``tokenizer/`` and one folder of token files for each source and split."""
+    """Local folder for ``tokenizer/`` and a folder of token files for each source and split."""
     tokenizer: str = "train"
-    """``train`` a byte-level BPE on the training split, or the path of a ``tokenizer.json`` (or its folder), or of a
-    tiktoken rank file."""
+    """``train``: train a byte-level BPE on the training split; else the path of a ``tokenizer.json`` (or its folder),
+    or of a tiktoken rank file."""
     vocab_size: Whole = Field(4096, ge=260)
-    """Size of a vocabulary that is trained here, special tokens included."""
+    """Size of the trained vocabulary, special tokens included; only with ``tokenizer: train``."""
     train_bytes: Whole = Field(50_000_000, ge=1)
-    """At most this much text is read to train the tokenizer, spread over the sources."""
+    """Maximum of text to train the tokenizer on, in bytes, spread over the sources."""
     pattern: SplitPattern | None = None
-    """How text is cut into words. Absent: ``cl100k`` for training; for a rank file, the one that goes with its size."""
+    """Pattern that splits text into words. Absent: ``cl100k`` for training; for a rank file, the one of its size."""
     eod_token: str | None = None
-    """The token that ends a document, of a tokenizer that is loaded; absent: the one it declares."""
+    """Token that ends a document, for a loaded tokenizer; absent: the one that it declares."""
 
     @model_validator(mode="after")
     def _options_have_an_effect(self) -> Self:

@@ -1,4 +1,4 @@
-"""The ``data:`` section of a run: which tokens, in which mixture and order, read from where."""
+"""The ``data:`` section of a run: sources, mixture, order, and how they are read."""
 
 import re
 from collections.abc import Iterable
@@ -18,32 +18,32 @@ TokenDtype = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "uin
 
 
 class SourceConfig(Config):
-    """One source: where its tokens lie and in which form. A plain path stands for ``{path: PATH}``."""
+    """A source: the place and format of its tokens. A plain path is short for ``{path: PATH}``."""
 
     path: Place = placement()
-    """Folder or URL (``s3://``, ``gs://``, ``az://``, ``https://``, ``hf://``). What lies there is named by its digest,
-    so the same data may move."""
+    """Folder or URL (``s3://``, ``gs://``, ``az://``, ``https://``, ``hf://``). The data is identified by its digest,
+    so it may be moved."""
     mirrors: tuple[Place, ...] = placement(())
-    """Copies of the same folder, asked in this order when ``path`` does not answer."""
+    """Copies of the same folder, tried in this order when ``path`` does not respond."""
     format: Literal["auto", FormatName] = "auto"
-    """Who wrote it; auto: told by the files."""
+    """Format of the files; auto: detected."""
     column: str | None = None
-    """Of ``mds``: the column that holds the tokens (absent: the only one that can); of ``text``: the one that holds the
-    text (absent: ``text``)."""
+    """For ``mds``: column with the tokens (absent: the only possible one); for ``text``: column with the text (absent:
+    ``text``)."""
     dtype: TokenDtype | None = None
-    """Numbers in files that do not say it: ``raw`` without a header, ``mds`` with a column of plain bytes."""
+    """Type of the tokens in files that do not record it: ``raw`` without a header, ``mds`` with a column of plain
+    bytes."""
     files: tuple[str, ...] = ()
-    """Of ``raw``, ``megatron`` and ``text``: which files below ``path``, in this order (``megatron``: without their
-    ``.bin``); locally also patterns (``*.npy``), each in sorted order. In a store all must be named: nothing is
-    listed."""
+    """For ``raw``, ``megatron`` and ``text``: files below ``path``, in this order (``megatron``: without ``.bin``); in
+    a local folder also patterns (``*.npy``), each sorted. In an object store every file must be named."""
     eod_id: Whole | None = Field(None, ge=0, lt=1 << 32)
-    """The token that closes a document, in forms that do not say it."""
+    """Id of the token that ends a document, for formats that do not record it."""
     vocab_size: Whole | None = Field(None, ge=1, le=1 << 32)
-    """Ids must lie below, in forms that do not say it: checked wherever tokens are read; up to 65,536 a token takes 2
-    bytes in memory."""
+    """Upper bound of the ids, for formats that do not record it; checked when tokens are read. Up to 65,536 a token
+    takes 2 bytes in memory."""
     document_ends: str | None = None
-    """Of ``raw``: a file named as the token file with this at its end (datatrove: ``.index``) holds the ends of its
-    documents, in tokens, as 8-byte numbers."""
+    """For ``raw``: suffix of the file beside each token file that holds the ends of its documents, in tokens, as 8-byte
+    integers (datatrove: ``.index``)."""
 
     @model_validator(mode="after")
     def _options_have_an_effect(self) -> Self:
@@ -61,7 +61,7 @@ class SourceConfig(Config):
 
     @model_serializer(mode="wrap")
     def _short(self, full: SerializerFunctionWrapHandler) -> Any:
-        """A section that says no more than its path is written as the path."""
+        """A section with only a path is written as the path."""
         return self.path if self == SourceConfig(path=self.path) else full(self)
 
 
@@ -76,13 +76,13 @@ class StageConfig(Config):
     """A span of training with its own mixture."""
 
     until: Duration = "1run"
-    """Where the stage ends: ``0.8run``, ``400step`` or ``1e9tok``, counted from the start of the run."""
+    """End of the stage: ``0.8run``, ``400step`` or ``1e9tok``, counted from the start of the run."""
     weights: dict[str, Real] = Field(min_length=1)
-    """Share of each source by name; any positive numbers, only their ratios count. Absent sources get none."""
+    """Source -> weight; only the ratios matter. A source that is not listed is not used."""
     weights_end: dict[str, Real] | None = Field(None, min_length=1)
-    """Weights at the end of the stage, reached in a straight line; absent: they stay as they are."""
+    """Weights at the end of the stage, reached linearly; absent: constant weights."""
     seq_len: Whole | None = Field(None, ge=2)
-    """Tokens in a sequence of this stage; absent: ``data.seq_len``. A change starts every source's order anew."""
+    """Tokens in each sequence of this stage; absent: ``data.seq_len``. A change restarts the order of every source."""
 
     @model_validator(mode="after")
     def _weights_make_sense(self) -> Self:
@@ -91,26 +91,24 @@ class StageConfig(Config):
             for name, weight in weights.items():
                 if weight < 0 or not any(end.get(name) for end in ends):
                     what = f"{weight}" if weight < 0 or len(ends) == 1 else "0 at both ends of the stage"
-                    raise ValueError(
-                        f"weight of '{name}' is {what}; it must be above 0 (leave the source out for none)"
-                    )
+                    raise ValueError(f"weight of '{name}' is {what}; it must be above 0; remove the source instead")
             if not any(weights.values()):
-                raise ValueError("all weights are 0 at one end of the stage; one must be above")
+                raise ValueError("all weights are 0 at one end of the stage; at least one must be above 0")
         return self
 
     @property
     def names(self) -> set[str]:
-        """Sources that the stage reads."""
+        """Names of the sources that the stage uses."""
         return {*self.weights, *(self.weights_end or {})}
 
 
 class PastConfig(PastLength):
-    """What a fork left behind: the schedule that the steps before ``at_step`` were learned by."""
+    """The schedule of the steps before a fork."""
 
     seq_len: Whole = Field(ge=2)
     """``data.seq_len`` until then."""
     stages: tuple[StageConfig, ...] = Field(min_length=1)
-    """``data.stages`` until then; what they say of later steps was never learned."""
+    """``data.stages`` until then; their later steps were never trained."""
     skip: tuple[tuple[Whole, Whole], ...] = ()
     """``data.skip`` until then."""
     lr: Real = Field(gt=0)
@@ -118,24 +116,24 @@ class PastConfig(PastLength):
     schedule: ScheduleConfig = ScheduleConfig()
     """``train.schedule`` until then."""
     digest: str = ""
-    """Names the future that the run had then; its newest checkpoint carries it."""
+    """Digest of the data schedule until then; the newest checkpoint has it."""
     accepted: str = ""
-    """Names the data of the future that the fork gave it instead; until a checkpoint carries that, no other will do."""
+    """Digest of the data schedule after the fork; required until a checkpoint has it."""
     order_continues: bool = False
-    """The order of the data is that of the later config from the first step on, which the steps until then agree with;
-    false: shares of sources are counted anew from the fork, as by versions that did not know this field."""
+    """true: the data order is that of the later config from the first step on; false: shares of sources are counted
+    from the fork on, as by versions without this field."""
 
 
 class ShuffleConfig(Config):
-    """How far the order mixes a source."""
+    """How the sequences of a source are shuffled."""
 
     mode: Literal["full", "window"] = "full"
-    """``full``: any sequence of the source may stand anywhere. ``window``, for disks that cannot seek: chunks of
-    neighbouring sequences are shuffled, and sequences within a window of chunks."""
+    """``full``: over the whole source. ``window``, for disks with slow seeks: chunks of neighbouring sequences are
+    shuffled, and sequences within a window of chunks."""
     chunk_tokens: Whole = Field(524_288, ge=1)
-    """Tokens that lie together on disk and are read together, in window mode."""
+    """Tokens in each chunk, which is read at once, in window mode."""
     window_chunks: Whole = Field(64, ge=2)
-    """Chunks among whose sequences the order mixes, in window mode."""
+    """Number of chunks whose sequences are shuffled together, in window mode."""
 
     @model_validator(mode="after")
     def _options_have_an_effect(self) -> Self:
@@ -146,24 +144,24 @@ class ShuffleConfig(Config):
 
 
 class FetchConfig(Config):
-    """How bytes are read from a store over a network; local folders use none of it but ``prefetch``."""
+    """How data is read from stores over a network; local folders use only ``prefetch``."""
 
     prefetch: WallTime = placement("10s")
-    """Seconds of training that are read ahead."""
+    """Duration of training whose data is read ahead."""
     prefetch_bytes: Whole = placement(1 << 30, ge=1)
-    """At most this much is read ahead on one rank."""
+    """Maximum of bytes read ahead on each rank."""
     concurrency: Whole = placement(32, ge=1)
-    """Requests under way at one time on one rank."""
+    """Maximum of concurrent requests on each rank."""
     requests_per_s: Real = placement(1000.0, gt=0)
-    """Requests that the whole job starts in a second, over all ranks."""
+    """Maximum rate of requests, in requests per second over all ranks."""
     timeout: WallTime = placement("20s")
-    """A request without an answer for so long has failed."""
+    """Time without a response after which a request has failed."""
     give_up: WallTime = placement("10min")
-    """A range that no mirror has given for so long ends the attempt."""
+    """Time after which a range that no mirror has returned ends the attempt."""
     cache: str | None = placement(None)
-    """Local folder that keeps what was read, for all ranks of a node; absent: nothing is kept."""
+    """Local folder that caches the data, shared by the ranks of a node; absent: no cache."""
     cache_bytes: Whole = placement(100 << 30, ge=1)
-    """The oldest files of the cache go when it holds more."""
+    """Maximum size of the cache in bytes; beyond it the oldest files are deleted."""
 
     @model_validator(mode="after")
     def _options_have_an_effect(self) -> Self:
@@ -173,41 +171,41 @@ class FetchConfig(Config):
 
 
 class DataConfig(Config):
-    """Which tokens, in which mixture, cut into which sequences."""
+    """Sources, mixture, and how tokens are cut into sequences."""
 
     sources: dict[str, Source] = Field(min_length=1)
-    """Name -> folder of token files (as written by ``smalti data tokenize``), or a section with ``path`` and more."""
+    """Name -> folder of token files (written by ``smalti data tokenize``), or a section with ``path`` and options."""
     tokenizer: str | None = placement(None)
-    """Folder of the tokenizer that wrote them; it is checked and copied into the run, so that the model can be exported
-    with it. Absent: the run trains, but has no tokenizer to export."""
+    """Folder of the tokenizer of the token files; it is checked and copied into the run for the export. Absent: the run
+    trains, but exports no tokenizer."""
     seq_len: Whole = Field(ge=2)
-    """Tokens in a sequence; held-out loss in the loop is measured at this length, whatever a stage has."""
+    """Tokens in each sequence. Held-out loss is measured at this length in every stage."""
     stages: tuple[StageConfig, ...] = Field(min_length=1)
-    """The mixture over time; the last stage ends with the run."""
+    """The mixture over time; the last stage ends with the run (``1run``)."""
     shuffle: ShuffleConfig = ShuffleConfig()
-    """How far the order mixes a source."""
+    """How the sequences of a source are shuffled."""
     packing: Literal["concat", "best-fit"] = "concat"
-    """How sequences are cut: ``concat`` chops documents one after another; ``best-fit`` splits no document that fits
-    into a sequence (from an index that ``smalti data pack`` writes)."""
+    """How sequences are filled: ``concat`` cuts the concatenated documents; ``best-fit`` splits no document that fits
+    into a sequence, and needs an index written by ``smalti data pack``."""
     skip: tuple[tuple[Whole, Whole], ...] = ()
-    """Spans of positions [begin, end) whose sequences are left out; what follows moves up, the mixture stays exact.
-    They apply in the order listed, each to the positions that the ones before leave: ``[[0, 100], [0, 100]]`` leaves
-    out the first 200, and spans that overlap are not a union. So a later skip is added at the end, in the positions
-    that the run has by then."""
+    """Spans of positions [begin, end) whose sequences are skipped; later sequences move up, and the mixture stays
+    exact. Spans apply in the order listed, each to the positions that the earlier ones leave: ``[[0, 100], [0, 100]]``
+    skips the first 200. So append a later skip at the end, in the positions that the run has by then."""
     takedowns: Place | None = placement(None)
-    """A file of documents that must not be learned: lines of JSON with ``source`` and ``document``. The file may lie
-    anywhere; another set of documents is another future, for ``--fork`` to accept."""
+    """JSON-lines file of documents that must not be trained on, with ``source`` and ``document``. The file may be
+    moved; another set of documents changes the run and needs ``--fork``."""
     history: tuple[PastConfig, ...] = ()
-    """Written by ``smalti train --fork``, not by hand: by which schedule the first steps were learned."""
+    """Schedules before each fork, written by ``smalti train --fork``; not to be edited."""
     heldout: dict[str, Place] = Field(default_factory=dict)
-    """Name -> folder of token files that are never trained on; measured in the loop and by ``smalti eval``."""
+    """Name -> folder of token files to measure held-out loss on, during training and by ``smalti eval``; never trained
+    on."""
     retain: dict[str, Real] = placement({})
-    """Of a run with ``init_from``: held-out sets of what its model knew already -> by which share their bits per byte
-    may rise until the run warns (0.02: 2 %). The other held-out sets are what it learns anew."""
+    """For a run with ``init_from``: held-out set of the old domain -> fraction by which its bits per byte may rise
+    before the run warns (0.02 is 2 %). The other held-out sets are the new domain."""
     mask_documents: bool = True
-    """Attention stays inside a document; false lets a sequence see all that stands before."""
+    """Restrict attention to each document; false: a token attends to everything before it in the sequence."""
     fetch: FetchConfig = FetchConfig()
-    """Reading ahead, and from stores over a network."""
+    """Reading ahead, and reading from stores over a network."""
 
     @model_validator(mode="after")
     def _skips_are_spans(self) -> Self:
@@ -222,7 +220,7 @@ class DataConfig(Config):
     def _history_fits(self) -> Self:
         steps = [0, *(past.at_step for past in self.history)]
         if any(later <= step for step, later in pairwise(steps)):
-            raise ValueError(f"at_step of data.history is {steps[1:]}; each fork must lie behind the one before")
+            raise ValueError(f"at_step of data.history is {steps[1:]}; each fork must be after the one before")
         for index, past in enumerate(self.history):
             total = RunLength.of(past, self.history[:index]).total_steps
             if past.at_step > total:
@@ -237,14 +235,14 @@ class DataConfig(Config):
         for name, allowed_frac in self.retain.items():
             if name not in self.heldout:
                 raise NotAllowed(
-                    f"data.retain names '{name}', which is not held out",
+                    f"data.retain has '{name}', which is not in data.heldout",
                     allowed=f"names of data.heldout: {', '.join(self.heldout) or 'there are none'}",
                     hint=f"data.heldout.{name}=FOLDER names its token files",
                 )
             if not 0 < allowed_frac <= 1:
                 raise NotAllowed(
                     f"data.retain.{name} is {allowed_frac:g}",
-                    allowed="a share above 0, at most 1",
+                    allowed="a fraction above 0, at most 1",
                     hint=f"data.retain.{name}={allowed_frac / 100 if allowed_frac > 1 else 0.02:g} is "
                     f"{allowed_frac if allowed_frac > 1 else 2:g} %",
                 )
@@ -255,40 +253,42 @@ class DataConfig(Config):
         for name in (*self.sources, *self.heldout):
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
                 raise ValueError(
-                    f"source '{name}' cannot be a part of a metric's name; use letters, digits, '.', '_' and '-'"
+                    f"source '{name}' cannot be part of a metric name; use letters, digits, '.', '_' and '-'"
                 )
         for index, stage in enumerate(self.stages):
             unknown = sorted(stage.names - set(self.sources))
             if unknown:
                 name = unknown[0]
                 raise NotAllowed(
-                    f"stage {index} weighs '{name}', which is not a source",
+                    f"stage {index} has a weight for '{name}', which is not in data.sources",
                     allowed=f"names of data.sources: {', '.join(self.sources)}",
-                    hint=f"data.stages.{index}.weights.{name}=null takes the weight out; a recipe that takes '{name}' "
-                    "out of its base writes its own data.stages",
+                    hint=f"data.stages.{index}.weights.{name}=null removes the weight; a recipe that removes '{name}' "
+                    "from its base must have its own data.stages",
                 )
         gone = sorted(_names(past.stages for past in self.history) - set(self.sources))
         if gone:
-            raise ValueError(f"source '{gone[0]}' was learned before a fork, so it must stay among data.sources")
+            raise ValueError(f"source '{gone[0]}' was used before a fork, so it must remain in data.sources")
         if split_duration(self.stages[-1].until) != (1.0, "run"):
             raise ValueError(f"the last stage ends at '{self.stages[-1].until}'; it must end at '1run'")
         return self
 
     def require_every_source_used(self) -> None:
-        """UserError for a source that no stage weighs. Not a validator: a recipe may still name what only the past of
-        a forked run read, and the run folder alone knows that."""
+        """Raise UserError for a source without a weight in any stage.
+
+        Not a validator: a recipe may name a source that only a forked run's past used, which the run folder records.
+        """
         unused = sorted(set(self.sources) - _names([self.stages, *(past.stages for past in self.history)]))
         if unused:
             raise UserError(
                 f"source '{unused[0]}' has no weight in any stage, so it would have no effect",
-                allowed="sources that data.stages weigh",
-                hint=f"take data.sources.{unused[0]} out, or give it a weight",
+                allowed="sources with a weight in data.stages",
+                hint=f"remove data.sources.{unused[0]}, or give it a weight",
             )
 
     def before_fork(self) -> tuple["DataConfig", RunLength]:
-        """The config as it was before the last fork of ``history``, and the length that the run had."""
+        """Return the config before the last fork of ``history``, and the length of the run then."""
         past, earlier = self.history[-1], self.history[:-1]
-        names = _names([past.stages, *(one.stages for one in earlier)])
+        names = _names(fork.stages for fork in self.history)
         changes = {
             "sources": {name: source for name, source in self.sources.items() if name in names},
             "seq_len": past.seq_len,
@@ -300,7 +300,7 @@ class DataConfig(Config):
 
     @property
     def seq_lens(self) -> tuple[int, ...]:
-        """Tokens in a sequence, stage by stage."""
+        """Tokens in each sequence, stage by stage."""
         return tuple(stage.seq_len or self.seq_len for stage in self.stages)
 
 

@@ -1,4 +1,4 @@
-"""Durations in steps. A run is as long as it is; a cadence in wall-clock time is the loop's affair."""
+"""Lengths of runs and their parts, in steps and tokens. The training loop resolves cadences in wall-clock time."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -13,39 +13,39 @@ L = TypeVar("L", bound="LengthConfig")
 
 
 class BatchStageConfig(Config):
-    """A first part of the run with another batch."""
+    """An initial part of the run with another batch size."""
 
     until: Length
-    """Where it ends, counted from the start of the run: ``400step`` or ``1e9tok``."""
+    """End of the part, counted from the start of the run: ``400step`` or ``1e9tok``."""
     global_batch_tokens: Whole = Field(ge=1)
-    """Tokens in one step until then; a multiple of seq_len."""
+    """Tokens in each step until then; a multiple of seq_len."""
 
 
 class LengthConfig(Config):
-    """How long a run is: the first fields of ``train:``."""
+    """Length and batch sizes of a run: the first fields of ``train:``."""
 
     duration: Length
     """Length of the run: ``600step`` or ``2e9tok``."""
     global_batch_tokens: Whole = Field(ge=1)
-    """Tokens in one step, over all ranks; a multiple of seq_len."""
+    """Tokens in each step, over all ranks; a multiple of seq_len."""
     batch_ramp: tuple[BatchStageConfig, ...] = ()
-    """Other batches before that one, in the order of their ends."""
+    """Initial parts of the run with other batch sizes, in the order of their ends."""
 
 
 class PastLength(LengthConfig):
-    """A length that held until a fork."""
+    """Length and batch sizes before a fork."""
 
     at_step: Whole = Field(ge=1)
-    """Steps that were done when the run was forked."""
+    """Number of steps completed at the fork."""
 
 
 @dataclass(frozen=True)
 class RunLength:
-    """How many steps a run has, and how many tokens each of them takes."""
+    """The number of steps of a run and the tokens in each."""
 
     total_steps: int
     batches: tuple[tuple[int, int], ...]
-    """(first step, tokens in a step): parts with one size of the global batch, rising from step 0."""
+    """(first step, tokens in a step) of the segments with one batch size, from step 0 on."""
 
     @classmethod
     def of(cls, train: LengthConfig, history: Sequence[PastLength] = ()) -> Self:

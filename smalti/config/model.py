@@ -1,4 +1,4 @@
-"""The ``model:`` section: one decoder-only transformer, dense or mixture-of-experts. Names are Hugging Face's."""
+"""The ``model:`` section: a decoder-only transformer, dense or MoE. Field names are Hugging Face's."""
 
 from typing import Any, Literal, Self
 
@@ -9,36 +9,36 @@ from smalti.config.schema import Config, Real, Whole, placement
 
 
 class MoEConfig(Config):
-    """A dropless top-k mixture of experts in place of each MLP."""
+    """A dropless top-k MoE in place of each MLP."""
 
     num_experts: Whole = Field(ge=2)
-    """Experts in each layer."""
+    """Number of experts in each layer."""
     num_experts_per_tok: Whole = Field(ge=1)
-    """Experts that each token uses (top-k)."""
+    """Number of experts that the router chooses for each token (top-k)."""
     intermediate_size: Whole | None = Field(None, ge=1)
-    """Width inside each expert; absent: the model's."""
+    """Width inside each expert; absent: the model's ``intermediate_size``."""
     num_shared_experts: Whole = Field(0, ge=0)
-    """Experts that every token uses, beside those that the router chooses, as one MLP of their joint width."""
+    """Number of experts that every token uses besides the chosen ones; computed as one MLP of their total width."""
     mlp_only_layers: tuple[Whole, ...] = ()
-    """Layers, from 0, that have a plain MLP."""
+    """Layers, counted from 0, with a plain MLP instead of experts."""
     score: Literal["softmax", "sigmoid"] = "softmax"
-    """How router logits become scores: over all experts together, or of each by itself (DeepSeek-V3)."""
+    """Function from router logits to scores: over all experts, or for each expert separately (DeepSeek-V3)."""
     norm_topk_prob: bool = True
-    """Divide the scores of the chosen experts by their norm."""
+    """Divide the scores of the chosen experts by their p-norm."""
     norm_topk_p: Real = Field(1.0, ge=1)
-    """Which norm: 1 is their sum."""
+    """The p of that norm; 1 is the sum."""
     routed_scaling_factor: Real = Field(1.0, gt=0)
-    """Factor on what the chosen experts give."""
+    """Factor on the output of the chosen experts."""
     balance_loss_coef: Real = Field(0.01, ge=0)
-    """Weight of the load-balance loss (a sum over sequences, weighted by their tokens)."""
+    """Weight of the load-balance loss (a sum over sequences, weighted by their tokens); 0: none."""
     global_balance_loss_coef: Real = Field(0.0, ge=0)
-    """Weight of a load-balance loss against the load of the whole batch of the step before."""
+    """Weight of a load-balance loss relative to the load of the previous step's whole batch; 0: none."""
     bias_update_rate: Real = Field(0.0, ge=0)
-    """Step of each expert's bias on the choice, up when it is used too little, down when too much (DeepSeek-V3)."""
+    """Change per step of each expert's selection bias: up if underused, down if overused (DeepSeek-V3); 0: none."""
     z_loss_coef: Real = Field(1e-3, ge=0)
-    """Weight of the router z-loss (a sum over tokens of logsumexp squared)."""
+    """Weight of the router z-loss (a sum over tokens of logsumexp squared); 0: none."""
     kernel: Literal["grouped", "loop"] = placement("grouped")
-    """``grouped``: one grouped matmul over all experts; ``loop``: the naive reference, one expert after another."""
+    """``grouped``: one grouped matmul over all experts; ``loop``: one expert after another, the reference."""
 
     @model_validator(mode="after")
     def _top_k_fits(self) -> Self:
@@ -52,34 +52,34 @@ class MoEConfig(Config):
 
 
 class RopeScalingConfig(Config):
-    """Rotary frequencies changed for longer contexts. Keys and meaning are those of Hugging Face's ``rope_scaling``."""
+    """Rotary frequencies for longer contexts. Keys and meaning are those of Hugging Face's ``rope_scaling``."""
 
     rope_type: Literal["linear", "dynamic", "yarn", "llama3", "longrope"]
-    """The rule; each takes the keys below that are its own."""
+    """The scaling rule; each takes only its own keys below."""
     factor: Real | None = Field(None, ge=1)
-    """How many times longer the context becomes."""
+    """Ratio of the longer context to the original one."""
     original_max_position_embeddings: Whole | None = Field(None, ge=1)
-    """Longest sequence before (yarn, llama3, longrope)."""
+    """Longest sequence before scaling, in tokens (yarn, llama3, longrope)."""
     attention_factor: Real | None = Field(None, gt=0)
-    """Factor on cosines and sines (yarn, longrope); absent: the rule's own."""
+    """Factor on cosines and sines (yarn, longrope); absent: computed by the rule."""
     beta_fast: Real | None = Field(None, gt=0)
-    """Rotations above which a frequency stays (yarn); absent: 32."""
+    """Rotations above which a frequency is unchanged (yarn); absent: 32."""
     beta_slow: Real | None = Field(None, gt=0)
     """Rotations below which a frequency is interpolated (yarn); absent: 1."""
     mscale: Real | None = Field(None, gt=0)
-    """Part of yarn's attention factor, with ``mscale_all_dim``."""
+    """Numerator of yarn's attention factor; used with ``mscale_all_dim``."""
     mscale_all_dim: Real | None = Field(None, gt=0)
-    """Part of yarn's attention factor, with ``mscale``."""
+    """Denominator of yarn's attention factor; used with ``mscale``."""
     truncate: bool | None = None
-    """Whether yarn rounds the range of its ramp; absent: true."""
+    """Round the ends of yarn's ramp to whole dimensions; absent: true."""
     low_freq_factor: Real | None = Field(None, gt=0)
-    """Wavelengths above original length / this are divided (llama3)."""
+    """Wavelengths above original length / this value are divided by ``factor`` (llama3)."""
     high_freq_factor: Real | None = Field(None, gt=0)
-    """Wavelengths below original length / this stay (llama3)."""
+    """Wavelengths below original length / this value are unchanged (llama3)."""
     short_factor: tuple[Real, ...] | None = None
-    """A divisor for each frequency, up to the original length (longrope)."""
+    """Divisor of each frequency for sequences up to the original length (longrope)."""
     long_factor: tuple[Real, ...] | None = None
-    """A divisor for each frequency, beyond it (longrope)."""
+    """Divisor of each frequency for longer sequences (longrope)."""
 
     @model_validator(mode="after")
     def _keys_belong_to_the_rule(self) -> Self:
@@ -105,101 +105,102 @@ _ROPE_KEYS: dict[str, tuple[set[str], set[str]]] = {
         {"factor", "attention_factor"},
     ),
 }
-"""Keys that each rule needs, and those that it also knows."""
+"""Rule -> (required keys, optional keys)."""
 
 
 class ModelConfig(Config):
-    """Shape and options of the model; with the seed it fixes the initial weights."""
+    """Architecture of the model; together with the seed it determines the initial weights."""
 
     family: FamilyName = "llama"
-    """Each but the last is a form in Hugging Face folders; ``decoder`` mixes freely and is not exported."""
+    """Architecture of Hugging Face folders; ``decoder`` allows any combination of options, but cannot be exported."""
     vocab_size: Whole = Field(ge=2)
-    """Rows of the embedding; at least the tokenizer's size."""
+    """Number of rows of the embedding; at least the tokenizer's size."""
     hidden_size: Whole = Field(ge=1)
     """Width of the residual stream."""
     intermediate_size: Whole = Field(ge=1)
     """Width inside the MLP, or inside each expert."""
     num_hidden_layers: Whole = Field(ge=1, le=10_000)
-    """Number of blocks; at most 10,000, because plans go through them one by one."""
+    """Number of blocks; at most 10,000."""
     num_attention_heads: Whole = Field(ge=1)
-    """Query heads."""
+    """Number of query heads."""
     num_key_value_heads: Whole | None = Field(None, ge=1)
-    """Key and value heads (grouped-query attention); absent: as many as query heads."""
+    """Number of key and value heads (grouped-query attention); absent: as many as query heads."""
     head_dim: Whole | None = Field(None, ge=2)
     """Width of a head; absent: hidden_size / num_attention_heads."""
     max_position_embeddings: Whole = Field(2048, ge=1)
-    """Longest sequence that the model is meant for, in tokens."""
+    """Longest sequence, in tokens."""
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
-    """Normalisation; layernorm has a weight and no bias."""
+    """Normalisation; ``layernorm`` has a weight and no bias."""
     norm_eps: Real = Field(1e-5, gt=0)
-    """Added under the root of the norm."""
+    """Epsilon of the norm, added to the mean square (variance) before the root."""
     norm_placement: Literal["pre", "post"] = "pre"
-    """Norm of what attention and MLP read, or of what they write (OLMo 2)."""
+    """Normalise the input of attention and MLP (``pre``) or their output (``post``, OLMo 2)."""
     activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
-    """Activation in the MLP; ``gelu`` is the exact one."""
+    """Activation in the MLP; ``gelu`` is exact, ``gelu_tanh`` the approximation."""
     gated: bool = True
-    """Gated MLP (SwiGLU, GEGLU) with three matrices; otherwise two."""
+    """Gated MLP (SwiGLU, GEGLU) with three matrices; false: two matrices."""
     attention_bias: bool = False
     """Biases on the query, key, value and output projections."""
     mlp_bias: bool = False
-    """Biases on the matrices of a plain MLP."""
+    """Biases on the matrices of a plain MLP (not of experts)."""
     position: Literal["rope", "alibi"] = "rope"
-    """Rotary positions, or a penalty on distance, linear with a slope for each head (ALiBi)."""
+    """Rotary embedding, or a linear penalty on distance with a slope for each head (ALiBi)."""
     rope_theta: Real = Field(10_000.0, gt=0)
     """Base of the rotary frequencies."""
     rope_scaling: RopeScalingConfig | None = None
-    """Frequencies changed for longer contexts."""
+    """Rotary frequencies for longer contexts; absent: unscaled."""
     sliding_window: Whole | None = Field(None, ge=1)
-    """A token sees itself and this many minus one tokens before it; absent: all before it."""
+    """Attention window in tokens, the token itself included; absent: unlimited."""
     layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = None
-    """Which layers have the window; absent: all, where there is one."""
+    """Layers with the window; absent: all, if ``sliding_window`` is set."""
     qk_norm: Literal["head", "full"] | None = None
-    """RMSNorm of query and key before rotation: over each head (Qwen3), or over all heads together (OLMo 2)."""
+    """RMSNorm of queries and keys before rotation: for each head (Qwen3) or over all heads (OLMo 2); absent: none."""
     clip_qkv: Real | None = Field(None, gt=0)
-    """Clamp queries, keys and values to +- this value, as DBRX and MPT do (after ``qk_norm``)."""
+    """Clamp queries, keys and values to +- this value (DBRX, MPT), after ``qk_norm``; absent: no clamp."""
     attention_multiplier: Real | None = Field(None, gt=0)
-    """Factor on the attention scores; absent: head width ^ -0.5."""
+    """Factor on the attention scores; absent: head_dim ^ -0.5."""
     attn_logit_softcapping: Real | None = Field(None, gt=0)
-    """Bound c of the attention scores, as c tanh(score / c)."""
+    """Soft cap c of the attention scores: c tanh(score / c); absent: none."""
     final_logit_softcapping: Real | None = Field(None, gt=0)
-    """Bound c of the output logits, as c tanh(logit / c)."""
+    """Soft cap c of the output logits: c tanh(logit / c); absent: none."""
     embedding_norm: bool = False
-    """Norm of the embedding's output."""
+    """Normalise the output of the embedding."""
     residual_multiplier: Real = Field(1.0, gt=0)
-    """Factor on what attention and MLP add to the residual stream."""
+    """Factor on the outputs of attention and MLP in the residual stream."""
     tie_word_embeddings: bool = False
     """Use the embedding as the output head."""
     initializer_range: Real = Field(0.02, gt=0)
-    """Standard deviation of initial weights; matrices that write to the residual stream get it / sqrt(2 layers)."""
+    """Standard deviation of initial weights; divided by sqrt(2 layers) for matrices that write to the residual
+    stream."""
     moe: MoEConfig | None = None
-    """Present: every MLP is a mixture of experts."""
+    """The experts; absent: a dense model."""
 
     @property
     def kv_heads(self) -> int:
-        """Number of key/value heads after the default."""
+        """Number of key/value heads, with the default applied."""
         return self.num_key_value_heads or self.num_attention_heads
 
     @property
     def width_per_head(self) -> int:
-        """Width of one head after the default."""
+        """Width of one head, with the default applied."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
     @property
     def expert_width(self) -> int:
-        """Width inside one expert after the default; of the MLP where there are no experts."""
+        """Width inside one expert, with the default applied; of the MLP in a dense model."""
         return (self.moe.intermediate_size if self.moe else None) or self.intermediate_size
 
     @property
     def router_weighs_alike(self) -> bool:
-        """One expert a token, its weight divided by itself: the output has no gradient for the router."""
+        """True where the only expert of a token has weight 1 by normalisation, so the router gets no gradient."""
         return self.moe is not None and self.moe.num_experts_per_tok == 1 and self.moe.norm_topk_prob
 
     def has_experts(self, layer: int) -> bool:
-        """Whether a layer's MLP is a mixture of experts."""
+        """Return whether a layer has experts."""
         return self.moe is not None and layer not in self.moe.mlp_only_layers
 
     def window(self, layer: int) -> int | None:
-        """A layer's sliding window in tokens; None where a token sees all before it."""
+        """Return a layer's sliding window in tokens; None where it has none."""
         slides = self.layer_types is None or self.layer_types[layer] == "sliding_attention"
         return self.sliding_window if slides else None
 

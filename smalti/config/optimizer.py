@@ -49,17 +49,17 @@ class OptimizerConfig(Config):
     """AdamW or Lion with decoupled weight decay; norms, biases and embeddings are exempt from decay by rule."""
 
     name: OptimizerName = "adamw"
-    """The update rule. Lion has one moment less; its rate is 3 to 10 times lower, its decay as many times higher."""
+    """The update rule. Lion keeps one moment less; it needs a 3 to 10 times lower lr and as much more weight decay."""
     lr: Real = Field(gt=0)
     """Peak learning rate."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
-    """Decay rates, each below 1: of the two moments; for lion of what the update and the moment keep (0.9, 0.99)."""
+    """Decay rates, each below 1: of the two moments for adamw; of update and moment for lion (0.9, 0.99)."""
     eps: Real | None = Field(1e-8, gt=0)
     """Added to the root of the second moment; adamw only."""
     weight_decay: Real = Field(0.1, ge=0)
-    """Decoupled decay of matrices, times the learning rate."""
+    """Decoupled weight decay of matrices, multiplied by the learning rate."""
     clip_norm: Real = Field(1.0, gt=0)
-    """Upper bound of the global gradient norm."""
+    """Maximum global norm of the gradient; a larger gradient is scaled down to it."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""The section ``train.parallel``: ranks, the axes of parallelism that they are laid out along, devices, compilation."""
+"""The section ``train.parallel``: ranks, axes of parallelism, devices, compilation."""
 
 from typing import Literal, Self
 
@@ -10,47 +10,48 @@ Axis = Count | Literal["auto"]
 
 
 class ParallelConfig(Config):
-    """Where the run is carried out; none of it changes which tokens are learned, in which order.
+    """Placement of the run; nothing here changes which tokens are trained on, or their order.
 
-    ranks = replicate x shard x sequence x tensor x pipeline; ``expert`` is folded out of shard x sequence.
+    ranks = replicate x shard x sequence x tensor x pipeline; ``expert`` divides shard x sequence.
     """
 
     ranks: Whole = placement(1, ge=1)
-    """Processes, one for each device: of this machine where ``smalti train`` starts them, else of the whole job."""
+    """Number of processes, one for each device: on this machine if ``smalti train`` starts them, else in the whole
+    job."""
     replicate: Axis = placement(1)
-    """Copies of the sharded model (HSDP)."""
+    """Number of replicas of the sharded model (HSDP)."""
     shard: Axis = placement("auto")
-    """Ranks that share weights, gradients and moments (FSDP); auto: all that the other axes leave."""
+    """Ranks over which weights, gradients and moments are sharded (FSDP); auto: all that the other axes leave."""
     tensor: Axis = placement(1)
-    """Ranks that share each matrix."""
+    """Tensor parallel size: ranks over which each matrix is split."""
     expert: Axis = placement(1)
-    """Ranks that share the experts of a layer; they are ranks of shard x sequence."""
+    """Expert parallel size: ranks over which a layer's experts are distributed, taken from shard x sequence."""
     sequence: Axis = placement(1)
-    """Ranks that share each row of tokens, for long ones."""
+    """Sequence parallel size: ranks over which each sequence is split, for long contexts."""
     pipeline: Axis = placement(1)
-    """Pipeline stages: ranks that share the layers."""
+    """Pipeline parallel size: ranks over which the layers are split."""
     dispatch: Literal["exact", "static"] = placement("exact")
-    """How tokens travel to experts on other ranks: as many as there are, or in buffers that hold the worst case."""
+    """How tokens are sent to experts on other ranks: in their exact number, or in worst-case buffers."""
     context: Literal["ulysses", "ring"] = placement("ulysses")
-    """What ranks of a row exchange: heads for tokens, or keys and values in a ring."""
+    """Algorithm of sequence parallelism: all-to-all from tokens to heads, or keys and values in a ring."""
     pipeline_schedule: Literal["1f1b", "interleaved", "zero_bubble"] = placement("1f1b")
-    """The order of microbatches in a pipeline."""
+    """Schedule of the microbatches in the pipeline."""
     threads: Count | Literal["auto"] = placement("auto")
-    """CPU threads for each rank; auto: cores / ranks."""
+    """CPU threads of each rank; auto: cores / ranks."""
     device: Literal["auto", "cpu", "cuda"] = placement("auto")
-    """auto takes CUDA where it is."""
+    """Device of the ranks; auto: CUDA where available."""
     compile: bool | Literal["auto"] = placement("auto")
-    """torch.compile of each block; auto: on with CUDA, off without."""
+    """Compile each block with torch.compile; auto: on CUDA only."""
     activation_checkpointing: Literal["none", "full"] = placement("none")
-    """``full`` recomputes each block in the backward pass."""
+    """``full``: recompute each block in the backward pass, which saves memory."""
     timeout: WallTime = placement("10min")
-    """A collective that takes longer ends the attempt."""
+    """Time limit of a collective; a longer one ends the attempt."""
     join_timeout: WallTime = placement("60s")
-    """How long ranks wait for each other before they begin; those that are missing then are named."""
+    """How long ranks wait for each other at the start; the error names the missing ones."""
 
     @property
     def open_axes(self) -> tuple[str, ...]:
-        """Axes beside shard that are ``auto``: those that a planner can choose."""
+        """Axes other than shard that are ``auto``, which the planner chooses."""
         names = ("replicate", "tensor", "expert", "sequence", "pipeline")
         return tuple(name for name in names if getattr(self, name) == "auto")
 
@@ -61,7 +62,7 @@ class ParallelConfig(Config):
             if value != default and getattr(self, axis) == 1:
                 raise NotAllowed(
                     f"train.parallel.{option}={value} has no effect with train.parallel.{axis}=1",
-                    allowed=f"{option} beside {axis} = 2 or more, or auto",
-                    hint=f"take train.parallel.{option} out, or give train.parallel.{axis}",
+                    allowed=f"{option} with {axis} = 2 or more, or auto",
+                    hint=f"remove train.parallel.{option}, or set train.parallel.{axis}",
                 )
         return self

@@ -1,4 +1,4 @@
-"""The section ``profile``: steps that are looked at closely."""
+"""The section ``profile``: which steps to profile."""
 
 from typing import Literal, Self
 
@@ -8,12 +8,12 @@ from smalti.config.schema import Config, NotAllowed, Whole, placement
 
 
 class ProfileConfig(Config):
-    """A window of steps whose operators, memory and collectives are written to the run's folder ``profile/``."""
+    """A window of steps whose operators, memory and collectives are written to ``profile/`` in the run folder."""
 
     steps: tuple[Whole, Whole] | None = placement(None)
-    """First and last step of the window, counted from 1; absent: nothing is profiled."""
+    """First and last step of the window, counted from 1, at most 100 steps; absent: no profile."""
     ranks: tuple[Whole, ...] | Literal["all"] = placement((0,))
-    """The ranks that write a profile."""
+    """Ranks that write a profile."""
 
     @model_validator(mode="after")
     def _window_of_steps(self) -> Self:
@@ -41,5 +41,5 @@ class ProfileConfig(Config):
         return self
 
     def of_rank(self, rank: int) -> bool:
-        """Whether this rank writes a profile."""
+        """Return whether this rank writes a profile."""
         return self.steps is not None and (self.ranks == "all" or rank in self.ranks)

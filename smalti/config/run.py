@@ -1,4 +1,4 @@
-"""One run: what every training has in common, and the whole config of ``smalti train``."""
+"""The config of a run: the fields of every training, and the whole config of ``smalti train``."""
 
 import re
 from typing import Self
@@ -16,41 +16,41 @@ from smalti.config.train import TrainConfig
 
 
 class JobConfig(Config):
-    """What every kind of training needs, whatever its model and data are."""
+    """The fields of every kind of training, independent of its model and data."""
 
     name: str
-    """Name of the run, and of its folder."""
+    """Name of the run and of its folder."""
     seed: Whole = 17
-    """Keys the order of the data and the initial weights."""
+    """Seed of the data order and of the initial weights."""
     folder: LocalFolder | None = placement(None)
-    """The run folder; absent: ``runs/<name>``. The config of a run folder belongs to that folder, wherever it is."""
+    """The run folder; absent: ``runs/<name>``. Ignored in the config of a run folder, which may be moved."""
     init_from: str | None = None
-    """A run, checkpoint or Hugging Face folder whose weights (only) the run starts from; the model must be the same."""
+    """Run, checkpoint or Hugging Face folder whose weights (only) the run starts from; the model must be the same."""
     train: TrainConfig
-    """The training."""
+    """Length, batch, optimizer and placement of the training."""
     track: TrackConfig = TrackConfig()
     """Where metrics go."""
     profile: ProfileConfig = ProfileConfig()
-    """Steps that are looked at closely."""
+    """Steps to profile."""
 
     @property
     def run_folder(self) -> str:
-        """Where the run's files lie."""
+        """The run folder, with the default applied."""
         return self.folder or f"runs/{self.name}"
 
     def on(self, device: str) -> Self:
-        """With the size of a tile of logits that ``auto`` is on a device of that type: ``cpu``, or a GPU."""
+        """Return the config with ``loss.chunk_bytes`` resolved for a device type: ``cpu``, or a GPU."""
         loss = self.train.loss.model_copy(update={"chunk_bytes": self.train.loss.tile_bytes(device)})
         return self.model_copy(update={"train": self.train.model_copy(update={"loss": loss})})
 
     @property
     def history(self) -> tuple[PastConfig, ...]:
-        """What held until each fork; only runs of ``smalti train`` are forked."""
+        """The schedules before each fork; only runs of ``smalti train`` are forked."""
         return ()
 
     @property
     def length(self) -> RunLength:
-        """Steps of the run, and tokens of each; the first ones by the history of its forks."""
+        """Steps of the run and tokens of each step, those before a fork by its history."""
         return RunLength.of(self.train, self.history)
 
     @field_validator("name")
@@ -67,23 +67,23 @@ class JobConfig(Config):
         if profile.steps is not None and profile.steps[0] > self.length.total_steps:
             raise NotAllowed(
                 f"profile.steps={list(profile.steps)} has no effect: the run has {self.length.total_steps} steps",
-                allowed=f"a window that begins by step {self.length.total_steps}",
+                allowed=f"a window that starts by step {self.length.total_steps}",
                 hint=f"profile.steps=[{self.length.total_steps},{self.length.total_steps}]",
             )
         return self
 
 
 class RunConfig(JobConfig):
-    """The config of ``smalti train``. Together with the data it fixes every number of the run."""
+    """The config of ``smalti train``. Together with the data it determines every number of the run."""
 
     model: ModelConfig
     """The model."""
     data: DataConfig
-    """The tokens."""
+    """The data."""
 
     @property
     def history(self) -> tuple[PastConfig, ...]:
-        """What held until each fork."""
+        """The schedules before each fork."""
         return self.data.history
 
     @model_validator(mode="after")
@@ -111,9 +111,9 @@ class RunConfig(JobConfig):
     def _something_to_retain(self) -> Self:
         if self.data.retain and self.init_from is None:
             raise NotAllowed(
-                "data.retain has no effect without init_from: a model that starts afresh knows nothing yet",
+                "data.retain has no effect without init_from: a new model has nothing to retain",
                 allowed="data.retain in a run that continues a model",
-                hint="init_from=runs/NAME or a Hugging Face folder, or take data.retain out",
+                hint="init_from=runs/NAME or a Hugging Face folder, or remove data.retain",
             )
         return self
 
@@ -123,7 +123,7 @@ class RunConfig(JobConfig):
             fixed = "" if self.model.family in ("decoder", "dbrx", "olmoe", "qwen3_moe") else " model.family=olmoe"
             raise NotAllowed(
                 "model.moe.num_experts_per_tok=1 with norm_topk_prob=true: the weight of the only expert is always 1, "
-                "so the router would learn from its balance losses alone",
+                "so the router would get gradients from its balance losses alone",
                 allowed="norm_topk_prob=false with one expert a token, or more experts a token",
                 hint=f"model.moe.norm_topk_prob=false{fixed}",
             )
@@ -131,34 +131,37 @@ class RunConfig(JobConfig):
 
     @property
     def seq_len_parts(self) -> tuple[tuple[int, int], ...]:
-        """(first step, seq_len): parts of the run with sequences of one length, rising from step 0."""
-        parts: list[tuple[int, int]] = []
+        """(first step, seq_len) of the segments of the run with sequences of one length, from step 0 on."""
+        segments: list[tuple[int, int]] = []
         data, length, ends = self.data, self.length, self.length.total_steps
-        while True:  # from the last fork back to the beginning
+        while True:  # from the last fork back to the first step
             at = data.history[-1].at_step if data.history else 0
             starts = [0, *(length.step_at(stage.until) for stage in data.stages[:-1])]
-            own = zip(starts, [*starts[1:], ends], data.seq_lens, strict=True)
-            parts = [(max(start, at), seq_len) for start, end, seq_len in own if end > at and start < ends] + parts
+            spans = zip(starts, [*starts[1:], ends], data.seq_lens, strict=True)
+            segments = [
+                (max(start, at), seq_len) for start, end, seq_len in spans if end > at and start < ends
+            ] + segments
             if not data.history:
                 break
             data, length = data.before_fork()
             ends = at
-        return tuple(part for i, part in enumerate(parts) if i == 0 or parts[i - 1][1] != part[1])
+        return tuple(part for i, part in enumerate(segments) if i == 0 or segments[i - 1][1] != part[1])
 
     @property
     def batches_and_lengths(self) -> tuple[tuple[int, int], ...]:
-        """(tokens in a step, seq_len): the pairs that meet in some step, in the order of the run."""
+        """The pairs (tokens in a step, seq_len) that occur, in the order of the run."""
         length, lengths = self.length, self.seq_len_parts
         steps = sorted({start for start, _ in (*length.batches, *lengths) if start < length.total_steps})
         pairs = [(length.batch_tokens(step), [n for start, n in lengths if start <= step][-1]) for step in steps]
         return tuple(dict.fromkeys(pairs))
 
     def tokens_by_seq_len(self, steps: int | None = None) -> dict[int, int]:
-        """Tokens of the first ``steps`` steps (absent: of the run), by the length of the sequences that held them."""
-        length, found = self.length, dict[int, int]()
+        """Return the tokens of the first ``steps`` steps (default: of the run) by sequence length."""
+        length = self.length
+        tokens_of: dict[int, int] = {}
         end = length.total_steps if steps is None else steps
         starts = [start for start, _ in self.seq_len_parts]
         for (start, seq_len), stop in zip(self.seq_len_parts, [*starts[1:], end], strict=True):
             tokens = length.tokens(min(stop, end)) - length.tokens(min(start, end))
-            found[seq_len] = found.get(seq_len, 0) + tokens
-        return {seq_len: tokens for seq_len, tokens in found.items() if tokens}
+            tokens_of[seq_len] = tokens_of.get(seq_len, 0) + tokens
+        return {seq_len: tokens for seq_len, tokens in tokens_of.items() if tokens}

@@ -1,4 +1,4 @@
-"""The ``train:`` section: optimizer, schedule, precision, loss, cadences, and where the ranks run."""
+"""The ``train:`` section: optimizer, schedule, precision, loss, cadences, parallelism."""
 
 from typing import Annotated, Literal, Self
 
@@ -21,25 +21,27 @@ from smalti.config.schema import (
 
 
 class ScheduleConfig(Config):
-    """The learning rate over the run: linear up, a plateau, then down."""
+    """The learning rate over the run: a linear warmup, a plateau, a decay."""
 
     name: Literal["wsd", "cosine", "inverse_sqrt"] = "wsd"
-    """``wsd``: flat until the decay; ``cosine``: one cosine from the warmup to the end; ``inverse_sqrt``: as
-    1 / sqrt(step) from the warmup on, until the decay."""
+    """``wsd``: constant until the decay; ``cosine``: one cosine from the warmup to the end; ``inverse_sqrt``:
+    1 / sqrt(step) from the warmup to the decay."""
     warmup: Duration = "0.02run"
-    """Length of the linear rise; with the decay at most the whole run."""
+    """Length of the linear warmup; warmup and decay together are at most the run."""
     start_frac: Real = Field(0.0, ge=0, lt=1)
-    """What the rise starts from, as a share of the peak; above 0 for re-warming (continued pretraining)."""
+    """Learning rate at the start of the warmup, as a fraction of the peak; above 0 to re-warm in continued
+    pretraining."""
     decay: Duration = "0.2run"
-    """Length of the final fall; for ``cosine`` all that the warmup leaves."""
+    """Length of the final decay; not for ``cosine``, which decays from the end of the warmup."""
     shape: Literal["linear", "sqrt", "cosine"] = "linear"
-    """Form of the fall; ``sqrt`` is 1 - sqrt(x)."""
+    """Shape of the decay over its fraction x; ``sqrt`` is 1 - sqrt(x)."""
     final_frac: Real = Field(0.0, ge=0, le=1)
-    """Learning rate at the end, as a share of the peak (``inverse_sqrt``: of what it has come down to by then)."""
+    """Learning rate at the end, as a fraction of the peak (``inverse_sqrt``: of its value at the start of the
+    decay)."""
 
     @property
     def given_decay(self) -> str:
-        """The decay, but for a cosine, which takes whatever the warmup leaves: none."""
+        """The decay; zero for a cosine, which takes the whole time after the warmup."""
         return "0step" if self.name == "cosine" else self.decay
 
     @model_validator(mode="after")
@@ -47,84 +49,84 @@ class ScheduleConfig(Config):
         idle: tuple[str, ...] = ()
         why = ""
         if self.name == "cosine":
-            idle, why = ("decay", "shape"), "with schedule 'cosine', which falls from the warmup on"
+            idle, why = ("decay", "shape"), "with schedule 'cosine', which decays from the warmup on"
         elif split_duration(self.decay)[0] == 0:
-            idle, why = ("shape", "final_frac"), f"without a fall: schedule.decay={self.decay}"
+            idle, why = ("shape", "final_frac"), f"without a decay: schedule.decay={self.decay}"
         for name in idle:
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"schedule.{name} has no effect {why}")
-        rises = split_duration(self.warmup)[0] > 0
-        if self.start_frac and not rises:
+        warms_up = split_duration(self.warmup)[0] > 0
+        if self.start_frac and not warms_up:
             raise ValueError(f"schedule.start_frac={self.start_frac} has no effect without a warmup")
-        if self.name == "inverse_sqrt" and not rises:
-            raise ValueError("schedule 'inverse_sqrt' needs a warmup: its length is the scale of the fall")
+        if self.name == "inverse_sqrt" and not warms_up:
+            raise ValueError("schedule 'inverse_sqrt' needs a warmup, which sets the scale of the decay")
         return self
 
 
 class PrecisionConfig(Config):
-    """Number formats, each said outright."""
+    """Number formats."""
 
     master: Literal["fp32"] = "fp32"
-    """Weights that the optimizer updates."""
+    """Format of the weights that the optimizer updates."""
     compute: Literal["fp32", "bf16"] = "bf16"
-    """Matmuls and activations."""
+    """Format of matmuls and activations."""
     reduce: Literal["fp32", "bf16"] = "fp32"
-    """Gradient reduction over ranks."""
+    """Format of the gradient reduction over ranks."""
     moments: Literal["fp32"] = "fp32"
-    """Optimizer state."""
+    """Format of the optimizer's moments."""
 
 
 class LossConfig(Config):
     """Next-token cross-entropy."""
 
     z_loss_coef: Real = Field(0.0, ge=0)
-    """Weight of the squared log-partition of the output (0 switches it off)."""
+    """Weight of the squared log-partition of the output; 0: none."""
     chunk_bytes: Annotated[Whole, Field(ge=1)] | Literal["auto"] = placement("auto")
-    """Memory for logits, and what is made of them, that exist at one time; auto: 4 GiB on a GPU, where small tiles are
-    slow and large vocabularies would be computed twice, 256 MiB on a CPU."""
+    """Bytes of logits, and of what is computed from them, that are in memory at a time; auto: 4 GiB on a GPU, where
+    small tiles are slow and large vocabularies would be computed twice, 256 MiB on a CPU."""
 
     def tile_bytes(self, device: str) -> int:
-        """``chunk_bytes`` on a device of that type."""
+        """Return ``chunk_bytes`` for a device of that type."""
         if self.chunk_bytes != "auto":
             return self.chunk_bytes
         return 2**28 if device == "cpu" else 2**32
 
 
 class CheckpointConfig(Config):
-    """When and how many checkpoints are kept."""
+    """When checkpoints are saved, and how many are kept."""
 
     every: Cadence = placement("0.25run")
-    """How often; a last one is always written."""
+    """How often a checkpoint is saved; one is always saved at the end."""
     keep: Whole = placement(2, ge=1)
-    """Newest complete checkpoints that stay."""
+    """Number of complete checkpoints to keep, the newest ones."""
 
 
 class TrainConfig(LengthConfig):
-    """How the model learns."""
+    """Length, batch, optimizer and placement of the training."""
 
     microbatch_tokens: Count | Literal["auto"] = placement("auto")
-    """Tokens in one forward pass on one rank; auto: the most of the rank's share that the planner finds to fit its
-    memory, on a CPU at most 16,384 tokens."""
+    """Tokens in one forward pass on one rank; auto: the most that the planner predicts to fit the rank's memory, on a
+    CPU at most 16,384."""
     microbatch_trial: bool | Literal["auto"] = placement("auto")
-    """Try the microbatch that was chosen, forward and backward, before the first step; auto: on CUDA."""
+    """Run the automatic microbatch forward and backward once before the first step; auto: on CUDA only."""
     optimizer: OptimizerConfig
-    """The update."""
+    """The optimizer."""
     schedule: ScheduleConfig = ScheduleConfig()
-    """The learning rate over time."""
+    """The learning rate schedule."""
     precision: PrecisionConfig = PrecisionConfig()
     """Number formats."""
     loss: LossConfig = LossConfig()
-    """What is minimised."""
+    """The loss."""
     parallel: ParallelConfig = ParallelConfig()
-    """Ranks, devices, compilation."""
+    """Ranks, axes of parallelism, devices, compilation."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """Saving."""
+    """Checkpoints."""
     log_every: Cadence = placement("1step")
     """How often metrics are written."""
     eval_every: Cadence = placement("0.1run")
-    """How often held-out loss is measured in the loop; the end always is."""
+    """How often held-out loss is measured during training; always at the end."""
     eval_tokens: Whole = placement(65_536, ge=1)
-    """Held-out tokens per source in the loop."""
+    """Held-out tokens of each source that are measured during training."""
 
     @model_validator(mode="after")
     def _microbatch_fits_the_batch(self) -> Self:
@@ -135,7 +137,7 @@ class TrainConfig(LengthConfig):
         if self.microbatch_trial is True and self.microbatch_tokens != "auto":
             raise NotAllowed(
                 f"microbatch_trial=true has no effect with microbatch_tokens={self.microbatch_tokens}",
-                allowed="a trial of what 'auto' chooses",
-                hint="train.microbatch_tokens=auto, or take microbatch_trial out",
+                allowed="a trial of an automatic microbatch",
+                hint="train.microbatch_tokens=auto, or remove microbatch_trial",
             )
         return self

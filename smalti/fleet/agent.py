@@ -22,7 +22,7 @@ from smalti.base.errors import ExitCode, RetryableError
 from smalti.base.log import get
 from smalti.fleet.launch.local import LOST_PEER, Rank, free_port, start
 from smalti.track.events import EventLog
-from smalti.track.out_of_memory import happened, words
+from smalti.track.out_of_memory import describe, happened
 from smalti.track.run import RunFolder
 from smalti.track.sinks.console import wants_live
 
@@ -328,9 +328,9 @@ def _out_of_memory(short: Mapping[str, Any], cause: Rank | None, watch: _Watch, 
     smaller = short["next_microbatch_tokens"]
     if smaller is None:  # it has said what would help
         found = _blamed(next(rank for rank in watch.ranks if rank.rank == short["rank"]), watch, step)
-        return replace(found, code=ExitCode.USAGE, reason=words(short), cause="oom")
+        return replace(found, code=ExitCode.USAGE, reason=describe(short), cause="oom")
     hint = f"the next attempt goes on by itself with microbatches of {smaller:,} tokens"
-    return Outcome(ExitCode.RETRY, words(short), hint=hint, cause="oom", next_microbatch_tokens=smaller)
+    return Outcome(ExitCode.RETRY, describe(short), hint=hint, cause="oom", next_microbatch_tokens=smaller)
 
 
 def _record(outcome: Outcome, watch: _Watch, events: EventLog, folder: RunFolder, seconds: float) -> None:

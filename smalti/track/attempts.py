@@ -1,4 +1,4 @@
-"""The attempts of a run: ``logs/attempt-N``, a folder each. Other entries there are not ours and are passed over."""
+"""The attempts of a run: a folder ``logs/attempt-N`` each. Other entries in ``logs/`` are ignored."""
 
 import re
 from pathlib import Path
@@ -7,11 +7,11 @@ _NAME = re.compile(r"attempt-(\d+)")
 
 
 def log_folder(run: Path, attempt: int) -> Path:
-    """``logs/attempt-N``."""
+    """Return the folder ``logs/attempt-N``."""
     return run / "logs" / f"attempt-{attempt}"
 
 
 def attempts(run: Path) -> list[int]:
-    """Numbers of the attempts so far, rising."""
-    found = (_NAME.fullmatch(entry.name) for entry in (run / "logs").glob("attempt-*"))
-    return sorted(int(match[1]) for match in found if match)
+    """Return the numbers of the attempts so far, ascending."""
+    matches = (_NAME.fullmatch(entry.name) for entry in (run / "logs").glob("attempt-*"))
+    return sorted(int(match[1]) for match in matches if match)

@@ -1,7 +1,7 @@
-"""Which checkpoints a run folder has, and which one it had last.
+"""The checkpoints that a run folder has, and the last one it had, by names and ``COMPLETE`` marks.
 
-Promises: a folder that cannot be listed raises instead of being empty. Knows names and marks alone; ``dist.checkpoint``
-writes, verifies and reads them.
+A folder that cannot be listed raises, and is never reported as empty. ``distributed.checkpoint`` writes, verifies and
+reads checkpoints.
 """
 
 import os
@@ -17,10 +17,13 @@ _NAME = re.compile(r"step-(\d+)")
 
 
 def complete(folder: str | Path) -> list[str]:
-    """Names of the complete checkpoints in ``folder``, newest first; none where there is no such folder."""
+    """Return the names of the complete checkpoints in ``folder``, newest first; none where it does not exist.
+
+    Raises RetryableError where the folder cannot be listed.
+    """
     try:
         names = [name for name in os.listdir(folder) if _NAME.fullmatch(name)]
-        found = [name for name in names if _exists(Path(folder) / name / "COMPLETE")]
+        complete_names = [name for name in names if _exists(Path(folder) / name / "COMPLETE")]
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -28,27 +31,29 @@ def complete(folder: str | Path) -> list[str]:
             f"the checkpoints in {folder} cannot be listed: {error.strerror}",
             hint="repair the access to that folder, then run the same command again",
         ) from error
-    return sorted(found, key=step_of, reverse=True)
+    return sorted(complete_names, key=step_of, reverse=True)
 
 
 def is_name(name: str) -> bool:
-    """Whether a folder of this name is the checkpoint of a step."""
+    """Return whether a folder of this name is a checkpoint."""
     return _NAME.fullmatch(name) is not None
 
 
 def step_of(path: str | Path) -> int:
-    """The step of a checkpoint by its folder's name."""
+    """Return the step of a checkpoint from its folder's name."""
     return int(Path(path).name.removeprefix("step-"))
 
 
 def size_bytes(path: str | Path) -> float:
-    """Bytes of a checkpoint's files, by its manifest."""
+    """Return the size of a checkpoint's files from its manifest."""
     return float(sum(entry["bytes"] for entry in read_json(str(Path(path) / "manifest.json"))["files"]))
 
 
 def last_saved(run: Path) -> int | None:
-    """The step of the checkpoint that the run last saved or resumed from, whether it is still there or not: by its
-    events, else by ``checkpoints/latest``, else by its metrics. None: it never had one."""
+    """Return the step of the checkpoint that the run last saved or resumed from, even if it no longer exists.
+
+    From its events, else ``checkpoints/latest``, else its metrics; None where it never had one.
+    """
     kinds = ("checkpoint_saved", "resumed")
     events = [event["step"] for event in read_events(run) if event.get("event") in kinds and "step" in event]
     if events:
@@ -62,7 +67,7 @@ def last_saved(run: Path) -> int | None:
 
 
 def _exists(path: Path) -> bool:
-    """As ``Path.exists``, but for a place that may not be looked into, which raises."""
+    """As ``Path.exists``, but raises where access is denied."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):

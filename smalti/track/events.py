@@ -1,6 +1,6 @@
-"""``events.jsonl``: what happened to a run, a line each: ``{"time", "attempt", "event", ...}``.
+"""``events.jsonl``: the events of a run, one on each line: ``{"time", "attempt", "event", ...}``.
 
-The agent and rank 0 both append to it. An event that is not in the table is our bug and raises.
+The agent and rank 0 both append to it. An event that is not in ``EVENTS`` raises SmaltiError.
 """
 
 from pathlib import Path
@@ -8,35 +8,35 @@ from typing import Any
 
 from smalti.base.clock import utc_text
 from smalti.base.errors import SmaltiError, nearest
-from smalti.track.append import LineFile, read_lines
+from smalti.track.line_file import LineFile, read_lines
 
 FILE_NAME = "events.jsonl"
 
 EVENTS: dict[str, str] = {
     "attempt_started": "the ranks of an attempt are being started",
-    "forked": "the run has another future from this step on; its past stays",
-    "resumed": "training goes on from a checkpoint",
-    "auto_resolved": "what a value 'auto' became on this machine",
-    "checkpoint_saved": "a complete checkpoint lies in the run folder",
-    "checkpoint_failed": "a checkpoint could not be written; the earlier ones stand",
-    "checkpoint_rejected": "a checkpoint did not verify and was passed over",
-    "data_slow": "a step waited for its data; at most one a minute",
-    "profile_saved": "a window of steps was profiled; its files lie in the run folder",
+    "forked": "the run continues from this step with another config; its steps before remain",
+    "resumed": "training continues from a checkpoint",
+    "auto_resolved": "the values that 'auto' was resolved to on this machine",
+    "checkpoint_saved": "a complete checkpoint was saved in the run folder",
+    "checkpoint_failed": "a checkpoint could not be written; the earlier ones remain",
+    "checkpoint_rejected": "a checkpoint failed verification and was skipped",
+    "data_slow": "a step waited for its data; at most one event a minute",
+    "profile_saved": "a window of steps was profiled; its files are in the run folder",
     "eval": "held-out loss was measured in the loop",
-    "forgetting": "a set of data.retain got worse than its bound, against before the first step",
-    "stopped": "training stopped before its end, after saving",
-    "tracker_opened": "the run is copied to a tracker; with the tracker's name for it",
-    "tracker_lost": "a tracker takes nothing; what it lacks is sent when it is back",
-    "tracker_back": "a tracker takes lines again",
+    "forgetting": "a set of data.retain became worse than its bound, relative to before the first step",
+    "stopped": "training stopped before its end, after saving a checkpoint",
+    "tracker_opened": "the run is copied to a tracker; with its address there",
+    "tracker_lost": "a tracker does not accept metrics; they are sent when it is back",
+    "tracker_back": "a tracker accepts metrics again",
     "tracker_behind": "the attempt ended while a tracker lacked lines of metrics.jsonl",
-    "oom": "a rank ran out of memory; the next attempt takes half the microbatch, with the same order and batch",
+    "oom": "a rank ran out of memory; the next attempt uses half the microbatch, with the same order and batch",
     "not_finite": "a loss or a gradient norm was not finite: the update was skipped and the run ended",
     "rank_died": "a rank ended by a signal or with an error",
-    "rank_unresponsive": "a rank did not answer the others, which ended; it was killed",
-    "attempt_ended": "all ranks of an attempt are gone",
-    "run_finished": "the last step is done and saved",
+    "rank_unresponsive": "a rank did not respond to the others, which ended; it was killed",
+    "attempt_ended": "all ranks of an attempt have ended",
+    "run_finished": "the last step is finished and saved",
 }
-"""Kind -> meaning."""
+"""Event -> meaning."""
 
 
 class EventLog:
@@ -61,5 +61,5 @@ class EventLog:
 
 
 def read_events(folder: str | Path) -> list[dict[str, Any]]:
-    """All events of a run folder, oldest first; lines that are none are skipped."""
+    """Return all events of a run folder, oldest first; lines without an event are skipped."""
     return [line for line in read_lines(Path(folder) / FILE_NAME) if isinstance(line.get("event"), str)]

@@ -1,8 +1,7 @@
-"""What a list of runs says about each; reads run folders only, and of long files only what it needs.
+"""Lists runs with a short summary of each.
 
-Promises: a folder that cannot be read is listed with what is wrong with it and never stops the list. Lines of
-``metrics.jsonl`` are taken apart only at its end, and where they hold held-out results or a metric that was asked for.
-``track/report/read.py`` reads one run whole.
+A folder that cannot be read is listed with its problem and does not stop the list. Of ``metrics.jsonl`` only the end is
+parsed, and lines with held-out results or a requested metric. ``track/report/read.py`` reads one run whole.
 """
 
 import json
@@ -15,12 +14,12 @@ import yaml
 
 from smalti.base.errors import DataError
 from smalti.config.durations import RunLength
-from smalti.track.append import read_lines
+from smalti.track.line_file import read_lines
 
 _MARKS = ("config.yaml", "status.json", "metrics.jsonl", "events.jsonl")
 _TAIL_BYTES = 1 << 15
 _EVAL = b'"metrics/eval/'
-_Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML has libyaml
+_Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast; needs PyYAML with libyaml
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class BestEval:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run in a few values; None where the folder does not say."""
+    """One run in a few values; None where unknown."""
 
     name: str
     folder: str
@@ -52,31 +51,31 @@ class RunSummary:
     best_eval: BestEval | None = None
     heartbeat: str | None = None
     problem: str | None = None
-    """What is wrong with the folder; ``state`` is ``broken`` then."""
+    """Why the folder cannot be read; ``state`` is ``broken`` then."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Newest value of every metric of the last steps, and of those that were asked for."""
+    """Newest value of every metric of the last steps, and of the requested ones."""
     config: dict[str, Any] = field(default_factory=dict, repr=False)
     """``config.yaml`` as plain values."""
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object with the fields, the config left out."""
+        """Return a JSON object with all fields but the config."""
         return {name: value for name, value in asdict(self).items() if name != "config"}
 
 
 def list_runs(folder: str, *, metrics: Collection[str] = ()) -> list[RunSummary]:
-    """All run folders right under ``folder``, newest heartbeat first; ``metrics`` are looked for in the whole file.
+    """Return the runs directly in ``folder``, newest heartbeat first; ``metrics`` are searched for in the whole file.
 
-    DataError if ``folder`` does not exist.
+    Raises DataError if ``folder`` does not exist.
     """
     root = Path(folder)
     if not root.is_dir():
         raise DataError(f"there is no folder '{folder}'", hint="smalti runs ls FOLDER")
-    found = [summary(entry, metrics=metrics) for entry in sorted(root.iterdir()) if _is_run(entry)]
-    return sorted(found, key=lambda run: run.heartbeat or "", reverse=True)
+    runs = [summary(entry, metrics=metrics) for entry in sorted(root.iterdir()) if _is_run(entry)]
+    return sorted(runs, key=lambda run: run.heartbeat or "", reverse=True)
 
 
 def summary(folder: Path, *, metrics: Collection[str] = ()) -> RunSummary:
-    """One run, read quickly; whatever is wrong with its folder is said in ``problem``."""
+    """Return the summary of one run; an error of its folder is in ``problem``."""
     try:
         return _read(folder, metrics)
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -85,7 +84,7 @@ def summary(folder: Path, *, metrics: Collection[str] = ()) -> RunSummary:
 
 
 def best_eval(path: Path) -> BestEval | None:
-    """The lowest mean over sources of the held-out results in a metrics file."""
+    """Return the lowest mean over sources of the held-out results in a metrics file."""
     by_step: dict[int, dict[str, float]] = {}
     if not path.exists():
         return None
@@ -108,14 +107,14 @@ def _is_run(folder: Path) -> bool:
     try:
         return folder.is_dir() and any((folder / name).exists() for name in _MARKS)
     except OSError:
-        return folder.is_dir()  # may not be looked into: the list says so
+        return folder.is_dir()  # access is denied: the list reports it
 
 
-def _read(folder: Path, asked: Collection[str]) -> RunSummary:
+def _read(folder: Path, requested: Collection[str]) -> RunSummary:
     config = _config(folder / "config.yaml")
     status = _status(folder / "status.json")
     step, metrics = newest(folder / "metrics.jsonl")
-    metrics |= _last_of(folder / "metrics.jsonl", [name for name in asked if name not in metrics])
+    metrics |= _last_of(folder / "metrics.jsonl", [name for name in requested if name not in metrics])
     hours = metrics.get("time/train")
     return RunSummary(
         name=str(config.get("name") or folder.name),
@@ -138,7 +137,7 @@ def _read(folder: Path, asked: Collection[str]) -> RunSummary:
 
 
 def newest(path: Path) -> tuple[int | None, dict[str, float]]:
-    """The last step of a metrics file and the newest value of each metric in its last lines."""
+    """Return the last step of a metrics file and the newest value of each metric in its last lines."""
     if not path.exists():
         return None, {}
     with path.open("rb") as file:
@@ -155,7 +154,7 @@ def newest(path: Path) -> tuple[int | None, dict[str, float]]:
 
 
 def _last_of(path: Path, names: Collection[str]) -> dict[str, float]:
-    """The last value of each of these metrics anywhere in the file."""
+    """Return the last value of each of these metrics anywhere in the file."""
     values: dict[str, float] = {}
     if not names or not path.exists():
         return values

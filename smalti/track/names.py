@@ -1,7 +1,7 @@
-"""Every metric that is written, with its unit and meaning. Composer's names are kept verbatim.
+"""The table of all metrics, with unit and meaning. Composer's names are kept verbatim.
 
-Composer says *batch* for our step and *sample* for our sequence; only these names do so. ``<...>`` stands for one part
-of a name: a source, an area of the model, a number. A name that is not in the table is our bug and raises.
+Composer says *batch* for a step and *sample* for a sequence; only these names do so. ``<...>`` is one part of a name: a
+source, an area of the model, a number. A name that is not in the table raises SmaltiError.
 """
 
 import re
@@ -15,7 +15,6 @@ _CHARSET = re.compile(r"[A-Za-z0-9_./-]+")
 _PART = {"<i>": r"[0-9]+"}
 _ANY_PART = r"[A-Za-z0-9_.-]+"
 
-
 _FETCH = "rank 0, sum since the start of the attempt"
 
 
@@ -26,9 +25,9 @@ class Metric:
     name: str
     """The name, or a pattern with ``<parts>``."""
     unit: str
-    """What the number counts; ``1`` for a plain ratio or share."""
+    """Unit; ``1`` for a ratio or fraction."""
     reduction: str
-    """How many numbers become this one."""
+    """How the values of tokens, ranks or steps are combined."""
     meaning: str
     """One sentence."""
 
@@ -44,7 +43,7 @@ _SYSTEM: tuple[Metric, ...] = (
     Metric("system/process_memory_bytes", "bytes", _SAMPLES, "Resident memory of rank 0's process."),
     Metric("system/disk_read_bytes_per_s", "bytes/s", _SAMPLES, "Read from all disks of the machine."),
     Metric("system/disk_write_bytes_per_s", "bytes/s", _SAMPLES, "Written to all disks of the machine."),
-    Metric("system/disk_free_bytes", "bytes", _SAMPLES, "Free space where the run folder lies."),
+    Metric("system/disk_free_bytes", "bytes", _SAMPLES, "Free space on the disk of the run folder."),
     Metric("system/net_in_bytes_per_s", "bytes/s", _SAMPLES, "Received by all network interfaces but loopback."),
     Metric("system/net_out_bytes_per_s", "bytes/s", _SAMPLES, "Sent by all network interfaces but loopback."),
     Metric("system/gpu<i>/busy_frac", "1", _SAMPLES, "Share of the time in which a kernel ran on the GPU."),
@@ -70,13 +69,13 @@ TABLE: tuple[Metric, ...] = (
         "loss/train/balance",
         "1",
         "mean over tokens and layers",
-        "Load-balance loss of the experts, before model.moe.balance_loss_coef; 1 where they are used alike.",
+        "Load-balance loss of the experts, before model.moe.balance_loss_coef; 1 where all are used equally.",
     ),
     Metric(
         "loss/train/global_balance",
         "1",
         "mean over tokens and layers",
-        "The same against the load of the whole batch of the step before, before model.moe.global_balance_loss_coef.",
+        "The same, relative to the load of the previous step's whole batch, before model.moe.global_balance_loss_coef.",
     ),
     Metric(
         "loss/train/router_z",
@@ -105,23 +104,23 @@ TABLE: tuple[Metric, ...] = (
         "moe/router_entropy",
         "1",
         "mean over tokens and layers, of log(experts)",
-        "How undecided the router is about one token: 1 where all experts score alike, 0 where one has it all.",
+        "Uncertainty of the router about a token: 1 where all experts score equally, 0 where one has all weight.",
     ),
     Metric("moe/router_entropy/layer<i>", "1", "a layer with experts, from 0", "The same of one layer."),
-    Metric("moe/dead_experts_frac", "1", "over all layers", "Share of the experts that no token of the step met."),
+    Metric("moe/dead_experts_frac", "1", "over all layers", "Share of the experts that received no token in the step."),
     Metric("moe/dead_experts_frac/layer<i>", "1", "a layer with experts, from 0", "The same of one layer."),
-    Metric("time/batch", "steps", "last", "Optimizer steps done."),
-    Metric("time/sample", "sequences", "sum", "Sequences learned."),
-    Metric("time/token", "tokens", "sum", "Tokens learned."),
-    Metric("time/epoch", "1", "last", "Tokens taken of the largest source / tokens that it has."),
+    Metric("time/batch", "steps", "last", "Optimizer steps completed."),
+    Metric("time/sample", "sequences", "sum", "Sequences trained on."),
+    Metric("time/token", "tokens", "sum", "Tokens trained on."),
+    Metric("time/epoch", "1", "last", "Tokens used from the largest source / tokens that it has."),
     Metric("time/train", "hours", "sum over attempts", "Time in training steps, without evals and saves."),
-    Metric("time/val", "hours", "sum over attempts", "Wall-clock time spent measuring in the loop."),
-    Metric("time/total", "hours", "sum over attempts", "Training and measuring together."),
+    Metric("time/val", "hours", "sum over attempts", "Wall-clock time spent on evaluations in the loop."),
+    Metric("time/total", "hours", "sum over attempts", "Training and evaluations together."),
     Metric(
         "time/remaining_estimate",
         "hours",
         "from the recent rate",
-        "Time to the end of the run, evaluations in their share so far.",
+        "Estimated time to the end of the run, evaluations at their share so far.",
     ),
     Metric("time/step_s", "s", "recent steps", "Wall-clock time of a step, without evals and saves."),
     Metric("throughput/batches_per_sec", "steps/s", "recent steps", "Optimizer steps per second."),
@@ -133,21 +132,19 @@ TABLE: tuple[Metric, ...] = (
     Metric("throughput/device/tokens_per_sec", "tokens/s", "per rank", "Tokens per second and rank."),
     Metric("throughput/device/flops_per_sec", "FLOP/s", "per rank", "Model FLOPs per second and rank."),
     Metric("throughput/device/mfu", "1", "recent steps", "Model FLOPs / peak; absent where the peak is unknown."),
-    Metric(
-        "memory/peak_allocated_mem", "GB", "rank 0", "Memory of tensors on the device at its highest in this attempt."
-    ),
-    Metric("memory/peak_reserved_mem", "GB", "rank 0", "Device memory taken from the driver at its highest."),
+    Metric("memory/peak_allocated_mem", "GB", "rank 0", "Peak memory of tensors on the device in this attempt."),
+    Metric("memory/peak_reserved_mem", "GB", "rank 0", "Peak device memory reserved from the driver."),
     Metric("memory/current_active_mem", "GB", "rank 0", "Device memory in use at this line."),
     Metric("data/wait_frac", "1", "recent steps", "Share of the time that a step waited for data."),
-    Metric("data/mix/<source>/tokens", "tokens", "sum", "Tokens of a source learned since the start of the run."),
-    Metric("data/fetch/requests", "1", _FETCH, "Requests sent to stores, second ones included."),
+    Metric("data/mix/<source>/tokens", "tokens", "sum", "Tokens of a source trained on since the start of the run."),
+    Metric("data/fetch/requests", "1", _FETCH, "Requests sent to stores, hedges included."),
     Metric("data/fetch/bytes", "bytes", _FETCH, "Bytes received from stores."),
-    Metric("data/fetch/retries", "1", _FETCH, "Requests sent again after a failure."),
-    Metric("data/fetch/hedges", "1", _FETCH, "Second requests sent because the first took long."),
-    Metric("data/fetch/slowdowns", "1", _FETCH, "Answers that asked for fewer requests (503 SlowDown, 429)."),
-    Metric("data/fetch/failovers", "1", _FETCH, "Ranges that another copy gave than the first in the list."),
+    Metric("data/fetch/retries", "1", _FETCH, "Requests retried after a failure."),
+    Metric("data/fetch/hedges", "1", _FETCH, "Second requests sent because the first was slow."),
+    Metric("data/fetch/slowdowns", "1", _FETCH, "Responses that asked for fewer requests (503 SlowDown, 429)."),
+    Metric("data/fetch/failovers", "1", _FETCH, "Ranges read from another copy than the first in the list."),
     Metric("data/fetch/cache_hits", "1", _FETCH, "Ranges that came from the node's cache."),
-    Metric("data/fetch/rereads", "1", _FETCH, "Blocks that failed their check and were good when read again."),
+    Metric("data/fetch/rereads", "1", _FETCH, "Blocks that failed their checksum and were intact when read again."),
     Metric("data/fetch/wait_s", "s", _FETCH, "Time that readers waited for stores, summed over threads."),
     Metric("ckpt/save_s", "s", "last", "Time that a checkpoint took."),
     Metric("ckpt/bytes", "bytes", "last", "Size of a checkpoint."),
@@ -159,24 +156,24 @@ TABLE: tuple[Metric, ...] = (
     ),
     *_SYSTEM,
 )
-"""All metrics. Order is the order of the reference page."""
+"""All metrics, in the order of the reference page."""
 
 
 def metric(name: str) -> Metric:
-    """The row that ``name`` belongs to; raises SmaltiError for a name outside the table or the character set."""
-    found = _find(name)
-    if found is None:
+    """Return the row of ``name``. Raises SmaltiError for a name outside the table or the character set."""
+    row = _find(name)
+    if row is None:
         if not _CHARSET.fullmatch(name):
             raise SmaltiError(f"metric name '{name}' has characters outside A-Z a-z 0-9 _ . / -")
         close = nearest(name, [row.name for row in TABLE])
         raise SmaltiError(
             f"metric name '{name}' is not in smalti/track/names.py", hint=f"did you mean '{close}'?" if close else None
         )
-    return found
+    return row
 
 
 def check(names: Iterable[str]) -> None:
-    """Raise for the first name that is not in the table."""
+    """Raise SmaltiError for the first name that is not in the table."""
     for name in names:
         metric(name)
 
@@ -191,7 +188,7 @@ def _find(name: str) -> Metric | None:
 @cache
 def _patterns() -> tuple[tuple[Metric, re.Pattern[str]], ...]:
     rows = []
-    for row in sorted(TABLE, key=lambda one: "<" in one.name):
+    for row in sorted(TABLE, key=lambda row: "<" in row.name):
         parts = re.split(r"(<[A-Za-z]+>)", row.name)
         text = "".join(_PART.get(p, _ANY_PART) if p.startswith("<") else re.escape(p) for p in parts)
         rows.append((row, re.compile(text)))

@@ -1,7 +1,7 @@
-"""What the events of a run say of memory that ran out: for the agent, which goes on, and for the next attempt.
+"""Reads the ``oom`` events of a run, for the agent and for the next attempt.
 
-An event ``oom`` holds rank, phase, step, ``microbatch_tokens``, ``next_microbatch_tokens`` (None: it was one row) and
-``of``, the placement that it happened on. Any rank writes it, the one that ran out.
+An ``oom`` event holds rank, phase, step, ``microbatch_tokens``, ``next_microbatch_tokens`` (None: the microbatch was a
+single row) and ``of``, its placement. The rank that ran out of memory writes it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,23 +9,24 @@ from typing import Any
 
 
 def happened(events: Iterable[Mapping[str, Any]], attempt: int | None) -> Mapping[str, Any] | None:
-    """The event of that attempt, the one that leaves the least where several ranks ran out; None where none did."""
-    found = [event for event in events if event["event"] == "oom" and event["attempt"] == attempt]
-    return min(found, key=lambda event: event["next_microbatch_tokens"] or 0, default=None)
+    """Return the attempt's event with the smallest next microbatch; None where no rank ran out of memory."""
+    matching = [event for event in events if event["event"] == "oom" and event["attempt"] == attempt]
+    return min(matching, key=lambda event: event["next_microbatch_tokens"] or 0, default=None)
 
 
 def limit_tokens(events: Iterable[Mapping[str, Any]], of: Mapping[str, Any]) -> int | None:
-    """The most tokens in a microbatch that earlier attempts on the same placement leave; None where none ran out.
+    """Return the largest microbatch that earlier attempts on the same placement allow; None where none ran out.
 
-    Another device, other axes or another ``train.microbatch_tokens`` begin anew.
+    Events under another device, other axes or another ``train.microbatch_tokens`` are ignored.
     """
-    found = [event for event in events if event["event"] == "oom" and event["of"] == dict(of)]
-    left = [event["next_microbatch_tokens"] or event["microbatch_tokens"] for event in found]
-    return min((tokens for tokens in left if tokens is not None), default=None)  # None: not ours to cut
+    matching = [event for event in events if event["event"] == "oom" and event["of"] == dict(of)]
+    limits = [event["next_microbatch_tokens"] or event["microbatch_tokens"] for event in matching]
+    # An event without either is of a training whose microbatch Smalti does not set.
+    return min((tokens for tokens in limits if tokens is not None), default=None)
 
 
-def words(event: Mapping[str, Any]) -> str:
-    """``rank 1 ran out of memory in backward after step 12, with microbatches of 4,096 tokens``."""
+def describe(event: Mapping[str, Any]) -> str:
+    """Return ``rank 1 ran out of memory in backward after step 12, with microbatches of 4,096 tokens``."""
     size = event["microbatch_tokens"]
-    beside = "" if size is None else f", with microbatches of {size:,} tokens"
-    return f"rank {event['rank']} ran out of memory in {event['phase']} after step {event['step']}{beside}"
+    microbatch = "" if size is None else f", with microbatches of {size:,} tokens"
+    return f"rank {event['rank']} ran out of memory in {event['phase']} after step {event['step']}{microbatch}"

@@ -1,4 +1,4 @@
-"""Which of the packages that Smalti can use are installed: by the requirements of its own distribution."""
+"""The installed versions of the packages that Smalti requires or can use, by its own distribution's metadata."""
 
 import re
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ _BOUND = re.compile(r"(?P<sign>>=|<=|~=|==|<|>)\s*(?P<version>[0-9][0-9A-Za-z.]*
 
 
 @dataclass(frozen=True)
-class Need:
-    """One package that is asked for, as it is installed here."""
+class Requirement:
+    """A required package and its installed version."""
 
     name: str
     bounds: str
@@ -22,60 +22,64 @@ class Need:
         """``missing``, ``1.2 is not >=2``, or None."""
         if self.version is None:
             return "missing"
-        if not all(_meets(self.version, one["sign"], one["version"]) for one in _BOUND.finditer(self.bounds)):
+        if not all(_meets(self.version, bound["sign"], bound["version"]) for bound in _BOUND.finditer(self.bounds)):
             return f"{self.version} is not {self.bounds}"
         return None
 
 
-def needs(distribution: str = "smalti") -> dict[str, list[Need]]:
-    """Extra -> the packages it asks for, ``core`` first; empty where the distribution is not installed."""
-    found: dict[str, list[Need]] = {}
-    for line in _requirements(distribution):
+def requirements(distribution: str = "smalti") -> dict[str, list[Requirement]]:
+    """Return extra -> its requirements, ``core`` first; empty where the distribution is not installed."""
+    by_extra: dict[str, list[Requirement]] = {}
+    for line in _requires(distribution):
         extra = _EXTRA.search(line)
-        found.setdefault(extra["extra"] if extra else "core", []).extend(_needs_of(line))
-    return {extra: found[extra] for extra in ("core", *sorted(found.keys() - {"core"})) if extra in found}
+        by_extra.setdefault(extra["extra"] if extra else "core", []).extend(_requirements_of(line))
+    return {extra: by_extra[extra] for extra in ("core", *sorted(by_extra.keys() - {"core"})) if extra in by_extra}
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of the installed packages that Smalti depends on, extras included."""
+    """Return the versions of the installed packages that Smalti depends on, extras included."""
     versions = {
-        one.name.lower(): one.version for listed in needs().values() for one in listed if one.version is not None
+        package.name.lower(): package.version
+        for packages in requirements().values()
+        for package in packages
+        if package.version is not None
     }
     return dict(sorted(versions.items()))
 
 
 def version_of(package: str) -> str | None:
-    """The installed version of a distribution, or None."""
+    """Return the installed version of a distribution, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 
 
-def _requirements(distribution: str) -> list[str]:
+def _requires(distribution: str) -> list[str]:
     try:
         return metadata.requires(distribution) or []
     except metadata.PackageNotFoundError:
         return []
 
 
-def _needs_of(line: str) -> list[Need]:
-    """The package of a requirement, and what its own extras ask for (``daft[ray]``: Ray)."""
+def _requirements_of(line: str) -> list[Requirement]:
+    """Return a requirement and those of its extras (``daft[ray]``: Ray)."""
     match = _REQUIREMENT.match(line)
     if match is None:
         return []
-    found = [Need(match["name"], match["bounds"].strip(), version_of(match["name"]))]
+    result = [Requirement(match["name"], match["bounds"].strip(), version_of(match["name"]))]
     for extra in (match["extras"] or "").split(","):
-        for below in _requirements(match["name"]) if extra.strip() else ():
+        for below in _requires(match["name"]) if extra.strip() else ():
             of = _EXTRA.search(below)
             inner = _REQUIREMENT.match(below)
             if of is not None and of["extra"] == extra.strip() and inner is not None:
-                found.append(Need(inner["name"], inner["bounds"].strip(), version_of(inner["name"])))
-    return found
+                result.append(Requirement(inner["name"], inner["bounds"].strip(), version_of(inner["name"])))
+    return result
 
 
 def _meets(version: str, sign: str, bound: str) -> bool:
-    have, want = _numbers(version), _numbers(bound)
+    have = _numbers(version)
+    want = _numbers(bound)
     width = max(len(have), len(want))
     padded = [numbers + (0,) * (width - len(numbers)) for numbers in (have, want)]
     if sign == "~=":
@@ -85,6 +89,6 @@ def _meets(version: str, sign: str, bound: str) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """2.13.0+cpu -> (2, 13, 0); what follows the numbers (rc1, post2) does not count."""
+    """2.13.0+cpu -> (2, 13, 0); suffixes (rc1, post2) are ignored."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, match[0].split("."))) if match else ()

@@ -1,9 +1,9 @@
-"""Profiles of a run: what is written for a window of steps, and what it says was the bottleneck.
+"""Profiles of windows of steps: their files, and the bottleneck that they show.
 
     profile/steps-00000010-00000012/rank-000/{summary.json, trace.json.gz, collectives.jsonl, memory.pickle}
 
-Promises: the parts of a summary add up to its window. A part's gain is what a step would be faster by if the part took
-no time at all and nothing else changed (Amdahl 1967): an upper bound. Knows no torch: ``train/profile.py`` fills it.
+The parts of a summary add up to its window. A part's gain is the speedup of a step if the part took no time and nothing
+else changed (Amdahl 1967): an upper bound. ``train/profile.py`` records profiles.
 """
 
 import json
@@ -19,15 +19,14 @@ Interval = tuple[float, float]
 
 NETWORK, HOST = "network, not hidden", "host between operators"
 COUNTING = "the counting itself"
-"""What the log of collectives takes of the host; there only while a profile is taken."""
+"""Host time of the log of collectives; only spent while profiling."""
 WORK = ("matrix products", "attention", COUNTING)
-"""Parts that a model consists of, and what no step has without a profile: never called a bottleneck while anything else
-takes a tenth of a step."""
+"""The model's own work and the cost of profiling: never the bottleneck while another part takes a tenth of a step."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one kind of work took of a window."""
+    """Time that one kind of work took in a window."""
 
     name: str
     s: float
@@ -52,15 +51,15 @@ class Traffic:
     calls: int
     bytes: int
     s: float | None
-    """From start to end, whatever ran beside it; None where it was not timed."""
+    """From start to end, whatever ran in parallel; None where it was not timed."""
     planned_calls: int | None = None
-    """As the planner reckons them; None where it knows of none."""
+    """As the planner predicts; None where it predicts none."""
     planned_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What one rank did in a window of steps."""
+    """The profile of one rank over a window of steps."""
 
     first_step: int
     last_step: int
@@ -68,38 +67,38 @@ class Summary:
     device: str
     window_s: float
     parts: tuple[Part, ...]
-    """The largest first; they add up to the window."""
+    """Largest first; they add up to the window."""
     operators: tuple[Operator, ...]
     traffic: tuple[Traffic, ...]
     peak_bytes: int | None
-    """The most that the device's allocator had given out; None on a CPU."""
+    """Peak memory of the device's allocator; None on a CPU."""
 
     @property
     def steps(self) -> int:
-        """Steps of the window."""
+        """Number of steps in the window."""
         return self.last_step - self.first_step + 1
 
     @property
     def bottleneck(self) -> Part:
-        """The largest part that is not the model's own work, where one takes a tenth; else the largest of all."""
+        """The largest part outside ``WORK`` that takes a tenth of the window; else the largest part."""
         others = [part for part in self.parts if part.name not in WORK and part.s >= 0.1 * self.window_s]
-        own = [part for part in self.parts if part.name != COUNTING]
-        return max(others or own or self.parts, key=lambda part: part.s)
+        measured = [part for part in self.parts if part.name != COUNTING]
+        return max(others or measured or self.parts, key=lambda part: part.s)
 
     def gain(self, part: Part) -> float:
-        """How many times faster a step would be without the part."""
+        """Return how many times faster a step would be without the part."""
         rest_s = self.window_s - part.s
         return self.window_s / rest_s if rest_s > 0 else float("inf")
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object, with what follows from the parts."""
-        named = self.bottleneck
-        said = {"name": named.name, "frac": named.s / self.window_s, "gain": self.gain(named)}
-        return {**asdict(self), "step_s": self.window_s / self.steps, "bottleneck": said}
+        """Return a JSON object, with step time and bottleneck."""
+        part = self.bottleneck
+        bottleneck = {"name": part.name, "frac": part.s / self.window_s, "gain": self.gain(part)}
+        return {**asdict(self), "step_s": self.window_s / self.steps, "bottleneck": bottleneck}
 
 
 def split(window: Interval, busy: Sequence[Interval], collectives: Sequence[Interval]) -> tuple[float, float]:
-    """(seconds of collectives beside which nothing ran, seconds in which nothing at all ran) of a window."""
+    """Return (seconds of collectives with nothing in parallel, idle seconds) of a window."""
     working = joined(busy, window)
     either = joined([*busy, *collectives], window)
     length = sum(end - begin for begin, end in either)
@@ -108,35 +107,35 @@ def split(window: Interval, busy: Sequence[Interval], collectives: Sequence[Inte
 
 
 def joined(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
-    """Intervals inside ``window`` that do not overlap, rising."""
-    found: list[Interval] = []
+    """Return the union of the intervals inside ``window``, ascending and disjoint."""
+    union: list[Interval] = []
     for begin, end in sorted((max(begin, window[0]), min(end, window[1])) for begin, end in intervals):
         if end <= begin:
             continue
-        if found and begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+        if union and begin <= union[-1][1]:
+            union[-1] = (union[-1][0], max(union[-1][1], end))
         else:
-            found.append((begin, end))
-    return found
+            union.append((begin, end))
+    return union
 
 
 def folder_of(run: Path, first_step: int, last_step: int, rank: int) -> Path:
-    """Where a rank writes its profile of a window."""
+    """Return the folder of a rank's profile of a window."""
     return run / "profile" / f"steps-{first_step:08d}-{last_step:08d}" / f"rank-{rank:03d}"
 
 
 def write(folder: Path, summary: Summary) -> None:
-    """Write ``summary.json``, whole."""
+    """Write ``summary.json`` atomically."""
     store.write_json(folder / "summary.json", summary.to_json())
 
 
 def read(run: Path) -> list[Summary]:
-    """All summaries of a run, by window and rank; UserError where there is none."""
+    """Return all summaries of a run, by window and rank. Raises UserError where there is none."""
     files = sorted(run.glob("profile/steps-*/rank-*/summary.json"))
     if not files:
         raise UserError(
             f"{run} has no profile",
-            allowed="a run that was profiled",
+            allowed="a run with profile.steps",
             hint="smalti train RECIPE profile.steps=[10,12]",
         )
     return [_parsed(json.loads(file.read_text())) for file in files]
@@ -144,7 +143,7 @@ def read(run: Path) -> list[Summary]:
 
 def _parsed(tree: dict[str, Any]) -> Summary:
     known = {name: tree[name] for name in Summary.__dataclass_fields__}
-    known["parts"] = tuple(Part(**one) for one in tree["parts"])
-    known["operators"] = tuple(Operator(**one) for one in tree["operators"])
-    known["traffic"] = tuple(Traffic(**one) for one in tree["traffic"])
+    known["parts"] = tuple(Part(**part) for part in tree["parts"])
+    known["operators"] = tuple(Operator(**operator) for operator in tree["operators"])
+    known["traffic"] = tuple(Traffic(**traffic) for traffic in tree["traffic"])
     return Summary(**known)

@@ -1,4 +1,4 @@
-"""What a run was made by and on: code, packages, machine, command. Never the environment, never a secret."""
+"""The provenance of a run: code, packages, machine, command. Holds no environment variables and no secrets."""
 
 import os
 import platform
@@ -24,7 +24,7 @@ _SECRET_VALUE = re.compile(
 
 
 def provenance(argv: Sequence[str], origins: Mapping[str, str]) -> dict[str, Any]:
-    """The record as JSON values; ``origins`` says where each value of the config came from."""
+    """Return the record as JSON values; ``origins`` gives the source of each config value."""
     return {
         "time": utc_text(),
         "command": [redact(argument) for argument in argv],
@@ -44,39 +44,41 @@ def provenance(argv: Sequence[str], origins: Mapping[str, str]) -> dict[str, Any
 
 
 def directories(run: str | Path) -> list[str]:
-    """The directories that attempts of ``run`` were started in, the newest first, and at last the present one."""
+    """Return the directories that attempts of ``run`` were started in, newest first, then the current one."""
     folder = Path(run)
-    records = [*(log_folder(folder, number) for number in reversed(attempts(folder))), folder]
-    found = [store.read_json(one / "provenance.json") for one in records if (one / "provenance.json").is_file()]
-    return list(dict.fromkeys([*(one["directory"] for one in found if "directory" in one), os.getcwd()]))
+    folders = [*(log_folder(folder, number) for number in reversed(attempts(folder))), folder]
+    files = [each / "provenance.json" for each in folders]
+    records = [store.read_json(file) for file in files if file.is_file()]
+    return list(dict.fromkeys([*(record["directory"] for record in records if "directory" in record), os.getcwd()]))
 
 
 def directory_of(run: str | Path, paths: Iterable[str]) -> str | None:
-    """The first of ``directories`` in which all ``paths`` exist, where relative paths of the run's config begin."""
-    every = list(paths)
-    return next((one for one in directories(run) if all(Path(one, path).exists() for path in every)), None)
+    """Return the first of ``directories`` in which all ``paths`` exist: the base of the config's relative paths."""
+    needed = list(paths)
+    candidates = directories(run)
+    return next((folder for folder in candidates if all(Path(folder, path).exists() for path in needed)), None)
 
 
 def redact(text: str) -> str:
-    """Logins in URLs and the values of keys that sound secret become ``***``."""
+    """Replace logins in URLs and the values of secret-sounding keys by ``***``."""
     return _SECRET_VALUE.sub(r"\1***", _URL_LOGIN.sub("***@", text))
 
 
 def cpu_name() -> str:
-    """The model of the processor; its architecture where the system does not say more."""
+    """Return the model of the processor, or its architecture where the system reports no model."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             lines = (line.partition(":") for line in file)
-            named = (
+            models = (
                 value.strip() for key, _, value in lines if key.strip() in ("model name", "Processor", "cpu model")
             )
-            return next(filter(None, named), None) or platform.machine()
+            return next(filter(None, models), None) or platform.machine()
     except OSError:
         return platform.processor() or platform.machine()
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit of the checkout that ``folder`` is tracked in, and whether it has changes; None outside one."""
+    """Return the commit of the checkout that tracks ``folder``, and whether it has changes; None outside one."""
     if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None
     commit = _git(folder, "rev-parse", "HEAD")
@@ -86,9 +88,9 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=5, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return result.stdout.strip() if result.returncode == 0 else None

@@ -1,8 +1,7 @@
-"""What the machine of rank 0 does while it trains: CPU, memory, disks, network, GPUs.
+"""System metrics of rank 0's machine: CPU, memory, disks, network, and its NVIDIA GPUs (NVML).
 
-Promises: a thread samples every ``every_s`` seconds and the training only takes the means; what a machine does not have
-or does not tell is absent, never 0. Measured: 0.7 ms a sample without a GPU. One machine: the others have ranks, but
-nobody looks. GPUs are NVIDIA's (NVML), all of the machine.
+A thread samples every ``every_s`` seconds (0.7 ms a sample without a GPU) and training takes the means. A value that
+the machine does not have or report is absent, never 0. Other machines are not sampled.
 """
 
 import os
@@ -20,11 +19,12 @@ _BLOCK = "/sys/block"
 
 
 class System:
-    """Samples in a thread of its own from its making to ``close``."""
+    """Samples in a thread from construction to ``close``."""
 
     def __init__(self, folder: str | Path, *, every_s: float) -> None:
-        """``folder``: the free space of its disk is told."""
-        self._machine, self._gpus = _Machine(folder), _nvidia()
+        """``folder``: the free space of its disk is reported."""
+        self._machine = _Machine(folder)
+        self._gpus = _nvidia()
         self._every_s = every_s
         self._lock = threading.Lock()
         self._sums: Reading = {}
@@ -34,10 +34,11 @@ class System:
         self._thread.start()
 
     def take(self) -> Reading:
-        """The mean of each value over the samples since the last call; empty where there was none."""
+        """Return the mean of each value over the samples since the last call; empty where there was none."""
         with self._lock:
             means = {name: total / self._counts[name] for name, total in self._sums.items()}
-            self._sums, self._counts = {}, {}
+            self._sums = {}
+            self._counts = {}
         return means
 
     def close(self) -> None:
@@ -47,11 +48,11 @@ class System:
 
     def sample(self) -> None:
         """Take one sample now."""
-        found = self._machine.read()
+        reading = self._machine.read()
         for gpu in self._gpus:
-            found.update(gpu())
+            reading.update(gpu())
         with self._lock:
-            for name, value in found.items():
+            for name, value in reading.items():
                 self._sums[name] = self._sums.get(name, 0.0) + value
                 self._counts[name] = self._counts.get(name, 0) + 1
 
@@ -59,70 +60,72 @@ class System:
         while not self._closing.wait(self._every_s):
             try:
                 self.sample()
-            except Exception as error:  # a machine that stops telling must not stop the training
+            except Exception as error:  # a failing sensor must not stop the training
                 log.get("track").warning("system metrics end here: %s: %s", type(error).__name__, error)
                 return
 
 
 class _Machine:
-    """Counters of the operating system, as rates since the reading before."""
+    """Reads the operating system's counters as rates since the last reading."""
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = str(folder)
         self._process = psutil.Process()
-        self._at_s = clock.now_s()
+        self._read_s = clock.now_s()
         self._counters = self._read_counters()
 
     def read(self) -> Reading:
-        """Names of ``track.names`` and values, over the time since the last call."""
-        now_s, counters = clock.now_s(), self._read_counters()
-        seconds = max(now_s - self._at_s, 1e-6)
+        """Return values under the names of ``track.names``, over the time since the last call."""
+        now_s = clock.now_s()
+        counters = self._read_counters()
+        seconds = max(now_s - self._read_s, 1e-6)
         grown = {name: max(0.0, counters[name] - self._counters.get(name, 0.0)) for name in counters}
-        self._at_s, self._counters = now_s, counters
-        found = {f"system/{name}_per_s": grown[name] / seconds for name in grown if name.endswith("_bytes")}
+        self._read_s = now_s
+        self._counters = counters
+        reading = {f"system/{name}_per_s": grown[name] / seconds for name in grown if name.endswith("_bytes")}
         if (whole := grown.get("cpu_all", 0.0)) > 0:
-            found["system/cpu_frac"] = min(1.0, grown["cpu_busy"] / whole)
-        found["system/process_cpu_cores"] = grown["process_cpu"] / seconds
-        found["system/process_memory_bytes"] = float(self._process.memory_info().rss)
+            reading["system/cpu_frac"] = min(1.0, grown["cpu_busy"] / whole)
+        reading["system/process_cpu_cores"] = grown["process_cpu"] / seconds
+        reading["system/process_memory_bytes"] = float(self._process.memory_info().rss)
         memory = psutil.virtual_memory()
-        found["system/memory_used_bytes"] = float(memory.total - memory.available)
-        found["system/memory_frac"] = 1 - memory.available / memory.total
-        found["system/disk_free_bytes"] = float(psutil.disk_usage(self._folder).free)
-        found["system/load_1min"] = os.getloadavg()[0]
-        return found
+        reading["system/memory_used_bytes"] = float(memory.total - memory.available)
+        reading["system/memory_frac"] = 1 - memory.available / memory.total
+        reading["system/disk_free_bytes"] = float(psutil.disk_usage(self._folder).free)
+        reading["system/load_1min"] = os.getloadavg()[0]
+        return reading
 
     def _read_counters(self) -> dict[str, float]:
         times = psutil.cpu_times()
         idle = times.idle + getattr(times, "iowait", 0.0)
-        # Linux counts the time of guests in user's already.
+        # Linux counts guest time in user time already.
         whole = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-        own = self._process.cpu_times()
-        found = {"cpu_all": whole, "cpu_busy": whole - idle, "process_cpu": own.user + own.system}
+        process = self._process.cpu_times()
+        counters = {"cpu_all": whole, "cpu_busy": whole - idle, "process_cpu": process.user + process.system}
         if disks := _disks():
-            found["disk_read_bytes"] = float(sum(disk.read_bytes for disk in disks))
-            found["disk_write_bytes"] = float(sum(disk.write_bytes for disk in disks))
+            counters["disk_read_bytes"] = float(sum(disk.read_bytes for disk in disks))
+            counters["disk_write_bytes"] = float(sum(disk.write_bytes for disk in disks))
         cards = {name: card for name, card in psutil.net_io_counters(pernic=True).items() if name != "lo"}
         if cards:
-            found["net_in_bytes"] = float(sum(card.bytes_recv for card in cards.values()))
-            found["net_out_bytes"] = float(sum(card.bytes_sent for card in cards.values()))
-        return found
+            counters["net_in_bytes"] = float(sum(card.bytes_recv for card in cards.values()))
+            counters["net_out_bytes"] = float(sum(card.bytes_sent for card in cards.values()))
+        return counters
 
 
 def _disks() -> list[Any]:
-    """Counters of the disks; none in a container without disks of its own.
+    """Return the counters of the disks; none in a container without disks.
 
-    On Linux only what is a device: volumes of LVM, RAID or encryption lie on one, and would count its bytes again.
+    On Linux only devices: volumes of LVM, RAID or encryption are on a device and would count its bytes again.
     """
-    found = psutil.disk_io_counters(perdisk=True) or {}
-    devices = [disk for name, disk in found.items() if os.path.exists(f"{_BLOCK}/{name}/device")]
-    if devices or not found:
+    disks = psutil.disk_io_counters(perdisk=True) or {}
+    devices = [disk for name, disk in disks.items() if os.path.exists(f"{_BLOCK}/{name}/device")]
+    if devices or not disks:
         return devices
     total = psutil.disk_io_counters()
     return [] if total is None else [total]
 
 
 def _nvidia() -> list[Callable[[], Reading]]:
-    """A reader for each NVIDIA GPU; none without a driver, and none without the package, which is said then."""
+    """Return a reader for each NVIDIA GPU; none without a driver, and none, with a warning, without the package."""
     if not Path("/proc/driver/nvidia/version").exists():
         return []
     try:
@@ -134,7 +137,7 @@ def _nvidia() -> list[Callable[[], Reading]]:
 
 
 def gpu_readers(nvml: Any) -> list[Callable[[], Reading]]:
-    """A reader for each GPU that the library ``nvml`` (pynvml's functions) tells of; none where it does not start."""
+    """Return a reader for each GPU of the library ``nvml`` (pynvml's functions); none where it does not start."""
     try:
         nvml.nvmlInit()
         handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
@@ -155,15 +158,15 @@ def _gpu_reader(nvml: Any, number: int, handle: Any) -> Callable[[], Reading]:
     ]
 
     def read() -> Reading:
-        found: Reading = {}
+        reading: Reading = {}
         for source in list(sources):
             try:
-                found |= {f"system/gpu{number}/{name}": float(value) for name, value in source().items()}
-            except nvml.NVMLError_NotSupported:  # by this GPU, or by a slice of it: no use in asking again
+                reading |= {f"system/gpu{number}/{name}": float(value) for name, value in source().items()}
+            except nvml.NVMLError_NotSupported:  # by this GPU or MIG slice: do not query it again
                 sources.remove(source)
             except nvml.NVMLError:
                 continue
-        return found
+        return reading
 
     return read
 

@@ -17,7 +17,7 @@ from smalti.base.errors import RetryableError, SmaltiError, UserError
 from smalti.config.run import JobConfig, RunConfig
 from smalti.cost.axes import Layout
 from smalti.cost.layout.oom_hints import oom_hints
-from smalti.track.out_of_memory import words
+from smalti.track.out_of_memory import describe
 from smalti.track.run import RunFolder
 from smalti.train.batches import Microbatch, TokenBatches
 from smalti.train.step import Phase
@@ -100,9 +100,11 @@ class Reporter:
         log.write("oom", **event)
         log.close()
         if smaller is not None:
-            return OutOfMemory(words(event), hint=f"the same command goes on with microbatches of {smaller:,} tokens")
+            return OutOfMemory(
+                describe(event), hint=f"the same command goes on with microbatches of {smaller:,} tokens"
+            )
         what = "one row" if rows is not None else "a microbatch of the batches that were given"
-        return OneRowTooLarge(f"{words(event)}: {what} does not fit", hint=self._hint(rows, seq_len))
+        return OneRowTooLarge(f"{describe(event)}: {what} does not fit", hint=self._hint(rows, seq_len))
 
     def _hint(self, rows: int | None, seq_len: int) -> str:
         """The changes that lower the memory of this layout by the plan, which knows only models of a config."""

@@ -163,12 +163,12 @@ def _past(more: str = "skip: []", *, at_step: int = 30) -> str:
         ("train.optimizer=null", ["a section with the keys name, lr"]),
         ("train.optimizer.betas=[1]", ["train.optimizer.betas.1 is missing"]),
         ("data.sources.b=null",
-         ["stage 0 weighs 'b', which is not a source", "allowed: names of data.sources: ",
-          "hint: data.stages.0.weights.b=null takes the weight out; a recipe that takes 'b' out of its base writes"]),
-        ("data.heldout={a b: x}", ["source 'a b' cannot be a part of a metric's name"]),
-        ("data.stages.0.weights.x=1", ["stage 0 weighs 'x'"]),
+         ["stage 0 has a weight for 'b', which is not in data.sources", "allowed: names of data.sources: ",
+          "hint: data.stages.0.weights.b=null removes the weight; a recipe that removes 'b' from its base must have"]),
+        ("data.heldout={a b: x}", ["source 'a b' cannot be part of a metric name"]),
+        ("data.stages.0.weights.x=1", ["stage 0 has a weight for 'x'"]),
         ("data.stages=[{weights: {a: 1, b: 0}, weights_end: {a: 2, b: 0}}]",
-         ["weight of 'b' is 0 at both ends of the stage; it must be above 0 (leave the source out for none)"]),
+         ["weight of 'b' is 0 at both ends of the stage; it must be above 0; remove the source instead"]),
         ("data.stages=[{weights: {a: 1, x: 0}, weights_end: {a: 2}}]", ["weight of 'x' is 0 at both ends"]),
         ("data.stages=[{weights: {a: 1, b: 0}}]", ["weight of 'b' is 0.0; it must be above 0"]),
         ("data.stages=[{weights: {a: 1}, weights_end: {a: 1, b: -1}}]", ["weight of 'b' is -1.0; it must be above 0"]),
@@ -395,8 +395,8 @@ def test_presets_are_found_inside_a_zipped_package(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"retain": {"c": 0.02}}, ["data.retain names 'c'", "names of data.heldout: a, b"]),
-        ({"retain": {"a": 2}}, ["data.retain.a is 2", "a share above 0, at most 1", "data.retain.a=0.02 is 2 %"]),
+        ({"retain": {"c": 0.02}}, ["data.retain has 'c'", "names of data.heldout: a, b"]),
+        ({"retain": {"a": 2}}, ["data.retain.a is 2", "a fraction above 0, at most 1", "data.retain.a=0.02 is 2 %"]),
         ({"retain": {"a": 0}}, ["data.retain.a is 0"]),
     ],
 )

@@ -62,7 +62,7 @@ def test_lost_checkpoints_are_refused_and_nothing_is_changed(tmp_path: Path, run
     with pytest.raises(UserError) as caught:
         open_run(tmp_path)
     assert caught.value.exit_code == ExitCode.USAGE
-    assert f"{run.checkpoints} has no complete checkpoint, and this run had one of step 10" in str(caught.value)
+    assert f"{run.checkpoints} has no complete checkpoint, but this run had one of step 10" in str(caught.value)
     assert "name=NEW_NAME" in str(caught.value)
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 

@@ -3,23 +3,25 @@
 import json
 import math
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import pytest
 from synthetic_run import write_run
 
 from smalti.base.errors import UserError
-from smalti.config.track import TrackConfig
+from smalti.config.track import SinkName, TrackConfig
 from smalti.track import trackers
 from smalti.track.events import EventLog, read_events
 from smalti.track.run import RunFolder
-from smalti.track.sinks import feed as room
-from smalti.track.sinks.about import about_run
+from smalti.track.sinks import feed as feed_module
 from smalti.track.sinks.feed import Feed, Row
 from smalti.track.sinks.jsonl import MetricsLog
+from smalti.track.sinks.run_info import read_run_info
 
 
 class FakeTracker:
@@ -173,7 +175,9 @@ def test_only_the_first_contact_must_answer(tmp_path: Path) -> None:
 
 def test_a_long_file_is_sent_in_pieces(tmp_path: Path) -> None:
     tracker = FakeTracker()
-    lines = [json.dumps({"step": step, "loss/train/total": 1.0}) + "\n" for step in range(room._CHUNK_LINES * 3 + 7)]
+    lines = [
+        json.dumps({"step": step, "loss/train/total": 1.0}) + "\n" for step in range(feed_module._CHUNK_LINES * 3 + 7)
+    ]
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
     feed, _ = started(tracker, tmp_path)
     assert feed.close("done", wait_s=5) == 0
@@ -193,15 +197,15 @@ def test_what_is_told_of_a_run_holds_no_secret(tmp_path: Path) -> None:
     )  # fmt: skip
     (folder / "logs/attempt-1").mkdir(parents=True)
     (folder / "logs/attempt-1/config.yaml").write_text("name: demo\ndata:\n  sources: {a: here}\n")
-    about = about_run(folder)
-    told = f"{about.params} {about.tags} {about.config_text}"
+    info = read_run_info(folder)
+    told = f"{info.params} {info.tags} {info.config_text}"
     assert "word" not in told
-    assert "abc" not in f"{about.params} {about.tags}"
-    assert about.params["data.stages.0.weights.a"] == 1
-    assert about.tags["smalti.commit"] == "c0ffee"
-    assert about.tags["smalti.params_total"] == "6100000"
-    assert about.tags["smalti.changed_in_attempt_1"].startswith("data.sources.a: s3://***@host/a -> here")
-    assert about.last_step() == 600
+    assert "abc" not in f"{info.params} {info.tags}"
+    assert info.params["data.stages.0.weights.a"] == 1
+    assert info.tags["smalti.commit"] == "c0ffee"
+    assert info.tags["smalti.params_total"] == "6100000"
+    assert info.tags["smalti.changed_in_attempt_1"].startswith("data.sources.a: s3://***@host/a -> here")
+    assert info.last_step() == 600
 
 
 def test_a_resumed_run_does_not_wait_for_its_tracker(tmp_path: Path) -> None:
@@ -217,7 +221,7 @@ def test_a_resumed_run_does_not_wait_for_its_tracker(tmp_path: Path) -> None:
 
 def test_old_lines_do_not_hold_up_new_ones(tmp_path: Path) -> None:
     """A resumed run skips what the tracker has at once, and not a chunk at each turn."""
-    old = room._CHUNK_LINES * 20
+    old = feed_module._CHUNK_LINES * 20
     (tmp_path / "metrics.jsonl").write_text(
         "".join(json.dumps({"step": step, "loss/train/total": 1.0}) + "\n" for step in range(old))
     )
@@ -300,13 +304,13 @@ def test_the_parent_does_not_wait_again_where_rank_0_has(tracked: Path, monkeypa
 def test_an_error_at_the_end_of_an_attempt_is_a_warning(tracked: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tracked / "trackers/mlflow.json").write_text("{")
     trackers.complete(RunFolder(tracked, 2))
-    assert "the trackers were not told how the attempt ended" in caplog.text
+    assert "the end of the attempt was not sent to the trackers" in caplog.text
 
 
 def test_a_folder_that_is_no_attempt_stops_nothing(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "demo", steps=5)
     (folder / "logs/attempt-0.bak").mkdir(parents=True)
-    assert about_run(folder).name == "demo"
+    assert read_run_info(folder).name == "demo"
 
 
 def test_an_attempt_without_the_tracker_leaves_it(tracked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,13 +331,13 @@ def test_neither_home_nor_key_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     made_by = {"command": ["/srv/people/ada/bin/smalti", "train", "--hf-token=hf_abc"], "packages": {}}
     (folder / "provenance.json").write_text(json.dumps(made_by))
-    about = about_run(folder)
-    for told in (str(about.params), about.config_text, str(about.tags)):
+    info = read_run_info(folder)
+    for told in (str(info.params), info.config_text, str(info.tags)):
         assert not [word for word in ("12345", "two", "hf_abc", "SIGNED", "ada", "bob") if word in told], told
-    assert about.tags["smalti.command"] == "~/bin/smalti train --hf-token=***"
-    assert about.params["folder"] == "~/runs"
-    assert about.params["seed"] == 3
-    assert "seed: 3\n" in about.config_text
+    assert info.tags["smalti.command"] == "~/bin/smalti train --hf-token=***"
+    assert info.params["folder"] == "~/runs"
+    assert info.params["seed"] == 3
+    assert "seed: 3\n" in info.config_text
 
 
 @pytest.mark.parametrize(
@@ -378,3 +382,18 @@ def test_a_run_without_trackers_has_nothing_to_send_to(tmp_path: Path) -> None:
     assert trackers.publish(folder, folder / "config.yaml", "config.yaml") == []
     with pytest.raises(UserError, match=r"hint: smalti runs send .* 'track.sinks=\[mlflow\]'"):
         trackers.send(folder)
+
+
+def test_each_name_in_the_config_has_its_tracker() -> None:
+    assert [trackers.load_tracker(name).name for name in get_args(SinkName)] == list(get_args(SinkName))
+
+
+def test_a_new_tracker_is_a_module_and_a_name_in_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = FakeTracker()
+    module = SimpleNamespace(TRACKER=lambda track, info: tracker)
+    monkeypatch.setitem(sys.modules, "smalti.track.sinks.fake", module)
+    run = write_run(tmp_path / "run", steps=20)
+    feeds = trackers.follow(TrackConfig.model_construct(sinks=("fake",)), run, EventLog(run))
+    trackers.close(feeds, "done")
+    assert tracker.ended == "done"
+    assert tracker.steps()[-1] == 20

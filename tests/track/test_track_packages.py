@@ -3,7 +3,7 @@
 import pytest
 
 from smalti.track import packages
-from smalti.track.packages import Need, needs
+from smalti.track.packages import Requirement, requirements
 
 
 @pytest.mark.parametrize(
@@ -20,15 +20,15 @@ from smalti.track.packages import Need, needs
     ],
 )
 def test_bounds(version: str, bounds: str, fits: bool) -> None:
-    assert (Need("x", bounds, version).problem is None) == fits
+    assert (Requirement("x", bounds, version).problem is None) == fits
 
 
 def test_a_package_that_is_not_there() -> None:
-    assert Need("x", ">=1", None).problem == "missing"
+    assert Requirement("x", ">=1", None).problem == "missing"
 
 
 def test_extras_of_this_distribution() -> None:
-    found = needs()
+    found = requirements()
     assert next(iter(found)) == "core"
     assert {one.name for one in found["core"]} >= {"torch", "numpy", "pydantic"}
     assert {"data", "serve", "cluster"} <= found.keys()
@@ -36,6 +36,6 @@ def test_extras_of_this_distribution() -> None:
 
 
 def test_nothing_is_known_of_a_distribution_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert needs("no-such-distribution") == {}
-    monkeypatch.setattr(packages, "needs", dict)
+    assert requirements("no-such-distribution") == {}
+    monkeypatch.setattr(packages, "requirements", dict)
     assert packages.package_versions() == {}

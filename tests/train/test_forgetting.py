@@ -9,7 +9,7 @@ import yaml
 from gloo_ranks import run_ranks
 
 from smalti.base.errors import UserError
-from smalti.track.append import LineFile
+from smalti.track.line_file import LineFile
 from smalti.train.forgetting import Forgetting
 
 KEY = "metrics/eval/old/bits_per_byte"

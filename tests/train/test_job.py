@@ -288,7 +288,7 @@ def test_a_missing_newest_checkpoint_is_named_and_no_checkpoint_at_all_stops_the
     assert reasons == ["it is missing, or not complete"]
     shutil.rmtree(folder.checkpoints)
     before = (folder.path / "metrics.jsonl").read_text()
-    assert "has no complete checkpoint, and this run had one of step 24" in run_ranks(1, _error, config, UserError)[0]
+    assert "has no complete checkpoint, but this run had one of step 24" in run_ranks(1, _error, config, UserError)[0]
     assert (folder.path / "metrics.jsonl").read_text() == before
 
 

@@ -14,7 +14,7 @@ from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout
 from smalti.cost.memory.rank import memory_per_rank
 from smalti.cost.microbatch import choose
-from smalti.track.out_of_memory import happened, limit_tokens, words
+from smalti.track.out_of_memory import describe, happened, limit_tokens
 from smalti.track.run import RunFolder
 from smalti.train import build
 from smalti.train.batches import Microbatch, TokenBatches
@@ -223,7 +223,7 @@ def test_the_phase_is_recorded_in_the_event(tmp_path: Path) -> None:
     assert event["next_microbatch_tokens"] == 64, "half of it"
     assert limit_tokens(events, event["of"]) == 64
     assert limit_tokens(events, {**event["of"], "microbatch_tokens": 64}) is None
-    assert words(event) == error.message
+    assert describe(event) == error.message
     job.folder.close()
     assert build(config).batches.microbatch_tokens == 64  # type: ignore[attr-defined]
 

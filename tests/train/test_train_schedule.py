@@ -131,8 +131,11 @@ def test_rewarming_rises_from_where_it_is_told() -> None:
     [
         ({"name": "cosine", "decay": "0.3run"}, "schedule.decay has no effect with schedule 'cosine'"),
         ({"name": "cosine", "shape": "sqrt"}, "schedule.shape has no effect"),
-        ({"decay": "0run", "final_frac": 0.1}, "schedule.final_frac has no effect without a fall: schedule.decay=0run"),
-        ({"name": "inverse_sqrt", "decay": "0step", "shape": "sqrt"}, "schedule.shape has no effect without a fall"),
+        (
+            {"decay": "0run", "final_frac": 0.1},
+            "schedule.final_frac has no effect without a decay: schedule.decay=0run",
+        ),
+        ({"name": "inverse_sqrt", "decay": "0step", "shape": "sqrt"}, "schedule.shape has no effect without a decay"),
         ({"warmup": "0step", "start_frac": 0.1}, "start_frac=0.1 has no effect without a warmup"),
         ({"name": "inverse_sqrt", "warmup": "0run"}, "needs a warmup"),
     ],

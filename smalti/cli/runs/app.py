@@ -140,7 +140,7 @@ def report(
     ] = True,
 ) -> None:
     """Write an HTML report and print its path; several runs share a page with their curves overlaid."""
-    from smalti.track.compare.page import write_report_of_several
+    from smalti.track.compare.page import write_comparison
     from smalti.track.report import write_report
     from smalti.track.run import resolve
     from smalti.track.trackers import publish
@@ -152,7 +152,7 @@ def report(
         for line in publish(folders[0], page, "report.html") if upload and output is None else ():
             typer.echo(line, err=True)
         return
-    print(write_report_of_several(folders, output=output))
+    print(write_comparison(folders, output=output))
 
 
 @app.command("profile", epilog="Example: smalti runs profile runs/demo")

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from smalti.base.env import child_environment
-from smalti.track.append import disk_trouble
+from smalti.track.line_file import disk_trouble
 
 LOST_PEER = 76
 """Exit code between rank and agent only: this rank failed because another one is gone, and has said nothing."""

@@ -16,8 +16,8 @@ from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.config.show import flatten
 from smalti.config.yaml_lines import inline
-from smalti.track.append import read_lines
 from smalti.track.compare.differences import Difference, of_curves, of_scores
+from smalti.track.line_file import read_lines
 from smalti.track.report.read import RunRecord, get
 from smalti.track.report.worse import worse_in_stages
 

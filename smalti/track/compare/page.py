@@ -19,7 +19,7 @@ _SMALL = {"width": 440, "height": 240}
 _CURVES = ("throughput/tokens_per_sec", "throughput/device/mfu", "l2_norm/grad/global", "moe/load_imbalance")
 
 
-def page_of_several(runs: Sequence[RunRecord], *, metric: str | None = None, x: str | None = None) -> str:
+def comparison_page(runs: Sequence[RunRecord], *, metric: str | None = None, x: str | None = None) -> str:
     """The whole page; ``metric`` over ``x`` is its large chart. UserError for more runs than there are colours."""
     found = compare(runs)
     names = " ".join(escape(run.folder) for run in runs)
@@ -34,10 +34,10 @@ def page_of_several(runs: Sequence[RunRecord], *, metric: str | None = None, x: 
     return document(f"{', '.join(found.names)} - Smalti runs", sections)
 
 
-def write_report_of_several(run_folders: Sequence[str | Path], *, output: str | Path | None = None) -> str:
+def write_comparison(run_folders: Sequence[str | Path], *, output: str | Path | None = None) -> str:
     """The page in ``output``, or as ``report.html`` beside the first run folder; returns its path."""
     path = str(output or Path(run_folders[0]).parent / "report.html")
-    store.write_text(path, page_of_several([read_run(folder) for folder in run_folders]))
+    store.write_text(path, comparison_page([read_run(folder) for folder in run_folders]))
     return path
 
 
@@ -45,7 +45,7 @@ def write_plot(runs: Sequence[RunRecord], path: str | Path, *, metric: str | Non
     """The page (``.html``), or the large chart alone (``.svg``)."""
     kind = Path(path).suffix
     if kind == ".html":
-        store.write_text(path, page_of_several(runs, metric=metric, x=x))
+        store.write_text(path, comparison_page(runs, metric=metric, x=x))
     elif kind == ".svg":
         names = compare(runs).names
         picture = overlay(runs, names, metric or _first_metric(runs), x=x or "step", width=1040, height=420)

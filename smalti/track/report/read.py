@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from smalti.base.errors import DataError
-from smalti.track.append import read_lines
+from smalti.track.line_file import read_lines
 from smalti.track.run import runs_beside
 
 _SAMPLES_A_TASK = 3

@@ -1,1 +1,1 @@
-"""Where metrics go: the run folder's JSONL, which is the truth; a terminal; trackers, which are fed from the JSONL."""
+"""Metric sinks: the run folder's JSONL file, the console, and trackers, which are fed from the JSONL file."""

@@ -1,7 +1,6 @@
-"""What a person sees of a run: one live line on a terminal, plain lines elsewhere. Writes to stderr, keeps nothing.
+"""The console sink: one live line on a terminal, plain lines elsewhere, on stderr.
 
-Promises: without a terminal no carriage return and no escape sequence; every figure is understandable without colour.
-rich is imported only for the live line.
+Without a terminal no carriage return or escape sequence is written. rich is imported only for the live line.
 """
 
 import atexit
@@ -24,12 +23,12 @@ class _Live(Protocol):
 
 
 def wants_live(stream: TextIO) -> bool:
-    """True when a line on ``stream`` may be rewritten: a terminal, no CI, no TERM=dumb."""
+    """Return whether a line on ``stream`` may be rewritten: a terminal, no CI, no TERM=dumb."""
     return bool(getattr(stream, "isatty", lambda: False)()) and not plain_output()
 
 
 class ConsoleSink:
-    """Takes the metrics of each logged step under their names and shows the few that a person watches.
+    """Shows the loss, learning rate, speed and held-out results among the metrics of each logged step.
 
     ``every_s`` spaces the plain lines (the first, the last step and held-out results are always printed); the live
     line follows every update. Safe to close twice.
@@ -46,7 +45,7 @@ class ConsoleSink:
         self._live: _Live | None = None
         if wants_live(self._stream) if live is None else live:
             self._live = _RichLine(self._stream)
-        # A run that ends by an error closes nothing, and must leave the terminal as it was.
+        # A run that ends by an error does not call close, and must leave the terminal as it was.
         atexit.register(self.close)
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -62,7 +61,7 @@ class ConsoleSink:
             self.message(held_out)
 
     def message(self, text: str) -> None:
-        """Print a line that stays: a checkpoint saved, an eval, a warning."""
+        """Print a line above the live line: a checkpoint saved, an eval, a warning."""
         if self._live is not None:
             self._live.print(text)
         else:
@@ -82,7 +81,8 @@ class ConsoleSink:
         now = clock.now_s()
         if is_last or self._last_s is None or now - self._last_s >= self._every_s:
             self._write(line)
-            self._last_s, self._pending = now, None
+            self._last_s = now
+            self._pending = None
         else:
             self._pending = line
 
@@ -111,20 +111,20 @@ def format_step(step: int, total_steps: int, metrics: Mapping[str, Any]) -> str:
 
 def format_heldout(step: int, metrics: Mapping[str, Any]) -> str | None:
     """'held-out at step 120  code: loss 2.101, 1.58 bits/byte  prose: ...', or None without such metrics."""
-    found: dict[str, list[str]] = {}
+    texts_of: dict[str, list[str]] = {}
     for name, value in metrics.items():
         number = _number(value)
         if not name.startswith(_EVAL_PREFIX) or number is None:
             continue
         source, _, metric = name.removeprefix(_EVAL_PREFIX).rpartition("/")
-        if metric == "LanguagePerplexity":  # says no more than the loss
+        if metric == "LanguagePerplexity":  # the same as the loss
             continue
         texts = {"LanguageCrossEntropy": f"loss {number:.3f}", "bits_per_byte": f"{number:.3f} bits/byte"}
-        found.setdefault(source, []).append(texts.get(metric, f"{metric} {number:.4g}"))
-    if not found:
+        texts_of.setdefault(source, []).append(texts.get(metric, f"{metric} {number:.4g}"))
+    if not texts_of:
         return None
     return "  ".join(
-        [f"held-out at step {step}", *(f"{source}: {', '.join(texts)}" for source, texts in found.items())]
+        [f"held-out at step {step}", *(f"{source}: {', '.join(texts)}" for source, texts in texts_of.items())]
     )
 
 
@@ -148,14 +148,14 @@ class _RichLine:
         from rich.text import Text
 
         frac = min(1.0, max(0.0, frac))
-        # The figures come first: the bar and the share take what a narrow terminal leaves.
-        room = self._console.width - len(line)
-        width = min(12, room - 7)
+        # The figures come first: the bar and the percentage take what a narrow terminal leaves.
+        spare = self._console.width - len(line)
+        width = min(12, spare - 7)
         text = Text(no_wrap=True, overflow="ellipsis")
         if width >= 4:
             filled = round(width * frac)
             text.append("█" * filled, style="cyan").append("░" * (width - filled), style="dim")
-        if room >= 6:
+        if spare >= 6:
             text.append(f"{frac:4.0%}  " if width < 4 else f" {frac:4.0%}  ", style="bold")
         text.append(line)
         self._live.update(text, refresh=True)

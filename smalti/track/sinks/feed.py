@@ -1,9 +1,9 @@
-"""Copies ``metrics.jsonl`` to one tracker, in a thread of its own: the file is the queue.
+"""Copies ``metrics.jsonl`` to one tracker in a thread: the file is the queue.
 
-Promises: training never waits for a tracker and never fails by one; nothing is held in memory, so an outage of any
-length costs none; a value that the tracker has of a step is not sent again, so a run that is resumed goes on without a
-step twice, and what a tracker lacks, from whichever attempt, is sent by the next. Of steps that were done again after a
-crash the tracker keeps the first values where it cannot forget them; the file has the last.
+Promises: training never waits for a tracker and never fails because of one. Nothing is queued in memory, however long
+an outage. A value that the tracker has of a step is not sent again, so a resumed run has no step twice; what a tracker
+lacks, from any attempt, is sent by the next one. Of steps repeated after a crash a tracker that cannot delete values
+keeps the first; the file has the last.
 """
 
 import os
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from smalti.base import clock, log
 from smalti.base.errors import SmaltiError
-from smalti.track.append import parse_line
+from smalti.track.line_file import parse_line
 from smalti.track.provenance import redact
 from smalti.track.sinks import jsonl
 
@@ -25,7 +25,7 @@ _EVERY_S = 3.0
 _LONGEST_PAUSE_S = 60.0
 _CHUNK_LINES = 500
 _GRACE_S = 0.5
-"""How much longer than it was told the end waits for a request that is under way."""
+"""Extra time that ``wait`` gives a request in flight."""
 
 
 @dataclass(frozen=True)
@@ -38,37 +38,39 @@ class Row:
 
 
 class Tracker(Protocol):
-    """Where a feed goes. Any exception means "not now"; the same rows are given again then."""
+    """The destination of a feed. After any exception the same rows are sent again later."""
 
     name: str
     place: Mapping[str, str]
-    """Where the run is found there: ``page`` or ``folder``, and more."""
+    """Where the tracker shows the run: ``page`` or ``folder``, and more."""
 
     def check(self) -> None:
-        """UserError where it is not installed or, as far as can be seen without changing a thing, does not answer."""
+        """Raise UserError where it is not installed or does not answer; changes nothing."""
 
     def open(self) -> Mapping[str, int]:
-        """Go on in the place of this run at the tracker, or make one; the last step that it has, by metric name."""
+        """Reopen or create the run at the tracker; returns the last step that it has, by metric name."""
 
     def send(self, rows: Sequence[Row]) -> None:
-        """Take rows, oldest first."""
+        """Store rows, oldest first."""
 
     def close(self, state: str, end_s: float | None) -> None:
-        """All is sent: say how the attempt ended, as a state of ``status.json``, and the time of the last line."""
+        """End the run with a state of ``status.json`` and the time of the last line, after all rows were sent."""
 
 
 class Events(Protocol):
-    """Where events go."""
+    """A log of events."""
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append one event."""
 
 
 class Feed:
-    """The copying, from ``start`` to ``close``."""
+    """Copies the file to a tracker from ``start`` to ``close``."""
 
     def __init__(self, tracker: Tracker, folder: str | Path, events: Events, *, every_s: float = _EVERY_S) -> None:
-        self.tracker, self._events, self._every_s = tracker, events, every_s
+        self.tracker = tracker
+        self._events = events
+        self._every_s = every_s
         self._lines = _Lines(Path(folder) / jsonl.FILE_NAME)
         self._has: Mapping[str, int] | None = None
         self._lost = False
@@ -81,7 +83,7 @@ class Feed:
         self._thread = threading.Thread(target=self._run, name=f"smalti-{tracker.name}", daemon=True)
 
     def start(self, *, must_answer: bool) -> None:
-        """Begin. ``must_answer``: open the tracker first, and raise where it does not answer; else the thread does."""
+        """Start the thread. ``must_answer``: open the tracker first, and raise where it does not answer."""
         if must_answer:
             self._open()
         self._thread.start()
@@ -92,18 +94,19 @@ class Feed:
         return self.wait()
 
     def end(self, state: str, *, wait_s: float) -> None:
-        """The first half of ``close``: tell the thread, which then has ``wait_s`` from now on."""
-        self._state, self._deadline_s = state, clock.now_s() + wait_s
+        """Ask the thread to end within ``wait_s``: the first half of ``close``."""
+        self._state = state
+        self._deadline_s = clock.now_s() + wait_s
         self._closing.set()
 
     def wait(self) -> int:
-        """The second half: wait for the thread and say what is missing."""
+        """Wait for the thread and report what was not sent: the second half of ``close``."""
         self._thread.join(timeout=max(0.0, self._deadline_s - clock.now_s()) + _GRACE_S)
         left = self._lines.count_left()
         if left or not self._closed:
             what = f"{left} lines of metrics.jsonl are" if left else f"the state '{self._state}' is"
             log.get("track").warning(
-                "%s not at %s; to send what is missing: smalti runs send %s",
+                "%s not at %s; to send the rest: smalti runs send %s",
                 what, self.tracker.name, self._lines.path.parent,
             )  # fmt: skip
             self._event("tracker_behind", lines=left)
@@ -111,9 +114,9 @@ class Feed:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            if self._turn() or self._lost:
+            if self._send_some() or self._lost:
                 self._closing.wait(self._pause_s)
-        while not self._turn():
+        while not self._send_some():
             left_s = self._deadline_s - clock.now_s()
             if left_s <= 0:
                 return
@@ -125,16 +128,16 @@ class Feed:
         except Exception as error:
             self._failed(error)
 
-    def _turn(self) -> bool:
-        """Send some of what is there; True when nothing is left."""
+    def _send_some(self) -> bool:
+        """Send up to ``_CHUNK_LINES`` lines; returns True when nothing is left."""
         try:
             if self._has is None:
                 self._open()
             assert self._has is not None
             rows, end = self._lines.next(_CHUNK_LINES)
-            wanted = [row for row in map(self._lacking, rows) if row.values]
-            if wanted:
-                self.tracker.send(wanted)
+            missing = [row for row in map(self._lacking, rows) if row.values]
+            if missing:
+                self.tracker.send(missing)
         except Exception as error:
             self._failed(error)
             return False
@@ -142,7 +145,7 @@ class Feed:
         self._last_s = rows[-1].time_s if rows else self._last_s
         if self._lost:
             self._lost = False
-            log.get("track").info("%s takes lines again", self.tracker.name)
+            log.get("track").info("%s accepts metrics again", self.tracker.name)
             self._event("tracker_back")
         self._pause_s = self._every_s
         return len(rows) < _CHUNK_LINES
@@ -150,9 +153,9 @@ class Feed:
     def _open(self) -> None:
         self._has = self.tracker.open()
         place = self.tracker.place
-        at = place.get("page") or place.get("folder")
-        log.get("track").info("%s: %s", self.tracker.name, at)
-        self._event("tracker_opened", at=at)
+        location = place.get("page") or place.get("folder")
+        log.get("track").info("%s: %s", self.tracker.name, location)
+        self._event("tracker_opened", at=location)
 
     def _lacking(self, row: Row) -> Row:
         assert self._has is not None
@@ -168,28 +171,30 @@ class Feed:
         self._lost = True
         text = brief(error)
         log.get("track").warning(
-            "%s takes nothing (%s); training goes on, and what it lacks is sent when it is back",
+            "%s does not accept metrics (%s); training continues, and they are sent when it is back",
             self.tracker.name, text,
         )  # fmt: skip
         self._event("tracker_lost", reason=text)
 
     def _event(self, kind: str, **fields: Any) -> None:
-        with suppress(SmaltiError):  # a full disk is told by those who cannot go on without it
+        with suppress(SmaltiError):  # a full disk is reported by those that cannot continue without it
             self._events.write(kind, tracker=self.tracker.name, **fields)
 
 
 class _Lines:
-    """Reads a growing file of lines; what is not a whole line yet is left for later."""
+    """Reads a growing file of lines; an incomplete line is left for later."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.offset = 0
 
     def next(self, count: int) -> tuple[list[Row], int]:
-        """At most ``count`` lines from ``offset`` on, and the offset behind them."""
-        rows, end = [], self.offset
-        for line, behind in self._whole_lines():
-            row, end = _row(line), behind
+        """Return at most ``count`` rows from ``offset`` on, and the offset after them."""
+        rows: list[Row] = []
+        end = self.offset
+        for line, line_end in self._whole_lines():
+            end = line_end
+            row = _row(line)
             if row is not None:
                 rows.append(row)
             if len(rows) == count:
@@ -197,7 +202,7 @@ class _Lines:
         return rows, end
 
     def count_left(self) -> int:
-        """Lines behind ``offset``."""
+        """Return the number of rows after ``offset``."""
         return sum(_row(line) is not None for line, _ in self._whole_lines())
 
     def _whole_lines(self) -> Iterator[tuple[bytes, int]]:
@@ -227,7 +232,7 @@ def _row(line: bytes) -> Row | None:
 
 
 def brief(error: Exception) -> str:
-    """The first line of an error, short, without logins; of a failed request what the system said of it."""
+    """Return the first line of an error, short, without logins; for a failed request the operating system's message."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno is not None:

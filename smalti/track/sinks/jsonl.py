@@ -1,7 +1,7 @@
 """``metrics.jsonl``: the run's numbers, a line for each logged step: ``{"step", "time", "<metric name>": number}``.
 
-This file is the truth; other sinks are copies. Promises: names are those of ``track.names``; a resumed run holds no
-step twice. A number that is not finite is written as null.
+The other sinks are copies of this file. Names are those of ``track.names``; a resumed run holds no step twice. A number
+that is not finite is written as null.
 """
 
 from collections.abc import Mapping
@@ -10,17 +10,17 @@ from typing import Any
 
 from smalti.base.clock import utc_text
 from smalti.track import names
-from smalti.track.append import LineFile, read_lines, rewrite
+from smalti.track.line_file import LineFile, read_lines, rewrite
 
 FILE_NAME = "metrics.jsonl"
 
 
 class MetricsLog:
-    """Appends to a run's metrics; one process (rank 0) writes."""
+    """Appends to a run's metrics; only rank 0 writes."""
 
     def __init__(self, folder: str | Path, *, resumed_step: int | None = None) -> None:
-        """``resumed_step``: training goes on after this step, so later lines (of steps that will be done again) go.
-        A run that starts from its beginning gives -1; None keeps every line."""
+        """``resumed_step``: training resumes after this step, so later lines (of steps that will be repeated) are
+        dropped; -1 for a start from the beginning; None keeps every line."""
         path = Path(folder) / FILE_NAME
         self.dropped_lines = 0
         if resumed_step is not None:
@@ -28,12 +28,12 @@ class MetricsLog:
         self._file = LineFile(path)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Append the numbers of a step."""
+        """Append the metrics of a step. Raises SmaltiError for a name that is not in ``track.names``."""
         names.check(values)
         self._file.write({"step": step, "time": utc_text(), **values})
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """``write`` under the name that every sink answers to."""
+        """``write``, under the name that every sink has."""
         self.write(step, metrics)
 
     def close(self) -> None:
@@ -42,7 +42,7 @@ class MetricsLog:
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
-    """All lines of a run folder's metrics, in the order written; lines that name no step are skipped."""
+    """Return all lines of a run folder's metrics, in the order written; lines without a step are skipped."""
     return [line for line in read_lines(Path(folder) / FILE_NAME) if _is_row(line)]
 
 

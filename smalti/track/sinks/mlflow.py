@@ -1,8 +1,8 @@
-"""A run at an MLflow server: curves, parameters, tags, status, and the files that later commands make.
+"""Copies a run to an MLflow server: curves, parameters, tags, status, and files of later commands.
 
-Promises: one run there for one run folder, over all attempts; which steps it has is asked of the server, and a line
-that is sent twice is stored once (the server knows it by step and time). Uses the client of ``mlflow-skinny``; the
-server's version may differ. MLflow forgets no value: of steps that were done again after a crash it keeps the first.
+A run folder is one MLflow run, over all attempts. The server is queried for the steps that it has; a line sent twice is
+stored once (the server identifies it by step and time). Uses the client of ``mlflow-skinny``; the server's version may
+differ. MLflow deletes no value: of steps repeated after a crash it keeps the first.
 """
 
 import http.client
@@ -19,8 +19,8 @@ from smalti.base.errors import UserError, missing_extra
 from smalti.base.units import format_bytes
 from smalti.config.track import MlflowConfig, TrackConfig
 from smalti.track.provenance import redact
-from smalti.track.sinks.about import About
 from smalti.track.sinks.feed import Row, brief
+from smalti.track.sinks.run_info import RunInfo
 
 _METRICS_A_REQUEST = 1000
 _PARAMS_A_REQUEST = 100
@@ -30,47 +30,48 @@ _TAG_CHARS = 5000
 
 _ANSWER_S = 10.0
 _LOGIN = re.compile(r"(?<=://)[^/\s]+@")
-"""In an address; the client sends it as a header, urllib takes it for a part of the host."""
+"""A login in an address. The client sends it as a header; urllib would take it for a part of the host."""
 
 _STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "interrupted": "KILLED"}
 
 
 class Mlflow:
-    """The run's place at the server."""
+    """The MLflow run of a run folder."""
 
     name = "mlflow"
 
-    def __init__(self, track: TrackConfig, about: About) -> None:
-        """UserError where no server is named."""
-        self._config, self._about = track.mlflow, about
-        self.uri = _uri(track.mlflow, about)
+    def __init__(self, track: TrackConfig, info: RunInfo) -> None:
+        """Raises UserError where no server is named."""
+        self._config = track.mlflow
+        self._info = info
+        self.uri = _uri(track.mlflow, info)
         self._client: Any = None
         self._run_id = ""
         self.place: Mapping[str, str] = {}
 
     def check(self) -> None:
-        """UserError without mlflow-skinny, and where nothing answers at the address (whoever it is)."""
+        """Raise UserError without mlflow-skinny, and where nothing answers at the address."""
         if find_spec("mlflow") is None:
             raise missing_extra("mlflow-skinny", "mlflow", "track.sinks=[mlflow]")
         if self.uri.startswith(("http://", "https://")):
             try:
                 with urllib.request.urlopen(f"{_LOGIN.sub('', self.uri).rstrip('/')}/health", timeout=_ANSWER_S):
                     pass
-            except urllib.error.HTTPError:  # it wants a key, or is another make: the client will see
+            except urllib.error.HTTPError:  # it requires a login, or has no /health: the client will report it
                 pass
             except (OSError, ValueError, http.client.HTTPException) as error:
                 reason = getattr(error, "reason", error)
                 raise unreachable(self.uri, reason if isinstance(reason, Exception) else error) from error
 
     def open(self) -> Mapping[str, int]:
-        """Go on in the run that the record (or MLFLOW_RUN_ID) names, or make one."""
+        """Reopen the run that the record (or MLFLOW_RUN_ID) names, or create one."""
         self._client = _client(self.uri)
         known = self._known()
         run = self._client.get_run(known) if known else self._create()
         if run.info.lifecycle_stage == "deleted":
             raise UserError(
-                f"the MLflow run {run.info.run_id} of {self._about.folder} is deleted",
-                hint=f"restore it there, or remove {self._about.folder}/trackers/mlflow.json to begin another",
+                f"the MLflow run {run.info.run_id} of {self._info.folder} is deleted",
+                hint=f"restore it there, or remove {self._info.folder}/trackers/mlflow.json to create another",
             )
         self._run_id = run.info.run_id
         self._client.update_run(self._run_id, status="RUNNING")
@@ -80,7 +81,7 @@ class Mlflow:
         return {metric.key: int(metric.step) for metric in run.data.to_proto().metrics}
 
     def send(self, rows: Sequence[Row]) -> None:
-        """Log them, a thousand values a request."""
+        """Log the rows, a thousand values a request."""
         from mlflow.entities import Metric
 
         values = [
@@ -92,20 +93,20 @@ class Mlflow:
             self._client.log_batch(self._run_id, metrics=values[start : start + _METRICS_A_REQUEST], synchronous=True)
 
     def close(self, state: str, end_s: float | None) -> None:
-        """Set the status, and the time of the last line as the end."""
+        """Set the status, and the end time to that of the last line."""
         end_ms = None if end_s is None else round(end_s * 1000)
         self._client.set_terminated(self._run_id, _STATUS[state], end_time=end_ms)
         self._keep(is_open=False)
 
     def publish(self, path: Path, at: str, numbers: Mapping[str, float], step: int | None) -> str:
-        """Upload a file or folder of an ended or running run to ``at``; one line about it, for people.
+        """Upload a file or folder to ``at``; returns a line that reports it.
 
-        What is larger than ``track.mlflow.upload_max_bytes`` is not uploaded, which the line and a tag say.
+        What is larger than ``track.mlflow.upload_max_bytes`` is not uploaded; the line and a tag say so.
         """
         from mlflow.entities import Metric
 
         self._client = _client(self.uri)
-        run = self._client.get_run(self._about.record(self.name)["run_id"])
+        run = self._client.get_run(self._info.record(self.name)["run_id"])
         self._run_id = run.info.run_id
         if numbers:
             time_ms = round(path.stat().st_mtime * 1000)
@@ -114,9 +115,9 @@ class Mlflow:
         size = sum(file.stat().st_size for file in path.rglob("*")) if path.is_dir() else path.stat().st_size
         page = self._page(run.info.experiment_id, "/artifacts")
         if size > self._config.upload_max_bytes:
-            told = f"{at} ({format_bytes(size)}) is larger than track.mlflow.upload_max_bytes"
-            self._client.set_tag(self._run_id, f"smalti.not_uploaded.{at.replace('/', '.')}", told)
-            return f"mlflow: {told} = {self._config.upload_max_bytes}, and is not uploaded"
+            notice = f"{at} ({format_bytes(size)}) is larger than track.mlflow.upload_max_bytes"
+            self._client.set_tag(self._run_id, f"smalti.not_uploaded.{at.replace('/', '.')}", notice)
+            return f"mlflow: {notice} = {self._config.upload_max_bytes}, and is not uploaded"
         if path.is_dir():
             self._client.log_artifacts(self._run_id, str(path), at)
         else:
@@ -125,53 +126,53 @@ class Mlflow:
 
     def _known(self) -> str | None:
         given = env.tracker_settings().get("MLFLOW_RUN_ID")
-        record = self._about.record(self.name)
+        record = self._info.record(self.name)
         return given or (record.get("run_id") if record.get("uri") == redact(self.uri) else None)
 
     def _create(self) -> Any:
         name = self._config.experiment or env.tracker_settings().get("MLFLOW_EXPERIMENT_NAME") or "smalti"
-        found = self._client.get_experiment_by_name(name)
-        if found is not None and found.lifecycle_stage == "deleted":
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is not None and experiment.lifecycle_stage == "deleted":
             raise UserError(
                 f"the MLflow experiment '{name}' is deleted",
                 hint="restore it there, or name another: track.mlflow.experiment=NAME",
             )
-        experiment_id = found.experiment_id if found is not None else self._client.create_experiment(name)
+        experiment_id = experiment.experiment_id if experiment is not None else self._client.create_experiment(name)
         return self._client.create_run(
-            experiment_id, run_name=self._about.name, start_time=round(self._about.made_s * 1000)
+            experiment_id, run_name=self._info.name, start_time=round(self._info.made_s * 1000)
         )
 
     def _describe(self, there: Mapping[str, str]) -> None:
-        """Parameters that the run lacks (one that is there cannot change), and all tags."""
+        """Log the parameters that the run lacks (existing ones cannot change), and all tags."""
         from mlflow.entities import Param, RunTag
 
         params = [
             Param(key, _cut(_text(value), _PARAM_CHARS))
-            for key, value in ((_name(key), value) for key, value in self._about.params.items())
+            for key, value in ((_name(key), value) for key, value in self._info.params.items())
             if key not in there
         ]
         for start in range(0, len(params), _PARAMS_A_REQUEST):
             self._client.log_batch(self._run_id, params=params[start : start + _PARAMS_A_REQUEST], synchronous=True)
-        tags = dict(self._about.tags) | {"mlflow.source.name": "smalti train"}
+        tags = dict(self._info.tags) | {"mlflow.source.name": "smalti train"}
         if "smalti.commit" in tags:
             tags["mlflow.source.git.commit"] = tags["smalti.commit"]
         entries = [RunTag(key, _cut(value, _TAG_CHARS)) for key, value in tags.items()]
         self._client.log_batch(self._run_id, tags=entries, synchronous=True)
         if not there:
-            self._client.log_text(self._run_id, self._about.config_text, "config.yaml")
+            self._client.log_text(self._run_id, self._info.config_text, "config.yaml")
 
     def _page(self, experiment_id: str, tab: str = "") -> str:
-        # Without the query the pages of MLflow 3 take a run for one of prompts and traces; older ones look past it.
+        # Without the query MLflow 3 shows a run as one of prompts and traces; older versions ignore it.
         address = f"{redact(self.uri).rstrip('/')}/#/experiments/{experiment_id}/runs/{self._run_id}"
         return f"{address}{tab}?workflowType=machine_learning"
 
     def _keep(self, *, is_open: bool) -> None:
-        self._about.keep(self.name, {**self.place, "open": is_open})
+        self._info.keep(self.name, {**self.place, "open": is_open})
 
 
-def _uri(config: MlflowConfig, about: About) -> str:
+def _uri(config: MlflowConfig, info: RunInfo) -> str:
     given = config.uri or env.tracker_settings().get("MLFLOW_TRACKING_URI")
-    recorded = about.record(Mlflow.name).get("uri")
+    recorded = info.record(Mlflow.name).get("uri")
     if given is None and recorded is not None and "***" not in recorded:
         return str(recorded)
     if given is None:
@@ -184,7 +185,7 @@ def _uri(config: MlflowConfig, about: About) -> str:
         raise UserError(
             f"MLflow's address '{redact(given)}' is not that of a server",
             allowed="http://HOST:PORT, https://HOST:PORT, databricks, databricks://PROFILE",
-            hint="a database of your own is served by: mlflow server --backend-store-uri sqlite:///mlflow.db",
+            hint="to serve a local database: mlflow server --backend-store-uri sqlite:///mlflow.db",
         )
     return given
 
@@ -197,16 +198,16 @@ def _client(uri: str) -> Any:
 
 
 def unreachable(uri: str, error: Exception) -> UserError:
-    """The error for a server that does not answer at the first contact."""
+    """Return the error for a server that does not answer at the first contact."""
     return UserError(
         f"MLflow at {redact(uri)} cannot be used: {brief(error)}",
-        allowed="an MLflow server that answers now (later it may come and go)",
-        hint="start it, mend track.mlflow.uri or MLFLOW_TRACKING_URI, or train without it: track.sinks=[]",
+        allowed="a server that answers at the start (later outages do no harm)",
+        hint="start it, fix track.mlflow.uri or MLFLOW_TRACKING_URI, or train without it: track.sinks=[]",
     )
 
 
 def _name(key: str) -> str:
-    """A key in the characters that MLflow takes."""
+    """Return a key in the characters that MLflow accepts."""
     return re.sub(r"[^A-Za-z0-9_. /-]", "_", key)[:250]
 
 
@@ -216,3 +217,6 @@ def _text(value: Any) -> str:
 
 def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+TRACKER = Mlflow

@@ -1,8 +1,8 @@
-"""A run for TensorBoard: event files in the run's ``tb/``, in tensorboardX's format, without TensorFlow.
+"""Copies a run to TensorBoard event files in the run's ``tb/``, in tensorboardX's format, without TensorFlow.
 
-Promises: what is sent is in the file when ``send`` is back, so a kill loses the last few seconds at most; a resumed run
-takes back what it does again (TensorBoard drops it when it reads). Shows metrics, and the config as text; no files.
-tensorboardX imports PyTorch where that is installed: a second or two, in our thread, also of ``smalti runs send``.
+Rows are in the file when ``send`` returns, so a kill loses the last few seconds at most. A resumed run marks the steps
+that it repeats, and TensorBoard drops their first values. Metrics, and the config as text, are copied; no files.
+tensorboardX imports PyTorch where that is installed: a second or two, in the feed's thread.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,37 +12,38 @@ from typing import Any
 from smalti.base import clock
 from smalti.base.errors import missing_extra
 from smalti.config.track import TrackConfig
-from smalti.track.append import disk_trouble
-from smalti.track.sinks.about import About
+from smalti.track.line_file import disk_trouble
 from smalti.track.sinks.feed import Row
+from smalti.track.sinks.run_info import RunInfo
 
 FOLDER = "tb"
 _FILES = "events.out.tfevents."
 
 
 class TensorBoard:
-    """The run's event files, one an attempt.
+    """The event files of a run, one for each attempt.
 
-    tensorboardX's SummaryWriter is not used: its ``flush`` returns while values still wait in a queue of its own.
+    tensorboardX's SummaryWriter is not used: its ``flush`` returns while values are still in its queue.
     """
 
     name = "tensorboard"
 
-    def __init__(self, track: TrackConfig, about: About) -> None:
-        self._about, self._folder = about, about.folder / FOLDER
+    def __init__(self, track: TrackConfig, info: RunInfo) -> None:
+        self._info = info
+        self._folder = info.folder / FOLDER
         self._has: dict[str, int] = {}
-        # Now, and not in open(): by then the training may have done some of the steps again that are taken back.
-        self._last = about.last_step() if about.record(self.name) else -1
+        # Read here, not in open(): by then training may have repeated some of the steps.
+        self._last = info.last_step() if info.record(self.name) else -1
         self._file: Any = None
         self.place: Mapping[str, str] = {"folder": str(self._folder)}
 
     def check(self) -> None:
-        """UserError without tensorboardX."""
+        """Raise UserError without tensorboardX."""
         if find_spec("tensorboardX") is None:
             raise missing_extra("tensorboardX", "tensorboard", "track.sinks=[tensorboard]")
 
     def open(self) -> Mapping[str, int]:
-        """Begin another event file, which takes back all steps behind the last that the run still has."""
+        """Start another event file, which purges all steps after the last one that the run still has."""
         from tensorboardX import summary
         from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.record_writer import RecordWriter
@@ -53,7 +54,7 @@ class TensorBoard:
             # TensorBoard reads the files in the order of their names.
             name = f"{_FILES}{clock.wall_s():.0f}.smalti.{there:04d}"
             self._file = RecordWriter(str(self._folder / name))
-        sent = self._about.record(self.name).get("sent", {}) if there else {}
+        sent = self._info.record(self.name).get("sent", {}) if there else {}
         last = min(self._last, max(sent.values(), default=-1))
         self._has = {metric: min(step, last) for metric, step in sent.items()}
         now_s = clock.wall_s()
@@ -61,7 +62,7 @@ class TensorBoard:
         if there:
             self._write(Event(wall_time=now_s, step=last + 1, session_log=SessionLog(status=SessionLog.START)))
         else:
-            text = "".join(f"    {line}\n" for line in self._about.config_text.splitlines())
+            text = "".join(f"    {line}\n" for line in self._info.config_text.splitlines())
             self._write(Event(wall_time=now_s, summary=summary.text("config", text)))
         self._file.flush()
         self._keep(is_open=True)
@@ -85,7 +86,10 @@ class TensorBoard:
         self._keep(is_open=False)
 
     def _keep(self, *, is_open: bool) -> None:
-        self._about.keep(self.name, {**self.place, "open": is_open, "sent": self._has})
+        self._info.keep(self.name, {**self.place, "open": is_open, "sent": self._has})
 
     def _write(self, event: Any) -> None:
         self._file.write(event.SerializeToString())
+
+
+TRACKER = TensorBoard

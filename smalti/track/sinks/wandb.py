@@ -1,8 +1,8 @@
-"""A run for Weights & Biases: a folder in the run's ``wandb/`` that ``wandb sync`` uploads, or the site itself.
+"""Copies a run for Weights & Biases: a folder in the run's ``wandb/`` that ``wandb sync`` uploads, or the site itself.
 
-Promises: offline unless the config or WANDB_MODE says otherwise; one id for one run folder, over all attempts, each of
-which leaves a folder of its own. Of steps that were done again after a crash the first values stay. Not promised: mode
-``online`` was never run against the site by Smalti's tests. Takes no files: metrics, config and where it comes from.
+Offline unless the config or WANDB_MODE says otherwise. A run folder is one W&B run, over all attempts, each of which
+writes a folder of its own. Of steps repeated after a crash the first values stay. Metrics, config and provenance are
+copied, no files. Mode ``online`` has not been tested against the site.
 """
 
 import json
@@ -18,26 +18,27 @@ from typing import Any
 from smalti.base import env
 from smalti.base.errors import missing_extra
 from smalti.config.track import TrackConfig
-from smalti.track.sinks.about import About
 from smalti.track.sinks.feed import Row
+from smalti.track.sinks.run_info import RunInfo
 
 _STEP = "time/batch"
-"""The axis of all charts. W&B's own counter may only rise, and a held-out result belongs to a step that has gone by."""
+"""The axis of all charts. W&B's own counter may only rise, but a held-out result belongs to an earlier step."""
 
 
 _ANSWER_S = 20.0
-"""How long W&B's process may look for its site; a process of ours that ends meanwhile waits for it."""
+"""How long W&B's process may try to reach its site; our process waits for it at its end."""
 _BLOCK_BYTES, _HEAD_BYTES = 32768, 7
 _FULL, _FIRST, _LAST = 1, 2, 4
 
 
 class Wandb:
-    """The run at Weights & Biases."""
+    """The W&B run of a run folder."""
 
     name = "wandb"
 
-    def __init__(self, track: TrackConfig, about: About) -> None:
-        self._config, self._about = track.wandb, about
+    def __init__(self, track: TrackConfig, info: RunInfo) -> None:
+        self._config = track.wandb
+        self._info = info
         self._settings = env.tracker_settings()
         self._has: dict[str, int] = {}
         self._run: Any = None
@@ -53,20 +54,20 @@ class Wandb:
         env.quiet_trackers()
         import wandb
 
-        record = self._about.record(self.name)
+        record = self._info.record(self.name)
         mode: Any = self._config.mode or self._settings.get("WANDB_MODE") or "offline"
         project = self._config.project or self._settings.get("WANDB_PROJECT") or "smalti"
         run_id = self._settings.get("WANDB_RUN_ID") or record.get("run_id") or secrets.token_hex(4)
-        folder = self._settings.get("WANDB_DIR") or str(self._about.folder)
+        folder = self._settings.get("WANDB_DIR") or str(self._info.folder)
         self._run = wandb.init(
             project=project,
             entity=self._config.entity or self._settings.get("WANDB_ENTITY"),
-            name=self._about.name,
+            name=self._info.name,
             id=run_id,
             resume="allow",
             mode=mode,
             dir=folder,
-            config=dict(self._about.params) | dict(self._about.tags),
+            config=dict(self._info.params) | dict(self._info.tags),
             settings=wandb.Settings(
                 silent=True, console="off", disable_git=True, disable_code=True,
                 x_disable_stats=True, x_disable_machine_info=True, x_disable_meta=True, x_save_requirements=False,
@@ -97,7 +98,7 @@ class Wandb:
         self._keep(is_open=False)
 
     def _keep(self, *, is_open: bool) -> None:
-        self._about.keep(self.name, {**self.place, "open": is_open, "sent": self._has})
+        self._info.keep(self.name, {**self.place, "open": is_open, "sent": self._has})
 
 
 def _last_step(folder: Path, run_id: str) -> int:
@@ -138,3 +139,6 @@ def _tail(file: Path) -> Iterator[Any]:
         if kind in (_FULL, _LAST):
             yield read(whole)
             whole = None
+
+
+TRACKER = Wandb

@@ -86,7 +86,7 @@ def test_a_finished_run_is_forked_twice_and_its_config_alone_makes_it_again(work
     assert "train.optimizer.lr: 0.001 -> 0.0005" in shown.stdout
     refused = run_cli(work, "train", *longer)
     assert refused.returncode == 2
-    assert "--fork gives this run another future" in refused.stderr
+    assert "--fork continues this run with the change" in refused.stderr
     done = train(work, *longer, "--fork")
     assert done.returncode == 0, done.stderr
     assert "runs/t: forked at step 40" in done.stderr

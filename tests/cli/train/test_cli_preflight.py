@@ -12,7 +12,7 @@ from smalti.cli.train import preflight
 from smalti.config.fork import Fork
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
-from smalti.track.append import LineFile
+from smalti.track.line_file import LineFile
 
 
 def continued(root: Path, *, saved_step: int | None, **changes: Any) -> tuple[RunConfig, RunConfig]:

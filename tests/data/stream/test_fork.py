@@ -219,7 +219,7 @@ def test_a_run_without_a_checkpoint_has_nothing_to_fork(tmp_path: Path) -> None:
 def test_a_folder_that_went_on_is_not_forked(run: Run) -> None:
     fork = plan_fork(run.config("train.duration=30step"))
     run.train(run.config(), 8)
-    with pytest.raises(UserError, match="went on while it was being forked"):
+    with pytest.raises(UserError, match="was trained further while it was being forked"):
         RunFolder.open(run.config(), {}, argv=["smalti"], fork=fork)
 
 

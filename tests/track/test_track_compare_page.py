@@ -9,7 +9,7 @@ from synthetic_run import write_lines, write_run
 from test_track_report import CHROMIUM, Checker
 
 from smalti.base.errors import UserError
-from smalti.track.compare.page import page_of_several, write_plot, write_report_of_several
+from smalti.track.compare.page import comparison_page, write_comparison, write_plot
 from smalti.track.report.read import read_run
 
 
@@ -22,7 +22,7 @@ def runs(tmp_path: Path) -> list[Path]:
 
 
 def test_page_holds_every_part_and_is_well_formed(runs: list[Path]) -> None:
-    path = write_report_of_several(runs)
+    path = write_comparison(runs)
     assert path == str(runs[0].parent / "report.html")
     text = Path(path).read_text()
     for part in ("2 runs", "&lt;b&gt;two&lt;/b&gt;", "loss/train/total, nats/token", "tokens/s, median", "200 of 600",
@@ -60,20 +60,20 @@ def test_what_cannot_be_drawn_is_refused(
 
 def test_more_runs_than_colours_are_refused(runs: list[Path]) -> None:
     with pytest.raises(UserError, match="9 runs in one chart"):
-        page_of_several([read_run(runs[0])] * 9)
+        comparison_page([read_run(runs[0])] * 9)
 
 
 def test_runs_without_a_step_have_a_page(runs: list[Path]) -> None:
     for run in runs:
         (run / "metrics.jsonl").unlink()
         shutil.rmtree(run / "evals")
-    assert "No step has been logged yet" in page_of_several([read_run(run) for run in runs])
+    assert "No step has been logged yet" in comparison_page([read_run(run) for run in runs])
 
 
 def test_runs_of_another_kind_have_a_page(runs: list[Path]) -> None:
     for run in runs:
         write_lines(run / "metrics.jsonl", [{"step": step, "l2_norm/grad/global": 1.0 / step} for step in (1, 2, 3)])
-    assert "l2_norm/grad/global" in page_of_several([read_run(run) for run in runs])
+    assert "l2_norm/grad/global" in comparison_page([read_run(run) for run in runs])
 
 
 @pytest.mark.browser
@@ -81,7 +81,7 @@ def test_runs_of_another_kind_have_a_page(runs: list[Path]) -> None:
 def test_browser_draws_the_page(runs: list[Path], tmp_path: Path) -> None:
     import subprocess
 
-    path, picture = write_report_of_several(runs), tmp_path / "page.png"
+    path, picture = write_comparison(runs), tmp_path / "page.png"
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"]
     command += [f"--screenshot={picture}", "--window-size=1120,2000", f"file://{Path(path).resolve()}"]
     subprocess.run(command, capture_output=True, timeout=60, check=True)

@@ -15,15 +15,15 @@ from smalti.base import store
 from smalti.base.errors import RetryableError
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
-from smalti.track import append
-from smalti.track.append import LineFile, disk_trouble, read_lines
+from smalti.track import line_file
 from smalti.track.events import EventLog
+from smalti.track.line_file import LineFile, disk_trouble, read_lines
 from smalti.track.run import RunFolder
 
 FILLS_UP = """
 import resource, sys
 from smalti.base.errors import RetryableError
-from smalti.track.append import LineFile
+from smalti.track.line_file import LineFile
 log = LineFile(sys.argv[1])
 log.write({"n": 0, "text": "x" * 50})
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))  # the next line fits half
@@ -39,7 +39,7 @@ log.write({"n": 2})
 
 TWO_WRITERS = """
 import sys
-from smalti.track.append import LineFile
+from smalti.track.line_file import LineFile
 log = LineFile(sys.argv[1])
 for n in range(300):
     log.write({"who": int(sys.argv[2]), "n": n, "text": "y" * (n * 37 % 5000)})
@@ -66,7 +66,7 @@ def test_half_a_line_is_taken_back_and_the_next_one_is_whole(tmp_path):
 def test_a_short_write_is_finished(tmp_path, monkeypatch):
     write = os.write
     log = LineFile(tmp_path / "lines.jsonl")
-    monkeypatch.setattr(append.os, "write", lambda file, data: write(file, bytes(data)[:7]))
+    monkeypatch.setattr(line_file.os, "write", lambda file, data: write(file, bytes(data)[:7]))
     for n in range(3):
         log.write({"n": n, "text": "twenty characters..."})
     monkeypatch.undo()
@@ -156,7 +156,7 @@ def test_metrics_cut_on_a_full_disk_are_75_and_as_they_were(tmp_path, monkeypatc
     log.close()
     monkeypatch.setattr(store.os, "replace", full)
     with pytest.raises(RetryableError):
-        append.rewrite(tmp_path / "events.jsonl", lambda line: line["step"] < 2)
+        line_file.rewrite(tmp_path / "events.jsonl", lambda line: line["step"] < 2)
     monkeypatch.undo()
     assert [line["step"] for line in read_lines(tmp_path / "events.jsonl")] == [1, 2]
 
@@ -171,8 +171,8 @@ def test_threads_do_not_mix_their_lines(tmp_path: Path, monkeypatch: pytest.Monk
         time.sleep(0.02)
         inside[0] -= 1
 
-    monkeypatch.setattr(append, "_write_all", slow)
-    file = append.LineFile(tmp_path / "lines.jsonl")
+    monkeypatch.setattr(line_file, "_write_all", slow)
+    file = line_file.LineFile(tmp_path / "lines.jsonl")
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda number: file.write({"step": number}), range(8)))
     file.close()

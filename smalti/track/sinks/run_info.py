@@ -1,7 +1,7 @@
-"""What a tracker is told of a run beside its numbers, read from the run folder alone; and what is kept about trackers.
+"""What trackers show of a run beside its metrics, read from the run folder, and the records of the trackers.
 
-Promises: secrets never: values under names that sound secret, and logins in addresses, are ``***``; no host, no user
-(home folders are ``~``).
+Promises: no secret leaves the machine: values under secret-sounding names and logins in addresses become ``***``, home
+folders ``~``, and neither host nor user is named.
 """
 
 import json
@@ -14,9 +14,9 @@ from smalti.base import clock, store
 from smalti.base.env import without_home
 from smalti.config.show import flatten
 from smalti.config.yaml_lines import parse, to_yaml
-from smalti.track.append import disk_trouble, read_lines
 from smalti.track.attempts import attempts, log_folder
 from smalti.track.events import read_events
+from smalti.track.line_file import disk_trouble, read_lines
 from smalti.track.provenance import redact
 from smalti.track.sinks import jsonl
 
@@ -25,30 +25,30 @@ _RESOLVED = ("ranks", "device", "params_total", "params_active", "peak_flops_per
 
 
 @dataclass(frozen=True)
-class About:
-    """A run as trackers are told of it."""
+class RunInfo:
+    """A run's name, parameters and tags, for trackers."""
 
     folder: Path
     name: str
     params: Mapping[str, Any]
     """Dotted key of the config -> value, of the first attempt."""
     tags: Mapping[str, str]
-    """Where it comes from and what it runs on; may change at any attempt."""
+    """Provenance and placement; may change at any attempt."""
     made_s: float
-    """When it was made, in seconds since 1970."""
+    """When the run was created, in seconds since 1970."""
 
     @property
     def config_text(self) -> str:
-        """``config.yaml`` as ``params`` has it, for people."""
+        """``config.yaml`` with secrets masked."""
         return to_yaml(_masked_tree("", _read(self.folder / "config.yaml")))
 
     def last_step(self) -> int:
-        """The last step in ``metrics.jsonl``; -1 where it has none."""
+        """Return the last step in ``metrics.jsonl``; -1 where it has none."""
         steps = (line.get("step") for line in read_lines(self.folder / jsonl.FILE_NAME))
         return max((step for step in steps if isinstance(step, int)), default=-1)
 
     def record(self, tracker: str) -> dict[str, Any]:
-        """What is kept about the run's place at a tracker; empty before the first contact."""
+        """Return the record of a tracker (ids, addresses); empty before the first contact."""
         path = self._path(tracker)
         return dict(store.read_json(path)) if path.exists() else {}
 
@@ -62,14 +62,14 @@ class About:
         return self.folder / FOLDER / f"{tracker}.json"
 
 
-def about_run(folder: str | Path) -> About:
-    """Read it from a run folder."""
+def read_run_info(folder: str | Path) -> RunInfo:
+    """Read a run's info from its folder."""
     root = Path(folder)
     first = _values(root / "config.yaml")
     made_by = store.read_json(root / "provenance.json") if (root / "provenance.json").exists() else {}
     made_s = clock.seconds_of(str(made_by.get("time")))
     tags = _tags(root, first, made_by)
-    return About(root, str(first.get("name", root.name)), first, tags, clock.wall_s() if made_s is None else made_s)
+    return RunInfo(root, str(first.get("name", root.name)), first, tags, clock.wall_s() if made_s is None else made_s)
 
 
 def _values(config: Path) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _masked_tree(name: str, value: Any) -> Any:
 
 
 def _masked(key: str, value: Any) -> Any:
-    """The value, or its masked text where a secret is in it, or a home folder."""
+    """Return the value, or its masked text where it holds a secret or a home folder."""
     if value is not None and redact(f"{key}=x") != f"{key}=x":
         return "***"
     plain = value if isinstance(value, str) else json.dumps(value)
@@ -112,9 +112,9 @@ def _tags(root: Path, first: Mapping[str, Any], made_by: Mapping[str, Any]) -> d
     tags |= {f"smalti.{key}": resolved.get(key) for key in _RESOLVED}
     for attempt in attempts(root):
         tags["smalti.attempt"] = str(attempt)
-        own = log_folder(root, attempt) / "config.yaml"
-        if own.exists():
-            other = _values(own)
+        config = log_folder(root, attempt) / "config.yaml"
+        if config.exists():
+            other = _values(config)
             changes = [f"{key}: {first.get(key)} -> {value}" for key, value in other.items() if first.get(key) != value]
             tags[f"smalti.changed_in_attempt_{attempt}"] = "; ".join(changes)
     return {key: without_home(redact(str(value))) for key, value in tags.items() if value is not None}

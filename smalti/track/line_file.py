@@ -1,8 +1,8 @@
-"""Files of one JSON object a line, safe against a process that dies and a disk that fills while it is written.
+"""JSON-lines files that survive a process that dies, or a disk that fills, during a write. Local files only.
 
-Promises: a line is there whole or not at all once ``write`` is back, and neither processes nor threads mix theirs (each
-holds a lock for a line); a line that a dying process left torn is skipped, never taken for data, and the next one does
-not suffer for it. A full or failing disk is RetryableError. Local files only.
+Promises: when ``write`` returns the line is written whole, or not at all. Lines of several processes and threads are
+never mixed (each write holds a lock). A line torn by a dying process is skipped when read and does not damage the next
+one. A full or failing disk raises RetryableError.
 """
 
 import errno
@@ -25,7 +25,7 @@ _DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG
 
 @contextmanager
 def disk_trouble(path: str | Path) -> Iterator[None]:
-    """Turn the errors of a full, failing or read-only disk below ``path`` into RetryableError; others pass."""
+    """Turn the errors of a full, failing or read-only disk into RetryableError; others pass."""
     try:
         yield
     except OSError as error:
@@ -33,7 +33,7 @@ def disk_trouble(path: str | Path) -> Iterator[None]:
             raise
         raise RetryableError(
             f"{path} could not be written: {reason(error, path)}",
-            hint="free space or mend the disk there, then run the same command again",
+            hint="free space or fix the disk there, then run the same command again",
         ) from error
 
 
@@ -41,26 +41,26 @@ class LineFile:
     """A JSON-lines file open for appending."""
 
     def __init__(self, path: str | Path) -> None:
-        """RetryableError where the disk takes no new file."""
+        """Raises RetryableError where the disk takes no new file."""
         self.path = Path(path)
-        self._lock = threading.Lock()  # the file's own keeps processes apart, not the threads of one
+        self._lock = threading.Lock()  # the lock on the file excludes other processes, but not other threads
         with disk_trouble(path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Append one line, whole or not at all. Numbers that are not finite become null: JSON has no word for them.
+        """Append one line, whole or not at all. Numbers that are not finite become null, as JSON has none.
 
-        RetryableError where the disk is full, failing or read-only; the lines before are untouched then.
+        Raises RetryableError where the disk is full, failing or read-only; earlier lines are unchanged then.
         """
         line = json.dumps({key: _finite(value) for key, value in values.items()}, ensure_ascii=False, allow_nan=False)
         with disk_trouble(self.path), self._lock, _locked(self._file):
             size = os.fstat(self._file).st_size
-            healed = b"" if _ends_with_line(self._file, size) else b"\n"
+            separator = b"" if _ends_with_line(self._file, size) else b"\n"
             try:
-                _write_all(self._file, healed + line.encode() + b"\n")
+                _write_all(self._file, separator + line.encode() + b"\n")
             except OSError:
-                with suppress(OSError):  # where even this fails, the next line begins with the newline that is missing
+                with suppress(OSError):  # if this fails too, the next write adds the missing newline
                     os.ftruncate(self._file, size)
                 raise
 
@@ -70,7 +70,7 @@ class LineFile:
 
 
 def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON-lines file; lines torn by a dying process are skipped, a missing file is empty."""
+    """Yield the objects of a JSON-lines file; torn lines are skipped, a missing file is empty."""
     try:
         file = open(path, encoding="utf-8", errors="replace")  # noqa: SIM115
     except FileNotFoundError:
@@ -83,23 +83,25 @@ def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def rewrite(path: str | Path, keep: Any) -> int:
-    """Keep the lines for which ``keep(object)`` is true, torn ones go; returns how many were dropped.
+    """Keep the lines for which ``keep(object)`` is true and drop torn ones; returns how many were dropped.
 
-    RetryableError where the disk is full, failing or read-only; the file is as it was then.
+    Raises RetryableError where the disk is full, failing or read-only; the file is unchanged then.
     """
     if not os.path.exists(path):
         return 0
     with open(path, encoding="utf-8", errors="replace") as file:
         lines = file.readlines()
-    kept = [text for text in lines if text.endswith("\n") and (value := parse_line(text)) is not None and keep(value)]
-    if len(kept) != len(lines):
+    remaining = [
+        text for text in lines if text.endswith("\n") and (value := parse_line(text)) is not None and keep(value)
+    ]
+    if len(remaining) != len(lines):
         with disk_trouble(path):
-            store.write_text(path, "".join(kept))
-    return len(lines) - len(kept)
+            store.write_text(path, "".join(remaining))
+    return len(lines) - len(remaining)
 
 
 def parse_line(text: str) -> dict[str, Any] | None:
-    """The object of a line; None for one that was torn."""
+    """Return the object of a line; None for a torn one."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -122,7 +124,7 @@ def _ends_with_line(file: int, size: int) -> bool:
 
 
 def _write_all(file: int, data: bytes) -> None:
-    """A disk that fills up takes the first part of ``data`` without an error, and raises for the rest."""
+    """Write all of ``data``: a disk that fills up writes a first part without an error, and raises for the rest."""
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
@@ -130,7 +132,7 @@ def _write_all(file: int, data: bytes) -> None:
 
 @contextmanager
 def _locked(file: int) -> Iterator[None]:
-    """Alone in the file: cutting a torn line off must not take a line that another process wrote behind it."""
+    """Lock the file: truncating a torn line must not remove a line that another process wrote after it."""
     fcntl.flock(file, fcntl.LOCK_EX)
     try:
         yield
