@@ -3,7 +3,7 @@
 A family is a form of Hugging Face folders. An option that the family cannot spell must have its default, unless the
 family fixes it to something else; ``decoder`` takes any mix and has no such form.
 
-A new family is a name and an entry here, and a module of ``smalti/model/zoo`` that ``smalti/model/described.py`` lists.
+A new family is a name and an entry here, and the module ``smalti/model/zoo/NAME.py`` with its ``FAMILY``.
 """
 
 from collections.abc import Mapping

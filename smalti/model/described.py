@@ -6,22 +6,20 @@ weights are refused by name; nothing else of the folder is opened. Local folders
 
 import re
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from smalti.base import store
 from smalti.base.errors import DataError, UserError
+from smalti.config import families
 from smalti.config.model import ModelConfig
 from smalti.model.json_file import read_object
-from smalti.model.zoo import dbrx, llama, mistral, mixtral, mpt, olmo2, olmoe, qwen3, qwen3_moe
 from smalti.model.zoo.family import Family
 from smalti.model.zoo.fields import Json
 
-FAMILIES: dict[str, Family] = {
-    module.FAMILY.model_type: module.FAMILY
-    for module in (llama, mistral, qwen3, olmo2, mpt, dbrx, mixtral, olmoe, qwen3_moe)
-}
-"""By ``model_type``."""
+FAMILIES: dict[str, Family] = {name: import_module(f"smalti.model.zoo.{name}").FAMILY for name in families.FAMILIES}
+"""By ``model_type``, which is the name of the module in ``smalti/model/zoo`` and in ``smalti/config/families.py``."""
 
 FORMATS = ("F32", "F16", "BF16")
 """Number formats of weights that we read and write, by their names in safetensors."""
