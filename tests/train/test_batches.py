@@ -27,18 +27,20 @@ class _Rows:
 
 
 def _compare(batch: Batch, device: str) -> None:
-    (found,) = TokenBatches(_Rows(batch), torch.device(device), mask_documents=batch.mask_documents).batch(0)  # type: ignore[arg-type]
-    for tensor in found:
+    (microbatch,) = TokenBatches(_Rows(batch), torch.device(device), mask_documents=batch.mask_documents).batch(0)  # type: ignore[arg-type]
+    for tensor in microbatch[:4]:
         assert tensor is None or (tensor.dtype == torch.int64 and tensor.is_contiguous())
-    assert np.array_equal(found.inputs.cpu().numpy(), batch.inputs)
-    assert np.array_equal(found.targets.cpu().numpy(), batch.targets)
-    assert np.array_equal(found.positions.cpu().numpy(), batch.positions)
+    assert np.array_equal(microbatch.inputs.cpu().numpy(), batch.inputs)
+    assert np.array_equal(microbatch.targets.cpu().numpy(), batch.targets)
+    assert np.array_equal(microbatch.positions.cpu().numpy(), batch.positions)
     if batch.mask_documents and (batch.eod_id is not None or batch.joints is not None):
-        assert found.documents is not None
-        assert np.array_equal(found.documents.cpu().numpy(), batch.documents)
-        assert batch.runs == int(document_runs(found.documents).sum())
+        assert microbatch.documents is not None
+        assert np.array_equal(microbatch.documents.cpu().numpy(), batch.documents)
+        assert batch.runs == int(document_runs(microbatch.documents).sum())
+        assert microbatch.n_documents == (None if device == "cpu" else batch.runs)
     else:
-        assert found.documents is None
+        assert microbatch.documents is None
+        assert microbatch.n_documents is None
 
 
 def _batch(rng: np.random.Generator, dtype: str, *, packed: bool, masked: bool, **fields: Any) -> Batch:
