@@ -1,1 +1,1 @@
-"""Raw documents -> deterministic token stream; knows no model and no torch."""
+"""Turns raw documents into a deterministic stream of tokens; knows no model and no torch."""

@@ -1,1 +1,1 @@
-"""Raw documents -> clean, unique documents -> token files."""
+"""Turns raw documents into clean, unique documents (curate, dedup) and those into token files (tokenize)."""

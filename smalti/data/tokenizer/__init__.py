@@ -1,1 +1,1 @@
-"""Text to ids and back: train a byte-level BPE, load any tokenizer.json or tiktoken ranks, encode in bulk."""
+"""Tokenizers: trains a byte-level BPE, loads a tokenizer.json or tiktoken ranks, encodes in batches, formats chats."""

@@ -1,13 +1,11 @@
-"""How a conversation becomes the tokens that a model continues.
+"""Formats a conversation as the tokens that a model continues.
 
-A folder with a chat template (``chat_template.jinja`` or in ``tokenizer_config.json``) is asked in that template's
-words, with the names and filters that ``transformers`` offers, so the tokens are those of its ``apply_chat_template``.
-A base model has none and gets ``PlainChat``: names before the turns, and stop texts so that it does not go on as the
-user.
+A chat template (``chat_template.jinja`` or in ``tokenizer_config.json``) is rendered as by ``apply_chat_template`` of
+``transformers``, with the same tokens. A model without one gets ``PlainChat``.
 
-Promises: a template runs in jinja2's immutable sandbox, in a process of its own with a limit of time and of memory
-(``chat_template``), and reaches neither files nor modules nor our objects; a message that quotes a control token
-(``<|im_end|>``) is read as text, so nobody can end a turn from inside it.
+Promises: a template runs in jinja2's immutable sandbox, in a separate process with limits on time and memory
+(``chat_template``), without access to files, modules or our objects. Control tokens in messages (``<|im_end|>``) are
+read as text, so a message cannot end its turn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,14 +21,14 @@ from smalti.data.tokenizer.tokenizer import CONFIG_FILE, SPECIALS_FILE
 TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_FOLDER = "additional_chat_templates"
 _BREAK = "\ufdd0"
-"""Put inside a quoted control token until the text is encoded; a noncharacter, so no text holds it on purpose."""
+"""Breaks quoted control tokens until the text is encoded; a noncharacter, which texts do not use."""
 
 Message = Mapping[str, str]
 """``role`` (system, user, assistant) and ``content``."""
 
 
 class Encoder(Protocol):
-    """What is needed of a tokenizer (``data.tokenizer.tokenizer.Tokenizer``)."""
+    """The part of ``data.tokenizer.tokenizer.Tokenizer`` that is used here."""
 
     @property
     def special_ids(self) -> frozenset[int]: ...
@@ -39,30 +37,30 @@ class Encoder(Protocol):
 
 
 class ChatFormat(Protocol):
-    """Either of the two below."""
+    """``PlainChat`` or ``TemplateChat``."""
 
     @property
     def source(self) -> str:
-        """Where it comes from; empty for the plain one."""
+        """Path of the template; empty for ``PlainChat``."""
         ...
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Texts that end an answer beside the end tokens."""
+        """Texts that end an answer, besides the end tokens."""
         ...
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The text up to where the answer begins. UserError where these messages cannot be put so."""
+        """Return the text up to the beginning of the answer. UserError if the format does not allow these messages."""
         ...
 
     def prompt_ids(self, messages: Sequence[Message], tokenizer: Encoder, begin_id: int) -> list[int]:
-        """The tokens of that text."""
+        """Return the tokens of that text."""
         ...
 
 
 @dataclass(frozen=True)
 class PlainChat:
-    """The form for models without a template::
+    """The format for models without a template::
 
         You are brief.
 
@@ -74,31 +72,31 @@ class PlainChat:
 
         Assistant:
 
-    The system text stands bare at the head. The answer ends before the next ``User:``; it begins with a blank, which
-    whoever shows it leaves out.
+    The system text comes first, without a name. The answer begins with a blank, which callers strip, and ends before
+    the next ``User:``.
     """
 
     source: str = ""
     stops: tuple[str, ...] = ("\nUser:", "\nAssistant:")
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The conversation in the form above."""
+        """Return the conversation in the format above."""
         names = {"system": "", "user": "User: ", "assistant": "Assistant: "}
         turns = [names[message["role"]] + message["content"].strip() for message in messages]
         return "\n\n".join([*turns, "Assistant:"])
 
     def prompt_ids(self, messages: Sequence[Message], tokenizer: Encoder, begin_id: int) -> list[int]:
-        """The begin token and the text; nothing in it counts as a control token."""
+        """Return the begin token and the tokens of the text, none of which is a control token."""
         return [begin_id, *tokenizer.encode(self.render(messages))]
 
 
 class TemplateChat:
-    """A folder's own template, rendered as ``transformers`` does."""
+    """The template of a model folder, rendered as by ``transformers``."""
 
     stops: tuple[str, ...] = ()
 
     def __init__(self, template: str, source: str, variables: Mapping[str, Any] | None = None) -> None:
-        """``variables`` are what the template may name beside the messages (``bos_token`` ...)."""
+        """``variables`` are available to the template besides the messages (``bos_token`` ...)."""
         self.source: str = source
         try:
             self._template = TemplateProcess(template, dict(variables or {}))
@@ -106,62 +104,63 @@ class TemplateChat:
             raise DataError(f"{source} is not a chat template that jinja2 can read: {error}") from error
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The rendered text. UserError with the template's own words where it refuses the messages."""
+        """Return the rendered text. UserError with the message of the template if it rejects the messages."""
         if not messages:
             raise UserError("a conversation without messages", allowed="one message or more")
         try:
             return self._template.render(messages)
         except TemplateFailed as error:
-            # Clients of a server read this: the file's name, not where it stands.
+            # Clients of a server read this: the name of the file, not its path.
             name = self.source.rsplit("/", 1)[-1]
             raise UserError(f"the chat template {name} does not take these messages: {error}") from error
 
     def prompt_ids(self, messages: Sequence[Message], tokenizer: Encoder, begin_id: int) -> list[int]:
-        """Control tokens count where the template writes them; in the messages they are text."""
-        controls = [tokenizer.token_bytes(token).decode("utf-8", "replace") for token in tokenizer.special_ids]
-        safe = [{**message, "content": _broken(message["content"], controls)} for message in messages]
+        """Return the tokens; control tokens of the template are special, those in messages are text."""
+        control_tokens = [tokenizer.token_bytes(token).decode("utf-8", "replace") for token in tokenizer.special_ids]
+        safe = [{**message, "content": _broken(message["content"], control_tokens)} for message in messages]
         pieces = self.render(safe).split(_BREAK)
         return [token for piece in pieces if piece for token in tokenizer.encode(piece, special=True)]
 
 
 def load_chat(folder: str | Path) -> ChatFormat:
-    """The chat format of an exported or downloaded model; ``PlainChat`` where its folder has no template."""
+    """Load the chat format of a model folder; ``PlainChat`` if it has no template."""
     folder = str(folder)
     config = _object(store.join(folder, CONFIG_FILE))
-    found = _templates(folder, config)
-    if not found:
+    templates = _templates(folder, config)
+    if not templates:
         return PlainChat()
-    if "default" not in found:
-        raise DataError(f"{folder} names its chat templates {', '.join(sorted(found))}, and none of them 'default'")
-    template, source = found["default"]
+    if "default" not in templates:
+        raise DataError(f"{folder} names its chat templates {', '.join(sorted(templates))}, and none of them 'default'")
+    template, source = templates["default"]
     return TemplateChat(template, source, _variables(_object(store.join(folder, SPECIALS_FILE)) | config))
 
 
 def _templates(folder: str, config: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """Name -> (template, where it stands). Files go before what stands in the config, as in transformers."""
+    """Name -> (template, its path). Files take precedence over the config, as in transformers."""
     path = store.join(folder, TEMPLATE_FILE)
     if store.exists(path):
         return {"default": (store.read_text(path), path)}
     path = store.join(folder, TEMPLATE_FOLDER, "default.jinja")
     if store.exists(path):
         return {"default": (store.read_text(path), path)}
-    source, value = store.join(folder, CONFIG_FILE), config.get("chat_template")
+    source = store.join(folder, CONFIG_FILE)
+    value = config.get("chat_template")
     if value is None:
         return {}
     if isinstance(value, str):
         return {"default": (value, source)}
-    if isinstance(value, list) and all(isinstance(one, dict) for one in value):
-        value = {one.get("name"): one.get("template") for one in value}
+    if isinstance(value, list) and all(isinstance(entry, dict) for entry in value):
+        value = {entry.get("name"): entry.get("template") for entry in value}
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in [*value, *value.values()]):
         raise DataError(f"{source} has a chat_template that is neither a text nor a list of named texts")
     return {name: (text, source) for name, text in value.items()}
 
 
 def _variables(config: dict[str, Any]) -> dict[str, Any]:
-    """The special tokens by their names, as texts."""
+    """Name -> text of the special tokens."""
     named = {key: _content(value) for key, value in config.items() if key.endswith("_token")}
     extra = config.get("additional_special_tokens") or config.get("extra_special_tokens")
-    lists = {"additional_special_tokens": [_content(one) for one in extra]} if isinstance(extra, list) else {}
+    lists = {"additional_special_tokens": [_content(token) for token in extra]} if isinstance(extra, list) else {}
     return {key: value for key, value in named.items() if isinstance(value, str)} | lists
 
 
@@ -172,15 +171,15 @@ def _content(value: Any) -> Any:
 def _object(path: str) -> dict[str, Any]:
     value = store.read_json(path) if store.exists(path) else {}
     if not isinstance(value, dict):
-        raise DataError(f"{path} does not hold an object")
+        raise DataError(f"{path} is not a JSON object")
     return value
 
 
-def _broken(text: str, controls: Sequence[str]) -> str:
-    """``text`` with a break inside every control token that it quotes; again, since breaking one may leave another."""
+def _broken(text: str, control_tokens: Sequence[str]) -> str:
+    """``text`` with a break inside every control token; repeated, because a break may complete another token."""
     text = text.replace(_BREAK, "")
-    for control in controls:
-        if len(control) > 1:
-            while control in text:
-                text = text.replace(control, control[0] + _BREAK + control[1:])
+    for token in control_tokens:
+        if len(token) > 1:
+            while token in text:
+                text = text.replace(token, token[0] + _BREAK + token[1:])
     return text

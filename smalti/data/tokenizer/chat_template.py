@@ -1,9 +1,9 @@
-"""A chat template in a process of its own, so that the time and memory it takes have a limit that holds.
+"""Renders a chat template in a separate process, with limits on its time and memory.
 
-A template comes with downloaded weights. jinja2's sandbox keeps it from files and objects, but not from looping or from
-building a text of gigabytes, and a thread cannot be ended. Promises: a prompt that takes more than ``LIMIT_S`` of
-processor time or ``MEMORY_BYTES`` is a ``TemplateFailed``, and the next one gets a new process; Ctrl-C ends it.
-Callers in several threads take turns. Why a process: ``docs/decisions/0016-templates-in-a-process.md``.
+A template comes with downloaded weights. jinja2's sandbox denies it files and objects, but it can loop or build a text
+of gigabytes, and a thread cannot be ended (``docs/decisions/0016-templates-in-a-process.md``). Promises: a prompt that
+takes more than ``LIMIT_S`` of processor time or ``MEMORY_BYTES`` raises ``TemplateFailed``, and the next one gets a new
+process; Ctrl-C ends it. Threads wait for one another.
 """
 
 import json
@@ -26,14 +26,14 @@ _CHILD = str(Path(__file__).with_name("chat_template_child.py"))
 
 
 class TemplateFailed(Exception):
-    """The template cannot be read, refuses the messages, or takes too much; in the template's or the system's words."""
+    """The template cannot be parsed, rejects the messages, or exceeds its limits."""
 
 
 class TemplateProcess:
-    """One template. Compiled at once; rendered any number of times, from any thread."""
+    """One compiled template, which any thread can render."""
 
     def __init__(self, template: str, variables: Mapping[str, Any]) -> None:
-        """Raises TemplateFailed for what is no template."""
+        """Raises TemplateFailed if ``template`` cannot be compiled."""
         if find_spec("jinja2") is None:
             raise missing_extra("jinja2", "serve", "a chat template")
         self._setup = {"template": template, "variables": dict(variables)}
@@ -43,14 +43,14 @@ class TemplateProcess:
             self._start()
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The text. Raises TemplateFailed."""
+        """Return the rendered text. Raises TemplateFailed."""
         with self._lock:
             if self._end is None or not self._end.alive:
                 self._start()
-            return self._ask({"messages": [dict(message) for message in messages]})
+            return self._request({"messages": [dict(message) for message in messages]})
 
     def _start(self) -> None:
-        # -P: the folder of the script, whose files are named like modules, is not searched.
+        # -P: do not search the folder of the script, which has files with the names of other modules.
         self._process = subprocess.Popen(
             [sys.executable, "-P", _CHILD, str(LIMIT_S), str(MEMORY_BYTES)],
             stdin=subprocess.PIPE,
@@ -59,18 +59,18 @@ class TemplateProcess:
         )
         self._end = weakref.finalize(self, _end, self._process)
         try:
-            self._ask(self._setup)
+            self._request(self._setup)
         except TemplateFailed:
             self._end()
             raise
 
-    def _ask(self, asked: dict[str, Any]) -> str:
+    def _request(self, request: dict[str, Any]) -> str:
         assert self._process.stdin
         assert self._process.stdout
         assert self._end
         try:
             with suppress(BrokenPipeError):
-                self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+                self._process.stdin.write(json.dumps(request).encode() + b"\n")
                 self._process.stdin.flush()
             line = self._process.stdout.readline()
         except BaseException:
@@ -80,10 +80,10 @@ class TemplateProcess:
             code = self._process.wait()
             self._end()
             raise TemplateFailed(_why(code))
-        answer = json.loads(line)
-        if "error" in answer:
-            raise TemplateFailed(answer["error"])
-        return str(answer["text"])
+        reply = json.loads(line)
+        if "error" in reply:
+            raise TemplateFailed(reply["error"])
+        return str(reply["text"])
 
 
 def _why(code: int) -> str:

@@ -1,11 +1,9 @@
 """The child process that compiles and renders one chat template; ``chat_template`` starts it by the path of this file.
 
-Reads a JSON object a line and answers each with one: first ``{"template", "variables"}``, then ``{"messages"}``; the
-answer has ``text`` or ``error``. The kernel ends the process (SIGPROF) when a line has taken its processor time,
-whatever runs then: a loop of the template, or one call in C that no Python code could interrupt. Memory beyond the
-limit is an error of the template, where the system enforces RLIMIT_AS (Linux). Ends when its stdin does.
-
-Imports jinja2 and the standard library only: it starts in 0.1 s, and nothing of this package is in its memory.
+Reads a JSON object on each line and writes one for it: first ``{"template", "variables"}``, then ``{"messages"}``; the
+reply has ``text`` or ``error``. The kernel ends the process (SIGPROF) when a line has used its processor time, also
+inside a call in C that Python cannot interrupt. Too much memory is an error of the template, where the system enforces
+RLIMIT_AS (Linux). The process ends with its stdin. It imports jinja2 and the standard library only: it starts in 0.1 s.
 """
 
 import json
@@ -27,8 +25,8 @@ MOST_ERROR_CHARACTERS = 2000
 
 
 def main(limit_s: float, memory_bytes: int) -> None:
-    """Answer line by line."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process where it wants to
+    """Reply to each line."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(ValueError, OSError):  # macOS has no such limit
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
@@ -36,7 +34,7 @@ def main(limit_s: float, memory_bytes: int) -> None:
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, limit_s)
         try:
-            reply = json.dumps({"text": session.answer(line)}).encode()
+            reply = json.dumps({"text": session.reply(line)}).encode()
         except MemoryError:
             reply = json.dumps({"error": f"it needs more than {memory_bytes >> 20} MiB of memory"}).encode()
         except Exception as error:  # a template is a program: it may raise anything
@@ -47,20 +45,20 @@ def main(limit_s: float, memory_bytes: int) -> None:
 
 
 class _Session:
-    """The template between two lines."""
+    """The template, compiled by the first line."""
 
     def __init__(self) -> None:
         self._template: Any = None
         self._variables: dict[str, Any] = {}
 
-    def answer(self, line: bytes) -> str:
-        """The text for one line."""
-        asked = json.loads(line)
+    def reply(self, line: bytes) -> str:
+        """Return the text for one line."""
+        request = json.loads(line)
         if self._template is None:
-            self._variables = asked["variables"]
-            self._template = _environment().from_string(asked["template"])
+            self._variables = request["variables"]
+            self._template = _environment().from_string(request["template"])
             return ""
-        return str(self._template.render(messages=asked["messages"], tools=None, documents=None,
+        return str(self._template.render(messages=request["messages"], tools=None, documents=None,
                                          add_generation_prompt=True, **self._variables))  # fmt: skip
 
 
@@ -68,7 +66,7 @@ def _environment() -> Any:
     """jinja2 as ``transformers.utils.chat_template_utils`` sets it up."""
 
     class Generation(Extension):
-        """``{% generation %}`` marks what the assistant says, for training; here it is passed through."""
+        """``{% generation %}`` marks the text of the assistant, for training; here its body is rendered."""
 
         tags = {"generation"}  # noqa: RUF012 (jinja2 wants a class attribute)
 
@@ -81,7 +79,7 @@ def _environment() -> Any:
             return caller()
 
     class GuardedNamespace(Namespace):
-        """Attributes of a namespace whose name begins with an underscore would reach Python's own."""
+        """A namespace without attributes that begin with an underscore, which would reach those of Python."""
 
         def __setitem__(self, name: str, value: Any) -> None:
             if name.startswith("_"):
@@ -89,10 +87,10 @@ def _environment() -> Any:
             super().__setitem__(name, value)
 
     def namespace(**values: Any) -> Namespace:
-        made = GuardedNamespace()
+        result = GuardedNamespace()
         for name, value in values.items():
-            made[name] = value
-        return made
+            result[name] = value
+        return result
 
     def refuse(message: str) -> NoReturn:
         raise TemplateError(message)
@@ -110,7 +108,7 @@ def _environment() -> Any:
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    # jinja2's own filter escapes <, > and &, which a model would then have to read.
+    # jinja2's own filter escapes <, > and &.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

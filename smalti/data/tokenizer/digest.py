@@ -1,4 +1,4 @@
-"""Which tokenizer is in a folder, read as plain JSON: training can check it without the tokenizers package."""
+"""The digest of a tokenizer. Its files are read as plain JSON, so that training needs no tokenizers package."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ _HINT = "data.tokenizer=OUTPUT/tokenizer, with OUTPUT of 'smalti data tokenize'"
 
 
 def digest_of(parts: dict[str, Any], eod_id: int) -> str:
-    """Hex SHA-256 over all that decides ids: vocabulary, merges, split, added tokens, and the end of a document.
+    """Hex SHA-256 of all that decides ids (vocabulary, merges, split, added tokens) and of the end-of-document id.
 
     ``parts`` is the content of a ``tokenizer.json`` as the tokenizers package writes it.
     """
@@ -24,7 +24,7 @@ def digest_of(parts: dict[str, Any], eod_id: int) -> str:
 
 
 def digest_in(folder: str | Path) -> str:
-    """The digest of the tokenizer that ``Tokenizer.save`` wrote into ``folder``."""
+    """Digest of the tokenizer that ``Tokenizer.save`` wrote to ``folder``."""
     parts = store.read_json(store.join(folder, "tokenizer.json"))
     config = store.read_json(store.join(folder, "tokenizer_config.json"))
     try:
@@ -32,20 +32,20 @@ def digest_in(folder: str | Path) -> str:
         return digest_of(parts, ids[config["eos_token"]])
     except (KeyError, TypeError) as error:
         raise DataError(
-            f"{folder} does not hold a tokenizer that 'smalti data tokenize' wrote: {error!r} is missing",
+            f"{folder} has no tokenizer that 'smalti data tokenize' wrote: {error!r} is missing",
             hint=_HINT,
         ) from error
 
 
 def check_folder(folder: str | Path, tokenizer_digest: str) -> None:
-    """A DataError unless ``folder`` holds the tokenizer with that digest, the one that wrote the tokens."""
+    """Raise DataError unless ``folder`` has the tokenizer with this digest, which wrote the tokens."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if not store.exists(store.join(folder, name)):
             raise DataError(f"data.tokenizer = {folder}: there is no {name} in it", allowed=_ALLOWED, hint=_HINT)
-    found = digest_in(folder)
-    if found != tokenizer_digest:
+    digest = digest_in(folder)
+    if digest != tokenizer_digest:
         raise DataError(
-            f"data.tokenizer = {folder} is another tokenizer ({found[:12]}) than wrote the tokens "
+            f"data.tokenizer = {folder} is another tokenizer ({digest[:12]}) than wrote the tokens "
             f"({tokenizer_digest[:12]})",
             allowed=_ALLOWED,
             hint=_HINT,

@@ -1,7 +1,7 @@
-"""How text is cut into words before bytes are merged, and the bytes' printable stand-ins in ``tokenizer.json``.
+"""The expressions that split text into words before bytes are merged, and GPT-2's printable form of bytes.
 
-The expressions are those of the published tokenizers (tiktoken's ``gpt2``, ``cl100k_base``, ``o200k_base``), which our
-own are trained with too: an expression that both engines know makes identical ids possible.
+The expressions are those of the published tokenizers (tiktoken's ``gpt2``, ``cl100k_base``, ``o200k_base``). Trained
+tokenizers use them too, so that both engines give the same ids.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from smalti.config.curate import SplitPattern
 
 EOD = "<|endoftext|>"
-"""Ends every document in our own tokenizers."""
+"""Ends every document in tokenizers that are trained here."""
 
 _O200K = "|".join(
     [
@@ -31,12 +31,12 @@ PATTERNS: dict[SplitPattern, str] = {
     ),
     "o200k": _O200K,
 }
-"""Name -> regular expression; everything it does not match is a piece of its own too, so no byte is lost."""
+"""Name -> regular expression; text that it does not match is a word too, so no byte is lost."""
 
 
 @dataclass(frozen=True)
 class KnownRanks:
-    """A published rank file: its expression and its special tokens, which the file itself does not hold."""
+    """A published rank file: its expression and its special tokens, which are not in the file."""
 
     pattern: SplitPattern
     eod_token: str
@@ -49,12 +49,11 @@ KNOWN_RANKS: dict[int, KnownRanks] = {
     128_000: KnownRanks("cl100k", "<|end_of_text|>", {"<|begin_of_text|>": 128_000, "<|end_of_text|>": 128_001}),
     199_998: KnownRanks("o200k", EOD, {EOD: 199_999}),
 }
-"""Number of ranks -> what it is: gpt2 (r50k_base), cl100k_base (DBRX too), Llama 3, o200k_base."""
+"""Number of ranks -> tokenizer: gpt2 (r50k_base), cl100k_base (DBRX too), Llama 3, o200k_base."""
 
 
 def byte_symbols() -> list[str]:
-    """For each byte the character that stands for it in a byte-level vocabulary (GPT-2's table)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = iter(range(0x100, 0x200))
-    shown = set(printable)
-    return [chr(byte) if byte in shown else chr(next(rest)) for byte in range(256)]
+    """The character for each byte in a byte-level vocabulary (GPT-2's table)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

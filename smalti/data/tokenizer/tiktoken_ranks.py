@@ -1,6 +1,6 @@
-"""tiktoken rank files (``base64 rank`` on each line), and the way back and forth between ranks and merges.
+"""Reads tiktoken rank files (``base64 rank`` on each line) and converts ranks to merges.
 
-A rank file holds neither the split expression nor the special tokens; for the published ones both are known by size.
+A rank file has neither the split expression nor the special tokens; those of published files are known by their size.
 """
 
 import base64
@@ -18,7 +18,7 @@ Ranks = dict[bytes, int]
 
 
 def read_ranks(path: str | Path) -> Ranks:
-    """Token bytes -> rank (= id), 0 to n-1. DataError names file and line when it is not a rank file."""
+    """Read token bytes -> rank (= id), 0 to n-1. DataError with file and line if it is not a rank file."""
     ranks: Ranks = {}
     for number, line in enumerate(store.read_bytes(path).split(b"\n"), start=1):
         if not line.strip():
@@ -32,17 +32,17 @@ def read_ranks(path: str | Path) -> Ranks:
             raise DataError(
                 f"{path}:{number}: {line[:60]!r} is not line {len(ranks)} of a tiktoken rank file",
                 allowed="a token in base64, a blank, and its rank, counting up from 0",
-                hint="give a tokenizer.json, a folder that holds one, or a .tiktoken file",
+                hint="give a tokenizer.json, a folder with one, or a .tiktoken file",
             ) from None
         ranks[token] = rank
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
-        raise DataError(f"{path} is not a whole rank file: it has no token for the byte 0x{missing[0]:02x}")
+        raise DataError(f"{path} is not a complete rank file: it has no token for the byte 0x{missing[0]:02x}")
     return ranks
 
 
 def known_or_given(path: str | Path, n_ranks: int, pattern: SplitPattern | None) -> KnownRanks:
-    """Expression and special tokens for a rank file. UserError when its size says nothing and no pattern is given."""
+    """Expression and special tokens of a rank file. UserError if its size is unknown and no pattern is given."""
     known = KNOWN_RANKS.get(n_ranks)
     if known is not None:
         if pattern is not None and pattern != known.pattern:
@@ -50,7 +50,7 @@ def known_or_given(path: str | Path, n_ranks: int, pattern: SplitPattern | None)
         return known
     if pattern is None:
         raise UserError(
-            f"{path} holds {n_ranks} ranks, which tells nothing about how its text is cut into words",
+            f"{path} has {n_ranks} ranks, a size that does not tell how text is split into words",
             allowed=f"pattern of gpt2, cl100k, o200k; known sizes: {', '.join(map(str, KNOWN_RANKS))}",
             hint="pattern=cl100k",
         )
@@ -58,19 +58,21 @@ def known_or_given(path: str | Path, n_ranks: int, pattern: SplitPattern | None)
 
 
 def tokenizer_from_ranks(ranks: Ranks, known: KnownRanks) -> Any:
-    """A ``tokenizers.Tokenizer`` that gives the ids of tiktoken. DataError when the ranks are not those of a BPE."""
+    """Return a ``tokenizers.Tokenizer`` with the ids of tiktoken. DataError if the ranks are not those of a BPE."""
     try:
         from tokenizers import AddedToken, models
     except ImportError as error:
         raise missing_extra("tokenizers", "data", "reading a rank file", error) from error
     symbols = byte_symbols()
 
-    def shown(token: bytes) -> str:
+    def printable(token: bytes) -> str:
         return "".join(symbols[byte] for byte in token)
 
-    merges = [(shown(left), shown(right)) for left, right in merges_of(ranks)]
-    # tiktoken looks a whole piece up before it merges anything; ignore_merges is that rule.
-    model = models.BPE(vocab={shown(token): rank for token, rank in ranks.items()}, merges=merges, ignore_merges=True)
+    merges = [(printable(left), printable(right)) for left, right in merges_of(ranks)]
+    # tiktoken looks up a whole word before it merges bytes; so does ignore_merges.
+    model = models.BPE(
+        vocab={printable(token): rank for token, rank in ranks.items()}, merges=merges, ignore_merges=True
+    )
     tokenizer = empty_bpe(known.pattern, model)
     names = {rank: token for token, rank in known.special_tokens.items()}
     added = [names.get(rank, f"<|unused_{rank}|>") for rank in range(len(ranks), max(names) + 1)]
@@ -79,7 +81,7 @@ def tokenizer_from_ranks(ranks: Ranks, known: KnownRanks) -> Any:
 
 
 def merges_of(ranks: Ranks) -> list[tuple[bytes, bytes]]:
-    """The pair that each longer token was merged from: what is left of its bytes when all earlier merges are done."""
+    """The pair that each longer token was merged from: its bytes after all earlier merges."""
     merges = []
     for token, rank in sorted(ranks.items(), key=lambda entry: entry[1]):
         if len(token) == 1:

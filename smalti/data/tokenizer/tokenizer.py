@@ -1,7 +1,7 @@
-"""The tokenizer that the rest of the house uses: text to ids and back, its digest, and its Hugging Face files.
+"""``Tokenizer``: text to ids and back, its digest, and its Hugging Face files.
 
-Promises: ``encode`` takes text as text (``<|endoftext|>`` inside a document never becomes the special token unless it
-is asked for); ``encode_batch`` gives the same ids as ``encode``; the digest names what decides ids and nothing else.
+Promises: ``encode`` reads ``<|endoftext|>`` inside a document as text, unless ``special`` is set; ``encode_batch``
+gives the same ids as ``encode``; the digest covers all that decides ids and nothing else.
 """
 
 import codecs
@@ -27,10 +27,10 @@ _EOD_NAMES = (EOD, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
 
 
 class Tokenizer:
-    """A loaded or freshly trained tokenizer. ``inner`` is a ``tokenizers.Tokenizer``, which is not changed."""
+    """A tokenizer. ``inner`` is a ``tokenizers.Tokenizer``, which is not changed."""
 
     def __init__(self, inner: Any, eod_token: str, config: dict[str, Any] | None = None) -> None:
-        """``config`` is the content of a ``tokenizer_config.json`` that came with it and is saved again."""
+        """``config`` is the content of its ``tokenizer_config.json``, which is saved again."""
         eod_id = inner.token_to_id(eod_token)
         if eod_id is None:
             raise UserError(
@@ -41,35 +41,35 @@ class Tokenizer:
         self._config = dict(config or {})
         self._parts = structure_of(inner)
         self._special = inner
-        # The same vocabulary with special tokens read as plain text: documents may quote them.
+        # Reads special tokens as plain text: documents may quote them.
         self._plain = type(inner).from_str(inner.to_str())
         self._plain.encode_special_tokens = True
 
     @cached_property
     def vocab_size(self) -> int:
-        """The highest id plus one: what an embedding needs."""
+        """The highest id plus one: the size of an embedding."""
         return 1 + int(max(self._special.get_vocab(with_added_tokens=True).values()))
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids that stand for no text."""
+        """Ids of special tokens, which decode to no text."""
         return frozenset(token["id"] for token in self._parts["added_tokens"] if token["special"])
 
     @cached_property
     def unused_ids(self) -> frozenset[int]:
-        """Ids below ``vocab_size`` that stand for no token: the holes of a vocabulary that came from elsewhere."""
+        """Ids below ``vocab_size`` without a token: some vocabularies have holes."""
         if self._is_byte_level:
             return frozenset(range(self.vocab_size)) - self._token_bytes.keys()
         return frozenset(token for token in range(self.vocab_size) if self._special.id_to_token(token) is None)
 
     @cached_property
     def most_token_bytes(self) -> int:
-        """A text of n tokens has at most n times as many bytes; a generous guess where tokens are not plain bytes."""
+        """Upper bound on the bytes of a token; a generous guess if tokens are not plain bytes."""
         return max(map(len, self._token_bytes.values())) if self._is_byte_level else 256
 
     @cached_property
     def digest(self) -> str:
-        """Hex SHA-256 over all that decides ids (vocabulary, merges, split, added tokens) and the end of a document."""
+        """Hex SHA-256 of all that decides ids (vocabulary, merges, split, added tokens), and of ``eod_id``."""
         return digest_of(self._parts, self.eod_id)
 
     @cached_property
@@ -78,51 +78,51 @@ class Tokenizer:
 
     @property
     def slow_because(self) -> str:
-        """Why ``encode_batch`` cannot use tiktoken; empty when it can."""
+        """Why ``encode_batch`` cannot use tiktoken; empty if it can."""
         return self._bulk[1]
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Ids of ``text``, nothing added before or after; ``special``: special tokens in the text count as such.
+        """Return the ids of ``text`` and no others; with ``special``, special tokens in it are recognised.
 
-        UserError for half of a surrogate pair: a chat template may write one.
+        Raises UserError for half of a surrogate pair, which a chat template may write.
         """
         engine = self._special if special else self._plain
         try:
             return list(engine.encode(text, add_special_tokens=False).ids)
         except TypeError as error:
-            half = next((one for one in text if "\ud800" <= one <= "\udfff"), None)
+            half = next((character for character in text if "\ud800" <= character <= "\udfff"), None)
             if half is None:
                 raise
             raise UserError(f"the text holds {half!a}, half of a surrogate pair", allowed="Unicode text") from error
 
     def encode_batch(self, texts: Sequence[str], *, threads: int = 1) -> list[list[int]]:
-        """Ids of many texts, special tokens read as plain text; several times as fast as ``encode`` where possible."""
+        """Return the ids of each text, with special tokens read as text; with tiktoken much faster than ``encode``."""
         encoding = self._bulk[0]
         if encoding is not None:
             try:
                 return list(encoding.encode_ordinary_batch(list(texts), num_threads=threads))
-            except BaseException as error:  # a million blanks in a row overflow the stack of tiktoken's expressions
+            except BaseException as error:  # a million consecutive blanks overflow the stack of tiktoken's expressions
                 if type(error).__name__ != "PanicException":
                     raise
-        return [list(one.ids) for one in self._plain.encode_batch(list(texts), add_special_tokens=False)]
+        return [list(encoding.ids) for encoding in self._plain.encode_batch(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """Text of ``ids``; bytes that are not UTF-8 (a cut-off character) become U+FFFD."""
-        wanted = [int(i) for i in ids]
+        """Return the text of ``ids``; bytes that are not UTF-8 (an incomplete character) become U+FFFD."""
+        token_ids = [int(i) for i in ids]
         if not self._is_byte_level:
-            return str(self._special.decode(wanted, skip_special_tokens=skip_special))
-        kept = (self.token_bytes(i) for i in wanted if not (skip_special and i in self.special_ids))
-        return b"".join(kept).decode("utf-8", "replace")
+            return str(self._special.decode(token_ids, skip_special_tokens=skip_special))
+        parts = (self.token_bytes(i) for i in token_ids if not (skip_special and i in self.special_ids))
+        return b"".join(parts).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that an id stands for. UserError for an id outside the vocabulary or without bytes of its own."""
-        found = self._token_bytes.get(token_id)
-        if found is None:
+        """Return the bytes of an id. UserError for an id outside the vocabulary or without bytes."""
+        token = self._token_bytes.get(token_id)
+        if token is None:
             raise UserError(f"the id {token_id} is not in the vocabulary", allowed=f"0 to {self.vocab_size - 1}")
-        return found
+        return token
 
     def decode_stream(self) -> "StreamDecoder":
-        """A decoder for ids that come one by one."""
+        """Return a decoder for ids that arrive one by one."""
         return StreamDecoder(self)
 
     @cached_property
@@ -132,17 +132,17 @@ class Tokenizer:
     @cached_property
     def _token_bytes(self) -> dict[int, bytes]:
         added = {token["id"]: token["content"].encode() for token in self._parts["added_tokens"]}
-        # Other kinds may hold their vocabulary as a list, and their tokens are not in GPT-2's printable form.
+        # Other kinds may have their vocabulary as a list, and their tokens are not in GPT-2's printable form.
         return (token_bytes_of(self._parts) if self._is_byte_level else {}) | added
 
     def save(self, folder: str | Path) -> None:
-        """Write what ``transformers.AutoTokenizer`` and ``load_tokenizer`` read."""
+        """Write the files that ``transformers.AutoTokenizer`` and ``load_tokenizer`` read."""
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
             "model_max_length": 1 << 30,
         }
-        # A document begins after the token that ended the one before, so the same token begins a text.
+        # A document begins after the token that ends the previous one, so the same token begins a text.
         specials = {"bos_token": self.eod_token, "eos_token": self.eod_token, "pad_token": self.eod_token}
         store.write_text(store.join(folder, TOKENIZER_FILE), self._special.to_str(pretty=False))
         store.write_json(store.join(folder, CONFIG_FILE), config | specials | self._config)
@@ -150,16 +150,16 @@ class Tokenizer:
 
 
 class StreamDecoder:
-    """Ids in, text out as soon as whole characters are there; what comes out joins to ``decode`` of all ids."""
+    """Decodes ids one by one, by whole characters; the joined results are ``decode`` of all ids."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._ids: list[int] = []
-        self._shown = ""
+        self._decoded = ""
 
     def push(self, token_id: int) -> str:
-        """The text that this id completes; empty inside a character and for a special token."""
+        """Return the text that this id completes; empty inside a character and for a special token."""
         if token_id in self._tokenizer.special_ids:
             return ""
         if self._tokenizer._is_byte_level:
@@ -167,28 +167,33 @@ class StreamDecoder:
         return self._by_difference(token_id)
 
     def finish(self) -> str:
-        """What is left: a character that was cut off becomes U+FFFD."""
+        """Return the rest; an incomplete character becomes U+FFFD."""
         if self._tokenizer._is_byte_level:
             return self._utf8.decode(b"", final=True)
         text = self._tokenizer.decode(self._ids)
-        rest, self._shown = text[len(self._shown) :], text
+        rest, self._decoded = text[len(self._decoded) :], text
         return rest
 
     def _by_difference(self, token_id: int) -> str:
-        # Other decoders look at neighbours (blanks before words), so the whole is decoded and the new part shown.
+        # Other decoders depend on neighbours (blanks before words), so all ids are decoded and the new part returned.
         self._ids.append(token_id)
         text = self._tokenizer.decode(self._ids)
         if text.endswith("�"):
             return ""
-        new, self._shown = text[len(self._shown) :], text
+        new, self._decoded = text[len(self._decoded) :], text
         return new
 
 
 def load_tokenizer(path: str | Path, *, eod_token: str | None = None, pattern: SplitPattern | None = None) -> Tokenizer:
-    """Load a ``tokenizer.json`` (or the folder that holds it) or a tiktoken rank file.
+    """Load a ``tokenizer.json``, or the folder with one, or a tiktoken rank file.
 
-    ``eod_token``: the token that ends a document; absent: what ``tokenizer_config.json`` calls eos, else a known name.
-    ``pattern`` is for rank files only. DataError when there is no such file or it is neither of the two.
+    Args:
+        eod_token: The token that ends a document; absent: the eos token of ``tokenizer_config.json``, or a known name.
+        pattern: How text is split into words; for rank files only.
+
+    Raises:
+        DataError: there is no such file, or it is neither of the two.
+        UserError: no token ends a document, or ``pattern`` has no effect.
     """
     path = str(path)
     if not store.exists(path):
@@ -198,7 +203,7 @@ def load_tokenizer(path: str | Path, *, eod_token: str | None = None, pattern: S
     elif store.is_local(path) and Path(path).is_dir():
         raise DataError(
             f"the folder {path} has no {TOKENIZER_FILE}",
-            hint="bring it from where the folder is from; of a tokenizer in another form "
+            hint="copy it from the original model; for a tokenizer in another format "
             "AutoTokenizer.from_pretrained(OLD).save_pretrained(NEW) writes it",
         )
     data = store.read_bytes(path)
@@ -207,9 +212,7 @@ def load_tokenizer(path: str | Path, *, eod_token: str | None = None, pattern: S
         known = known_or_given(path, len(ranks), pattern)
         return Tokenizer(tokenizer_from_ranks(ranks, known), eod_token or known.eod_token)
     if pattern is not None:
-        raise UserError(
-            f"pattern={pattern} has no effect on {path}", hint="leave it out: the file says how text is cut"
-        )
+        raise UserError(f"pattern={pattern} has no effect on {path}", hint="leave it out: the file has its own pattern")
     inner = _parse(data, path)
     config = _config_beside(path)
     return Tokenizer(inner, eod_token or _declared_eod(inner, config, path), config)
@@ -222,17 +225,17 @@ def _parse(data: bytes, path: str) -> Any:
         raise missing_extra("tokenizers", "data", "reading a tokenizer.json", error) from error
     try:
         return tokenizers.Tokenizer.from_str(data.decode("utf-8"))
-    except Exception as error:  # the library raises plain Exception for a file that it cannot parse
+    except Exception as error:  # the library raises a plain Exception for a file that it cannot parse
         raise DataError(f"{path} is not a tokenizer.json: {error}") from error
 
 
 def _config_beside(path: str) -> dict[str, Any]:
-    beside = store.join(path.removesuffix(TOKENIZER_FILE) or ".", CONFIG_FILE)
-    if not path.endswith(TOKENIZER_FILE) or not store.exists(beside):
+    config_path = store.join(path.removesuffix(TOKENIZER_FILE) or ".", CONFIG_FILE)
+    if not path.endswith(TOKENIZER_FILE) or not store.exists(config_path):
         return {}
-    value = store.read_json(beside)
+    value = store.read_json(config_path)
     if not isinstance(value, dict):
-        raise DataError(f"{beside} does not hold an object: {json.dumps(value)[:60]}")
+        raise DataError(f"{config_path} is not a JSON object: {json.dumps(value)[:60]}")
     return value
 
 

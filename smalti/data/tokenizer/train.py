@@ -1,4 +1,4 @@
-"""Trains a byte-level BPE: every text has ids, and the ids give back every byte."""
+"""Trains a byte-level BPE tokenizer, whose ids decode to every byte of a text."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -18,11 +18,14 @@ def train_bpe(
     *,
     pattern: SplitPattern = "cl100k",
 ) -> Any:
-    """Train on ``texts``; returns a ``tokenizers.Tokenizer`` of at most ``vocab_size`` entries, special ones last.
+    """Train on ``texts``; returns a ``tokenizers.Tokenizer`` of at most ``vocab_size`` entries, special tokens last.
 
     Of a run of more than 1,000 letters and digits, blanks, or symbols the first 1,000 are used. A small corpus can run
-    out of pairs to merge; the vocabulary is then smaller. Equal texts in equal order give an equal tokenizer. UserError
-    for a ``vocab_size`` with no room for the 256 bytes; DataError when there is no text.
+    out of pairs to merge; the vocabulary is then smaller. Equal texts in equal order give an equal tokenizer.
+
+    Raises:
+        UserError: ``vocab_size`` is too small for the 256 bytes and the special tokens.
+        DataError: there is no text.
     """
     if vocab_size < _BYTES + len(special_tokens):
         raise UserError(
@@ -44,13 +47,13 @@ def train_bpe(
     tokenizer.train_from_iterator(counted, trainer)
     if not counted.n_characters:
         raise DataError("there is no text to train a tokenizer on", hint="check the documents folder")
-    # Added after training, so that ids count up with merges from 0: what a rank file wants.
+    # Added after training, so that the ids of merges count from 0, as in a rank file.
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special_tokens])
     return tokenizer
 
 
 def empty_bpe(pattern: SplitPattern, model: Any = None) -> Any:
-    """A byte-level ``tokenizers.Tokenizer`` around ``model`` (absent: an empty BPE) that cuts by ``pattern``."""
+    """A byte-level ``tokenizers.Tokenizer`` of ``model`` (absent: an empty BPE) that splits by ``pattern``."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.BPE() if model is None else model)
@@ -65,8 +68,8 @@ def empty_bpe(pattern: SplitPattern, model: Any = None) -> Any:
 
 
 _LONG_RUN = re.compile(r"(\w{1000})\w+|(\s{1000})\s+|([^\w\s]{1000})[^\w\s]+")
-"""More than 1,000 letters and digits, blanks, or symbols in a row: no word of a language, and one of 200 MB takes the
-trainer 20 GB and hours."""
+"""More than 1,000 consecutive letters and digits, blanks, or symbols: not a word, and the trainer takes 20 GB and hours
+for one of 200 MB."""
 
 
 class _Counted:
@@ -77,4 +80,4 @@ class _Counted:
     def __iter__(self) -> Any:
         for text in self._texts:
             self.n_characters += len(text)
-            yield _LONG_RUN.sub(lambda found: found[found.lastindex or 0], text)
+            yield _LONG_RUN.sub(lambda match: match[match.lastindex or 0], text)

@@ -193,7 +193,7 @@ def test_gpt2_form_of_the_pre_tokenizer_is_known():
 def test_bad_files(tmp_path, small):
     with pytest.raises(DataError, match="does not exist"):
         load_tokenizer(tmp_path / "nothing")
-    with pytest.raises(DataError, match=r"folder .* has no tokenizer\.json\nhint: bring it"):
+    with pytest.raises(DataError, match=r"folder .* has no tokenizer\.json\nhint: copy it"):
         load_tokenizer(tmp_path)
     (tmp_path / "a.json").write_text('{"some": "json"}')
     with pytest.raises(DataError, match=r"is not a tokenizer\.json"):

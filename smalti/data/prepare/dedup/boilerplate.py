@@ -1,18 +1,8 @@
-"""What of a text is compared: what it shares with many others at its beginning and end is left out, in numpy.
+"""Leaves out of the comparison what a text shares with many others at its beginning and end.
 
-Promises: the rules below and nothing else; they depend on texts, never on keys, and planted documents (keys from
-PLANTED on) change nothing for real ones.
-
-*Boilerplate*: a shingle is common where ``boilerplate_documents`` or more different documents of a crowd have it (of
-equal texts one counts). The *core* of a document is what stands from its first to its last run of MIN_RUN_WORDS or more
-words without a common shingle; shorter runs are edits. It is compared instead of the whole when what is left out could
-make two documents near by itself (``max_core_frac`` is 1 - threshold), when it has MIN_CORE_FRAC of the words or more,
-when common shingles are not the larger part of it, and not more than MAX_EDITED_FRAC of those left out are others. So
-pages in one frame are compared by their contents; copies of one text, with edits or in different frames, as a whole.
-
-*Repetitive*: a text of whose shingles (of MIN_WORDS words at least: prose repeats its words) less than
-MIN_DISTINCT_FRAC are distinct. It is a duplicate only of a text with the same words in the same order. Unrelated texts
-of random words, all as frequent, reach a Jaccard similarity of 0.66 at one half.
+The rules depend on texts, never on keys, and planted documents (keys from PLANTED on) change nothing for real ones.
+``core`` finds what is compared of a text with boilerplate; ``to_compare`` also finds repetitive texts, which are
+duplicates only of a text with the same words in the same order.
 """
 
 from itertools import pairwise
@@ -29,58 +19,69 @@ I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 MIN_RUN_WORDS = 6
+"""Shorter runs of words without a common shingle are edits."""
 MIN_CORE_FRAC = 0.1
 MAX_EDITED_FRAC = 0.25
 MIN_DISTINCT_FRAC = 0.5
+"""A text with a smaller share of distinct shingles is repetitive. At one half, unrelated texts of random words, all
+equally frequent, reach a Jaccard similarity of 0.66."""
 MIN_WORDS = 3
+"""Least words of the shingles that decide whether a text is repetitive: prose repeats its words."""
 
 _ESTIMATE_MARGIN = 1.4
 """A signature of 140 values estimates the number of distinct shingles with a standard error of 8.5 %."""
 _CROWD_FRAC = 1 / 3
-"""A document is in a crowd when in one band so much of ``boilerplate_documents`` agree with it: two that share four
-fifths of their shingles agree in a band of 5 rows with probability 0.33, and there are 28."""
+"""A document is in a crowd if in one band this share of ``boilerplate_documents`` agrees with it: two that share four
+fifths of their shingles agree in a band of 5 rows with probability 0.33, and there are 28 bands."""
 
 
 def crowd_size(boilerplate_documents: int) -> int:
-    """Documents in a bucket that make a crowd."""
+    """Number of documents in a bucket that make a crowd."""
     return max(2, round(boilerplate_documents * _CROWD_FRAC))
 
 
 def in_buckets(hashes: I64, keys: I64, least: int) -> tuple[I64, Bools]:
-    """The distinct keys in buckets (rows of equal hashes) of two or more, and for each whether one of them has
-    ``least`` real documents or more."""
+    """Return the distinct keys in buckets of two or more, and whether a bucket of each has ``least`` real documents.
+
+    A bucket is the rows of equal hashes.
+    """
     _, bucket, sizes = np.unique(hashes, return_inverse=True, return_counts=True)
     rows = np.flatnonzero(sizes[bucket] > 1)
     real = np.bincount(bucket[rows], keys[rows] < PLANTED, minlength=len(sizes))
-    found, number = np.unique(keys[rows], return_inverse=True)
-    return found, np.bincount(number, real[bucket[rows]] >= least, minlength=len(found)) > 0
+    distinct, number = np.unique(keys[rows], return_inverse=True)
+    return distinct, np.bincount(number, real[bucket[rows]] >= least, minlength=len(distinct)) > 0
 
 
 def seem_repetitive(signatures: npt.NDArray[np.uint64], texts: pa.Array, shingle_words: int) -> Bools:
-    """Which texts may be repetitive, from their MinHash values (a row for each text, 32 bits)."""
-    # The mean of the least of n uniform numbers is 1 / (n + 1).
+    """Which texts may be repetitive, estimated from their MinHash values (a row of 32-bit values for each text)."""
+    # The minimum of n uniform numbers has the mean 1 / (n + 1).
     distinct = 1 / np.maximum((signatures + 0.5).mean(axis=1) / 2**32, 2.0**-40) - 1
     return np.asarray(distinct < _ESTIMATE_MARGIN * MIN_DISTINCT_FRAC * n_shingles(texts, shingle_words))
 
 
 def to_compare(texts: pa.Array, seem: Bools, common: I64, shingle_words: int, max_core_frac: float) -> list[str | None]:
-    """For each normalised text what is compared instead: its core; "" where it is repetitive, so that it is compared
-    with none; None where it is compared as it is. ``seem``: those that ``seem_repetitive``; ``common``: sorted hashes
-    of common shingles."""
-    found: list[str | None] = [None] * len(texts)
+    """Return for each normalised text what is compared instead of it.
+
+    That is its core; "" if it is repetitive and compared with no other; None if it is compared as a whole. ``seem``:
+    the result of ``seem_repetitive``; ``common``: sorted hashes of common shingles, which ``boilerplate_documents`` or
+    more different documents of a crowd have (equal texts count once).
+    """
+    replacements: list[str | None] = [None] * len(texts)
     if len(common):
-        found = _cores(texts, common, shingle_words, max_core_frac)
-    rows = [row for row, one in enumerate(found) if one is not None or seem[row]]
-    some = pa.array([texts[row].as_py() if found[row] is None else found[row] for row in rows], pa.large_string())
+        replacements = _cores(texts, common, shingle_words, max_core_frac)
+    rows = [row for row, core in enumerate(replacements) if core is not None or seem[row]]
+    compared = [texts[row].as_py() if replacements[row] is None else replacements[row] for row in rows]
+    array = pa.array(compared, pa.large_string())
     width = max(shingle_words, MIN_WORDS)
-    distinct = np.asarray(pc.list_value_length(shingle_sets(some, width)))
-    for row, repeats in zip(rows, (distinct < MIN_DISTINCT_FRAC * n_shingles(some, width)).tolist(), strict=True):
-        found[row] = "" if repeats else found[row]
-    return found
+    distinct = np.asarray(pc.list_value_length(shingle_sets(array, width)))
+    is_repetitive = distinct < MIN_DISTINCT_FRAC * n_shingles(array, width)
+    for row, repetitive in zip(rows, is_repetitive.tolist(), strict=True):
+        replacements[row] = "" if repetitive else replacements[row]
+    return replacements
 
 
 def n_shingles(texts: pa.Array, shingle_words: int) -> I64:
-    """How many shingles each normalised text has, those that it repeats counted in; 1 where it has fewer words."""
+    """Number of shingles of each normalised text, repeated ones included; 1 if it has fewer words."""
     blanks = np.asarray(pc.count_substring(texts, " ")).astype(np.int64)
     return np.maximum(blanks + 2 - shingle_words, 1)
 
@@ -97,10 +98,21 @@ def _cores(texts: pa.Array, common: I64, shingle_words: int, max_core_frac: floa
 
 
 def core(rare: Bools, shingle_words: int, max_core_frac: float) -> tuple[int, int] | None:
-    """First word and end of the core; None where the whole is compared. ``rare``: of the shingles, in their order."""
+    """Return the first word and the end of the core, or None if the whole text is compared.
+
+    ``rare``: for each shingle in order, whether it is not common. The core is the span from the first to the last run
+    of MIN_RUN_WORDS or more words without a common shingle. It is compared instead of the whole text if
+
+    - what is left out could make two documents near by itself (``max_core_frac`` is 1 - threshold),
+    - it has MIN_CORE_FRAC of the words or more,
+    - at least half of its shingles are rare, and
+    - at most MAX_EDITED_FRAC of the shingles left out are rare.
+
+    So pages in one frame are compared by their contents; copies of a text, edited or in different frames, as a whole.
+    """
     edges = np.flatnonzero(np.diff(np.concatenate([[False], rare, [False]]).astype(np.int8)))
     starts, stops = edges[::2], edges[1::2]
-    within = shingle_words - 1  # so many words of boilerplate are in the shingles at either end of a run
+    within = shingle_words - 1  # words of boilerplate in the shingles at either end of a run
     long = np.flatnonzero(stops - starts >= MIN_RUN_WORDS + within)
     if not len(long):
         return None

@@ -1,8 +1,8 @@
-"""From buckets (documents that agree in one band of their signatures) to candidate pairs, in numpy.
+"""Proposes candidate pairs from buckets: documents that agree in one band of their signatures.
 
-Promises: every pair of a bucket of at most ``bucket_documents``; of a larger one at most ``2 * bucket_neighbours``
-pairs a document, so that the pairs grow with the documents and never with their square. Which documents meet depends on
-what they are and not on their keys. Planted documents (keys from PLANTED on) never change which real documents meet.
+Promises: all pairs of a bucket of at most ``bucket_documents``; of a larger one at most ``2 * bucket_neighbours`` pairs
+for each document, so that the number of pairs is linear in the documents. The pairs depend on the texts, not on keys.
+Planted documents (keys from PLANTED on) never change the pairs of real documents.
 """
 
 import numpy as np
@@ -12,55 +12,57 @@ I64 = npt.NDArray[np.int64]
 Pairs = tuple[I64, I64]
 
 PLANTED = 1 << 60
-"""Keys of planted documents begin here."""
+"""First key of planted documents."""
 
 
 def pairs_in_buckets(
     hashes: I64, keys: I64, orders: I64, places: I64, *, bucket_documents: int, bucket_neighbours: int
 ) -> Pairs:
-    """Candidate pairs: first key < second key, maybe repeated.
+    """Return candidate pairs, first key < second key, possibly repeated.
 
-    Row i says that document ``keys[i]`` has ``hashes[i]`` in some band; rows of equal hashes are a bucket. In a large
-    bucket each document meets its neighbours by ``orders`` (which near-duplicates are likely to share) and the first by
-    ``places`` (held-out ones first, then the same in all buckets).
+    In row i document ``keys[i]`` has ``hashes[i]`` in some band; rows of equal hashes are a bucket. In a large bucket
+    each document is paired with its neighbours by ``orders`` (near-duplicates are likely to have the same) and with the
+    first ones by ``places`` (held-out documents first, then in the same order in all buckets).
     """
     if not len(hashes):
         return keys, keys
     rows = _not_alone(hashes)
-    # A bucket holds real documents first: what is planted comes behind and is counted apart.
+    # Planted documents come last in a bucket and are counted separately.
     rows = rows[np.lexsort((places[rows], orders[rows], keys[rows] >= PLANTED, hashes[rows]))]
     hashes, keys, orders, places = hashes[rows], keys[rows], orders[rows], places[rows]
     starts = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]])[: len(hashes)])
     sizes = np.diff(starts, append=len(hashes))
     real = np.add.reduceat((keys < PLANTED).astype(np.int64), starts) if len(starts) else sizes
     large = real > bucket_documents
-    found = [
+    pairs = [
         _all_pairs(keys, starts[~large], real[~large]),
         _neighbours(keys, starts[large], real[large], bucket_neighbours),
         with_the_first(*_by_place(keys, places, starts[large], real[large]), bucket_neighbours),
     ]
     for bucket in np.flatnonzero((sizes > real) & (real > 0)).tolist():
         start, middle, stop = starts[bucket], starts[bucket] + real[bucket], starts[bucket] + sizes[bucket]
-        met = _met(keys[start:middle], orders[start:middle], places[start:middle], orders[middle:stop],
-                   bucket_neighbours if large[bucket] else bucket_documents)  # fmt: skip
-        found += [(one, np.full(len(one), key)) for one, key in zip(met, keys[middle:stop].tolist(), strict=True)]
-    one, two = (np.concatenate([pair[side] for pair in found]) for side in (0, 1))
-    return np.minimum(one, two), np.maximum(one, two)
+        reach = bucket_neighbours if large[bucket] else bucket_documents
+        bucket_keys, bucket_orders, bucket_places = keys[start:middle], orders[start:middle], places[start:middle]
+        partners = _partners_of_planted(bucket_keys, bucket_orders, bucket_places, orders[middle:stop], reach)
+        planted = keys[middle:stop].tolist()
+        pairs += [(real_keys, np.full(len(real_keys), key)) for real_keys, key in zip(partners, planted, strict=True)]
+    first, second = (np.concatenate([pair[side] for pair in pairs]) for side in (0, 1))
+    return np.minimum(first, second), np.maximum(first, second)
 
 
 def with_the_first(keys: I64, starts: I64, sizes: I64, n: int) -> Pairs:
-    """Each document of a group with the first ``n`` of it; the first ones stand on the left."""
+    """Pair each document of a group with the first ``n`` of it, which are on the left."""
     begin, place = _places_in(starts, sizes)
-    one, two = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    left, right = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for first in range(n):
         later = place > first
-        one.append(keys[begin[later] + first])
-        two.append(keys[begin[later] + place[later]])
-    return np.concatenate(one), np.concatenate(two)
+        left.append(keys[begin[later] + first])
+        right.append(keys[begin[later] + place[later]])
+    return np.concatenate(left), np.concatenate(right)
 
 
 def _not_alone(hashes: I64) -> I64:
-    """The rows whose hash occurs twice or more: few, so that what follows costs little."""
+    """The rows whose hash occurs twice or more: few, so that further work on them is cheap."""
     order = np.argsort(hashes)
     sorted_ = hashes[order]
     same = np.concatenate([[False], sorted_[1:] == sorted_[:-1], [False]])
@@ -69,30 +71,30 @@ def _not_alone(hashes: I64) -> I64:
 
 
 def _all_pairs(keys: I64, starts: I64, sizes: I64) -> Pairs:
-    """All pairs inside each bucket: the buckets of one size together."""
-    one, two = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    """All pairs in each bucket; buckets of the same size are handled together."""
+    left, right = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for size in np.unique(sizes[sizes > 1]).tolist():
         rows, columns = np.triu_indices(size, 1)
         begins = starts[sizes == size][:, None]
-        one.append(keys[begins + rows].ravel())
-        two.append(keys[begins + columns].ravel())
-    return np.concatenate(one), np.concatenate(two)
+        left.append(keys[begins + rows].ravel())
+        right.append(keys[begins + columns].ravel())
+    return np.concatenate(left), np.concatenate(right)
 
 
 def _neighbours(keys: I64, starts: I64, sizes: I64, n: int) -> Pairs:
-    """Each document with the next ``n`` of its bucket."""
+    """Pair each document with the next ``n`` of its bucket."""
     begin, place = _places_in(starts, sizes)
-    left = np.repeat(sizes, sizes) - place
-    one, two = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    remaining = np.repeat(sizes, sizes) - place
+    left, right = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for step in range(1, n + 1):
-        rows = (begin + place)[left > step]
-        one.append(keys[rows])
-        two.append(keys[rows + step])
-    return np.concatenate(one), np.concatenate(two)
+        rows = (begin + place)[remaining > step]
+        left.append(keys[rows])
+        right.append(keys[rows + step])
+    return np.concatenate(left), np.concatenate(right)
 
 
 def _by_place(keys: I64, places: I64, starts: I64, sizes: I64) -> tuple[I64, I64, I64]:
-    """The keys of these buckets, in each by place, one bucket after another; where each starts, and its size."""
+    """The keys of these buckets, sorted by place in each; where each bucket starts, and its size."""
     begin, place = _places_in(starts, sizes)
     rows = begin + place
     rows = rows[np.lexsort((places[rows], begin))]
@@ -100,12 +102,12 @@ def _by_place(keys: I64, places: I64, starts: I64, sizes: I64) -> tuple[I64, I64
 
 
 def _places_in(starts: I64, sizes: I64) -> Pairs:
-    """For each member of each bucket: where its bucket starts, and its place in it."""
+    """For each member of each bucket: the start of the bucket, and its index in it."""
     return np.repeat(starts, sizes), np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
 
 
-def _met(real: I64, orders: I64, places: I64, planted_orders: I64, reach: int) -> list[I64]:
-    """For each planted document the real ones of its bucket that a real one in its place would have met."""
+def _partners_of_planted(real: I64, orders: I64, places: I64, planted_orders: I64, reach: int) -> list[I64]:
+    """For each planted document: the real documents that a real one in its place would have been paired with."""
     first = real[np.argsort(places)[:reach]]
     at = np.searchsorted(orders, planted_orders).tolist()
     return [np.union1d(first, real[max(0, place - reach) : place + reach]) for place in at]

@@ -1,4 +1,4 @@
-"""Columns of the plans as arrays: what a function inside a plan gets from the engine and hands back to it."""
+"""Converts between the columns of Daft's functions and arrays."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -16,10 +16,10 @@ _CALL_BYTES = 8 << 20
 
 
 def hashes_of_bands(values: Any, n_bands: int, n_rows: int) -> list[Any]:
-    """Order, and the hash of each band, of signatures with a row of ``n_bands * n_rows`` values for each document."""
+    """Return the order and the hash of each band, for signatures with ``n_bands * n_rows`` values a row."""
     values = values.astype(np.uint64)
     with np.errstate(over="ignore"):
-        # The two values that decide who stands beside whom in a crowded bucket.
+        # These two values decide the neighbours in a large bucket.
         columns = [(values[:, 0] << np.uint64(31)) ^ values[:, -1]]
         for band in range(n_bands):
             mixed = np.full(len(values), band + 1, np.uint64)
@@ -31,7 +31,7 @@ def hashes_of_bands(values: Any, n_bands: int, n_rows: int) -> list[Any]:
 
 
 def bools(column: Any) -> Any:
-    """A column of truth values as a numpy array."""
+    """A column of booleans as a numpy array."""
     return np.asarray(column.to_arrow().to_numpy(zero_copy_only=False))
 
 
@@ -47,18 +47,19 @@ def rows_of_lists(lists: pa.LargeListArray) -> list[Any]:
 
 
 def as_lists(rows: Sequence[Any]) -> pa.LargeListArray:
-    """A row of int64 for each numpy array."""
+    """Lists of int64, one for each numpy array."""
     offsets = np.cumsum([0, *map(len, rows)])
     return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), pa.array(np.concatenate([NONE, *rows])))
 
 
 def pieces(texts: pa.Array) -> list[pa.Array]:
-    """``texts`` in slices of at most MAX_ROWS rows and, but for a single text, _CALL_BYTES bytes; one where empty."""
+    """Slice ``texts`` by at most MAX_ROWS rows and _CALL_BYTES bytes (a longer text is alone); at least one slice."""
     ends = np.concatenate([[0], np.cumsum(np.asarray(pc.binary_length(texts)))])
-    found, start = [], 0
+    slices = []
+    start = 0
     while start < len(texts):
         stop = int(np.searchsorted(ends, ends[start] + _CALL_BYTES, side="right")) - 1
         stop = min(max(stop, start + 1), start + MAX_ROWS, len(texts))
-        found.append(texts.slice(start, stop - start))
+        slices.append(texts.slice(start, stop - start))
         start = stop
-    return found or [texts]
+    return slices or [texts]

@@ -1,10 +1,10 @@
-"""The documents as a deduplication sees them: numbered in the order of sources, splits and rows, cut into tasks.
+"""The input of a deduplication: documents, numbered by source, split and row, and the tasks that read them.
 
-A *task* is a row group of one documents file. It is plain data and is read in a worker, with page checksums verified.
+A *task* is a row group of one documents file. It is plain data and is read in a worker; page checksums are verified.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ TASK_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Task:
-    """Documents to be read together."""
+    """Documents that are read together."""
 
     path: str
     row_group: int
@@ -55,9 +55,9 @@ class Task:
     source: str
     heldout: bool
     n_bytes: int
-    """Of the texts and ids, uncompressed."""
+    """Uncompressed size of the texts and ids."""
     rows: list[int] | None = None
-    """The rows of the row group that are wanted; None: all."""
+    """Rows of the row group to read; None: all."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Part:
         return sum(self.group_rows)
 
     def tasks(self) -> list[Task]:
-        """One for each row group that has rows; other writers than ours make empty ones."""
+        """One task for each row group that has rows; other writers than ours make empty ones."""
         firsts = np.cumsum([self.first_key, *self.group_rows]).tolist()
         heldout = self.split == HELDOUT
         return [
@@ -90,16 +90,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Corpus:
-    """All documents; key -> place by arithmetic."""
+    """All documents. A key is the number of a document."""
 
     folder: str
     digest: str
-    """Of the record of who wrote the documents, and the sizes of their files."""
+    """Digest of the record of the documents, and the sizes of their files."""
     parts: tuple[Part, ...]
 
     @property
     def n_documents(self) -> int:
-        """Over all sources and splits."""
+        """Documents of all sources and splits."""
         return sum(part.n_documents for part in self.parts)
 
     @property
@@ -108,22 +108,22 @@ class Corpus:
         return sum(sum(part.group_bytes) for part in self.parts)
 
     def tasks(self) -> list[Task]:
-        """One for each row group of each file, in the order of keys."""
+        """One task for each row group of each file, in the order of keys."""
         return [task for part in self.parts for task in part.tasks()]
 
     def tasks_of(self, keys: npt.NDArray[np.int64]) -> list[Task]:
-        """Tasks that read just the documents with these keys (sorted, none twice)."""
+        """Tasks that read only the documents with these keys, which are sorted and distinct."""
         tasks = self.tasks()
         cuts = np.searchsorted(keys, [task.first_key for task in tasks]).tolist()
         return [
-            Task(**{**vars(task), "rows": (keys[start:stop] - task.first_key).tolist()})
+            replace(task, rows=(keys[start:stop] - task.first_key).tolist())
             for task, start, stop in zip(tasks, cuts, [*cuts[1:], len(keys)], strict=True)
             if start < stop
         ]
 
 
 def read_corpus(folder: str) -> Corpus:
-    """The finished output of a curation. DataError when it is not that, or a file is missing or damaged."""
+    """Open the output of a curation. DataError if it is none, or a file is missing or damaged."""
     record = read_report(folder)
     parts: list[Part] = []
     next_key, sizes = 0, {}
@@ -140,30 +140,32 @@ def read_corpus(folder: str) -> Corpus:
 
 
 def text_bytes(part: Part) -> int:
-    """Bytes of the texts of a documents file, as its curation counted them."""
+    """Bytes of the texts of a documents file."""
     try:
         return int(pc.sum(pq.read_table(part.path, columns=["n_bytes"]).column("n_bytes")).as_py() or 0)
     except (pa.ArrowException, OSError) as error:
         raise unreadable(part.path, error) from error
 
 
-def check_score_field(corpus: Corpus, field: str | None) -> None:
-    """UserError when documents have no such numeric column."""
-    if field is None:
+def check_score_field(corpus: Corpus, name: str | None) -> None:
+    """Raise UserError if a documents file lacks this numeric column."""
+    if name is None:
         return
     for part in corpus.parts:
         schema = pq.read_schema(part.path)
-        numbers = [one.name for one in schema if pa.types.is_integer(one.type) or pa.types.is_floating(one.type)]
-        if part.n_documents and field not in numbers:
+        numbers = [
+            field.name for field in schema if pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
+        ]
+        if part.n_documents and name not in numbers:
             raise UserError(
-                f"score_field={field} is not a numeric column of {part.path}",
+                f"score_field={name} is not a numeric column of {part.path}",
                 allowed=", ".join(numbers) or "(the file has none)",
-                hint=f"let curation keep it (keep_fields: [{field}] of each source), or leave score_field out",
+                hint=f"let curation keep it (keep_fields: [{name}] of each source), or leave score_field out",
             )
 
 
 def read_task(task: Task, score_field: str | None) -> pa.RecordBatch:
-    """The documents of a task, as TEXT_SCHEMA. A score that is missing or not a number counts as the lowest."""
+    """Read the documents of a task, as TEXT_SCHEMA. A missing score, or NaN, is the lowest."""
     if task.first_key >= PLANTED:
         score_field = None
     columns = ["id", "text", *([score_field] if score_field else [])]
@@ -174,8 +176,8 @@ def read_task(task: Task, score_field: str | None) -> pa.RecordBatch:
     n = len(rows)
     score = np.full(n, -np.inf)
     if score_field is not None:
-        given = np.asarray(table.column(score_field).cast(pa.float64(), safe=False).fill_null(-np.inf))
-        score = np.where(np.isnan(given), -np.inf, given)
+        values = np.asarray(table.column(score_field).cast(pa.float64(), safe=False).fill_null(-np.inf))
+        score = np.where(np.isnan(values), -np.inf, values)
     arrays = [
         pa.array(task.first_key + rows, pa.int64()),
         _plain(table, "id"),
@@ -188,7 +190,7 @@ def read_task(task: Task, score_field: str | None) -> pa.RecordBatch:
 
 
 def read_group(path: str | Path, row_group: int, columns: Sequence[str] | None = None) -> pa.Table:
-    """One row group of a documents file. DataError when it cannot be read."""
+    """Read one row group of a documents file. DataError if it cannot be read."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             return file.read_row_group(row_group, columns=columns)

@@ -1,12 +1,9 @@
-"""Which documents stay: a pure function of the verified pairs, the groups of equal words, and the order of documents.
+"""Decides which documents are kept, from the near pairs, the groups of equal words, and the order of documents.
 
-The order is total: held-out documents, then higher scores, then smaller ids (as bytes), then sources, then texts. In
-this order each document stays unless it is near to one that stays already. So what goes is near to something that
-stays, no chain of likenesses takes a document along, and held-out documents all stay. Planted documents come last, so
-they change nothing for the others.
-
-In memory are the documents that have a partner (about 600 bytes each) and the near pairs (about 300 bytes each), no
-texts.
+The order is held-out first, then by score (highest first), id (as bytes), source and text. A document is kept unless it
+is near to one that is kept before it; held-out documents are all kept. So a dropped document is always near to a kept
+one. Planted documents come last and change nothing for others. Memory: about 600 bytes for each document with a partner
+and 300 for each near pair.
 """
 
 from dataclasses import dataclass
@@ -35,12 +32,12 @@ DECISION_SCHEMA = pa.schema(
         ("partner", pa.string()),
     ]
 )
-"""A document that goes; ``score`` is the measured similarity to ``partner`` (``source/id``), which stays."""
+"""A dropped document; ``score`` is its similarity to ``partner`` (``source/id``), which is kept."""
 
 
 @dataclass(frozen=True)
 class Near:
-    """Verified pairs of keys that are near, with their similarities. Neither key is a copy of words: nodes only."""
+    """Pairs of keys that are near, with their similarities; of documents with equal words only the node."""
 
     a: I64
     b: I64
@@ -48,71 +45,73 @@ class Near:
     containment: Floats
 
 
-def keep_greedily(n: int, lower: I64, higher: I64, stays_anyway: Bools) -> Bools:
-    """Which of ``n`` documents, numbered in their order, stay. Edge i joins ``lower[i] < higher[i]``."""
+def keep_greedily(n: int, lower: I64, higher: I64, always_kept: Bools) -> Bools:
+    """Return which of ``n`` documents, numbered in their order, are kept. Edge i joins ``lower[i] < higher[i]``."""
     kept = np.ones(n, np.bool_)
     order = np.argsort(higher, kind="stable")
-    # A plain loop: each document's fate hangs on those before it. About 10 million edges a second.
+    # A plain loop, because each decision depends on those before it. About 10 million edges a second.
     alive = bytearray(kept.tobytes())
-    fixed = stays_anyway.tobytes()
-    for one, two in zip(lower[order].tolist(), higher[order].tolist(), strict=True):
-        if alive[one] and not fixed[two]:
-            alive[two] = 0
+    fixed = always_kept.tobytes()
+    for first, second in zip(lower[order].tolist(), higher[order].tolist(), strict=True):
+        if alive[first] and not fixed[second]:
+            alive[second] = 0
     return np.frombuffer(bytes(alive), np.bool_)
 
 
 class Ordered:
-    """The documents that a near pair or a group of equal words names, in their order."""
+    """The documents of near pairs and of groups with equal words, in their order."""
 
     def __init__(self, documents: pa.Table, equal_keys: I64, equal_nodes: I64) -> None:
-        """``documents``: key, id, source, heldout, score, digest_0, digest_1.
+        """``documents`` has the columns key, id, source, heldout, score, digest_0 and digest_1.
 
-        Row i of ``equal_*`` says that a document has the words of its node (a node of itself too).
+        Document ``equal_keys[i]`` has the words of its node ``equal_nodes[i]``; a node is listed with itself.
         """
         self._documents = documents.take(_order(documents))
         keys = np.asarray(self._documents.column("key"))
         self._heldout = np.asarray(self._documents.column("heldout"))
         self._rank_of = _Ranks(keys)
         self._keys = keys
-        self._node = np.arange(len(keys))  # rank of the first, in the order, of the documents with the same words
+        self._node = np.arange(len(keys))  # rank of the first document with the same words
         members, groups = self._rank_of(equal_keys), self._rank_of(equal_nodes)
         first = np.arange(len(keys))
         np.minimum.at(first, groups, members)
         self._node[members] = first[groups]
-        self._node_keys = keys.copy()  # rank of such a first one -> the key that stands for its group in pairs
+        self._node_keys = keys.copy()  # rank of that document -> key of its group in pairs
         self._node_keys[first[groups]] = keys[groups]
 
     def unmet(self, near: Near, most: int) -> tuple[I64, I64]:
-        """Pairs of keys (first < second) that should be compared too: what is near to a document that goes with the
-        first ``most`` of what stays beside it."""
+        """Return further pairs of keys (first < second) to compare.
+
+        Of the documents near to a dropped one, each is paired with the first ``most`` that are kept.
+        """
         lower, higher = self._edges(near)
         kept = keep_greedily(len(self._keys), lower, higher, self._heldout)
-        one, two = np.concatenate([lower, higher]), np.concatenate([higher, lower])
-        counts = ~kept[one] & (self._keys[one] < PLANTED)
-        gone, beside = one[counts], two[counts]
-        rows = np.lexsort((beside, ~kept[beside], gone))  # what stays comes first
-        gone, beside = gone[rows], beside[rows]
-        starts = np.flatnonzero(np.concatenate([[True], gone[1:] != gone[:-1]])[: len(gone)])
-        first, second = with_the_first(beside, starts, np.diff(starts, append=len(gone)), most)
-        counts = kept[first] & (~self._heldout[second]) & (self._keys[first] < PLANTED)
-        first, second = first[counts], second[counts]
+        document, neighbour = np.concatenate([lower, higher]), np.concatenate([higher, lower])
+        chosen = ~kept[document] & (self._keys[document] < PLANTED)
+        dropped, near_dropped = document[chosen], neighbour[chosen]
+        rows = np.lexsort((near_dropped, ~kept[near_dropped], dropped))  # kept ones first
+        dropped, near_dropped = dropped[rows], near_dropped[rows]
+        starts = np.flatnonzero(np.concatenate([[True], dropped[1:] != dropped[:-1]])[: len(dropped)])
+        first, second = with_the_first(near_dropped, starts, np.diff(starts, append=len(dropped)), most)
+        chosen = kept[first] & (~self._heldout[second]) & (self._keys[first] < PLANTED)
+        first, second = first[chosen], second[chosen]
         n = len(self._keys)
         pairs = np.setdiff1d(np.minimum(first, second) * n + np.maximum(first, second), lower * n + higher)
         a, b = self._node_keys[pairs // n], self._node_keys[pairs % n]
         return np.minimum(a, b), np.maximum(a, b)
 
     def decide(self, near: Near, threshold: float) -> pa.Table:
-        """The documents that go, as DECISION_SCHEMA, sorted by key."""
+        """Return the dropped documents as DECISION_SCHEMA, sorted by key."""
         keys, heldout, node = self._keys, self._heldout, self._node
         lower, higher = self._edges(near)
         kept = keep_greedily(len(keys), lower, higher, heldout)
         partner, score, is_jaccard = _partners(lower, higher, near, kept, heldout, threshold)
-        own = node == np.arange(len(keys))
-        goes = ~heldout & ~(kept[node] & own)
-        copy = goes & kept[node]
-        ranks = np.flatnonzero(goes)
+        is_node = node == np.arange(len(keys))
+        dropped = ~heldout & ~(kept[node] & is_node)
+        copy = dropped & kept[node]
+        ranks = np.flatnonzero(dropped)
         to = np.where(copy, node, partner[node])[ranks]
-        assert bool((to >= 0).all()) and bool((kept[to] & own[to]).all()), "a document goes without one that stays"
+        assert bool((to >= 0).all()) and bool((kept[to] & is_node[to]).all()), "a drop without a kept partner"
         near_score, near_jaccard = score[node][ranks], is_jaccard[node][ranks]
         copy, at_heldout = copy[ranks], heldout[to]
         names = _names(self._documents.take(pa.array(to)))
@@ -133,7 +132,7 @@ class Ordered:
 
 
 class _Ranks:
-    """Key -> place in the order, for arrays of keys."""
+    """Maps arrays of keys to ranks in the order."""
 
     def __init__(self, keys: I64) -> None:
         self._rank = np.argsort(keys)
@@ -141,7 +140,7 @@ class _Ranks:
 
     def __call__(self, keys: I64) -> I64:
         places = np.searchsorted(self._sorted, keys)
-        assert bool((self._sorted[places] == keys).all()), "a pair names a document that is not there"
+        assert bool((self._sorted[places] == keys).all()), "a pair has an unknown document"
         return self._rank[places]
 
 
@@ -156,13 +155,15 @@ def _order(documents: pa.Table) -> pa.Array:
 def _partners(
     lower: I64, higher: I64, near: Near, kept: Bools, heldout: Bools, threshold: float
 ) -> tuple[I64, Floats, Bools]:
-    """For each document that goes: the one it is recorded with (held-out first, then the most similar, then the first),
-    their similarity, and whether that is Jaccard; -1 and 0 for the others."""
+    """For each dropped document: its partner, their similarity, and whether that is Jaccard; -1 and 0 for others.
+
+    The partner is a held-out document if there is one, then the most similar, then the first.
+    """
     n = len(kept)
     partner, score, is_jaccard = np.full(n, -1), np.zeros(n), np.ones(n, np.bool_)
-    counts = kept[lower] & ~kept[higher]
-    lower, higher = lower[counts], higher[counts]
-    jaccard, containment = near.jaccard[counts], near.containment[counts]
+    chosen = kept[lower] & ~kept[higher]
+    lower, higher = lower[chosen], higher[chosen]
+    jaccard, containment = near.jaccard[chosen], near.containment[chosen]
     by_jaccard = jaccard >= threshold
     value = np.where(by_jaccard, jaccard, containment)
     best = np.lexsort((lower, -value, ~by_jaccard, ~heldout[lower], higher))[::-1]

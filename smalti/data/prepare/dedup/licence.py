@@ -1,7 +1,7 @@
-"""Leaves licence comments at the head of source files out of a comparison.
+"""Removes licence comments at the head of source files before they are compared.
 
-Promises: a text without comments at its head is returned as it is; the rest of a file is not touched; a file that holds
-nothing else is returned whole. A licence comment is recognised by its words, in the comment syntaxes below.
+A licence comment is recognised by its words, in the comment syntaxes below. The rest of a file is not changed; a text
+without comments at its head, or with nothing else than licences, is returned unchanged.
 """
 
 import re
@@ -15,10 +15,10 @@ _LICENCE = re.compile(
     r"|redistribut|permission is hereby granted|endorse or promote",
     re.IGNORECASE,
 )
-"""A paragraph of a head comment with one of these is of a licence."""
+"""A paragraph of a head comment with one of these belongs to a licence."""
 
 _PARAGRAPHS_BETWEEN = 1
-"""So many paragraphs without these words may stand between two that have them ("This file is part of GNU Emacs.")."""
+"""Paragraphs without these words that may be between two with them ("This file is part of GNU Emacs.")."""
 
 _BLOCKS = (
     ("/*", "*/"), ("<!--", "-->"), ('"""', '"""'), ("'''", "'''"), ("(*", "*)"), ("{-", "-}"), ("{#", "#}"),
@@ -39,31 +39,31 @@ _PRELUDE = (
     r"|#[ \t]*pragma[ \t]+once\b[^\n]*|#[ \t]*ifndef[ \t]+\w+[ \t]*\r?\n#[ \t]*define[ \t]+\w+[ \t]*(?=[\r\n])"
     r"|package[ \t]+[\w.:]+[ \t]*;?[ \t]*(?=[\r\n])|@charset[^\n]*"
 )
-"""What may stand before a licence comment and is none."""
+"""What may precede a licence comment."""
 
 _BLANK = r"[\s\ufeff]*"
 _ONE = "|".join([_PRELUDE, *(rf"{re.escape(a)}(?s:.*?){re.escape(b)}" for a, b in _BLOCKS), rf"(?m:(?:{_LINE})[^\n]*)"])
 _HEAD = re.compile(rf"{_BLANK}(?:{_ONE})")
 _FIRST = r"\A[\s\x{FEFF}]*(?:[#/<'\"({%;!=*.@:cCdrR-]|---|package[ \t])"
-"""With what a text begins that may begin with a comment; for the engine of Arrow, which passes over all others."""
+"""Beginnings of texts that may begin with a comment, as an expression for Arrow, which skips all others."""
 
 _WORD = re.compile(r"\w")
 
 
 def without_licences(texts: pa.Array) -> pa.Array:
     """``texts`` (large_string), each without the licence comments at its head."""
-    begins = pc.fill_null(pc.match_substring_regex(texts, _FIRST), False)
-    if not pc.any(begins).as_py():
+    may_begin = pc.fill_null(pc.match_substring_regex(texts, _FIRST), False)
+    if not pc.any(may_begin).as_py():
         return texts
-    changed = [without_licence(text) for text in texts.filter(begins).to_pylist()]
-    return pc.replace_with_mask(texts, begins, pa.array(changed, texts.type))
+    changed = [without_licence(text) for text in texts.filter(may_begin).to_pylist()]
+    return pc.replace_with_mask(texts, may_begin, pa.array(changed, texts.type))
 
 
 def without_licence(text: str) -> str:
-    """``text`` without the licence comments at its head; ``text`` where nothing else would be left."""
+    """``text`` without the licence comments at its head; unchanged if nothing else would be left."""
     end = 0
-    while found := _HEAD.match(text, end):
-        end = found.end()
+    while match := _HEAD.match(text, end):
+        end = match.end()
     first = last = -1
     between = 0
     for start, stop in _paragraphs(text, end):
@@ -78,14 +78,14 @@ def without_licence(text: str) -> str:
 
 
 def _paragraphs(text: str, end: int) -> Iterator[tuple[int, int]]:
-    """Where the paragraphs before ``end`` begin and stop: lines in a row with something to read in them."""
-    start = at = 0
-    while at < end:
-        stop = text.find("\n", at, end) + 1 or end
-        if not _WORD.search(text, at, stop):
-            if start < at:
-                yield start, at
+    """Yield start and stop of the paragraphs before ``end``: consecutive lines with a word."""
+    start = line = 0
+    while line < end:
+        stop = text.find("\n", line, end) + 1 or end
+        if not _WORD.search(text, line, stop):
+            if start < line:
+                yield start, line
             start = stop
-        at = stop
+        line = stop
     if start < end:
         yield start, end

@@ -1,6 +1,6 @@
-"""Writes what stays and what goes: one task a source, in workers, a row group at a time.
+"""Writes the kept documents and the drops: in workers, a task for each source, a row group at a time.
 
-Promises: rows keep their order and all their columns; equal decisions give equal bytes.
+Rows keep their order and all their columns; equal decisions give equal bytes.
 """
 
 import json
@@ -19,7 +19,7 @@ from smalti.data.documents.parquet import DROP_SCHEMA, open_writer, unreadable
 from smalti.data.prepare.dedup.corpus import Corpus
 
 OUTPUT_DROP_SCHEMA = pa.schema([*DROP_SCHEMA, ("partner", pa.string())])
-"""As the drops of a curation, and who stays in place of the document (``source/id``)."""
+"""The drops of a curation, with the document that is kept instead (``source/id``)."""
 
 
 def source_tasks(corpus: Corpus, decisions: Path, work: Path) -> pa.Table:
@@ -29,14 +29,14 @@ def source_tasks(corpus: Corpus, decisions: Path, work: Path) -> pa.Table:
         entry = {"split": part.split, "path": str(part.path), "first_key": part.first_key, "n": part.n_documents}
         parts.setdefault(part.source, []).append(entry)
     rows = [
-        {"source": source, "parts": json.dumps(listed), "decisions": str(decisions), "work": str(work)}
-        for source, listed in parts.items()
+        {"source": source, "parts": json.dumps(entries), "decisions": str(decisions), "work": str(work)}
+        for source, entries in parts.items()
     ]
     return pa.Table.from_pylist(rows)
 
 
 def write_source(source: str, parts: str, decisions: str, work: str) -> str:
-    """Write ``documents/SOURCE/*.parquet`` and ``drops/SOURCE.parquet``; answers JSON with the counts of each split."""
+    """Write ``documents/SOURCE/*.parquet`` and ``drops/SOURCE.parquet``; returns the counts of each split as JSON."""
     counts: dict[str, Any] = {}
     with ExitStack() as stack:
         drops = stack.enter_context(open_writer(Path(work) / "drops" / f"{source}.parquet", OUTPUT_DROP_SCHEMA))
@@ -46,8 +46,8 @@ def write_source(source: str, parts: str, decisions: str, work: str) -> str:
 
 
 def _write_part(source: str, part: dict[str, Any], decisions: str, work: Path, drops: Any) -> dict[str, Any]:
-    gone = _decided(decisions, part["first_key"], part["first_key"] + part["n"])
-    keys = np.asarray(gone.column("key"))
+    decided = _decided(decisions, part["first_key"], part["first_key"] + part["n"])
+    keys = np.asarray(decided.column("key"))
     counts: dict[str, Any] = {"read": [0, 0], "kept": [0, 0], "drops": {}}
     next_key = part["first_key"]
     with ExitStack() as stack:
@@ -70,7 +70,7 @@ def _write_part(source: str, part: dict[str, Any], decisions: str, work: Path, d
                 counts["kept"] = [n_kept + kept.num_rows, kept_bytes + _total(kept.column("n_bytes"))]
             if len(rows):
                 dropped = table.select(["id", "n_bytes"]).take(pa.array(rows))
-                _drop(source, part["split"], dropped, gone.slice(start, stop - start), drops, counts["drops"])
+                _drop(source, part["split"], dropped, decided.slice(start, stop - start), drops, counts["drops"])
     return counts
 
 
@@ -89,13 +89,13 @@ def _drop(source: str, split: str, dropped: pa.Table, why: pa.Table, drops: Any,
     rules = np.asarray(why.column("rule").to_pylist())
     sizes = np.asarray(dropped.column("n_bytes"))
     for rule in np.unique(rules).tolist():
-        before = counts.get(rule, [0, 0])
-        mine = rules == rule
-        counts[rule] = [before[0] + int(mine.sum()), before[1] + int(sizes[mine].sum())]
+        n, n_bytes = counts.get(rule, [0, 0])
+        mask = rules == rule
+        counts[rule] = [n + int(mask.sum()), n_bytes + int(sizes[mask].sum())]
 
 
 def _groups(path: str) -> Iterator[pa.Table]:
-    """The row groups of a documents file; of a file without any, an empty table."""
+    """Yield the row groups of a documents file; an empty table if it has none."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             if not file.num_row_groups:

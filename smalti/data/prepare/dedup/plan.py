@@ -1,9 +1,8 @@
 """The plans of a deduplication, for Daft: from tasks to Parquet folders, on this machine or on a cluster.
 
-Promises: the same rows on either runner (their order and their files may differ, so readers sort); texts never come to
-the driver; every error of a worker comes out as ours. Needs a folder that all workers see.
-
-Compared are the words of a text (``words``); of a few documents, known after the signatures, less (``boilerplate``).
+Both runners give the same rows; their order and their files may differ, so readers sort. Texts never come to the
+driver. All workers need the same file system. The words of a text are compared (``words``), without the boilerplate of
+some documents (``boilerplate``).
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ class Plans(Frames):
     """The plans with one config."""
 
     def signatures(self, tasks: Sequence[Task], folder: Path) -> None:
-        """Write a row for each document: key, id, source, heldout, score, has_words, digests, order, place, bands."""
+        """Write key, id, source, heldout, score, has_words, digests, order, place and bands of each document."""
         daft = daft_module()
         col, functions = daft.col, daft.functions
         n_bands, n_rows = self.config.bands, self.config.rows
@@ -39,7 +38,7 @@ class Plans(Frames):
         width = self.config.shingle_words
 
         def cut(words: Any, signatures: Any, heldout: Any, *digests: Any) -> pa.StructArray:
-            # Daft's cast of a hash to int64 makes half of them null; here the bits stay.
+            # Daft's cast of a hash to int64 makes half of them null; a view keeps the bits.
             hashes = [np.asarray(digest.to_arrow()) for digest in digests]
             values = np.asarray(signatures.to_arrow().flatten()).reshape(len(hashes[0]), n_bands * n_rows)
             # Held-out documents come first (a set sign bit is a negative number); then the same order in all buckets.
@@ -47,10 +46,10 @@ class Plans(Frames):
             repetitive = seem_repetitive(values, words.to_arrow(), width).astype(np.uint64)
             order, *bands = hashes_of_bands(values, n_bands, n_rows)
             columns = [*hashes, repetitive, order, place, *bands]
-            return pa.StructArray.from_arrays([pa.array(one.view(np.int64)) for one in columns], fields=fields)
+            return pa.StructArray.from_arrays([pa.array(column.view(np.int64)) for column in columns], fields=fields)
 
         frame = self._texts(tasks)
-        # Texts without any word are equal only where they are equal as they stand.
+        # Texts without words are equal only if all their characters are.
         whole = functions.when(col("words") == "", col("text")).otherwise(col("words"))
         digests = [functions.hash(whole, seed=seed) for seed in (0, 1)]
         frame = frame.select(
@@ -64,16 +63,18 @@ class Plans(Frames):
         self._write(frame.select(*map(col, names), functions.unnest(col("numbers"))), folder)
 
     def equal(self, signatures: Path, folder: Path) -> None:
-        """Write (key, node) for each document whose words another one has too; the node is one of these, held out if
-        any of them is."""
+        """Write (key, node) for each document that shares its words with others.
+
+        The node is one of these documents, a held-out one if there is one.
+        """
         daft = daft_module()
         col = daft.col
-        ahead = 2 * PLANTED  # taken from the key, it brings a held-out document before all others
-        rank = daft.functions.when(col("heldout"), col("key") - ahead).otherwise(col("key"))
+        offset = 2 * PLANTED  # subtracted from the key, it sorts held-out documents first
+        rank = daft.functions.when(col("heldout"), col("key") - offset).otherwise(col("key"))
         rows = self._read(signatures).select(col("key"), col("digest_0"), col("digest_1"), rank.alias("rank"))
         same = daft.Window().partition_by("digest_0", "digest_1")
         rows = rows.with_column("first", col("rank").min().over(same))
-        node = daft.functions.when(col("first") < 0, col("first") + ahead).otherwise(col("first"))
+        node = daft.functions.when(col("first") < 0, col("first") + offset).otherwise(col("first"))
         rows = rows.with_column("node", node)
         rows = rows.with_column("n_equal", col("key").count().over(same)).where(col("n_equal") > 1)
         self._write(rows.select(col("key"), col("node")), folder)
@@ -83,7 +84,7 @@ class Plans(Frames):
     ) -> None:
         """Write the pairs (a, b) that share a bucket of one of ``bands``; ``part`` = (i, n) takes the i-th of n shards.
 
-        Of documents with equal words only the node takes part. Pairs are unique within one call.
+        Of documents with equal words only the node is used. Pairs are distinct within one call.
         """
         daft = daft_module()
         col, functions = daft.col, daft.functions
@@ -92,19 +93,19 @@ class Plans(Frames):
         def propose(*columns: Any) -> pa.Array:
             rows = [rows_of(column) for column in columns]
             shards = zip(*rows, strict=True)
-            made = [pairs_in_buckets(*shard, bucket_documents=most, bucket_neighbours=reach) for shard in shards]
-            offsets = np.cumsum([0, *(len(one) for one, _ in made)])
-            sides = [np.concatenate([NONE, *(pair[side] for pair in made)]) for side in (0, 1)]
+            pairs = [pairs_in_buckets(*shard, bucket_documents=most, bucket_neighbours=reach) for shard in shards]
+            offsets = np.cumsum([0, *(len(left) for left, _ in pairs)])
+            sides = [np.concatenate([NONE, *(pair[side] for pair in pairs)]) for side in (0, 1)]
             flat = pa.StructArray.from_arrays([pa.array(side) for side in sides], fields=list(_PAIR))
             return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), flat)
 
         frame = self._buckets(self._nodes(signatures, boilerplate), bands, part, _BUCKET)
-        found = self._function(propose, pa.large_list(_PAIR), batch_size=1)(*map(col, _BUCKET))
-        frame = exploded(frame.select(found.alias("pair")))
+        pairs = self._function(propose, pa.large_list(_PAIR), batch_size=1)(*map(col, _BUCKET))
+        frame = exploded(frame.select(pairs.alias("pair")))
         self._write(frame.select(functions.unnest(col("pair"))).distinct(), to)
 
     def count_pairs(self, signatures: Path, boilerplate: Path, band: int) -> int:
-        """About how many pairs ``candidates`` proposes in a band."""
+        """Estimate the number of pairs that ``candidates`` proposes in a band."""
         daft = daft_module()
         col = daft.col
         most, reach = self.config.bucket_documents, self.config.bucket_neighbours
@@ -118,8 +119,10 @@ class Plans(Frames):
         return sum(pairs_of[row["n"]] * row["buckets"] for row in rows)
 
     def crowds(self, signatures: Path, equal: Path, bands: Sequence[int], part: tuple[int, int], to: Path) -> None:
-        """Write (key, crowd), maybe repeated: documents that share a bucket of ``bands`` with another one, and whether
-        with many; ``part`` as in ``candidates``."""
+        """Write (key, crowd) of documents that share a bucket of ``bands``; ``crowd``: whether the bucket is large.
+
+        Rows may be repeated; ``part`` as in ``candidates``.
+        """
         col = daft_module().col
         assert self.config.boilerplate_documents is not None
         least = crowd_size(self.config.boilerplate_documents)
@@ -127,17 +130,17 @@ class Plans(Frames):
 
         def crowd(*columns: Any) -> pa.Array:
             shards = zip(*(rows_of(column) for column in columns), strict=True)
-            found = [in_buckets(hashes, keys, least) for hashes, keys in shards]
-            offsets = np.cumsum([0, *(len(keys) for keys, _ in found)])
-            sides = [pa.array(np.concatenate([NONE, *(one[i] for one in found)])) for i in (0, 1)]
+            results = [in_buckets(hashes, keys, least) for hashes, keys in shards]
+            offsets = np.cumsum([0, *(len(keys) for keys, _ in results)])
+            sides = [pa.array(np.concatenate([NONE, *(result[i] for result in results)])) for i in (0, 1)]
             sides[1] = sides[1].cast(pa.bool_())
             rows = pa.StructArray.from_arrays(sides, fields=list(row))
             return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), rows)
 
         rows = self._read(signatures).where(col("has_words")).join(self._copies(equal), on="key", how="anti")
         frame = self._buckets(rows, bands, part, ("hash", "key"))
-        found = self._function(crowd, pa.large_list(row), batch_size=1)(col("hash"), col("key"))
-        self._write(exploded(frame.select(found.alias("row"))).select(daft_module().functions.unnest(col("row"))), to)
+        members = self._function(crowd, pa.large_list(row), batch_size=1)(col("hash"), col("key"))
+        self._write(exploded(frame.select(members.alias("row"))).select(daft_module().functions.unnest(col("row"))), to)
 
     def repetitive(self, signatures: Path, to: Path) -> None:
         """Write (key, crowd) for documents that may be repetitive."""
@@ -146,20 +149,22 @@ class Plans(Frames):
         self._write(rows.select(daft.col("key"), daft.lit(False).alias("crowd")), to)
 
     def words(self, tasks: Sequence[Task], folder: Path) -> None:
-        """Write (key, words) for the documents of ``tasks``."""
+        """Write (key, words) of the documents of ``tasks``."""
         col = daft_module().col
         self._write(self._texts(tasks).select(col("key"), col("words")), folder)
 
     def common(self, words: Path, crowd: pa.Table, part: tuple[int, int]) -> Any:
-        """Sorted hashes of shingles that ``boilerplate_documents`` of the documents in ``crowd`` (key) have; ``part`` =
-        (i, n) counts the i-th of n ranges of hashes."""
+        """Return the sorted hashes of shingles that ``boilerplate_documents`` of the documents in ``crowd`` (key) have.
+
+        ``part`` = (i, n) counts the i-th of n ranges of hashes.
+        """
         daft = daft_module()
         col, width = daft.col, self.config.shingle_words
         low, high = (HASHES * number // part[1] for number in (part[0], part[0] + 1))
 
         def shingle(words: Any) -> pa.Array:
             sets = [shingle_sets(piece, width) for piece in pieces(words.to_arrow().cast(pa.large_string()))]
-            rows = [np.asarray(row) for one in sets for row in rows_of_lists(one)]
+            rows = [np.asarray(row) for lists in sets for row in rows_of_lists(lists)]
             return as_lists([row[(row >= low) & (row < high)] for row in rows])
 
         rows = self._read(words).join(daft.from_arrow(crowd), on="key", how="semi")
@@ -167,12 +172,14 @@ class Plans(Frames):
         rows = exploded(rows.select(sets.alias("shingle")))
         counts = rows.groupby("shingle").agg(daft.functions.count(col("shingle")).alias("n"))
         with self.failures.raised():
-            found = counts.where(col("n") >= self.config.boilerplate_documents).select(col("shingle")).to_arrow()
-        return np.sort(np.asarray(found.column("shingle")))
+            common = counts.where(col("n") >= self.config.boilerplate_documents).select(col("shingle")).to_arrow()
+        return np.sort(np.asarray(common.column("shingle")))
 
     def compared(self, words: Path, repetitive: Path, common: Path, max_core_frac: float, to: Path) -> None:
-        """Write (key, words, order, bands) for those of the documents in ``words`` of which something else than all
-        words is compared, with these words; "" for those that are compared with none."""
+        """Write (key, words, order, bands) of the documents in ``words`` of which not all words are compared.
+
+        The column ``words`` has the words that are compared, or "" for a document that is compared with no other.
+        """
         daft = daft_module()
         col = daft.col
         n_bands, n_rows, width = self.config.bands, self.config.rows, self.config.shingle_words
@@ -182,34 +189,34 @@ class Plans(Frames):
             shingles = np.load(common, mmap_mode="r")
             texts, flags = pieces(words.to_arrow().cast(pa.large_string())), bools(seems)
             starts = np.cumsum([0, *map(len, texts)])
-            found = [
-                one
-                for some, start in zip(texts, starts.tolist(), strict=False)
-                for one in to_compare(some, flags[start : start + len(some)], shingles, width, max_core_frac)
+            replacements = [
+                text
+                for piece, start in zip(texts, starts.tolist(), strict=False)
+                for text in to_compare(piece, flags[start : start + len(piece)], shingles, width, max_core_frac)
             ]
-            return pa.array(found, pa.large_string())
+            return pa.array(replacements, pa.large_string())
 
         def cut(signatures: Any) -> pa.StructArray:
             values = np.asarray(signatures.to_arrow().flatten()).reshape(-1, n_bands * n_rows)
-            columns = [pa.array(one.view(np.int64)) for one in hashes_of_bands(values, n_bands, n_rows)]
+            columns = [pa.array(column.view(np.int64)) for column in hashes_of_bands(values, n_bands, n_rows)]
             return pa.StructArray.from_arrays(columns, fields=fields)
 
         seems = self._read(repetitive).select(col("key"), daft.lit(True).alias("seems"))
         frame = self._read(words).join(seems, on="key", how="left")
         frame = frame.with_column("seems", daft.functions.fill_null(col("seems"), False))
-        found = self._function(instead, pa.large_string())(col("words"), col("seems"))
-        frame = frame.select(col("key"), found.alias("words"))
+        compared_words = self._function(instead, pa.large_string())(col("words"), col("seems"))
+        frame = frame.select(col("key"), compared_words.alias("words"))
         frame = frame.where(daft.functions.not_null(col("words")))
         numbers = self._function(cut, pa.struct(fields))(self._minhash()).alias("numbers")
         frame = frame.select(col("key"), col("words"), numbers)
         self._write(frame.select(col("key"), col("words"), daft.functions.unnest(col("numbers"))), to)
 
     def shingles(self, tasks: Sequence[Task], folder: Path) -> None:
-        """Write (key, shingles) for the documents of ``tasks``."""
+        """Write (key, shingles) of the documents of ``tasks``."""
         self._shingles(self._texts(tasks), folder)
 
     def shingles_of(self, words: Path, compared: Path, folder: Path) -> None:
-        """Write (key, shingles) for the documents in ``words``, by their words in ``compared`` where they have some."""
+        """Write (key, shingles) of the documents in ``words``; those in ``compared`` by their words there."""
         key = daft_module().col("key")
         rows = self._read(words).select(key, daft_module().col("words"))
         if n_rows_of(compared):
@@ -223,24 +230,24 @@ class Plans(Frames):
 
         def shingle(words: Any) -> pa.Array:
             texts = words.to_arrow().cast(pa.large_string())
-            return pa.concat_arrays([shingle_sets(piece, width) for piece in pieces(texts)])  # one piece of no rows
+            return pa.concat_arrays([shingle_sets(piece, width) for piece in pieces(texts)])  # at least one piece
 
         sets = self._function(shingle, pa.large_list(pa.int64()))(col("words"))
         self._write(frame.select(col("key"), sets.alias("shingles")), folder)
 
     def compare(self, pairs: Path, shingles: Path, part: tuple[int, int], to: Path) -> None:
-        """Write (a, b, jaccard, containment) for every pair; ``part`` = (i, n) takes the i-th of n parts."""
+        """Write (a, b, jaccard, containment) of every pair; ``part`` = (i, n) takes the i-th of n parts."""
         daft = daft_module()
         col, functions = daft.col, daft.functions
         row = pa.struct([("jaccard", pa.float64()), ("containment", pa.float64())])
 
-        def compare(one: Any, two: Any) -> pa.StructArray:
-            first, second = (column.to_arrow().cast(pa.large_list(pa.int64())) for column in (one, two))
-            made = [
-                similarities(*shared(first.slice(at, MAX_ROWS), second.slice(at, MAX_ROWS)))
-                for at in range(0, len(first), MAX_ROWS)
+        def compare(set_a: Any, set_b: Any) -> pa.StructArray:
+            first, second = (column.to_arrow().cast(pa.large_list(pa.int64())) for column in (set_a, set_b))
+            values = [
+                similarities(*shared(first.slice(start, MAX_ROWS), second.slice(start, MAX_ROWS)))
+                for start in range(0, len(first), MAX_ROWS)
             ]
-            columns = [np.concatenate([pair[side] for pair in made]) if made else np.empty(0) for side in (0, 1)]
+            columns = [np.concatenate([pair[i] for pair in values]) if values else np.empty(0) for i in (0, 1)]
             return pa.StructArray.from_arrays([pa.array(column) for column in columns], fields=list(row))
 
         number, n_parts = part
@@ -251,9 +258,9 @@ class Plans(Frames):
         for side in ("a", "b"):
             renamed = sets.select(col("key").alias(side), col("shingles").alias(f"set_{side}"))
             frame = frame.join(renamed, on=side)
-        found = self._function(compare, row)(col("set_a"), col("set_b"))
-        frame = frame.select(col("a"), col("b"), found.alias("found"))
-        self._write(frame.select(col("a"), col("b"), functions.unnest(col("found"))), to)
+        values = self._function(compare, row)(col("set_a"), col("set_b"))
+        frame = frame.select(col("a"), col("b"), values.alias("values"))
+        self._write(frame.select(col("a"), col("b"), functions.unnest(col("values"))), to)
 
     def distinct(self, folders: Path, to: Path) -> None:
         """Write the distinct pairs of several folders."""
@@ -261,7 +268,7 @@ class Plans(Frames):
         self._write(self._read(folders, "*/*.parquet").select(daft.col("a"), daft.col("b")).distinct(), to)
 
     def about(self, signatures: Path, keys: pa.Table) -> pa.Table:
-        """Key, id, source, heldout, score, digests of the documents with these keys, in any order."""
+        """Return key, id, source, heldout, score and digests of the documents with these keys, in any order."""
         daft = daft_module()
         names = ("key", "id", "source", "heldout", "score", "digest_0", "digest_1")
         rows = self._read(signatures).select(*(daft.col(name) for name in names))
@@ -269,13 +276,13 @@ class Plans(Frames):
             return rows.join(daft.from_arrow(keys), on="key", how="semi").to_arrow()
 
     def normalised(self, texts: Sequence[str]) -> pa.Array:
-        """The words of each text with single blanks between them, as the plans see it; for a few texts."""
+        """Return the words of each text, joined by single blanks, as the plans compute them; for a few texts."""
         daft = daft_module()
         table = pa.table({"number": pa.array(range(len(texts))), "text": pa.array(texts, pa.large_string())})
         frame = daft.from_arrow(table).select(daft.col("number"), self._words(daft.col("text")).alias("words"))
         with self.failures.raised():
-            done = frame.to_arrow().sort_by("number")
-        return done.column("words").combine_chunks().cast(pa.large_string())
+            table = frame.to_arrow().sort_by("number")
+        return table.column("words").combine_chunks().cast(pa.large_string())
 
     def map_tasks(self, function: Callable[..., str], tasks: pa.Table) -> list[str]:
         """Call ``function`` in workers for every row of ``tasks`` (columns as arguments); results come in any order."""
@@ -291,7 +298,7 @@ class Plans(Frames):
         return list(results.column("result").to_pylist())
 
     def _texts(self, tasks: Sequence[Task]) -> Any:
-        """The rows of TEXT_SCHEMA that the tasks read, with the column ``words``: the normalised text."""
+        """A frame of TEXT_SCHEMA with the documents of the tasks, and the column ``words``: the normalised text."""
         daft = daft_module()
         col, functions = daft.col, daft.functions
         score = self.config.score_field
@@ -332,7 +339,7 @@ class Plans(Frames):
         return self._read(equal).where(col("key") != col("node")).select(col("key"))
 
     def _nodes(self, signatures: Path, boilerplate: Path) -> Any:
-        """Key, order, place and bands of documents with words; of those with equal words only the node."""
+        """Key, order, place and bands of documents with words; of documents with equal words only the node."""
         col = daft_module().col
         bands = [col(band_name(band)) for band in range(self.config.bands)]
         rows = self._read(signatures).where(col("has_words"))
@@ -353,10 +360,10 @@ class Plans(Frames):
         number, n_parts = part
         frame = None
         for band in bands:
-            one = rows.select(*(col(name) for name in names if name != "hash"), col(band_name(band)).alias("hash"))
-            one = one.with_column("shard", functions.pmod(col("hash"), n_parts * _SHARDS))
-            one = one.where(functions.pmod(col("shard"), n_parts) == number)
-            frame = one if frame is None else frame.concat(one)
+            hashes = rows.select(*(col(name) for name in names if name != "hash"), col(band_name(band)).alias("hash"))
+            hashes = hashes.with_column("shard", functions.pmod(col("hash"), n_parts * _SHARDS))
+            hashes = hashes.where(functions.pmod(col("shard"), n_parts) == number)
+            frame = hashes if frame is None else frame.concat(hashes)
         assert frame is not None
         return frame.groupby("shard").agg(*(functions.list_agg(col(name)).alias(name) for name in names))
 
@@ -366,5 +373,5 @@ _SHARDS = 16
 
 
 def band_name(band: int) -> str:
-    """The column of a band."""
+    """Name of the column of a band."""
     return f"band_{band:03d}"

@@ -1,8 +1,8 @@
-"""Planted documents: copies, edits and unrelated texts made from the corpus, sent through all stages, and scored.
+"""The self-test: plants copies, edits and unrelated texts made from the corpus, and measures how many are found.
 
-Promises: the choice depends on the documents and the seed alone; what should be found is computed apart, from the
-texts; planted documents never change what becomes of real ones (``buckets`` keeps them apart, and they come last in the
-order of ``decide``). They go as far as the decision; nothing of them is written to the output.
+Planted documents pass all stages up to the decision. They depend on the documents and the seed only and never change
+the result for real documents (``buckets`` separates them, and they come last in the order of ``decide``). What should
+be found is computed separately, from the texts.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,40 +30,40 @@ _MAX_CHARS = 20 * _MAX_WORDS
 _LONG_DOCUMENTS, _LONG_CHARS = 8, 4 << 20
 _PORTION = 500
 _UNRELATED_WORDS = 3
-"""What is unrelated is so by runs of so many words: single words in another order are another text."""
+"""Least words of the shingles by which a text counts as unrelated: the same words in another order are another text."""
 _FACTS = [("key", pa.int64()), ("partner", pa.int64()), ("kind", pa.string()), ("partner_text", pa.large_string())]
 _PLANTED_SCHEMA = pa.schema([*DOCUMENT_SCHEMA, *_FACTS])
 
 Normalised = Callable[[list[str]], pa.Array]
-"""The plan's own normalisation: the words of each text with single blanks between them."""
+"""The normalisation of the plan: the words of each text, joined by single blanks."""
 
 
 @dataclass(frozen=True)
 class SelftestReport:
-    """What became of the planted documents."""
+    """The result of the self-test."""
 
     planted: dict[str, int]
-    """Kind -> how many."""
+    """Kind -> number of planted documents."""
     expected: int
-    """Copies and edits that are near to their partner by the config, counted on their texts."""
+    """Copies and edits that are near to their partner by the config, computed from their texts."""
     found: int
-    """How many of these the run found."""
+    """How many of these the run dropped."""
     wrong: int
-    """Unrelated ones that were taken for near to something."""
+    """Unrelated documents that the run called near to another."""
     note: str | None = None
 
     @property
     def recall(self) -> float | None:
-        """Found among expected; None when nothing was expected, so nothing was tested."""
+        """``found / expected``; None if nothing was expected, so that nothing was tested."""
         return self.found / self.expected if self.expected else None
 
     @property
     def precision(self) -> float:
-        """Rightly found among all that were found."""
+        """``found / (found + wrong)``."""
         return self.found / (self.found + self.wrong) if self.found + self.wrong else 1.0
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Convert to plain values."""
         counts = {"expected": self.expected, "found": self.found, "wrong": self.wrong}
         return {
             "planted": self.planted,
@@ -75,32 +75,32 @@ class SelftestReport:
 
 
 def plant(corpus: Corpus, config: DedupConfig, normalised: Normalised, path: Path) -> None:
-    """Write the planted documents to ``path``; none where the corpus has no document that serves as a partner."""
+    """Write the planted documents to ``path``; none if no document of the corpus can serve as a partner."""
     rng = np.random.default_rng(derive_key(config.seed, "dedup selftest"))
     partners = _partners(corpus, config.selftest_documents, normalised)
     pool = [word for _, _, words in partners for word in words[:200]]
     rows = []
-    # Long documents are few: each serves once for each kind.
+    # There are few long documents: each is used once for each kind.
     is_long = any(len(text) > _MAX_CHARS for _, text, _ in partners)
     n_planted = min(config.selftest_documents, 4 * len(partners) if is_long else config.selftest_documents)
     for number in range(n_planted if partners else 0):
         key, text, words = partners[number % len(partners)]
         kind = KINDS[(0, 1, 1, 2)[(number // len(partners) if is_long else number) % 4]]
         other = partners[(number + len(partners) // 2) % len(partners)][2]
-        made = text
+        planted = text
         if kind != "copy":
-            made = " ".join(edit(words, pool, rng) if kind == "edited" else _unrelated(words, other, rng))
-        row = {"id": f"planted-{number}", "text": made, "group": "", "n_bytes": len(made.encode())}
+            planted = " ".join(edit(words, pool, rng) if kind == "edited" else _unrelated(words, other, rng))
+        row = {"id": f"planted-{number}", "text": planted, "group": "", "n_bytes": len(planted.encode())}
         rows.append(row | {"key": PLANTED + number, "partner": key, "kind": kind, "partner_text": text})
     pq.write_table(pa.Table.from_pylist(rows, schema=_PLANTED_SCHEMA), path, row_group_size=max(len(rows), 1))
 
 
 def planted_tasks(path: Path) -> list[Task]:
-    """The tasks that read the planted documents; none when none were planted."""
+    """The tasks that read the planted documents; empty if there are none."""
     with pq.ParquetFile(path) as file:
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
     n_rows = sum(group.num_rows for group in groups)
-    assert len(groups) <= 1, "planted documents lie in one row group"
+    assert len(groups) <= 1, "planted documents are in one row group"
     return [Task(str(path), 0, PLANTED, "", False, groups[0].total_byte_size)] if n_rows else []
 
 
@@ -116,19 +116,24 @@ def edit(words: Sequence[str], pool: Sequence[str], rng: np.random.Generator) ->
 
 
 def score(
-    path: Path, config: DedupConfig, normalised: Normalised, compared: dict[int, str], equal: pa.Table, gone: pa.Table
+    path: Path,
+    config: DedupConfig,
+    normalised: Normalised,
+    compared: dict[int, str],
+    equal: pa.Table,
+    dropped: pa.Table,
 ) -> SelftestReport:
-    """Hold what the run found against what the texts say.
+    """Compare what the run found with what the planted texts say.
 
-    ``compared``: key -> the words that are compared instead of all, for documents where these are others. ``equal``
-    (key, node; sorted by key) are the documents that share their words, ``gone`` those that go.
+    ``compared``: key -> the words that are compared, for documents where they are not all words. ``equal`` (key, node;
+    sorted by key): the documents with equal words. ``dropped``: the dropped documents.
     """
     rows = pq.read_table(path).to_pylist()
     if not rows:
         nothing = f"NOTHING WAS TESTED: no document has {_MIN_WORDS} words or more"
         return SelftestReport(dict.fromkeys(KINDS, 0), 0, 0, 0, nothing)
     whole = [_normalised(normalised, [row[name] for row in rows]) for name in ("text", "partner_text")]
-    same = [one == two for one, two in zip(*whole, strict=True)]
+    same = [text == partner for text, partner in zip(*whole, strict=True)]
     sides = [
         [compared.get(row[key], words) for row, words in zip(rows, texts, strict=True)]
         for key, texts in zip(("key", "partner"), whole, strict=True)
@@ -136,33 +141,33 @@ def score(
     is_near = _are_near(sides, config, config.shingle_words)
     repeats = _are_near(sides, config, max(config.shingle_words, _UNRELATED_WORDS))
     node_of = _Nodes(equal)
-    goners = set(gone.column("key").to_pylist())
+    dropped_keys = set(dropped.column("key").to_pylist())
     n_near = expected = hits = wrong = 0
     for row, should, equal_words, repeat in zip(rows, is_near, same, repeats, strict=True):
-        # Of planted documents with the same words one stands for all, as it does among real ones.
+        # Of planted documents with the same words one is the node of all, as for real documents.
         node, partner = node_of(row["key"]), node_of(row["partner"])
-        goes = node < PLANTED or node in goners
+        is_dropped = node < PLANTED or node in dropped_keys
         if row["kind"] == "unrelated":
-            wrong += goes and not repeat  # a text that repeats itself is near to its own words in any order
+            wrong += is_dropped and not repeat  # a repetitive text is near to its words in any order
         elif should or equal_words:
             n_near += 1
-            if partner not in goners:  # what is near to a document that goes itself may rightly stay
+            if partner not in dropped_keys:  # a document whose partner is dropped may rightly be kept
                 expected += 1
-                hits += goes
+                hits += is_dropped
     planted = {kind: sum(row["kind"] == kind for row in rows) for kind in KINDS}
     n = planted["copy"] + planted["edited"]
     note: str | None = None
     if not n_near:
         note = f"NOTHING WAS TESTED: none of {n} copies and 5 % edits is near by threshold={config.threshold}"
     elif not expected:
-        note = "NOTHING WAS TESTED: every document that was copied goes itself"
+        note = "NOTHING WAS TESTED: every document that was copied is dropped itself"
     elif config.containment is None and n_near < 0.9 * n:
         note = f"only {n_near} of {n} copies and 5 % edits are near by threshold={config.threshold}"
     return SelftestReport(planted, expected, hits, wrong, note)
 
 
 def check(config: DedupConfig, test: SelftestReport) -> None:
-    """CheckFailed where too little was found, or too much."""
+    """Raise CheckFailed if recall or precision is below its bound."""
     if test.recall is not None and test.recall < config.selftest_recall:
         raise CheckFailed(
             f"the self-test found {test.found} of {test.expected} planted near-duplicates; nothing was written",
@@ -178,7 +183,7 @@ def check(config: DedupConfig, test: SelftestReport) -> None:
 
 
 class _Nodes:
-    """Key -> the key that stands for all with its words."""
+    """Maps a key to the node of the documents with its words."""
 
     def __init__(self, equal: pa.Table) -> None:
         self._keys, self._nodes = (np.asarray(equal.column(name)) for name in ("key", "node"))
@@ -189,46 +194,45 @@ class _Nodes:
 
 
 def _normalised(normalised: Normalised, texts: list[str]) -> list[str]:
-    portions = [normalised(texts[at : at + _PORTION]) for at in range(0, len(texts), _PORTION)]
+    portions = [normalised(texts[start : start + _PORTION]) for start in range(0, len(texts), _PORTION)]
     return [text for portion in portions for text in portion.to_pylist()]
 
 
 def _are_near(sides: list[list[str]], config: DedupConfig, shingle_words: int) -> list[bool]:
-    found: list[bool] = []
-    for at in range(0, len(sides[0]), _PORTION):
-        texts = [pa.array(side[at : at + _PORTION], pa.large_string()) for side in sides]
+    result: list[bool] = []
+    for start in range(0, len(sides[0]), _PORTION):
+        texts = [pa.array(side[start : start + _PORTION], pa.large_string()) for side in sides]
         jaccard, containment = similarities(*shared(*(shingle_sets(text, shingle_words) for text in texts)))
         is_near = jaccard >= config.threshold
         if config.containment is not None:
             is_near |= containment >= config.containment
-        found += is_near.tolist()
-    return found
+        result += is_near.tolist()
+    return result
 
 
 def _partners(corpus: Corpus, n_wanted: int, normalised: Normalised) -> list[tuple[int, str, list[str]]]:
-    """Documents with their keys and words, evenly spaced in some evenly spaced row groups; long ones only where there
-    are no others."""
+    """Documents (key, text, words), evenly spaced in evenly spaced row groups; long ones only for want of others."""
     tasks = corpus.tasks()
     chosen = [tasks[i] for i in np.unique(np.linspace(0, len(tasks) - 1, _GROUPS).astype(int)).tolist()]
-    found: list[tuple[int, str, list[str]]] = []
+    partners: list[tuple[int, str, list[str]]] = []
     long: list[tuple[int, str]] = []
     for task in chosen:
         texts = read_group(task.path, task.row_group, ["text"]).column("text")
         rows = np.unique(np.linspace(0, len(texts) - 1, 4 * n_wanted // len(chosen) + 1).astype(int)).tolist()
-        some = [(task.first_key + row, texts[row].as_py()) for row in rows]
-        short = [(key, text) for key, text in some if len(text) <= _MAX_CHARS]
-        long += [(key, text) for key, text in some if _MAX_CHARS < len(text) <= _LONG_CHARS][:_LONG_DOCUMENTS]
-        fit = [one for one in _with_words(short, normalised) if len(one[2]) >= _MIN_WORDS]
-        found += fit[:: max(1, len(fit) * len(chosen) // n_wanted)]
-    return found or _with_words(long[:_LONG_DOCUMENTS], normalised)
+        documents = [(task.first_key + row, texts[row].as_py()) for row in rows]
+        short = [(key, text) for key, text in documents if len(text) <= _MAX_CHARS]
+        long += [(key, text) for key, text in documents if _MAX_CHARS < len(text) <= _LONG_CHARS][:_LONG_DOCUMENTS]
+        suitable = [document for document in _with_words(short, normalised) if len(document[2]) >= _MIN_WORDS]
+        partners += suitable[:: max(1, len(suitable) * len(chosen) // n_wanted)]
+    return partners or _with_words(long[:_LONG_DOCUMENTS], normalised)
 
 
-def _with_words(some: list[tuple[int, str]], normalised: Normalised) -> list[tuple[int, str, list[str]]]:
-    words = normalised([text for _, text in some]).to_pylist() if some else []
-    return [(key, text, line.split(" ")) for (key, text), line in zip(some, words, strict=True)]
+def _with_words(documents: list[tuple[int, str]], normalised: Normalised) -> list[tuple[int, str, list[str]]]:
+    words = normalised([text for _, text in documents]).to_pylist() if documents else []
+    return [(key, text, line.split(" ")) for (key, text), line in zip(documents, words, strict=True)]
 
 
 def _unrelated(words: Sequence[str], other: Sequence[str], rng: np.random.Generator) -> list[str]:
-    """``words`` in random order behind a little of ``other``: shared words and a shared beginning."""
+    """``words`` in random order after some of ``other``: shared words, and a shared beginning."""
     head = other[: min(len(words) // 5, len(other) // 2)]
     return [*head, *(words[i] for i in rng.permutation(len(words)).tolist())]

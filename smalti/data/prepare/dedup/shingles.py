@@ -1,8 +1,8 @@
-"""From normalised texts to sets of shingles, and from pairs of sets to similarities: numpy on whole batches.
+"""Sets of shingles of normalised texts, and the similarities of pairs of sets, for whole batches in numpy.
 
-Promises: the same text gives the same set on every machine; Jaccard and containment are exact up to collisions of
-52-bit hashes (one false agreement in 10^9 pairs of documents of 1,000 words). Does not normalise: that is the plan's.
-A shingle is ``shingle_words`` words in a row; a text with fewer words (but one) is one shingle of all its words.
+A shingle is ``shingle_words`` consecutive words; a text with fewer words, and at least one, is one shingle. The same
+text gives the same set on every machine. Jaccard and containment are exact up to collisions of 52-bit hashes (one
+false agreement in 10^9 pairs of documents of 1,000 words).
 """
 
 from functools import lru_cache
@@ -17,11 +17,11 @@ U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
 MAX_ROWS = 4096
-"""Most rows in one call: the hash of a shingle leaves so many numbers of rows beside it in 64 bits."""
+"""Limit on the rows of one call: hash and row number of a shingle share 64 bits."""
 
 _HASH_BITS = 52
 HASHES = 1 << _HASH_BITS
-"""Hashes of shingles are below it."""
+"""Bound on the hashes of shingles."""
 _MASK = np.uint64((1 << _HASH_BITS) - 1)
 _BASE = 0x9E3779B97F4A7C15 | 1
 _INVERSE = pow(_BASE, -1, 1 << 64)
@@ -30,7 +30,7 @@ _PIECE_BYTES = 1 << 17
 
 
 def shingle_sets(texts: pa.Array, shingle_words: int) -> pa.LargeListArray:
-    """Sorted distinct hashes of the shingles of each text; words are what single blanks separate, without empty ones.
+    """Return the sorted distinct hashes of the shingles of each text. Words are separated by blanks.
 
     An empty text has an empty set. At most MAX_ROWS texts.
     """
@@ -44,7 +44,7 @@ def shingle_sets(texts: pa.Array, shingle_words: int) -> pa.LargeListArray:
 
 
 def ordered_shingles(texts: pa.Array, shingle_words: int) -> tuple[U64, I64]:
-    """The hash of every shingle, and the row of its text, in the order of the texts and of their words."""
+    """Return the hash of every shingle and the row of its text, in the order of texts and words."""
     assert len(texts) <= MAX_ROWS, len(texts)
     data, ends = _bytes_of(texts)
     starts_of_words, ends_of_words, text_of_word = _words(data, ends)
@@ -54,24 +54,24 @@ def ordered_shingles(texts: pa.Array, shingle_words: int) -> tuple[U64, I64]:
 
 
 def shared(first: pa.LargeListArray, second: pa.LargeListArray) -> tuple[I64, I64, I64]:
-    """For each row: how many shingles both sets share, the size of the first, the size of the second.
+    """Return for each row the number of shingles in both sets, the size of the first, and the size of the second.
 
     Sets as ``shingle_sets`` makes them; at most MAX_ROWS rows.
     """
-    one, sizes_one = _keyed(first)
-    two, sizes_two = _keyed(second)
-    # Each side is sorted already, so the stable sort only merges two runs: 5 ns a shingle.
-    both = np.sort(np.concatenate([one, two]), kind="stable")
+    keyed_first, sizes_first = _keyed(first)
+    keyed_second, sizes_second = _keyed(second)
+    # Each side is sorted, so the stable sort merges two runs: 5 ns a shingle.
+    both = np.sort(np.concatenate([keyed_first, keyed_second]), kind="stable")
     equal = both[1:][both[1:] == both[:-1]] >> np.uint64(_HASH_BITS)
-    return np.bincount(equal.astype(np.int64), minlength=len(first)), sizes_one, sizes_two
+    return np.bincount(equal.astype(np.int64), minlength=len(first)), sizes_first, sizes_second
 
 
 def similarities(
-    common: I64, sizes_one: I64, sizes_two: I64
+    common: I64, sizes_first: I64, sizes_second: I64
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Jaccard similarity, and containment of the smaller in the larger set; 0 where a set is empty."""
-    union = sizes_one + sizes_two - common
-    smaller = np.minimum(sizes_one, sizes_two)
+    """Return the Jaccard similarity, and the containment of the smaller set in the larger; 0 if a set is empty."""
+    union = sizes_first + sizes_second - common
+    smaller = np.minimum(sizes_first, sizes_second)
     return common / np.maximum(union, 1), common / np.maximum(smaller, 1)
 
 
@@ -85,7 +85,7 @@ def _keyed(sets: pa.LargeListArray) -> tuple[U64, I64]:
 
 
 def _bytes_of(texts: pa.Array) -> tuple[npt.NDArray[np.uint8], I64]:
-    """The UTF-8 of all texts, one after another with a blank behind each, and where each ends (its blank)."""
+    """The UTF-8 of all texts, each followed by a blank, and the position of that blank."""
     joined = pc.binary_join_element_wise(texts, pa.scalar("", texts.type), pa.scalar(" ", texts.type))
     _, offsets, data = joined.cast(pa.large_string()).buffers()
     places = np.frombuffer(offsets, np.int64)[joined.offset : joined.offset + len(joined) + 1]
@@ -94,7 +94,7 @@ def _bytes_of(texts: pa.Array) -> tuple[npt.NDArray[np.uint8], I64]:
 
 
 def _words(data: npt.NDArray[np.uint8], ends: I64) -> tuple[I64, I64, I64]:
-    """First byte, end and text of each word."""
+    """First byte, end and row of each word."""
     blanks = np.flatnonzero(data == _SPACE)
     starts = np.concatenate([[0], blanks[:-1] + 1]) if len(blanks) else np.empty(0, np.int64)
     real = blanks > starts
@@ -103,7 +103,7 @@ def _words(data: npt.NDArray[np.uint8], ends: I64) -> tuple[I64, I64, I64]:
 
 
 def _hash_words(data: npt.NDArray[np.uint8], starts: I64, stops: I64) -> U64:
-    """The hash of each word, in pieces of the data that fit into a cache."""
+    """The hash of each word, computed on pieces of the data that fit into a cache."""
     pieces = np.flatnonzero(np.diff(starts // _PIECE_BYTES, prepend=-1, append=-2))
     values = [
         _hash_piece(data[starts[a] : stops[b - 1]], starts[a:b] - starts[a], stops[a:b] - starts[a])
@@ -117,7 +117,7 @@ def _hash_piece(data: npt.NDArray[np.uint8], starts: I64, stops: I64) -> U64:
     with np.errstate(over="ignore"):
         sums = np.zeros(len(data) + 1, np.uint64)
         np.cumsum((data + np.uint64(1)) * _powers(_BASE, len(data)), out=sums[1:])
-        # Each word at its own power, brought back to the same by the inverse power of its start.
+        # Multiplied by the inverse power of its start, the sum of a word does not depend on its position.
         values = (sums[stops] - sums[starts]) * _powers(_INVERSE, len(data))[starts]
         return _mix(values + (stops - starts).astype(np.uint64))
 
@@ -125,7 +125,7 @@ def _hash_piece(data: npt.NDArray[np.uint8], starts: I64, stops: I64) -> U64:
 def _powers(base: int, n: int) -> U64:
     if n <= _PIECE_BYTES:
         return _first_powers(base)[:n]
-    return _new_powers(base, n)  # for a piece that ends with a very long word
+    return _new_powers(base, n)  # a piece that ends with a very long word
 
 
 @lru_cache(maxsize=2)
@@ -156,13 +156,13 @@ def _hash_shingles(words: U64, text_of_word: I64, n_texts: int, shingle_words: i
             if inside.all():
                 values = _mix(values * np.uint64(_BASE) + words[begins + offset])
             else:
-                some = begins[inside] + offset
-                values[inside] = _mix(values[inside] * np.uint64(_BASE) + words[some])
+                next_words = words[begins[inside] + offset]
+                values[inside] = _mix(values[inside] * np.uint64(_BASE) + next_words)
     return values, rows
 
 
 def _mix(x: U64) -> U64:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014): every bit of the input moves every bit of the output."""
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014): every bit of the input affects every bit of the output."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

@@ -1,17 +1,17 @@
-"""The words of a text, as they are compared: an expression for Daft, run in its Rust.
+"""The words of a text that are compared, as an expression for Daft.
 
-In this order, after licence comments at the head of source files are left out (``licence``): lower case (Unicode);
-characters that nobody sees (zero-width ones, soft hyphens, marks of direction: Unicode's Cf and default ignorable) are
-taken out; each character of a script that is written without blanks (Han, Hiragana, Katakana) is a word of its own, and
-in Thai, Lao, Khmer and Myanmar each consonant with the vowels and marks about it; everything that is neither letter,
-mark, digit nor underscore separates words. So punctuation, layout and case never make two texts differ.
+In this order, after licence comments are removed (``licence``): lower case (Unicode); invisible characters (zero-width
+ones, soft hyphens, direction marks: Unicode's Cf and default ignorable) are removed; each character of Han, Hiragana
+and Katakana, which are written without blanks, is a word, and in Thai, Lao, Khmer and Myanmar each consonant with its
+vowels and marks; everything but letters, marks, digits and underscores separates words. So texts that differ only in
+punctuation, layout or case are equal.
 """
 
 from typing import Any
 
-_UNSEEN = r"[\p{Cf}\p{Default_Ignorable_Code_Point}]+"
+_INVISIBLE = r"[\p{Cf}\p{Default_Ignorable_Code_Point}]+"
 
-# Single letters of these alphabets are too few: all long texts would share most runs of three.
+# These alphabets have too few letters for words of one letter: all long texts would share most runs of three.
 _VOWEL_BEFORE = r"[\x{E40}-\x{E44}\x{EC0}-\x{EC4}]?"
 _VOWEL_BEHIND = r"[\x{E30}\x{E32}\x{E33}\x{E45}\x{EB0}\x{EB2}\x{EB3}\x{EBD}]?"
 _BELOW = r"(?:[\x{1039}\x{17D2}][\p{Khmer}\p{Myanmar}]\p{M}*)*"
@@ -22,7 +22,7 @@ _WITHOUT_BLANKS = rf"([\p{{Han}}\p{{Hiragana}}\p{{Katakana}}]|{_SYLLABLE})"
 
 def words_of(text: Any, functions: Any) -> Any:
     """The words of the column ``text`` with single blanks between them; ``functions`` are Daft's."""
-    words = functions.regexp_replace(functions.lower(text), _UNSEEN, "")
+    words = functions.regexp_replace(functions.lower(text), _INVISIBLE, "")
     words = functions.regexp_replace(words, _WITHOUT_BLANKS, " $1 ")
     words = functions.regexp_replace(words, r"[^\w]+", " ")
     return functions.lstrip(functions.rstrip(words))
