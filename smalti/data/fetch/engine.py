@@ -1,9 +1,8 @@
-"""Requests of one process: an event loop in one thread, shared by all sources, that sends, waits, and sends again.
+"""Sends the requests of one process from an event loop in one thread, which all sources share.
 
-Promises: at most ``concurrency`` ranges at a time, each by one request, and the process's share of ``requests_per_s``;
-one that takes longer than nearly all others is sent a second time on top, where the rate leaves room, a twentieth of
-all; a request that fails in a way that may pass is sent again after a pause with full jitter, at another copy where
-there is one; nothing waits longer than ``give_up``. Uses no shared memory, no file lock and no process.
+At most ``concurrency`` ranges are requested at a time, at the process's share of ``requests_per_s``. A request that
+takes longer than nearly all others is hedged by a second one, at most a twentieth of all. A transient failure is
+retried after a back-off with full jitter, from another replica where there is one, until ``give_up``.
 """
 
 import asyncio
@@ -21,65 +20,65 @@ from smalti.base import cloud, log
 from smalti.base.errors import DataError, RetryableError, SmaltiError
 from smalti.config.data import FetchConfig
 from smalti.config.durations import to_seconds
-from smalti.data.fetch.copies import Copies, Copy, OddAnswer
 from smalti.data.fetch.counts import Counts
 from smalti.data.fetch.files import Share
-from smalti.data.fetch.pace import Bucket, Latency, may_hedge, pause_s
+from smalti.data.fetch.rate_limit import Latency, RateLimiter, backoff_s, hedge_allowed
+from smalti.data.fetch.replicas import Replica, Replicas, WrongContent
 
 T = TypeVar("T")
-Send = Callable[[Copy], Coroutine[Any, Any, T]]
+Send = Callable[[Replica], Coroutine[Any, Any, T]]
 
-_MOST_AT_ONCE = 4
+_MAX_PARALLEL = 4
 """Requests for one range: where one in twenty hangs, all of them do so once in 160,000 ranges."""
-_TELL_AFTER_S, _TELL_EVERY_S = 5.0, 60.0
+_WARN_AFTER_S, _WARN_EVERY_S = 5.0, 60.0
 
 
 class Engine:
-    """See above; made by ``shared``. It ends when nobody holds it."""
+    """The event loop and its limits; created by ``shared``, and stopped when it is no longer referenced."""
 
     def __init__(self, fetch: FetchConfig, share: Share) -> None:
         self.pid, self.fetch, self.share = os.getpid(), fetch, share
         self.timeout_s, self.give_up_s = _seconds(fetch.timeout), _seconds(fetch.give_up)
         self._loop = asyncio.new_event_loop()
-        self._slots = asyncio.Semaphore(fetch.concurrency)
-        self._bucket = Bucket(fetch.requests_per_s, share, self._loop.time())
+        self._semaphore = asyncio.Semaphore(fetch.concurrency)
+        self._rate_limit = RateLimiter(fetch.requests_per_s, share, self._loop.time())
         self._latency = Latency()
-        self._chance = random.Random(f"fetch {share.rank} {self.pid}")
+        self._rng = random.Random(f"fetch {share.rank} {self.pid}")
         self._sent = self._hedged = 0
-        self._told_s = -_TELL_EVERY_S
-        threading.Thread(target=_turn, args=(self._loop,), name="fetch", daemon=True).start()
+        self._warned_s = -_WARN_EVERY_S
+        threading.Thread(target=_run_loop, args=(self._loop,), name="fetch", daemon=True).start()
         # not at exit: cancelled requests make obstore's threads call an interpreter that is ending, and they panic
         weakref.finalize(self, _stop, self._loop).atexit = False
 
     def take_share(self, share: Share) -> None:
-        """From now on this process is one of many."""
+        """Set the share of the job's rate that this process has."""
         self.share = share
-        self._bucket = Bucket(self.fetch.requests_per_s, share, self._now_s())
+        self._rate_limit = RateLimiter(self.fetch.requests_per_s, share, self._now_s())
 
     def start(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Begin work in the loop; may be called from any thread."""
+        """Start work in the loop, from any thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    async def ask(
-        self, copies: Copies, what: str, send: Send[T], counts: Counts, *, length: int | None, first: int = 0
+    async def request(
+        self, replicas: Replicas, what: str, send: Send[T], counts: Counts, *, length: int | None, first: int = 0
     ) -> T:
-        """What ``send`` gives for one of the copies, asked until it answers.
+        """Send a request to one replica after the other until one responds; returns what ``send`` returns.
 
-        length: of the answer, where it is known: such requests may be hedged. first: the copy to begin with. Raises
-        DataError where every copy says that it has no such thing; RetryableError after ``give_up``.
+        length: of the response, where it is known: such requests may be hedged. first: the replica to begin with.
+        Raises DataError where every replica says that it has no such file; RetryableError after ``give_up``.
         """
-        asked = _Asked(copies, what, counts)
-        refused = asked.refused
+        attempts = _Attempts(replicas, what, counts)
+        refused = attempts.refused
         failures, since_s = 0, None
         while True:
-            index = copies.pick(self._now_s(), first=first, without=refused)
-            async with self._slots:
-                await self._bucket.take()
+            index = replicas.pick(self._now_s(), first=first, without=refused)
+            async with self._semaphore:
+                await self._rate_limit.take()
                 since_s = self._now_s() if since_s is None else since_s
-                found, failed = await self._send(asked, index, send, length)
-            if found:
-                return found[0]
-            if len(refused) == len(copies):
+                responses, failed = await self._send(attempts, index, send, length)
+            if responses:
+                return responses[0]
+            if len(refused) == len(replicas):
                 first_retryable = (error for error in refused.values() if isinstance(error, RetryableError))
                 raise next(first_retryable, refused[min(refused)]) from failed[-1][1]
             passing = [(which, error) for which, error in failed if which not in refused]
@@ -88,103 +87,105 @@ class Engine:
             which, error = passing[-1]
             failures += len(passing)
             counts.add("retries")
-            asked_s = self._now_s() - since_s
-            wait_s = pause_s(failures // len(copies), self._chance)
-            if asked_s + wait_s > self.give_up_s:
-                raise _gave_up(copies, what, failures, asked_s, error) from error
-            self._tell(copies[which].url, what, asked_s, error)
+            elapsed_s = self._now_s() - since_s
+            wait_s = backoff_s(failures // len(replicas), self._rng)
+            if elapsed_s + wait_s > self.give_up_s:
+                raise _gave_up(replicas, what, failures, elapsed_s, error) from error
+            self._warn(replicas[which].url, what, elapsed_s, error)
             await asyncio.sleep(wait_s)
 
     async def _send(
-        self, asked: "_Asked", index: int, send: Send[T], length: int | None
+        self, attempts: "_Attempts", index: int, send: Send[T], length: int | None
     ) -> tuple[list[T], list[tuple[int, Exception]]]:
-        """One request, and a second one where the first takes long: the answer that comes first, or none, and what
-        each copy failed with. A copy that says for good that it cannot is added to ``asked.refused``."""
-        sent = {asyncio.ensure_future(self._once(asked, index, send, length)): index}
+        """Send one request, and hedge it where it takes long. Returns the first response, if any, and what each replica
+        failed with. A replica whose failure is final is added to ``attempts.refused``."""
+        sent = {asyncio.ensure_future(self._once(attempts, index, send, length)): index}
         running, failed = set(sent), list[tuple[int, Exception]]()
         after_s = None if length is None else self._latency.hedge_after_s(length, self.timeout_s)
         try:
             while running:
                 done, running = await asyncio.wait(running, timeout=after_s, return_when=asyncio.FIRST_COMPLETED)
-                for one in done:
-                    error = one.exception()
+                for task in done:
+                    error = task.exception()
                     if isinstance(error, Exception):
-                        failed.append((sent[one], error))
-                        self._settle(asked, sent[one], error)
-                good = [one.result() for one in done if one.exception() is None]
+                        failed.append((sent[task], error))
+                        self._record_failure(attempts, sent[task], error)
+                good = [task.result() for task in done if task.exception() is None]
                 if good:
                     return good[:1], failed
-                all_refused = len(asked.refused) == len(asked.copies)
+                all_refused = len(attempts.refused) == len(attempts.replicas)
                 if done or after_s is None or all_refused or not self._may_hedge(len(running)):
                     continue
                 after_s *= 2
-                asked.counts.add("hedges")
-                index = asked.copies.pick(self._now_s(), first=index + 1, without=asked.refused)
-                hedge = asyncio.ensure_future(self._once(asked, index, send, length))
+                attempts.counts.add("hedges")
+                index = attempts.replicas.pick(self._now_s(), first=index + 1, without=attempts.refused)
+                hedge = asyncio.ensure_future(self._once(attempts, index, send, length))
                 sent[hedge] = index
                 running.add(hedge)
             return [], failed
         finally:
-            for one in running:
-                one.cancel()
+            for task in running:
+                task.cancel()
 
-    def _settle(self, asked: "_Asked", index: int, error: Exception) -> None:
-        """Take note of what one copy failed with."""
-        copies, url = asked.copies, asked.copies[index].url
-        if asked.is_final(index, error):
-            known = error.final if isinstance(error, OddAnswer) else error
-            told = known if isinstance(known, SmaltiError) else cloud.told(store_path(url, asked.what), error)
-            asked.refused[index] = told
+    def _record_failure(self, attempts: "_Attempts", index: int, error: Exception) -> None:
+        """Record what one replica failed with."""
+        replicas, url = attempts.replicas, attempts.replicas[index].url
+        if attempts.is_final(index, error):
+            known = error.final if isinstance(error, WrongContent) else error
+            final = known if isinstance(known, SmaltiError) else cloud.told(store_path(url, attempts.what), error)
+            attempts.refused[index] = final
             return
         if cloud.trouble(error) == "slow":
-            asked.counts.add("slowdowns")
-            self._bucket.slow_down(self._now_s())
-        if copies.failed(index, self._now_s()):
+            attempts.counts.add("slowdowns")
+            self._rate_limit.slow_down(self._now_s())
+        if replicas.failed(index, self._now_s()):
             log.get("data").warning("%s is left alone for a while: %s", url, cloud.reason(error))
 
     def _may_hedge(self, n_running: int) -> bool:
-        """Leave for one request more, where that waits for nothing; taken at once."""
+        """Whether a hedge may be sent now; if so, it is reserved."""
         now_s = self._now_s()
-        allowed = n_running < _MOST_AT_ONCE and self._bucket.is_free(now_s) and may_hedge(self._sent, self._hedged)
+        allowed = (
+            n_running < _MAX_PARALLEL and self._rate_limit.is_free(now_s) and hedge_allowed(self._sent, self._hedged)
+        )
         if allowed:
-            self._bucket.wait_s(now_s)
+            self._rate_limit.wait_s(now_s)
             self._hedged += 1
         return allowed
 
-    async def _once(self, asked: "_Asked", index: int, send: Send[T], length: int | None) -> T:
+    async def _once(self, attempts: "_Attempts", index: int, send: Send[T], length: int | None) -> T:
         self._sent += 1
-        asked.counts.add("requests")
+        attempts.counts.add("requests")
         begun_s = self._now_s()
         deadline_s = self._latency.deadline_s(length or 0, self.timeout_s)
         try:
             async with asyncio.timeout(deadline_s):
-                found = await send(asked.copies[index])
+                response = await send(attempts.replicas[index])
         except TimeoutError as error:
-            self._latency.took_too_long(length or 0)
+            self._latency.add_timeout(length or 0)
             what = f"{length:,} bytes did not come" if length else "no answer"
             raise TimeoutError(f"{what} within {deadline_s:.0f} s") from error
         if length is not None:
-            self._latency.took(length, self._now_s() - begun_s)
-        asked.copies.answered(index, asked.what, ranged=length is not None)
+            self._latency.add(length, self._now_s() - begun_s)
+        attempts.replicas.answered(index, attempts.what, ranged=length is not None)
         if index > 0:
-            asked.counts.add("failovers")
-        return found
+            attempts.counts.add("failovers")
+        return response
 
-    async def leave(self, counts: Counts) -> None:
-        """Wait for leave to send one request more, from inside ``send``; it is counted."""
-        await self._bucket.take()
+    async def acquire(self, counts: Counts) -> None:
+        """Wait until ``send`` may send one request more, and count it."""
+        await self._rate_limit.take()
         self._sent += 1
         counts.add("requests")
 
-    def _tell(self, url: str, what: str, asked_s: float, error: BaseException) -> None:
-        """A warning, now and then, that a store does not answer."""
-        if asked_s > _TELL_AFTER_S and self._now_s() - self._told_s > _TELL_EVERY_S:
-            self._told_s = self._now_s()
-            left_s = self.give_up_s - asked_s
+    def _warn(self, url: str, what: str, elapsed_s: float, error: BaseException) -> None:
+        """Warn, at most once a minute, that a store does not respond."""
+        if elapsed_s > _WARN_AFTER_S and self._now_s() - self._warned_s > _WARN_EVERY_S:
+            self._warned_s = self._now_s()
+            left_s = self.give_up_s - elapsed_s
             log.get("data").warning(
                 "%s has not answered for %.0f s (%s); asking on for %.0f s",
                 store_path(url, what),
-                asked_s,
+                elapsed_s,
                 cloud.reason(error),
                 left_s,
             )
@@ -198,17 +199,17 @@ _sharing = threading.Lock()
 
 
 def shared(fetch: FetchConfig, share: Share) -> Engine:
-    """The engine of this process for these settings: one, however many sources are read, since the rate is for all.
+    """Return the engine of this process for these settings: one for all sources, since they share the rate.
 
-    Who does not know of other ranks (``Share()``: an index, a held-out set) has the share of whoever does.
+    A caller that does not know of other ranks (``Share()``: an index, a held-out set) gets the share of one that does.
     """
     alone = Share()
     with _sharing:
-        mine = [engine for engine in _shared if (engine.pid, engine.fetch) == (os.getpid(), fetch)]
-        for engine in mine:
+        engines = [engine for engine in _shared if (engine.pid, engine.fetch) == (os.getpid(), fetch)]
+        for engine in engines:
             if engine.share == share or share == alone:
                 return engine
-        for engine in mine:
+        for engine in engines:
             if engine.share == alone:
                 engine.take_share(share)
                 return engine
@@ -218,55 +219,56 @@ def shared(fetch: FetchConfig, share: Share) -> Engine:
 
 
 @dataclass
-class _Asked:
-    """What is asked for, and what was answered so far."""
+class _Attempts:
+    """The attempts to read one range or file."""
 
-    copies: Copies
+    replicas: Replicas
     what: str
     counts: Counts
     refused: dict[int, SmaltiError] = field(default_factory=dict)
-    """Copies that cannot answer, and why."""
+    """Replicas that cannot answer, and why."""
     odd: Counter[int] = field(default_factory=Counter)
-    """Odd answers of each copy."""
+    """Responses of each replica with wrong content."""
 
     def is_final(self, index: int, error: Exception) -> bool:
-        """True if asking this copy again cannot help. What it could do before it will do again (a proxy errs, keys are
-        renewed, a clock is set): ``give_up`` ends that."""
-        kind = "odd" if isinstance(error, OddAnswer) else cloud.trouble(error)
+        """Whether another request to this replica cannot help. One that has worked before may work again (a proxy
+        fails, keys are renewed, a clock is set) until ``give_up``."""
+        kind = "odd" if isinstance(error, WrongContent) else cloud.trouble(error)
         if kind in ("odd", "unranged"):
             self.odd[index] += 1
             if self.odd[index] < cloud.ODD_ANSWERS:
                 return False
-            if isinstance(error, OddAnswer):
-                return isinstance(error.final, DataError) or not self.copies.has_answered(index)
-            return not self.copies.has_given_ranges(index)
-        if kind == "short" and self.copies.has_served(index, self.what):
+            if isinstance(error, WrongContent):
+                return isinstance(error.final, DataError) or not self.replicas.has_answered(index)
+            return not self.replicas.has_given_ranges(index)
+        if kind == "short" and self.replicas.has_served(index, self.what):
             self.odd[index] += 1
             return self.odd[index] == cloud.ODD_ANSWERS
         if isinstance(error, DataError):
             return True
         if kind in ("keyless", "forbidden"):
-            return not self.copies.has_answered(index)
-        return kind == "short" or (kind in ("missing", "refused") and not self.copies.has_served(index, self.what))
+            return not self.replicas.has_answered(index)
+        return kind == "short" or (kind in ("missing", "refused") and not self.replicas.has_served(index, self.what))
 
 
 def store_path(url: str, what: str) -> str:
-    """A file of a copy, for messages."""
+    """A file of a replica, for messages."""
     return f"{url.partition('?')[0].rstrip('/')}/{what}"
 
 
-def _gave_up(copies: Copies, what: str, failures: int, asked_s: float, error: BaseException) -> RetryableError:
-    where = ", ".join(copies[index].url for index in range(len(copies)))
+def _gave_up(replicas: Replicas, what: str, failures: int, elapsed_s: float, error: BaseException) -> RetryableError:
+    where = ", ".join(replicas[index].url for index in range(len(replicas)))
     hint = "when the store is well, run the same command again; data.fetch.give_up says how long to try"
-    if not any(copies.has_answered(index) for index in range(len(copies))):
-        hint += f"; {cloud.unreachable_hint(copies[0].url)}"
+    if not any(replicas.has_answered(index) for index in range(len(replicas))):
+        hint += f"; {cloud.unreachable_hint(replicas[0].url)}"
     return RetryableError(
-        f"{what} of {where} was asked for {failures} times in {asked_s:.0f} s; the last answer: {cloud.reason(error)}",
+        f"{what} of {where} was asked for {failures} times in {elapsed_s:.0f} s; "
+        f"the last answer: {cloud.reason(error)}",
         hint=hint,
     )
 
 
-def _turn(loop: asyncio.AbstractEventLoop) -> None:
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     loop.run_forever()
     for task in asyncio.all_tasks(loop):
@@ -281,6 +283,6 @@ def _stop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _seconds(text: str) -> float:
-    found = to_seconds(text)
-    assert found is not None
-    return found
+    seconds = to_seconds(text)
+    assert seconds is not None
+    return seconds

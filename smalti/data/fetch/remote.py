@@ -1,4 +1,4 @@
-"""Files of a folder behind a URL, and of its copies."""
+"""Files of a folder behind a URL, and of its replicas."""
 
 import asyncio
 import os
@@ -11,17 +11,25 @@ from smalti.base import clock, cloud, log, store
 from smalti.base.errors import RetryableError
 from smalti.config.data import FetchConfig
 from smalti.data.fetch.cache import BlockCache
-from smalti.data.fetch.copies import CloudCopy, Copies, Copy, OddAnswer, OtherCopy, Short, Truncated
 from smalti.data.fetch.counts import Counts
 from smalti.data.fetch.engine import Engine, shared, store_path
 from smalti.data.fetch.files import Check, Damaged, Range, Share, confined, require
-from smalti.data.fetch.pieces import PIECE_BYTES, Piece, Plan
+from smalti.data.fetch.replicas import (
+    CloudReplica,
+    Replica,
+    Replicas,
+    ShortFile,
+    StoreReplica,
+    TruncatedResponse,
+    WrongContent,
+)
+from smalti.data.fetch.requests import MAX_REQUEST_BYTES, Request, RequestPlan
 
 T = TypeVar("T")
 
 
 class RemoteFiles:
-    """A folder behind a URL, and its copies. Connections are made when something is read."""
+    """A folder behind a URL, and its replicas. Connections are made when something is read."""
 
     def __init__(
         self, urls: Sequence[str], fetch: FetchConfig, share: Share, digest: str | None, counts: Counts
@@ -30,45 +38,45 @@ class RemoteFiles:
         self._urls, self._fetch, self._share = tuple(urls), fetch, share
         self.counts = counts
         self._cache = BlockCache(fetch.cache, fetch.cache_bytes, digest) if fetch.cache and digest else None
-        self._untold = bool(fetch.cache) and not digest
+        self._warns_uncached = bool(fetch.cache) and not digest
         self._lock = threading.Lock()
-        self._opened: tuple[Engine, Copies] | None = None
-        self._under_way: set[Future[Any]] = set()
+        self._opened: tuple[Engine, Replicas] | None = None
+        self._pending: set[Future[Any]] = set()
         self._again: dict[Range, int] = {}
 
     def whole(self, name: str, check: Check | None = None) -> bytes:
         """A whole file."""
-        engine, copies = self._open()
-        return self._wait(engine, self._whole(engine, copies, confined(name), check))
+        engine, replicas = self._open()
+        return self._wait(engine, self._whole(engine, replicas, confined(name), check))
 
     def size(self, name: str) -> int:
         """Bytes of a file."""
-        engine, copies = self._open()
-        asked = engine.ask(copies, confined(name), lambda copy: copy.size(name), self.counts, length=None)
-        return self._wait(engine, asked)
+        engine, replicas = self._open()
+        work = engine.request(replicas, confined(name), lambda replica: replica.size(name), self.counts, length=None)
+        return self._wait(engine, work)
 
     def read(self, wanted: Sequence[Range]) -> list[memoryview]:
         """The bytes of each range."""
-        if self._untold:
-            self._untold = False
+        if self._warns_uncached:
+            self._warns_uncached = False
             log.get("data").warning(
                 "%s is not kept in data.fetch.cache: nothing in it says what its bytes must be, so what has changed or "
                 "came damaged would stay there",
                 self.where,
             )
-        found: list[memoryview | None] = [self._cache.get(one) if self._cache else None for one in wanted]
-        absent = [index for index, data in enumerate(found) if data is None]
+        parts: list[memoryview | None] = [self._cache.get(part) if self._cache else None for part in wanted]
+        absent = [index for index, data in enumerate(parts) if data is None]
         self.counts.add("cache_hits", len(wanted) - len(absent))
         if absent:
             fetched = self._fetched([wanted[index] for index in absent], first=0)
             for index, data in zip(absent, fetched, strict=True):
-                found[index] = data
+                parts[index] = data
                 if self._cache and wanted[index].length:
                     self._cache.put(wanted[index], data)
-        return [data for data in found if data is not None]
+        return [data for data in parts if data is not None]
 
     def read_again(self, wanted: Range) -> memoryview:
-        """The range once more; each time it is asked for again another copy is the first to be asked."""
+        """Read a range again, each time from another replica first."""
         with self._lock:
             times = self._again.get(wanted, 0) + 1
             if len(self._again) > 1000:
@@ -82,34 +90,34 @@ class RemoteFiles:
         return data
 
     def close(self) -> None:
-        """End what is under way; a reader that waits for it gets a RetryableError."""
+        """Cancel pending reads; who waits for one gets a RetryableError."""
         with self._lock:
             self._opened = None
-            under_way = list(self._under_way)
-        for future in under_way:
+            pending = list(self._pending)
+        for future in pending:
             future.cancel()
 
-    def _open(self) -> tuple[Engine, Copies]:
+    def _open(self) -> tuple[Engine, Replicas]:
         with self._lock:
             if self._opened is None or self._opened[0].pid != os.getpid():
                 engine = shared(self._fetch, self._share)
-                self._opened = engine, Copies(tuple(_copy(url) for url in self._urls))
+                self._opened = engine, Replicas(tuple(_copy(url) for url in self._urls))
             if any(cloud.is_cloud(url) for url in self._urls):
                 cloud.guard_fork()
             return self._opened
 
     def _fetched(self, wanted: Sequence[Range], *, first: int) -> list[memoryview]:
-        for one in wanted:
-            confined(one.name)
-        engine, copies = self._open()
-        plan = Plan(wanted)
-        return plan.parts(self._wait(engine, self._pieces(engine, copies, plan.pieces, first)))
+        for part in wanted:
+            confined(part.name)
+        engine, replicas = self._open()
+        plan = RequestPlan(wanted)
+        return plan.parts(self._wait(engine, self._send_all(engine, replicas, plan.requests, first)))
 
     def _wait(self, engine: Engine, work: Coroutine[Any, Any, T]) -> T:
         begun_s = clock.now_s()
         future = engine.start(work)
         with self._lock:
-            self._under_way.add(future)
+            self._pending.add(future)
         try:
             return future.result()
         except CancelledError as error:
@@ -120,82 +128,84 @@ class RemoteFiles:
         finally:
             self.counts.add("wait_s", clock.now_s() - begun_s)
             with self._lock:
-                self._under_way.discard(future)
+                self._pending.discard(future)
 
     # ---- in the engine's loop ---------------------------------------------------------------------------------------
 
-    async def _pieces(self, engine: Engine, copies: Copies, pieces: Sequence[Piece], first: int) -> list[memoryview]:
-        tasks = [asyncio.ensure_future(self._piece(engine, copies, piece, first)) for piece in pieces]
+    async def _send_all(
+        self, engine: Engine, replicas: Replicas, requests: Sequence[Request], first: int
+    ) -> list[memoryview]:
+        tasks = [asyncio.ensure_future(self._send(engine, replicas, request, first)) for request in requests]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _piece(self, engine: Engine, copies: Copies, piece: Piece, first: int) -> memoryview:
-        cut: set[str] = set()
-        """Copies whose answer was short: the second time it is asked whether the file is."""
+    async def _send(self, engine: Engine, replicas: Replicas, request: Request, first: int) -> memoryview:
+        short: set[str] = set()
+        """Replicas whose response was short once: the second time the size of the file is requested."""
 
-        async def send(copy: Copy) -> memoryview:
-            data = memoryview(await copy.range(*piece)).cast("B")
-            if len(data) == piece.length:
+        async def send(replica: Replica) -> memoryview:
+            data = memoryview(await replica.range(*request)).cast("B")
+            if len(data) == request.length:
                 return data
-            if copy.url not in cut:
-                cut.add(copy.url)
-                raise Truncated(f"{len(data):,} of {piece.length:,} bytes came")
-            await engine.leave(self.counts)
-            size = await copy.size(piece.name)
-            if size >= piece.start + piece.length:
-                raise Truncated(f"{len(data):,} of {piece.length:,} bytes came")
-            raise Short(
-                f"{store_path(copy.url, piece.name)} has {size:,} bytes; "
-                f"bytes {piece.start:,} to {piece.start + piece.length:,} were asked for",
+            if replica.url not in short:
+                short.add(replica.url)
+                raise TruncatedResponse(f"{len(data):,} of {request.length:,} bytes came")
+            await engine.acquire(self.counts)
+            size = await replica.size(request.name)
+            if size >= request.start + request.length:
+                raise TruncatedResponse(f"{len(data):,} of {request.length:,} bytes came")
+            raise ShortFile(
+                f"{store_path(replica.url, request.name)} has {size:,} bytes; "
+                f"bytes {request.start:,} to {request.start + request.length:,} were asked for",
                 hint="the file is cut short: copy it again",
             )
 
-        data = await engine.ask(copies, piece.name, send, self.counts, length=piece.length, first=first)
+        data = await engine.request(replicas, request.name, send, self.counts, length=request.length, first=first)
         self.counts.add("bytes", len(data))
         return data
 
-    async def _whole(self, engine: Engine, copies: Copies, name: str, check: Check | None) -> bytes:
-        async def send(copy: Copy) -> tuple[bytes | None, int]:
-            found, size = await copy.begin(name, PIECE_BYTES)
-            if found is None:
+    async def _whole(self, engine: Engine, replicas: Replicas, name: str, check: Check | None) -> bytes:
+        async def send(replica: Replica) -> tuple[bytes | None, int]:
+            content, size = await replica.begin(name, MAX_REQUEST_BYTES)
+            if content is None:
                 return None, size
-            if len(found) != size:
-                raise Truncated(f"{len(found):,} of {size:,} bytes came")
-            data = bytes(found)
-            _check(data, store_path(copy.url, name), check)
+            if len(content) != size:
+                raise TruncatedResponse(f"{len(content):,} of {size:,} bytes came")
+            data = bytes(content)
+            _check(data, store_path(replica.url, name), check)
             return data, size
 
-        data, size = await engine.ask(copies, name, send, self.counts, length=None)
+        data, size = await engine.request(replicas, name, send, self.counts, length=None)
         if data is not None:
             self.counts.add("bytes", size)
             return data
-        pieces = Plan([Range(name, 0, size)]).pieces
-        reading = 0
+        requests = RequestPlan([Range(name, 0, size)]).requests
+        attempt = 0
         while True:
-            data = b"".join(await self._pieces(engine, copies, pieces, reading % len(copies)))
+            data = b"".join(await self._send_all(engine, replicas, requests, attempt % len(replicas)))
             try:
                 _check(data, store_path(self.where, name), check)
                 return data
-            except OddAnswer as error:
-                reading += 1
-                if reading == cloud.ODD_ANSWERS:
+            except WrongContent as error:
+                attempt += 1
+                if attempt == cloud.ODD_ANSWERS:
                     raise error.final from error
 
 
 def _check(data: bytes, path: str, check: Check | None) -> None:
-    """Raises OddAnswer for what cannot be the file."""
+    """Raise WrongContent for bytes that cannot be the file."""
     if cloud.is_page(data, path):
-        raise OddAnswer(cloud.page_error(path, data))
+        raise WrongContent(cloud.page_error(path, data))
     try:
         require(data, check)
     except Damaged as error:
-        raise OddAnswer(error) from error
+        raise WrongContent(error) from error
 
 
-def _copy(url: str) -> Copy:
+def _copy(url: str) -> Replica:
     if cloud.is_cloud(url):
-        return CloudCopy(url)
-    return OtherCopy(f"file://{os.path.abspath(url)}" if store.is_local(url) else url)
+        return CloudReplica(url)
+    return StoreReplica(f"file://{os.path.abspath(url)}" if store.is_local(url) else url)

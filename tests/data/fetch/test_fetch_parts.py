@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from smalti.base.errors import DataError, RetryableError
 from smalti.config.data import FetchConfig
 from smalti.data.fetch import Range, Share, open_files
-from smalti.data.fetch.copies import Copies
 from smalti.data.fetch.counts import Counts
 from smalti.data.fetch.engine import Engine, shared
 from smalti.data.fetch.files import confined
-from smalti.data.fetch.pace import Bucket, Latency, may_hedge, pause_s
-from smalti.data.fetch.pieces import GAP_BYTES, PIECE_BYTES, Plan
+from smalti.data.fetch.rate_limit import Latency, RateLimiter, backoff_s, hedge_allowed
+from smalti.data.fetch.replicas import Replicas
+from smalti.data.fetch.requests import GAP_BYTES, MAX_REQUEST_BYTES, RequestPlan
 
 # ---- local files ----------------------------------------------------------------------------------------------------
 
@@ -154,7 +154,9 @@ def test_a_local_folder_with_a_mirror(folder: Path, tmp_path: Path) -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from("ab"), st.integers(0, 3 * PIECE_BYTES), st.sampled_from([0, 1, 5000, PIECE_BYTES * 2])
+            st.sampled_from("ab"),
+            st.integers(0, 3 * MAX_REQUEST_BYTES),
+            st.sampled_from([0, 1, 5000, MAX_REQUEST_BYTES * 2]),
         ),
         max_size=12,
     )
@@ -162,8 +164,8 @@ def test_a_local_folder_with_a_mirror(folder: Path, tmp_path: Path) -> None:
 def test_ranges_are_put_together_again(asked: list[tuple[str, int, int]]) -> None:
     """Against bytes that say where they lie; every byte asked for is in one request, and none is over long."""
     wanted = [Range(*one) for one in asked]
-    plan = Plan(wanted)
-    assert all(0 < piece.length <= PIECE_BYTES for piece in plan.pieces)
+    plan = RequestPlan(wanted)
+    assert all(0 < request.length <= MAX_REQUEST_BYTES for request in plan.requests)
 
     content = {name: random.Random(name).randbytes(1 << 16) for name in "ab"}
 
@@ -172,20 +174,20 @@ def test_ranges_are_put_together_again(asked: list[tuple[str, int, int]]) -> Non
         repeated = content[name] * (-(-(first + length) // len(content[name])))
         return memoryview(repeated)[first : first + length]
 
-    parts = plan.parts([answer(*piece) for piece in plan.pieces])
+    parts = plan.parts([answer(*request) for request in plan.requests])
     assert parts == [answer(*one) for one in wanted]
 
 
 def test_neighbours_come_together() -> None:
     near, far = 1000 + GAP_BYTES, 1000 + 2 * GAP_BYTES + 101
-    plan = Plan([Range("a", far, 10), Range("a", 0, 1000), Range("b", 0, 5), Range("a", near, 100)])
-    assert [tuple(piece) for piece in plan.pieces] == [("a", 0, near + 100), ("a", far, 10), ("b", 0, 5)]
+    plan = RequestPlan([Range("a", far, 10), Range("a", 0, 1000), Range("b", 0, 5), Range("a", near, 100)])
+    assert [tuple(request) for request in plan.requests] == [("a", 0, near + 100), ("a", far, 10), ("b", 0, 5)]
 
 
 # ---- pace -----------------------------------------------------------------------------------------------------------
 
 
-def sent_in(bucket: Bucket, begin_s: float, seconds: float) -> int:
+def sent_in(bucket: RateLimiter, begin_s: float, seconds: float) -> int:
     """Requests that a process which always wants more may send in a time."""
     now_s, n = begin_s, 0
     while True:
@@ -199,7 +201,7 @@ def test_all_ranks_together_keep_to_the_rate() -> None:
     """From the first second on: each rank starts at its own moment, so that no second sees more than the rate."""
     starts: list[float] = []
     for rank in range(300):
-        bucket, now_s = Bucket(100.0, Share(rank, 300), 0.0), 0.0
+        bucket, now_s = RateLimiter(100.0, Share(rank, 300), 0.0), 0.0
         while now_s < 9:
             now_s += bucket.wait_s(now_s)
             starts.append(now_s)
@@ -208,13 +210,13 @@ def test_all_ranks_together_keep_to_the_rate() -> None:
 
 
 def test_after_a_pause_a_burst_is_small() -> None:
-    bucket = Bucket(100.0, Share(), 0.0)
+    bucket = RateLimiter(100.0, Share(), 0.0)
     assert sent_in(bucket, 0.0, 1.0) == 100
     assert 100 <= sent_in(bucket, 60.0, 1.0) <= 126
 
 
 def test_a_store_that_is_overrun_is_asked_less_and_more_again_bit_by_bit() -> None:
-    bucket = Bucket(100.0, Share(), 0.0)
+    bucket = RateLimiter(100.0, Share(), 0.0)
     for _ in range(50):  # many hear it together: one cut
         bucket.slow_down(10.0)
     assert bucket.rate_per_s(10.0) == pytest.approx(70)
@@ -229,7 +231,7 @@ def test_a_store_that_is_overrun_is_asked_less_and_more_again_bit_by_bit() -> No
 def test_pauses_have_full_jitter() -> None:
     chance = random.Random(0)
     for failures, bound in ((0, 0.1), (1, 0.2), (3, 0.8), (50, 5.0)):
-        found = [pause_s(failures, chance) for _ in range(500)]
+        found = [backoff_s(failures, chance) for _ in range(500)]
         assert 0 <= min(found) < 0.1 * bound
         assert 0.9 * bound < max(found) <= bound
 
@@ -238,23 +240,23 @@ def test_when_a_second_request_is_worth_it() -> None:
     latency = Latency()
     assert latency.hedge_after_s(16_384, 20.0) == 5.0
     for number in range(1000):
-        latency.took(16_384, 0.1 if number % 20 else 2.0)
+        latency.add(16_384, 0.1 if number % 20 else 2.0)
     for _ in range(30):
-        latency.took(4 << 20, 1.0)
+        latency.add(4 << 20, 1.0)
     assert 0.15 <= latency.hedge_after_s(16_384, 20.0) <= 3.0
     assert latency.hedge_after_s(8 << 20, 20.0) == pytest.approx(1.5)
     assert latency.hedge_after_s(1 << 20, 20.0) == pytest.approx(1.5)  # larger ones are a bound for smaller ones
-    assert may_hedge(0, 0)
-    assert not may_hedge(0, 1)
-    assert may_hedge(1000, 50)
-    assert not may_hedge(1000, 51)
+    assert hedge_allowed(0, 0)
+    assert not hedge_allowed(0, 1)
+    assert hedge_allowed(1000, 50)
+    assert not hedge_allowed(1000, 51)
 
 
 # ---- copies ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_copy_that_fails_rests_and_is_tried_again() -> None:
-    copies = Copies((object(), object(), object()))  # type: ignore[arg-type]
+    copies = Replicas((object(), object(), object()))  # type: ignore[arg-type]
     assert copies.pick(0.0) == 0
     assert [copies.failed(0, 1.0) for _ in range(3)] == [False, False, True]
     assert copies.pick(1.0) == 1
@@ -272,7 +274,7 @@ def test_a_copy_that_fails_rests_and_is_tried_again() -> None:
 
 
 def test_one_copy_never_rests() -> None:
-    copies = Copies((object(),))  # type: ignore[arg-type]
+    copies = Replicas((object(),))  # type: ignore[arg-type]
     assert not any(copies.failed(0, 0.0) for _ in range(10))
     assert copies.pick(0.0) == 0
 
@@ -299,9 +301,9 @@ class Answers:
 
 def asked(*copies: Answers, length: int = 100, **options: str) -> bytes:
     engine = Engine(FetchConfig(**{"requests_per_s": 1e5, "timeout": "0.4s", "give_up": "3s", **options}), Share())
-    both: Any = Copies(copies)  # type: ignore[arg-type]
+    both: Any = Replicas(copies)  # type: ignore[arg-type]
     send: Any = Answers.range
-    work = engine.ask(both, "a.bin", send, Counts(), length=length)
+    work = engine.request(both, "a.bin", send, Counts(), length=length)
     return bytes(engine.start(work).result(10))
 
 
@@ -321,9 +323,9 @@ def test_a_file_that_no_copy_has_is_an_error_though_a_second_request_was_sent() 
 def test_keys_that_were_good_will_be_good_again() -> None:
     """A token that has run out is renewed by whoever gave it; keys that never were good are told at once."""
     first = Answers("s3://first", (0, b"ok"), (0, PermissionError("status code: 403")), (0, b"again"))
-    engine, both = Engine(FetchConfig(give_up="3s"), Share()), Copies((first,))  # type: ignore[arg-type]
+    engine, both = Engine(FetchConfig(give_up="3s"), Share()), Replicas((first,))  # type: ignore[arg-type]
     send: Any = Answers.range
-    found = [engine.start(engine.ask(both, "a.bin", send, Counts(), length=9)).result(10) for _ in range(2)]
+    found = [engine.start(engine.request(both, "a.bin", send, Counts(), length=9)).result(10) for _ in range(2)]
     assert found == [b"ok", b"again"]
     expired = RuntimeError("status code: 400 Bad Request, body: <Code>ExpiredToken</Code>")
     with pytest.raises(DataError, match="may not be read"):
@@ -334,17 +336,17 @@ def test_a_long_answer_over_a_slow_link_gets_its_time() -> None:
     latency = Latency()
     assert latency.deadline_s(8192, 20.0) == pytest.approx(20, abs=0.1)
     assert latency.deadline_s(8 << 20, 20.0) == pytest.approx(28.4, abs=0.1)
-    latency.took_too_long(8192)
+    latency.add_timeout(8192)
     assert latency.deadline_s(8 << 20, 20.0) == pytest.approx(28.4, abs=0.1)
-    latency.took_too_long(8 << 20)
+    latency.add_timeout(8 << 20)
     assert latency.deadline_s(8 << 20, 20.0) == pytest.approx(36.8, abs=0.1)
-    latency.took(8 << 20, 2.0)
+    latency.add(8 << 20, 2.0)
     assert latency.deadline_s(8 << 20, 20.0) == pytest.approx(28.4, abs=0.1)
     with pytest.raises(RetryableError, match="9,000 bytes did not come within 0 s"):
         asked(Answers("s3://first", (9, b"")), give_up="0.5s", length=9000)
 
 
-def test_one_bucket_for_a_process() -> None:
+def test_one_rate_limit_for_a_process() -> None:
     """Rank 0 reads the indexes before it knows of other ranks; a held-out set is opened by who does not."""
     fetch = FetchConfig(requests_per_s=77)
     alone = shared(fetch, Share())

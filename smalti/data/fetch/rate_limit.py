@@ -1,8 +1,8 @@
-"""How often a process may ask, how long it waits after a failure, and when it asks twice. Times only: no threads.
+"""Rate limit, back-off and hedging of requests. Computes times only; starts no threads.
 
-All ranks together stay below ``requests_per_s``: each has its share, and starts at its own moment. A store that asks
-for fewer requests gets fewer at once (times 0.7) and again more bit by bit (a twentieth of the full rate a second), so
-that thousands of ranks which were all refused do not come back together.
+All ranks together stay below ``requests_per_s``: each has its share and its own phase. After a SlowDown the rate drops
+at once (times 0.7) and recovers by a twentieth of the full rate a second, so that thousands of throttled ranks do not
+return together.
 """
 
 import asyncio
@@ -29,61 +29,61 @@ _HEDGE_FRAC = 0.05
 _HEDGE_UNKNOWN_FRAC = 0.25
 _SIZES = (256 << 10, 2 << 20, 1 << 62)
 _BYTES_PER_S, _SLOWEST_BYTES_PER_S = 1e6, 2e4
-"""What one of many requests over a link is sure to get; half of it after each long answer that did not come in time."""
+"""Assumed bandwidth of one of many requests over a link; halved after each long response that timed out."""
 
 
-class Bucket:
-    """Leave to send requests, at this process's share of the job's rate. For one event loop."""
+class RateLimiter:
+    """A leaky bucket of requests at this process's share of the job's rate. For one event loop."""
 
     def __init__(self, requests_per_s: float, share: Share, now_s: float) -> None:
         self._full = requests_per_s / share.world_size
         self._cut_rate, self._cut_s = self._full, now_s
-        self._ahead_s = max(0.0, _BURST_S - 1 / self._full)
+        self._burst_s = max(0.0, _BURST_S - 1 / self._full)
         # the moment at which the bucket will be full again; rank r sends its first r places after rank 0
-        self._full_at_s = now_s + self._ahead_s + share.rank / requests_per_s
+        self._full_at_s = now_s + self._burst_s + share.rank / requests_per_s
 
     def rate_per_s(self, now_s: float) -> float:
-        """Requests in a second that may be sent now."""
+        """The rate that is allowed now."""
         return min(self._full, self._cut_rate + (now_s - self._cut_s) * _RECOVERY_PER_S * self._full)
 
     def slow_down(self, now_s: float) -> None:
-        """The store asked for fewer requests; counts once a second, since many hear it together."""
+        """Lower the rate, at most once a second: many requests are throttled together."""
         if now_s - self._cut_s >= _CUT_EVERY_S or self._cut_rate == self._full:
             self._cut_rate = max(self.rate_per_s(now_s) * _CUT, self._full * _FLOOR)
             self._cut_s = now_s
 
     def wait_s(self, now_s: float) -> float:
-        """Take leave for one request; returns how long to wait with it."""
-        wait_s = max(0.0, self._full_at_s - self._ahead_s - now_s)
+        """Reserve one request; returns how long to wait before it is sent."""
+        wait_s = max(0.0, self._full_at_s - self._burst_s - now_s)
         self._full_at_s = max(self._full_at_s, now_s) + 1 / self.rate_per_s(now_s)
         return wait_s
 
     def is_free(self, now_s: float) -> bool:
-        """True if a request could go at once."""
-        return self._full_at_s - self._ahead_s <= now_s
+        """Whether a request could be sent at once."""
+        return self._full_at_s - self._burst_s <= now_s
 
     async def take(self) -> None:
-        """Wait for leave to send one request."""
+        """Wait until one request may be sent."""
         wait_s = self.wait_s(asyncio.get_running_loop().time())
         if wait_s > 0:
             await asyncio.sleep(wait_s)
 
 
-def pause_s(failures: int, chance: random.Random) -> float:
-    """How long to wait after so many failures in a row: anything up to a bound that doubles ("full jitter")."""
-    return chance.uniform(0, min(_CAP_S, _BASE_S * 2 ** min(failures, 16)))
+def backoff_s(failures: int, rng: random.Random) -> float:
+    """How long to wait after ``failures`` in a row: uniform up to a bound that doubles ("full jitter")."""
+    return rng.uniform(0, min(_CAP_S, _BASE_S * 2 ** min(failures, 16)))
 
 
 class Latency:
-    """How long answers took lately, by size; says after how long a second request is worth its cost."""
+    """Recent response times by size; computes deadlines and when to send a second request."""
 
     def __init__(self) -> None:
         self._recent: list[deque[float]] = [deque() for _ in _SIZES]
         self._ordered: list[list[float]] = [[] for _ in _SIZES]
         self._bytes_per_s = _BYTES_PER_S
 
-    def took(self, length: int, seconds: float) -> None:
-        """An answer of so many bytes took so long."""
+    def add(self, length: int, seconds: float) -> None:
+        """Record a response of ``length`` bytes."""
         size = bisect_left(_SIZES, length)
         if size:
             self._bytes_per_s = min(_BYTES_PER_S, max(self._bytes_per_s, length / seconds / 2))
@@ -94,23 +94,23 @@ class Latency:
             ordered.remove(recent.popleft())
 
     def deadline_s(self, length: int, timeout_s: float) -> float:
-        """When a request has failed: ``timeout_s`` without its bytes, and the time that they take over a slow link."""
+        """After how long a request has failed: ``timeout_s``, and the time that its bytes take over a slow link."""
         return timeout_s + length / self._bytes_per_s
 
-    def took_too_long(self, length: int) -> None:
-        """An answer of so many bytes had not come whole at its deadline."""
+    def add_timeout(self, length: int) -> None:
+        """Record a response of ``length`` bytes that was not complete at its deadline."""
         if length > _SIZES[0]:
             self._bytes_per_s = max(_SLOWEST_BYTES_PER_S, self._bytes_per_s / 2)
 
     def hedge_after_s(self, length: int, timeout_s: float) -> float:
-        """A multiple of the 95th percentile of answers of this size, or larger ones; a part of the time-out before
-        enough is known."""
+        """A multiple of the 95th percentile of responses of this size or larger; a part of the time-out before
+        there are enough."""
         for ordered in self._ordered[bisect_left(_SIZES, length) :]:
             if len(ordered) >= _ENOUGH:
                 return max(_HEDGE_LEAST_S, _HEDGE_FACTOR * ordered[int(0.95 * len(ordered))])
         return timeout_s * _HEDGE_UNKNOWN_FRAC
 
 
-def may_hedge(requests: float, hedges: float) -> bool:
-    """Second requests stay at a twentieth of all."""
+def hedge_allowed(requests: float, hedges: float) -> bool:
+    """Whether one more keeps second requests at a twentieth of all."""
     return hedges < 1 + _HEDGE_FRAC * requests
