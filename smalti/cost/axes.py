@@ -1,7 +1,7 @@
-"""How ranks are laid out along the axes of parallelism, as numbers: what memory, network and time are reckoned for.
+"""``Layout``: the number of ranks along each axis of parallelism.
 
-Promises: a layout that exists is possible for its number of ranks. Whether it fits a model or a device is not said
-here; building the mesh is ``smalti/distributed``'s.
+Memory, network and time are computed for a layout. It is consistent with its number of ranks; whether it fits a model
+or a device is checked elsewhere, and ``smalti/distributed`` builds the mesh.
 """
 
 import math
@@ -16,7 +16,7 @@ AXES = ("replicate", "shard", "sequence", "tensor", "pipeline", "expert")
 
 @dataclass(frozen=True)
 class Layout:
-    """Ranks along each axis. ``world_size`` is the product of all but ``expert``, which is folded out of the others."""
+    """Ranks along each axis. ``world_size`` is the product of all but ``expert``, which subdivides the others."""
 
     replicate: int = 1
     """Copies of the sharded model (the outer axis of HSDP)."""
@@ -25,7 +25,7 @@ class Layout:
     sequence: int = 1
     """Ranks that share each row of tokens (Ulysses or ring); weights are sharded over them too."""
     tensor: int = 1
-    """Ranks that share each matrix."""
+    """Tensor parallel ranks."""
     pipeline: int = 1
     """Pipeline stages: ranks that share the layers."""
     expert: int = 1
@@ -34,7 +34,7 @@ class Layout:
     def __post_init__(self) -> None:
         for axis, size in asdict(self).items():
             if size < 1:
-                raise UserError(f"axis {axis} = {size} cannot be", allowed="a whole number from 1")
+                raise UserError(f"axis {axis} = {size} is not valid", allowed="a whole number from 1")
         if self.sequence % self.expert and self.expert % self.sequence:
             raise UserError(
                 f"axes expert = {self.expert} and sequence = {self.sequence} overlap: neither divides the other",
@@ -73,8 +73,8 @@ class Layout:
 def layout_of(config: JobConfig, ranks: int | None = None) -> Layout:
     """The layout that ``smalti train`` gives the config; ``ranks``: in place of the config's own.
 
-    An axis that is still ``auto``, as before the planner has chosen: shard is all that the others leave, others are 1.
-    UserError where the axes do not make up the ranks.
+    Axes that are still ``auto``: shard takes the remaining ranks, others are 1. UserError where the axes do not
+    multiply to the ranks.
     """
     parallel, wanted = config.train.parallel, ranks or config.train.parallel.ranks
     given = {axis: getattr(parallel, axis) for axis in AXES}
@@ -91,9 +91,9 @@ def _product(sizes: dict[str, int]) -> int:
 
 
 def _uneven(given: dict[str, Any], sizes: dict[str, int], ranks: int) -> UserError:
-    """What to say where the axes do not make up the ranks: the change of one axis that comes nearest."""
+    """The error where the axes do not multiply to the ranks, with the nearest change of one axis."""
     named = {axis: size for axis, size in given.items() if axis != "expert" and size not in (1, "auto")}
-    axis = max(named, key=lambda one: (one != "shard", named[one]), default="shard")
+    axis = max(named, key=lambda candidate: (candidate != "shard", named[candidate]), default="shard")
     others = _product({**sizes, axis: 1, **({} if "shard" in named else {"shard": 1})})
     fits = [n for n in range(1, ranks + 1) if ranks % (others * n) == 0]
     fits = fits[-1:] if "shard" in named else fits
@@ -104,7 +104,7 @@ def _uneven(given: dict[str, Any], sizes: dict[str, int], ranks: int) -> UserErr
         return UserError(text, allowed=f"a divisor of {ranks}: {', '.join(map(str, fits))}", hint=hint)
     said = " x ".join(f"{name} {size}" for name, size in named.items()) or f"shard {sizes['shard']}"
     return UserError(
-        f"train.parallel: {said} {'does' if len(named) < 2 else 'do'} not make up {ranks} ranks",
+        f"train.parallel: {said} {'does' if len(named) < 2 else 'do'} not multiply to {ranks} ranks",
         allowed=f"replicate x shard x sequence x tensor x pipeline = {ranks}",
         hint=hint,
     )

@@ -1,7 +1,7 @@
 """How a batch is cut: the rows of a rank, in passes of one microbatch. The same for memory, time and network.
 
-Promises: what the trainer does with whole rows; a rank that is short of rows passes empty ones, so
-every rank counts as the fullest.
+The trainer does the same with whole rows; a rank that is short of rows runs empty ones, so every rank counts as the
+fullest.
 """
 
 from dataclasses import dataclass

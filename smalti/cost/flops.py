@@ -1,4 +1,4 @@
-"""Floating-point operations of one training token: the one formula that plan predicts with and train reports MFU by.
+"""Floating-point operations of one training token, by the formula of the plan and of the reported MFU.
 
 Public MFU figures differ by formula before they differ by speed: some count the embedding, some halve attention because
 the causal mask makes half of it unnecessary. A Llama-3-8B token at 8,192 is 57.9 GFLOP by the formula here and 51.5 by
@@ -25,7 +25,7 @@ CAUSAL_FORMULA = "6N+6LHQS"
 
 
 Recompute = Literal["none", "attention", "full"]
-"""What the backward pass computes again: nothing, the scores of attention, whole blocks."""
+"""What the backward pass recomputes: nothing, the scores of attention, whole blocks."""
 
 
 def train_flops_per_token(config: ModelConfig, seq_len: int) -> int:
@@ -47,7 +47,7 @@ def train_flops_per_token_causal(config: ModelConfig, seq_len: int) -> int:
 def recomputed_flops_per_token(
     config: ModelConfig, seq_len: int, recompute: Recompute, *, causal: bool = False
 ) -> float:
-    """FLOPs of a token that are computed a second time: work of the hardware (HFU), no progress (MFU).
+    """FLOPs of a token that are recomputed: they count for HFU, not for MFU.
 
     ``full``: the forward pass of every block, not of the output head. ``attention``: only the two products with scores,
     2 x 2 x heads x head_dim x keys a layer (selective recomputation, Korthikanti et al. 2022, arXiv 2205.05198).

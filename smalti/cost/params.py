@@ -1,7 +1,7 @@
-"""How many parameters a model has, by arithmetic on its config alone.
+"""Counts the parameters of a model from its config.
 
-Promises: ``count`` equals what ``smalti.model.decoder.Decoder`` registers, parameter for parameter (a test compares
-them on the meta device). Does not know about ranks, dtypes or optimizers.
+``count`` equals what ``smalti.model.decoder.Decoder`` registers, parameter for parameter (a test compares
+them on the meta device).
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Params:
     total: int
     """All parameters; a tied output head is counted once."""
     active: int
-    """Parameters that one token meets: all but the experts that it is not sent to. Embedding and head included."""
+    """Parameters that one token uses: all but the experts that it is not routed to. Embedding and head included."""
     embedding: int
     """Rows x width of the input embedding."""
     head: int
@@ -26,7 +26,7 @@ class Params:
     mlp: int
     """MLP matrices of all layers, all experts, the shared ones too."""
     mlp_active: int
-    """MLP matrices that one token meets."""
+    """MLP matrices that one token uses."""
     router: int
     """Router matrices of all layers; 0 for a dense model."""
     norm: int

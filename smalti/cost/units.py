@@ -1,9 +1,8 @@
 """The parameters that a sharded model gathers together: the root, each block, each router.
 
-Promises: the same parameters, with the same rows, as ``smalti.model.decoder.Decoder`` registers, in the units that
-``smalti.distributed.parallel.fsdp.shard`` lays over the mesh (a test compares both). Knows no ranks;
-``Unit.elements`` adds the
-padding of a layout.
+The same parameters, with the same rows, as ``smalti.model.decoder.Decoder`` registers, in the units that
+``smalti.distributed.parallel.fsdp.shard`` shards (a test compares both). ``Unit.elements`` adds the padding of a
+layout.
 """
 
 from collections.abc import Iterable
@@ -78,17 +77,17 @@ def units(model: ModelConfig) -> tuple[Unit, ...]:
     """The root, then the kinds of block that the model has, then its routers."""
     layers = range(model.num_hidden_layers)
     named = weights(model)
-    found = [Unit("root", 1, _parts([w for w in named if w.layer is None], model.qk_norm))]
+    result = [Unit("root", 1, _parts([w for w in named if w.layer is None], model.qk_norm))]
     for with_experts in (False, True):
         alike = [layer for layer in layers if model.has_experts(layer) == with_experts]
         if not alike:
             continue
         block = [weight for weight in named if weight.layer == alike[0]]
         rest = _parts([w for w in block if w.kind != "router"], model.qk_norm)
-        found.append(Unit("expert block" if with_experts else "block", len(alike), rest))
+        result.append(Unit("expert block" if with_experts else "block", len(alike), rest))
         if with_experts:
-            found.append(Unit("router", len(alike), _parts([w for w in block if w.kind == "router"], model.qk_norm)))
-    return tuple(found)
+            result.append(Unit("router", len(alike), _parts([w for w in block if w.kind == "router"], model.qk_norm)))
+    return tuple(result)
 
 
 def keeps_gathered(model: ModelConfig, compute_bytes: int, *, stage: bool = False) -> bool:

@@ -1,7 +1,7 @@
-"""Every weight tensor of a model by name, kind and shape: what is quantised, adapted and sharded is said of these.
+"""Every weight tensor of a model by name, kind and shape, for quantisation, adapters and sharding.
 
-Promises: the tensors, names and shapes are those that ``smalti.model.decoder.Decoder`` registers (a test compares them
-on the meta device), and their sizes add up to ``params.count``. Knows no format of numbers and no device.
+The tensors, names and shapes are those that ``smalti.model.decoder.Decoder`` registers (a test compares them
+on the meta device), and their sizes add up to ``params.count``.
 """
 
 from dataclasses import dataclass
@@ -38,39 +38,39 @@ class Weight:
 def weights(model: ModelConfig) -> list[Weight]:
     """All tensors, the embedding first and the head last; a tied head is the embedding and is not there."""
     hidden, vocab = model.hidden_size, model.vocab_size
-    found = [Weight("embed", "embedding", None, vocab, hidden)]
+    result = [Weight("embed", "embedding", None, vocab, hidden)]
     if model.embedding_norm:
-        found.append(Weight("embedding_norm", "norm", None, 1, hidden))
+        result.append(Weight("embedding_norm", "norm", None, 1, hidden))
     for layer in range(model.num_hidden_layers):
-        found += _block(model, layer)
-    found.append(Weight("norm", "norm", None, 1, hidden))
+        result += _block(model, layer)
+    result.append(Weight("norm", "norm", None, 1, hidden))
     if not model.tie_word_embeddings:
-        found.append(Weight("lm_head", "head", None, vocab, hidden))
-    return found
+        result.append(Weight("lm_head", "head", None, vocab, hidden))
+    return result
 
 
 def _block(model: ModelConfig, layer: int) -> list[Weight]:
     hidden, width = model.hidden_size, model.width_per_head
     query, key = model.num_attention_heads * width, model.kv_heads * width
     shapes = {"q_proj": (query, hidden), "k_proj": (key, hidden), "v_proj": (key, hidden), "o_proj": (hidden, query)}
-    found = [Weight(name, "attention", layer, *shape) for name, shape in shapes.items()]
+    tensors = [Weight(name, "attention", layer, *shape) for name, shape in shapes.items()]
     if model.attention_bias:
-        found += [Weight(f"{name}.bias", "bias", layer, 1, rows) for name, (rows, _) in shapes.items()]
+        tensors += [Weight(f"{name}.bias", "bias", layer, 1, rows) for name, (rows, _) in shapes.items()]
     if model.qk_norm:
         of_query, of_key = (query, key) if model.qk_norm == "full" else (width, width)
-        found += [Weight("q_norm", "norm", layer, 1, of_query), Weight("k_norm", "norm", layer, 1, of_key)]
-    found += [Weight(name, "norm", layer, 1, hidden) for name in ("attention_norm", "mlp_norm")]
+        tensors += [Weight("q_norm", "norm", layer, 1, of_query), Weight("k_norm", "norm", layer, 1, of_key)]
+    tensors += [Weight(name, "norm", layer, 1, hidden) for name in ("attention_norm", "mlp_norm")]
     if model.moe is None or not model.has_experts(layer):
-        return found + _mlp(model, layer, "mlp", model.intermediate_size, bias=model.mlp_bias)
-    found.append(Weight("router", "router", layer, model.moe.num_experts, hidden))
+        return tensors + _mlp(model, layer, "mlp", model.intermediate_size, bias=model.mlp_bias)
+    tensors.append(Weight("router", "router", layer, model.moe.num_experts, hidden))
     if model.moe.num_shared_experts:
-        found += _mlp(model, layer, "mlp", model.moe.num_shared_experts * model.expert_width)
-    return found + _mlp(model, layer, "expert", model.expert_width, count=model.moe.num_experts)
+        tensors += _mlp(model, layer, "mlp", model.moe.num_shared_experts * model.expert_width)
+    return tensors + _mlp(model, layer, "expert", model.expert_width, count=model.moe.num_experts)
 
 
 def _mlp(model: ModelConfig, layer: int, kind: Kind, inner: int, *, count: int = 1, bias: bool = False) -> list[Weight]:
     hidden = model.hidden_size
     shapes = {"gate_proj": (inner, hidden)} if model.gated else {}
     shapes |= {"up_proj": (inner, hidden), "down_proj": (hidden, inner)}
-    found = [Weight(name, kind, layer, *shape, count) for name, shape in shapes.items()]
-    return found + [Weight(f"{name}.bias", "bias", layer, 1, rows) for name, (rows, _) in shapes.items() if bias]
+    tensors = [Weight(name, kind, layer, *shape, count) for name, shape in shapes.items()]
+    return tensors + [Weight(f"{name}.bias", "bias", layer, 1, rows) for name, (rows, _) in shapes.items() if bias]

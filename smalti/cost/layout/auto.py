@@ -1,9 +1,9 @@
-"""What the axes that are ``auto`` become: the planner's choice for a known device, a simple rule otherwise.
+"""Resolves the axes that are ``auto``: the planner's choice for a known device, a simple rule otherwise.
 
-Promises: axes with a number keep it; the same config, ranks and device give the same layout on every rank and in the
-dry run; what is returned can be laid (``cost/layout/possible.py``), and where the planner chose it fits the device
-(``cost/memory/rank.py``). The simple rule: shard is all that the other axes leave, every other ``auto`` is 1. It holds
-on a CPU, for a device or a network that is not known, and where nothing but shard is ``auto``.
+Axes with a number keep it; the same config, ranks and device give the same layout on every rank and in the dry run. The
+layout is possible (``cost/layout/possible.py``), and where the planner chose it, it fits the device
+(``cost/memory/rank.py``). The simple rule: shard takes the remaining ranks, every other ``auto`` is 1. It applies on a
+CPU, for a device or a network that is not known, and where nothing but shard is ``auto``.
 """
 
 import math

@@ -1,10 +1,9 @@
-"""Which collectives one step of training makes on one rank, as data: what, along which axis, how often, of what size.
+"""The collectives of one training step on one rank, as data: operation, axis, number of calls, bytes.
 
-Promises: for the axes that the trainer has (replicate, shard) number and bytes are those that torch sees in a real
-step, padding included (``tests/cost/test_collectives.py`` counts them); for the others they follow the published
-algorithms that are named below, and only those of experts were ever counted, in a traced step. Bytes are those of the
-larger buffer of one call, as NCCL's tests count: what comes out of a gather, what goes into a reduction. Time is
-``cost/layout/network.py``'s.
+For replicate and shard, number and bytes are those of a real step, padding included (``tests/cost/test_collectives.py``
+counts them); for the other axes they follow the published algorithms named below, of which only those of experts were
+counted in a traced step. Bytes are those of the larger buffer of one call, as in NCCL's tests: the output of a gather,
+the input of a reduction. Times are in ``cost/layout/network.py``.
 """
 
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ Dispatch = Literal["exact", "static"]
 Context = Literal["ulysses", "ring"]
 
 VOTES = 4
-"""Wishes that ranks vote on in each step (``train/loop.py``)."""
+"""Values that ranks vote on in each step (``train/loop.py``)."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Group:
 
 
 def group(layout: Layout, axis: Axis) -> Group:
-    """Which ranks meet along an axis. Numbered from the innermost: tensor, sequence, shard, replicate, pipeline.
+    """The ranks of a group along an axis. Numbered from the innermost: tensor, sequence, shard, replicate, pipeline.
 
     ``shard`` is shard x sequence, the ranks that weights are spread over; an expert axis is the inner part of it and
     ``expert_shard`` the rest.
@@ -89,7 +88,7 @@ def group(layout: Layout, axis: Axis) -> Group:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a global batch is cut for one rank."""
+    """The split of a global batch for one rank."""
 
     tokens: int
     """That a rank has in one forward pass, on average: rows x seq_len / sequence ranks."""
@@ -104,8 +103,8 @@ class Cut:
 def cut(
     config: RunConfig, layout: Layout, microbatch_tokens: int | None = None, *, batch: tuple[int, int] | None = None
 ) -> Cut:
-    """Cut a batch (tokens, seq_len); absent: the last of the run. ``microbatch_tokens``: of whole rows; absent: as the
-    config says."""
+    """Split a batch (tokens, seq_len); absent: the last of the run. ``microbatch_tokens``: of whole rows; absent: as
+    the config says."""
     tokens, seq_len = batch or config.batches_and_lengths[-1]
     given = microbatch_tokens or usual_microbatch(config, layout.data_ranks)
     rows = rows_per_rank(tokens, seq_len, layout.data_ranks, given)
@@ -132,7 +131,7 @@ def collectives(
     config = config.on(device or ("cuda" if config.train.parallel.device == "cuda" else "cpu"))
     layout = layout or layout_of(config)
     plan = _Plan(config, layout, cut(config, layout, microbatch_tokens, batch=batch), dispatch, context)
-    return [one for one in plan.all() if group(layout, one.axis).size > 1]
+    return [collective for collective in plan.all() if group(layout, collective.axis).size > 1]
 
 
 def metric_bytes(config: RunConfig) -> int:
@@ -191,8 +190,8 @@ class _Plan:
         dense = unit.elements(shards, tensor=tensor, experts=False if expert else None)
         yield from self._gathers(unit, "shard", shards, dense)
         if expert:
-            own = unit.elements(1, tensor=tensor, experts=True) // layout.expert
-            yield from self._gathers(unit, "expert_shard", shards // layout.expert, own)
+            expert_elements = unit.elements(1, tensor=tensor, experts=True) // layout.expert
+            yield from self._gathers(unit, "expert_shard", shards // layout.expert, expert_elements)
 
     def _gathers(self, unit: Unit, axis: Axis, shards: int, elements: int) -> Iterator[Collective]:
         precision, in_full = self.config.train.precision, unit.full_precision
@@ -298,7 +297,7 @@ class _Plan:
 
     def expert(self) -> Iterator[Collective]:
         """Tokens to their experts and back (Lepikhin et al. 2020, arXiv 2006.16668), each as often as it has experts;
-        with static buffers as often as the fullest rank could need. Each rank is told how many will come."""
+        with static buffers as often as the fullest rank could need. The counts are exchanged first."""
         moe, ranks, times = self.config.model.moe, self.layout.expert, self.cut.microbatches
         if moe is None:
             return

@@ -1,8 +1,7 @@
-"""A layout in lines for people: what the ranks of each axis share, which ranks those are, and what lies on each node.
+"""Describes a layout as text: what the ranks of each axis share, the groups of ranks, and the ranks of each node.
 
-Promises: groups are those of ``plan.parallel.collectives.group``, which is how ``distributed/parallel/mesh.py``
-numbers the ranks; of
-many groups and nodes the first and the last are shown.
+Groups are those of ``cost.layout.collectives.group``, the numbering of ``distributed/parallel/mesh.py``; of many groups
+and nodes the first and the last are shown.
 """
 
 from collections.abc import Sequence
@@ -22,40 +21,40 @@ _MOST_NODES, _MOST_RANKS = 6, 10
 
 
 def describe_layout(layout: Layout, node_ranks: int) -> list[str]:
-    """Lines without a trailing newline; ``node_ranks``: how many ranks lie on a node."""
+    """The lines of the description; ``node_ranks``: ranks on a node."""
     world = layout.world_size
     nodes = -(-world // node_ranks)
     where = f"{nodes:,} nodes of {node_ranks}" if nodes > 1 else "one node"
     lines = [f"layout: {layout} = {world:,} ranks on {where}"]
     for axis, shares in _SHARES.items():
-        found = group(layout, axis)
-        if found.size == 1:
+        ranks_of_axis = group(layout, axis)
+        if ranks_of_axis.size == 1:
             continue
-        span = found.size * found.stride
+        span = ranks_of_axis.size * ranks_of_axis.stride
         inside = span <= node_ranks and node_ranks % span == 0
         name = axis if axis != "shard" or layout.sequence == 1 else "shard x sequence"
         wide = "inside a node" if inside else "across nodes"
-        lines.append(f"{name:<16} {found.size:>4} ranks {shares}; {wide}: {_groups(layout, axis)}")
+        lines.append(f"{name:<16} {ranks_of_axis.size:>4} ranks {shares}; {wide}: {_groups(layout, axis)}")
     return lines + (_nodes(layout, node_ranks, nodes) if nodes > 1 else [])
 
 
 def groups(layout: Layout, axis: Axis) -> list[list[int]]:
-    """Ranks that meet along an axis, in the order of their first one."""
-    found = group(layout, axis)
-    block = found.size * found.stride
+    """The groups of ranks along an axis, ordered by their first rank."""
+    group_of_axis = group(layout, axis)
+    block = group_of_axis.size * group_of_axis.stride
     return [
-        [start + place + step * found.stride for step in range(found.size)]
+        [start + place + step * group_of_axis.stride for step in range(group_of_axis.size)]
         for start in range(0, layout.world_size, block)
-        for place in range(found.stride)
+        for place in range(group_of_axis.stride)
     ]
 
 
 def _groups(layout: Layout, axis: Axis) -> str:
-    found = groups(layout, axis)
-    shown = [_ranks(one) for one in found[:2]]
-    if len(found) > 3:
-        shown.append(f"... {_ranks(found[-1])} ({len(found):,} groups)")
-    return " | ".join(shown + [_ranks(one) for one in found[2:3] if len(found) == 3])
+    all_groups = groups(layout, axis)
+    shown = [_ranks(ranks) for ranks in all_groups[:2]]
+    if len(all_groups) > 3:
+        shown.append(f"... {_ranks(all_groups[-1])} ({len(all_groups):,} groups)")
+    return " | ".join(shown + [_ranks(ranks) for ranks in all_groups[2:3] if len(all_groups) == 3])
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -83,14 +82,14 @@ def _nodes(layout: Layout, node_ranks: int, nodes: int) -> list[str]:
 
 
 def _held(layout: Layout, first: int, last: int) -> str:
-    """Which part of each axis a span of ranks holds."""
+    """The part of each axis that a span of ranks holds."""
     axes: tuple[Axis, ...] = ("pipeline", "replicate", "shard", "tensor")
     parts = []
     for axis in axes:
-        found = group(layout, axis)
-        if found.size == 1:
+        group_of_axis = group(layout, axis)
+        if group_of_axis.size == 1:
             continue
-        places = sorted({rank // found.stride % found.size for rank in range(first, last + 1)})
+        places = sorted({rank // group_of_axis.stride % group_of_axis.size for rank in range(first, last + 1)})
         span = _ranks(places)
-        parts.append(f"{axis} {'all' if len(places) == found.size else f'{span} of {found.size}'}")
+        parts.append(f"{axis} {'all' if len(places) == group_of_axis.size else f'{span} of {group_of_axis.size}'}")
     return ", ".join(parts)

@@ -1,8 +1,8 @@
 """How long a collective takes: latency and bandwidth (alpha-beta) of the algorithms that NCCL chooses from.
 
-Promises an estimate for large messages on an idle network of nodes with equal devices, each with its own adapter (every
-ring crosses a node boundary through another one). Does not know topology between nodes, congestion, or reductions in
-switches (SHARP, NVLS). Sources: Thakur, Rabenseifner and Gropp 2005 (ring and tree costs), NVIDIA nccl-tests,
+An estimate for large messages on an idle network of nodes with equal devices, each with its own adapter (every ring
+crosses a node boundary through another one). Topology between nodes, congestion and reductions in switches (SHARP,
+NVLS) are not modelled. Sources: Thakur, Rabenseifner and Gropp 2005 (ring and tree costs), NVIDIA nccl-tests,
 doc/PERFORMANCE.md (what share of the bytes crosses a link), NVIDIA nccl 5067397c (2026-06), src/graph/tuning.cc
 (latencies of hops, protocols) and topo.h (what NVLink carries).
 """
@@ -18,7 +18,7 @@ from smalti.cost.layout.collectives import Group, Op
 Algorithm = Literal["ring", "tree", "pairwise", "send", "hierarchical"]
 
 NODE_LINK_FRAC = 0.82
-"""Share of a node link's rate that carries payload: NCCL reckons with 18 x 20.6 of 450 GB/s on Hopper, 12 x 20 of 300
+"""Share of a node link's rate that carries payload: NCCL assumes 18 x 20.6 of 450 GB/s on Hopper, 12 x 20 of 300
 on Ampere."""
 NETWORK_FRAC = 0.94
 """The same of an adapter: 46 to 48 of 50 GB/s (a maintainer in NVIDIA/nccl-tests#290)."""
@@ -50,7 +50,7 @@ chosen for messages far below those of training."""
 
 @dataclass(frozen=True)
 class Links:
-    """The links that a group of ranks meets."""
+    """The links between the ranks of a group."""
 
     size: int
     per_node: int
@@ -74,23 +74,23 @@ class Links:
         return across if self.per_node == 1 else min(self.node_bytes_per_s, across)
 
 
-def links(found: Group, hardware: Hardware) -> Links:
+def links(group: Group, hardware: Hardware) -> Links:
     """The links of a group on nodes of ``hardware``; UserError where nothing joins its ranks."""
-    fits = max(1, hardware.devices_per_node // found.stride)
-    per_node = min(found.size, fits)
-    while found.size % per_node:
+    fits = max(1, hardware.devices_per_node // group.stride)
+    per_node = min(group.size, fits)
+    while group.size % per_node:
         per_node -= 1
     node, network = hardware.node_bytes_per_s, hardware.network_bytes_per_s
     if per_node > 1 and node is None:
         raise UserError(f"{hardware.title}: nothing joins the devices of a node", allowed="layouts of one device")
-    if found.size > per_node and network is None:
+    if group.size > per_node and network is None:
         raise UserError(
-            f"{hardware.title}: no network between nodes is known, and {found.size} ranks do not fit into one",
+            f"{hardware.title}: no network between nodes is known, and {group.size} ranks do not fit into one",
             allowed=f"at most {hardware.devices_per_node} ranks, or a hardware file with network_bytes_per_s",
             hint=f"smalti plan hardware {hardware.name} --json > mine.yaml, add network_bytes_per_s and its source, "
             "--gpu mine.yaml",
         )
-    return Links(found.size, per_node, (node or 0) * NODE_LINK_FRAC, (network or 0) * NETWORK_FRAC)
+    return Links(group.size, per_node, (node or 0) * NODE_LINK_FRAC, (network or 0) * NETWORK_FRAC)
 
 
 @dataclass(frozen=True)
@@ -117,35 +117,35 @@ def cost(op: Op, nbytes: float, through: Links) -> Cost:
         return pairwise(nbytes, through)
     if op == "send_recv":
         return send(nbytes, through)
-    found = [*ring(nbytes, through, passes=2 if op == "all_reduce" else 1)]
+    costs = [*ring(nbytes, through, passes=2 if op == "all_reduce" else 1)]
     if op == "all_reduce":
-        found += tree(nbytes, through)
-    return min(found, key=lambda one: one.total_s)
+        costs += tree(nbytes, through)
+    return min(costs, key=lambda candidate: candidate.total_s)
 
 
 def ring(nbytes: float, through: Links, *, passes: Literal[1, 2]) -> list[Cost]:
     """passes ((n - 1) hops + (n - 1) / n bytes / rate), by protocol: one pass gathers or reduce-scatters, two
     all-reduce."""
-    n, crossings, found = through.size, through.nodes - 1, []
+    n, crossings, costs = through.size, through.nodes - 1, []
     transfer_s = passes * (n - 1) / n * nbytes / through.ring_bytes_per_s
-    for how in PROTOCOLS:
-        across_s = how.tree_network_hop_s if through.per_node == 1 else how.network_hop_s
-        hops_s = (n - 1 - crossings) * how.node_hop_s + crossings * across_s
-        found.append(Cost("ring", how.base_s + passes * hops_s, transfer_s / how.rate_frac))
-    return found
+    for protocol in PROTOCOLS:
+        across_s = protocol.tree_network_hop_s if through.per_node == 1 else protocol.network_hop_s
+        hops_s = (n - 1 - crossings) * protocol.node_hop_s + crossings * across_s
+        costs.append(Cost("ring", protocol.base_s + passes * hops_s, transfer_s / protocol.rate_frac))
+    return costs
 
 
 def tree(nbytes: float, through: Links) -> list[Cost]:
     """Up and down a pair of binary trees over nodes, a chain inside each (Sanders, Speck and Traff 2009): all-reduce.
 
-    2 ((r - 1) + log2 N) hops + 2 bytes / (0.92 rate), as NCCL reckons, by protocol.
+    2 ((r - 1) + log2 N) hops + 2 bytes / (0.92 rate), as NCCL computes it, by protocol.
     """
-    found, depth = [], math.ceil(math.log2(through.nodes))
+    costs, depth = [], math.ceil(math.log2(through.nodes))
     transfer_s = 2 * nbytes / (0.92 * through.ring_bytes_per_s)
-    for how in PROTOCOLS:
-        hops_s = (through.per_node - 1) * how.node_hop_s + depth * how.tree_network_hop_s
-        found.append(Cost("tree", how.base_s + 2 * hops_s, transfer_s / how.rate_frac))
-    return found
+    for protocol in PROTOCOLS:
+        hops_s = (through.per_node - 1) * protocol.node_hop_s + depth * protocol.tree_network_hop_s
+        costs.append(Cost("tree", protocol.base_s + 2 * hops_s, transfer_s / protocol.rate_frac))
+    return costs
 
 
 def hierarchical(nbytes: float, through: Links) -> Cost:

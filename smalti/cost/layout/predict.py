@@ -3,12 +3,11 @@
     step = works + bubble + waits + sum over forward and backward of max(slowed, overlapping - works of the phase)
     slowed = sum over overlapping collectives of more hops + CONTENTION_FRAC x more transfer than in one node
 
-Promises a prediction with an interval. The factors of ``cost/step_time/step.py`` are fitted on runs under FSDP, so
-they hold what a node's own collectives cost the work beside them. Between nodes a ring has more hops, which show in
-full, and slower links, whose bytes hide as long as there is work. Over 42 published steps of MPT on 8 to 512 devices
-the measured step was 0.93 to 1.11 of the predicted (``tests/cost/test_scaling.py``); no constant here was fitted on
-them. Layouts beyond FSDP go by the same rule, and nothing published was held against them. Not in it: stragglers,
-failures, data.
+The factors of ``cost/step_time/step.py`` are fitted on FSDP runs, so they include the collectives within a node.
+Between nodes a ring has more hops, which are not hidden, and slower links, whose transfer is hidden behind work. On 42
+published steps of MPT (8 to 512 devices) the measured step was 0.93 to 1.11 of the predicted
+(``tests/cost/test_scaling.py``); no constant was fitted on them. Other layouts follow the same rule, unverified. Not
+included: stragglers, failures, data.
 """
 
 from collections.abc import Sequence
@@ -44,15 +43,15 @@ class Prediction:
     compute_s: float
     """Products and attention, and host time."""
     memory_s: float
-    """Works that read and write more than they compute."""
+    """Work bound by memory bandwidth."""
     bubble_s: float
-    """Ranks of a pipeline that wait for its first and last microbatches."""
+    """Waiting of pipeline ranks at the first and last microbatches."""
     network_s: float
-    """Collectives, as far as they show."""
+    """Collectives that are not hidden behind work."""
     tokens: int
     """Of a step, on all ranks."""
     mfu: float | None
-    """Under ``plan.flops.FORMULA``; None where no peak is known."""
+    """Under ``cost.flops.FORMULA``; None where no peak is known."""
     step_interval_s: tuple[float, float]
     """Of ``step_s``."""
     mfu_interval: tuple[float, float] | None
@@ -70,7 +69,7 @@ class Prediction:
 
     @property
     def shares(self) -> dict[str, float]:
-        """What the step's time goes to, adding up to 1."""
+        """Shares of the step's time, which add up to 1."""
         parts = {"compute": self.compute_s, "memory": self.memory_s, "bubble": self.bubble_s, "network": self.network_s}
         return {name: seconds / self.step_s for name, seconds in parts.items()}
 
@@ -93,19 +92,19 @@ def predict(
     *,
     dispatch: Dispatch = "exact",
     context: Context = "ulysses",
-    works: StepTime | None = None,
+    step_of_rank: StepTime | None = None,
 ) -> Prediction:
-    """The last batch of ``config`` on ``layout``. ``works``: of one rank, where they are known already."""
+    """Predict the step of the last batch of ``config`` on ``layout``. ``step_of_rank``: its work, if already known."""
     whole = cut(config, layout, microbatch_tokens)
-    alone = works or step_time(config, hardware, layout, microbatch_tokens)
-    made = collectives(config, layout, microbatch_tokens, dispatch=dispatch, context=context, device=hardware.kind)
-    memory_s = sum(part.s for part in alone.parts if part.bound == "memory")
-    compute_s = sum(part.s for part in alone.parts if part.bound in ("compute", "overhead"))
-    bubble_s = _bubble_s(alone, layout, whole)
+    step = step_of_rank or step_time(config, hardware, layout, microbatch_tokens)
+    calls = collectives(config, layout, microbatch_tokens, dispatch=dispatch, context=context, device=hardware.kind)
+    memory_s = sum(part.s for part in step.parts if part.bound == "memory")
+    compute_s = sum(part.s for part in step.parts if part.bound in ("compute", "overhead"))
+    bubble_s = _bubble_s(step, layout, whole)
     recomputes = config.train.parallel.activation_checkpointing == "full"
-    network_s = network_shown_s(made, hardware, layout, compute_s + memory_s, recomputes=recomputes)
+    network_s = network_shown_s(calls, hardware, layout, compute_s + memory_s, recomputes=recomputes)
     batch, seq_len = config.batches_and_lengths[-1]
-    low, high = alone.low_frac, alone.high_frac
+    low, high = step.low_frac, step.high_frac
     busy_s = compute_s + memory_s + bubble_s
     interval = (busy_s * low + network_s * NETWORK_INTERVAL[0], busy_s * high + network_s * NETWORK_INTERVAL[1])
     step_s, peak = busy_s + network_s, hardware.peak(config.train.precision.compute)
@@ -127,32 +126,32 @@ def predict(
 
 
 def network_shown_s(
-    made: Sequence[Collective], hardware: Hardware, layout: Layout, works_s: float, *, recomputes: bool
+    calls: Sequence[Collective], hardware: Hardware, layout: Layout, works_s: float, *, recomputes: bool
 ) -> float:
-    """Seconds that collectives add to a rank's works, a third of them forward; a quarter where that is repeated."""
+    """Seconds that collectives add to a rank's work, of which forward takes a third; with recomputation a quarter."""
     total, forward = 0.0, 1 / 4 if recomputes else 1 / 3
     for phase, share in (("forward", forward), ("backward", 1 - forward), ("step", 0.0)):
         slowed = overlapping = 0.0
-        for one in made:
-            if one.when != phase or (one.axis == "world" and one.overlaps):
+        for call in calls:
+            if call.when != phase or (call.axis == "world" and call.overlaps):
                 continue
-            through = links(group(layout, one.axis), hardware)
-            here = cost(one.op, one.bytes, through)
-            if not one.overlaps:
-                total += one.count * here.total_s
+            through = links(group(layout, call.axis), hardware)
+            call_cost = cost(call.op, call.bytes, through)
+            if not call.overlaps:
+                total += call.count * call_cost.total_s
                 continue
             size = min(through.size, hardware.devices_per_node)
-            node = cost(one.op, one.bytes, replace(through, size=size, per_node=size))
-            overlapping += one.count * here.total_s
-            slowed += one.count * max(0.0, here.latency_s - node.latency_s)
-            slowed += one.count * max(0.0, here.transfer_s - node.transfer_s) * CONTENTION_FRAC
+            node = cost(call.op, call.bytes, replace(through, size=size, per_node=size))
+            overlapping += call.count * call_cost.total_s
+            slowed += call.count * max(0.0, call_cost.latency_s - node.latency_s)
+            slowed += call.count * max(0.0, call_cost.transfer_s - node.transfer_s) * CONTENTION_FRAC
         total += max(slowed, overlapping - share * works_s)
     return total
 
 
-def _bubble_s(alone: StepTime, layout: Layout, whole: Cut) -> float:
-    """(p - 1) / m of the works on microbatches: 1F1B (Narayanan et al. 2021, arXiv 2104.04473, section 2.2)."""
+def _bubble_s(step: StepTime, layout: Layout, whole: Cut) -> float:
+    """(p - 1) / m of the work on microbatches: 1F1B (Narayanan et al. 2021, arXiv 2104.04473, section 2.2)."""
     if layout.pipeline == 1:
         return 0.0
-    passes_s = sum(part.s for part in alone.parts if part.name not in ("clip", "optimizer"))
+    passes_s = sum(part.s for part in step.parts if part.name not in ("clip", "optimizer"))
     return passes_s * (layout.pipeline - 1) / whole.microbatches

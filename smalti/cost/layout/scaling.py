@@ -38,9 +38,9 @@ class Curve:
     """Predictions over numbers of devices."""
 
     points: tuple[Point, ...]
-    """Rising."""
+    """By number of devices."""
     missing: dict[int, str]
-    """Devices that no layout was found for -> why."""
+    """Numbers of devices without a layout -> why."""
 
 
 def curve(config: RunConfig, hardware: Hardware, gpus: Sequence[int], choose: Choose, *, weak: bool) -> Curve:
@@ -48,31 +48,34 @@ def curve(config: RunConfig, hardware: Hardware, gpus: Sequence[int], choose: Ch
     largest number; otherwise it is the config's everywhere."""
     numbers = sorted(set(gpus))
     if not numbers or numbers[0] < 1:
-        raise UserError(f"{', '.join(map(str, gpus)) or 'no'} devices cannot be", allowed="whole numbers from 1")
+        raise UserError(f"{', '.join(map(str, gpus)) or 'no'} devices are out of range", allowed="whole numbers from 1")
     batch, seq_len = config.batches_and_lengths[-1]
-    found, missing = list[Prediction](), dict[int, str]()
+    predictions, missing = list[Prediction](), dict[int, str]()
     for number in numbers:
-        here = with_batch(config, -(-batch // seq_len * number // numbers[-1]) * seq_len) if weak else config
+        run = with_batch(config, -(-batch // seq_len * number // numbers[-1]) * seq_len) if weak else config
         try:
-            layout, microbatch = choose(here, number)
+            layout, microbatch = choose(run, number)
         except UserError as error:
             missing[number] = error.message
         else:
-            found.append(predict(here, hardware, layout, microbatch))
-    points = (Point(one, one.tokens_per_s / found[0].tokens_per_s, one.gpus / found[0].gpus) for one in found)
+            predictions.append(predict(run, hardware, layout, microbatch))
+    points = (
+        Point(prediction, prediction.tokens_per_s / predictions[0].tokens_per_s, prediction.gpus / predictions[0].gpus)
+        for prediction in predictions
+    )
     return Curve(tuple(points), missing)
 
 
 def with_batch(config: RunConfig, tokens: int) -> RunConfig:
-    """The run with another batch, constant over it."""
+    """The run with a constant batch of ``tokens``."""
     update: dict[str, Any] = {"global_batch_tokens": tokens, "batch_ramp": ()}
     return config.model_copy(update={"train": config.train.model_copy(update=update)})
 
 
 def dense_twin(model: ModelConfig) -> ModelConfig:
-    """A dense model of the same width and depth whose MLPs have as many parameters as a token of ``model`` meets."""
+    """A dense model of the same width and depth whose MLPs have the active MLP parameters of ``model``."""
     if model.moe is None:
-        raise UserError("the model is dense already", allowed="a mixture of experts")
+        raise UserError("the model is dense already", allowed="an MoE")
     matrices = 3 if model.gated else 2
     inner = round(count(model).mlp_active / (model.num_hidden_layers * matrices * model.hidden_size))
     return model.model_copy(update={"moe": None, "family": "decoder", "intermediate_size": inner})

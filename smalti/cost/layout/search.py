@@ -1,10 +1,9 @@
-"""Which of the possible layouts fit a device, and which of those is the fastest.
+"""Searches the layouts that fit a device for the fastest ones.
 
-Promises: what is returned fits by ``cost/memory/rank.py``, has the fastest microbatch of the largest that fits and its
-halves, and is ordered by the prediction of ``cost/layout/predict.py``; every kind of layout that is not among the
-best has its reason. The search reckons from a few exact values for each kind (memory as fixed + weights / shards +
-activations x rows, work in proportion), so a layout that is a few percent better may be missed; what is returned has
-exact figures.
+Results fit by ``cost/memory/rank.py``, have the fastest microbatch of the largest that fits and its halves, and are
+ordered by the prediction of ``cost/layout/predict.py``; every kind of layout not among the best has a reason. Each kind
+is estimated from a few exact values (memory as fixed + weights / shards + activations x rows, work in proportion), so a
+layout that is a few percent better may be missed; the returned figures are exact.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,7 +26,7 @@ ROUGH_TOKENS = 16_384
 """Microbatch by which kinds of layout are compared before their memory is known."""
 
 SLOWEST_TRIED = 1.3
-"""Kinds that are roughly predicted to take longer than this times the best so far are not looked at closer."""
+"""Kinds with a rough prediction above this factor of the best so far are not computed exactly."""
 
 _UPDATE = ("clip", "optimizer")
 _FIRST_KINDS, _FAR_OFF = 12, 1.2
@@ -42,12 +41,12 @@ class Candidate:
     memory: Memory
     """With that microbatch."""
     largest_microbatch_tokens: int
-    """The most that fits; the loss cuts very large ones into thin products, so it need not be the fastest."""
+    """The largest that fits; the loss splits very large ones into thin products, so it need not be the fastest."""
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What was found."""
+    """The result of a search."""
 
     best: tuple[Candidate, ...]
     """The fastest first; where replicate and shard alone fit, their fastest is among them."""
@@ -68,13 +67,13 @@ def find_layouts(
 ) -> SearchResult:
     """The ``keep`` fastest layouts that fit; UserError with the nearest request that can be met.
 
-    data_alone: no axes but replicate and shard. given: axis -> the only size that it may have, as a recipe says it.
+    data_alone: no axes but replicate and shard. given: axis -> its fixed size from the recipe.
     """
     check_gpus(gpus, hardware)
     search = _Search(config, hardware, gpus, data_alone, given)
     best = search.best(keep)
     if not best:
-        _refuse(search)
+        _raise_no_layout(search)
     return SearchResult(best, search.others(best), search.tried)
 
 
@@ -87,13 +86,13 @@ def fastest_layout(config: RunConfig, hardware: Hardware, gpus: int, *, data_alo
 def smallest_gpus(
     config: RunConfig, hardware: Hardware, most: int, given: Mapping[str, int] | None = None
 ) -> int | None:
-    """The least number of devices, up to ``most``, that hold the run with one row on a rank; None: it takes more."""
+    """The fewest devices, up to ``most``, that hold the run with one row on a rank; None: more are needed."""
     node, least = hardware.devices_per_node, _state_bytes(config) / hardware.available_memory_bytes
     numbers = [number for number in range(1, node + 1) if node % number == 0]
     if hardware.network_bytes_per_s is not None:
         numbers += range(2 * node, most + 1, node)
     wanted = [number for number in numbers if least <= number <= most]
-    return next((one for one in wanted if _Search(config, hardware, one, given=given).holds_one_row()), None)
+    return next((number for number in wanted if _Search(config, hardware, number, given=given).holds_one_row()), None)
 
 
 def _state_bytes(config: RunConfig) -> int:
@@ -102,7 +101,7 @@ def _state_bytes(config: RunConfig) -> int:
 
 
 @dataclass(frozen=True)
-class _Room:
+class _MemoryModel:
     """Memory of a kind of layout: fixed + weights / shards + row x rows."""
 
     fixed: float
@@ -138,7 +137,7 @@ class _Search:
         for kind in self.rules.kinds(split_rows=split_rows):
             shards = list(self.rules.shards(kind)) if kind.data_alone or not self.data_alone else []
             self.tried += len(shards)
-            room = [one for one in shards if self._may_fit(kind, one[1])]
+            room = [shard for shard in shards if self._may_fit(kind, shard[1])]
             if room:
                 yield kind, room
             elif shards:
@@ -146,8 +145,10 @@ class _Search:
                 self._too_large(kind, kind.layout(*shards[-1]), bytes_, "of weights, gradients and moments alone")
 
     def holds_one_row(self) -> bool:
-        """Tensor ranks save most; where the first kinds are far off, so are the others."""
-        kinds = sorted(self.kinds(split_rows=True), key=lambda one: (one[0].pipeline * one[0].sequence, -one[0].tensor))
+        """Whether one row fits. Tensor ranks save most memory: if the first kinds are far off, so are the others."""
+        kinds = sorted(
+            self.kinds(split_rows=True), key=lambda each: (each[0].pipeline * each[0].sequence, -each[0].tensor)
+        )
         least = float("inf")
         for index, (kind, shards) in enumerate(kinds):
             least = min(least, self._memory(kind.layout(*shards[-1]), 1).total_bytes)
@@ -160,73 +161,75 @@ class _Search:
 
     def _memory(self, layout: Layout, rows: int) -> Memory:
         device = "cpu" if self.hardware.kind == "cpu" else "cuda"
-        found = memory_per_rank(self.config, layout=layout, microbatch_tokens=rows * self.seq_len, device=device)
-        if self.least_bytes is None or found.total_bytes < self.least_bytes[0]:
-            self.least_bytes = (found.total_bytes, layout)
-        return found
+        memory = memory_per_rank(self.config, layout=layout, microbatch_tokens=rows * self.seq_len, device=device)
+        if self.least_bytes is None or memory.total_bytes < self.least_bytes[0]:
+            self.least_bytes = (memory.total_bytes, layout)
+        return memory
 
     def _too_large(self, kind: Kind, layout: Layout, nbytes: float, what: str) -> None:
         if self.least_bytes is None or nbytes < self.least_bytes[0]:
             self.least_bytes = (nbytes, layout)
         self.why.setdefault(kind, f"does not fit: {format_bytes(nbytes)} {what}")
 
-    def _room(self, kind: Kind, shards: list[tuple[int, int]]) -> _Room | None:
-        """Three exact values make the rule for a kind; None where one row does not fit on the most shards."""
+    def _room(self, kind: Kind, shards: list[tuple[int, int]]) -> _MemoryModel | None:
+        """Fit the memory model of a kind to three exact values; None where one row does not fit on the most shards."""
         few, many = shards[0], shards[-1]
-        one = self._memory(kind.layout(*many), 1).total_bytes
-        if one > self.room_bytes:
-            self._too_large(kind, kind.layout(*many), one, f"with one row of {self.seq_len:,} tokens")
+        one_row = self._memory(kind.layout(*many), 1).total_bytes
+        if one_row > self.room_bytes:
+            self._too_large(kind, kind.layout(*many), one_row, f"with one row of {self.seq_len:,} tokens")
             return None
-        row = self._memory(kind.layout(*many), 2).total_bytes - one
+        row = self._memory(kind.layout(*many), 2).total_bytes - one_row
         weights = 0.0
         if few != many:
-            weights = (self._memory(kind.layout(*few), 1).total_bytes - one) / (1 / few[1] - 1 / many[1])
-        return _Room(one - row - weights / many[1], weights, row)
+            weights = (self._memory(kind.layout(*few), 1).total_bytes - one_row) / (1 / few[1] - 1 / many[1])
+        return _MemoryModel(one_row - row - weights / many[1], weights, row)
 
     # ---- what is fast -----------------------------------------------------------------------------------------------
 
     def best(self, keep: int) -> tuple[Candidate, ...]:
-        found = self._closer(keep, list(self.kinds()))
-        return found or self._closer(keep, list(self.kinds(split_rows=True)))
+        best = self._evaluate(keep, list(self.kinds()))
+        return best or self._evaluate(keep, list(self.kinds(split_rows=True)))
 
-    def _closer(self, keep: int, kinds: list[tuple[Kind, list[tuple[int, int]]]]) -> tuple[Candidate, ...]:
-        """Kinds from the roughly fastest on; of each the two best layouts; the best of all exactly."""
-        rough = sorted(((self._rough_s(kind, shards), kind, shards) for kind, shards in kinds), key=lambda one: one[0])
-        reckoned: list[tuple[float, Kind, Layout, int]] = []
+    def _evaluate(self, keep: int, kinds: list[tuple[Kind, list[tuple[int, int]]]]) -> tuple[Candidate, ...]:
+        """Estimate the two best layouts of each kind, from the roughly fastest on; then compute the best exactly."""
+        rough = sorted(
+            ((self._rough_s(kind, shards), kind, shards) for kind, shards in kinds), key=lambda entry: entry[0]
+        )
+        estimates: list[tuple[float, Kind, Layout, int]] = []
         for rough_s, kind, shards in rough:
-            best_s = min((one[0] for one in reckoned), default=None)
+            best_s = min((entry[0] for entry in estimates), default=None)
             if best_s is not None and rough_s > best_s * SLOWEST_TRIED and not kind.data_alone:
                 self.why.setdefault(kind, f"roughly {rough_s / best_s - 1:.0%} slower")
                 continue
             room = self._room(kind, shards)
             if room is None:
                 continue
-            mine = []
+            of_kind = []
             for replicate, shard in shards:
                 rows = min(room.rows(self.room_bytes, shard), -(-self.rules.rows * kind.ways // self.gpus))
                 if rows >= 1:
                     layout = kind.layout(replicate, shard)
-                    mine.append((self._predict(layout, rows, kind).step_s, kind, layout, rows))
-            reckoned += sorted(mine, key=lambda one: one[0])[:2]
-        reckoned.sort(key=lambda one: one[0])
-        taken = reckoned[:keep]
-        if not any(one[1].data_alone for one in taken):
-            taken += [one for one in reckoned if one[1].data_alone][:1]
-        exact = [one for one in (self._exactly(*one[1:]) for one in taken) if one is not None]
-        fastest = reckoned[0][0] if reckoned else 0.0
-        for seconds, kind, layout, rows in reckoned:
+                    of_kind.append((self._predict(layout, rows, kind).step_s, kind, layout, rows))
+            estimates += sorted(of_kind, key=lambda entry: entry[0])[:2]
+        estimates.sort(key=lambda entry: entry[0])
+        selected = estimates[:keep]
+        if not any(entry[1].data_alone for entry in selected):
+            selected += [entry for entry in estimates if entry[1].data_alone][:1]
+        exact = [entry for entry in (self._exactly(*entry[1:]) for entry in selected) if entry is not None]
+        fastest = estimates[0][0] if estimates else 0.0
+        for seconds, kind, layout, rows in estimates:
             self.why.setdefault(kind, self._slower(seconds / fastest, self._predict(layout, rows, kind)))
-        return tuple(sorted(exact, key=lambda one: one.prediction.step_s))
+        return tuple(sorted(exact, key=lambda entry: entry.prediction.step_s))
 
     def _exactly(self, kind: Kind, layout: Layout, rows: int) -> Candidate | None:
-        """With the largest microbatch: what was reckoned is a little too much or too little."""
-        memory, most = self._memory(layout, rows), -(-self.rules.rows // layout.data_ranks)
+        """Compute a candidate exactly, starting from the estimated rows of the largest microbatch."""
+        memory, max_rows = self._memory(layout, rows), -(-self.rules.rows // layout.data_ranks)
         while memory.total_bytes > self.room_bytes:
             if rows == 1:
                 return None
             rows = max(1, min(rows - 1, int(rows * self.room_bytes / memory.total_bytes)))
             memory = self._memory(layout, rows)
-        while rows < most and (more := self._memory(layout, rows + 1)).total_bytes <= self.room_bytes:
+        while rows < max_rows and (more := self._memory(layout, rows + 1)).total_bytes <= self.room_bytes:
             rows, memory = rows + 1, more
         fastest = min((self._timed(layout, tried) for tried in _halves(rows)), key=lambda one: one.step_s)
         if fastest.microbatch_tokens != rows * self.seq_len:
@@ -237,28 +240,28 @@ class _Search:
         return predict(self.config, self.hardware, layout, rows * self.seq_len)
 
     def _rough_s(self, kind: Kind, shards: list[tuple[int, int]]) -> float:
-        roomy = [one for one in shards if self._may_fit(kind, one[1] * 2 // 3 or 1)] or shards[-1:]
+        roomy = [shard_pair for shard_pair in shards if self._may_fit(kind, shard_pair[1] * 2 // 3 or 1)] or shards[-1:]
         rows = max(1, min(ROUGH_TOKENS // self.seq_len, -(-self.rules.rows * kind.ways // self.gpus)))
         return self._predict(kind.layout(*roomy[0]), rows).step_s
 
     def _predict(self, layout: Layout, rows: int, kind: Kind | None = None) -> Prediction:
         tokens = rows * self.seq_len
-        return predict(self.config, self.hardware, layout, tokens, works=self._works(layout, tokens, kind or Kind()))
+        return predict(
+            self.config, self.hardware, layout, tokens, step_of_rank=self._works(layout, tokens, kind or Kind())
+        )
 
     def _works(self, layout: Layout, tokens: int, kind: Kind) -> StepTime:
-        """The works of a rank in proportion to those of a layout of ``kind`` with a row at a time."""
+        """The work of a rank, scaled from that of a layout of ``kind`` with one row at a time."""
         if kind not in self._known:
             first = kind.layout(1, self.gpus // kind.ways)
             alone = step_time(self.config, self.hardware, first, self.seq_len)
             self._known[kind] = alone, cut(self.config, first, self.seq_len), first
         alone, before, first = self._known[kind]
-        mine, fewer = (
-            cut(self.config, layout, tokens),
-            first.tensor * first.pipeline / (layout.tensor * layout.pipeline),
-        )
-        passes = mine.tokens * mine.microbatches / (before.tokens * before.microbatches) * fewer
+        after = cut(self.config, layout, tokens)
+        fewer = first.tensor * first.pipeline / (layout.tensor * layout.pipeline)
+        passes = after.tokens * after.microbatches / (before.tokens * before.microbatches) * fewer
         by_name = dict.fromkeys(_UPDATE, first.weight_shards / layout.weight_shards * fewer)
-        by_name["weights"] = mine.microbatches / before.microbatches * fewer
+        by_name["weights"] = after.microbatches / before.microbatches * fewer
         parts = tuple(replace(part, s=part.s * by_name.get(part.name, passes)) for part in alone.parts)
         return replace(alone, parts=parts)
 
@@ -271,9 +274,9 @@ class _Search:
 
     def others(self, best: tuple[Candidate, ...]) -> dict[str, str]:
         """Kinds that are not among the best, and sizes that are not possible."""
-        taken = {_kind(one.prediction.layout) for one in best}
+        best_kinds = {_kind(candidate.prediction.layout) for candidate in best}
         return {
-            **{str(kind): why for kind, why in self.why.items() if kind not in taken},
+            **{str(kind): why for kind, why in self.why.items() if kind not in best_kinds},
             **{what: f"not possible: {why}" for what, why in self.rules.reasons.items()},
         }
 
@@ -287,17 +290,17 @@ def _kind(layout: Layout) -> Kind:
     return Kind(layout.tensor, layout.pipeline, layout.sequence, layout.expert)
 
 
-def _refuse(search: _Search) -> None:
+def _raise_no_layout(search: _Search) -> None:
     config, hardware, gpus, given = search.config, search.hardware, search.gpus, search.given
-    asked = "--gpus " if given is None else "train.parallel.ranks="
+    option = "--gpus " if given is None else "train.parallel.ranks="
     model = f"{config.name} ({format_count(count(config.model).total)} parameters)"
     if search.least_bytes is None:
         reasons = "; ".join(f"{what}: {why}" for what, why in search.rules.reasons.items())
-        reasons = reasons or "replicate and shard as given do not fill nodes"
+        reasons = reasons or "the given replicate and shard do not fill nodes"
         raise UserError(
             f"no layout of {gpus:,} x {hardware.title} is possible for {model}: {reasons}",
-            allowed=f"at most {search.rules.rows:,} ranks with rows of their own, times ranks that share them",
-            hint=f"train.global_batch_tokens={gpus * search.seq_len}, or fewer {asked.rstrip(' =')}",
+            allowed=f"at most {search.rules.rows:,} ranks with rows of their own, times the ranks that share them",
+            hint=f"train.global_batch_tokens={gpus * search.seq_len}, or fewer {option.rstrip(' =')}",
         )
     nbytes, layout = search.least_bytes
     hints = []
@@ -305,7 +308,7 @@ def _refuse(search: _Search) -> None:
         hints.append("train.parallel.activation_checkpointing=full")
     enough = smallest_gpus(config, hardware, 64 * gpus + 64 * hardware.devices_per_node, given)
     if enough is not None:
-        hints.append(f"{asked}{enough}")
+        hints.append(f"{option}{enough}")
     if given and _Search(config, hardware, gpus).holds_one_row():
         hints.append(" ".join(f"train.parallel.{axis}=auto" for axis in given))
     raise UserError(

@@ -1,7 +1,7 @@
-"""The step of ranks that share one machine: their work, and what they send each other through its memory.
+"""Step time of ranks that share one machine: their work, and their communication through its memory.
 
-Promises: the collectives are those of ``cost/layout/collectives.py``, one after another at the measured latency and
-rate of an all-reduce between two processes; gloo has one thread, and the work waits for most of them.
+Collectives (``cost/layout/collectives.py``) run one after another at the measured latency and rate of an all-reduce
+between two processes: gloo has one thread, and the work waits for most of them.
 """
 
 from dataclasses import replace
@@ -13,14 +13,17 @@ from smalti.cost.step_time.step import PartTime, StepTime, step_time
 
 
 def single_machine_step_time(config: RunConfig, machine: Hardware, *, batch_tokens: int, seq_len: int) -> StepTime:
-    """The time of a step of the config's ranks, on a measured CPU with a part ``network``."""
-    alone = step_time(config, machine, batch_tokens=batch_tokens, seq_len=seq_len)
+    """The time of a step of the config's ranks; on a measured CPU with a part ``network``."""
+    compute = step_time(config, machine, batch_tokens=batch_tokens, seq_len=seq_len)
     measured = machine.measured.collective if machine.measured else None
-    made = collectives(config, batch=(batch_tokens, seq_len))
-    if measured is None or not made or machine.kind != "cpu":
-        return alone
+    calls = collectives(config, batch=(batch_tokens, seq_len))
+    if measured is None or not calls or machine.kind != "cpu":
+        return compute
     # An all-reduce is a reduce-scatter and an all-gather: each takes half of its time.
-    through_s = sum(one.total_bytes * (1 if one.op == "all_reduce" else 0.5) for one in made) / measured.bytes_per_s
-    moved, calls = sum(one.total_bytes for one in made), sum(one.count for one in made)
-    network = PartTime("network", 0, moved, calls, calls * measured.latency_s + through_s, "network")
-    return replace(alone, parts=(*alone.parts, network))
+    through_s = (
+        sum(collective.total_bytes * (1 if collective.op == "all_reduce" else 0.5) for collective in calls)
+        / measured.bytes_per_s
+    )
+    moved, n_calls = sum(collective.total_bytes for collective in calls), sum(collective.count for collective in calls)
+    network = PartTime("network", 0, moved, n_calls, n_calls * measured.latency_s + through_s, "network")
+    return replace(compute, parts=(*compute.parts, network))

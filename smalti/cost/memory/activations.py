@@ -1,10 +1,10 @@
-"""What one block holds while a microbatch goes through it, forward and backward, tensor by tensor.
+"""Activations of one block during the forward and backward pass of a microbatch, tensor by tensor.
 
-Promises: the tensors of ``smalti/model`` in an eager step, in the order in which they come and go, as far as they grow
-with the tokens; so the most that is alive inside a block is known for any shape. Counted against a real step on a CPU
-(``bench/plan_memory.py``). On CUDA norms and attention are torch's fused kernels; what ``torch.compile`` saves beyond
-is not reckoned. Under axes ``tensor`` and ``sequence`` it follows Korthikanti et al. 2022 (arXiv 2205.05198, section 4:
-norms and the residual stream are split too), which no run here has measured.
+Follows the tensors of ``smalti/model`` in an eager step, in the order of allocation and release, as far as they grow
+with the tokens. Compared with a real step on a CPU (``bench/plan_memory.py``). On CUDA, norms and attention are torch's
+fused kernels; savings of ``torch.compile`` are not counted. Under axes ``tensor`` and ``sequence`` it follows
+Korthikanti et al. 2022 (arXiv 2205.05198, section 4: norms and the residual stream are split too), which no run here
+has measured.
 
 Names of tensors are those of the code; ``x1`` is the residual stream after attention.
 """
@@ -111,7 +111,7 @@ class BlockTape:
             tape.new(f"{name}act", inner)
         tape.new(f"{name}product", inner)
         tape.new(f"{name}down", self.row)
-        names = [f"{name}{one}" for one in ("up", "gate", "act", "product")]
+        names = [f"{name}{part}" for part in ("up", "gate", "act", "product")]
         tape.save(*names)
         tape.drop(*names)
 

@@ -1,8 +1,8 @@
-"""What attention takes and keeps, forward and back: ``smalti/model/blocks/attention``, tensor by tensor.
+"""Memory of attention in the forward and backward pass: ``smalti/model/blocks/attention``, tensor by tensor.
 
-Promises: projections, their norms, clipping and rotation, and the kernel that a device gets: torch's fused one on CUDA
-and for long plain rows on a CPU, matmuls over spans otherwise (``choice.py``). Documents of packed rows are reckoned as
-whole rows, which is the most that they can take. Names are those of the code: ``qs`` is the scaled query, ``mixed``
+Covers projections, their norms, clipping and rotation, and the kernel that a device gets: torch's fused one on CUDA
+and for long plain rows on a CPU, matmuls over spans otherwise (``choice.py``). Documents of packed rows are counted as
+whole rows, an upper bound. Names are those of the code: ``qs`` is the scaled query, ``mixed``
 what attention gives before the output matrix.
 """
 
@@ -47,8 +47,8 @@ class AttentionTape:
             return shape.rows * heads * shape.seq_len**2 * size
         past = 0 if model.position != "alibi" else shape.seq_len
         past = past if window is None else min(shape.seq_len, window + BLOCK_TOKENS)
-        own = shape.rows * shape.seq_len * BLOCK_TOKENS * heads * size if shape.documents else 0
-        return BLOCK_TOKENS * (past + BLOCK_TOKENS) * heads * size + own
+        of_documents = shape.rows * shape.seq_len * BLOCK_TOKENS * heads * size if shape.documents else 0
+        return BLOCK_TOKENS * (past + BLOCK_TOKENS) * heads * size + of_documents
 
     def forward(self, tape: Tape, read: str) -> None:
         tape.new("q", self.q)
@@ -113,12 +113,12 @@ class AttentionTape:
 
     def _spans(self) -> list[tuple[int, int]]:
         """(queries, keys) of each block on a CPU: rows as they are, whatever documents they hold."""
-        tokens, window, found = self.shape.seq_len, self.model.window(self.layer), []
+        tokens, window, spans = self.shape.seq_len, self.model.window(self.layer), []
         for begin in range(0, tokens, BLOCK_TOKENS):
             queries = min(BLOCK_TOKENS, tokens - begin)
             first = 0 if window is None else max(0, begin - window + 1)
-            found.append((queries, begin + queries - first))
-        return found
+            spans.append((queries, begin + queries - first))
+        return spans
 
     def _is_fused(self) -> bool:
         """Torch's fused kernel: on CUDA, and for long plain rows on a CPU."""

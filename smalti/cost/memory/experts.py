@@ -1,7 +1,7 @@
-"""What a layer of experts holds on the way forward and back: ``smalti/model/blocks/moe``, tensor by tensor.
+"""Memory of a layer of experts in the forward and backward pass: ``smalti/model/blocks/moe``, tensor by tensor.
 
-Promises: sorted rows, gate, up and output of each slot (a token at one of its experts), the router's figures in fp32,
-indices in int64. Routing is dropless, so the sizes do not depend on the load as long as one rank holds all experts;
+Counts sorted rows, gate, up and output of each slot (a token at one of its experts), the router in fp32, and indices in
+int64. Routing is dropless, so the sizes do not depend on the load as long as one rank holds all experts;
 with an axis ``expert`` (``smalti/distributed/parallel/dispatch.py``, exact) the load is taken to be even; the rows
 that came and those
 that came back are kept, in place of the experts' output. ``torch.compile`` keeps the sorted rows and the product of

@@ -1,7 +1,7 @@
-"""Whether a run fits a device: the largest microbatch that does, and the cheapest change that would help.
+"""Fits a run into the memory of a device: the largest microbatch, and the cheapest changes that make it fit.
 
-Promises: everything follows from ``memory_per_rank``, and a change is only proposed where it makes the run fit. What
-costs no FLOPs comes first, then what costs some, then more devices. Says nothing about speed beyond that.
+All follows from ``memory_per_rank``. Changes without additional FLOPs come first, then recomputation, then more
+devices; speed is not considered further.
 """
 
 import math
@@ -16,7 +16,7 @@ from smalti.cost.axes import Layout, layout_of
 from smalti.cost.memory.rank import memory_per_rank
 
 MOST_RANKS = 1 << 20
-"""More are not tried."""
+"""Largest number of ranks that is tried."""
 
 _BESIDE_TENSORS_BYTES, _HEAP_FRAC = 0.4e9, 1.5
 """A rank's process on a CPU: interpreter and torch, and what the C library's heap takes for a byte of live tensors. The
@@ -47,19 +47,21 @@ def largest_microbatch(
     ``memory_bytes``; at most the rank's share of the largest batch. None where not even one sequence fits."""
     if not 0 < memory_bytes < math.inf:
         raise UserError(
-            f"a device of {memory_bytes} bytes cannot be", allowed="a number above 0", hint="--gpu h100-sxm"
+            f"a device of {memory_bytes} bytes is not valid", allowed="a number above 0", hint="--gpu h100-sxm"
         )
     seq_len = max(config.data.seq_lens)
     ranks = (layout or layout_of(config)).data_ranks
-    most = max(1, max(-(-batch // length // ranks) * length for batch, length in config.batches_and_lengths) // seq_len)
+    max_rows = max(
+        1, max(-(-batch // length // ranks) * length for batch, length in config.batches_and_lengths) // seq_len
+    )
 
     def fits(rows: int) -> bool:
-        found = memory_per_rank(config, layout=layout, microbatch_tokens=rows * seq_len, device=device)
-        return found.total_bytes <= memory_bytes
+        memory = memory_per_rank(config, layout=layout, microbatch_tokens=rows * seq_len, device=device)
+        return memory.total_bytes <= memory_bytes
 
     if not fits(1):
         return None
-    low, high = 1, most
+    low, high = 1, max_rows
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
@@ -78,18 +80,18 @@ def memory_fixes(
 
     if needed(config, layout) <= memory_bytes:
         return []
-    found = []
+    fixes = []
     recompute = "train.parallel.activation_checkpointing=full"
-    may = config.train.parallel.activation_checkpointing == "none"
-    for change in ("", recompute) if may else ("",):
+    can_recompute = config.train.parallel.activation_checkpointing == "none"
+    for change in ("", recompute) if can_recompute else ("",):
         changed = changed_by(config, change)
         if change and needed(changed, layout) <= memory_bytes:
-            found.append((change, "up to a third more FLOPs: each block's forward pass runs twice", layout))
+            fixes.append((change, "up to a third more FLOPs: each block's forward pass runs twice", layout))
             break
         largest = largest_microbatch(changed, memory_bytes, layout, device=device)
         if largest is not None:
             costs = "smaller matmuls" if not change else "smaller matmuls, and up to a third more FLOPs"
-            found.append((f"{change} train.microbatch_tokens={largest}".strip(), costs, layout))
+            fixes.append((f"{change} train.microbatch_tokens={largest}".strip(), costs, layout))
     times = 2
     while device == "cuda" and (ranks := layout.world_size * times) <= MOST_RANKS and _has_share(config, ranks):
         change = f"train.parallel.ranks={ranks}"  # ranks on a CPU share its memory
@@ -97,14 +99,14 @@ def memory_fixes(
             changed = changed_by(config, change)
             grown = _grown(changed, layout, times)
             if needed(changed, grown) <= memory_bytes:
-                found.append((change, f"{times} times the devices", grown))
+                fixes.append((change, f"{times} times the devices", grown))
                 break
         times *= 2
-    return [MemoryFix(change, costs, needed(changed_by(config, change), on)) for change, costs, on in found]
+    return [MemoryFix(change, costs, needed(changed_by(config, change), on)) for change, costs, on in fixes]
 
 
 def _grown(changed: RunConfig, layout: Layout, times: int) -> Layout:
-    """``layout`` on so many times the ranks: they share the weights, where the config leaves that open."""
+    """``layout`` on ``times`` as many ranks, which share the weights where the config leaves shard open."""
     is_open = changed.train.parallel.shard == "auto"
     return replace(layout, shard=layout.shard * times) if is_open else layout_of(changed)
 

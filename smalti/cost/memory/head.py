@@ -1,7 +1,7 @@
-"""What the loss holds: the output head in tiles, as ``smalti/train/cross_entropy.py`` cuts it.
+"""Memory of the loss: the output head in tiles, as ``smalti/train/cross_entropy.py`` splits it.
 
-Promises: the most bytes beside the hidden states that the loss reads, and what it leaves for the backward pass. The
-gradient is formed in the forward pass, so both of its parts exist from there on.
+Counts the peak bytes besides the hidden states, and what remains for the backward pass. The gradient is computed in the
+forward pass, so both of its parts exist from there on.
 """
 
 from dataclasses import dataclass

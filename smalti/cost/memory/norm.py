@@ -1,6 +1,6 @@
-"""What a norm takes and keeps, forward and back.
+"""Memory of a norm in the forward and backward pass.
 
-Promises: torch's operators as an eager step calls them (torch 2.13): LayerNorm is one kernel everywhere, RMSNorm one on
+Follows torch's operators in an eager step (torch 2.13): LayerNorm is one kernel everywhere, RMSNorm one on
 CUDA; on a CPU RMSNorm is made of plain operators in fp32, each with its tensor.
 """
 

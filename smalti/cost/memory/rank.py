@@ -1,10 +1,9 @@
-"""Bytes on one rank while training: the most that is alive at one time, and what a device needs beside.
+"""Peak bytes on one rank while training, and what the device needs besides.
 
-Promises: the peak is the fullest moment of a step (``cost/memory/snapshots.py``), counted tensor by tensor; on a CPU a
-real step holds the same within 5 % (``bench/plan_memory.py``). A step is a steady one: the moments exist, which
-``train/optim.py`` makes with the optimizer, and gradients are made anew. For a GPU the tensors are reckoned in the same
-way, with fused norms and attention; what the driver, NCCL and the allocator take beside is an ``Assumed``, named and
-never measured here. Axes that no run has yet (tensor, sequence, expert, pipeline) follow their published formulas.
+The peak is the largest snapshot of a step (``cost/memory/snapshots.py``), counted tensor by tensor; on a CPU a real
+step agrees within 5 % (``bench/plan_memory.py``). It is a later step, in which the optimizer's moments exist. For a GPU
+the tensors are computed in the same way, with fused norms and attention; driver, NCCL and allocator are assumptions
+(``Assumed``), not measured here. The axes tensor, sequence, expert and pipeline follow published formulas.
 """
 
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from smalti.cost.units import FORMAT_BYTES
 
 @dataclass(frozen=True)
 class Assumed:
-    """What a GPU holds beside tensors. No figure here was measured by us; each can be replaced."""
+    """Assumed memory of a GPU besides tensors, from published figures; each can be replaced."""
 
     context_bytes: float = 0.75e9
     """The CUDA context and the kernels that are loaded: 723 MiB for one small tensor
@@ -47,15 +46,15 @@ class Memory:
     gathered_bytes: int
     """Weights in the compute format that are whole at one time, at most."""
     activations_bytes: int
-    """What is kept for the backward pass, at most."""
+    """Most activations saved for the backward pass at one time."""
     logits_bytes: int
-    """A tile of logits and what is made of it, at most about ``train.loss.chunk_bytes``."""
+    """A tile of logits and its derived tensors, at most about ``train.loss.chunk_bytes``."""
     microbatch_tokens: int
     """The microbatch that the last two are for, before a row is split over ranks."""
     peak: Snapshot
-    """The fullest moment."""
+    """The peak."""
     phases: dict[str, int]
-    """Phase -> bytes in its fullest moment."""
+    """Phase -> its peak bytes."""
     reserved_bytes: int = 0
     """Of a GPU: context and communicators (``Assumed``)."""
     fragmentation_bytes: int = 0
@@ -63,12 +62,12 @@ class Memory:
 
     @property
     def tensors_bytes(self) -> int:
-        """The peak of live tensors: what the allocator is asked for."""
+        """The peak of live tensors, as requested from the allocator."""
         return round(self.peak.parts.total)
 
     @property
     def total_bytes(self) -> int:
-        """What the device must have."""
+        """Memory that the device needs."""
         return self.tensors_bytes + self.reserved_bytes + self.fragmentation_bytes
 
     def to_json(self) -> dict[str, Any]:
@@ -93,7 +92,7 @@ def memory_per_rank(
     device: str | None = None,
     assumed: Assumed | None = None,
 ) -> Memory:
-    """Predict the bytes on the fullest rank.
+    """Predict the peak bytes of the rank with the most.
 
     layout: absent, ``ranks`` (absent: those of the config) shard the weights, ``train.parallel.replicate`` times.
     microbatch_tokens: absent, what the trainer takes. device: ``cpu`` or ``cuda``; absent, the config's, and for auto
@@ -101,14 +100,14 @@ def memory_per_rank(
     """
     layout = layout or layout_of(config, ranks)
     given = usual_microbatch(config, layout.data_ranks) if microbatch_tokens is None else microbatch_tokens
-    on = device or ("cuda" if config.train.parallel.device == "cuda" else "cpu")
+    kind = device or ("cuda" if config.train.parallel.device == "cuda" else "cpu")
     steps = (
-        _of(config, layout, batch, seq_len, given, on, layers)
+        _of(config, layout, batch, seq_len, given, kind, layers)
         for batch, seq_len in config.batches_and_lengths
         for layers in _stages(config.model.num_hidden_layers, layout.pipeline)
     )
-    found = max(steps, key=lambda step: max(moment.parts.total for moment in step))
-    return _as_memory(found, given, layout, assumed or Assumed(), on_gpu=on == "cuda")
+    fullest = max(steps, key=lambda step: max(moment.parts.total for moment in step))
+    return _as_memory(fullest, given, layout, assumed or Assumed(), on_gpu=kind == "cuda")
 
 
 def _stages(layers: int, pipeline: int) -> list[range | None]:
@@ -151,22 +150,22 @@ def _of(
     return step_snapshots(config.model, shape, rank)
 
 
-def _as_memory(found: list[Snapshot], tokens: int, layout: Layout, assumed: Assumed, *, on_gpu: bool) -> Memory:
-    peak = max(found, key=lambda moment: moment.parts.total)
+def _as_memory(snapshots: list[Snapshot], tokens: int, layout: Layout, assumed: Assumed, *, on_gpu: bool) -> Memory:
+    peak = max(snapshots, key=lambda moment: moment.parts.total)
     phases: dict[str, int] = {}
-    for moment in found:
+    for moment in snapshots:
         phases[moment.phase] = max(phases.get(moment.phase, 0), round(moment.parts.total))
     axes = (layout.replicate, layout.shard, layout.sequence, layout.tensor, layout.pipeline, layout.expert)
     reserved = assumed.context_bytes + assumed.communicator_bytes * sum(size > 1 for size in axes)
 
     def most(part: str) -> int:
-        sizes: list[float] = [getattr(moment.parts, part) for moment in found]
+        sizes: list[float] = [getattr(moment.parts, part) for moment in snapshots]
         return round(max(sizes))
 
-    own = peak.parts.weights
+    weights = peak.parts.weights
     return Memory(
-        params_bytes=round(own),
-        grads_bytes=round(own),
+        params_bytes=round(weights),
+        grads_bytes=round(weights),
         moments_bytes=round(peak.parts.moments),
         gathered_bytes=most("gathered"),
         activations_bytes=most("activations"),

@@ -1,12 +1,10 @@
-"""The moments of a training step and what one rank holds in each: the peak is the largest.
+"""Snapshots of the memory of one rank during a training step, of which the largest is the peak.
 
-Promises: what ``smalti/train/step.py`` does under FSDP2, in its order: weights are gathered block after block, each
-block keeps what its backward pass needs, the loss forms its tiles, and on the way back each block's gradients are made
-in the compute format, laid into one buffer and reduced to a shard. A pipeline stage keeps its weights whole, adds up
-whole gradients in the format of the reduction over its microbatches, and reduces them behind the last. A moment is told
-as parts that add up. Says nothing of what an allocator loses (``cost/memory/rank.py`` adds that), and lets no two
-streams overlap. Of many equal layers in a row only the first and last two are told: between them every part rises or
-falls evenly, so none of the others is fuller.
+They follow ``smalti/train/step.py`` under FSDP2: weights are gathered block by block, activations saved, the loss
+computed in tiles, and gradients copied into one buffer and reduced to a shard. A pipeline stage keeps whole weights and
+accumulates whole gradients until its last microbatch. Of equal consecutive layers only the first and last two are
+included, as memory changes linearly between them. Fragmentation is added in ``cost/memory/rank.py``; overlapping
+streams are not modelled.
 """
 
 from collections.abc import Iterator
@@ -33,13 +31,13 @@ class Parts:
     gathered: float = 0
     """Whole weights in the compute format; a router's in fp32."""
     buffers: float = 0
-    """What a collective reads and writes; alone on a mesh of one rank, the same copies without a collective."""
+    """Buffers of collectives; on one rank, the same copies without a collective."""
     activations: float = 0
     """Kept for the backward pass."""
     logits: float = 0
-    """A tile of logits and what is made of it."""
+    """A tile of logits and its derived tensors."""
     temporary: float = 0
-    """What one operator after another takes and gives back."""
+    """Temporary tensors of operators."""
     batch: float = 0
     """Tokens, targets and positions of the step; masks and the rotary table of the microbatch."""
 
@@ -55,7 +53,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A phase (``forward``, ``loss``, ``backward``, ``reduce``, ``optimizer``) and what is alive in it."""
+    """A phase (``forward``, ``loss``, ``backward``, ``reduce``, ``optimizer``) and the memory in use."""
 
     phase: str
     parts: Parts
@@ -63,7 +61,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Rank:
-    """What a rank holds of the model and how it steps, beside the shape of a microbatch."""
+    """The share of the model on a rank and the settings of its step."""
 
     shards: int = 1
     """Ranks that share weights, gradients and moments."""
@@ -90,13 +88,13 @@ class Rank:
 def step_snapshots(
     model: ModelConfig, shape: MicrobatchShape, rank: Rank, *, every_layer: bool = False
 ) -> list[Snapshot]:
-    """The fullest moments of one step, in its order. ``every_layer``: also those that cannot be the fullest."""
+    """The snapshots of one step in order. ``every_layer``: also those that cannot be the peak."""
     return list(_Step(model, shape, rank, every_layer=every_layer).run())
 
 
 @dataclass(frozen=True)
 class _Block:
-    """A block in figures: what it keeps, and what it holds at its fullest on the way forward and back."""
+    """Bytes of a block: saved activations, and the peaks of its forward and backward pass."""
 
     kept: float
     forward: Parts
@@ -131,40 +129,40 @@ class _Step:
 
     def run(self) -> Iterator[Snapshot]:
         """Forward, loss, backward with reductions, and the update."""
-        rank, own = self.rank, self.own * 4
-        base = Parts(weights=own, moments=own * rank.moments, batch=self._batch())
+        rank, shard_bytes = self.rank, self.own * 4
+        base = Parts(weights=shard_bytes, moments=shard_bytes * rank.moments, batch=self._batch())
         steady = base
         if self.is_first and self.model.embedding_norm:
             base = base + Parts(activations=BlockTape(self.model, 0, self.shape).embedding_norm() * rank.in_flight)
-        full, later = Parts(gradients=own), Parts()
+        full, later = Parts(gradients=shard_bytes), Parts()
         if rank.microbatches > 1:
             later = Parts(gradients=self._elements() * rank.reduce_bytes) if self.is_stage else full
         yield from self._forward(base + later)
-        kept = sum(self._block(layer).kept for layer in self.layers)
+        saved = sum(self._block(layer).kept for layer in self.layers)
         gathered = self.root * self.c + sum(map(self._whole, self.layers)) * self.keeps_gathered
         start = base + later + Parts(gathered=gathered)
-        waiting = 0.0
+        table_gradient = 0.0
         if self.is_last:
-            yield from self._loss(start + Parts(activations=kept * rank.in_flight))
-            waiting = self.table * self.c
-        yield from self._backward(base + later, kept * rank.in_flight, waiting)
+            yield from self._loss(start + Parts(activations=saved * rank.in_flight))
+            table_gradient = self.table * self.c
+        yield from self._backward(base + later, saved * rank.in_flight, table_gradient)
         if self.is_stage:
             yield from self._reduced_at_last(base)
-        yield Snapshot("optimizer", steady + full + Parts(temporary=own if rank.makes_updates else 0))
+        yield Snapshot("optimizer", steady + full + Parts(temporary=shard_bytes if rank.makes_updates else 0))
 
     def _forward(self, base: Parts) -> Iterator[Snapshot]:
-        gathered, kept, before = self.root * self.c, 0.0, self._copied(self.root)
+        gathered, saved, before = self.root * self.c, 0.0, self._copied(self.root)
         for layer in self.layers:
             weights, block = self.block[self.model.has_experts(layer)], self._block(layer)
             gathered = (gathered if self.keeps_gathered else self.root * self.c) + self._whole(layer)
             after = self._last_copied(layer)
             if layer in self.told:
-                collects = Parts(gathered=gathered, activations=kept, buffers=before + self._copied(weights))
+                collects = Parts(gathered=gathered, activations=saved, buffers=before + self._copied(weights))
                 yield Snapshot("forward", base + collects)
-                held = Parts(gathered=gathered, activations=kept, buffers=after)
+                held = Parts(gathered=gathered, activations=saved, buffers=after)
                 yield Snapshot("forward", base + block.forward + held)
             before = after
-            kept += block.kept * self.rank.in_flight
+            saved += block.kept * self.rank.in_flight
 
     def _loss(self, base: Parts) -> Iterator[Snapshot]:
         """The last norm, the tiles of the loss, and the way back through the norm."""
@@ -177,43 +175,47 @@ class _Step:
         copied = Parts(buffers=self._last_copied(self.layers[-1]))
         yield Snapshot("loss", base + copied + _parts(tape.at_most, tape.saved))
         tape.drop("x", "last.out")
-        kept = set(tape.saved)
+        saved = set(tape.saved)
         tape.begin()
         block.last_norm_backward(tape)
-        yield Snapshot("backward", base + _parts(tape.at_most, kept))
+        yield Snapshot("backward", base + _parts(tape.at_most, saved))
 
-    def _backward(self, base: Parts, kept: float, waiting: float) -> Iterator[Snapshot]:
+    def _backward(self, base: Parts, saved: float, waiting: float) -> Iterator[Snapshot]:
         """Block after block from the last; each is reduced when its gradients are there, on a pipeline stage only added
         up. ``waiting``: gradients of embedding and head, which come at the end."""
         rank, c, row = self.rank, self.c, Parts(temporary=self.row)
         gathered = self.root * c + sum(map(self._whole, self.layers)) * self.keeps_gathered
-        own, pending = 0.0, 0.0
+        reduced_bytes, pending = 0.0, 0.0
         for layer in reversed(self.layers):
             has = self.model.has_experts(layer)
             block, weights, share = self._block(layer), self.block[has], self.share[has]
-            kept -= block.kept
+            saved -= block.kept
             passing = gathered if self.keeps_gathered else self.root * c + self._whole(layer)
             gathered -= self._whole(layer) if self.keeps_gathered and not self.is_stage else 0.0
             if layer in self.told:
-                ahead = 0.0 if self.keeps_gathered or layer == self.layers[0] else self._collects(weights)
-                held = Parts(gathered=passing, gradients=waiting + own, activations=kept, buffers=pending + ahead)
+                prefetched = 0.0 if self.keeps_gathered or layer == self.layers[0] else self._collects(weights)
+                held = Parts(
+                    gathered=passing, gradients=waiting + reduced_bytes, activations=saved, buffers=pending + prefetched
+                )
                 yield Snapshot("backward", base + block.backward + held)
-                still = base + row + Parts(gathered=gathered, activations=kept, gradients=waiting + own)
+                still = base + row + Parts(gathered=gathered, activations=saved, gradients=waiting + reduced_bytes)
                 then = self._added(weights) if self.is_stage else self._reduced(weights, share, self.last_of[has])
                 phase = "backward" if self.is_stage else "reduce"
                 yield from (Snapshot(phase, still + parts) for parts in then)
             pending = 0.0 if self.is_stage else weights * rank.reduce_bytes
             if rank.microbatches == 1:  # otherwise they are there already, in ``base``
-                own += self._of_layer(layer) * rank.reduce_bytes if self.is_stage else share * 4
+                reduced_bytes += self._of_layer(layer) * rank.reduce_bytes if self.is_stage else share * 4
         if self.is_first:
             tied = self.model.tie_word_embeddings and self.is_last  # both gradients of the table, and their sum
-            made = Parts(gradients=waiting + own + self.table * c * (1 + tied), gathered=gathered, buffers=pending)
+            made = Parts(
+                gradients=waiting + reduced_bytes + self.table * c * (1 + tied), gathered=gathered, buffers=pending
+            )
             yield Snapshot("backward", base + row + made)
         if self.is_stage:
-            still = base + Parts(gradients=own, gathered=gathered)
+            still = base + Parts(gradients=reduced_bytes, gathered=gathered)
             yield from (Snapshot("backward", still + parts) for parts in self._added(self.root))
             return
-        reduced = base + Parts(gradients=own)
+        reduced = base + Parts(gradients=reduced_bytes)
         last = 0.0 if self.model.tie_word_embeddings else self.table * c
         yield from (
             Snapshot("reduce", reduced + parts) for parts in self._reduced(self.root, self.root / rank.shards, last)
@@ -227,19 +229,19 @@ class _Step:
 
     def _reduced_at_last(self, base: Parts) -> Iterator[Snapshot]:
         """Behind the last microbatch: a stage's whole gradients, module after module; its weights are given back."""
-        size, own = self.rank.reduce_bytes, 0.0
+        size, reduced_bytes = self.rank.reduce_bytes, 0.0
         whole = self._elements() * size
         gathered = self.root * self.c + sum(map(self._whole, self.layers))
         for layer in reversed([-1, *self.layers]):
             weights = self.root if layer < 0 else self._of_layer(layer)
             share = self.root / self.rank.shards if layer < 0 else self.share[self.model.has_experts(layer)]
             gathered -= self.root * self.c if layer < 0 else self._whole(layer)
-            held = base + Parts(gathered=gathered, gradients=whole + own)
+            held = base + Parts(gathered=gathered, gradients=whole + reduced_bytes)
             whole -= weights * size
             yield Snapshot("reduce", held + Parts(buffers=weights * size))
-            after = base + Parts(gathered=gathered, gradients=whole + own)
+            after = base + Parts(gathered=gathered, gradients=whole + reduced_bytes)
             yield from (Snapshot("reduce", after + parts) for parts in self._summed(weights, share, 0.0))
-            own += share * 4
+            reduced_bytes += share * 4
 
     # ---- figures -----------------------------------------------------------------------------------------------------
 
@@ -307,13 +309,13 @@ class _Step:
 def _ends(model: ModelConfig, layers: range) -> set[int]:
     """The first and last two of each row of equal layers."""
     kinds = [(model.window(layer), model.has_experts(layer)) for layer in layers]
-    found: set[int] = set()
+    ends: set[int] = set()
     start = 0
     for end in range(1, len(kinds) + 1):
         if end == len(kinds) or kinds[end] != kinds[start]:
-            found |= {layers[start], layers[min(start + 1, end - 1)], layers[max(start, end - 2)], layers[end - 1]}
+            ends |= {layers[start], layers[min(start + 1, end - 1)], layers[max(start, end - 2)], layers[end - 1]}
             start = end
-    return found
+    return ends
 
 
 @lru_cache(maxsize=256)
@@ -322,31 +324,31 @@ def _passes(model: ModelConfig, layer: int, shape: MicrobatchShape, recompute: b
     block = BlockTape(model, layer, shape)
     tape = Tape(keeps=not recompute)
     block.forward(tape)
-    kept = set(tape.saved) or {"x"}
-    forward, size = _parts(tape.at_most, kept), sum(tape.alive.values()) or block.row
+    saved = set(tape.saved) or {"x"}
+    forward, size = _parts(tape.at_most, saved), sum(tape.alive.values()) or block.row
     if recompute:
         tape = Tape()
         tape.new("g", block.row)
         block.forward(tape)
-        kept = {"x"}
+        saved = {"x"}
     else:
         tape.begin()
         tape.new("g", block.row)
     block.backward(tape)
-    return _Block(size, forward, _parts(tape.at_most, kept))
+    return _Block(size, forward, _parts(tape.at_most, saved))
 
 
-def _parts(at: dict[str, float], kept: set[str]) -> Parts:
-    found = {"gradients": 0.0, "logits": 0.0, "activations": 0.0, "temporary": 0.0}
+def _parts(at: dict[str, float], saved: set[str]) -> Parts:
+    sums = {"gradients": 0.0, "logits": 0.0, "activations": 0.0, "temporary": 0.0}
     for name, size in at.items():
         if name.startswith(("w.", "d.head")):
             part = "gradients"
         elif name.startswith("tile"):
             part = "logits"
         else:
-            part = "activations" if name in kept else "temporary"
-        found[part] += size
-    return Parts(**found)
+            part = "activations" if name in saved else "temporary"
+        sums[part] += size
+    return Parts(**sums)
 
 
 def _elements(part: Part) -> int:

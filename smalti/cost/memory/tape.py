@@ -1,4 +1,4 @@
-"""A ledger of what is alive, event after event, and the moment of the most; and what one microbatch is to it."""
+"""``Tape``: simulates which tensors are alive in a pass, and records the peak; and the shape of a microbatch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from typing import Literal
 
 
 class Tape:
-    """Bytes by name. ``keeps``: autograd holds what ``save`` is told of, as in a pass that is not recomputed."""
+    """Bytes of live tensors by name. ``keeps``: autograd holds what ``save`` names, as without recomputation."""
 
     def __init__(self, *, keeps: bool = True) -> None:
         self.keeps = keeps
@@ -18,7 +18,7 @@ class Tape:
         self._total = 0.0
 
     def new(self, name: str, size: float) -> None:
-        """A tensor comes into being."""
+        """Allocate a tensor."""
         assert name not in self.alive, f"{name} is alive"
         if size <= 0:
             return
@@ -28,31 +28,31 @@ class Tape:
             self.most_bytes, self.at_most = self._total, dict(self.alive)
 
     def save(self, *names: str) -> None:
-        """Autograd keeps these tensors for the backward pass."""
+        """Let autograd keep these tensors for the backward pass."""
         if self.keeps:
             self.saved.update(name for name in names if name in self.alive)
 
     def drop(self, *names: str) -> None:
-        """Nothing but autograd holds these tensors any longer."""
+        """Release these tensors, except those that autograd keeps."""
         for name in names:
             if name in self.alive and name not in self.saved:
                 self._total -= self.alive.pop(name)
 
     def used(self, *names: str) -> None:
-        """The backward pass has read what autograd kept."""
+        """Release tensors that autograd kept, after the backward pass has used them."""
         self.saved.difference_update(names)
         self.drop(*names)
 
     @contextmanager
     def during(self, **sizes: float) -> Iterator[None]:
-        """Tensors that are gone at the end."""
+        """Allocate tensors for the duration of the context."""
         for name, size in sizes.items():
             self.new(name, size)
         yield
         self.drop(*sizes)
 
     def begin(self) -> None:
-        """Forget the moment of the most so far: a new phase begins with what is alive."""
+        """Begin a new phase: reset the peak to what is alive now."""
         self.most_bytes, self.at_most = self._total, dict(self.alive)
 
 
@@ -70,11 +70,11 @@ class MicrobatchShape:
     documents: bool = False
     """Rows are packed, and attention stays inside documents."""
     tensor: int = 1
-    """Ranks that share each matrix."""
+    """Tensor parallel size."""
     sequence: int = 1
-    """Ranks that share each row."""
+    """Sequence parallel size."""
     expert: int = 1
-    """Ranks that share the experts."""
+    """Expert parallel size."""
     compiled: bool = False
     """By ``torch.compile``, on CUDA."""
 

@@ -70,15 +70,15 @@ def interval(hardware: Hardware, compute: Format, *, experts: bool) -> tuple[flo
     """Where a measured step may lie beside the predicted, as shares of it."""
     if hardware.measured is not None:
         return CPU_FRACS
-    found = of_gpu(hardware, compute)
-    return found.low_frac, found.high_frac * (EXPERTS_HIGH if experts else 1.0)
+    factors = of_gpu(hardware, compute)
+    return factors.low_frac, factors.high_frac * (EXPERTS_HIGH if experts else 1.0)
 
 
-def of_cpu(own: Mapping[str, float]) -> dict[str, float]:
+def of_cpu(measured: Mapping[str, float]) -> dict[str, float]:
     """The factors of a measured machine; ``own``: those that its measurement says itself."""
-    if strange := sorted(own.keys() - CPU.keys()):
-        raise UserError(f"measured.factors names {', '.join(strange)}", allowed=", ".join(CPU))
-    return {**CPU, **own}
+    if unknown := sorted(measured.keys() - CPU.keys()):
+        raise UserError(f"measured.factors names {', '.join(unknown)}", allowed=", ".join(CPU))
+    return {**CPU, **measured}
 
 
 def class_of(work: Work) -> str:

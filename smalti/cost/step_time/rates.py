@@ -1,7 +1,6 @@
-"""Seconds that one work takes on one device: read from its measurements, or by the roofline of its published figures.
+"""Seconds of one unit of work on one device, from its measurements or by the roofline of its published figures.
 
-Promises: positive and never falling with the size of the work. Knows one work by itself; what a whole step adds to
-their sum is ``cost/step_time/step.py``'s.
+They are positive and never fall with the size of the work. What a whole step adds is in ``cost/step_time/step.py``.
 
 ``measured_s``: products by shape, the rate interpolated in log M, log K, log N; kernels by their elements and attention
 by row and head width, seconds interpolated in the logarithm of both; beyond the largest size in proportion, below the
@@ -28,11 +27,11 @@ LAUNCH_S = 5e-6
 """A kernel that a GPU is given eagerly (CUDA's launch and PyTorch's dispatch; published figures are 3 to 10)."""
 
 ASSUMED_FRAC = 0.75
-"""What a large product reaches of the peak of a device for which nobody told."""
+"""Share of the peak that a large product reaches, for devices without a published figure."""
 
 
 def bytes_of(work: Work, compute: Format) -> float:
-    """What one work reads and writes at least."""
+    """Minimum bytes that one unit of work reads and writes."""
     size = 4 if work.fp32 else FORMAT_BYTES[compute]
     if work.kind in KINDS:
         kind = KINDS[work.kind]
@@ -87,8 +86,8 @@ def measured_s(work: Work, machine: Measured, compute: Format, *, threads: int |
     if work.kind.startswith("attention"):
         tokens, width, pairs = work.shape
         at = 2 if work.kind == "attention" else 3
-        whole = _attention_s(machine.attention[compute], tokens, width, at)
-        return whole * pairs / (tokens**2 / 2) * slower
+        full_s = _attention_s(machine.attention[compute], tokens, width, at)
+        return full_s * pairs / (tokens**2 / 2) * slower
     table = machine.kernels[compute].get(work.kind)
     if table is None:
         raise UserError(
@@ -138,7 +137,7 @@ def _between(axis: Sequence[int], size: float) -> list[tuple[int, float]]:
 def _nearest(known: dict[tuple[int, int, int], float], axes: Sequence[Sequence[int]], corner: list[int]) -> float:
     """The rate at a corner; where it was too large to be measured, that of the largest side made one smaller."""
     while tuple(corner) not in known:
-        side = max(range(3), key=lambda one: corner[one])
+        side = max(range(3), key=lambda axis: corner[axis])
         corner[side] = axes[side][axes[side].index(corner[side]) - 1]
     return known[corner[0], corner[1], corner[2]]
 
@@ -149,7 +148,7 @@ def _attention_s(points: Sequence[tuple[int, int, float, float]], tokens: float,
     by_tokens = []
     for length in sorted({point[0] for point in points}):
         of_width = {point[1]: float(point[at]) for point in points if point[0] == length}
-        by_tokens.append((float(length), curve([(float(one), of_width[one]) for one in widths], width)))
+        by_tokens.append((float(length), curve([(float(size), of_width[size]) for size in widths], width)))
     longest, longest_s = by_tokens[-1]
     if tokens >= longest:
         return longest_s * (tokens / longest) ** 2

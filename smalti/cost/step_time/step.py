@@ -2,13 +2,13 @@
 
     step = sum over parts of factor x sum over works of seconds(work) + units x seconds of a unit
 
-Promises: the parts add up to the total; more tokens or layers never take less; nothing is measured here. On a device
+The parts add up to the total; more tokens or layers never take less. On a device
 with ``measured`` every work's seconds are read from its micro-benchmarks (``cost/step_time/rates.py``) and the
 factors say how much longer it takes inside a step; on one with published figures a work takes the longer of FLOPs /
 (peak x share of a large product) and bytes / bandwidth, times the factors of ``cost/step_time/factors.py``, and never
 less than its launches. Not in it: reading data, evals, checkpoints, and the network:
-``cost/layout/single_machine.py`` adds that of ranks on one CPU, ``cost/layout/predict.py`` what of GPUs' network FSDP
-on 8 of them does not hide.
+``cost/layout/single_machine.py`` adds that of ranks on one CPU, ``cost/layout/predict.py`` the network of GPUs
+that FSDP on 8 of them does not hide.
 ``docs/concepts/plan/step-time.md`` says where each constant comes from and how far off the predictions were.
 """
 
@@ -31,7 +31,7 @@ class PartTime:
 
     name: str
     flops: float
-    """Multiply-adds count two; what is computed again counts too."""
+    """Multiply-adds count two; recomputation counts too."""
     bytes: float
     """Read and written at least."""
     kernels: float
@@ -50,7 +50,7 @@ class StepTime:
     tokens: int
     """Of the step, on all ranks."""
     model_flops: float
-    """Of the step on all ranks under ``plan.flops.FORMULA``: progress, without what is computed again."""
+    """Of the step on all ranks under ``cost.flops.FORMULA``: without recomputation."""
     ranks: int
     low_frac: float
     """The interval's lower end, as a share of ``total_s``."""
@@ -113,11 +113,11 @@ def step_time(
     for work in [*done, *update(config, layout, sum(share.passes for share in shares))]:
         took_s = _seconds(work, machine, compute, threads, fused)
         parts.setdefault(work.part, []).append((work, took_s))
-    found = [_part(name, timed, machine, compute) for name, timed in parts.items()]
-    found += _host(config, machine, found, shares)
+    times = [_part(name, timed, machine, compute) for name, timed in parts.items()]
+    times += _host(config, machine, times, shares)
     low, high = factors.interval(machine, compute, experts=config.model.moe is not None)
     return StepTime(
-        parts=tuple(found),
+        parts=tuple(times),
         tokens=batch,
         model_flops=float(train_flops_per_token(config.model, seq_len)) * batch,
         ranks=layout.world_size,
@@ -157,14 +157,14 @@ def passes_of(
     given = microbatch_tokens or usual_microbatch(config, layout.data_ranks)
     rows = rows_per_rank(batch, seq_len, layout.data_ranks, given)
     recomputes = config.train.parallel.activation_checkpointing == "full"
-    found = []
-    for held, passes in (
+    shares = []
+    for rows_of_pass, passes in (
         (rows.per_microbatch, rows.per_rank // rows.per_microbatch),
         (rows.per_rank % rows.per_microbatch, 1),
     ):
-        if held and passes:
-            found.append(Share(-(-held * seq_len // layout.sequence), seq_len, passes, layout, recomputes))
-    return found
+        if rows_of_pass and passes:
+            shares.append(Share(-(-rows_of_pass * seq_len // layout.sequence), seq_len, passes, layout, recomputes))
+    return shares
 
 
 def _fuses(config: RunConfig, machine: Hardware) -> bool:
@@ -195,12 +195,12 @@ def _part(name: str, done: list[tuple[Work, float]], machine: Hardware, compute:
         bytes=sum(rates.bytes_of(work, compute) * work.count for work, _ in done),
         kernels=sum(rates.kernels_of(work) * work.count for work, _ in done),
         s=sum(took_s for _, took_s in done),
-        bound=max(bounds, key=lambda one: bounds[one]),
+        bound=max(bounds, key=lambda bound: bounds[bound]),
     )
 
 
 def _host(config: RunConfig, machine: Hardware, parts: list[PartTime], shares: list[Share]) -> list[PartTime]:
-    """What the host adds: on a CPU its time for each sharded unit, on a GPU launches that take longer than the work."""
+    """The host's time: on a CPU that of each sharded unit, on a GPU launches that take longer than the work."""
     passes, stages = sum(share.passes for share in shares), shares[0].layout.pipeline
     if machine.measured is not None:
         unit_s = factors.of_cpu(machine.measured.factors)["unit_s"]

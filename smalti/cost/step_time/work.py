@@ -1,9 +1,9 @@
-"""What a rank does in one step, as a list of works: products by their shape, kernels by their elements.
+"""The work of a rank in one step, as a list: products by shape, kernels by elements.
 
-Promises: the products' ``flops`` over forward and backward are those of ``cost/flops.py`` with causal attention, to the
-FLOP (a test goes through all presets); what is computed a second time is counted beside them. Follows what
-``smalti/model``, ``train/cross_entropy.py`` and ``train/step.py`` call; no time is in here
-(``cost/step_time/step.py``).
+The products' ``flops`` over forward and backward are those of ``cost/flops.py`` with causal attention, to the
+FLOP (a test goes through all presets); recomputation is counted separately. Follows what
+``smalti/model``, ``train/cross_entropy.py`` and ``train/step.py`` call; times are in
+``cost/step_time/step.py``.
 
 Shapes: N tokens of a microbatch, D hidden, F inside an MLP, V vocabulary, E experts, S = N k slots.
 """
@@ -96,7 +96,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Share:
-    """The part of a model and a batch that one rank has."""
+    """The share of a model and a batch on one rank."""
 
     tokens: int
     """In one forward and backward pass."""
@@ -112,19 +112,19 @@ def works(config: RunConfig, share: Share) -> list[Work]:
 
     With pipeline stages it is a rank's mean share of the blocks, and both ends, which two of the ranks have.
     """
-    model, found = config.model, list[Work]()
+    model, result = config.model, list[Work]()
     kinds = Counter((model.has_experts(layer), model.window(layer)) for layer in range(model.num_hidden_layers))
     for (experts, window), layers in kinds.items():
-        ahead, back = _block(model, share, experts=experts, window=window)
+        forward, backward = _block(model, share, experts=experts, window=window)
         if share.recomputes:
-            back += [
+            backward += [
                 replace(work, part="recomputation", flops=0, again_flops=work.flops + work.again_flops)
-                for work in ahead
+                for work in forward
             ]
         times = layers * share.passes / share.layout.pipeline
-        found += [replace(work, count=work.count * times) for work in (*ahead, *back)]
+        result += [replace(work, count=work.count * times) for work in (*forward, *backward)]
     ends = [*_embedding(model, share), *_loss(config, share)]
-    return found + [replace(work, count=work.count * share.passes) for work in ends]
+    return result + [replace(work, count=work.count * share.passes) for work in ends]
 
 
 def product(part: Part, kind: str, m: float, k: float, n: float, times: float = 1, **rest: bool) -> Work:
@@ -134,8 +134,8 @@ def product(part: Part, kind: str, m: float, k: float, n: float, times: float = 
 
 def linear(part: Part, tokens: float, width: float, out: float, times: float = 1) -> tuple[list[Work], list[Work]]:
     """A linear layer forward; and the gradients of its input and of its weight."""
-    back = [product(part, "nn", tokens, out, width, times), product(part, "tn", out, tokens, width, times)]
-    return [product(part, "nt", tokens, width, out, times)], back
+    backward = [product(part, "nn", tokens, out, width, times), product(part, "tn", out, tokens, width, times)]
+    return [product(part, "nt", tokens, width, out, times)], backward
 
 
 def kernel(part: Part, kind: str, elements: float, times: float = 1) -> Work:
@@ -149,62 +149,64 @@ def kernel(part: Part, kind: str, elements: float, times: float = 1) -> Work:
 def _block(model: ModelConfig, share: Share, *, experts: bool, window: int | None) -> tuple[list[Work], list[Work]]:
     """Forward and backward of one block over one microbatch."""
     hidden = share.tokens * model.hidden_size
-    ahead = [kernel("norms", model.norm, hidden, 2), kernel("residual", "add", hidden, 2)]
-    back = [kernel("norms", f"{model.norm}_backward", hidden, 2), kernel("residual", "add", hidden, 2)]
+    forward = [kernel("norms", model.norm, hidden, 2), kernel("residual", "add", hidden, 2)]
+    backward = [kernel("norms", f"{model.norm}_backward", hidden, 2), kernel("residual", "add", hidden, 2)]
     if model.residual_multiplier != 1:
-        ahead.append(kernel("residual", "multiply", hidden, 2))
-        back.append(kernel("residual", "multiply", hidden, 2))
+        forward.append(kernel("residual", "multiply", hidden, 2))
+        backward.append(kernel("residual", "multiply", hidden, 2))
     mlp = _experts(model, share) if experts else _mlp(model, share, model.intermediate_size)
-    for more_ahead, more_back in (_attention(model, share, window), mlp):
-        ahead += more_ahead
-        back += more_back
-    return ahead, back
+    for more_forward, more_backward in (_attention(model, share, window), mlp):
+        forward += more_forward
+        backward += more_backward
+    return forward, backward
 
 
 def _attention(model: ModelConfig, share: Share, window: int | None) -> tuple[list[Work], list[Work]]:
     tokens, hidden, width = share.tokens, model.hidden_size, model.width_per_head
     heads, kv_heads = model.num_attention_heads / share.layout.tensor, model.kv_heads / share.layout.tensor
     both = tokens * (heads + kv_heads) * width
-    ahead, back = list[Work](), list[Work]()
+    forward, backward = list[Work](), list[Work]()
     for out, times in ((heads * width, 1), (kv_heads * width, 2)):
-        more_ahead, more_back = linear("projections", tokens, hidden, out, times)
-        ahead, back = ahead + more_ahead, back + more_back
-    more_ahead, more_back = linear("projections", tokens, heads * width, hidden)
-    ahead, back = ahead + more_ahead, back + more_back
-    back.append(kernel("projections", "add", tokens * hidden, 2))  # gradients of what q, k and v read add up
+        more_forward, more_backward = linear("projections", tokens, hidden, out, times)
+        forward, backward = forward + more_forward, backward + more_backward
+    more_forward, more_backward = linear("projections", tokens, heads * width, hidden)
+    forward, backward = forward + more_forward, backward + more_backward
+    backward.append(kernel("projections", "add", tokens * hidden, 2))  # gradients of what q, k and v read add up
     if model.attention_bias:
-        back.append(kernel("projections", "copy", both + tokens * (kv_heads * width + hidden)))
+        backward.append(kernel("projections", "copy", both + tokens * (kv_heads * width + hidden)))
     if model.qk_norm:
-        ahead.append(kernel("norms", "rmsnorm", both))
-        back.append(kernel("norms", "rmsnorm_backward", both))
+        forward.append(kernel("norms", "rmsnorm", both))
+        backward.append(kernel("norms", "rmsnorm_backward", both))
     if model.clip_qkv:
-        ahead.append(kernel("projections", "multiply", both + tokens * kv_heads * width))
-        back.append(kernel("projections", "multiply", both + tokens * kv_heads * width))
+        forward.append(kernel("projections", "multiply", both + tokens * kv_heads * width))
+        backward.append(kernel("projections", "multiply", both + tokens * kv_heads * width))
     if model.position == "rope":
-        ahead.append(kernel("rotation", "rotate", both))
-        back.append(kernel("rotation", "rotate_backward", both))
+        forward.append(kernel("rotation", "rotate", both))
+        backward.append(kernel("rotation", "rotate_backward", both))
     # Of a row of ``seq_len`` tokens each rank of the sequence axis has all tokens of some heads (Ulysses).
     rows_heads = tokens / share.seq_len * heads
     seen = min(share.seq_len, window or share.seq_len)
     pairs = share.seq_len * seen - seen**2 / 2
     shape, launches = (share.seq_len, width, pairs), 1 / rows_heads  # all heads of all rows at once
-    ahead.append(Work("attention", "attention", rows_heads, shape, flops=4 * width * pairs, launches=launches))
-    back.append(replace(ahead[-1], kind="attention_backward", flops=8 * width * pairs, again_flops=2 * width * pairs))
-    return ahead, back
+    forward.append(Work("attention", "attention", rows_heads, shape, flops=4 * width * pairs, launches=launches))
+    backward.append(
+        replace(forward[-1], kind="attention_backward", flops=8 * width * pairs, again_flops=2 * width * pairs)
+    )
+    return forward, backward
 
 
 def _mlp(model: ModelConfig, share: Share, inner: float) -> tuple[list[Work], list[Work]]:
     tokens, hidden, inner = share.tokens, model.hidden_size, inner / share.layout.tensor
-    ahead, back = linear("mlp", tokens, hidden, inner, 2 if model.gated else 1)
+    forward, backward = linear("mlp", tokens, hidden, inner, 2 if model.gated else 1)
     down = linear("mlp", tokens, inner, hidden)
-    ahead, back = ahead + down[0], back + down[1]
-    ahead.append(kernel("activation", model.activation, tokens * inner))
-    back.append(kernel("activation", f"{model.activation}_backward", tokens * inner))
+    forward, backward = forward + down[0], backward + down[1]
+    forward.append(kernel("activation", model.activation, tokens * inner))
+    backward.append(kernel("activation", f"{model.activation}_backward", tokens * inner))
     if model.gated:
-        ahead.append(kernel("activation", "multiply", tokens * inner))
-        back.append(kernel("activation", "multiply", tokens * inner, 2))
-        back.append(kernel("mlp", "add", tokens * hidden))
-    return ahead, back
+        forward.append(kernel("activation", "multiply", tokens * inner))
+        backward.append(kernel("activation", "multiply", tokens * inner, 2))
+        backward.append(kernel("mlp", "add", tokens * hidden))
+    return forward, backward
 
 
 def _experts(model: ModelConfig, share: Share) -> tuple[list[Work], list[Work]]:
@@ -213,8 +215,8 @@ def _experts(model: ModelConfig, share: Share) -> tuple[list[Work], list[Work]]:
     experts, inner = moe.num_experts, model.expert_width / share.layout.tensor
     slots = tokens * moe.num_experts_per_tok
     ranks = share.layout.expert  # experts / ranks here, each with the slots of all of them
-    mine, here = slots * ranks / experts, experts / ranks
-    ahead = [
+    rows_per_expert, local_experts = slots * ranks / experts, experts / ranks
+    forward = [
         kernel("router", "cast_back", tokens * hidden),
         product("router", "nt", tokens, hidden, experts, fp32=True),
         kernel("router", "router", tokens * experts),
@@ -223,7 +225,7 @@ def _experts(model: ModelConfig, share: Share) -> tuple[list[Work], list[Work]]:
         kernel("dispatch", "bag", slots * hidden),
         kernel("activation", model.activation, slots * inner),
     ]
-    back = [
+    backward = [
         product("router", "nn", tokens, experts, hidden, fp32=True),
         product("router", "tn", experts, tokens, hidden, fp32=True),
         kernel("router", "cast_back", tokens * hidden),
@@ -237,23 +239,25 @@ def _experts(model: ModelConfig, share: Share) -> tuple[list[Work], list[Work]]:
         kernel("activation", f"{model.activation}_backward", slots * inner),
     ]
     if model.gated:
-        ahead.append(kernel("activation", "multiply", slots * inner))
-        back.append(kernel("activation", "multiply", slots * inner, 3))
-        back.append(kernel("dispatch", "add", tokens * hidden))
+        forward.append(kernel("activation", "multiply", slots * inner))
+        backward.append(kernel("activation", "multiply", slots * inner, 3))
+        backward.append(kernel("dispatch", "add", tokens * hidden))
     for width, out, kind in ((hidden, inner, "nt"), (inner, hidden, "nn")):
-        times = here * (2 if model.gated and kind == "nt" else 1)
+        times = local_experts * (2 if model.gated and kind == "nt" else 1)
         other = "nn" if kind == "nt" else "nt"
-        ahead.append(product("experts", kind, mine, width, out, times, ragged=True))
-        back.append(product("experts", other, mine, out, width, times, ragged=True))
-        back.append(
-            product("experts", "tn", model.expert_width / share.layout.tensor, mine, hidden, times, ragged=True)
+        forward.append(product("experts", kind, rows_per_expert, width, out, times, ragged=True))
+        backward.append(product("experts", other, rows_per_expert, out, width, times, ragged=True))
+        backward.append(
+            product(
+                "experts", "tn", model.expert_width / share.layout.tensor, rows_per_expert, hidden, times, ragged=True
+            )
         )
     if moe.num_shared_experts:
         shared = _mlp(model, share, moe.num_shared_experts * model.expert_width)
-        ahead, back = ahead + shared[0], back + shared[1]
-        ahead.append(kernel("residual", "add", tokens * hidden))
-        back.append(kernel("residual", "add", tokens * hidden))
-    return ahead, back
+        forward, backward = forward + shared[0], backward + shared[1]
+        forward.append(kernel("residual", "add", tokens * hidden))
+        backward.append(kernel("residual", "add", tokens * hidden))
+    return forward, backward
 
 
 # ---- both ends, and the update ------------------------------------------------------------------------------------
@@ -261,15 +265,15 @@ def _experts(model: ModelConfig, share: Share) -> tuple[list[Work], list[Work]]:
 
 def _embedding(model: ModelConfig, share: Share) -> list[Work]:
     hidden, vocabulary = share.tokens * model.hidden_size, model.vocab_size / share.layout.tensor
-    found = [
+    work = [
         kernel("embedding", "gather", hidden, 2),
         kernel("embedding", "fill", vocabulary * model.hidden_size),
         kernel("norms", model.norm, hidden, 1 + model.embedding_norm),
         kernel("norms", f"{model.norm}_backward", hidden, 1 + model.embedding_norm),
     ]
     if model.tie_word_embeddings:
-        found.append(kernel("embedding", "add", vocabulary * model.hidden_size))
-    return found
+        work.append(kernel("embedding", "add", vocabulary * model.hidden_size))
+    return work
 
 
 def _loss(config: RunConfig, share: Share) -> list[Work]:
@@ -280,7 +284,7 @@ def _loss(config: RunConfig, share: Share) -> list[Work]:
     tiles = -(-tokens // rows) * -(-vocabulary // columns)
     rows, columns = min(rows, tokens), min(columns, vocabulary)
     times = tokens * vocabulary / (rows * columns)
-    found = [
+    work = [
         product("loss", "nt", rows, hidden, columns, times),
         product("loss", "nn", rows, columns, hidden, times),
         product("loss", "tn", columns, rows, hidden, times),
@@ -290,11 +294,11 @@ def _loss(config: RunConfig, share: Share) -> list[Work]:
     ]
     if columns < vocabulary:  # the logits are computed again once all log-partitions are known
         again = product("loss", "nt", rows, hidden, columns, times)
-        found.append(replace(again, flops=0, again_flops=again.flops))
-        found.append(kernel("loss", "accumulate", tokens * hidden, tiles))
+        work.append(replace(again, flops=0, again_flops=again.flops))
+        work.append(kernel("loss", "accumulate", tokens * hidden, tiles))
     elif rows < tokens:
-        found.append(kernel("loss", "accumulate", vocabulary * hidden, tiles))
-    return found
+        work.append(kernel("loss", "accumulate", vocabulary * hidden, tiles))
+    return work
 
 
 def loss_tile(config: RunConfig, tokens: float, vocabulary: float) -> tuple[float, float]:
@@ -308,7 +312,7 @@ def update(config: RunConfig, layout: Layout, passes: float) -> list[Work]:
     """What goes over a rank's parameters: casts and copies of FSDP in each pass, then norm, clip and optimizer."""
     whole = whole_params(config, layout)
     shard = count(config.model).total / (layout.tensor * layout.pipeline * layout.weight_shards)
-    found = [
+    work = [
         kernel("weights", "cast", shard, passes),
         kernel("weights", "copy", whole, passes),
         kernel("weights", "cast_back", whole, passes),
@@ -317,8 +321,8 @@ def update(config: RunConfig, layout: Layout, passes: float) -> list[Work]:
         kernel("optimizer", config.train.optimizer.name, shard),
     ]
     if passes > 1:
-        found.append(kernel("weights", "accumulate", shard, passes - 1))
-    return found
+        work.append(kernel("weights", "accumulate", shard, passes - 1))
+    return work
 
 
 def whole_params(config: RunConfig, layout: Layout) -> float:
