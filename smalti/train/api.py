@@ -82,19 +82,19 @@ def build(
             + ("beside evaluate=" if evaluate is not None else "for a JobConfig, which names no held-out sets"),
             allowed="evaluate= (the function that measures), or evaluation= (what makes it from a RunConfig)",
         )
-    folders: list[RunFolder] = []
-    with _cleanup(folders):
+    attempt = jobs.Attempt()
+    with _cleanup(attempt):
         try:
             job = jobs.build(
                 config, model=model, loss=loss, batches=batches, evaluate=evaluate, hooks=hooks, origins=origins,
-                fork=fork, opened=folders.append,
+                fork=fork, attempt=attempt,
             )  # fmt: skip
             if evaluation is not None:
                 assert isinstance(config, RunConfig)
                 job.evaluate = evaluation(config, job.indexes, job.mesh)
         except BaseException:
-            for folder in folders:
-                folder.close()
+            if attempt.folder is not None:
+                attempt.folder.close()
             raise
     return job
 
@@ -106,7 +106,7 @@ def fit(job: Job) -> Result:
     loss or a gradient norm is not finite; LostPeer where another rank is gone or does not answer.
     """
     try:
-        with _cleanup([job.folder]):
+        with _cleanup(jobs.Attempt(job.hosts, job.folder)):
             loop.fit(job)
     finally:
         job.folder.close()
@@ -135,9 +135,9 @@ def _of_this_world(config: JobConfig) -> JobConfig:
 
 
 @contextmanager
-def _cleanup(folders: Sequence[RunFolder]) -> Iterator[None]:
+def _cleanup(attempt: jobs.Attempt) -> Iterator[None]:
     try:
-        with jobs.recorded(folders):
+        with jobs.recorded(attempt):
             yield
     except BaseException as error:
         if not worlds.may_leave(error):

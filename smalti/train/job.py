@@ -7,6 +7,7 @@ config's own sections.
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -60,10 +61,10 @@ def run(
     Where this rank has failed by itself, it is still in that world when the error is raised: the process is to end at
     once then (``worlds.may_leave``).
     """
-    opened: list[RunFolder] = []
+    attempt = Attempt()
     try:
-        with recorded(opened):
-            job = build(config, origins=origins, fork=fork, opened=opened.append)
+        with recorded(attempt):
+            job = build(config, origins=origins, fork=fork, attempt=attempt)
             job.evaluate = evaluation(config, job.indexes, job.mesh)
             job.trial_steps = trial_steps
             fit(job)
@@ -72,8 +73,21 @@ def run(
             worlds.leave()
 
 
+@dataclass
+class Attempt:
+    """What a rank knows of its attempt so far: an error is reported with it, also one in the middle of ``build``."""
+
+    hosts: tuple[str, ...] = ()
+    """The host of each rank, once the ranks have met; empty in a world of one."""
+    folder: RunFolder | None = None
+
+    def opened(self, folder: RunFolder) -> None:
+        """Take the run folder."""
+        self.folder = folder
+
+
 @contextmanager
-def recorded(opened: Sequence[RunFolder]) -> Iterator[None]:
+def recorded(attempt: Attempt) -> Iterator[None]:
     """Around what ranks do together in a run folder, once there is one: an error that means a lost peer becomes one
     that names it, and where no agent does, the end of the attempt is put on record."""
     try:
@@ -81,11 +95,11 @@ def recorded(opened: Sequence[RunFolder]) -> Iterator[None]:
     except Exception as error:
         foreign = not env.attempt_is_open()
         try:
-            lost.raise_told(error, worlds.hosts(), ask=foreign)
+            lost.raise_told(error, attempt.hosts, ask=foreign)
         except Exception as told:
             writes = told.writes if isinstance(told, lost.LostPeer) else env.world().is_first
-            if opened and foreign and writes:
-                recording.ended(opened[0], told)
+            if attempt.folder is not None and foreign and writes:
+                recording.ended(attempt.folder, told)
             raise
 
 
@@ -99,20 +113,22 @@ def build(
     hooks: Sequence[Hook] = (),
     origins: Mapping[str, str] | None = None,
     fork: bool = False,
-    opened: Callable[[RunFolder], None] = lambda folder: None,
+    attempt: Attempt | None = None,
 ) -> Job:
     """Everything that ``fit`` needs, resumed from the newest checkpoint of the run folder where there is one.
 
     model: any module that ``loss`` understands; absent, the config's. Its weights are taken from rank 0. loss:
     ``(model, microbatch) -> (sum, weight, metrics)``. batches: has ``batch(step)``, this rank's microbatches, as many
-    as any other's, ``state(step)`` and ``check(state, step)``. fork: as ``--fork``. opened: takes the run folder.
+    as any other's, ``state(step)`` and ``check(state, step)``. fork: as ``--fork``. attempt: filled in as things
+    become known.
     """
     world, train = env.world(), config.train
     _all_described(config, model, loss, batches)
-    device, resolved = place.take(config, world, given=model is not None)
+    attempt = attempt or Attempt()
+    device, resolved, attempt.hosts = place.take(config, world, given=model is not None)
     layout, axes = place.layout(config, device, world, given=model is not None)
     resolved, mesh = resolved | axes, meshes.build(device, layout)
-    folder, config = resume.open_folder(config, world, origins or {}, fork=fork, opened=opened)
+    folder, config = resume.open_folder(config, world, origins or {}, fork=fork, opened=attempt.opened)
     events: EventLog | recording.Nowhere = folder.event_log() if world.is_first else recording.Nowhere()
     reporter = oom.Reporter(config, folder, world.rank, layout, oom.placement(config, layout, device))
     indexes = _read_inputs(config) if isinstance(config, RunConfig) and batches is None else {}
@@ -142,6 +158,7 @@ def build(
         events=events,
         tensors=lambda: tensors_of(state),
         mesh=mesh,
+        hosts=attempt.hosts,
         evaluate=evaluate,
         hooks=(*forgetting.watch(config), *profile.of_config(config.profile, world.world_size), *hooks),
         microbatch_tokens=resolved.get("microbatch_tokens"),

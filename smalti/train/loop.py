@@ -88,6 +88,8 @@ class Job:
     """What a checkpoint holds, by name."""
     mesh: Mesh
     """The ranks along the axes of parallelism."""
+    hosts: tuple[str, ...] = ()
+    """The host of each rank; empty in a world of one."""
     evaluate: Evaluate | None = None
     hooks: Sequence[Hook] = field(default_factory=tuple)
     microbatch_tokens: int | None = None

@@ -23,8 +23,8 @@ from smalti.distributed.group.allocator import keep_freed_memory
 from smalti.distributed.trace.peak import matmul_rate
 
 
-def take(config: JobConfig, world: World, *, given: bool) -> tuple[torch.device, dict[str, Any]]:
-    """Join the world on this rank's device; returns the device and what ``auto`` became."""
+def take(config: JobConfig, world: World, *, given: bool) -> tuple[torch.device, dict[str, Any], tuple[str, ...]]:
+    """Join the world on this rank's device; returns the device, what ``auto`` became, and the host of each rank."""
     parallel, trouble = config.train.parallel, None
     try:
         device = worlds.pick_device(parallel.device, world)
@@ -40,14 +40,14 @@ def take(config: JobConfig, world: World, *, given: bool) -> tuple[torch.device,
     assert join_s is not None
     values = flatten(config.model_dump(mode="json"))
     same = {"run": digest_json(identity(config)), "placement": digest_json(values)}
-    worlds.join(world, device, seconds, join_timeout_s=join_s, same=same, config=values, trouble=trouble)
+    hosts = worlds.join(world, device, seconds, join_timeout_s=join_s, same=same, config=values, trouble=trouble)
     if given:
         _require_own_model(layout_of(config, world.world_size))
     resolved: dict[str, Any] = {"ranks": world.world_size, "device": str(device), "threads": threads}
     resolved["compile"] = compiles(config, device)
     if device.type == "cuda":
         resolved["device_name"] = torch.cuda.get_device_name(device)
-    return device, resolved
+    return device, resolved, hosts
 
 
 def _require_own_model(layout: Layout) -> None:

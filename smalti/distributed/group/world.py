@@ -26,8 +26,6 @@ T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
 
 _BY_ALL = "raised_by_all_ranks"
-_HOSTS: list[str] = []
-"""The host of each rank of the world that this process is in: as torch's own process group, there is one a process."""
 
 
 def pick_device(choice: str, world: World) -> torch.device:
@@ -57,18 +55,20 @@ def join(
     same: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None,
     trouble: str | None = None,
-) -> None:
-    """Initialise torch.distributed for this rank; a no-op where it is initialised already.
+) -> tuple[str, ...]:
+    """Initialise torch.distributed for this rank, and return the host of each rank.
+
+    Empty in a world of one. Where torch.distributed is initialised already, nothing is done and hosts are not known.
 
     A collective that waits longer than ``timeout_s`` raises; ranks wait ``join_timeout_s`` for each other. With CUDA
     the group holds NCCL for device tensors and gloo for CPU tensors (votes, checkpoint plans). same, config, trouble:
     what this rank says of itself beside versions and kind of device (``handshake.Card``).
     """
     if dist.is_initialized():
-        return
+        return ()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_s)
-    _HOSTS.clear()
+    hosts: tuple[str, ...] = ()
     if world.world_size == 1:
         if trouble is not None:
             raise UserError(trouble)
@@ -78,16 +78,12 @@ def join(
         alike = {"smalti": __version__, "torch": torch.__version__, "ranks": world.world_size, "device": device.type}
         card = Card(socket.gethostname(), os.getpid(), {**alike, **(same or {})}, trouble)
         handshake = dist.PrefixStore("handshake", store)
-        _HOSTS[:] = meet(handshake, world.rank, world.world_size, card, config or {}, join_timeout_s)
-        if len(set(_HOSTS)) > 1:
+        hosts = meet(handshake, world.rank, world.world_size, card, config or {}, join_timeout_s)
+        if len(set(hosts)) > 1:
             _choose_interface(world)
         store.set_timeout(timeout)
     dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.world_size, timeout=timeout)
-
-
-def hosts() -> tuple[str, ...]:
-    """The host of each rank; empty in a world of one, and where somebody else has initialised torch.distributed."""
-    return tuple(_HOSTS)
+    return hosts
 
 
 def _connect(world: World, timeout_s: float) -> dist.Store:
@@ -184,4 +180,3 @@ def leave() -> None:
     """Take the process group down, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
-    _HOSTS.clear()
