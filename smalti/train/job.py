@@ -117,14 +117,11 @@ def build(
 ) -> Job:
     """Everything that ``fit`` needs, resumed from the newest checkpoint of the run folder where there is one.
 
-    model: any module that ``loss`` understands; absent, the config's. Its weights are taken from rank 0. loss:
-    ``(model, microbatch) -> (sum, weight, metrics)``. batches: has ``batch(step)``, this rank's microbatches, as many
-    as any other's, ``state(step)`` and ``check(state, step)``. fork: as ``--fork``. attempt: filled in as things
-    become known.
+    model: any module that ``loss`` understands, with the weights of rank 0; absent, the config's. loss: a
+    ``train.step.Loss``. batches: a ``train.batches.Batches``. fork: as ``--fork``. attempt: is filled in.
     """
-    world, train = env.world(), config.train
+    world, train, attempt = env.world(), config.train, attempt or Attempt()
     _all_described(config, model, loss, batches)
-    attempt = attempt or Attempt()
     device, resolved, attempt.hosts = place.take(config, world, given=model is not None)
     layout, axes = place.layout(config, device, world, given=model is not None)
     resolved, mesh = resolved | axes, meshes.build(device, layout)
