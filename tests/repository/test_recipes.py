@@ -1,4 +1,4 @@
-"""The recipes of CONTRIBUTING.md for one more optimizer, format, family and metric: a dummy of each is added
+"""The recipes of CONTRIBUTING.md for one more optimizer, format, family, metric and tracker: a dummy of each is added
 to a copy of the package in the two places that its recipe names, and works."""
 
 import json
@@ -50,6 +50,17 @@ def open_source(folder: SourceFolder, index: Index) -> ShardedSource:
     return ShardedSource(stored, FlatLayout(np.dtype("<u2"), [0]), np.array([size // 2]), facts, None)
 '''
 
+TRACKER = '''"""The tracker ``dummy``: it prints."""
+class TRACKER:
+    name = "dummy"
+    place = {"folder": "nowhere"}
+    def __init__(self, config, run): pass
+    def check(self): pass
+    def open(self): return {}
+    def send(self, rows): print("sent", [dict(row.values) for row in rows])
+    def close(self, state, end_s): print("closed", state)
+'''
+
 RECIPES: dict[str, dict[str, list[Edit]]] = {
     "An optimizer": {
         "smalti/config/optimizer.py": [
@@ -83,6 +94,10 @@ RECIPES: dict[str, dict[str, list[Edit]]] = {
                 r"^( +)(return total, counted)", r'\1metrics["loss/train/dummy"] = counted.sum()\n\1\2', text
             )
         ],
+    },
+    "A tracker": {
+        "smalti/config/track.py": [add_name("SinkName")],
+        "smalti/track/sinks/dummy.py": [lambda _: TRACKER],
     },
 }  # fmt: skip
 
@@ -137,6 +152,21 @@ ids = torch.tensor([[1, 2, 3]])
 _, _, metrics = LanguageLoss(shape, LossConfig())(model, microbatch(ids))
 names.check(metrics)
 assert metrics["loss/train/dummy"] == 3
+""",
+    "A tracker": """
+import contextlib, io
+from smalti.config.track import TrackConfig
+from smalti.track import trackers
+Path("run").mkdir()
+Path("run/config.yaml").write_text("name: run")
+line = {"step": 1, "time": "2026-01-01T00:00:00+00:00", "loss/train/total": 2.5}
+Path("run/metrics.jsonl").write_text(json.dumps(line) + chr(10))
+class Events:
+    def write(self, kind, **fields): pass
+printed = io.StringIO()
+with contextlib.redirect_stdout(printed):
+    trackers.close(trackers.follow(TrackConfig(sinks=("dummy",)), "run", Events()), "done")
+assert printed.getvalue().split(chr(10))[:2] == ["sent [{'loss/train/total': 2.5}]", "closed done"], printed.getvalue()
 """,
 }
 
