@@ -62,6 +62,15 @@ def corpus(tmp_path_factory):
     return synthetic_corpus.write_parquet(documents, tmp_path_factory.mktemp("corpus") / "documents"), documents
 
 
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory):
+    """The output of one uninterrupted run on the corpus at the defaults, and its progress calls."""
+    output = tmp_path_factory.mktemp("whole") / "out"
+    calls: list[tuple] = []
+    dedup(config_of(corpus[0], output), lambda *call: calls.append(call))
+    return output, calls
+
+
 def test_copies_and_edits_go_and_nothing_else(tmp_path, proof, record):
     """Recall and precision on copies and 5 % edits; shared boilerplate and books of one vocabulary stay."""
     n = proof(short=4000, full=100_000)
@@ -94,23 +103,23 @@ def test_what_goes_is_what_counting_all_pairs_says(tmp_path):
     """With enough bands everything near is proposed: the result equals brute force over all pairs, then greedy."""
     rng = random.Random(3)
     bases = [made(rng.randrange(1, 60), seed) for seed in range(40)]
-    found = {f"d{i:03d}": bases[i % 40] for i in range(120)}
-    for name, text in found.items():
+    by_id = {f"d{i:03d}": bases[i % 40] for i in range(120)}
+    for name, text in by_id.items():
         words = text.split()
         for _ in range(rng.randrange(0, 6)):
             words[rng.randrange(len(words))] = f"e{rng.randrange(99)}"
-        found[name] = " ".join(words).upper() if rng.random() < 0.3 else ", ".join(words)
-    folder = synthetic_corpus.write_parquet(texts(**found), tmp_path / "c")
-    dedup(config_of(folder, tmp_path / "out", bands=200, rows=1, threshold=0.5, shingle_words=2))
+        by_id[name] = " ".join(words).upper() if rng.random() < 0.3 else ", ".join(words)
+    folder = synthetic_corpus.write_parquet(texts(**by_id), tmp_path / "c")
+    dedup(config_of(folder, tmp_path / "out", bands=60, rows=1, threshold=0.5, shingle_words=2))
     sets = {}
-    for name, text in found.items():
+    for name, text in by_id.items():
         words = text.lower().replace(",", " ").split()
         sets[name] = {tuple(words[i : i + 2]) for i in range(max(1, len(words) - 1))}
     near = {
         frozenset((a, b)) for a, b in combinations(sets, 2) if len(sets[a] & sets[b]) >= 0.5 * len(sets[a] | sets[b])
     }
     kept: list[str] = []
-    for name in sorted(found):
+    for name in sorted(by_id):
         if not any(frozenset((name, other)) in near for other in kept):
             kept.append(name)
     assert kept_of(tmp_path / "out") == set(kept)
@@ -121,13 +130,12 @@ def test_what_goes_is_what_counting_all_pairs_says(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_order_and_the_files_of_the_input_change_nothing(tmp_path, corpus):
-    folder, documents = corpus
-    dedup(config_of(folder, tmp_path / "a"))
+def test_the_order_and_the_files_of_the_input_change_nothing(tmp_path, corpus, whole):
+    _, documents = corpus
     turned = random.Random(0).sample(documents, len(documents))
     synthetic_corpus.write_parquet(turned, tmp_path / "c", files=3)
     dedup(config_of(tmp_path / "c", tmp_path / "b", memory_gb=0.004, selftest_documents=40))  # and many small portions
-    assert kept_of(tmp_path / "a") == kept_of(tmp_path / "b")
+    assert kept_of(whole[0]) == kept_of(tmp_path / "b")
 
 
 @pytest.mark.slow
@@ -231,8 +239,8 @@ def test_the_selftest_works_in_scripts_without_blanks_and_on_long_and_short_docu
         "long": [made(30_000, i) for i in range(3)],
         "short": [made(9, i) for i in range(40)],
     }
-    for name, found in corpora.items():
-        documents = [PlantedDocument(f"d{i:03d}", text, "base") for i, text in enumerate(found)]
+    for name, corpus_texts in corpora.items():
+        documents = [PlantedDocument(f"d{i:03d}", text, "base") for i, text in enumerate(corpus_texts)]
         folder = synthetic_corpus.write_parquet(documents, tmp_path / name, files=1)
         report = dedup(config_of(folder, tmp_path / f"{name}-out"))
         assert report.selftest.recall >= 0.98, name
@@ -305,23 +313,21 @@ job.dedup(DedupConfig(documents=sys.argv[1], output=sys.argv[2]))
 
 
 @pytest.mark.exhaustive
-def test_a_kill_at_any_stage_changes_no_byte(tmp_path, corpus):
+def test_a_kill_at_any_stage_changes_no_byte(tmp_path, corpus, whole):
     folder, _ = corpus
-    dedup(config_of(folder, tmp_path / "whole"))
     for stage in ("signatures", "candidates", "shingles", "pairs", "decisions", "documents"):
         arguments = [str(folder), str(tmp_path / "killed"), stage]
         done = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, timeout=120)
         assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(list((tmp_path / "killed/.stages").iterdir())) >= 5  # each process went on behind the last whole stage
     dedup(config_of(folder, tmp_path / "killed"))
-    assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
+    assert files_of(tmp_path / "killed") == files_of(whole[0])
     assert not (tmp_path / "killed/.stages").exists()
 
 
 @pytest.mark.slow
-def test_a_kill_at_any_time_changes_no_byte(tmp_path, corpus):
+def test_a_kill_at_any_time_changes_no_byte(tmp_path, corpus, whole):
     folder, _ = corpus
-    dedup(config_of(folder, tmp_path / "whole"))
     command = [sys.executable, "-m", "smalti", "data", "dedup", "demo-dedup", f"documents={folder}"]
     stages = tmp_path / "killed/.stages"
     for delay_s in (0.0, 0.1, 0.2):
@@ -334,7 +340,7 @@ def test_a_kill_at_any_time_changes_no_byte(tmp_path, corpus):
         assert child.wait() == -signal.SIGKILL, "it had ended before"
     assert stages.exists()
     dedup(config_of(folder, tmp_path / "killed"))
-    assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
+    assert files_of(tmp_path / "killed") == files_of(whole[0])
 
 
 @pytest.mark.slow
@@ -486,11 +492,8 @@ def test_a_full_disk_names_the_folders(tmp_path, corpus, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_progress_names_parts(tmp_path, corpus):
-    folder, _ = corpus
-    told = []
-    dedup(config_of(folder, tmp_path / "out"), lambda *one: told.append(one))
-    assert {one[0] for one in told if one[3:] == ("part",)} == {
+def test_progress_names_parts(whole):
+    assert {call[0] for call in whole[1] if call[3:] == ("part",)} == {
         "boilerplate",
         "candidates",
         "comparing",
@@ -519,14 +522,13 @@ def test_a_dry_run_writes_nothing(tmp_path, corpus, capsys):
 
 
 @pytest.mark.slow
-def test_tokenize_takes_the_output(tmp_path, corpus):
+def test_tokenize_takes_the_output(tmp_path, whole):
     from smalti.config.curate import TokenizeConfig
     from smalti.data.prepare.tokenize import tokenize
 
-    folder, _ = corpus
-    dedup(config_of(folder, tmp_path / "out"))
-    tokenize(TokenizeConfig(documents=str(tmp_path / "out"), output=str(tmp_path / "tokens"), vocab_size=300))
+    output, _ = whole
+    tokenize(TokenizeConfig(documents=str(output), output=str(tmp_path / "tokens"), vocab_size=300))
     assert (tmp_path / "tokens/part-0/train/manifest.json").exists()
-    dedup(config_of(tmp_path / "out", tmp_path / "again"))
+    dedup(config_of(output, tmp_path / "again"))
     assert not drops_of(tmp_path / "again")
-    assert pq.read_schema(tmp_path / "out/documents/part-0/train.parquet").field("text").type == pa.large_string()
+    assert pq.read_schema(output / "documents/part-0/train.parquet").field("text").type == pa.large_string()
