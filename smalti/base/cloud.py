@@ -1,16 +1,16 @@
-"""Stores over a network, through obstore: how a URL is opened, and what a store's error means.
+"""Object stores and HTTP through obstore: opens URLs and interprets errors.
 
-The only module that imports obstore. S3 and its kin (by endpoint), GCS, Azure, HTTP(S) and the Hugging Face Hub, which
-is HTTP. Credentials come from each cloud's own environment variables, which obstore reads; docs/guides/object-stores.md
-lists them. Promises: reading never lists. Does not promise to work in a process that was forked from one that has read
-from a store (its threads are gone): that is an error, not a hang.
+The only module that imports obstore. Supports S3 and compatible stores (by endpoint), GCS, Azure, HTTP(S) and the
+Hugging Face Hub. Credentials come from each cloud's environment variables, which obstore reads (see
+docs/guides/object-stores.md). Reading never lists. A process forked from one that has read from a store lacks its
+threads: a request there raises an error instead of hanging.
 """
 
 import os
 import re
 import time
 from datetime import timedelta
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlsplit
@@ -19,29 +19,27 @@ from smalti.base import env
 from smalti.base.errors import DataError, RetryableError, SmaltiError, UserError, missing_extra
 
 SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "azure", "adl", "abfs", "abfss", "http", "https", "hf")
-"""Schemes of URLs that are opened here; others belong to fsspec."""
+"""Schemes of URLs that are opened here; fsspec opens the others."""
 
 _S3_OPTIONS = ("endpoint", "region", "keys")
 
 Trouble = Literal["missing", "forbidden", "keyless", "short", "refused", "unranged", "slow", "again"]
-"""What an error means for the reader: no such file; not ours to read; nobody gives us keys; the file ends before; asked
-in a way that will never work; a whole file, or a page, where a range was asked for; the store asks for fewer requests;
-try again."""
+"""The kinds of error, in order: no such file; access denied; no credentials; the range is past the end of the file; a
+request that can never succeed; a whole file, or a page, instead of a range; the store asks for fewer requests; a
+transient error."""
 
 ODD_ANSWERS = 4
-"""So many odd answers (a 200 to a ranged read, an error page instead of a file) to one request are final from a store
-that has never given a right one."""
-
-_used_in: list[int] = []
+"""Number of odd answers (a 200 to a ranged read, an error page instead of a file) to one request after which they are
+final, from a store that has never given a correct one."""
 
 
 def is_cloud(url: str) -> bool:
-    """True for a URL that is opened here."""
+    """Return whether a URL is opened here."""
     return url.partition("://")[0] in SCHEMES and "://" in url
 
 
 def split(url: str) -> tuple[str, str]:
-    """(what is opened once, path inside): bucket, container, host or repository with its options, and the rest."""
+    """Split a URL into (root, path): bucket, container, host or repository with its options, and the rest."""
     parts = urlsplit(url, allow_fragments=False)  # a name may have a #
     path = parts.path.strip("/")
     if parts.scheme == "hf":
@@ -52,35 +50,39 @@ def split(url: str) -> tuple[str, str]:
 
 
 def open_store(root: str, *, timeout_s: float, retries: bool) -> Any:
-    """The obstore store of a root of ``split``; one per process, with its pool of connections.
+    """Return the obstore store of a root of ``split``; one for each process, with its pool of connections.
 
-    retries: obstore's own, for single small files; the fetch engine brings its own and must see every failure.
+    retries: use obstore's own retries, for single small files; the fetch engine retries itself and must see failures.
     """
     return _opened(root, timeout_s, retries, env.store_settings())
 
 
 def guard_fork() -> None:
     """Call before each request. Raises SmaltiError in a process forked after its parent has made one."""
-    if not _used_in:
-        _used_in.append(os.getpid())
-    elif _used_in[0] != os.getpid():
+    if _first_process() != os.getpid():
         raise SmaltiError(
             "this process was forked from one that had read from a store over a network, and cannot read from it",
             hint="start processes by spawn or forkserver: multiprocessing.get_context('spawn')",
         )
 
 
+@cache
+def _first_process() -> int:
+    """Return the id of the process that made the first request, which a fork inherits."""
+    return os.getpid()
+
+
 def trouble(error: BaseException) -> Trouble:
-    """What an error of a store means; obstore has no status codes but in its text."""
+    """Classify an error of a store; obstore gives status codes only in its text."""
     if isinstance(error, FileNotFoundError):
         return "missing"
     if isinstance(error, PermissionError) or type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
         return "forbidden"
     text = str(error)
     if "169.254.169.254" in text or "metadata.google.internal" in text:
-        return "keyless"  # none are set, and this machine has no role that gives some
-    found = re.search(r"status code: (\d{3})", text)
-    code = int(found[1]) if found else 0
+        return "keyless"  # none are set, and this machine has no role that provides them
+    match = re.search(r"status code: (\d{3})", text)
+    code = int(match[1]) if match else 0
     if code == 416:
         return "short"
     if code == 429 or (code == 503 and re.search("SlowDown|reduce your request rate|ServerBusy", text)):
@@ -105,29 +107,29 @@ def trouble(error: BaseException) -> Trouble:
 
 
 def reason(error: BaseException) -> str:
-    """An error in one line, without obstore's "Debug source"."""
+    """Return an error in one line, without obstore's "Debug source"."""
     if isinstance(error, TimeoutError):
         return str(error) or "no answer in time"
     text = str(error).partition("\n\nDebug source")[0].strip() or type(error).__name__
     return re.sub(r"\s+", " ", text)[:500]
 
 
-def told(url: str, error: BaseException) -> SmaltiError:
-    """The error for a request that failed for good."""
+def final_error(url: str, error: BaseException) -> SmaltiError:
+    """Return the error for a request that failed for good."""
     kind = trouble(error)
     if kind == "missing":
-        return DataError(f"{url} does not exist", hint="compare the path with what lies in the store")
+        return DataError(f"{url} does not exist", hint="compare the path with the contents of the store")
     if kind in ("forbidden", "keyless"):
         return DataError(
-            f"{url} may not be read: {reason(error)}",
+            f"{url} cannot be read, access is denied: {reason(error)}",
             hint=f"set the credentials of this store ({_variables(url)}); docs/guides/object-stores.md",
         )
     if kind == "short":
-        return DataError(f"{url} ends before the bytes that were asked for", hint="copy the file again")
+        return DataError(f"{url} ends before the requested bytes", hint="copy the file again")
     if kind == "unranged":
         return DataError(
             f"{url} cannot be read: {ODD_ANSWERS} times {reason(error)}",
-            hint="this server gives no ranges of files: use another one, or copy the folder",
+            hint="this server does not support range requests: use another one, or copy the folder",
         )
     if kind == "refused":
         by_region = "without LOCATION" in str(error)
@@ -137,28 +139,28 @@ def told(url: str, error: BaseException) -> SmaltiError:
             hint="the bucket is in another region: set AWS_REGION" if by_region else hint,
         )
     return RetryableError(
-        f"{url}: the store does not answer as it should: {reason(error)}",
+        f"{url}: the store does not respond correctly: {reason(error)}",
         hint=f"run it again when it does; {unreachable_hint(url)}",
     )
 
 
 def unreachable_hint(url: str) -> str:
-    """What to compare where a store does not answer: for S3 the endpoint that was asked."""
+    """Return what to check where a store does not respond: for S3 the endpoint."""
     if url.partition("://")[0] not in ("s3", "s3a") or "endpoint=" in url:
-        return "compare address and network with docs/guides/object-stores.md"
+        return "check address and network (docs/guides/object-stores.md)"
     asked = env.store_settings().s3_asks
     if asked:
-        return f"the endpoint is that of {asked}: is it right, and is the store reachable from here?"
-    return "Amazon was asked: for another store that speaks S3 set AWS_ENDPOINT_URL, or write ?endpoint=... in the URL"
+        return f"the endpoint is that of {asked}: check it, and whether the store is reachable from this machine"
+    return "the endpoint is Amazon's: for another S3 store set AWS_ENDPOINT_URL, or write ?endpoint=... in the URL"
 
 
 def begins(data: bytes | memoryview) -> str:
-    """The beginning of what came, for messages."""
+    """Return the start of a response, for messages."""
     return repr(" ".join(bytes(data[:300]).decode("utf-8", "replace").split())[:80])
 
 
 def is_page(data: bytes | memoryview, name: str) -> bool:
-    """True where HTML or XML came for a file that is neither by its name."""
+    """Return whether a response is HTML or XML while the file's name is of neither."""
     path = name.partition("?")[0].lower()
     if path.endswith((".html", ".htm", ".xml", ".svg", ".md", ".txt")):
         return False
@@ -167,9 +169,9 @@ def is_page(data: bytes | memoryview, name: str) -> bool:
 
 
 def page_error(url: str, data: bytes | memoryview) -> RetryableError:
-    """The error for a page that came instead of a file, time and again."""
+    """Return the error for a page that was repeatedly returned instead of a file."""
     return RetryableError(
-        f"{url}: a page came instead of the file, {ODD_ANSWERS} times or more; it begins with {begins(data)}",
+        f"{url}: a page was returned instead of the file, {ODD_ANSWERS} times or more; it begins with {begins(data)}",
         hint="check the address, and whether it needs a login; if both are right, run the same command again later",
     )
 
@@ -183,7 +185,7 @@ def _variables(url: str) -> str:
     if scheme == "hf" or "/resolve" in url:
         return "HF_TOKEN"
     if scheme in ("http", "https"):
-        return "a host that asks for none; only stores of clouds take credentials"
+        return "use a host that needs none: only cloud stores take credentials"
     return "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for other stores than Amazon's also AWS_ENDPOINT_URL"
 
 
@@ -200,7 +202,7 @@ def _opened(root: str, timeout_s: float, retries: bool, settings: env.StoreSetti
     client: Any = {
         "timeout": wait,
         "connect_timeout": min(wait, timedelta(seconds=5)),
-        "allow_http": True,  # where the user's endpoint is http; nothing falls back to it
+        "allow_http": True,  # for endpoints that are http; https never falls back to it
         "user_agent": "smalti",
     }
     short = timedelta(milliseconds=100)
@@ -218,7 +220,7 @@ def _opened(root: str, timeout_s: float, retries: bool, settings: env.StoreSetti
 
 
 def _address(root: str, settings: env.StoreSettings) -> tuple[str, dict[str, Any]]:
-    """What obstore is given for a root, and its options."""
+    """Return the address for obstore and its options."""
     parts = urlsplit(root)
     if parts.scheme == "hf":
         return f"{settings.hub_endpoint}/{root.removeprefix('hf://')}", {}
@@ -233,8 +235,8 @@ def _address(root: str, settings: env.StoreSettings) -> tuple[str, dict[str, Any
         options["endpoint"] = given["endpoint"]
         if settings.s3_endpoint:
             raise UserError(
-                f"AWS_ENDPOINT_URL_S3 is set, and would win over the endpoint in {root}",
-                hint="set AWS_ENDPOINT_URL instead; an endpoint in a URL wins over that",
+                f"AWS_ENDPOINT_URL_S3 is set, and would override the endpoint in {root}",
+                hint="set AWS_ENDPOINT_URL instead; an endpoint in a URL overrides that",
             )
     if "region" in given:
         options["region"] = given["region"]
@@ -248,16 +250,16 @@ def _address(root: str, settings: env.StoreSettings) -> tuple[str, dict[str, Any
 
 def _hub(rest: str) -> tuple[str, str]:
     """``hf://datasets/ORG/NAME@REVISION/path`` is ``https://huggingface.co/datasets/ORG/NAME/resolve/REVISION/path``."""
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"((?:datasets/|spaces/|buckets/)?)((?!datasets/|spaces/|buckets/)[\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.*))?",
         rest.strip("/"),
     )
-    if found is None:
+    if match is None:
         raise UserError(
             f"hf://{rest} names no repository",
             allowed="hf://datasets/ORG/NAME/path, hf://datasets/ORG/NAME@REVISION/path, hf://buckets/ORG/NAME/path",
         )
-    kind, repository, revision, path = found.groups()
+    kind, repository, revision, path = match.groups()
     resolve = "resolve" if kind == "buckets/" else f"resolve/{revision or 'main'}"
     return f"hf://{kind}{repository}/{resolve}", (path or "").strip("/")
 
@@ -268,51 +270,51 @@ _TIMEOUT_S = 60.0
 
 
 def size_bytes(url: str) -> int | None:
-    """Size of a file, None where there is none."""
+    """Return the size of a file; None where it does not exist."""
     try:
-        return int(_ask(lambda obstore, store, path: obstore.head(store, path), url)["size"])
+        return int(_request(lambda obstore, store, path: obstore.head(store, path), url)["size"])
     except FileNotFoundError:
         return None
 
 
 def read_bytes(url: str) -> bytes:
-    """The whole file. Raises FileNotFoundError."""
+    """Return the whole file. Raises FileNotFoundError."""
     for number in range(ODD_ANSWERS):
         _pause(number)
-        data = bytes(_ask(lambda obstore, store, path: obstore.get(store, path).bytes(), url))
+        data = bytes(_request(lambda obstore, store, path: obstore.get(store, path).bytes(), url))
         if not is_page(data, url):
             return data
     raise page_error(url, data)
 
 
 def read_range(url: str, start: int, length: int) -> bytes:
-    """Bytes from ``start``; fewer at the end of the file. Raises FileNotFoundError."""
+    """Return bytes from ``start``; fewer at the end of the file. Raises FileNotFoundError."""
     if length == 0:
         return b""
 
     def get(obstore: Any, store: Any, path: str) -> Any:
         return obstore.get_range(store, path, start=start, length=length)
 
-    return bytes(_ask(get, url, past_end=b""))
+    return bytes(_request(get, url, past_end=b""))
 
 
 def names(url: str) -> list[str]:
-    """Base names directly below a folder; empty for one that does not exist."""
+    """Return the base names directly below a folder; empty where it does not exist."""
 
     def look(obstore: Any, store: Any, path: str) -> Any:
         return obstore.list_with_delimiter(store, f"{path}/" if path else None)
 
-    found = _ask(look, url)
-    paths = [*found["common_prefixes"], *(entry["path"] for entry in found["objects"])]
+    listing = _request(look, url)
+    paths = [*listing["common_prefixes"], *(entry["path"] for entry in listing["objects"])]
     return sorted(os.path.basename(path.rstrip("/")) for path in paths)
 
 
 def put(url: str, local_path: str) -> None:
-    """Put a local file there in one piece."""
-    _ask(lambda obstore, store, path: obstore.put(store, path, Path(local_path)), url)
+    """Upload a local file in one request."""
+    _request(lambda obstore, store, path: obstore.put(store, path, Path(local_path)), url)
 
 
-def _ask(what: Any, url: str, past_end: Any = None) -> Any:
+def _request(what: Any, url: str, past_end: Any = None) -> Any:
     root, path = split(url)
     store = open_store(root, timeout_s=_TIMEOUT_S, retries=True)
     guard_fork()
@@ -327,12 +329,12 @@ def _ask(what: Any, url: str, past_end: Any = None) -> Any:
             if past_end is not None and trouble(error) == "short":
                 return past_end
             if trouble(error) != "unranged" or number == ODD_ANSWERS:
-                raise told(url, error) from error
+                raise final_error(url, error) from error
         _pause(number)
     raise AssertionError("the last odd answer raises")
 
 
 def _pause(number: int) -> None:
-    """Before the answer of this number is asked for again; obstore pauses between failures by itself."""
+    """Wait before attempt ``number``; obstore itself waits between failures."""
     if number:
         time.sleep(0.1 * 2**number)

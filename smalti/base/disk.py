@@ -1,8 +1,7 @@
-"""What the system refuses while a file or folder is written, in our words.
+"""Turns operating system errors of a write into Smalti's.
 
-Promises: a full or failing disk is RetryableError (free space, then the same again), a place that takes no files is a
-DataError; both name the place and the reason, a full disk also its mount point and its free bytes. Anything else of the
-system goes through as it is.
+A full or failing disk raises RetryableError, a place that takes no files DataError. Both name the place and the reason,
+a full disk also its mount point and free bytes. Other errors pass unchanged.
 """
 
 import errno
@@ -23,7 +22,7 @@ _NO_PLACE = (
 
 @contextmanager
 def writing(place: str | Path) -> Iterator[None]:
-    """Inside, an OSError about ``place`` becomes one of our errors."""
+    """Turn an OSError of writing ``place`` inside the block into a SmaltiError."""
     try:
         yield
     except OSError as error:
@@ -33,37 +32,37 @@ def writing(place: str | Path) -> Iterator[None]:
             what = "the disk fails" if number == errno.EIO else "the disk is full"
             raise RetryableError(
                 f"{what}: {place} could not be written ({reason(error, place)})",
-                hint="free space or mend the disk there, then run the same again",
+                hint="free space or fix the disk there, then run the same command again",
             ) from error
         if number in _NO_PLACE:
             raise DataError(
                 f"{place} cannot be written: {error.filename or place}: {why}",
-                allowed="a folder that is there or can be made, and that this user may write to",
+                allowed="a folder that exists or can be created, and that this user may write to",
                 hint="name another folder",
             ) from error
         raise
 
 
 def reason(error: OSError, place: str | Path) -> str:
-    """What the system says of ``place``; of a full disk also which one that is, and its free bytes."""
+    """Return the system's message; for a full disk also its mount point and free bytes."""
     number = error.errno or _number_in(str(error))
     why = os.strerror(number) if number else str(error)
     return f"{why}: {room(place)}" if number in (errno.ENOSPC, errno.EDQUOT) else why
 
 
 def room(place: str | Path) -> str:
-    """``the disk at /data has 1.2 GiB of 500 GiB free``: of the one that holds ``place``, or would."""
+    """Return ``the disk at /data has 1.2 GiB of 500 GiB free`` for the disk of ``place``, which need not exist."""
     path = Path(os.path.abspath(place))
     try:
-        path = next(one for one in (path, *path.parents) if one.exists())
-        mount = next(one for one in (path, *path.parents) if os.path.ismount(one))
-        found = shutil.disk_usage(path)
+        path = next(folder for folder in (path, *path.parents) if folder.exists())
+        mount = next(folder for folder in (path, *path.parents) if os.path.ismount(folder))
+        usage = shutil.disk_usage(path)
     except (OSError, StopIteration):
         return f"the disk of {place}"
-    return f"the disk at {mount} has {format_bytes(found.free)} of {format_bytes(found.total)} free"
+    return f"the disk at {mount} has {format_bytes(usage.free)} of {format_bytes(usage.total)} free"
 
 
 def _number_in(text: str) -> int | None:
-    """Of an error that stands for several (``shutil.Error``): the first number of the system that it names."""
+    """Return the first error number in the text of an error that combines several (``shutil.Error``)."""
     known = (*_FULL, errno.EIO, *_NO_PLACE)
     return next((number for number in known if f"[Errno {number}]" in text), None)

@@ -1,5 +1,7 @@
-"""The one place outside ``cli/`` that reads or sets the environment. torchrun's names and Slurm's are honoured, never
-renamed."""
+"""Reads and sets environment variables: the only module outside ``cli/`` that does.
+
+torchrun's and Slurm's variables are used under their own names.
+"""
 
 import os
 import re
@@ -14,7 +16,7 @@ from smalti.base.slurm import whole
 
 @dataclass(frozen=True)
 class World:
-    """This process's place among the ranks of one attempt; a world of one when nothing is set."""
+    """This process's rank in an attempt; a world of one rank where nothing is set."""
 
     rank: int = 0
     local_rank: int = 0
@@ -26,7 +28,7 @@ class World:
     launcher: str = "nobody"
     """Who started this process as a rank: ``smalti train`` (our agent), ``torchrun``, ``srun``, or ``a launcher``."""
     store_is_up: bool = False
-    """The launcher holds the store at that address itself; else rank 0 does."""
+    """True if the launcher runs the rendezvous store at that address, False if rank 0 does."""
 
     @property
     def is_first(self) -> bool:
@@ -35,15 +37,15 @@ class World:
 
 
 def inside_world() -> bool:
-    """True when somebody (our agent, torchrun, srun) has already started this process as a rank.
+    """Return whether a launcher (Smalti's agent, torchrun, srun) has started this process as a rank.
 
-    The only task of a step of srun is no rank: there ``smalti train`` starts the ranks of its node, as anywhere else.
+    A single task of srun is no rank: there ``smalti train`` starts the ranks of its node itself.
     """
     return ("RANK" in os.environ and "WORLD_SIZE" in os.environ) or slurm.task_count(os.environ) > 1
 
 
 def world() -> World:
-    """The place of this process, from torchrun's variables; where they are not set, from Slurm's."""
+    """Return the rank of this process from torchrun's variables; where they are not set, from Slurm's."""
     if not inside_world():
         return World()
     given = os.environ
@@ -84,54 +86,54 @@ def _launcher() -> str:
 
 
 def nodes_left_out() -> int:
-    """Nodes of a Slurm allocation that this process does not reach, because srun has not started it."""
+    """Return the number of nodes of a Slurm allocation that are unused because srun has not started this process."""
     return 0 if inside_world() else slurm.nodes_left_out(os.environ)
 
 
 def gloo_interface(name: str | None = None) -> str | None:
-    """The network interface that gloo is told to use (``GLOO_SOCKET_IFNAME``); ``name`` sets it where nobody has."""
+    """Return gloo's network interface (``GLOO_SOCKET_IFNAME``); ``name`` sets it where it is not set."""
     if name is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     return os.environ.get("GLOO_SOCKET_IFNAME")
 
 
 def grow_gpu_segments() -> None:
-    """Let torch's allocator on CUDA grow its pieces of memory, which leaves fewer gaps; what the user has set stays."""
+    """Enable expandable segments in torch's CUDA allocator, against fragmentation; keeps the user's setting."""
     if not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):  # two names of one
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def child_environment(extra: dict[str, str]) -> dict[str, str]:
-    """A copy of this environment with ``extra`` laid over it, for starting a child process."""
+    """A copy of this environment updated with ``extra``, for a child process."""
     return {**os.environ, **extra}
 
 
 def quiet_daft() -> None:
-    """Set what Daft reads when it is imported and has no other switch for; what the user has set stays.
+    """Set the variables that Daft reads at import and has no other switch for; keeps the user's settings.
 
-    Without it Daft reports its use to its makers, draws progress bars of its own and prints a query id.
+    Without them Daft sends telemetry, draws its own progress bars and prints a query id.
     """
     for name, value in (("DO_NOT_TRACK", "1"), ("DAFT_PROGRESS_BAR", "0"), ("DAFT_SHOW_QUERY_ID", "0")):
         os.environ.setdefault(name, value)
 
 
 def plain_output() -> bool:
-    """True when live, rewriting output must not be used (CI, TERM=dumb)."""
+    """Return whether output must not be rewritten in place (CI, TERM=dumb)."""
     return bool(os.environ.get("CI")) or os.environ.get("TERM") == "dumb"
 
 
 def no_color() -> bool:
-    """True when output must carry no colour (``NO_COLOR`` set to anything but nothing; https://no-color.org)."""
+    """Return whether output must have no colour (``NO_COLOR`` set and not empty; https://no-color.org)."""
     return bool(os.environ.get("NO_COLOR"))
 
 
 def log_level() -> str:
-    """Level for the log lines on stderr (``SMALTI_LOG_LEVEL``, default INFO)."""
+    """Return the level of the log (``SMALTI_LOG_LEVEL``, default INFO)."""
     return os.environ.get("SMALTI_LOG_LEVEL", "INFO").upper()
 
 
 def serve_key() -> str | None:
-    """The key that ``smalti serve`` asks of every request (``SMALTI_SERVE_KEY``); None where it is not set."""
+    """Return the key that ``smalti serve`` requires (``SMALTI_SERVE_KEY``); None where it is not set."""
     return os.environ.get("SMALTI_SERVE_KEY") or None
 
 
@@ -140,7 +142,7 @@ _S3_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """What Smalti itself reads of the variables of stores; the rest (``AWS_...``) is read by obstore."""
+    """The variables of stores that Smalti itself reads; obstore reads the others (``AWS_...``)."""
 
     hub_endpoint: str
     hub_token: str | None = field(repr=False)
@@ -149,7 +151,7 @@ class StoreSettings:
     """``VARIABLE=endpoint`` of the variable by which S3 is not Amazon's, for messages (a login in it is ``***``); None
     where none is set."""
     signature: tuple[str | None, ...] = field(repr=False)
-    """The values of the variables that obstore reads: others mean another connection."""
+    """The variables that obstore reads, with values: another value needs another connection."""
 
 
 def store_settings() -> StoreSettings:
@@ -176,7 +178,7 @@ def store_settings() -> StoreSettings:
 
 
 def store_keys(prefix: str) -> tuple[str, str]:
-    """The keys of a second S3 store: ``PREFIX_ACCESS_KEY_ID`` and ``PREFIX_SECRET_ACCESS_KEY``."""
+    """Return the keys of a second S3 store: ``PREFIX_ACCESS_KEY_ID`` and ``PREFIX_SECRET_ACCESS_KEY``."""
     names = (f"{prefix}_ACCESS_KEY_ID", f"{prefix}_SECRET_ACCESS_KEY")
     for name in names:
         if not os.environ.get(name):
@@ -185,16 +187,16 @@ def store_keys(prefix: str) -> tuple[str, str]:
 
 
 def user_folder() -> str:
-    """Where user-wide files may lie (``SMALTI_HOME``, default ``~/.smalti``)."""
+    """Return the folder of user-wide files (``SMALTI_HOME``, default ``~/.smalti``)."""
     return os.environ.get("SMALTI_HOME", os.path.join(os.path.expanduser("~"), ".smalti"))
 
 
 def without_home(value: Any) -> Any:
-    """The same with the home folder, and any other that holds a login, written as ``~``."""
+    """Return a JSON value with home folders replaced by ``~``."""
     if isinstance(value, dict):
-        return {key: without_home(one) for key, one in value.items()}
+        return {key: without_home(child) for key, child in value.items()}
     if isinstance(value, list):
-        return [without_home(one) for one in value]
+        return [without_home(child) for child in value]
     if not isinstance(value, str):
         return value
     home = os.path.expanduser("~")
@@ -204,12 +206,12 @@ def without_home(value: Any) -> Any:
 
 
 def attempt_is_open() -> bool:
-    """True in a rank that our agent started: it has opened the run folder and counted the attempt."""
+    """Return whether Smalti's agent started this rank, and so has opened the run folder and counted the attempt."""
     return "SMALTI_ATTEMPT" in os.environ
 
 
 def cpu_count() -> int:
-    """CPU cores that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -226,17 +228,17 @@ _TRACKER_NAMES = (
 
 
 def tracker_settings() -> dict[str, str]:
-    """The variables of MLflow and Weights & Biases that Smalti itself looks at, those that are set.
+    """Return the variables of MLflow and Weights & Biases that Smalti reads and that are set.
 
-    Keys and passwords are not among them: the clients read those by themselves.
+    Keys and passwords are not among them: the clients read those themselves.
     """
     return {name: os.environ[name] for name in _TRACKER_NAMES if os.environ.get(name)}
 
 
 def quiet_trackers() -> None:
-    """Set what the trackers' clients read and have no other switch for; what the user has set stays.
+    """Set the variables that the trackers' clients have no other switch for; keeps the user's settings.
 
-    Without it they report their use to their makers, and a request to a server that is gone is tried for minutes.
+    Without them they send telemetry, and retry a request to an unreachable server for minutes.
     """
     for name, value in (
         ("MLFLOW_DISABLE_TELEMETRY", "true"),

@@ -1,11 +1,11 @@
-"""The exception tree and the exit codes; the only place that maps one to the other.
+"""The exceptions and their exit codes.
 
-SmaltiError                 exit 1   our bug, if nothing more special
-├── UserError               exit 2   the request cannot be done as given: says what was given, allowed, to type
-│   └── DataError           exit 2   a file or folder that was named is missing, corrupt or does not fit
-├── CheckFailed                 exit 3   ran, and the answer is no (a gate not met, a check failed)
-├── RetryableError            exit 75  nothing is wrong with the request: run the same command again
-└── Interrupted             exit 130 stopped by Ctrl-C after saving
+SmaltiError             exit 1    a bug, unless one of the subclasses below
+├── UserError           exit 2    the request cannot be carried out as given
+│   └── DataError       exit 2    a file or folder that was named is missing, corrupt or does not fit
+├── CheckFailed         exit 3    the command ran, and its answer is no
+├── RetryableError      exit 75   a fault outside the request: run the same command again
+└── Interrupted         exit 130  stopped by Ctrl-C, after saving
 """
 
 import difflib
@@ -14,7 +14,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What the process tells its parent; launchers decide on a restart by it."""
+    """Exit codes of the process; launchers decide on a restart by them."""
 
     DONE = 0
     BUG = 1
@@ -46,7 +46,7 @@ class SmaltiError(Exception):
 
 
 class UserError(SmaltiError):
-    """The request cannot be carried out as given. Name the value, what is allowed, and what to type."""
+    """The request cannot be carried out as given: names the value, what is allowed, and what to type."""
 
     exit_code = ExitCode.USAGE
 
@@ -56,7 +56,7 @@ class DataError(UserError):
 
 
 class CheckFailed(SmaltiError):
-    """The work ran and its answer is no."""
+    """The command ran and its answer is no: a check failed, a bound was not met."""
 
     exit_code = ExitCode.NO
 
@@ -74,18 +74,18 @@ class Interrupted(SmaltiError):
 
 
 def nearest(given: str, allowed: Iterable[str], *, alike_frac: float = 0.5) -> str | None:
-    """The entry of ``allowed`` that ``given`` was probably meant to be (difflib's ratio at least ``alike_frac``)."""
+    """Return the entry of ``allowed`` most similar to ``given`` (difflib's ratio at least ``alike_frac``), or None."""
     matches = difflib.get_close_matches(given, list(allowed), n=1, cutoff=alike_frac)
     return matches[0] if matches else None
 
 
 def missing_extra(package: str, extra: str, what: str, error: ImportError | None = None) -> UserError:
-    """The error for an optional dependency that is not installed, or that is and whose import failed with ``error``."""
+    """Return the error for an optional package that is not installed, or whose import failed with ``error``."""
     install = f"pip install 'smalti[{extra}]'"
     module = (error.name or "").partition(".")[0] if error is not None else package
     if (error is None or isinstance(error, ModuleNotFoundError)) and module and package.endswith(module):
         return UserError(f"{what} needs the package '{package}', which is not installed", hint=install)
     return UserError(
         f"{what} needs the package '{package}', whose import failed: {type(error).__name__}: {error}",
-        hint=f"{install} installs it with what it needs",
+        hint=f"{install} installs it with its dependencies",
     )

@@ -1,4 +1,4 @@
-"""One logger, to stderr and to a rank's own file; stdout is kept for data that a command answers with."""
+"""Logging to stderr and to a file for each rank; stdout is reserved for the output of commands."""
 
 import logging
 import sys
@@ -9,7 +9,7 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def get(area: str) -> logging.Logger:
-    """The logger of an area: ``get("train")``."""
+    """Return the logger of an area: ``get("train")``."""
     return logging.getLogger(f"smalti.{area}")
 
 
@@ -33,19 +33,19 @@ def setup(level: str = "INFO", *, file: str | None = None, rank: int = 0) -> Non
 
 
 class _File(logging.FileHandler):
-    """A line that the disk does not take is lost: the fault that filled it is told elsewhere, without a traceback."""
+    """A file handler that drops lines on a full disk without a traceback; the full disk is reported elsewhere."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
     def close(self) -> None:
-        with suppress(OSError):  # it writes once more what it could not
+        with suppress(OSError):  # it flushes what it could not write
             super().close()
 
 
 class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
-    """Looks ``sys.stderr`` up for each line: a live line, while shown, stands there and lets lines pass above it."""
+    """A handler that looks up ``sys.stderr`` for each line, which a live line replaces while it is shown."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)

@@ -123,7 +123,7 @@ def test_odd_answers_of_a_moment_are_not_felt(monkeypatch: pytest.MonkeyPatch) -
         server.faults.first = ["unranged", "page"]
         assert store.read_range("s3://bucket/a.json", 1, 3) == b'"a"'
         server.faults.page = 1.0
-        with pytest.raises(RetryableError, match=r"a page came instead .* begins with '<!DOCTYPE html>"):
+        with pytest.raises(RetryableError, match=r"a page was returned instead .* begins with '<!DOCTYPE html>"):
             store.read_json("s3://bucket/a.json")
         with pytest.raises(DataError, match="cannot be read: 4 times"):
             store.read_range("s3://bucket/a.json", 1, 3)
@@ -133,9 +133,9 @@ def test_an_unreachable_s3_names_the_endpoint(monkeypatch: pytest.MonkeyPatch) -
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
     error = Exception("HTTP error: error sending request")
-    assert "set AWS_ENDPOINT_URL" in str(cloud.told("s3://bucket/a", error).hint)
+    assert "set AWS_ENDPOINT_URL" in str(cloud.final_error("s3://bucket/a", error).hint)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio:9000")
-    assert "AWS_ENDPOINT_URL=http://minio:9000: is it right" in str(cloud.told("s3://bucket/a", error).hint)
-    assert "AWS" not in str(cloud.told("https://host/a", error).hint)
+    assert "AWS_ENDPOINT_URL=http://minio:9000: check it" in str(cloud.final_error("s3://bucket/a", error).hint)
+    assert "AWS" not in str(cloud.final_error("https://host/a", error).hint)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:secret@minio:9000")
-    assert "AWS_ENDPOINT_URL=http://***@minio:9000: is it right" in str(cloud.told("s3://bucket/a", error).hint)
+    assert "AWS_ENDPOINT_URL=http://***@minio:9000: check it" in str(cloud.final_error("s3://bucket/a", error).hint)

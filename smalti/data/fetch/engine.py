@@ -132,7 +132,9 @@ class Engine:
         replicas, url = attempts.replicas, attempts.replicas[index].url
         if attempts.is_final(index, error):
             known = error.final if isinstance(error, WrongContent) else error
-            final = known if isinstance(known, SmaltiError) else cloud.told(store_path(url, attempts.what), error)
+            final = (
+                known if isinstance(known, SmaltiError) else cloud.final_error(store_path(url, attempts.what), error)
+            )
             attempts.refused[index] = final
             return
         if cloud.trouble(error) == "slow":

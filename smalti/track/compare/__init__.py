@@ -1,1 +1,1 @@
-"""Several runs at once: what sets them apart, and their curves on one page."""
+"""Comparison of runs: their differences, and their curves on one page."""

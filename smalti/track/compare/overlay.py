@@ -1,4 +1,4 @@
-"""Curves of several runs in one chart, over steps, tokens or training time."""
+"""Overlaid curves of runs in one chart, over steps, tokens or training time."""
 
 from collections.abc import Callable, Sequence
 

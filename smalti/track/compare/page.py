@@ -1,4 +1,4 @@
-"""The page of several runs: a table side by side, what differs in their configs, their curves overlaid, their evals."""
+"""The page that compares runs: a table side by side, differences of config, overlaid curves, evaluations."""
 
 from collections.abc import Callable, Sequence
 from html import escape
@@ -20,7 +20,7 @@ _CURVES = ("throughput/tokens_per_sec", "throughput/device/mfu", "l2_norm/grad/g
 
 
 def comparison_page(runs: Sequence[RunRecord], *, metric: str | None = None, x: str | None = None) -> str:
-    """The whole page; ``metric`` over ``x`` is its large chart. UserError for more runs than there are colours."""
+    """Return the page, with ``metric`` over ``x`` as its large chart. Raises UserError for more runs than colours."""
     found = compare(runs)
     names = " ".join(escape(run.folder) for run in runs)
     sections = (
@@ -29,20 +29,20 @@ def comparison_page(runs: Sequence[RunRecord], *, metric: str | None = None, x: 
         _config(found),
         _curves(runs, found.names, metric or _first_metric(runs), x or "step"),
         _evals(runs, found),
-        f"<footer>Made by <code>smalti runs report {names}</code> from the run folders' files.</footer>",
+        f"<footer>Written by <code>smalti runs report {names}</code> from the run folders' files.</footer>",
     )
     return document(f"{', '.join(found.names)} - Smalti runs", sections)
 
 
 def write_comparison(run_folders: Sequence[str | Path], *, output: str | Path | None = None) -> str:
-    """The page in ``output``, or as ``report.html`` beside the first run folder; returns its path."""
+    """Write the page to ``output``, or ``report.html`` beside the first run folder; returns its path."""
     path = str(output or Path(run_folders[0]).parent / "report.html")
     store.write_text(path, comparison_page([read_run(folder) for folder in run_folders]))
     return path
 
 
 def write_plot(runs: Sequence[RunRecord], path: str | Path, *, metric: str | None = None, x: str | None = None) -> None:
-    """The page (``.html``), or the large chart alone (``.svg``)."""
+    """Write the page (``.html``), or the large chart alone (``.svg``)."""
     kind = Path(path).suffix
     if kind == ".html":
         store.write_text(path, comparison_page(runs, metric=metric, x=x))
@@ -51,7 +51,7 @@ def write_plot(runs: Sequence[RunRecord], path: str | Path, *, metric: str | Non
         picture = overlay(runs, names, metric or _first_metric(runs), x=x or "step", width=1040, height=420)
         store.write_text(path, standalone(picture))
     else:
-        raise UserError(f"--plot {path}: the kind of file is told by its ending", allowed=".html, .svg")
+        raise UserError(f"--plot {path}: unknown kind of file", allowed=".html, .svg")
 
 
 def _header(found: Comparison) -> str:
@@ -71,7 +71,7 @@ def _side_by_side(runs: Sequence[RunRecord], found: Comparison) -> str:
     lines: list[tuple[str, Callable[[RunRecord], str]]] = [
         ("state", lambda run: run.state),
         ("steps", lambda run: f"{run.rows[-1]['step'] if run.rows else '-'} of {whole_steps(run)}"),
-        ("tokens learned", lambda run: _text(run.last("time/token"), format_count)),
+        ("tokens", lambda run: _text(run.last("time/token"), format_count)),
         ("training time", lambda run: _text(run.last("time/train"), lambda hours: format_seconds(hours * 3600))),
         ("training loss, last 5 %", lambda run: _text(run.tail_mean(LOSS, frac=0.05), "{:.4f}".format)),
         *((_short(name), _last(name)) for name in _held_out(runs)),
@@ -115,7 +115,7 @@ def _curves(runs: Sequence[RunRecord], names: Sequence[str], metric: str, x: str
 
 
 def _first_metric(runs: Sequence[RunRecord]) -> str:
-    """The training loss; a run of another kind may have none, and then the first metric that there is."""
+    """Return the training loss, or the first metric of runs without one."""
     known = sorted({name for run in runs for name in run.names if "/" in name})
     return LOSS if LOSS in known or not known else known[0]
 
@@ -134,7 +134,7 @@ def _evals(runs: Sequence[RunRecord], found: Comparison) -> str:
     if not blocks:
         return ""
     note = (
-        '<p class="note">± is the 95 % interval of the difference, pair by pair where both runs were asked the same; '
+        '<p class="note">± is the 95 % interval of the difference, paired where both runs had the same questions; '
         "two seeds of one config may be further apart.</p>"
     )
     return "<h2>Evaluation</h2>" + "".join(blocks) + note

@@ -77,12 +77,12 @@ def test_a_picture_in_a_store_that_is_not_there(
     from smalti.base import cloud
 
     def refused(url: str, path: str) -> None:
-        raise cloud.told(url, OSError("connection refused"))
+        raise cloud.final_error(url, OSError("connection refused"))
 
     monkeypatch.setattr(cloud, "put", refused)
     monkeypatch.chdir(tmp_path)
     assert run(["plan", "budget", "cost_usd=1e6", "--plot", "s3://nowhere/b.svg"]) == 75
     said = capsys.readouterr().err
-    assert said.startswith("error: s3://nowhere/b.svg: the store does not answer as it should: connection refused")
+    assert said.startswith("error: s3://nowhere/b.svg: the store does not respond correctly: connection refused")
     assert "hint: run it again" in said
     assert not list(tmp_path.iterdir()), "nothing under a local name"

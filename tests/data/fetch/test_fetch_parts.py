@@ -328,7 +328,7 @@ def test_keys_that_were_good_will_be_good_again() -> None:
     found = [engine.start(engine.request(both, "a.bin", send, Counts(), length=9)).result(10) for _ in range(2)]
     assert found == [b"ok", b"again"]
     expired = RuntimeError("status code: 400 Bad Request, body: <Code>ExpiredToken</Code>")
-    with pytest.raises(DataError, match="may not be read"):
+    with pytest.raises(DataError, match="access is denied"):
         asked(Answers("s3://first", (0, expired)))
 
 

@@ -233,7 +233,7 @@ def test_what_will_never_work_is_told_at_once(server: Objects, monkeypatch: pyte
         files.read([Range("none.bin", 0, 5)])
     with pytest.raises(DataError, match=r"a\.bin has 9,000,000 bytes; bytes 8,999,995 to 9,000,005"):
         files.read([Range("a.bin", len(DATA) - 5, 10)])
-    with pytest.raises(DataError, match="ends before the bytes"):
+    with pytest.raises(DataError, match="ends before the requested bytes"):
         files.read([Range("a.bin", len(DATA) + 5, 10)])
     with pytest.raises(DataError, match="leads out of its folder"):
         files.read([Range("../other/a.bin", 0, 5)])
