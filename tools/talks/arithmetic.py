@@ -1,6 +1,6 @@
 """The planner's functions in the words of the talks: FLOPs = 6ND, days, MFU, price, epochs, choices of experts.
 
-Promises no arithmetic of its own beyond a product: what is reckoned here is what `smalti plan` reckons.
+It has no arithmetic of its own beyond a product: every number is what `smalti plan` computes.
 """
 
 import math
@@ -38,10 +38,10 @@ def peak(gpu: str) -> float:
 
 
 def budget(asked: str, **given: float | str) -> float:
-    """What ``smalti plan budget`` answers for one of its names."""
-    found = _solved(tuple(sorted(given.items()))).number(asked)
-    assert found is not None, f"{asked} does not follow from {given}"
-    return found
+    """The value of one of the names of ``smalti plan budget``."""
+    value = _solved(tuple(sorted(given.items()))).number(asked)
+    assert value is not None, f"{asked} does not follow from {given}"
+    return value
 
 
 @cache

@@ -39,7 +39,7 @@ class Claim:
     """Numbers, or what would prove it."""
     command: str = ""
     result: str = ""
-    """File of bench/results whose date and machine are told."""
+    """File of bench/results whose date and machine are printed."""
 
 
 def result(name: str) -> dict[str, Any]:
@@ -60,10 +60,11 @@ def figures(name: str) -> dict[str, Any]:
 
 
 def _start() -> str:
-    found, reads = figures("stream_start"), figures("fetch_start")
+    start = figures("stream_start")
+    reads = figures("fetch_start")
     return (
-        f"{found['smalti']['first_s']:.2g} s from the start of the process to the first microbatch, two thirds through "
-        f"{found['tokens'] / 1e12:.0f} trillion tokens, on one rank; a start of {reads['ranks']:,} ranks reads "
+        f"{start['smalti']['first_s']:.2g} s from the start of the process to the first microbatch, two thirds through "
+        f"{start['tokens'] / 1e12:.0f} trillion tokens, on one rank; a start of {reads['ranks']:,} ranks reads "
         f"{reads['metadata_gets']} index and lists {reads['lists']} times. Not measured: a start on many real nodes"
     )
 
@@ -99,7 +100,7 @@ def _microbatches() -> str:
 
 def _overhead() -> str:
     handed = figures("stream")["table"]["tokens/s, int64 inputs and targets"]["smalti"]["median"]
-    step = max(one["tokens_per_s"] for one in figures("train_cpu")["demo bf16"]["contenders"].values())
+    step = max(row["tokens_per_s"] for row in figures("train_cpu")["demo bf16"]["contenders"].values())
     return (
         f"the stream hands out {handed / 1e6:.0f}M tokens/s in one process; the fastest step measured here takes "
         f"{step / 1e3:.3g}k (`make bench NAME=train_cpu`), so reading is 1/{handed / step:,.0f} of its time even when "
@@ -253,9 +254,9 @@ _INTRO = """<!-- Written by `make docs` from tools/talks/claims.py and bench/res
 
 # Claims of speed
 
-What the [talks](talks.md) say of speed, in their order of proof here. **Proven here** means measured by the
+What the [talks](talks.md) say of speed, the best proven first. **Proven here** means measured by the
 command, on the machine that the result file names: two CPU cores, no GPU, no cluster. It is the mechanism that is
-proven, at that size. **Predicted** means by the planner's arithmetic, whose own error the planner's pages tell.
+proven, at that size. **Predicted** means by the planner's arithmetic, whose own error is on the planner's pages.
 **Unproven** means neither; what would prove it is said. A line is that of the talk's text.
 
 """

@@ -149,7 +149,7 @@ SECTIONS = (
     Section(
         "Data mixtures",
         "Tokens taken = share x tokens of the run; epochs = tokens taken / tokens in the source. `smalti plan data` "
-        "reckons this for any mixture, with what repeated tokens are worth ([plan a run](../guides/plan.md)).",
+        "computes this for any mixture, with what repeated tokens are worth ([plan a run](../guides/plan.md)).",
         (
             Table(
                 "Build a 1T Token Pretraining Set (dbrx, lines 461-467): distributed evenly, how often is each gone "

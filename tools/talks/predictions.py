@@ -82,26 +82,27 @@ def experts_beside_dense() -> str:
 
 def memory_saved() -> str:
     """Nearly 3x."""
-    told = []
+    ratios = []
     for rows in (1, 2, 4):
         peaks = []
         for again in ("none", "full"):
             words = f"{ROWS} train.global_batch_tokens={3072 * 4096 * rows} train.microbatch_tokens={4096 * rows}"
             config = _config(f"{words} train.parallel.activation_checkpointing={again}")
             peaks.append(memory_per_rank(config, device="cuda").tensors_bytes)
-        told.append(f"{peaks[0] / peaks[1]:.2g}x with {rows}")
+        ratios.append(f"{peaks[0] / peaks[1]:.2g}x with {rows}")
     return (
-        f"bytes of all tensors of a rank of DBRX, all blocks kept over all blocks run again: {', '.join(told)} rows of "
-        "4,096 tokens. Selective checkpointing and compressed activations are not built"
+        f"bytes of all tensors of a rank of DBRX, all blocks kept over all blocks run again: {', '.join(ratios)} rows "
+        "of 4,096 tokens. Selective checkpointing and compressed activations are not built"
     )
 
 
 def fsdp_beside_all() -> str:
     """Very, very close to 3D parallel strategies."""
-    found = [one.prediction for one in find_layouts(_config(MPT_30B), hardware("h100-sxm"), 512).best]
-    alone = [Layout(one.layout.replicate, one.layout.shard) == one.layout for one in found]
-    fsdp = [one for one, is_alone in zip(found, alone, strict=True) if is_alone]
-    others = [one for one, is_alone in zip(found, alone, strict=True) if not is_alone]
+    predictions = [row.prediction for row in find_layouts(_config(MPT_30B), hardware("h100-sxm"), 512).best]
+    fsdp, others = [], []
+    for prediction in predictions:
+        layout = prediction.layout
+        (fsdp if Layout(layout.replicate, layout.shard) == layout else others).append(prediction)
     return (
         f"MPT-30B on 512 H100s: the best layout of FSDP alone, {fsdp[0].layout}, makes "
         f"{others[0].step_s / fsdp[0].step_s:.0%} of the tokens/s of the best that also cuts matrices or layers, "
@@ -125,8 +126,8 @@ def replicas() -> str:
 def speed_of_a_smaller_one() -> str:
     """Quality of a bigger model, speed of a smaller one."""
     model = _config(DBRX).model
-    told = [f"{distinct_experts(model, batch) or 0:.1f} for {batch}" for batch in (1, 8, 64)]
+    experts = [f"{distinct_experts(model, batch) or 0:.1f} for {batch}" for batch in (1, 8, 64)]
     return (
-        f"a decode step of DBRX reads of the 16 experts of a layer, were the router even, {', '.join(told)} requests "
-        "at a time: in FLOPs it is the smaller model always, in bytes only while few are served"
+        f"a decode step of DBRX reads of the 16 experts of a layer, were the router even, {', '.join(experts)} "
+        "requests at a time: in FLOPs it is the smaller model always, in bytes only while few are served"
     )

@@ -51,7 +51,7 @@ _ALONE = (
 SECTIONS = (
     Section(
         "Quality",
-        "Scores are measurements; they can be compared, not reckoned.",
+        "Scores are measurements; they can be compared, not computed.",
         (
             Table(
                 "The Value of Better Data (dbrx, lines 502-517)",

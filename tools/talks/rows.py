@@ -88,11 +88,11 @@ class Printed:
 
     def _parts(self) -> tuple[str, Decimal, Decimal, str]:
         """What stands before the digits, the digits, what they are multiplied with, and what stands behind."""
-        found = _NUMBER.search(self.text)
-        assert found, f"no number in {self.text!r}"
-        digits = Decimal(found["digits"].replace(",", ""))
-        scale = Decimal(_SUFFIX[found["suffix"].strip()]) * 10 ** Decimal(found["power"] or 0)
-        return self.text[: found.start()], digits, scale, self.text[found.end("digits") :]
+        match = _NUMBER.search(self.text)
+        assert match, f"no number in {self.text!r}"
+        digits = Decimal(match["digits"].replace(",", ""))
+        scale = Decimal(_SUFFIX[match["suffix"].strip()]) * 10 ** Decimal(match["power"] or 0)
+        return self.text[: match.start()], digits, scale, self.text[match.end("digits") :]
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Figure:
     printed: str
     """The number as printed; a formula in words has none."""
     ours: Callable[[], float] | None
-    """Our number by the planner's functions; None where nothing can be reckoned."""
+    """Our number by the planner's functions; None where nothing can be computed."""
     how: str
     """The arithmetic in short."""
     verdict: Verdict = "agrees"

@@ -30,7 +30,7 @@ _EXAMPLE = (
            lambda: plan.days(_N, _D, 64, "a100-40gb"), "6ND / (64 A100s at their peak)"),
     _slide("64-h100s-at-peak", 696, "64 H100s ... 3.4 days", "3.4 days", lambda: plan.days(_N, _D, 64, "h100-sxm"),
            "6ND / (64 H100s at their peak)", "wrong",
-           "the slide is headed 64 H100s and reckons with the A100's 312 TFLOP/s; an H100 has 989.4", "1.07 days"),
+           "the slide is headed 64 H100s and computes with the A100's 312 TFLOP/s; an H100 has 989.4", "1.07 days"),
     _slide("64-gpus-at-mfu", 823, "3.12e14 x 64 x 50.7% = 1.01e16", "1.01e16",
            lambda: 64 * plan.peak("a100-40gb") * 0.507, "64 x 312e12 x 0.507 FLOP/s"),
     _slide("7b-days", 825, "5.88e21 / 1.01e16 = 6.7 days", "6.7 days",
