@@ -175,6 +175,6 @@ def test_a_moved_run_is_trained_on_and_forked_by_real_ranks_from_elsewhere(work:
     assert "was-t: forked at step 6" in done.stderr
     assert RunFolder.read(there).saved_step() == 9
     done = train(there.parent, "was-t/")
-    assert "(it was finished already)" in done.stderr
+    assert "(already finished)" in done.stderr
     assert not (there.parent / "runs").exists()
     assert not (work / "runs/t").exists()
