@@ -1,16 +1,9 @@
 """Best-fit decreasing: which documents share a sequence, so that none is cut that would fit into one.
 
-Documents longer than a sequence are chopped into whole sequences and a rest. All pieces are then taken from the longest
-to the shortest; each goes into the open sequence whose room is the smallest that holds it, or into a new one (Ding et
-al., "Fewer truncations improve language modeling", arXiv 2404.10830).
-
-Pieces of one length are alike, and so are sequences of one room: of length l, r // l pieces go into a sequence with
-room r before any other is looked at. So the work goes by lengths and rooms, not by pieces: an open sequence is touched
-only when its room more than halves, which is at most log2(seq_len) times. Two stable sorts of the pieces remain.
-
-Promises: the same corpus gives the same rows everywhere (ties go to the earlier piece); every token stands in exactly
-one piece. Memory: about 40 bytes a piece while it works. Does not promise the fewest possible rows (that is NP-hard;
-best-fit decreasing needs at most 11/9 of them, and next to none too many on documents of mixed length).
+Documents longer than a sequence are cut into whole sequences and a rest. The pieces are taken from the longest to the
+shortest; each goes into the open sequence with the smallest room that holds it, or a new one (Ding et al., "Fewer
+truncations improve language modeling", arXiv 2404.10830). Needs at most 11/9 of the fewest rows. The same corpus gives
+the same rows everywhere. Memory: about 40 bytes a piece.
 """
 
 from bisect import bisect_left, insort
@@ -71,7 +64,12 @@ def cut(ends: Int64s, seq_len: int) -> tuple[Int64s, "npt.NDArray[np.uint32]"]:
 
 
 def assign(lengths: "npt.NDArray[np.uint32]", seq_len: int) -> tuple[npt.NDArray[np.uint32], int]:
-    """The row of each piece [pieces], and the number of rows."""
+    """Assign pieces to rows. Returns the row of each piece [pieces], and the number of rows.
+
+    Pieces of one length are alike, and so are rows of one room: with room r, a row takes r // l pieces of length l
+    before any other is tried. So the work is by lengths and rooms, not by pieces: an open row is touched only when its
+    room more than halves, at most log2(seq_len) times. Two stable sorts of the pieces remain.
+    """
     assert lengths.size < 1 << 32
     # 16 bits are sorted by counting, six times as fast; longest first, ties in the order of the corpus
     shortfall = (seq_len - lengths).astype(np.uint16 if seq_len <= 1 << 16 else np.uint32)

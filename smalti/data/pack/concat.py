@@ -1,8 +1,8 @@
 """Concatenate-and-chop: how sequences are cut from the tokens of a source, when they are read.
 
 Sequence i of a source is tokens [i * seq_len, i * seq_len + seq_len + 1): seq_len inputs and, one further, seq_len
-targets, so the last token of a sequence is the first input of the next and every token but the first is a target once.
-Nothing is stored; the same tokens serve any sequence length. The tokens after the last whole sequence are left out.
+targets. So the last token of a sequence is the first input of the next, and every token but the first is a target once.
+Nothing is stored. The tokens after the last whole sequence are left out.
 """
 
 from typing import Any

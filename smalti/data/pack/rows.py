@@ -39,8 +39,8 @@ class Joints(NamedTuple):
 
     def among(self, begin: int, end: int) -> "Joints":
         """Those of rows [begin, end), counted from there."""
-        here = (self.row >= begin) & (self.row < end)
-        return Joints(self.row[here] - begin, self.column[here], self.token[here])
+        mask = (self.row >= begin) & (self.row < end)
+        return Joints(self.row[mask] - begin, self.column[mask], self.token[mask])
 
 
 class Filled(NamedTuple):

@@ -1,7 +1,7 @@
-"""What the stream asks of a source: tokens of one corpus as one long array, read by range, whoever wrote them.
+"""The interface of a source: tokens of one corpus as one long array, read by range, in any format.
 
-``tokens/`` is the house's own form; ``readers/`` holds what other systems wrote. A source is opened from the *index*
-of its folder (our manifest, an MDS index.json ...), which one rank reads for all.
+``tokens/`` is Smalti's own format; ``readers/`` has those of other systems. A source is opened from the *index* of its
+folder (a manifest, an MDS index.json ...), which one rank reads for all.
 """
 
 from typing import Any, Protocol

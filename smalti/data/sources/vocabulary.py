@@ -1,7 +1,7 @@
-"""Token ids against the model's vocabulary, for sources whose form does not say which vocabulary they were written in.
+"""Checks token ids against the model's vocabulary, for sources whose format does not say their vocabulary.
 
-Promises: an id that the model has no row for is a DataError that names source and place, not an index error in a
-kernel. Sources that say their vocabulary were compared before the run began; they are not looked at here.
+An id that the model has no row for is a DataError that names source and place, not an index error in a kernel. Sources
+that say their vocabulary are compared with the model before the run begins.
 """
 
 from collections.abc import Mapping

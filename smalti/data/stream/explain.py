@@ -1,9 +1,8 @@
 """Which documents made a batch, and back: where in a run a document is learned. Plain values, for printing or JSON.
 
-A sequence *learns* its targets, so a document is where its tokens are targets; the one token before a sequence, which
-is only an input, does not count. Promises: what is told is what the stream hands out, with any packing, skips,
-takedowns and forks; no order is replayed, so the last step costs what the first does. Reads the tokens of the rows that
-are told, and for a document a few blocks.
+A sequence *learns* its targets, so a document is learned where its tokens are targets; the token before a sequence is
+only an input. The result is what the stream returns, with any packing, skips, takedowns and forks. No order is
+replayed, so the last step costs what the first does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -84,7 +83,7 @@ class Explanation:
             "sequences": n,
             "first_position": self.schedule.first_position(step),
             "world_size": self.world_size,
-            "rows": [self._row(row, own, seq_len) for row, own in zip(chosen, documents, strict=True)],
+            "rows": [self._row(row, parts, seq_len) for row, parts in zip(chosen, documents, strict=True)],
         }
 
     def rows_of_rank(self, step: int, rank: int) -> range:
@@ -181,18 +180,18 @@ class Explanation:
                     part: dict[str, Any] = {"number": number, "id": None, "begin": begin + a, "end": begin + b}
                     part |= {"column": column + a, "closed": closed, "taken_down": self._blank(name, begin + a)}
                     found[k].append(part)
-        for row, own in zip(rows, found, strict=True):
-            for part in own:
+        for row, row_parts in zip(rows, found, strict=True):
+            for part in row_parts:
                 part["source"] = row.source
         return found
 
     def _name(self, documents: Sequence[Sequence[dict[str, Any]]]) -> None:
         """Fill in ids where a source has them."""
-        parts = [part for own in documents for part in own]
+        parts = [part for row in documents for part in row]
         for name, source in self.stream.opened.items():
-            own = [part for part in parts if part["source"] == name and part["number"] is not None]
-            names = _ids(source, sorted({part["number"] for part in own}))
-            for part in own:
+            named = [part for part in parts if part["source"] == name and part["number"] is not None]
+            names = _ids(source, sorted({part["number"] for part in named}))
+            for part in named:
                 part["id"] = names.get(part["number"])
 
     def _blank(self, source: str, token: int) -> bool:
@@ -256,8 +255,10 @@ def _number(source: Source, which: str) -> tuple[int, str | None]:
             hint="smalti data inspect shows some documents",
         )
     if len(numbers) > 1:
-        told = ", ".join(map(str, numbers[:10]))
-        raise UserError(f"{len(numbers)} documents of {source.where} have the id '{name}'", allowed=f"a number: {told}")
+        shown = ", ".join(map(str, numbers[:10]))
+        raise UserError(
+            f"{len(numbers)} documents of {source.where} have the id '{name}'", allowed=f"a number: {shown}"
+        )
     return numbers[0], name
 
 

@@ -1,7 +1,7 @@
-"""Forking a run: from its newest checkpoint on it gets another future; its past must be what it was.
+"""Plans the fork of a run: from its newest checkpoint on it gets another future; its past must stay what it was.
 
-Promises: nothing is written; what is returned has been checked against the digests that the checkpoint carries, so a
-fork that is accepted here resumes. Reads one small file of the checkpoint and the indexes of the sources, no token.
+Nothing is written. The result has been checked against the digests of the checkpoint, so an accepted fork resumes.
+Reads one small file of the checkpoint and the indexes of the sources, no token.
 """
 
 from dataclasses import replace

@@ -1,9 +1,9 @@
-"""What a run reads, checked before anything is started: from manifests and indexes alone, no token is read.
+"""Checks what a run reads before anything is started, from manifests and indexes alone.
 
-Promises: sources and held-out sets exist, are long enough, come from one tokenizer, fit the model's vocabulary, and the
-tokenizer that the run names is the one that wrote them. One process reads for all (``read_inputs``); from there on the
-same bytes serve every rank. What somebody else's files do not say about themselves cannot be checked: it is said.
-Without ``indexes``, before ranks start, a few rows of such sources are read; all is looked at when it is read.
+Sources and held-out sets exist, are long enough, come from one tokenizer and fit the model's vocabulary, and the
+tokenizer that the run names is the one that wrote them. One process reads for all (``read_inputs``); every rank uses
+the same bytes. What files of other systems do not say of themselves is reported as unchecked; before ranks start, a few
+rows of such sources are read.
 """
 
 import os

@@ -1,8 +1,7 @@
 """Opens what a run reads: sources, best-fit indexes, takedowns; each from bytes that one rank reads for all.
 
-``read_indexes`` does all the reading: one index for each source, ``pack.json`` of the best-fit indexes, and the list
-of takedowns with its documents looked up. What it gives is passed to the other ranks, who open everything from it
-without a file or a request.
+``read_indexes`` does all the reading: an index of each source, ``pack.json`` of the best-fit indexes, and the
+takedowns. Its result is passed to the other ranks, which open everything from it without a file or a request.
 """
 
 from collections.abc import Iterator, Mapping

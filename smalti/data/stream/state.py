@@ -1,11 +1,9 @@
-"""What fixes the data of a run, in less than 1 kB of JSON, and the refusal to go on with anything else.
+"""What identifies the data of a run, in less than 1 kB of JSON, and the check of a saved state against it.
 
-A checkpoint keeps ``state(step)``: digests of the data, of the schedule, and of its *past*, which is all that chose the
-tokens of the steps before. Promises: equal past, equal tokens in those steps; a changed past is always refused; a
-changed future too, unless a fork has accepted it (``data.history``). Where it is refused, the difference is shown as
-far as 1 kB can hold it. One exception: a longer list of takedowns is another future only, yet a step of the past that
-is asked for again is masked by the list of now. What was read is what counts: a source may change, come or go before
-its first sequence.
+A checkpoint keeps ``state(step)``: digests of the data, of the schedule, and of its *past*, all that chose the tokens
+of the steps before. A changed past is always an error; a changed future too, unless a fork has accepted it
+(``data.history``). A longer list of takedowns changes the future only: a step of the past that is read again is masked
+by the new list. A source may change, come or go before its first sequence is read.
 """
 
 import json

@@ -1,11 +1,9 @@
 """The deterministic stream of batches: the same tokens in the same order on any number of ranks, from any step.
 
-Promises: ``batch(step)`` is a pure function of data, config and seed; ranks and microbatches only cut the same global
-batch differently; every rank gets the same number of microbatches; the state is below 1 kB, holds no position (the step
-is the position) and is bound to digests of data and schedule; a changed source is refused by name. With ``indexes``
-given nothing is opened before the first read. Does not promise to fill a rank that is short: it gets an empty
-microbatch whose targets are all ignored. Does not read ahead: whoever trains does, from a thread (``batch`` may be
-called from any).
+``batch(step)`` is a pure function of data, config and seed; ranks and microbatches only cut the same global batch
+differently. Every rank gets the same number of microbatches: one that is short gets an empty one whose targets are all
+ignored. The state is below 1 kB and holds no position, since the step is the position. Reading ahead is the trainer's
+part: ``batch`` may be called from any thread.
 """
 
 from collections.abc import Mapping
@@ -72,8 +70,8 @@ class Stream:
         indexes: Mapping[str, bytes] | None = None,
         equal_rows: bool = False,
     ) -> None:
-        """``indexes``: what ``read_indexes(config)`` gave one rank for all; absent, it is read here. ``equal_rows``:
-        microbatches have as many rows on each rank, filled up with rows that do not count.
+        """``indexes``: what ``read_indexes(config)`` returned on one rank; absent, it is read in this process.
+        ``equal_rows``: microbatches have as many rows on each rank, padded with rows that do not count.
 
         Raises DataError for a source that is missing, damaged, shorter than a sequence, of another tokenizer than the
         rest, or without the best-fit index that the config asks for; UserError for a schedule that cannot be.
@@ -88,12 +86,12 @@ class Stream:
         indexes = read_indexes(config) if indexes is None else indexes
         self.fetch_counts = Counts()
         """What reading the sources has cost."""
-        found = open_sources(config, indexes, rank, world_size, self.fetch_counts)
-        self.opened = found.sources
-        self.eod_id, self.vocab_size, self.tokenizer_digest = found.eod_id, found.vocab_size, found.tokenizer_digest
-        self._fill_id = found.fill_id
+        opened = open_sources(config, indexes, rank, world_size, self.fetch_counts)
+        self.opened = opened.sources
+        self.eod_id, self.vocab_size, self.tokenizer_digest = opened.eod_id, opened.vocab_size, opened.tokenizer_digest
+        self._fill_id = opened.fill_id
         self._sequences: list[dict[str, Sequences]] = [
-            sequences_of(config, found, indexes, segment.seq_len) for segment in self.schedule.segments
+            sequences_of(config, opened, indexes, segment.seq_len) for segment in self.schedule.segments
         ]
         self._takedowns = takedowns_of(indexes)
         # a source that a segment does not read may be too short for one sequence; its size there is not used
@@ -146,9 +144,9 @@ class Stream:
         source, epoch, index = self.order.locate(positions)
         pieces: list[list[tuple[int, int]]] = [[] for _ in range(end - begin)]
         for which in sorted(set(source.tolist())):
-            here = np.flatnonzero(source == which)
-            row, _, start, length = self._sequences[segment][self.sources[which]].pieces(index[here])
-            for number, a, b in zip(here[row].tolist(), start.tolist(), (start + length).tolist(), strict=True):
+            selected = np.flatnonzero(source == which)
+            row, _, start, length = self._sequences[segment][self.sources[which]].pieces(index[selected])
+            for number, a, b in zip(selected[row].tolist(), start.tolist(), (start + length).tolist(), strict=True):
                 pieces[number].append((a, b))
         names = [self.sources[which] for which in source.tolist()]
         columns = (positions.tolist(), names, epoch.tolist(), index.tolist(), pieces)
@@ -199,21 +197,22 @@ class Stream:
         joints: list[Joints] = []
         masked: npt.NDArray[np.bool_] | None = None
         for which in sorted(set(source.tolist())):
-            here = np.flatnonzero(source == which)
+            selected = np.flatnonzero(source == which)
             name = self.sources[which]
-            own = self.opened[name].dtype
-            part = tokens if here.size == n and own == self._dtype else np.empty((here.size, seq_len + 1), dtype=own)
-            filled = self._sequences[segment][name].read(index[here], part)
+            dtype = self.opened[name].dtype
+            is_all = selected.size == n and dtype == self._dtype
+            part = tokens if is_all else np.empty((selected.size, seq_len + 1), dtype=dtype)
+            filled = self._sequences[segment][name].read(index[selected], part)
             if self._takedowns is not None and name in self._takedowns.spans:
-                pieces = self._sequences[segment][name].pieces(index[here])
+                pieces = self._sequences[segment][name].pieces(index[selected])
                 filled = blank(part, filled, pieces, self._takedowns.spans[name], self._fill_id)
             if part is not tokens:
-                tokens[here] = part
+                tokens[selected] = part
             if filled.joints is not None:
-                joints.append(filled.joints._replace(row=here[filled.joints.row]))
+                joints.append(filled.joints._replace(row=selected[filled.joints.row]))
             if filled.masked is not None:
                 masked = np.zeros((n, seq_len), dtype=bool) if masked is None else masked
-                masked[here] = filled.masked
+                masked[selected] = filled.masked
         return _Rows(tokens, source, Joints.of(joints) if joints else None, masked)
 
     def _cut(self, rows: _Rows, start: int, end: int, first_position: int) -> Batch:

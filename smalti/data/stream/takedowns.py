@@ -1,14 +1,10 @@
-"""Documents that must not be learned: the list that ``data.takedowns`` names, found in the sources and blanked in rows.
+"""Documents that must not be learned: reads the list ``data.takedowns`` and blanks them in rows.
 
-A taken-down document keeps its place, so no other token moves and the order of training stays; but its tokens never
-reach the model. In the rows each of them becomes the end-of-document token, as an input, and none of them, the closing
-token included, is a target. (Masking the targets alone would leave the text in the context of whatever follows it when
-``mask_documents`` is false, and in the statistics of a router in any case.)
+A taken-down document keeps its place, so the order of training stays. In the rows each of its tokens becomes the
+end-of-document token, as an input, and none of them is a target. Masking the targets alone would leave the text in the
+context of what follows where ``mask_documents`` is false, and in the statistics of a router.
 
-Lines of JSON: ``{"source": "web", "document": 1234}`` with the document's number in the source from 0, or its id, a
-string, as ``ids.parquet`` beside the token files has it. Promises: an unknown source or document is an error with its
-line; the digest depends on the set of documents alone, not on order, repeats or layout of the lines, nor on whether
-a number or an id names them.
+The list is lines of JSON, ``{"source": "web", "document": 1234}``: its number in the source from 0, or its id.
 """
 
 import json
@@ -42,8 +38,8 @@ class Takedowns:
         wanted = _lines(path, sources)
         spans: dict[str, Int64s] = {}
         for name in sorted({source for source, _, _ in wanted}):
-            own = [(document, line) for source, document, line in wanted if source == name]
-            numbers = _numbers(own, sources[name], name, path)
+            requested = [(document, line) for source, document, line in wanted if source == name]
+            numbers = _numbers(requested, sources[name], name, path)
             found = sorted({sources[name].document_span(number) for number in numbers})
             spans[name] = np.array(found, dtype=np.int64).reshape(-1, 2)
         return cls(digest_json({name: array.tolist() for name, array in spans.items()}), spans)
@@ -130,11 +126,11 @@ def _numbers(wanted: Sequence[tuple[int | str, int]], source: Source, name: str,
     places = documents_of(source.where, list(by_id)) if by_id else {}
     numbers: list[int] = []
     for document, line in wanted:
-        own = places.get(document, []) if isinstance(document, str) else [document]
-        if not own or not 0 <= own[0] < source.n_documents:
+        matches = places.get(document, []) if isinstance(document, str) else [document]
+        if not matches or not 0 <= matches[0] < source.n_documents:
             raise DataError(
                 f"{path}, line {line}: source '{name}' ({source.where}) has no document {document!r}",
                 allowed=f"0 to {source.n_documents - 1:,}, or an id of its {IDS_NAME}",
             )
-        numbers += own
+        numbers += matches
     return numbers

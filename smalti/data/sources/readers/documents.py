@@ -29,9 +29,9 @@ class Documents:
         out = np.empty(tokens.shape, dtype=np.int64)
         shards = np.searchsorted(self._starts, tokens, side="right") - 1
         for shard in np.unique(shards).tolist():
-            here = shards == shard
-            inside = tokens[here] - self._starts[shard]
-            out[here] = self._first[shard] + np.searchsorted(self.ends(shard), inside, side="right")
+            mask = shards == shard
+            inside = tokens[mask] - self._starts[shard]
+            out[mask] = self._first[shard] + np.searchsorted(self.ends(shard), inside, side="right")
         return out
 
     def span(self, document: int) -> tuple[int, int]:

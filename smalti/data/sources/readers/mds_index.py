@@ -72,16 +72,19 @@ def parse_index(data: bytes, path: str) -> MdsIndex:
     columns: Columns | None = None
     for number, entry in enumerate(value["shards"]):
         try:
-            here, shard = _shard(entry)
+            shard_columns, shard = _shard(entry)
         except DataError as error:
-            told = f"{path}, shard {number}: {error.message}"
-            raise DataError(told, allowed=error.allowed, hint=error.hint) from error
+            message = f"{path}, shard {number}: {error.message}"
+            raise DataError(message, allowed=error.allowed, hint=error.hint) from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"{path}, shard {number}: {error!r}", hint="the index is damaged: copy it again") from error
-        columns = columns or here
-        if (columns.names, columns.encodings) != (here.names, here.encodings):
-            told = ", ".join(f"{name} ({encoding})" for name, encoding in zip(here.names, here.encodings, strict=True))
-            raise DataError(f"{path}, shard {number} has other columns than the shards before: {told}")
+        columns = columns or shard_columns
+        if (columns.names, columns.encodings) != (shard_columns.names, shard_columns.encodings):
+            shown = ", ".join(
+                f"{name} ({encoding})"
+                for name, encoding in zip(shard_columns.names, shard_columns.encodings, strict=True)
+            )
+            raise DataError(f"{path}, shard {number} has other columns than the shards before: {shown}")
         shards.append(shard)
     if columns is None:
         raise DataError(f"{path} lists no shards")

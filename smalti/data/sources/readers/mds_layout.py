@@ -168,21 +168,21 @@ class VariedLayout:
         """Read the tables that are not there."""
         wanted = sorted(set(shards))
         with self._lock:
-            here = {shard: self._kept[shard] for shard in wanted if shard in self._kept}
-        missing = [shard for shard in wanted if shard not in here]
+            tables = {shard: self._kept[shard] for shard in wanted if shard in self._kept}
+        missing = [shard for shard in wanted if shard not in tables]
         if missing:
-            here.update(zip(missing, self._tables.read(missing, self.stored), strict=True))
+            tables.update(zip(missing, self._tables.read(missing, self.stored), strict=True))
         for shard in missing:
-            if here[shard].n_tokens != int(self._shard_tokens[shard]):
+            if tables[shard].n_tokens != int(self._shard_tokens[shard]):
                 raise DataError(
-                    f"{self._path(shard)} holds {here[shard].n_tokens:,} tokens, "
+                    f"{self._path(shard)} holds {tables[shard].n_tokens:,} tokens, "
                     f"{int(self._shard_tokens[shard]):,} when its data set was opened",
                     hint="it was changed, or is damaged: copy it again",
                 )
-        self._in_use.tables = here
+        self._in_use.tables = tables
         with self._lock:
             for shard in wanted:
-                self._kept[shard] = here[shard]
+                self._kept[shard] = tables[shard]
                 self._kept.move_to_end(shard)
             while len(self._kept) > _KEPT_TABLES:
                 self._kept.popitem(last=False)
