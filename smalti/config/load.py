@@ -1,12 +1,9 @@
 """YAML + ``a.b=value`` -> a frozen config that knows where each value came from.
 
-Order of precedence: command line, recipe, its one ``base:``, model preset, default. Mappings are merged key by key,
-lists and plain values replace, and null takes an entry with a free name (a source, a weight) out. Nothing is
-interpolated; nothing is read from the environment. A preset may stand for another one, and may bring a ``train:``
-section, which lies under that of the run; its learning rate then follows the run's batch. A preset that is typed on the
-command line takes the place of a model that the recipe spells out; where the recipe names a preset itself, it takes the
-place of that name, and the fields beside it stay. The config of a run folder has the ``folder`` that it is in, wherever
-that was moved, unless ``name`` or ``folder`` on the command line makes another run of it.
+Precedence: command line, recipe, its one ``base:``, model preset, default. Mappings are merged key by key, lists and
+plain values replace, and null removes an entry with a free name (a source, a weight). A preset on the command line
+replaces a model that the recipe spells out. A preset's ``train:`` section has lower precedence than the run's; its
+learning rate is adapted to the run's batch. Nothing is interpolated or read from the environment.
 """
 
 import copy
@@ -36,7 +33,7 @@ C = TypeVar("C", bound=Config)
 
 @dataclass(frozen=True)
 class Loaded(Generic[C]):
-    """A validated config and its story."""
+    """A validated config and the origins of its values."""
 
     config: C
     origins: dict[str, str]
@@ -52,33 +49,33 @@ def load(
     *,
     model_of: Callable[[str], ModelConfig] | None = None,
 ) -> Loaded[C]:
-    """Load a recipe (file, run folder, or name in the package) as ``model``; every problem is one UserError.
+    """Load a recipe (file, run folder, or name in the package) as ``model``. Raises one UserError with all problems.
 
-    model_of: gives the section ``model`` of what ``init_from`` names, for a recipe that has none.
+    model_of: returns the ``model`` section of the origin ``init_from``, for a recipe that has none.
     """
-    found = find_recipe(name_or_path, fields=model.model_fields)
-    tree = _mapping(parse(found.text, found.label))
-    if found.run is not None and issubclass(model, JobConfig):
+    source = find_recipe(name_or_path, fields=model.model_fields)
+    tree = _mapping(parse(source.text, source.label))
+    if source.run is not None and issubclass(model, JobConfig):
         tree.value.pop("folder", None)
         if not any(override.startswith(("name=", "folder=")) for override in overrides):
-            _merge(tree, ("folder",), found.run, {("folder",): "where the run is"})
-    tree = _with_base(model, tree, found.path)
+            _merge(tree, ("folder",), source.run, {("folder",): "where the run is"})
+    tree = _with_base(model, tree, source.path)
     if model_of is not None:
         _take_model(tree, overrides, model_of)
     tree = _resolved(model, tree, overrides)
-    return Loaded(*_validate(model, tree, found.label), found.path)
+    return Loaded(*_validate(model, tree, source.label), source.path)
 
 
 def from_dict(
     model: type[C], value: Mapping[str, Any], label: str = "config", overrides: Sequence[str] = ()
 ) -> Loaded[C]:
-    """Validate plain values (of Python callers, of stored configs), with ``overrides`` and the same errors."""
+    """Validate plain values (from Python or a stored config), with ``overrides`` and the same errors."""
     tree = Tree(copy.deepcopy(dict(value)), dict.fromkeys(paths_of(value), label))
     return Loaded(*_validate(model, _resolved(model, tree, overrides), label), label)
 
 
 def _resolved(model: type[BaseModel], tree: Tree, overrides: Sequence[str]) -> Tree:
-    """With the command line over it and the presets under it."""
+    """Return the tree with the command line applied over it and the presets under it."""
     typed, sections = Tree({}), _preset_sections(model)
     for override in overrides:
         _apply_override(typed, override)
@@ -108,7 +105,7 @@ def _validate(model: type[C], tree: Tree, label: str) -> tuple[C, dict[str, str]
 
 
 def _take_model(tree: Tree, overrides: Sequence[str], model_of: Callable[[str], ModelConfig]) -> None:
-    """Where there is no section ``model``, that of ``init_from``; single fields of it may be typed, as of any other."""
+    """Fill a missing section ``model`` from ``init_from``; overrides of its fields apply as to any other."""
     typed, section = Tree({}), ("model",)
     for override in overrides:
         _apply_override(typed, override)
@@ -158,8 +155,10 @@ def _with_base(model: type[BaseModel], tree: Tree, path: str) -> Tree:
 def _merge(
     into: Tree, path: Path, value: Any, origins: Mapping[Path, str], model: type[BaseModel] | None = None
 ) -> None:
-    """Lay ``value`` (with its absolute ``origins``) over ``into`` at ``path``. Of ``model`` null removes an entry whose
-    name is free, as that of a source."""
+    """Merge ``value`` (with its absolute ``origins``) into ``into`` at ``path``.
+
+    With ``model`` a null removes an entry with a free name, such as a source.
+    """
     current = _get(into.value, path)
     if isinstance(value, dict) and isinstance(current, dict):
         for key, child in value.items():
@@ -167,17 +166,17 @@ def _merge(
         return
     if value is None and model is not None and current is not None and _is_entry(model, path):
         del _get(into.value, path[:-1])[path[-1]]
-        for old in [one for one in into.origins if one[: len(path)] == path]:
+        for old in [origin for origin in into.origins if origin[: len(path)] == path]:
             del into.origins[old]
         return
-    for old in [one for one in into.origins if one[: len(path)] == path]:
+    for old in [origin for origin in into.origins if origin[: len(path)] == path]:
         del into.origins[old]
     _set(into, path, value)
-    into.origins.update({one: origin for one, origin in origins.items() if one[: len(path)] == path})
+    into.origins.update({key: origin for key, origin in origins.items() if key[: len(path)] == path})
 
 
 def _is_entry(kind: Any, path: Path) -> bool:
-    """Whether ``path`` in a config of ``kind`` leads to an entry of a mapping that may not be null itself."""
+    """Return whether ``path`` in a config of ``kind`` is an entry of a mapping that may not be null itself."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         field = kind.model_fields.get(str(path[0]))
         return field is not None and len(path) > 1 and _is_entry(field.annotation, path[1:])
@@ -219,7 +218,7 @@ def _short(text: str) -> str:
 
 
 def _preset_sections(model: type[BaseModel], path: Path = ()) -> list[Path]:
-    """Where in ``model`` a ModelConfig lies, and so ``preset:`` may stand."""
+    """Return the paths of the sections of ``model`` that are a ModelConfig, where ``preset:`` is allowed."""
     if model is ModelConfig:
         return [path]
     sections: list[Path] = []
@@ -258,7 +257,7 @@ def _with_preset(tree: Tree, section: Path) -> Tree:
 
 
 def _fit_rate(preset: Tree, batch_tokens: Any) -> None:
-    """Give a preset the learning rate for the batch that a recipe has in place of the preset's own."""
+    """Adapt a preset's learning rate to the batch of the recipe."""
     rate, own = ("train", "optimizer", "lr"), _get(preset.value, ("train", "global_batch_tokens"))
     if own is None or not isinstance(batch_tokens, int) or not 0 < batch_tokens < own:
         return

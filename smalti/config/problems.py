@@ -1,6 +1,6 @@
-"""What pydantic found wrong, in the house's words: file and line, key, value, what is allowed, the nearest right key.
+"""Turns pydantic's validation errors into UserErrors: file and line, key, value, allowed values, the nearest key.
 
-All descriptions of what is allowed come from the JSON Schema of the model, so they cannot drift from it.
+All descriptions of allowed values come from the JSON Schema of the model.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,15 +33,15 @@ _OTHER_NAMES = {
     "world_size": "train.parallel.ranks",
     "nproc_per_node": "train.parallel.ranks",
 }
-"""Names of other trainers -> ours; used for hints only."""
+"""Names of fields in other trainers -> Smalti's; used for hints only."""
 _MOST_PLACES = 3
 COMMAND_LINE = "command line"
-"""The origin of a value that was typed."""
+"""The origin of a value from the command line."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, as three lines."""
+    """One problem: message, allowed values, hint."""
 
     message: str
     allowed: str | None
@@ -49,14 +49,14 @@ class Problem:
 
 
 class Schema:
-    """Paths looked up in the JSON Schema of a config model."""
+    """Looks up paths in the JSON Schema of a config model."""
 
     def __init__(self, model: type[BaseModel]) -> None:
         self._root = model.model_json_schema()
         self._definitions: Mapping[str, Any] = self._root.get("$defs", {})
 
     def follow(self, path: Path) -> tuple[Path, dict[str, Any]]:
-        """The longest head of ``path`` that the schema knows, and its node (pydantic appends union members)."""
+        """Return the longest prefix of ``path`` in the schema, and its node (pydantic appends union members)."""
         node, known = self._resolve(self._root), []
         for part in path:
             step = self._step(node, part)
@@ -67,23 +67,23 @@ class Schema:
         return tuple(known), node
 
     def keys(self, node: Mapping[str, Any]) -> list[str]:
-        """The keys of a section; empty for a leaf or a free mapping."""
+        """Return the keys of a section; empty for a leaf or a free mapping."""
         for member in self._members(node):
             if "properties" in member:
                 return list(member["properties"])
         return []
 
     def choices(self, node: Mapping[str, Any]) -> list[str]:
-        """The named values that may stand here."""
-        found = (value for member in self._members(node) for value in [*member.get("enum", []), member.get("const")])
-        return [value for value in found if isinstance(value, str)]
+        """Return the named values that are allowed."""
+        values = (value for member in self._members(node) for value in [*member.get("enum", []), member.get("const")])
+        return [value for value in values if isinstance(value, str)]
 
     def all_paths(self) -> Iterator[str]:
-        """Every dotted key of every section (sections inside lists excepted)."""
+        """Yield every dotted key of every section (except sections in lists)."""
         yield from self._walk(self._root, ())
 
     def describe(self, node: Mapping[str, Any]) -> str:
-        """What a value here may be, in words."""
+        """Return a description of the allowed values."""
         members = [self._describe_one(member) for member in self._members(node)]
         return ", or ".join(dict.fromkeys(members))
 
@@ -151,7 +151,7 @@ def _bounds(node: Mapping[str, Any]) -> str:
 def as_user_error(
     error: ValidationError, model: type[BaseModel], value: Any, origins: Mapping[Path, str], label: str
 ) -> UserError:
-    """All problems of one validation as one UserError, in the order of the file."""
+    """Return one UserError with all problems of a validation, in the order of the file."""
     schema = Schema(model)
     grouped: dict[Path, list[Any]] = {}
     for item in error.errors(include_url=False):
@@ -173,7 +173,7 @@ def as_user_error(
 
 
 def _hollow(grouped: Mapping[Path, list[Any]]) -> list[Path]:
-    """Lists that are too short only because their items, which have problems of their own, do not count."""
+    """Return the lists that are too short only because invalid items do not count."""
     paths = [path for path, items in grouped.items() if items[0]["type"] == "too_short"]
     return [path for path in paths if any(len(other) > len(path) and other[: len(path)] == path for other in grouped)]
 
@@ -216,15 +216,15 @@ def _problem(schema: Schema, path: Path, item: Any, value: Any, origins: Mapping
 
 
 def _right_value(schema: Schema, node: Mapping[str, Any], given: Any) -> str | None:
-    """A hint towards a named value close to the one that was given."""
+    """Return a hint with the named value nearest to the given one."""
     close = nearest(str(given), schema.choices(node))
     return f"did you mean '{close}'?" if close else None
 
 
 def _right_key(schema: Schema, path: Path, siblings: list[str], value: str) -> str:
-    """The hint: a name of another trainer, the same name in another section, a name that is close here or there.
+    """Return a hint: the field of another trainer's name, of the same name elsewhere, or of a similar name.
 
-    ``value`` is what follows the key where it was typed on the command line, so that the hint can be typed as it is.
+    ``value`` is appended to keys from the command line, so that the hint can be typed as it is.
     """
     name, paths = str(path[-1]), list(schema.all_paths())
     same = [one for one in paths if one.rsplit(".", 1)[-1] == name]
@@ -233,7 +233,7 @@ def _right_key(schema: Schema, path: Path, siblings: list[str], value: str) -> s
     by_last = {one.rsplit(".", 1)[-1]: one for one in reversed(paths)}
     far = [by_last[one] for one in [nearest(name, by_last, alike_frac=0.7)] if one]
     if foreign in paths:
-        return f"did you mean {foreign}?"  # its unit may be another one: without the value
+        return f"did you mean {foreign}?"  # without the value, whose unit may differ
     likely = same[:_MOST_PLACES] or close or far
     return (
         f"did you mean {' or '.join(one + value for one in likely)}?"

@@ -1,7 +1,7 @@
 """The base of all config models and the kinds of field.
 
 Every config is a frozen pydantic model that refuses unknown keys. A field is *identity* (another value is another run)
-unless it is declared with ``placement(...)`` (where and how fast the same run is carried out).
+unless it is declared with ``placement(...)``: where and how fast the same run is executed.
 """
 
 import math
@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 
 class Config(BaseModel):
-    """Frozen, strict about keys, documented by the docstring below each field; a number where text is due is text."""
+    """Base of all sections: frozen, refuses unknown keys; a number given for a text field becomes text."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -25,20 +25,21 @@ class Config(BaseModel):
 
 
 def placement(default: Any = ..., **kwargs: Any) -> Any:
-    """A field that may change between the attempts of one run without making it another run."""
+    """Declare a field that may change between the attempts of a run."""
     return Field(default, json_schema_extra={"kind": "placement"}, **kwargs)
 
 
 class NotAllowed(ValueError):
-    """What a validator of a section finds wrong, with what is allowed and what to type instead."""
+    """Error of a validator, with what is allowed and a hint of what to type."""
 
     def __init__(self, message: str, *, allowed: str, hint: str) -> None:
         super().__init__(message)
-        self.allowed, self.hint = allowed, hint
+        self.allowed = allowed
+        self.hint = hint
 
 
 def is_placement(model: type[BaseModel], name: str) -> bool:
-    """Whether ``name`` of ``model`` was declared with ``placement``."""
+    """Return whether ``name`` of ``model`` was declared with ``placement``."""
     extra = model.model_fields[name].json_schema_extra
     return isinstance(extra, dict) and extra.get("kind") == "placement"
 
@@ -73,7 +74,7 @@ def _duration(units: tuple[str, ...], *, may_be_none: bool = False) -> AfterVali
 
 
 def _number_from_text(value: Any) -> Any:
-    """Text that spells a number (``1e-3`` as YAML 1.1 hands it over) is that number; true and false are none."""
+    """Convert text that is a number (YAML 1.1 parses ``1e-3`` as text); refuse true and false."""
     if isinstance(value, bool):
         raise ValueError(f"{str(value).lower()} is not a number")
     if isinstance(value, str):
@@ -92,7 +93,7 @@ def _whole_number(value: Any) -> Any:
 
 
 def _duration_schema(*examples: str) -> WithJsonSchema:
-    """How a duration looks to an editor; the examples are also what an error message shows."""
+    """Return the JSON Schema of a duration; error messages show the examples too."""
     units = "|".join(sorted({split_duration(example)[1] for example in examples}))
     pattern = rf"^\d+(\.\d+)?([eE][+-]?\d+)?({units})$"
     return WithJsonSchema({"type": "string", "pattern": pattern, "examples": list(examples)})
@@ -101,7 +102,7 @@ def _duration_schema(*examples: str) -> WithJsonSchema:
 Duration = Annotated[
     str, _duration(("step", "tok", "run"), may_be_none=True), _duration_schema("100step", "2e9tok", "0.8run")
 ]
-"""A length of a part of training: ``100step``, ``2e9tok``, ``0.8run``; 0 leaves the part out."""
+"""Length of a part of training: ``100step``, ``2e9tok``, ``0.8run``; 0: no such part."""
 
 Length = Annotated[str, _duration(("step", "tok")), _duration_schema("600step", "2e9tok")]
 """The length of a whole run: ``600step``, ``2e9tok``."""
@@ -117,10 +118,10 @@ WallTime = Annotated[str, _duration(("s", "min", "h")), _duration_schema("10s", 
 """A length of time: ``10min``. Placement fields only."""
 
 Real = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number_from_text)]
-"""A finite float that also takes ``1e-3`` as YAML 1.1 hands it over."""
+"""A finite float that also accepts ``1e-3``, which YAML 1.1 parses as text."""
 
 Whole = Annotated[int, BeforeValidator(_whole_number)]
-"""An integer that also takes ``2e9``."""
+"""An integer that also accepts ``2e9``."""
 
 Count = Annotated[int, Field(ge=1), BeforeValidator(_whole_number)]
 """A whole number of at least 1, for unions, whose members need bounds of their own."""

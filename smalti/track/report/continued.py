@@ -1,7 +1,7 @@
-"""Continued pretraining: what a run that began with other weights has learned and lost, against before its first step.
+"""Continued pretraining: the change of held-out sets of old and new domain since before the first step.
 
-Promises: from the run folder alone; values that were not measured alike (another length of sequences, number of tokens
-or folder since step 0) are never compared.
+Values that were not measured in the same way (another sequence length, number of tokens or folder since step 0) are
+never compared.
 """
 
 import math
@@ -16,7 +16,7 @@ from smalti.base.errors import UserError
 from smalti.track.report.read import RunRecord, get
 
 HEAD = ("domain", "held-out set", "before", "after", "change", "bound", "verdict")
-"""What ``words`` gives, for a table."""
+"""Column names of the rows of ``words``."""
 _EVAL, _BITS = "metrics/eval/", "/bits_per_byte"
 
 
@@ -28,11 +28,11 @@ class Change:
     before: float
     after: float
     allowed_frac: float | None = None
-    """Share by which they may rise (``data.retain``); None: a set of the new domain."""
+    """Fraction by which they may rise (``data.retain``); None: a set of the new domain."""
 
     @property
     def worse_frac(self) -> float:
-        """Share by which they rose, negative where they fell; infinite where the later value is no number."""
+        """Fraction by which they rose, negative where they fell; infinite where the later value is not finite."""
         return self.after / self.before - 1 if math.isfinite(self.after) else math.inf
 
     @property

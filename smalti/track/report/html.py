@@ -1,4 +1,4 @@
-"""The shell of a report's page and its tables. Everything that is text is escaped here; charts are markup already."""
+"""The HTML document of a report and its tables. All text is escaped here; charts are markup already."""
 
 from collections.abc import Iterable, Sequence
 from html import escape

@@ -1,4 +1,4 @@
-"""What a run folder holds, as plain values. Forgives what a killed run leaves behind; invents nothing."""
+"""Reads a run folder into plain values; tolerates the incomplete files of a killed run."""
 
 import itertools
 import json
@@ -38,7 +38,7 @@ class EvalRun:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """All that is known about a run."""
+    """The contents of a run folder."""
 
     name: str
     folder: str

@@ -1,4 +1,4 @@
-"""What a run folder's values are in words, for the page and for the terminal."""
+"""Formats values of a run folder as text, for the page and the terminal."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from smalti.track.report.read import RunRecord
 
 
 def event_words(event: Mapping[str, Any]) -> str:
-    """What an event says beside its time, attempt and kind: ``step 7, code 2.812, prose 2.982 bits/byte``."""
+    """Return an event's fields other than time, attempt and kind: ``step 7, code 2.812, prose 2.982 bits/byte``."""
     facts = {key: value for key, value in event.items() if key not in ("time", "attempt", "event", "metrics")}
     what = [f"{key} {brief(value)}" for key, value in facts.items()]
     if isinstance(event.get("metrics"), dict):
@@ -19,7 +19,7 @@ def event_words(event: Mapping[str, Any]) -> str:
 
 
 def score_words(score: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
-    """Measure, value, 95 % interval, n and what stands beside it, of a task's score."""
+    """Return measure, value, 95 % interval, n and baselines of a task's score."""
     beside = [
         f"{label} {score[key]:.3f}"
         for key, label in (("chance", "chance"), ("gzip_bits_per_byte", "gzip -9"), ("xz_bits_per_byte", "xz -9"))
