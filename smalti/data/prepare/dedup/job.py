@@ -42,7 +42,7 @@ def dedup(config: DedupConfig, progress: Progress = no_progress) -> DedupReport:
     corpus = read_corpus(config.documents)
     check_score_field(corpus, config.score_field)
     _check_output(config)
-    # In a folder of the user's, everything is under one name of ours.
+    # In a folder of the user, all stages are in one subfolder.
     work = (Path(config.work, "smalti-dedup") if config.work else Path(config.output, ".stages")).resolve()
     failures = Failures(work / "failures")
     plans = Plans(config, failures)
@@ -88,11 +88,11 @@ def _disk_full_hint(output: str, work: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RetryableError) as error:
-        ours = as_smalti_error(error, work)
-        if not isinstance(ours, RetryableError):
+        converted = as_smalti_error(error, work)
+        if not isinstance(converted, RetryableError):
             raise
         hint = f"free space in {work} (or name another folder: work=FOLDER) and {output}; then the same command again"
-        raise RetryableError(ours.message, hint=hint) from error
+        raise RetryableError(converted.message, hint=hint) from error
 
 
 def _check_output(config: DedupConfig) -> None:
