@@ -1,9 +1,8 @@
-"""A folder of a node that keeps what was read, for all its ranks: one file for each range, no lock, no index.
+"""A cache of read ranges in a folder of a node, shared by its ranks: one file a range, no lock, no index.
 
-A block's name is a digest of what it holds (data, file, range), so ranks that write the same block write the same
-bytes, and each writes beside and renames. A block carries its own checksum; one that fails is a miss. Everything lies
-in the subfolder ``smalti-blocks``, which is used only where Smalti made it; nothing but blocks in it is ever removed.
-A disk that is full or read-only costs the cache, with one warning, and nothing else.
+The name of a block is a digest of data, file and range, so ranks that write the same block write the same bytes; writes
+are temp-then-rename. A block whose checksum fails is a miss. Only blocks in the subfolder ``smalti-blocks``, if Smalti
+created it, are ever removed. A disk that is full or read-only disables writing, with one warning.
 """
 
 import os

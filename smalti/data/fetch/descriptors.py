@@ -1,7 +1,7 @@
-"""Local files that stay open: one budget for the whole process, and none is closed under a thread that reads it.
+"""Keeps local files open, with one limit for the process; no file is closed while a thread reads it.
 
-A data set may have 45,000 files, a run many data sets, a process mostly 1,024 descriptors. The files that were opened
-first give way; who still reads one holds it, and it closes when nobody does.
+A data set may have 45,000 files, a process often 1,024 descriptors. The files that were opened first are released; a
+released file is closed when no thread uses it.
 """
 
 import errno

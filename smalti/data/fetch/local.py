@@ -1,4 +1,4 @@
-"""Files of a local folder, by pread: no copy is mapped, so a file cut short is an error with a name and no SIGBUS."""
+"""Reads files of a local folder by pread: a truncated file is then an error with a name, not a SIGBUS."""
 
 import errno
 import os

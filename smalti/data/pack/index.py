@@ -1,12 +1,9 @@
 """The best-fit index on disk: which pieces of a source make each sequence. Written once, mapped into memory.
 
-A folder ``packs/SEQ_LEN`` beside the token files holds ``pack.json`` (what was packed, how, digests) and four columns
-(see ``best_fit.Rows``). A column is blocks of 4,096 bytes: values, and in the last 8 bytes the XXH3-64 of them, seeded
-with what was packed, the column and the block, so that a flipped bit, a block of another index and a stale one fail.
-
-Promises: an index of another source, another sequence length or another version of the algorithm is refused; every
-block is checked before its first use; opening reads ``pack.json`` and file sizes only. Local folders only. Does not
-promise to survive a file that is cut short while a run maps it: the system ends a process that reads behind the end.
+``packs/SEQ_LEN`` beside the token files holds ``pack.json`` (what was packed, how, digests) and four columns (see
+``best_fit.Rows``). A column is blocks of 4,096 bytes: values, and in the last 8 bytes their XXH3-64, seeded with what
+was packed, the column and the block; each is checked before its first use. An index of another source, sequence length
+or algorithm is an error. Local folders only. Truncating a mapped file ends the process (SIGBUS).
 """
 
 import json

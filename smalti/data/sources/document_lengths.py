@@ -1,8 +1,7 @@
-"""How long the documents of a source are, and what that means for a context length.
+"""Computes how long the documents of a source are, and what that means for a context length.
 
-A length counts the tokens of a document without its closing token. Promises: of a large source every document has the
-same chance to be looked at, however long; the numbers are exact for the lengths that were found, and what depends on
-where a cut happens to fall (concat) is the mean over all places where it may.
+A length counts the tokens of a document without its closing token. In the sample of a large source every document has
+the same probability, however long. Values that depend on where a cut falls (concat) are the mean over all places.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
-"""Writes tokens as an MDS data set, which mosaicml-streaming's StreamingDataset reads: the way out of Smalti.
+"""Exports tokens as an MDS data set, which mosaicml-streaming's StreamingDataset reads.
 
-Promises: the tokens of each sample are those of the source, in its order; what does not fill a last row is left out and
-counted; every shard appears whole or not at all and index.json comes last, so a folder whose writing was cut off is no
-data set, and the same command writes it again. Memory holds one shard. Does not shuffle.
+Samples have the source's tokens in its order; what does not fill a last row is left out and counted. Every shard
+appears whole or not at all and index.json is written last, so an interrupted export is no data set, and the same
+command repeats it. Memory: one shard. Does not shuffle.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""Verified blocks of a folder of token files: from the local disk by pread, from elsewhere through ``data/fetch``.
+"""Reads verified blocks of a folder of token files: locally by pread, from a store through ``data/fetch``.
 
-Promises: no byte leaves here unchecked; a block that fails is read once more, from another copy where there is one, and
-named when it fails there too. Local files are read with pread, not mapped: a file cut short or a bad disk is an error
-with a name, not a SIGBUS that kills the rank. Threads may share it. Does not cache.
+A block that fails its check is read again, from another replica where there is one, and named in the error if it fails
+there too. Local files are not mapped: with pread, a truncated file or a bad disk is an error with a name, not a SIGBUS
+that ends the rank. Threads may share a reader. Does not cache.
 """
 
 import os

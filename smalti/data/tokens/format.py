@@ -8,10 +8,9 @@
               8176  u64: documents that end before this block, counted through all files of the data set
               8184  XXH3-64 (big-endian) of the 8184 bytes before, seeded with salt, file and block
 
-Promises: every byte is under a checksum; a block carries its own proof, so that one ranged read of a sequence brings
-all that is needed to trust it; a block of another place, file, version or data set fails like a damaged one; the length
-of a sequence is not frozen into the file. Does not promise protection against an adversary (the manifest's SHA-256 does
-that). Why the checksum stands in the block: docs/decisions/0012.
+Every block has its own checksum, so one ranged read brings all that is needed to verify it; a block of another place,
+file, version or data set fails like a damaged one. There is no protection against an adversary (the manifest's SHA-256
+is for that). Why: docs/decisions/0012.
 """
 
 import struct

@@ -1,7 +1,7 @@
 """``ids.parquet`` beside token files: the id of every document, in the order of the tokens.
 
-Promises: training never opens it; a damaged page is an error. One column, ``id``, strings; row n is document n. Needs
-pyarrow (the extra ``data``), which is imported when a file is written or looked into.
+One column, ``id``, strings; row n is document n. A damaged page is an error. Training never opens it. Needs pyarrow
+(the extra ``data``), which is imported when a file is written or read.
 """
 
 from collections.abc import Iterator, Sequence

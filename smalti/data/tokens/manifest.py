@@ -1,8 +1,8 @@
-"""The manifest of a folder of token files: what is in it, and the digest that names its content.
+"""The manifest of a folder of token files: what is in it, and the digest that identifies its content.
 
-Promises: a folder without a complete manifest is not a data set; a manifest whose digest does not match its content is
-refused; names and sizes of files follow from a rule, so that a manifest (which may come from elsewhere and is not
-trusted) cannot point out of its folder, and one of 12 trillion tokens has 2 MB.
+A folder without a complete manifest is not a data set; a manifest whose digest does not match is an error. Names and
+sizes of files follow from a rule, so that a manifest from elsewhere cannot point out of its folder, and one of
+12 trillion tokens has 2 MB.
 """
 
 import base64

@@ -1,8 +1,8 @@
 """A folder of token files as a ``Source``: one long array of tokens, read by range, from a local folder or a store.
 
-Promises: every block that is touched is verified on every read, so a token that is handed out is a token that was
-written; what is bad is named. Where documents begin and end is found from the blocks alone, no further file is read.
-Nothing is opened before the first read. Threads may share a source. Does not cache.
+Every block is verified on every read, and a bad one is named in the error. Where documents begin and end is computed
+from the blocks; no other file is read. Nothing is opened before the first read. Threads may share a source. Does not
+cache.
 """
 
 from pathlib import Path

@@ -1,9 +1,8 @@
 """Writes documents into token files.
 
-Promises: each file appears whole or not at all, the manifest comes last, so a writer that was killed or met a full disk
-leaves a folder that no reader takes for a data set; a second writer in the same folder is refused. Memory stays near
-``_FLUSH_TOKENS`` tokens. Does not promise to append to a finished data set, nor to write to an object store (write
-locally, then copy the folder).
+Each file appears whole or not at all and the manifest is written last, so an interrupted writer leaves a folder that no
+reader takes for a data set. A second writer in the same folder is an error. Memory stays near ``_FLUSH_TOKENS`` tokens.
+Cannot append to a finished data set or write to an object store (write locally, then copy the folder).
 """
 
 import fcntl

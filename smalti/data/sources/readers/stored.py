@@ -1,7 +1,7 @@
-"""Shards as they lie in a store: read by range where they are plain, fetched and unpacked whole where they are packed.
+"""Shards in a store: plain ones are read by range, packed ones whole, and unpacked.
 
-Promises: a packed shard is checked with every hash that its index has, fetched again when it fails, and never unpacked
-beyond the size that the index says; at most ``KEPT_BYTES`` of unpacked shards are kept.
+A packed shard is checked with every hash in its index, read again if it fails, and never unpacked beyond the size in
+the index. At most ``KEPT_BYTES`` of unpacked shards are kept.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Documents as text (JSONL, Parquet), tokenised when they are opened and held in memory: for small sets.
 
-Promises: the same files and the same tokenizer give the same tokens on every rank, and each rank makes sure by the
-files' SHA-256; a set that is too large is refused before it is read.
+The same files and tokenizer give the same tokens on every rank, which each rank checks by the files' SHA-256. A set
+that is too large is an error before it is read.
 """
 
 from collections.abc import Iterator
