@@ -1,9 +1,8 @@
-"""The one picture module: charts as SVG text, without a dependency and without a script.
+"""Charts as SVG text, without dependencies or scripts; all plots of Smalti are drawn here.
 
-Promises: equal input gives equal text; every label is escaped; colours come from CSS variables in ``CSS``, which the
-page holds once (``standalone`` puts it into a single picture), with a light and a dark set; hovering shows the values
-of the nearest point as a title; points that are not finite break a line and never the chart. No interaction beyond
-that, no animation.
+Equal input gives equal text. Labels are escaped. Colours, a light and a dark set, are CSS variables in ``CSS``, which a
+page includes once (``standalone`` includes it in a single chart). Hovering shows the values of the nearest point.
+Points that are not finite interrupt a line.
 """
 
 import itertools

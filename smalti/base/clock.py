@@ -1,4 +1,4 @@
-"""Time, in one place so that tests can stand in for it."""
+"""Clocks, in one place so that tests can replace them."""
 
 import time
 from datetime import UTC, datetime

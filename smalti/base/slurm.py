@@ -1,4 +1,4 @@
-"""The place of a task in Slurm's variables; nothing is read from the environment here.
+"""Reads ranks, nodes and addresses from Slurm's variables, which the caller passes.
 
 Names: https://slurm.schedmd.com/srun.html, section "OUTPUT ENVIRONMENT VARIABLES". A script of ``sbatch`` and a shell
 of ``salloc`` have SLURM_PROCID or SLURM_NTASKS too and are no task: only a step of ``srun`` has SLURM_STEP_ID.

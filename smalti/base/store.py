@@ -1,9 +1,8 @@
-"""Storage through one port: a path is local or a URL (``s3://...``), of a cloud (``cloud.py``) or known to fsspec.
+"""Reads and writes files by path or URL: local, of object stores and HTTP (``cloud.py``), or of fsspec.
 
-Promises: a local write appears whole or not at all (temporary file, fsync, rename); a missing file is a DataError that
-names it; a listing that failed raises instead of being empty; reading lists nothing. Does not promise rename on object
-stores: a file is written to a local temporary first and then put in one piece, so that an error on the way leaves
-nothing there.
+Promises: a local write is atomic (temporary file, fsync, rename). A missing file is a DataError that names it. A failed
+listing raises, and is never empty. Reading does not list. On object stores nothing is renamed: a file is written to a
+local temporary and uploaded in one request, so an error leaves nothing there.
 """
 
 import json
@@ -42,10 +41,10 @@ def exists(url: str | Path) -> bool:
 def size_bytes(url: str | Path) -> int:
     """Size of a file."""
     if cloud.is_cloud(str(url)):
-        found = cloud.size_bytes(str(url))
-        if found is None:
+        size = cloud.size_bytes(str(url))
+        if size is None:
             raise _missing(url)
-        return found
+        return size
     filesystem, path = _existing(url)
     return int(filesystem.size(path))
 
@@ -93,10 +92,10 @@ def read_json(url: str | Path) -> Any:
 def list_folder(url: str | Path) -> list[str]:
     """Sorted base names in a folder; one that does not exist, or a file, is a DataError and not an empty list."""
     if cloud.is_cloud(str(url)):
-        found = cloud.names(str(url))
-        if not found:
+        names_in_store = cloud.names(str(url))
+        if not names_in_store:
             raise DataError(f"{url} is a file, not a folder") if exists(url) else _missing(url)
-        return found
+        return names_in_store
     filesystem, path = _existing(url)
     if not filesystem.isdir(path):
         raise DataError(f"{url} is a file, not a folder")
@@ -133,7 +132,7 @@ def write_json(url: str | Path, value: Any) -> None:
 
 @contextmanager
 def open_write(url: str | Path) -> Iterator[IO[bytes]]:
-    """A binary file that takes its final name only when the block ends without an error."""
+    """Open a binary file that gets its final name only when the block ends without an error."""
     if not is_local(url):
         with _put_at_the_end(str(url)) as file:
             yield file
@@ -178,11 +177,11 @@ def _missing(url: str | Path) -> DataError:
 
 
 def _filesystem(url: str | Path) -> tuple[Any, str]:
-    """fsspec's file system and the path in it. Imported here: it takes longer than all the rest of a start."""
+    """Return fsspec's file system and the path in it. Imported here, as the import is slow."""
     import fsspec
 
-    found: tuple[Any, str] = fsspec.core.url_to_fs(str(url))
-    return found
+    filesystem: tuple[Any, str] = fsspec.core.url_to_fs(str(url))
+    return filesystem
 
 
 def _existing(url: str | Path) -> tuple[Any, str]:
