@@ -112,11 +112,6 @@ class RunLength:
         """Tokens of the whole run."""
         return self.tokens(self.total_steps)
 
-    @property
-    def largest_batch_tokens(self) -> int:
-        """Tokens of the largest step."""
-        return max(size for _, size in self.batches)
-
     def batch_tokens(self, step: int) -> int:
         """Tokens of update ``step`` (from 0)."""
         return self.batches[bisect_right(self.batches, step, key=lambda part: part[0]) - 1][1]

@@ -1,8 +1,8 @@
 """``build`` and ``fit`` as a script or a notebook calls them.
 
-Promises: what the config asks for is done or refused, never left out: ranks that nobody has started, held-out sets
-that nothing measures. An error is put on record as by ``smalti train``; a rank that has lost another says which, and
-one that leaves others waiting ends with its script, not when they answer.
+Promises: what the config asks for is done or refused: ranks that were not started, held-out sets without an evaluation.
+An error is recorded as by ``smalti train``; a rank that has lost another names it, and one that leaves others waiting
+ends with its script.
 """
 
 import atexit
@@ -32,7 +32,7 @@ from smalti.train.step import Loss
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What a run has come to."""
+    """The result of a run."""
 
     folder: Path
     """The run folder."""
@@ -100,7 +100,7 @@ def build(
 
 
 def fit(job: Job) -> Result:
-    """Train until the end of the run, and let go of its folder.
+    """Train until the end of the run, and release its folder.
 
     Raises RetryableError after SIGTERM and Interrupted after Ctrl-C, both with a checkpoint saved; NotFinite where a
     loss or a gradient norm is not finite; LostPeer where another rank is gone or does not answer.
@@ -160,9 +160,9 @@ def _end_at_exit(error: BaseException) -> None:
 
 
 def _recorded(folder: RunFolder) -> dict[str, float]:
-    """Of a run that was finished already."""
-    found: dict[str, float] = {}
+    """The metrics of a run that was finished already."""
+    latest: dict[str, float] = {}
     for row in folder.metrics():
-        found |= row
-    found.pop("step", None)
-    return found
+        latest |= row
+    latest.pop("step", None)
+    return latest

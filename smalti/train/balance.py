@@ -1,8 +1,8 @@
-"""What keeps experts evenly used: the auxiliary losses of a step, and what a step leaves behind for the next.
+"""Load balancing of experts: the auxiliary losses of a step, and the load and biases that it leaves for the next.
 
 Promises: all is sums over tokens and sequences, or follows from the load of the whole batch, so any split into
-microbatches and ranks gives the same loss, gradient and biases; ranks need not talk to each other beyond the step's
-one reduction. Nothing waits for the device.
+microbatches and ranks gives the same loss, gradient and biases, with no collective beside the step's one reduction.
+Nothing waits for the device.
 
 Shapes: L layers with experts, E experts.
 """

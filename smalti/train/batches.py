@@ -1,7 +1,7 @@
-"""From the stream's numpy rows to device tensors.
+"""The stream's numpy rows as tensors on a device.
 
-``Batches`` is the seam: any object with ``batch(step)``, a list of this rank's microbatches (the same number on every
-rank), and ``state(step)``, a small JSON value that a checkpoint keeps and ``check`` compares on resume.
+``Batches`` is the interface: any object with ``batch(step)``, a list of this rank's microbatches (the same number on
+every rank), and ``state(step)``, a small JSON value that a checkpoint keeps and ``check`` compares on resume.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ IGNORE = -100
 
 
 class Batches(Protocol):
-    """What training asks of its data."""
+    """The data of a run."""
 
     def batch(self, step: int) -> Sequence[Any]:
         """This rank's microbatches of update ``step``; a pure function of ``step``."""
@@ -91,7 +91,7 @@ class TokenBatches:
 
     def place(self, rows: Sequence[Batch]) -> list[Microbatch]:
         """Rows as tensors on the device."""
-        return [self._to_device(one) for one in rows]
+        return [self._to_device(batch) for batch in rows]
 
     def close(self) -> None:
         """End reads that are under way."""
@@ -102,7 +102,7 @@ class TokenBatches:
         return self._stream.state(step)
 
     def check(self, state: dict[str, Any], step: int) -> None:
-        """Refuse the state of another stream."""
+        """Raise UserError where the state is of another stream."""
         self._stream.check(state, step)
 
     def seq_len(self, step: int) -> int:
@@ -115,19 +115,19 @@ class TokenBatches:
         return self._stream.microbatch_tokens
 
     def use_microbatch(self, tokens: int) -> None:
-        """Cut the same batches into other microbatches; before the first is read."""
+        """Split the same batches into other microbatches; call it before the first is read."""
         self._stream.microbatch_tokens = tokens
 
     def fullest(self, rows: int, seq_len: int, *, vocab_size: int) -> Microbatch:
-        """A made-up microbatch that takes as much memory as any: all targets count; where rows are divided into
+        """A synthetic microbatch that takes as much memory as any: all targets count; where rows are divided into
         documents, a long one and many of one token."""
         stream, ids = self._stream, np.arange(rows * (seq_len + 1)) % vocab_size
         tokens = ids.reshape(rows, seq_len + 1).astype(np.uint32 if vocab_size > 2**16 else np.uint16)
         if stream.eod_id is not None:
             tokens[tokens == stream.eod_id] = 1 if stream.eod_id == 0 else stream.eod_id - 1
             tokens[:, seq_len // 2 :] = stream.eod_id
-        made = Batch(tokens, np.zeros(rows, dtype=np.int16), 0, stream.eod_id, self._mask_documents)
-        return self._to_device(made)
+        batch = Batch(tokens, np.zeros(rows, dtype=np.int16), 0, stream.eod_id, self._mask_documents)
+        return self._to_device(batch)
 
     def tokens_by_source(self, step: int) -> dict[str, int]:
         """Tokens of each source in the first ``step`` updates."""
@@ -150,7 +150,7 @@ class TokenBatches:
         require_below(batch.tokens[row], vocab_size, name, place)
 
     def _to_device(self, rows: Batch) -> Microbatch:
-        """Tokens travel as they lie on disk, 2 bytes each; the rest is made where they arrive."""
+        """Copy the tokens as they are on disk, 2 bytes each; all else is computed on the device."""
 
         def tensor(array: Any) -> Tensor:
             return torch.from_numpy(array).to(self._device, non_blocking=True)

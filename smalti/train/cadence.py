@@ -1,4 +1,4 @@
-"""When something is due: every so many steps, or every so many seconds."""
+"""When something is due: every N steps, tokens or seconds."""
 
 from smalti.base import clock
 from smalti.config.durations import RunLength, to_seconds
@@ -24,11 +24,11 @@ class Cadence:
         """Whether it is time after update number ``step``."""
         if self._steps:
             return step % self._steps == 0
-        if self._tokens is not None:  # the step in which another so many tokens are full
+        if self._tokens is not None:  # the step that completes another so many tokens
             return self._length.tokens(step) // self._tokens > self._length.tokens(step - 1) // self._tokens
         assert self._seconds is not None
         return clock.now_s() - self._last_s >= self._seconds
 
     def done(self) -> None:
-        """It happened: the clock starts again."""
+        """Restart the clock."""
         self._last_s = clock.now_s()

@@ -2,10 +2,10 @@
 
 Promises: loss and gradients equal those of ``F.cross_entropy(soft_cap(hidden @ weight^T), targets)`` up to rounding;
 the logits of one *tile* (some tokens by some of the vocabulary) exist at a time, and what is held above inputs and
-gradients is at most ``chunk_bytes`` and a few tensors like ``hidden``; a GPU is never waited for.
+gradients is at most ``chunk_bytes`` and a few tensors like ``hidden``; nothing waits for a GPU.
 
 The gradient is formed in the forward pass, while a tile's probabilities are at hand (the idea of fused linear
-cross-entropy, arXiv 2410.10989). Which way a tile is cut:
+cross-entropy, arXiv 2410.10989). How tiles are cut:
 
 - Tokens, where the weight's gradient adds up over tiles: in place for weights in fp32; in an fp32 sum beside it for
   others, where that takes at most half of ``chunk_bytes``. Each logit is computed once: three products, as in plain
@@ -15,9 +15,8 @@ cross-entropy, arXiv 2410.10989). Which way a tile is cut:
   arXiv 2411.09009), so each logit is computed twice: four products.
 - Not at all, where all logits fit.
 
-Where ranks share the vocabulary (``distributed/parallel/tensor.py``), a rank makes the logits of its own part only;
-of each token it
-tells the others the log-partition and the target's logit of that part, one gather for the tokens of a tile.
+Where ranks share the vocabulary (``distributed/parallel/tensor.py``), a rank computes the logits of its own part only;
+one gather for the tokens of a tile exchanges the log-partition and the target's logit of each part.
 
 Shapes: N tokens, D hidden, V vocabulary (of this rank, where ranks share it); C tokens and U vocabulary of a tile.
 """

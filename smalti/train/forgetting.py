@@ -1,4 +1,4 @@
-"""A run that continues a model says when it forgets: ``data.retain`` against the measurement before the first step."""
+"""Warnings of a run that forgets what its model knew: ``data.retain`` against the evaluation before the first step."""
 
 import math
 from collections.abc import Mapping
@@ -14,22 +14,23 @@ from smalti.train.loop import Hook, Job
 
 
 def watch(config: JobConfig) -> list[Hook]:
-    """The hook, where there is something to retain."""
+    """The hook; none without ``data.retain``."""
     return [Forgetting(config.data.retain)] if isinstance(config, RunConfig) and config.data.retain else []
 
 
 class Forgetting(Hook):
     """One warning and event a set when it passes its bound, again at each further multiple of the bound, or when it
-    passes the bound anew after it had come back below. A resumed run knows what was said from ``metrics.jsonl``."""
+    passes the bound anew after it had come back below. A resumed run reads its past warnings from ``metrics.jsonl``."""
 
     def __init__(self, retain: Mapping[str, float]) -> None:
         self._retain = retain
         self._before: dict[str, float] = {}
-        self._told: dict[str, float] = {}
+        self._warned: dict[str, float] = {}
+        """Name -> multiples of the bound that a warning was given for."""
 
     def on_start(self, job: Job) -> None:
-        """Take up what is on record. UserError where it was measured otherwise than this attempt would measure, and
-        where nothing measures."""
+        """Read past measurements. Raises UserError where they were made in another way than this attempt's, and where
+        the job has no evaluation."""
         if job.evaluate is None:
             raise UserError(
                 "data.retain has no effect: nothing measures the held-out sets in this job",
@@ -37,7 +38,7 @@ class Forgetting(Hook):
                 hint="evaluation=heldout_hook of smalti.evals.in_loop, as smalti train has it; or data.retain={}",
             )
         if job.state.step:
-            self._before, self._told = world.broadcast_from_rank0(lambda: self._on_record(job))
+            self._before, self._warned = world.broadcast_from_rank0(lambda: self._on_record(job))
 
     def _on_record(self, job: Job) -> tuple[dict[str, float], dict[str, float]]:
         run = read_run(job.folder.path)
@@ -45,8 +46,8 @@ class Forgetting(Hook):
         for row in run.rows:
             self._take(row["step"], row)
         for name in self._retain.keys() - self._before.keys():
-            log.get("train").warning("data.retain: metrics.jsonl has no '%s' of step 0, so nothing watches it", name)
-        return self._before, self._told
+            log.get("train").warning("data.retain: metrics.jsonl has no '%s' of step 0, so it is not watched", name)
+        return self._before, self._warned
 
     def on_eval(self, job: Job, metrics: Mapping[str, float]) -> None:
         """Warn of what is worse than its bound."""
@@ -71,8 +72,8 @@ class Forgetting(Hook):
             )
 
     def _take(self, step: int, metrics: Mapping[str, Any]) -> list[Change]:
-        """Remember a measurement; what is to be told about it."""
-        told = []
+        """Store a measurement; returns the changes to warn of."""
+        changes = []
         for name, allowed_frac in self._retain.items():
             key = f"metrics/eval/{name}/bits_per_byte"
             if key not in metrics:
@@ -83,8 +84,8 @@ class Forgetting(Hook):
             if name not in self._before:
                 continue
             change = Change(name, self._before[name], value, allowed_frac)
-            before = self._told.get(name, 0)
+            before = self._warned.get(name, 0)
             if change.bounds_passed > before:
-                told.append(change)
-            self._told[name] = max(before, change.bounds_passed) if change.bounds_passed else 0
-        return told
+                changes.append(change)
+            self._warned[name] = max(before, change.bounds_passed) if change.bounds_passed else 0
+        return changes

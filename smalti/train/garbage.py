@@ -1,8 +1,8 @@
-"""Python's garbage collector, run between steps and at no other time.
+"""Python's garbage collector, run between steps only.
 
-Promises: no rank stops inside a step to collect, where every other rank would wait for it in the next collective; all
-ranks collect before the same step. What exists when training begins is never looked at again. Outside the block the
-collector is as it was.
+A rank that collects inside a step makes every other rank wait in the next collective, so all ranks collect before the
+same step. Objects that exist when training begins are never scanned again. Outside the block the collector is as it
+was.
 """
 
 import gc
@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 EVERY_STEPS = 100
-"""Young objects are collected so often; a step leaves few cycles behind."""
+"""How often young objects are collected; a step leaves few cycles behind."""
 
 
 class BetweenSteps:
@@ -24,7 +24,7 @@ class BetweenSteps:
         return self
 
     def step(self, step: int) -> None:
-        """Collect where it is this step's turn."""
+        """Collect young objects every ``EVERY_STEPS`` steps."""
         if step % EVERY_STEPS == 0:
             gc.collect(1)
 

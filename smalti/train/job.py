@@ -1,7 +1,6 @@
-"""The composition root: from one config to a job that ``fit`` can run. The only place that builds.
+"""The composition root: builds from one config a job that ``fit`` can run.
 
-Serves pretraining, tuning and ten lines of Python alike: whatever is not given (model, loss, batches) is built from the
-config's own sections.
+What is not given (model, loss, batches) is built from the config's own sections.
 """
 
 import sys
@@ -45,7 +44,7 @@ from smalti.train.step import ForwardBackward, Loss, TrainState, one_by_one
 from smalti.train.weights import keep_tokenizer, open_weights
 
 MakeEvaluate = Callable[[RunConfig, Mapping[str, bytes], Mesh], Evaluate | None]
-"""(config, what rank 0 has read of sources and held-out sets, mesh) -> what measures while the run trains."""
+"""(config, what rank 0 has read of sources and held-out sets, mesh) -> the evaluation of held-out loss."""
 
 
 def run(
@@ -58,8 +57,8 @@ def run(
 ) -> None:
     """Build and fit as a rank of the world that this process is in, and leave that world.
 
-    Where this rank has failed by itself, it is still in that world when the error is raised: the process is to end at
-    once then (``worlds.may_leave``).
+    A rank that failed by itself is still in that world when its error is raised: the process must end at once
+    (``worlds.may_leave``).
     """
     attempt = Attempt()
     try:
@@ -88,18 +87,18 @@ class Attempt:
 
 @contextmanager
 def recorded(attempt: Attempt) -> Iterator[None]:
-    """Around what ranks do together in a run folder, once there is one: an error that means a lost peer becomes one
-    that names it, and where no agent does, the end of the attempt is put on record."""
+    """Around what ranks do together in a run folder: an error that means a lost peer becomes one that names it, and
+    where no agent does it, the end of the attempt is recorded."""
     try:
         yield
     except Exception as error:
         foreign = not env.attempt_is_open()
         try:
             lost.raise_told(error, attempt.hosts, ask=foreign)
-        except Exception as told:
-            writes = told.writes if isinstance(told, lost.LostPeer) else env.world().is_first
+        except Exception as named:
+            writes = named.writes if isinstance(named, lost.LostPeer) else env.world().is_first
             if attempt.folder is not None and foreign and writes:
-                recording.ended(attempt.folder, told)
+                recording.ended(attempt.folder, named)
             raise
 
 
@@ -166,7 +165,7 @@ def build(
 
 
 def _chosen(config: RunConfig, reporter: oom.Reporter, device: torch.device, world: World) -> dict[str, Any]:
-    """The microbatch to begin with, that of all ranks."""
+    """The microbatch to begin with, the same on all ranks."""
     limit = resume.microbatch_limit(reporter.folder, reporter.of)
     chosen = microbatches.choose(config, reporter.layout, device, world, limit_tokens=limit)
     return {"microbatch_tokens": chosen.tokens, "microbatch_by": chosen.by}
@@ -181,7 +180,7 @@ def _tried(
     reporter: oom.Reporter,
     device: torch.device,
 ) -> dict[str, Any]:
-    """Try the microbatch where a trial is wanted; what came of it."""
+    """Try the microbatch where a trial is wanted; returns what it changed."""
     if not (isinstance(config, RunConfig) and isinstance(batches, TokenBatches) and "microbatch_tokens" in resolved):
         return {}
     if not microbatches.wants_trial(config, device):
@@ -206,7 +205,7 @@ def _all_described(config: JobConfig, *given: object) -> None:
 def sharded(
     config: JobConfig, given: nn.Module | None, mesh: Mesh, device: torch.device, *, resumes: bool
 ) -> nn.Module:
-    """The model over the mesh, with its first weights; where a checkpoint will overwrite them, with any."""
+    """The model over the mesh with its initial weights; where a checkpoint will overwrite them, with any."""
     model = given
     if model is None:
         assert isinstance(config, RunConfig)
@@ -230,7 +229,7 @@ def sharded(
 
 
 def state_of(config: JobConfig, model: nn.Module, loss: Loss, mesh: Mesh, device: torch.device) -> TrainState:
-    """What a step changes, before the first one: the optimizer with its moments, and how microbatches are passed."""
+    """What a step changes, before the first one: the optimizer with its moments, and the forward and backward pass."""
     optimizer, lr = build_optimizer(model, config.train.optimizer), LearningRate.of(config)
     balance = loss.balance if isinstance(loss, LanguageLoss) else None
     forward_backward = tensor.summing(_forward_backward(config, mesh.layout, model, loss, device), mesh)
@@ -285,9 +284,9 @@ def _read_inputs(config: RunConfig) -> dict[str, bytes]:
     config.data.require_every_source_used()
 
     def read() -> dict[str, bytes]:
-        found = read_inputs(config.data)
-        check_inputs(config, found)  # it reads the tokenizer too
-        return found
+        inputs = read_inputs(config.data)
+        check_inputs(config, inputs)  # it reads the tokenizer too
+        return inputs
 
     return worlds.broadcast_from_rank0(read)
 

@@ -1,8 +1,8 @@
 """Losses: ``(model, microbatch) -> (sum, weight, metrics)``, all of them sums (see ``train.step``).
 
 Language modelling adds cross-entropy of next tokens, an optional z-loss of the output (PaLM, arXiv 2204.02311, section
-5), and for a mixture of experts the losses of ``train.balance``. Each is a sum over tokens or sequences, so it is the
-same whatever the split into microbatches and ranks.
+5), and for an MoE the losses of ``train.balance``. Each is a sum over tokens or sequences, so it does
+not depend on the split into microbatches and ranks.
 """
 
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ class LanguageLoss:
 
     def __init__(self, model: ModelConfig, config: LossConfig) -> None:
         self.balance = ExpertBalance(model) if model.moe else None
-        """To be told the load of each step: ``TrainState.balance``, as ``build`` sets it."""
+        """Needs the load of each step: ``build`` makes it ``TrainState.balance``."""
         self._soft_cap = model.final_logit_softcapping
         self._config = config
 

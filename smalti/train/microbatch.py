@@ -43,12 +43,12 @@ def choose(
 
 
 def memory_of(device: torch.device, world: World) -> float:
-    """Bytes that a rank has here, the least over all ranks. A collective."""
+    """Memory of a rank in bytes, the least over all ranks. A collective."""
     if device.type == "cuda":
-        mine = float(torch.cuda.get_device_properties(device).total_memory)
+        memory_bytes = float(torch.cuda.get_device_properties(device).total_memory)
     else:
-        mine = tensor_bytes_on_cpu(main_memory_bytes(), world.local_world_size)
-    least = torch.tensor(mine, dtype=torch.float64)
+        memory_bytes = tensor_bytes_on_cpu(main_memory_bytes(), world.local_world_size)
+    least = torch.tensor(memory_bytes, dtype=torch.float64)
     dist.all_reduce(least, op=dist.ReduceOp.MIN)
     return float(least)
 
@@ -57,7 +57,7 @@ def memory_of(device: torch.device, world: World) -> float:
 
 
 def wants_trial(config: RunConfig, device: torch.device) -> bool:
-    """On CUDA, or where the config asks for it."""
+    """Whether the microbatch is tried: on CUDA, or where the config says so."""
     wanted = config.train.microbatch_trial
     if wanted == "auto":
         return device.type == "cuda" and config.train.microbatch_tokens == "auto"
@@ -75,18 +75,18 @@ class Trial:
     batches: TokenBatches
     reporter: Reporter
     had_room: Callable[[], bool] | None = None
-    """Whether this rank had room to spare, asked after the trial; absent: the allocator's own count says it."""
+    """Whether this rank had memory to spare, called after the trial; absent, decided by the allocator's own count."""
 
     def settle(self, tokens: int) -> int:
-        """Try it, and cut the batches as it came out. A collective."""
+        """Try ``tokens``, and split the batches by what fits. Returns that. A collective."""
         tokens = self.largest(tokens)
         self.batches.use_microbatch(tokens)
         return tokens
 
     def largest(self, tokens: int) -> int:
-        """``tokens`` or the first of its halves, in whole rows, that every rank says fits. A collective.
+        """``tokens`` or the first of its halves, in whole rows, that fits on every rank. A collective.
 
-        OutOfMemory or OneRowTooLarge where a rank had no memory at all.
+        Raises OutOfMemory or OneRowTooLarge where a rank had no memory at all.
         """
         while True:
             rows, seq_len, microbatches = self._fullest(tokens)
@@ -102,19 +102,19 @@ class Trial:
             log.get("train").info("a rank had no room to spare in the trial: microbatches of %s tokens", f"{tokens:,}")
 
     def _fullest(self, tokens: int) -> tuple[int, int, int]:
-        """(rows, seq_len, microbatches in a step) of the step that puts most tokens through at a time."""
+        """(rows, seq_len, microbatches in a step) of the step with the most tokens in a microbatch."""
         shapes = []
         for batch, seq_len in self.config.batches_and_lengths:
             share = -(-batch // seq_len // self.layout.data_ranks)
             rows = min(share, max(1, tokens // seq_len))
             shapes.append((rows, seq_len, -(-share // rows)))
-        return max(shapes, key=lambda one: (one[0] * one[1], one[1]))
+        return max(shapes, key=lambda shape: (shape[0] * shape[1], shape[1]))
 
     def _try(self, rows: int, seq_len: int, microbatches: int) -> None:
-        one = self.batches.fullest(rows, seq_len, vocab_size=self.config.model.vocab_size)
+        fullest = self.batches.fullest(rows, seq_len, vocab_size=self.config.model.vocab_size)
         try:
-            with _no_trace(self.state), self._worst_routing():
-                self.state.forward_backward(self.state, [one] * microbatches, self.loss)
+            with _restored(self.state), self._worst_routing():
+                self.state.forward_backward(self.state, [fullest] * microbatches, self.loss)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -122,8 +122,8 @@ class Trial:
 
     @contextlib.contextmanager
     def _worst_routing(self) -> Iterator[None]:
-        """All tokens of all ranks to the experts of one rank, where tokens travel as they are. Elsewhere each rank has
-        as many choices to compute as tokens times experts a token, whatever the routers say."""
+        """Route all tokens of all ranks to the experts of one rank where dispatch is exact. Else each rank computes as
+        many choices as tokens times experts a token, whatever the routing."""
         if self.layout.expert == 1 or self.config.train.parallel.dispatch == "static":
             yield
             return
@@ -135,7 +135,7 @@ class Trial:
 
 @contextlib.contextmanager
 def all_to_first(model: nn.Module) -> Iterator[None]:
-    """Inside, every router chooses the first experts, which lie on one rank or on the first few."""
+    """Inside, every router chooses the first experts, which are on one rank or on the first few."""
     with replaced_choices(model, lambda router: _first(router.config.num_experts_per_tok)):
         yield
 
@@ -148,8 +148,8 @@ def _first(count: int) -> Callable[[Tensor], Tensor]:
 
 
 @contextlib.contextmanager
-def _no_trace(state: TrainState) -> Iterator[None]:
-    """Buffers and random numbers as before; gradients are dropped. Forward and backward change nothing else."""
+def _restored(state: TrainState) -> Iterator[None]:
+    """Restore buffers and random numbers, and drop gradients: forward and backward change nothing else."""
     model = state.model
     before = [buffer.clone() for buffer in model.buffers()]
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
@@ -165,5 +165,5 @@ def _no_trace(state: TrainState) -> Iterator[None]:
 
 
 def _retries() -> int:
-    """How often the allocator had to give all its free blocks back and ask again."""
+    """How often the allocator had to free its cached blocks and retry."""
     return int(torch.cuda.memory_stats().get("num_alloc_retries", 0)) if torch.cuda.is_initialized() else 0

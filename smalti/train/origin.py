@@ -1,7 +1,7 @@
-"""What ``init_from`` names: which model and tokenizer its weights belong to, and whether a run may go on from them.
+"""What ``init_from`` names: which model and tokenizer its weights belong to, and whether a run may start from them.
 
-Promises: weights are taken on only into the model that they were learned in and for the tokenizer that they were
-learned with, also where the shapes would hide the difference. Reads configs and ``tokenizer.json``, no weights.
+Promises: weights are loaded only into the model that they were learned in and for the tokenizer that they were learned
+with, also where the shapes are the same. Reads configs and ``tokenizer.json``, no weights.
 """
 
 from pathlib import Path
@@ -57,7 +57,7 @@ def check(config: RunConfig) -> list[str]:
 
 
 def run_of(path: Path) -> Path | None:
-    """The run that a path is, or that a checkpoint lies in."""
+    """The run that a path is, or that a checkpoint is in."""
     of_checkpoint = path.absolute().parent.parent if (path / "train_state.json").is_file() else path
     return of_checkpoint if (of_checkpoint / "config.yaml").is_file() else None
 
@@ -65,8 +65,8 @@ def run_of(path: Path) -> Path | None:
 # ---- model ----------------------------------------------------------------------------------------------------------
 
 
-def _check_model(wanted: ModelConfig, found: ModelConfig, source: str) -> list[str]:
-    ours, theirs = _computed(wanted), _computed(found)
+def _check_model(wanted: ModelConfig, learned: ModelConfig, source: str) -> list[str]:
+    ours, theirs = _computed(wanted), _computed(learned)
     apart = {key: (ours.get(key), theirs.get(key)) for key in {**theirs, **ours} if ours.get(key) != theirs.get(key)}
     added = {key: value for key, (value, before) in apart.items() if key in _MAY_BE_ADDED and before is None}
     refused = [key for key in apart if key not in added]
@@ -79,21 +79,23 @@ def _check_model(wanted: ModelConfig, found: ModelConfig, source: str) -> list[s
             allowed="the model section that the weights were learned in",
             hint=f"smalti config model {source} prints it",
         )
-    _check_biases(wanted, found, source)
+    _check_biases(wanted, learned, source)
     lines = [f"model.{key}={_text(value)} is new to the weights of {source}" for key, value in added.items()]
     if wanted.router_weighs_alike:
         lines.append(
             f"one expert a token with weight 1, as {source} has it: the router learns from its balance losses alone"
         )
-    longest, learned = wanted.max_position_embeddings, found.max_position_embeddings
-    if longest > learned:
-        lines.append(f"model.{_LONGEST}={longest} is beyond the {learned} that the weights of {source} were made for")
+    longest, learned_longest = wanted.max_position_embeddings, learned.max_position_embeddings
+    if longest > learned_longest:
+        lines.append(
+            f"model.{_LONGEST}={longest} is beyond the {learned_longest} that the weights of {source} were made for"
+        )
     return lines
 
 
-def _check_biases(wanted: ModelConfig, found: ModelConfig, source: str) -> None:
-    """The biases of a router's choice are learned, and no option of their own says that they are there."""
-    mine, other = (one.moe.bias_update_rate if one.moe else 0.0 for one in (wanted, found))
+def _check_biases(wanted: ModelConfig, learned: ModelConfig, source: str) -> None:
+    """The biases of a router's choice are learned, but no option of their own says that they exist."""
+    mine, other = (model.moe.bias_update_rate if model.moe else 0.0 for model in (wanted, learned))
     if other and not mine:
         raise UserError(
             f"the routers in init_from={source} choose experts with biases, and model.moe.bias_update_rate=0 has none",
@@ -103,7 +105,7 @@ def _check_biases(wanted: ModelConfig, found: ModelConfig, source: str) -> None:
 
 
 def _computed(model: ModelConfig) -> dict[str, Any]:
-    """All that decides what the weights compute, defaults resolved; the longest sequence is looked at apart."""
+    """All that decides what the weights compute, defaults resolved; the longest sequence is compared elsewhere."""
     values = model.model_dump(mode="json")
     values |= {"num_key_value_heads": model.kv_heads, "head_dim": model.width_per_head}
     layers = range(model.num_hidden_layers)
@@ -156,4 +158,4 @@ def _read(folder: str | Path) -> tuple[dict[str, int], list[tuple[str, ...]]] | 
         return None
     added = {token["content"]: token["id"] for token in parts.get("added_tokens", [])}
     merges = parts["model"].get("merges") or []
-    return vocab | added, [tuple(one.split(" ")) if isinstance(one, str) else tuple(one) for one in merges]
+    return vocab | added, [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in merges]

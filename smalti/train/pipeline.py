@@ -1,13 +1,9 @@
 """The microbatches of a step through pipeline stages: a ``TrainState.forward_backward`` for layers on several ranks.
 
-Promises: losses, gradients and metrics are those of one process up to rounding. Each pipeline stage calls the loss on
-its own part: what comes of the head arises on the last one, what comes of routers where they are, and every sum has the
-same name and shape on all ranks (zeros where a rank has no part in it). A router's loss joins the gradients on its own
-pipeline stage: nothing but activations and their gradients travels. All microbatches of a step get the same shape, by
-rows whose targets do not count. Gradients stay whole until the last microbatch and are then reduced once.
-
-Does not run fewer microbatches than ranks of the pipeline, nor a loss that asks more of a model than one call with a
-head (``LanguageLoss`` does not).
+Losses, gradients and metrics are those of one process up to rounding. Each pipeline stage calls the loss on its own
+part; every sum has the same name and shape on all ranks, zeros where a rank has no part in it. A router's loss joins
+the gradients on its own pipeline stage. Rows without targets make all microbatches of a step one shape. Gradients are
+reduced once, after the last microbatch. A loss must call the model once, with a head.
 
 Shapes: S rows, T time, D hidden.
 """
@@ -47,20 +43,20 @@ class PipelineForwardBackward:
         model, alike = state.model, _alike(microbatches)
         built = self._for(model, alike)
         sums: list[Metrics] = []
-        for one in built.stages:
-            one.begin(state, alike, loss, sums)
+        for stage in built.stages:
+            stage.begin(state, alike, loss, sums)
         whole = cast(FSDPModule, model)
         for setting in (whole.set_requires_gradient_sync, whole.set_is_last_backward, whole.set_reshard_after_backward):
             setting(False)
         numbers = torch.arange(len(alike))
         try:
             built.schedule.step(number=numbers, target=numbers, return_outputs=False)
-        except RuntimeError as error:  # torch's stages hide what went wrong behind words of their own
+        except RuntimeError as error:  # torch's stages wrap the error in their own
             raise _cause(error) from None
         # What torch's stages do at the end of a step where each is an FSDP module; it sets the three again.
         PipelineStage.perform_reduce_grad(cast(Any, _Whole(model)), 1)
-        for one in built.stages:
-            one.end()
+        for stage in built.stages:
+            stage.end()
         return sums
 
     def _for(self, model: nn.Module, microbatches: list[Microbatch]) -> "_Built":
@@ -118,7 +114,7 @@ def _build(model: StagedDecoder, name: Schedule, microbatches: int, shape: tuple
 
 
 class _WideStage(PipelineStage):
-    """Adds up the gradients of weights in the precision of ``reduce`` also where their backward pass comes apart.
+    """Adds up the gradients of weights in the precision of ``reduce`` also where the backward pass is split.
 
     FSDP does that at the end of each backward pass of inputs alone; two of weights in a row would add up in bf16.
     """
@@ -139,16 +135,16 @@ class _WideStage(PipelineStage):
 
 def _fsdp_parameters(module: FSDPModule) -> list[Any]:
     state: Any = module._get_fsdp_state()
-    one = getattr(state, "_fsdp_param_group", None)  # torch 2.11 has one group a module
-    groups = getattr(state, "_fsdp_param_groups", None) or ([] if one is None else [one])
+    single = getattr(state, "_fsdp_param_group", None)  # torch 2.11 has one group a module
+    groups = getattr(state, "_fsdp_param_groups", None) or ([] if single is None else [single])
     return [parameter for group in groups for parameter in group.fsdp_params if hasattr(parameter, "_unsharded_param")]
 
 
 def _is_cut(stage: Stage, config: ModelConfig) -> bool:
     """Whether ``zero_bubble`` runs the backward pass of inputs and the one of weights apart.
 
-    The loss forms all its gradients in the forward pass and gives them away once; experts form theirs in one kernel,
-    which would run twice. There the backward pass is whole, in the place of the one of inputs.
+    The loss computes all its gradients in the forward pass; experts compute theirs in one kernel, which would run
+    twice. There the backward pass of inputs is the whole one.
     """
     return not stage.is_last and not any(config.has_experts(layer) for layer in stage.layers)
 
@@ -158,7 +154,7 @@ def _nothing_left() -> Any:
 
 
 class _OneStage(nn.Module):
-    """What a schedule calls: one microbatch through a pipeline stage of this rank, its part of the loss included."""
+    """The module of a schedule: one microbatch through a pipeline stage of this rank, with its part of the loss."""
 
     def __init__(self, model: nn.Module, stage: Stage) -> None:
         super().__init__()
@@ -181,7 +177,7 @@ class _OneStage(nn.Module):
         self._state.phase = phase
 
     def forward(self, *received: Tensor, number: Tensor) -> Tensor:
-        """What the pipeline stage before gave -> what the next one gets, or the loss of the microbatch, shape ()."""
+        """Output of the pipeline stage before -> input of the next one, or the loss of the microbatch, shape ()."""
         assert self._loss is not None
         self.set_phase("forward")
         model = _AsWhole(self.model, self.stage, received[0] if received else None)
@@ -195,7 +191,7 @@ class _OneStage(nn.Module):
 
 
 class _AsWhole:
-    """The model as the loss calls it: a pipeline stage that is not the last has a head that sums up to nothing."""
+    """The model as the loss calls it: a pipeline stage that is not the last has a head whose sums are 0."""
 
     def __init__(self, model: nn.Module, stage: Stage, x_STD: Tensor | None) -> None:
         self._model, self._stage, self._x_STD = model, stage, x_STD
@@ -211,7 +207,7 @@ class _AsWhole:
 
 
 def _carry(x_STD: Tensor, part: Tensor) -> Tensor:
-    """``x_STD``, whose backward pass also brings a gradient of 1 to ``part``: a loss that arises here."""
+    """``x_STD``, whose backward pass also gives a gradient of 1 to ``part``, a loss of this pipeline stage."""
     carried: Tensor = _Carry.apply(x_STD, part) if part.requires_grad else x_STD
     return carried
 
@@ -231,17 +227,17 @@ class _Carry(torch.autograd.Function):
 
 def _alike(microbatches: Sequence[Microbatch]) -> list[Microbatch]:
     """All with as many rows as the longest; rows that are added have no target, so nothing counts them."""
-    rows = max(one.inputs.shape[0] for one in microbatches)
-    return [one if one.inputs.shape[0] == rows else _filled(one, rows) for one in microbatches]
+    rows = max(microbatch.inputs.shape[0] for microbatch in microbatches)
+    return [_filled(batch, rows) if batch.inputs.shape[0] < rows else batch for batch in microbatches]
 
 
-def _filled(one: Microbatch, rows: int) -> Microbatch:
+def _filled(microbatch: Microbatch, rows: int) -> Microbatch:
     def filled(tensor_ST: Tensor, value: int) -> Tensor:
         return F.pad(tensor_ST, (0, 0, 0, rows - tensor_ST.shape[0]), value=value)
 
-    documents = None if one.documents is None else filled(one.documents, 0)
-    n_documents = one.n_documents
+    documents = None if microbatch.documents is None else filled(microbatch.documents, 0)
+    n_documents = microbatch.n_documents
     if n_documents is not None:
-        n_documents += rows - one.inputs.shape[0]  # each row that is added is one
-    parts = filled(one.inputs, 0), filled(one.targets, IGNORE), filled(one.positions, 0)
+        n_documents += rows - microbatch.inputs.shape[0]  # each row that is added is one
+    parts = filled(microbatch.inputs, 0), filled(microbatch.targets, IGNORE), filled(microbatch.positions, 0)
     return Microbatch(*parts, documents, n_documents)

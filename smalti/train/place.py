@@ -1,4 +1,4 @@
-"""Where a rank runs: its device, threads and world, before anything is built."""
+"""The device, threads, world and layout of a rank, before anything is built."""
 
 from dataclasses import asdict
 from typing import Any
@@ -28,7 +28,7 @@ def take(config: JobConfig, world: World, *, given: bool) -> tuple[torch.device,
     parallel, trouble = config.train.parallel, None
     try:
         device = worlds.pick_device(parallel.device, world)
-    except UserError as error:  # of this host perhaps; all ranks are to hear of it where they meet
+    except UserError as error:  # of this host perhaps; all ranks learn of it when they join
         if dist.is_initialized():
             raise
         device, trouble = torch.device("cpu"), error.message
@@ -51,7 +51,7 @@ def take(config: JobConfig, world: World, *, given: bool) -> tuple[torch.device,
 
 
 def _require_own_model(layout: Layout) -> None:
-    """Axes beside replicate and shard are laid on our Decoder alone, not on a model that was given."""
+    """Axes beside replicate and shard apply to our Decoder alone, not on a model that was given."""
     beside = [axis for axis in ("tensor", "expert", "sequence", "pipeline") if getattr(layout, axis) > 1]
     if beside:
         axis = beside[0]

@@ -1,9 +1,8 @@
 """Profiles of a window of steps: operators, memory and collectives of this rank, in the run's folder ``profile/``.
 
-Promises: outside the window a step costs nothing more; inside, PyTorch's profiler and the log of collectives slow it
-down, so its seconds are for comparing parts with each other, not with other steps. On a CPU an operator's time is its
-own, without those that it calls; on a GPU that of its kernels. A file that the disk does not take is named in a warning
-of a run that goes on.
+Outside the window a step costs nothing more; inside, PyTorch's profiler and the log of collectives slow it down, so its
+seconds compare parts with each other, not with other steps. On a CPU an operator's time excludes those that it calls;
+on a GPU it is that of its kernels. A file that cannot be written is named in a warning; the run goes on.
 """
 
 import json
@@ -58,7 +57,7 @@ _OTHERS, _SLOWEST = "other kernels", 15
 
 
 def of_config(config: ProfileConfig, world_size: int) -> "list[Hook]":
-    """The hook of a rank that shall write a profile; none for others. UserError for a rank that is not there."""
+    """The hook of a rank that writes a profile; none for others. Raises UserError for a rank that does not exist."""
     absent = [] if config.ranks == "all" else [rank for rank in config.ranks if rank >= world_size]
     if absent:
         raise UserError(
@@ -70,7 +69,7 @@ def of_config(config: ProfileConfig, world_size: int) -> "list[Hook]":
 
 
 class Profile(Hook):
-    """Profiles the steps of the window; one that was begun by an attempt that died is not gone on with."""
+    """Profiles the steps of the window; a window that an earlier attempt began is not continued."""
 
     def __init__(self, config: ProfileConfig) -> None:
         assert config.steps is not None
@@ -91,7 +90,7 @@ class Profile(Hook):
         self._begin_if_due(job)
 
     def on_stop(self, job: Job) -> None:
-        """Keep what there is of a window that a stop cuts short."""
+        """Write the profile of a window that a stop cuts short."""
         if self._profiler is not None:
             self._end(job)
 
@@ -135,11 +134,11 @@ class Profile(Hook):
             torch.cuda.memory._record_memory_history(enabled=None)
         self._profiler = self._traffic = None
         self._first = self._last + 1
-        _tell(job, summary, folder, missing)
+        _report(job, summary, folder, missing)
 
 
 def _write_all(folder: Path, files: dict[str, Callable[[Path], None]]) -> dict[str, str]:
-    """Write what can be written. Name -> why it is missing; of that nothing stays, as the run needs the disk more."""
+    """Write what can be written. Returns name -> why it is missing; parts of those files are removed."""
     missing = {}
     for name, make in files.items():
         try:
@@ -152,7 +151,7 @@ def _write_all(folder: Path, files: dict[str, Callable[[Path], None]]) -> dict[s
     return missing
 
 
-def _tell(job: Job, summary: Summary, folder: Path, missing: dict[str, str]) -> None:
+def _report(job: Job, summary: Summary, folder: Path, missing: dict[str, str]) -> None:
     named, steps = summary.bottleneck, f"profile of steps {summary.first_step} to {summary.last_step}"
     log.get("train").info(
         "%s: %s took %.0f %%, without it %.2f times as fast; %s",
@@ -171,21 +170,23 @@ def planned_traffic(job: Job) -> dict[tuple[str, str], tuple[int, int]]:
     """(op, axis) -> calls and bytes of one step by the planner; empty for a model that no config describes."""
     if not isinstance(job.config, RunConfig):
         return {}
-    config, found = job.config, dict[tuple[str, str], tuple[int, int]]()
+    config = job.config
+    planned: dict[tuple[str, str], tuple[int, int]] = {}
     parallel = config.train.parallel
-    for one in collectives(
+    for collective in collectives(
         config, job.mesh.layout, job.microbatch_tokens, dispatch=parallel.dispatch, context=parallel.context,
         device=next(job.state.model.parameters()).device.type,
     ):  # fmt: skip
-        calls, nbytes = found.get((one.op, one.axis), (0, 0))
-        found[one.op, one.axis] = calls + one.count, nbytes + one.total_bytes
-    return found
+        key = (collective.op, collective.axis)
+        calls, nbytes = planned.get(key, (0, 0))
+        planned[key] = calls + collective.count, nbytes + collective.total_bytes
+    return planned
 
 
 def _summary(
     profiler: Any, calls: list[Call], begun_s: float, window_s: float, traffic: tuple[Traffic, ...], *, on_gpu: bool
 ) -> Summary:
-    """Of the window; which steps and rank it is, is put in by who calls."""
+    """The summary of the window; the caller fills in its steps and rank."""
     events = list(profiler.events())
     zero_s = min((event.time_range.start for event in events), default=0.0) / 1e6
     by_name: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -202,10 +203,10 @@ def _summary(
         by_name[event.name][0] += span[1] - span[0] if on_gpu else event.self_cpu_time_total / 1e6
         by_name[event.name][1] += 1
         busy.append(span)
-    network += [(one.start_s - begun_s, one.end_s - begun_s)
-                for one in calls if one.start_s is not None and one.end_s is not None]  # fmt: skip
+    network += [(call.start_s - begun_s, call.end_s - begun_s)
+                for call in calls if call.start_s is not None and call.end_s is not None]  # fmt: skip
     network_s, host_s = split((0.0, window_s), busy, network)
-    slowest = sorted(by_name.items(), key=lambda one: -one[1][0])[:_SLOWEST]
+    slowest = sorted(by_name.items(), key=lambda item: -item[1][0])[:_SLOWEST]
     return Summary(
         first_step=0, last_step=0, rank=0, device="cuda" if on_gpu else "cpu", window_s=window_s,
         parts=_parts(by_name, window_s, network_s, host_s),
@@ -223,9 +224,9 @@ def _parts(by_name: dict[str, list[float]], window_s: float, network_s: float, h
         kinds[kind_of(name)][1] += calls
     done_s = sum(seconds for seconds, _ in kinds.values())
     scale = max(0.0, window_s - network_s - host_s) / done_s if done_s else 0.0
-    found = [Part(kind, seconds * scale, int(calls)) for kind, (seconds, calls) in kinds.items()]
-    found += [Part(NETWORK, network_s, 0), Part(HOST, host_s, 0)]
-    return tuple(sorted((part for part in found if part.s > 0), key=lambda part: -part.s))
+    parts = [Part(kind, seconds * scale, int(calls)) for kind, (seconds, calls) in kinds.items()]
+    parts += [Part(NETWORK, network_s, 0), Part(HOST, host_s, 0)]
+    return tuple(sorted((part for part in parts if part.s > 0), key=lambda part: -part.s))
 
 
 def kind_of(name: str) -> str:
@@ -242,19 +243,19 @@ def _by_axis(calls: list[Call], planned: dict[tuple[str, str], tuple[int, int]],
         counted[total.op, total.axis][1] += total.count * total.bytes
     seconds: dict[tuple[str, str], float] = defaultdict(float)
     untimed = set[tuple[str, str]]()
-    for one in calls:
-        kind = ("send_recv" if one.op in ("send", "recv") else one.op, one.axis)
-        if one.start_s is None or one.end_s is None:
+    for call in calls:
+        kind = ("send_recv" if call.op in ("send", "recv") else call.op, call.axis)
+        if call.start_s is None or call.end_s is None:
             untimed.add(kind)
         else:
-            seconds[kind] += one.end_s - one.start_s
-    found = []
+            seconds[kind] += call.end_s - call.start_s
+    rows = []
     for kind in sorted(counted.keys() | planned.keys()):
         count, nbytes = counted[kind]
         plan_count, plan_bytes = planned.get(kind, (None, None))
         took_s = None if kind in untimed or not count else seconds[kind]
-        found.append(Traffic(*kind, count, nbytes, took_s, _times(plan_count, steps), _times(plan_bytes, steps)))
-    return tuple(found)
+        rows.append(Traffic(*kind, count, nbytes, took_s, _times(plan_count, steps), _times(plan_bytes, steps)))
+    return tuple(rows)
 
 
 def _times(value: int | None, steps: int) -> int | None:
@@ -262,9 +263,9 @@ def _times(value: int | None, steps: int) -> int | None:
 
 
 def _write_calls(path: Path, calls: list[Call], begun_s: float) -> None:
-    """A line a call: op, axis, bytes, and seconds from the begin of the window."""
+    """Write a line for each call: op, axis, bytes, and seconds from the begin of the window."""
     with path.open("w") as file:
-        for one in calls:
+        for call in calls:
             times = {name: None if at_s is None else round(at_s - begun_s, 7)
-                     for name, at_s in (("start_s", one.start_s), ("end_s", one.end_s))}  # fmt: skip
-            file.write(json.dumps({"op": one.op, "axis": one.axis, "bytes": one.bytes, **times}) + "\n")
+                     for name, at_s in (("start_s", call.start_s), ("end_s", call.end_s))}  # fmt: skip
+            file.write(json.dumps({"op": call.op, "axis": call.axis, "bytes": call.bytes, **times}) + "\n")

@@ -1,8 +1,8 @@
-"""Batches of the steps to come, read in threads while a step runs; how many is measured in seconds of training.
+"""Batches of the next steps, read in threads while a step runs; how many is given in seconds of training.
 
-Promises: steps come in their order, and an error of a step comes at that step's turn; as many are kept ahead as last
-``prefetch_s`` at the step time measured lately, at least one, within ``prefetch_bytes``; several are read at a time
-where reading takes longer than a step, so that a store's latency hides. Ends at once: a read that hangs is left behind.
+Promises: steps come in their order, and an error of a step is raised at that step's turn; as many batches are read
+ahead as last ``prefetch_s`` at the latest step times, at least one, within ``prefetch_bytes``. Several are read at a
+time where reading takes longer than a step, which hides a store's latency. The end does not wait for a read that hangs.
 """
 
 import threading
@@ -18,7 +18,7 @@ from smalti.base import clock
 T = TypeVar("T")
 
 _UNKNOWN_DEPTH = 4
-"""Steps ahead until a step has been timed, and a batch weighed."""
+"""Steps that are read ahead until a step has been timed and a batch measured."""
 _LATELY = 9
 _END_S = 1.0
 
@@ -26,7 +26,7 @@ _END_S = 1.0
 class ReadAhead(Generic[T]):
     """An iterator over ``read(step)`` for each step of [first_step, last_step), and a context that ends the threads.
 
-    threads: how many may call ``read`` at a time; 1 for a reader that counts on being called step by step. interrupt:
+    threads: how many may call ``read`` at a time; 1 for a reader that must be called step by step. interrupt:
     called at the end where reads are under way, to make them return.
     """
 
@@ -79,7 +79,7 @@ class ReadAhead(Generic[T]):
     def wait(self, seconds: float) -> bool:
         """Whether the next step's batch, or its error, is there; waits up to ``seconds`` for it."""
         with self._change:
-            self._ask()
+            self._request()
             return self._change.wait_for(lambda: self._next_given in self._ready or self._closed, timeout=seconds)
 
     def has(self, step: int) -> bool:
@@ -90,20 +90,20 @@ class ReadAhead(Generic[T]):
         with self._change:
             if self._next_given >= self._last or self._closed:
                 raise StopIteration
-            self._ask()
+            self._request()
             while self._next_given not in self._ready:  # as long as the reader's own deadlines allow
                 self._change.wait()
-            found, error = self._ready.pop(self._next_given)
+            batch, error = self._ready.pop(self._next_given)
             self._next_given += 1
             self._starving = False
             self._given_s = clock.now_s()
             self._change.notify_all()
         if error is not None:
             raise error
-        return found  # type: ignore[return-value]  # None only with an error, or where the reader gives it
+        return batch  # type: ignore[return-value]  # None only with an error, or where the reader gives it
 
-    def _ask(self) -> None:
-        """The trainer wants the next batch now."""
+    def _request(self) -> None:
+        """Note that the trainer waits for the next batch."""
         if self._given_s is not None:
             self._step_s.append(clock.now_s() - self._given_s)
             self._given_s = None
@@ -112,7 +112,7 @@ class ReadAhead(Generic[T]):
 
     @property
     def depth(self) -> int:
-        """Steps that are kept ahead now."""
+        """Steps that are read ahead now."""
         if not self._step_s or not self._read_s:
             return _UNKNOWN_DEPTH
         wanted = max(1, ceil(self._prefetch_s / max(median(self._step_s), 1e-6)))
@@ -136,44 +136,44 @@ class ReadAhead(Generic[T]):
                 self._next_read += 1
                 self._running += 1
             begun_s = clock.now_s()
-            found, error, size_bytes = None, None, 0
+            batch, error, size_bytes = None, None, 0
             try:
-                found = self._read(step)
-                size_bytes = n_bytes(found)
-            except BaseException as caught:  # it is raised where the step is asked for
+                batch = self._read(step)
+                size_bytes = n_bytes(batch)
+            except BaseException as caught:  # raised where the step is requested
                 error = caught
             with self._change:
                 self._running -= 1
                 self._read_s.append(clock.now_s() - begun_s)
                 self._batch_bytes = max(self._batch_bytes, size_bytes)
                 if not self._closed:
-                    self._ready[step] = found, error
+                    self._ready[step] = batch, error
                 self._change.notify_all()
 
     def _may_begin(self) -> bool:
-        ahead = self._next_read - self._next_given
-        return self._next_read < self._last and ahead < self.depth and self._running < self.width
+        n_ahead = self._next_read - self._next_given
+        return self._next_read < self._last and n_ahead < self.depth and self._running < self.width
 
 
 def n_bytes(value: Any) -> int:
     """Bytes of the arrays and tensors in a batch: in lists, tuples, mappings and the attributes of objects, each object
-    once. What cannot be weighed weighs nothing."""
+    once. Objects without a size count as 0."""
     total, seen, left = 0, set[int](), [value]
     while left:
-        one = left.pop()
-        if id(one) in seen:
+        item = left.pop()
+        if id(item) in seen:
             continue
-        seen.add(id(one))
+        seen.add(id(item))
         try:
-            own = getattr(one, "nbytes", None)
-            if isinstance(own, int):
-                total += own
-            elif isinstance(one, Mapping):
-                left += one.values()
-            elif isinstance(one, (list, tuple)):
-                left += one
+            size_bytes = getattr(item, "nbytes", None)
+            if isinstance(size_bytes, int):
+                total += size_bytes
+            elif isinstance(item, Mapping):
+                left += item.values()
+            elif isinstance(item, (list, tuple)):
+                left += item
             else:
-                left += getattr(one, "__dict__", {}).values()
-        except Exception:  # the reader's own kind of object: weighing it is no reason to end a run
+                left += getattr(item, "__dict__", {}).values()
+        except Exception:  # a type of the reader's: its size is no reason to end a run
             continue
     return total

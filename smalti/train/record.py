@@ -1,4 +1,4 @@
-"""From step results to metrics: reads the device only when a line is due; stops the run on a number that is none."""
+"""Metrics from step results: reads the device only when a line is due, and raises on a number that is not finite."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ class Sink(Protocol):
         """Take the metrics of one step."""
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Write what is left, and release files."""
 
 
 class NotFinite(CheckFailed):
@@ -46,8 +46,8 @@ class Recorder:
     """Keeps results on the device until ``flush``; every rank runs one, only those with sinks write.
 
     Throughput is over the wall clock between two flushes, less what was spent outside steps (``outside``); steps of
-    unequal batches share it by their tokens. Left as a context, it closes the sinks and tells the trackers how the
-    attempt ended.
+    unequal batches share it by their tokens. As a context manager it closes the sinks and reports to the
+    trackers how the attempt ended.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Recorder:
             self.write(step, metrics)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics that belong to ``step`` and are at hand already (held-out loss, saving)."""
+        """Write metrics of ``step`` that are known already (held-out loss, saving)."""
         self.latest.update(metrics)
         for sink in self._sinks:
             sink.update(step, metrics)
@@ -125,7 +125,7 @@ class Recorder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._system is not None:
             self._system.close()
-        for sink in self._sinks:  # a live line gives the terminal back
+        for sink in self._sinks:  # a live line restores the terminal
             sink.close()
         trackers.close(self._feeds, _state(error))
 
@@ -192,14 +192,14 @@ def _state(error: BaseException | None) -> str:
     )
 
 
-def _scalars(found: Mapping[str, Tensor]) -> dict[str, float]:
+def _scalars(sums: Mapping[str, Tensor]) -> dict[str, float]:
     """The loss's metrics as numbers, those of experts for each layer and for all."""
-    metrics = {name: float(value) for name, value in found.items() if value.ndim == 0}
+    metrics = {name: float(value) for name, value in sums.items() if value.ndim == 0}
     if (loss := metrics.get("loss/train/cross_entropy")) is not None:
         metrics["metrics/train/LanguageCrossEntropy"] = loss
         metrics["metrics/train/LanguagePerplexity"] = math.exp(min(loss, 700.0))  # exp(710) is no float
-    if "moe/load" in found:
-        metrics.update(_of_experts(found["moe/load"].cpu(), found["moe/router_entropy"].cpu()))
+    if "moe/load" in sums:
+        metrics.update(_of_experts(sums["moe/load"].cpu(), sums["moe/router_entropy"].cpu()))
     return metrics
 
 

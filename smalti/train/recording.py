@@ -1,4 +1,4 @@
-"""What a job is recorded by: its recorder with sinks and trackers, and what is said of it when it begins."""
+"""The recorder of a job with its sinks and trackers, and the facts that are logged when it begins."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -32,7 +32,7 @@ def recorder(
     state: TrainState,
     peak: float | None,
 ) -> Recorder:
-    """``before``: what the checkpoint says beside tensors."""
+    """Build the recorder. ``before``: the ``train_state`` of the checkpoint."""
     return Recorder(
         _sinks(config, folder, state.step) if world.is_first else [],
         length=config.length,
@@ -78,7 +78,7 @@ def _of_sequences(config: JobConfig, step: int) -> dict[str, Any]:
 
 
 def facts(config: JobConfig, layout: Layout, device: torch.device) -> dict[str, Any]:
-    """What the log says of the model and of what computes it."""
+    """Facts for the log: the size of the model and the kernels that compute it."""
     return {**size(config), **kernels(config, layout, device)}
 
 
@@ -103,8 +103,8 @@ def size(config: JobConfig) -> dict[str, int]:
 
 
 def ended(folder: RunFolder, error: Exception) -> None:
-    """Say that the attempt has failed, where nobody has said yet how it ended. A disk that takes nothing, and a
-    status that cannot be read, are let be: ``error`` is what is to be heard of."""
+    """Record that the attempt has failed, where its end is not recorded yet. Errors of the disk, and a status that
+    cannot be read, are ignored: ``error`` is what the user must see."""
     with suppress(SmaltiError, OSError):
         status = folder.status()
         if status.get("attempt") == folder.attempt and status.get("state") in ("starting", "running"):

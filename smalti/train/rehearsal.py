@@ -1,13 +1,9 @@
-"""A step of a run on any number of ranks, rehearsed in this process: what one rank holds and sends, without a tensor.
+"""Traces a step of a run on any number of ranks in this process: what one rank holds and sends, without storage.
 
-Promises: mesh, model, axes, FSDP2, optimizer, loss and step are those of ``smalti train``, made by the functions of
-``train/job.py`` on a fake process group, where ranks are numbers and collectives move nothing; the operators of one
-step run over fake tensors, which have shapes and no storage. Bytes are counted from the tensors that are made, and
-collectives from the calls that are made; nothing is taken from the planner. Reads no data.
-
-What a trace cannot know is settled so: experts are evenly used, every row is as long as it can be and one document.
-The operators are those of a CPU; for a run on CUDA attention keeps what the fused kernels keep there (query, key,
-value, output, a logarithm for each query), but norms keep a little more than the fused ones.
+Model, optimizer, loss and step are made by ``train/job.py`` on a fake process group, and run over fake tensors. Bytes
+and collectives are counted, not planned. Experts are evenly used, and every row is full and one document. The operators
+are those of a CPU; for CUDA attention keeps what the fused kernels keep there (query, key, value, output, a logarithm
+for each query), but norms keep a little more than the fused ones.
 """
 
 import warnings
@@ -49,10 +45,10 @@ from smalti.train.loss import LanguageLoss
 from smalti.train.step import Loss, Metrics, TrainState, one_by_one, train_step
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers", "batch")
-"""What bytes are of."""
+"""Into which bytes are divided."""
 _CPU = torch.device("cpu")
 _OF_WEIGHTS = ("shard", "expert_shard", "replicate")
-"""The axes along which weights and gradients travel."""
+"""The axes of collectives of weights and gradients."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +99,8 @@ def rehearse(
     places = {place * each for place in (0, layout.pipeline // 2, layout.pipeline - 1)} if rank is None else {rank}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Slicing a flattened dim")  # of torch, about distributed/parallel/mesh.py
-        found = [_of_rank(config, layout, place, tokens, document_tokens, cuda=cuda) for place in sorted(places)]
-    return max(found, key=lambda one: one.peak_bytes)
+        rehearsals = [_of_rank(config, layout, place, tokens, document_tokens, cuda=cuda) for place in sorted(places)]
+    return max(rehearsals, key=lambda rehearsal: rehearsal.peak_bytes)
 
 
 def _of_rank(
@@ -115,7 +111,7 @@ def _of_rank(
     dist.init_process_group("fake", rank=rank, world_size=layout.world_size, store=FakeStore())
     try:
         mesh = meshes.build(_CPU, layout)
-        # On the meta device first: FSDP2 cannot cut fake tensors.
+        # On the meta device first: FSDP2 cannot shard fake tensors.
         model = job.sharded(config, None, mesh, torch.device("meta"), resumes=True)
         expert.evenly(model)
         _set_kernels(model, document_tokens, cuda=cuda)
@@ -133,7 +129,8 @@ def _of_rank(
 def _traced(
     config: RunConfig, mesh: Mesh, state: TrainState, loss: LanguageLoss, microbatches: list[Microbatch], tokens: int
 ) -> Rehearsal:
-    live, kept = LiveBytes(fake=True), list[int]()
+    live = LiveBytes(fake=True)
+    forward_ends: list[int] = []
     named = _Named(live)
     traffic = Traffic(mesh, see=named.collective)
     if state.forward_backward is one_by_one:
@@ -145,9 +142,9 @@ def _traced(
     with live, traffic, _Answers():
         named.before(state, microbatches)
         dist.all_reduce(torch.zeros(VOTES, dtype=torch.int32))  # as the loop's, which ranks vote with
-        train_step(state, microbatches, _with_phases(loss, live, kept))
+        train_step(state, microbatches, _with_phases(loss, live, forward_ends))
         named.after(state)
-    most, peak, at_peak, left = _figures(live, kept)
+    most, peak, at_peak, left = _figures(live, forward_ends)
     whole = {name: most.get(name, 0) for name in PARTS}
     tensors = job.tensors_of(state).values()
     with torch.device("meta"):
@@ -166,7 +163,7 @@ def _traced(
 
 
 def _warm(state: TrainState) -> None:
-    """One update ahead: DTensor finds out how an operator is sharded with fake tensors of the whole size, once."""
+    """Run one update first: DTensor derives how an operator is sharded with fake tensors of the whole size, once."""
     for group in state.optimizer.param_groups:
         group["lr"] = state.lr(state.step)
     for parameter in state.model.parameters():
@@ -176,7 +173,7 @@ def _warm(state: TrainState) -> None:
 
 
 def _written(tensor: Tensor, layout: Layout) -> float:
-    """Bytes of a rank's part of a tensor, shared with the ranks of its pipeline stage that hold the same."""
+    """Bytes of a rank's part of a tensor, divided by the ranks of its pipeline stage that hold the same."""
     copies = layout.world_size // layout.pipeline
     if isinstance(tensor, DTensor):
         for size, place in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
@@ -196,10 +193,10 @@ def _rows(config: RunConfig, layout: Layout, tokens: int) -> list[int]:
 
 def _microbatch(config: RunConfig, mesh: Mesh, rows: int) -> Microbatch:
     _, seq_len = config.batches_and_lengths[-1]
-    own = sequence.own_part(mesh, context=config.train.parallel.context)
+    own_part = sequence.own_part(mesh, context=config.train.parallel.context)
     whole = torch.zeros((rows, seq_len), dtype=torch.int64)
     documents = torch.zeros((rows, seq_len), dtype=torch.int64) if config.data.mask_documents else None
-    return Microbatch(own(whole), own(torch.zeros_like(whole)), own(torch.zeros_like(whole)), documents)
+    return Microbatch(own_part(whole), own_part(torch.zeros_like(whole)), own_part(torch.zeros_like(whole)), documents)
 
 
 def _documents(like_ST: Tensor, document_tokens: int | None) -> Tensor:
@@ -211,19 +208,19 @@ def _documents(like_ST: Tensor, document_tokens: int | None) -> Tensor:
 def _alike_once(microbatches: list[Microbatch], traffic: Traffic) -> tuple[Any, list[Microbatch]]:
     """A ``forward_backward`` that stands for all microbatches, and those traced: of many alike in a row the second."""
     traced, times = list[Microbatch](), list[int]()
-    for place, one in enumerate(microbatches):
-        if place > 1 and one.inputs.shape == traced[-1].inputs.shape:
+    for place, microbatch in enumerate(microbatches):
+        if place > 1 and microbatch.inputs.shape == traced[-1].inputs.shape:
             times[-1] += 1
         else:
-            traced.append(one)
+            traced.append(microbatch)
             times.append(1)
 
     def forward_backward(state: TrainState, given: Sequence[Any], loss: Loss) -> list[Metrics]:
-        found: list[Metrics] = []
-        for one, number in zip(given, times, strict=True):
+        sums: list[Metrics] = []
+        for microbatch, number in zip(given, times, strict=True):
             with traffic.times(number):
-                found += one_by_one(state, [one], loss)
-        return found
+                sums += one_by_one(state, [microbatch], loss)
+        return sums
 
     return forward_backward, traced
 
@@ -268,8 +265,8 @@ def _fused(
 
 
 class _Answers(TorchDispatchMode):
-    """What a fake tensor cannot say. A number that is read is 0, so a check that asks for a fault finds none; but 1 in
-    int32, as torch's pipeline stages vote on whether all of them know their shapes."""
+    """Values of fake tensors that are read: 0, so that checks find no fault; but 1 in int32, in which torch's pipeline
+    stages vote on whether all of them know their shapes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):  # the most common of all
@@ -290,38 +287,38 @@ def _grouped_mm(left: Tensor, right: Tensor, ends: Tensor, *_: Any) -> Tensor:
 
 
 class _Named:
-    """What storages are, for those who know."""
+    """Names storages by what they hold."""
 
     def __init__(self, live: LiveBytes) -> None:
         self._live = live
 
     def before(self, state: TrainState, microbatches: Sequence[Microbatch]) -> None:
-        """What is there when a step begins."""
+        """Name what exists when a step begins."""
         for parameter in state.model.parameters():
             self._live.name(parameter, "parameters")
             for value in state.optimizer.state[parameter].values():
                 self._live.name(value, "optimizer")
         for buffer in state.model.buffers():
             self._live.name(buffer, "buffers")
-        for tensor in tree_leaves([tuple(one) for one in microbatches]):
+        for tensor in tree_leaves([tuple(microbatch) for microbatch in microbatches]):
             if isinstance(tensor, Tensor):
                 self._live.name(tensor, "batch")
 
     def after(self, state: TrainState) -> None:
-        """What a step has made."""
+        """Name what a step has made."""
         for parameter in state.model.parameters():
             if parameter.grad is not None:
                 self._live.name(parameter.grad, "gradients")
 
     def collective(self, call: Call, tensors: Sequence[Tensor]) -> None:
-        """What travels."""
+        """Name the tensors of a collective of weights or gradients."""
         if call.axis in _OF_WEIGHTS:
             for tensor in tensors:
                 self._live.name(tensor, "buffers", again=False)
 
 
-def _with_phases(loss: LanguageLoss, live: LiveBytes, kept: list[int]) -> Loss:
-    """The loss, telling when its head is at work, and noting where in the log each forward pass ends."""
+def _with_phases(loss: LanguageLoss, live: LiveBytes, forward_ends: list[int]) -> Loss:
+    """The loss, with its head as a phase of its own; appends the moment at which each forward pass ends."""
 
     def phased(head: Callable[..., Any]) -> Callable[..., Any]:
         def in_phase(*args: Any, **kwargs: Any) -> Any:
@@ -337,7 +334,7 @@ def _with_phases(loss: LanguageLoss, live: LiveBytes, kept: list[int]) -> Loss:
             return model(*args, head=phased(head), **rest)
 
         result = loss(with_head, microbatch)  # type: ignore[arg-type]
-        kept.append(live.moment)
+        forward_ends.append(live.moment)
         return result
 
     return called
@@ -351,12 +348,12 @@ def _kind(storage: Storage) -> str:
     return "logits" if storage.phase == "head" else "activations"
 
 
-def _figures(live: LiveBytes, kept: Sequence[int]) -> tuple[dict[str, int], int, dict[str, int], int]:
+def _figures(live: LiveBytes, forward_ends: Sequence[int]) -> tuple[dict[str, int], int, dict[str, int], int]:
     """The most of each part, the most of all, its parts, and the activations at the fullest end of a forward pass."""
     now, most = Counter[str](), dict[str, int]()
     total = peak = left = 0
     at_peak: dict[str, int] = {}
-    ends = set(kept)
+    ends = set(forward_ends)
     for place, (_, storage, change) in enumerate(live.events(), start=1):
         kind = _kind(storage)
         now[kind] += change

@@ -1,4 +1,4 @@
-"""Stop requests: signals become a flag that the loop reads between steps.
+"""Stop requests: signals set a flag that the loop reads between steps.
 
 SIGTERM (preemption) and the first Ctrl-C ask for a stop after the running step, with a save. The second Ctrl-C stops
 at once.
@@ -11,7 +11,7 @@ from typing import Self
 
 
 class Stop(IntEnum):
-    """What was asked for; the larger wins when ranks differ."""
+    """What was requested; when ranks differ, the larger counts."""
 
     NONE = 0
     PREEMPTED = 1
@@ -19,7 +19,7 @@ class Stop(IntEnum):
 
 
 class StopSignals:
-    """While the block runs, ``asked`` says whether to stop. Off the main thread it hears nothing."""
+    """While the block runs, ``asked`` says whether to stop. Off the main thread it receives no signals."""
 
     def __init__(self) -> None:
         self.asked = Stop.NONE
@@ -28,7 +28,7 @@ class StopSignals:
     def __enter__(self) -> Self:
         for number in (signal.SIGTERM, signal.SIGINT):
             try:
-                self._before[number] = signal.signal(number, self._hear)
+                self._before[number] = signal.signal(number, self._receive)
             except ValueError:  # not the main thread
                 break
         return self
@@ -37,7 +37,7 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.asked == Stop.INTERRUPTED:
             raise KeyboardInterrupt
         self.asked = max(self.asked, Stop.INTERRUPTED if number == signal.SIGINT else Stop.PREEMPTED)

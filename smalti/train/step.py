@@ -1,9 +1,9 @@
-"""One optimizer update. The whole arithmetic of a step is on this page.
+"""One optimizer step: the whole arithmetic is on this page.
 
 A loss is ``(model, microbatch) -> (sum, weight, metrics)``: sums over what the microbatch holds, never means. The step
 adds them over microbatches and ranks and is the only place that divides, by the global weight; so the update depends
 on the global batch alone, not on how it was cut. Nothing here waits for the device: a loss or a gradient that is not
-finite is kept from weights, moments and router biases on the device, and read by whoever reads the results.
+finite changes no weight, moment or router bias; the caller finds it in the results.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,23 +47,23 @@ class TrainState:
     lr: Callable[[int], float]
     clip_norm: float
     balance: ExpertBalance | None = None
-    """Told the load of the experts after each step (``moe/load`` of the loss)."""
+    """Receives the load of the experts after each step (``moe/load`` of the loss)."""
     forward_backward: ForwardBackward = one_by_one
     """Runs the microbatches of a step forward and backward; a pipeline schedule where layers are spread over ranks."""
     tensor_parallel_size: int = 1
     """Ranks that share each matrix, and so compute the same sums."""
     pipeline: int = 1
-    """Pipeline stages of the world: each parameter is known to the ranks of one."""
+    """Size of the pipeline axis: each parameter is on the ranks of one pipeline stage."""
     step: int = 0
     phase: Phase = "forward"
     """Part of the step that runs, or that raised the error. Blocks that are recomputed belong to ``backward``."""
     found_inf: Tensor | None = None
     """1 where a step was not finite, else 0, shape (), on the device: the steps after it change nothing either. None
-    before the first step, and to begin anew."""
+    before the first step, and to start again."""
 
 
 class StepResult(NamedTuple):
-    """Figures of one step, still on the device: reading one waits for it."""
+    """Results of one step, still on the device: reading one waits for it."""
 
     loss: Tensor
     """Global mean loss (total / weight), fp64, shape ()."""
@@ -91,12 +91,12 @@ def train_step(state: TrainState, microbatches: Sequence[Any], loss: Loss) -> St
     names = list(sums[0])
     parts = [torch.stack([s[name].detach().double() for s in sums]).sum(0) for name in names]
     parts = [part / state.tensor_parallel_size for part in parts]
-    own = square_norm(gradients, pipeline=state.pipeline)
-    packed = torch.cat([own.reshape(1), *(part.reshape(-1) for part in parts)])
+    own_square = square_norm(gradients, pipeline=state.pipeline)
+    packed = torch.cat([own_square.reshape(1), *(part.reshape(-1) for part in parts)])
     dist.all_reduce(packed)
     square, *flat = packed.split([1, *(part.numel() for part in parts)])
-    found = {name: value.view(part.shape) for name, value, part in zip(names, flat, parts, strict=True)}
-    weight = found.pop("weight").clamp(min=1e-30)
+    reduced = {name: value.view(part.shape) for name, value, part in zip(names, flat, parts, strict=True)}
+    weight = reduced.pop("weight").clamp(min=1e-30)
 
     # ---- divide by the global weight and clip, in one pass over the gradients ---------------------------------------
     grad_norm = square.sqrt().squeeze() / weight
@@ -104,8 +104,8 @@ def train_step(state: TrainState, microbatches: Sequence[Any], loss: Loss) -> St
     shards = [local(gradient) for gradient in gradients]
     torch._foreach_mul_(shards, scale.to(shards[0].dtype))
 
-    # ---- update; where a number is not finite, and after that, nothing changes --------------------------------------
-    total = found.pop("total") / weight
+    # ---- update; from the first number that is not finite on, nothing changes --------------------------------------
+    total = reduced.pop("total") / weight
     found_inf = (~(total.isfinite() & grad_norm.isfinite())).float()
     state.found_inf = found_inf if state.found_inf is None else found_inf.maximum(state.found_inf)
     state.optimizer.found_inf = state.found_inf  # type: ignore[attr-defined]  # as torch.amp.GradScaler gives it
@@ -113,6 +113,6 @@ def train_step(state: TrainState, microbatches: Sequence[Any], loss: Loss) -> St
         group["lr"] = state.lr(state.step)
     state.optimizer.step()
     if state.balance is not None:
-        state.balance.after_step(state.model, found["moe/load"], skip=state.found_inf > 0)
+        state.balance.after_step(state.model, reduced["moe/load"], skip=state.found_inf > 0)
     state.step += 1
-    return StepResult(total, weight, grad_norm, {name: value / weight for name, value in found.items()})
+    return StepResult(total, weight, grad_norm, {name: value / weight for name, value in reduced.items()})

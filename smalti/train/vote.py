@@ -1,7 +1,7 @@
-"""Agreement of all ranks about what happens between steps: stop, save, evaluate.
+"""Votes of all ranks on what happens between steps: stop, save, evaluate.
 
 Whatever one rank sees alone (a signal, a clock) is voted on, because a collective that only some ranks enter hangs. The
-vote travels over CPU tensors while the step computes and is read after it, so it costs the device nothing.
+vote is an asynchronous all-reduce of CPU tensors while the step computes, so it costs the device nothing.
 """
 
 import torch
@@ -17,13 +17,13 @@ class Vote:
         self._group = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
 
     def start(self, *wishes: int) -> None:
-        """Hand in this rank's wishes (0 for none)."""
+        """Send this rank's wishes (0 for none)."""
         self._ballot.copy_(torch.tensor(wishes, dtype=torch.int32))
         if self._group is not None:
             self._work = dist.all_reduce(self._ballot, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def result(self) -> list[int]:
-        """The strongest wish of any rank, place by place; the same list on every rank."""
+        """The maximum of each wish over all ranks; the same list on every rank."""
         if self._work is not None:
             self._work.wait()
         return [int(value) for value in self._ballot]

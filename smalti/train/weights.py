@@ -1,4 +1,4 @@
-"""``init_from``: weights of another model, checked first, then loaded part by part into a model that may be sharded.
+"""``init_from``: loads weights of another model, checked first, tensor by tensor into a model that may be sharded.
 
 Promises: nothing is loaded before all of it has been checked (names, shapes, digests or finite values), and every rank
 raises what any of them finds; a rank never holds more than its part of the model and the tensors of one rule.
@@ -26,18 +26,21 @@ _TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
 def open_weights(source: str, model: nn.Module) -> Callable[[], None]:
-    """What loads ``source`` (a Hugging Face folder, a run, a checkpoint) into ``model``, once it has storage.
+    """Check ``source`` (a Hugging Face folder, a run, a checkpoint); returns what loads it into ``model``.
 
-    Called by all ranks. The model's weights alone are loaded; names and shapes must be its own.
+    A collective; ``model`` must have storage when it is loaded. The model's weights alone are loaded; names and shapes
+    must be its own.
     """
     wanted = pipeline.whole_shapes(model)
     if world.broadcast_from_rank0(lambda: os.path.isfile(f"{source}/config.json")):
         folder = world.together(lambda: _checked_folder(source, wanted))
         return lambda: _load_folder(folder, model)
     path = find_checkpoint(source)
-    found = world.broadcast_from_rank0(lambda: checkpoint.shapes(path))
-    world.together(lambda: _check_fits(source, found, wanted))
-    return lambda: checkpoint.load(path, {f"model.{n}": value for n, value in model.state_dict().items() if n in found})
+    shapes = world.broadcast_from_rank0(lambda: checkpoint.shapes(path))
+    world.together(lambda: _check_fits(source, shapes, wanted))
+    return lambda: checkpoint.load(
+        path, {f"model.{n}": value for n, value in model.state_dict().items() if n in shapes}
+    )
 
 
 def find_checkpoint(source: str | Path) -> str:
@@ -56,32 +59,32 @@ def find_checkpoint(source: str | Path) -> str:
     return newest
 
 
-def keep_tokenizer(source: str, kept: Path, init_from: str | None) -> None:
+def keep_tokenizer(source: str, target: Path, init_from: str | None) -> None:
     """Copy the tokenizer into the run, once, so that the run can be exported wherever its data has gone.
 
-    With it goes what the model of ``init_from`` says of chats and of sampling: the Hugging Face folder, or the run.
+    The chat template and sampling defaults of ``init_from`` (a Hugging Face folder or a run) are copied too.
     """
-    if kept.exists():
+    if target.exists():
         return
-    temporary = kept.with_name(f".{kept.name}.{os.getpid()}")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.copytree(source, temporary, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin", "*.pt", "*.pth"))
     if init_from is not None:
         _keep_beside(init_from, temporary)
-    os.replace(temporary, kept)
+    os.replace(temporary, target)
 
 
-def _keep_beside(init_from: str, kept: Path) -> None:
+def _keep_beside(init_from: str, target: Path) -> None:
     run = run_of(Path(init_from))
     folder = Path(init_from) if run is None else run / "tokenizer"
     for name, data in companions(folder).items():
-        if ("template" in name or name == "generation_config.json") and not (kept / name).exists():
-            store.write_bytes(kept / name, data)
+        if ("template" in name or name == "generation_config.json") and not (target / name).exists():
+            store.write_bytes(target / name, data)
     # Many folders of the hub have their template inside this file.
     theirs, mine = (
-        read_object(path) if path.exists() else {} for path in (folder / _TOKENIZER_CONFIG, kept / _TOKENIZER_CONFIG)
+        read_object(path) if path.exists() else {} for path in (folder / _TOKENIZER_CONFIG, target / _TOKENIZER_CONFIG)
     )
     if "chat_template" in theirs and "chat_template" not in mine:
-        store.write_json(kept / _TOKENIZER_CONFIG, mine | {"chat_template": theirs["chat_template"]})
+        store.write_json(target / _TOKENIZER_CONFIG, mine | {"chat_template": theirs["chat_template"]})
 
 
 def _checked_folder(source: str, wanted: pipeline.Shapes) -> Source:
@@ -99,18 +102,18 @@ def _load_folder(folder: Source, model: nn.Module) -> None:
                 fsdp.assign(wanted[name], tensor.to(wanted[name].dtype))
 
 
-def _check_fits(source: str, found: dict[str, tuple[int, ...]], model: pipeline.Shapes) -> None:
+def _check_fits(source: str, given: dict[str, tuple[int, ...]], model: pipeline.Shapes) -> None:
     wanted = model.parameters | model.buffers
-    needed = set(model.parameters)  # a buffer may begin as the model makes it
-    strangers = sorted((set(found) - set(wanted)) | (needed - set(found)))
-    if strangers:
-        where = f"init_from={source}" if strangers[0] in found else "the model"
+    needed = set(model.parameters)  # a buffer may keep the value that the model gives it
+    unpaired = sorted((set(given) - set(wanted)) | (needed - set(given)))
+    if unpaired:
+        where = f"init_from={source}" if unpaired[0] in given else "the model"
         raise DataError(
-            f"weight '{strangers[0]}' is only in {where} ({len(strangers)} weights do not pair up)",
+            f"weight '{unpaired[0]}' is only in {where} ({len(unpaired)} weights do not pair up)",
             allowed="a model section of the same shape as the weights",
             hint="copy the model section of the run that the weights come from",
         )
-    for name, shape in found.items():
+    for name, shape in given.items():
         if wanted[name] != shape:
             raise DataError(
                 f"weight '{name}' of init_from={source} has shape {shape}; the model section asks for {wanted[name]}"
