@@ -116,7 +116,7 @@ def main() -> None:
     machine = (
         hardware(options.machine)
         if options.machine
-        else measured_machine(threads=threads, formats=("bf16",), tell=print)
+        else measured_machine(threads=threads, formats=("bf16",), report=print)
     )
     for recipe in (*OUTSIDE, *SIX):
         recipe["train"]["parallel"]["threads"] = threads

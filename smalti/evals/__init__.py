@@ -1,1 +1,1 @@
-"""Measures a model; never trains one."""
+"""Evaluation of models."""

@@ -1,7 +1,7 @@
-"""Held-out text in bfloat16, where that is faster and gives the same figure: tried on a sample, beside float32.
+"""Scores held-out text in bfloat16 where that is faster and gives the same figure as float32 on a sample.
 
-A sum over many tokens forgives rounding, which goes both ways: on the models of docs/log.md the bits per byte of a text
-are the same to 0.00005. The choice of the likeliest of ten candidates does not: ranked tasks keep the engine's dtype.
+Rounding errors of many tokens average out: on the models of docs/log.md the bits per byte of a text are the same to
+0.00005. They do not for the likeliest of ten candidates, so ranked tasks keep the engine's dtype.
 """
 
 import copy
@@ -15,7 +15,7 @@ from smalti.evals.likelihood import Window, score
 
 _SAMPLE_TOKENS = 32_768
 _WORTH = 4
-"""Samples that a text must hold, below which trying costs more than is won."""
+"""Samples that a text must hold: below that the trial costs more than it saves."""
 _AGREE_BITS = 0.0002
 """Bits per byte that the sample may differ by: rounding alone makes 0.00005 of it, what is printed has 0.001."""
 _CPU_FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
@@ -41,6 +41,6 @@ def copy_that_agrees(
         return None
     sample = windows[::every]
     faster = copy.deepcopy(model).to(torch.bfloat16)
-    nats = [score(one, sample, batch_tokens=batch_tokens).sum() for one in (model, faster)]
+    nats = [score(candidate, sample, batch_tokens=batch_tokens).sum() for candidate in (model, faster)]
     n_bytes = bytes_per_token * sum(len(window.ids) - window.first for window in sample)
     return faster if abs(nats[1] - nats[0]) / math.log(2) <= _AGREE_BITS * n_bytes else None

@@ -1,13 +1,9 @@
 """Held-out loss while a run trains: likelihood of fixed token windows, split over the ranks.
 
-Promises: every rank makes the same number of forward passes (a rank that has no window left runs one that counts
-nothing), so it works under any mesh, of which it must be told where ranks share rows, matrices or layers; the numbers
-do not depend on how many ranks there are, up to rounding. It is
-the cheap sister of ``evals.tasks.heldout``: windows of ``seq_len`` that do not overlap, cut as in training, of
-``eval_tokens`` tokens together and equally spaced over all held-out files, always the same. Two things set its bits per
-byte apart from the full measure: tokens at the head of a window have little context, which adds a little; and tokens
-per byte are those of all held-out text, not of the windows alone, which is an estimate where ``eval_tokens`` is less
-than all.
+All ranks make the same number of forward passes, so it works under any mesh; the numbers do not depend on the ranks, up
+to rounding. The windows are of ``seq_len``, do not overlap, and are equally spaced over all held-out files. Bits per
+byte differ from ``evals.tasks.heldout``: tokens at the head of a window have little context, and tokens per byte are
+those of all held-out text.
 
 B: windows in one forward. T: seq_len. N: counted tokens. D: hidden size. V: vocabulary.
 """
@@ -52,7 +48,7 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Place:
-    """Which windows a rank measures, and which of their tokens."""
+    """Which windows a rank scores, and which of their tokens."""
 
     rank: int
     ranks: int

@@ -1,6 +1,6 @@
-"""How likely a model finds given tokens: the one scoring pass behind every likelihood task.
+"""Log-likelihood of given tokens: the scoring pass of every likelihood task.
 
-Promises: sums over tokens in float64; a row's score does not depend on the rows beside it (padding stands to the
+Promises: sums over tokens in float64; a row's score does not depend on the rows beside it (padding is to the
 right, behind a causal mask, and is never scored); logits exist for the scored tokens only, a chunk at a time.
 
 B: rows. T: inputs of a row. N: scored tokens. C: those of a chunk. D: hidden size. V: vocabulary.
@@ -45,8 +45,8 @@ def score(
 ) -> NDArray[np.float64]:
     """Nats (negative natural log-likelihood) of each window's scored targets, summed; one number for each window.
 
-    Windows of like length share a batch of at most ``batch_tokens`` inputs. ``progress`` hears after each batch how
-    many of all inputs the model has read. Raises UserError when the model answers with something that is not a number.
+    Windows of like length share a batch of at most ``batch_tokens`` inputs. ``progress`` is called after each batch
+    with the inputs that the model has read, of all. Raises UserError where a likelihood is not finite.
     """
     nats = np.zeros(len(windows))
     device = next(model.parameters()).device
@@ -98,7 +98,7 @@ def _score_batch(model: nn.Module, windows: list[Window], device: torch.device) 
 
 
 def logits_of(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    """What makes logits of hidden states and output matrix: a decoder's way, with its soft cap, or the product."""
+    """The function from hidden states and output matrix to logits: a decoder's, with its soft cap, or the product."""
     return model.logits if isinstance(model, Decoder) else F.linear
 
 

@@ -1,4 +1,4 @@
-"""What an evaluation leaves behind: one result for each task, one sample for each question or document.
+"""The files of an evaluation: one result for each task, one sample for each question or document.
 
 ``results.json`` and ``samples.jsonl`` appear together or not at all: they are written into a temporary sibling folder
 that then takes its name.
@@ -16,7 +16,7 @@ from smalti.base import clock, store
 
 @dataclass(frozen=True)
 class TaskResult:
-    """A score with its spread and its n; ``samples`` hold what each single question came to."""
+    """A score with its spread and its n; ``samples`` hold the result of each question."""
 
     name: str
     score: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Runs a suite of tasks on one model and writes what came out. Measures only; picks no winner."""
+"""Runs a suite of tasks on one model and writes the results."""
 
 from collections.abc import Callable
 from functools import partial
@@ -27,24 +27,24 @@ def run(
     progress: Callable[[str, int, int], None] = lambda name, done, total: None,
     try_bf16: bool = False,
 ) -> dict[str, Any]:
-    """Ask the model everything in ``config``; returns what ``results.json`` holds.
+    """Run all tasks of ``config``; returns what ``results.json`` holds.
 
-    ``output``: a run folder (or any folder), into which ``evals/<suite>/<UTC time>/`` is written; None writes nothing.
-    What is returned names that folder as ``folder``, where one was written.
-    ``about`` is kept with the results (step, folder of the model ...). ``announce`` hears of each task before it runs,
-    ``progress`` of how many tokens of how many it has read. ``try_bf16``: held-out text is scored in bfloat16 where
-    that gives the same figure. All folders are looked at before anything is scored.
+    ``output``: a run folder (or any folder), into which ``evals/<suite>/<UTC time>/`` is written, and named as
+    ``folder`` in what is returned; None writes nothing. ``about`` is added to the results (step, folder of the model
+    ...). ``announce`` is called with the name of each task before it runs, ``progress`` with the tokens that it has
+    read, of all. ``try_bf16``: held-out text is scored in bfloat16 where that gives the same figure. All folders are
+    checked before anything is scored.
     """
     check_folders(config)
     seq_len = context_tokens(engine, config)
     tasks: list[TaskResult] = []
     parts = _parts(engine, config, seq_len, try_bf16)
-    for number, (name, ask) in enumerate(parts, 1):
+    for number, (name, run_task) in enumerate(parts, 1):
         announce(name)
         begin_s = clock.now_s()
-        task = ask(partial(progress, f"{name} (task {number} of {len(parts)})"))
+        task = run_task(partial(progress, f"{name} (task {number} of {len(parts)})"))
         tasks.append(TaskResult(task.name, {**task.score, "wall_s": clock.now_s() - begin_s}, task.samples))
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "suite": config.suite,
         "model": engine.name,
         **(about or {}),
@@ -55,8 +55,8 @@ def run(
         "tasks": {task.name: task.score for task in tasks},
     }
     if output is not None:
-        found["folder"] = results.write(store.join(output, "evals", config.suite), found, tasks)
-    return found
+        report["folder"] = results.write(store.join(output, "evals", config.suite), report, tasks)
+    return report
 
 
 def context_tokens(engine: Engine, config: EvalConfig) -> int:
@@ -68,7 +68,7 @@ def context_tokens(engine: Engine, config: EvalConfig) -> int:
 
 
 def check_folders(config: EvalConfig) -> None:
-    """A DataError that names every held-out folder without token files; a UserError where none is named at all."""
+    """Raise DataError that names every held-out folder without token files; UserError where none is named."""
     if "heldout" not in config.tasks:
         return
     if not config.heldout:
@@ -87,7 +87,7 @@ def check_folders(config: EvalConfig) -> None:
         raise DataError(
             f"no token files in {', '.join(missing)}",
             allowed="folders that 'smalti data tokenize' wrote, seen from here",
-            hint="name where they lie: heldout.NAME=FOLDER; or leave the task out: 'tasks=[arithmetic, brackets]'",
+            hint="name where they are: heldout.NAME=FOLDER; or leave the task out: 'tasks=[arithmetic, brackets]'",
         )
 
 
@@ -100,6 +100,6 @@ def _parts(
             parts.append((task, partial(ranked.run, task, engine, config, seq_len)))
             continue
         for source, folder in config.heldout.items():
-            ask = partial(heldout.run, source, folder, engine, config, seq_len, try_bf16=try_bf16)
-            parts.append((f"heldout/{source}", ask))
+            run_task = partial(heldout.run, source, folder, engine, config, seq_len, try_bf16=try_bf16)
+            parts.append((f"heldout/{source}", run_task))
     return parts

@@ -1,11 +1,9 @@
 """The parent of a node's ranks: starts them, waits, and ends the attempt as soon as one of them is dead.
 
-Promises: no rank outlives the agent; a dead rank ends the attempt within ``grace_s`` and a few seconds, and is named
-(a rank killed by a signal is the cause, ranks that then lost their peer are not; where all that died had lost a peer,
-those that were still there are named: they did not answer); SIGTERM and the first Ctrl-C are
-passed on so that the ranks save, the second Ctrl-C kills at once; "saved" is said only of a checkpoint that the events
-of the attempt hold. A rank that ran out of memory is followed by the next attempt, which has half the microbatch
-(``smalti/train/oom.py``); after anything else the same command restarts, not the agent.
+Promises: no rank outlives the agent. A dead rank ends the attempt within ``grace_s`` and a few seconds; the cause is
+named, not the ranks that then lost their peer. SIGTERM and the first Ctrl-C are forwarded so that the ranks save; the
+second Ctrl-C kills at once. After a rank that ran out of memory the next attempt follows with half the microbatch
+(``smalti/train/oom.py``); after anything else the agent ends.
 """
 
 import signal
@@ -32,7 +30,7 @@ _PORT_TRIES = 3
 _TAIL_LINES = 15
 _ANSWERS = (ExitCode.USAGE, ExitCode.NO)
 _UNSAVED = (-signal.SIGTERM, -signal.SIGINT)
-"""How a rank ends that hears a request to stop before it trains."""
+"""How a rank ends that receives a request to stop before it trains."""
 _AGAIN = "run the same command again; it goes on from the newest checkpoint"
 _AFRESH = "run the same command again; it starts from the beginning"
 _SHOW_CURSOR = "\x1b[?25h"
@@ -48,8 +46,8 @@ class Outcome:
     details: tuple[str, ...] = ()
     """The end of the log of the rank that was the cause, unless rank 0 has printed it already."""
     hint: str | None = None
-    told: bool = False
-    """Rank 0 has said on the terminal what was wrong."""
+    printed: bool = False
+    """Rank 0 has printed the error on the terminal."""
     cause: str | None = None
     """``oom``: a rank ran out of memory."""
     next_microbatch_tokens: int | None = None
@@ -136,14 +134,14 @@ class _Requests:
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            self._before[number] = signal.signal(number, self._hear)
+            self._before[number] = signal.signal(number, self._count)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _count(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
             self.interrupts += 1
         else:
@@ -167,9 +165,9 @@ class _Watch:
         self._kill_at_s: float | None = None
 
     def to_the_end(self) -> None:
-        """Return when all ranks are gone or have been told to go for good."""
+        """Return when all ranks are gone, or when those that are left must be killed."""
         while any(rank.code is None for rank in self.ranks):
-            self._pass_on()
+            self._forward()
             self._look()
             if self.requests.interrupts > 1:
                 return
@@ -198,10 +196,10 @@ class _Watch:
     def _causes(self) -> list[Rank]:
         fine: set[int] = {ExitCode.RETRY, ExitCode.INTERRUPTED, *_UNSAVED} if self.stopped_by else set()
         if any(rank.code in _UNSAVED for rank in self.deaths):
-            fine |= {LOST_PEER} if self.stopped_by else set()  # it lost one that was told to go
+            fine |= {LOST_PEER} if self.stopped_by else set()  # it lost one that was told to stop
         return [rank for rank in self.deaths if not rank.killed_by_us and rank.code not in fine]
 
-    def _pass_on(self) -> None:
+    def _forward(self) -> None:
         """Forward the first request to stop; a Ctrl-C after a SIGTERM is forwarded too."""
         wanted = signal.SIGINT if self.requests.interrupts else signal.SIGTERM if self.requests.terminations else None
         if wanted is None or wanted == self.stopped_by:
@@ -216,9 +214,9 @@ class _Watch:
             if rank.code not in (None, 0) and rank not in self.deaths:
                 self.deaths.append(rank)
                 if rank.code in _UNSAVED and self.stopped_by:
-                    self._kill_by(self._grace_s)  # it was not training yet; the others wait for it in vain
+                    self._kill_by(self._grace_s)  # it was not training yet, and the others wait for it
                 elif rank in self._causes():
-                    # An answer (2, 3) is given by all ranks together, and rank 0 may still be writing it down.
+                    # An answer (2, 3) is given by all ranks together, and rank 0 may still be recording it.
                     self._kill_by(self._grace_s * (2 if rank.code in _ANSWERS else 1))
 
     def _kill_by(self, seconds: float) -> None:
@@ -245,7 +243,7 @@ def _judge(watch: _Watch, folder: RunFolder) -> Outcome:
         outcome = _lost(cause, watch, step) if cause.code == LOST_PEER else _blamed(cause, watch, step)
         return _with_number(outcome, folder) if outcome.code == ExitCode.NO else outcome
     if watch.stopped_by is None:
-        return Outcome(ExitCode.DONE, f"finished after step {step}", told=True)
+        return Outcome(ExitCode.DONE, f"finished after step {step}", printed=True)
     return _stopped(watch.stopped_by, watch, folder, step)
 
 
@@ -257,16 +255,16 @@ def _at_once(folder: RunFolder, step: int) -> Outcome:
 
 
 def _stopped(by: signal.Signals, watch: _Watch, folder: RunFolder, step: int) -> Outcome:
-    """The ranks ended because they were told to: 75 and 130 where they all could answer, 143 where one could not."""
+    """The ranks were stopped: 75 and 130 where they all ended by themselves, 143 where one did not."""
     codes, saved = {rank.code for rank in watch.ranks}, _saved_step(folder)
     what = "nothing of this attempt was saved" if saved is None else f"the last checkpoint is of step {saved}"
     if codes == {0}:
-        return Outcome(ExitCode.DONE, f"finished after step {step}, as {by.name} came", told=True)
+        return Outcome(ExitCode.DONE, f"finished after step {step}, as {by.name} came", printed=True)
     if ExitCode.RETRY in codes and not watch.out_of_time and codes.isdisjoint(_UNSAVED):
-        told = watch.ranks[0].code == ExitCode.RETRY
-        return Outcome(ExitCode.RETRY, f"stopped by {by.name} after step {step}; {what}", hint=_AGAIN, told=told)
+        printed = watch.ranks[0].code == ExitCode.RETRY
+        return Outcome(ExitCode.RETRY, f"stopped by {by.name} after step {step}; {what}", hint=_AGAIN, printed=printed)
     if codes == {ExitCode.INTERRUPTED} and saved is not None:
-        return Outcome(ExitCode.INTERRUPTED, f"stopped by {by.name} after step {step}", hint=_AGAIN, told=True)
+        return Outcome(ExitCode.INTERRUPTED, f"stopped by {by.name} after step {step}", hint=_AGAIN, printed=True)
     why = (
         f"{_unresponsive(watch)} did not end in time"
         if watch.out_of_time
@@ -280,7 +278,7 @@ def _stopped(by: signal.Signals, watch: _Watch, folder: RunFolder, step: int) ->
 
 
 def _lost(lost: Rank, watch: _Watch, step: int) -> Outcome:
-    """All ranks that died had lost another one: whoever was left did not answer them."""
+    """All ranks that died had lost another one: those that were left did not answer."""
     if not watch.left:
         tail = tuple(lost.last_lines(_TAIL_LINES))
         return Outcome(ExitCode.RETRY, f"the ranks lost the connection to each other after step {step}", tail, _AGAIN)
@@ -296,9 +294,9 @@ def _unresponsive(watch: _Watch) -> str:
 
 
 def _with_number(outcome: Outcome, folder: RunFolder) -> Outcome:
-    """With the loss or gradient norm that has ended the run, where one has."""
-    mine = [event for event in folder.events() if event["attempt"] == folder.attempt]
-    number = next((event for event in mine if event["event"] == "not_finite"), None)
+    """``outcome`` with the loss or gradient norm that ended the run, where one did."""
+    events = [event for event in folder.events() if event["attempt"] == folder.attempt]
+    number = next((event for event in events if event["event"] == "not_finite"), None)
     if number is None:
         return outcome
     return replace(outcome, reason=f"the {number['cause']} was {number['value']} at step {number['step']}")
@@ -318,23 +316,23 @@ def _blamed(cause: Rank, watch: _Watch, step: int) -> Outcome:
     known = cause.code in set(ExitCode)
     code = cause.code if known else int(ExitCode.RETRY)
     all_agree = all(rank.code == cause.code for rank in watch.ranks)
-    told = known and (cause.rank == 0 or all_agree)
+    printed = known and (cause.rank == 0 or all_agree)
     reason = f"{who} exited with code {cause.code} after step {step}"
-    return Outcome(code, reason, () if told else tail, _AGAIN if code == ExitCode.RETRY else None, told)
+    return Outcome(code, reason, () if printed else tail, _AGAIN if code == ExitCode.RETRY else None, printed)
 
 
 def _out_of_memory(short: Mapping[str, Any], cause: Rank | None, watch: _Watch, step: int) -> Outcome:
     """A rank ran out of memory: whichever died first, that is why."""
     smaller = short["next_microbatch_tokens"]
-    if smaller is None:  # it has said what would help
-        found = _blamed(next(rank for rank in watch.ranks if rank.rank == short["rank"]), watch, step)
-        return replace(found, code=ExitCode.USAGE, reason=describe(short), cause="oom")
+    if smaller is None:  # the rank has printed what would help
+        outcome = _blamed(next(rank for rank in watch.ranks if rank.rank == short["rank"]), watch, step)
+        return replace(outcome, code=ExitCode.USAGE, reason=describe(short), cause="oom")
     hint = f"the next attempt goes on by itself with microbatches of {smaller:,} tokens"
     return Outcome(ExitCode.RETRY, describe(short), hint=hint, cause="oom", next_microbatch_tokens=smaller)
 
 
 def _record(outcome: Outcome, watch: _Watch, events: EventLog, folder: RunFolder, seconds: float) -> None:
-    """Write down how it ended; where the disk takes nothing, the outcome still goes to whoever started the agent."""
+    """Record how the attempt ended; where the disk cannot be written, the outcome is returned all the same."""
     stopped = watch.stopped_by is not None and watch.cause() is None
     states = {ExitCode.DONE: "done", ExitCode.INTERRUPTED: "interrupted"}
     state = states.get(ExitCode(outcome.code), "stopped" if stopped else "failed")
@@ -342,7 +340,7 @@ def _record(outcome: Outcome, watch: _Watch, events: EventLog, folder: RunFolder
         _write_end(outcome, watch, events, _last_step(folder), seconds)
         folder.set_status(state, step=_last_step(folder), reason=outcome.reason)
     except RetryableError as error:
-        get("fleet").warning("the end of the attempt (%s) is not on record: %s", outcome.reason, error.message)
+        get("fleet").warning("the end of the attempt (%s) is not recorded: %s", outcome.reason, error.message)
     finally:
         events.close()
 
@@ -381,11 +379,11 @@ def _port_was_taken(watch: _Watch, trained: bool) -> bool:
 
 
 def announce(outcome: Outcome) -> None:
-    """Say on stderr how the attempt ended, unless rank 0 has.
+    """Print on stderr how the attempt ended, unless rank 0 has.
 
-    A rank that was killed leaves its progress line unfinished and the cursor hidden; both are mended here.
+    A rank that was killed leaves its progress line unfinished and the cursor hidden; both are restored here.
     """
-    if outcome.told:
+    if outcome.printed:
         return
     if wants_live(sys.stderr):
         sys.stderr.write(f"\n{_SHOW_CURSOR}")

@@ -1,6 +1,6 @@
-"""What machine this is, without torch: processor, memory and its limits, disks, GPUs by the driver's own tool.
+"""Facts about this machine, without torch: processor, memory and its limits, disks, GPUs by the driver's own tool.
 
-Promises: reads only; what cannot be found out is absent or None, never guessed.
+Reads only; what is not known is absent or None, never guessed.
 """
 
 import os
@@ -40,10 +40,10 @@ def cpu() -> dict[str, Any]:
 
 def memory() -> dict[str, Any]:
     """Bytes of the machine, bytes free for use, and the limit that a cgroup sets (None: none)."""
-    found = psutil.virtual_memory()
+    main = psutil.virtual_memory()
     return {
-        "total_bytes": found.total,
-        "available_bytes": found.available,
+        "total_bytes": main.total,
+        "available_bytes": main.available,
         "swap_bytes": psutil.swap_memory().total,
         "cgroup_limit_bytes": memory_limit_bytes(),
     }
@@ -51,14 +51,14 @@ def memory() -> dict[str, Any]:
 
 def disks(folder: str | Path = ".") -> dict[str, dict[str, Any]]:
     """``here`` (the disk of ``folder``) and ``/dev/shm``: kind, bytes, free bytes."""
-    found = {"here": _disk(Path(folder).resolve())}
+    by_name = {"here": _disk(Path(folder).resolve())}
     if Path("/dev/shm").is_dir():
-        found["shm"] = _disk(Path("/dev/shm"))
-    return found
+        by_name["shm"] = _disk(Path("/dev/shm"))
+    return by_name
 
 
 def gpus() -> dict[str, Any]:
-    """``devices`` as nvidia-smi lists them, or ``problem``: what stands in the way; PyTorch's own view is a probe's."""
+    """``devices`` as nvidia-smi lists them, or ``problem``: why it cannot; PyTorch's own view is a probe's."""
     if shutil.which("nvidia-smi") is None:
         return {"devices": [], "problem": None}
     command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
@@ -67,8 +67,8 @@ def gpus() -> dict[str, Any]:
     except (OSError, subprocess.TimeoutExpired) as error:
         return {"devices": [], "problem": f"nvidia-smi: {error}"}
     if done.returncode != 0:
-        said = " ".join((done.stdout + done.stderr).split())
-        return {"devices": [], "problem": f"nvidia-smi ended with {done.returncode}: {said[:200]}"}
+        output = " ".join((done.stdout + done.stderr).split())
+        return {"devices": [], "problem": f"nvidia-smi ended with {done.returncode}: {output[:200]}"}
     return {"devices": [gpu for line in done.stdout.splitlines() if (gpu := gpu_of(line))], "problem": None}
 
 
@@ -86,7 +86,7 @@ def why_no_gpu() -> str | None:
 
 
 def gpu_of(line: str) -> dict[str, Any] | None:
-    """One line of nvidia-smi's answer; None where it is none."""
+    """Parse a line of nvidia-smi's output; None where it is not of a GPU."""
     parts = [part.strip() for part in line.split(",")]
     if len(parts) != len(_QUERY.split(",")):
         return None
@@ -107,23 +107,23 @@ def tools() -> list[str]:
 
 def cpu_quota() -> float | None:
     """CPUs' worth of time that the cgroups allow, as a container with ``--cpus 2`` has it; None without a quota."""
-    found = []
+    quotas = []
     for text in cgroup("cpu.max", "", ""):
         quota, _, period = text.partition(" ")
         if quota.isdigit() and period.isdigit():
-            found.append(int(quota) / int(period))
+            quotas.append(int(quota) / int(period))
     for text, period in zip(
         cgroup("", "cpu", "cpu.cfs_quota_us"), cgroup("", "cpu", "cpu.cfs_period_us"), strict=False
     ):
         if text.isdigit() and period.isdigit():  # -1: none
-            found.append(int(text) / int(period))
-    return min(found, default=None)
+            quotas.append(int(text) / int(period))
+    return min(quotas, default=None)
 
 
 def _disk(path: Path) -> dict[str, Any]:
     usage = shutil.disk_usage(path)
-    mounts = [one for one in psutil.disk_partitions(all=True) if path.is_relative_to(one.mountpoint)]
-    kind = max(mounts, key=lambda one: len(one.mountpoint)).fstype if mounts else None
+    mounts = [mount for mount in psutil.disk_partitions(all=True) if path.is_relative_to(mount.mountpoint)]
+    kind = max(mounts, key=lambda mount: len(mount.mountpoint)).fstype if mounts else None
     return {"kind": kind, "total_bytes": usage.total, "free_bytes": usage.free, "writable": os.access(path, os.W_OK)}
 
 

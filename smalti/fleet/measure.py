@@ -1,7 +1,7 @@
-"""Starts the probes as child processes and reads their answer, so that no caller imports torch.
+"""Starts the probes as child processes and reads their answers, so that no caller imports torch.
 
-Nothing is cached: what was measured yesterday, beside other work, is wrong today. ``measured_machine`` can be saved as
-a file of a device by who calls it.
+Nothing is cached, as other work on the machine changes what is measured. The caller may save ``measured_machine`` as
+a device file.
 """
 
 import json
@@ -20,32 +20,32 @@ from smalti.config.hardware import Hardware
 from smalti.config.measured import Format, Measured
 from smalti.fleet.machine import cpu, memory
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 def measured_machine(
     *,
     threads: int = 0,
     formats: Sequence[Format] = ("bf16", "fp32"),
-    tell: Tell = lambda line: None,
+    report: Report = lambda line: None,
     timeout_s: float = 300.0,
 ) -> Hardware:
     """This machine's CPU as a device, measured with ``threads`` threads (0: all usable cores); about 30 s a format.
 
-    ``tell`` hears what is being measured. The peak of a format is its fastest product; the bandwidth is that of a large
-    copy, read and written. fp32 is always among the formats: the router and the update work in it.
+    ``report`` is called with what is being measured. The peak of a format is its fastest product; the bandwidth is that
+    of a large copy, read and written. fp32 is always among the formats: the router and the update work in it.
     """
     threads = threads or cpu_count()
     wanted = tuple(dict.fromkeys((*formats, "fp32")))
     arguments = ["--threads", str(threads)]
     arguments += [word for name in wanted for word in ("--format", name)]
-    # torchrun sets OMP_NUM_THREADS=1; the probe is told its threads outright.
-    found = _answer("machine", arguments, {"OMP_NUM_THREADS": str(threads)}, timeout_s, tell)
+    # torchrun sets OMP_NUM_THREADS=1; the probe gets its threads explicitly.
+    answer = _answer("machine", arguments, {"OMP_NUM_THREADS": str(threads)}, timeout_s, report)
     if cpu_count() > 1:
-        tell("an all-reduce between two processes")
-        found["collective"] = _answer("all_reduce", [], {"OMP_NUM_THREADS": "1"}, timeout_s)
+        report("an all-reduce between two processes")
+        answer["collective"] = _answer("all_reduce", [], {"OMP_NUM_THREADS": "1"}, timeout_s)
     try:
-        measured = Measured.model_validate(found)
+        measured = Measured.model_validate(answer)
     except ValidationError as error:
         raise SmaltiError(f"what the probe measured cannot be read: {error}") from error
     return _as_device(measured)
@@ -76,25 +76,25 @@ def _as_device(measured: Measured) -> Hardware:
     )
 
 
-def measured_gpu(*, tell: Tell = lambda line: None, timeout_s: float = 300.0) -> Hardware:
+def measured_gpu(*, report: Report = lambda line: None, timeout_s: float = 300.0) -> Hardware:
     """The GPU that PyTorch takes first here as a device: its fastest products, a copy, its memory.
 
     No network is measured, so it is one device without others. UserError where PyTorch sees none.
     """
-    tell("large products and a copy on the GPU")
-    found = _answer("gpu", [], {}, timeout_s)
-    if "problem" in found:
-        raise UserError(found["problem"], allowed="a machine with one", hint="without --device the CPU is measured")
-    by = f"measured on {found['date']}, {found['software']}"
+    report("large products and a copy on the GPU")
+    answer = _answer("gpu", [], {}, timeout_s)
+    if "problem" in answer:
+        raise UserError(answer["problem"], allowed="a machine with one", hint="without --device the CPU is measured")
+    by = f"measured on {answer['date']}, {answer['software']}"
     return Hardware.model_validate(
         {
             "name": "this-machine",
-            "title": found["name"],
-            "kind": found["kind"],
-            "peak_flops_per_s": found["peak_flops_per_s"],
+            "title": answer["name"],
+            "kind": answer["kind"],
+            "peak_flops_per_s": answer["peak_flops_per_s"],
             "matmul_frac": 1.0,
-            "memory_bytes": found["memory_bytes"],
-            "memory_bytes_per_s": found["memory_bytes_per_s"],
+            "memory_bytes": answer["memory_bytes"],
+            "memory_bytes_per_s": answer["memory_bytes_per_s"],
             "sources": {
                 "peak_flops_per_s": f"{by}: the fastest product",
                 "matmul_frac": "the peak is that of a large product",
@@ -115,9 +115,9 @@ def torch_facts(*, timeout_s: float = 60.0) -> dict[str, Any]:
 
 
 def _answer(
-    probe: str, arguments: list[str], extra: dict[str, str], timeout_s: float, tell: Tell = lambda line: None
+    probe: str, arguments: list[str], extra: dict[str, str], timeout_s: float, report: Report = lambda line: None
 ) -> dict[str, Any]:
-    """The JSON object that a probe prints last; ``tell`` hears the lines of its stderr as they come."""
+    """The JSON object that a probe prints last; ``report`` gets the lines of its stderr as they come."""
     command = [sys.executable, "-m", f"smalti.fleet.probes.{probe}", *arguments]
     environment = child_environment(extra)
     with (
@@ -127,10 +127,10 @@ def _answer(
         assert child.stderr is not None
         timer = threading.Timer(timeout_s, child.kill)
         timer.start()
-        said = []
+        errors = []
         for line in child.stderr:
-            said.append(line.rstrip())
-            tell(said[-1])
+            errors.append(line.rstrip())
+            report(errors[-1])
         code = child.wait()
         late = timer.finished.is_set()
         timer.cancel()
@@ -139,6 +139,6 @@ def _answer(
     if late:
         raise SmaltiError(f"the probe {probe} did not end within {timeout_s:.0f} s", hint=" ".join(command[1:]))
     if code != 0:
-        tail = "\n".join(said[-5:])
+        tail = "\n".join(errors[-5:])
         raise SmaltiError(f"the probe {probe} ended with exit code {code}:\n{tail}", hint=" ".join(command[1:]))
     return dict(json.loads(lines[-1]))

@@ -150,7 +150,7 @@ def test_a_killed_rank_is_named_and_the_others_end_with_it(tmp_path, victim):
     )
     assert time.monotonic() - started < 8
     assert outcome.code == 75
-    assert not outcome.told
+    assert not outcome.printed
     assert outcome.reason == f"rank {victim} (pid {pids(tmp_path)[victim]}) was killed by SIGKILL after step 0"
     if victim:
         assert outcome.details == ("before the end",)
@@ -177,7 +177,7 @@ def test_the_signal_is_blamed_not_the_ranks_that_lost_their_peer(tmp_path):
 
 def test_ranks_that_lost_each_other_are_75_and_nobody_is_blamed(tmp_path):
     outcome, folder = run(tmp_path, "sys.exit(76)")
-    assert (outcome.code, outcome.told) == (75, False)
+    assert (outcome.code, outcome.printed) == (75, False)
     assert outcome.reason == "the ranks lost the connection to each other after step 0"
     assert [event["event"] for event in folder.events()] == ["attempt_started", "attempt_ended"]
     ended = folder.events()[-1]
@@ -189,7 +189,7 @@ def test_ranks_that_lost_each_other_are_75_and_nobody_is_blamed(tmp_path):
 @pytest.mark.parametrize("code", [1, 2, 3, 75])
 def test_a_code_that_all_ranks_agree_on_is_the_code(tmp_path, code):
     outcome, _ = run(tmp_path, f"sys.exit({code})")
-    assert (outcome.code, outcome.told) == (code, True)
+    assert (outcome.code, outcome.printed) == (code, True)
 
 
 def test_one_rank_with_a_user_error_is_2_with_its_log(tmp_path, capsys):

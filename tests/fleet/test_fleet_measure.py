@@ -84,21 +84,21 @@ def test_a_saved_machine_is_a_device(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_probe_that_fails_says_why() -> None:
-    heard: list[str] = []
+    lines: list[str] = []
     with pytest.raises(SmaltiError, match="invalid choice"):
-        measure._answer("machine", ["--format", "fp7"], {}, 60.0, heard.append)
-    assert any("usage" in line for line in heard)
+        measure._answer("machine", ["--format", "fp7"], {}, 60.0, lines.append)
+    assert any("usage" in line for line in lines)
     with pytest.raises(SmaltiError, match="did not end within"):
         measure._answer("all_reduce", [], {}, 0.01)
 
 
 @pytest.mark.exhaustive
 def test_this_machine_as_a_device() -> None:
-    heard: list[str] = []
-    found = measure.measured_machine(threads=1, formats=("fp32",), tell=heard.append)
+    lines: list[str] = []
+    found = measure.measured_machine(threads=1, formats=("fp32",), report=lines.append)
     assert found.kind == "cpu"
     assert found.peak_flops_per_s.keys() == {"fp32"}
-    assert "matrix products in fp32, 1 of 2" in heard
+    assert "matrix products in fp32, 1 of 2" in lines
     assert found.measured is not None
     assert step_time(example_config("train.precision.compute=fp32"), found).total_s > 0
 

@@ -28,7 +28,7 @@ def measure(save: str | None, threads: int | None, device: Literal["cpu", "cuda"
     if threads is not None and device == "cuda":
         raise UserError("--threads has no effect on a GPU", allowed="with --device cpu")
     is_gpu = device == "cuda"
-    machine = measured_gpu(tell=_report) if is_gpu else measured_machine(threads=threads or 0, tell=_report)
+    machine = measured_gpu(report=_report) if is_gpu else measured_machine(threads=threads or 0, report=_report)
     if save is not None:
         write(machine, save)
         typer.echo(f"wrote {save}; plan with it: smalti plan time RECIPE --gpu {save}", err=True)
@@ -42,7 +42,7 @@ def measure_for(config: "RunConfig") -> "Hardware":
 
     parallel = config.train.parallel
     threads = cpu_count() if parallel.threads == "auto" else min(parallel.threads * parallel.ranks, cpu_count())
-    return measured_machine(threads=threads, formats=(config.train.precision.compute,), tell=_report)
+    return measured_machine(threads=threads, formats=(config.train.precision.compute,), report=_report)
 
 
 def write(machine: "Hardware", path: str) -> None:

@@ -1,1 +1,1 @@
-"""What an answer is worth, and how sure that is."""
+"""Scores of answers and their intervals."""

@@ -1,4 +1,4 @@
-"""How sure a score is: Wilson's interval for counts, the bootstrap for ratios, and the words a verdict may use."""
+"""Intervals of scores: Wilson's for counts, the bootstrap for ratios, and the verdicts that follow."""
 
 import math
 from typing import Literal
@@ -31,7 +31,7 @@ def wilson_interval(successes: int, n: int, z: float = Z_95) -> tuple[float, flo
 
 
 def verdict(interval: tuple[float, float], chance: float) -> Verdict:
-    """'above chance' only when the whole interval lies above it."""
+    """'above chance' only when the whole interval is above it."""
     low, high = interval
     if low > chance:
         return "above chance"
@@ -41,10 +41,10 @@ def verdict(interval: tuple[float, float], chance: float) -> Verdict:
 def bootstrap_ratio(
     numerators: NDArray[np.float64], denominators: NDArray[np.float64], *, seed: int, resamples: int = 1000
 ) -> tuple[float, tuple[float, float]] | None:
-    """Standard error and 95 % percentile interval of sum(numerators) / sum(denominators), units drawn with return.
+    """Standard error and 95 % percentile interval of sum(numerators) / sum(denominators), units drawn with replacement.
 
     The ratio of sums is what is resampled (Efron & Tibshirani 1993, ch. 6 and 13), so units of unequal size count by
-    their size. None for fewer than two units: there is nothing to tell their spread from.
+    their size. None for fewer than two units, which have no spread.
     """
     n = len(numerators)
     if n < 2:

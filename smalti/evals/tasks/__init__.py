@@ -1,1 +1,1 @@
-"""What a model is asked: held-out text, and tasks generated from a seed."""
+"""Evaluation tasks: held-out text, and tasks generated from a seed."""

@@ -1,4 +1,4 @@
-"""Two in-context tasks made from a seed: sums, and closing brackets. No data set, no contamination.
+"""Two in-context tasks generated from a seed: sums, and closing brackets. No data set, no contamination.
 
 Both are ranked by likelihood among a fixed number of candidates, never generated, so chance is known exactly: the
 place of the right answer among its candidates carries no information, and an uninformed choice is right once in k.
@@ -33,7 +33,7 @@ class Item:
 def arithmetic(index: int, *, shots: int, seed: int) -> Item:
     """``a+b=`` with a of two digits and b of one; the candidates are ten sums in a row.
 
-    The right sum stands at a uniform place of the ten, so neither "the least" nor "the middle" beats chance. Examples
+    The right sum is at a uniform position of the ten, so neither "the least" nor "the middle" beats chance. Examples
     never show the question itself. Every number has two digits.
     """
     draw = random.Random(derive_key("arithmetic", seed, index))

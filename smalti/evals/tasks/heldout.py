@@ -1,16 +1,13 @@
-"""Held-out bits per byte: how many bits the model needs for a byte of text that it never saw.
+"""Held-out bits per byte: how many bits the model needs for a byte of text that it was not trained on.
 
     bits per byte = nats of ALL tokens / ln 2 / UTF-8 bytes of the documents
 
-*All* tokens: every token of a document and the end-of-document token after it, so the number is that of a real
-compressor that also has to say where a document ends, and it does not depend on the tokenizer. Each document stands
-alone: its context begins with the begin token (for Smalti's models the end-of-document token) and holds no other
-document. A document longer than ``seq_len`` is read in windows of ``seq_len``, each of which begins with the last
-``overlap_frac`` (a quarter) of the one before, and a token is scored in the first window that holds it: once, with that
-many or more tokens before it (all of them, in the first window).
+*All* tokens: every token of a document and the end-of-document token after it, so the number does not depend on the
+tokenizer. A document's context begins with the begin token and holds no other document. A longer one than ``seq_len``
+is read in windows that begin with the last ``overlap_frac`` of the one before; each token is scored once, in the first
+window that holds it.
 
-Beside it stand ``gzip -9`` and ``xz -9`` (zlib level 9, LZMA2 preset 9, of Python) over the bytes of the same documents
-joined without anything between. They may look back over all of them, a model only inside its document.
+Beside it are ``gzip -9`` and ``xz -9`` over the joined bytes of the documents, which may look back over all of them.
 
 Where there is more text than ``max_bytes``, whole documents are taken in the order of key(seed, source, index) until
 the next one would not fit (the first always is), and then scored in their own order.
@@ -68,9 +65,9 @@ def run(
     owner: list[int] = []
     for row, document in enumerate(documents):
         ids = np.concatenate([[engine.begin_id], document.ids, [engine.end_id]]).astype(np.int64)
-        own = sliding_windows(ids, seq_len, overlap)
-        windows += own
-        owner += [row] * len(own)
+        document_windows = sliding_windows(ids, seq_len, overlap)
+        windows += document_windows
+        owner += [row] * len(document_windows)
     n_bytes = np.array([len(document.text) for document in documents], dtype=np.float64)
     model: nn.Module = engine.model
     if try_bf16:
@@ -91,9 +88,9 @@ def run(
         for document, value in zip(documents, nats, strict=True)
     ]
     dtype = next(model.parameters()).dtype
-    name = next(name for name, one in DTYPES.items() if one == dtype)
-    how = {"seq_len": seq_len, "overlap_tokens": overlap, "compute_dtype": name}
-    return TaskResult(f"heldout/{source}", {**result, **how}, samples)
+    name = next(name for name, known in DTYPES.items() if known == dtype)
+    settings = {"seq_len": seq_len, "overlap_tokens": overlap, "compute_dtype": name}
+    return TaskResult(f"heldout/{source}", {**result, **settings}, samples)
 
 
 def sliding_windows(ids: NDArray[np.int64], seq_len: int, overlap: int) -> list[Window]:
@@ -116,14 +113,14 @@ def load_documents(
 ) -> list[Document]:
     """The documents of a folder of token files, as ``tokenizer`` sees them.
 
-    Token files of the same tokenizer are used as they are; those of another are decoded with theirs (which lies in
-    ``tokenizer/`` two folders up, as ``smalti data tokenize`` leaves it) and encoded again, which changes no byte.
+    Token files of the same tokenizer are used as they are; those of another are decoded with theirs (in
+    ``tokenizer/`` two folders up, where ``smalti data tokenize`` puts it) and encoded again, which changes no byte.
     """
     tokens = TokenSource(folder)
     manifest = tokens.manifest
-    own = tokenizer.digest == manifest.tokenizer_digest
-    decoder = tokenizer if own else load_tokenizer(_tokenizer_folder(folder))
-    if not own and decoder.digest != manifest.tokenizer_digest:
+    is_same = tokenizer.digest == manifest.tokenizer_digest
+    decoder = tokenizer if is_same else load_tokenizer(_tokenizer_folder(folder))
+    if not is_same and decoder.digest != manifest.tokenizer_digest:
         raise DataError(
             f"{_tokenizer_folder(folder)} is not the tokenizer of the token files in {folder}",
             allowed=f"the tokenizer with digest {manifest.tokenizer_digest[:12]}",
@@ -141,7 +138,7 @@ def load_documents(
         )
     documents: list[Document] = []
     for index in choose_documents([len(text) for text in texts], source, seed=seed, max_bytes=max_bytes):
-        row = pieces[index][:-1] if own else np.array(tokenizer.encode(texts[index].decode()), dtype=np.int64)
+        row = pieces[index][:-1] if is_same else np.array(tokenizer.encode(texts[index].decode()), dtype=np.int64)
         documents.append(Document(index, texts[index], row))
     if not sum(len(document.text) for document in documents):
         raise DataError(f"the held-out folder {folder} of '{source}' holds no text")
@@ -149,7 +146,7 @@ def load_documents(
 
 
 def choose_documents(sizes_bytes: list[int], source: str, *, seed: int, max_bytes: int | None) -> list[int]:
-    """Numbers of the documents to score, rising; the rule stands at the head of this file."""
+    """Numbers of the documents to score, rising; the rule is at the head of this file."""
     if max_bytes is None or sum(sizes_bytes) <= max_bytes:
         return list(range(len(sizes_bytes)))
     order = sorted(range(len(sizes_bytes)), key=lambda index: derive_key("heldout", seed, source, index))

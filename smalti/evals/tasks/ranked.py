@@ -1,4 +1,4 @@
-"""Ranks the candidates of generated items by likelihood, and says how many right ones that finds."""
+"""Ranks the candidates of generated items by likelihood; the score is the accuracy of the likeliest."""
 
 from typing import Any
 

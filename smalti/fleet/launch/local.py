@@ -1,4 +1,4 @@
-"""Starting the ranks of one attempt on this machine, each a child in its own session with torchrun's variables."""
+"""Starts the ranks of one attempt on this machine, each a child in its own session with torchrun's variables."""
 
 import ctypes
 import os
@@ -16,7 +16,7 @@ from smalti.base.env import child_environment
 from smalti.track.line_file import disk_trouble
 
 LOST_PEER = 76
-"""Exit code between rank and agent only: this rank failed because another one is gone, and has said nothing."""
+"""Exit code between rank and agent only: this rank failed because another one is gone, and has printed nothing."""
 
 _PR_SET_PDEATHSIG = 1
 _TAIL_BYTES = 65_536
@@ -79,7 +79,7 @@ def start(
 ) -> list[Rank]:
     """Start all ranks. Rank 0 keeps the terminal; the output of the others goes to their log files.
 
-    RetryableError where the disk takes no log file; no rank is left then.
+    Raises RetryableError where a log file cannot be written; no rank is left then.
     """
     started: list[Rank] = []
     try:
@@ -100,14 +100,14 @@ def start(
             )
             started.append(_start_one(command, rank, environment, log_of(rank)))
     except BaseException:
-        for one in started:
-            one.kill()
+        for rank_process in started:
+            rank_process.kill()
         raise
     return started
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on now (somebody may take it before we do)."""
+    """A TCP port of 127.0.0.1 that is free now; another process may take it first."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -27,9 +27,9 @@ def main() -> None:
         if child == 0:
             _measure(1, path)
             os._exit(0)
-        found = _measure(0, path)
+        answer = _measure(0, path)
         os.waitpid(child, 0)
-    print(json.dumps(found))
+    print(json.dumps(answer))
 
 
 def _measure(rank: int, path: str) -> dict[str, float]:

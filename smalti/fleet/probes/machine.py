@@ -1,4 +1,4 @@
-"""How fast this machine does what a training step is made of: ``python -m smalti.fleet.probes.machine --threads 2``.
+"""Measures the parts of a training step on this machine: ``python -m smalti.fleet.probes.machine --threads 2``.
 
 Prints progress, a line a stage, to stderr, and to stdout one JSON object: the section ``measured`` of a device
 (``smalti.config.measured``), without ``collective``. Takes about half a minute a format.
@@ -54,7 +54,7 @@ def measure(threads: int = 0, formats: tuple[str, ...] = ("bf16", "fp32")) -> di
     if threads > 0:
         torch.set_num_threads(threads)
     keep_freed_memory()
-    found: dict[str, Any] = {
+    measured: dict[str, Any] = {
         "date": datetime.now(UTC).date().isoformat(),
         "software": f"torch {torch.__version__}",
         "threads": torch.get_num_threads(),
@@ -62,23 +62,23 @@ def measure(threads: int = 0, formats: tuple[str, ...] = ("bf16", "fp32")) -> di
     }  # fmt: skip
     for turn, name in itertools.product(range(_TURNS), formats):
         dtype, again = DTYPES[name], f", {turn + 1} of {_TURNS}"
-        _tell(f"matrix products in {name}{again}")
-        _keep(found["matmul"], name, products(device, dtype))
-        _tell(f"attention in {name}{again}")
-        _keep(found["attention"], name, attention(device, dtype))
-        _tell(f"kernels in {name}{again}")
-        _keep(found["kernels"], name, kernels(device, dtype))
+        _report(f"matrix products in {name}{again}")
+        _merge(measured["matmul"], name, products(device, dtype))
+        _report(f"attention in {name}{again}")
+        _merge(measured["attention"], name, attention(device, dtype))
+        _report(f"kernels in {name}{again}")
+        _merge(measured["kernels"], name, kernels(device, dtype))
     for name in formats:
-        found["matmul"][name] = {
+        measured["matmul"][name] = {
             kind: [[m, k, n, 2 * m * k * n / took_s] for m, k, n, took_s in points]
-            for kind, points in found["matmul"][name].items()
+            for kind, points in measured["matmul"][name].items()
         }
-        found["kernels"][name] = {kind: _rising(points) for kind, points in found["kernels"][name].items()}
-    return found
+        measured["kernels"][name] = {kind: _rising(points) for kind, points in measured["kernels"][name].items()}
+    return measured
 
 
-def _keep(all_of: dict[str, Any], name: str, new: Any) -> None:
-    """Put what a round found beside what there is: of two times the shorter."""
+def _merge(all_of: dict[str, Any], name: str, new: Any) -> None:
+    """Merge the times of a round: the shorter of two."""
     all_of[name] = _shorter(all_of[name], new) if name in all_of else new
 
 
@@ -93,13 +93,13 @@ def _shorter(old: Any, new: Any) -> Any:
 def _rounded(value: Any) -> Any:
     """Four digits of every number that is not whole."""
     if isinstance(value, dict):
-        return {name: _rounded(one) for name, one in value.items()}
+        return {name: _rounded(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_rounded(one) for one in value]
+        return [_rounded(item) for item in value]
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def _tell(what: str) -> None:
+def _report(what: str) -> None:
     print(what, file=sys.stderr, flush=True)
 
 
@@ -125,17 +125,17 @@ def seconds(work: Callable[[], Any], device: torch.device, runs: int = 1) -> flo
 
 
 def products(device: torch.device, dtype: torch.dtype) -> dict[str, list[list[float]]]:
-    """[M, K, N, seconds] for each way that operands lie."""
-    found: dict[str, list[list[float]]] = {"nt": [], "nn": [], "tn": []}
+    """[M, K, N, seconds] for each layout of operands."""
+    by_layout: dict[str, list[list[float]]] = {"nt": [], "nn": [], "tn": []}
     for m, k, n in itertools.product(SIDES, repeat=3):
         if 2 * m * k * n > LARGEST_FLOPS:
             continue
-        for kind, times in found.items():
+        for kind, times in by_layout.items():
             left, right = _operands(kind, (m, k, n), device, dtype)
             runs = max(1, min(20, 2**24 // (m * k * n)))
             took_s = seconds(lambda left=left, right=right: left @ right, device, runs)  # type: ignore[misc]
             times.append([m, k, n, took_s])
-    return found
+    return by_layout
 
 
 def _operands(
@@ -148,7 +148,7 @@ def _operands(
 
 
 def random(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Numbers that are not constant: a GPU multiplies ones faster than data, for want of power."""
+    """Numbers that are not constant: a GPU draws less power for ones, and multiplies them faster."""
     return torch.randn(shape, device=device).to(dtype)
 
 
@@ -160,7 +160,7 @@ def attention(device: torch.device, dtype: torch.dtype) -> list[list[float]]:
     from smalti.config.model import ModelConfig
     from smalti.model.blocks.attention.choice import kernels_of
 
-    found = []
+    rows_of_times = []
     for tokens, width in itertools.product(ROWS, HEAD_WIDTHS):
         heads = 4
         rows = max(2, 4096 // tokens)
@@ -170,11 +170,11 @@ def attention(device: torch.device, dtype: torch.dtype) -> list[list[float]]:
         )  # fmt: skip
         attend = kernels_of(model, torch.empty(rows, tokens, 1, dtype=dtype, device=device), None)[None]
         # laid out as the projections leave them: heads beside each other in a token
-        given = [random((rows, tokens, heads, width), device, dtype).transpose(1, 2) for _ in range(3)]
-        given = [one.requires_grad_() for one in given]
-        forward_s, backward_s = there_and_back(lambda given=given, attend=attend: attend(*given), given, device)  # type: ignore[misc]
-        found.append([tokens, width, forward_s / (rows * heads), backward_s / (rows * heads)])
-    return found
+        inputs = [random((rows, tokens, heads, width), device, dtype).transpose(1, 2) for _ in range(3)]
+        inputs = [tensor.requires_grad_() for tensor in inputs]
+        forward_s, backward_s = there_and_back(lambda inputs=inputs, attend=attend: attend(*inputs), inputs, device)  # type: ignore[misc]
+        rows_of_times.append([tokens, width, forward_s / (rows * heads), backward_s / (rows * heads)])
+    return rows_of_times
 
 
 def there_and_back(work: Callable[[], Tensor], inputs: list[Tensor], device: torch.device) -> tuple[float, float]:
@@ -193,13 +193,13 @@ def there_and_back(work: Callable[[], Tensor], inputs: list[Tensor], device: tor
 
 def kernels(device: torch.device, dtype: torch.dtype) -> dict[str, list[list[float]]]:
     """Kind -> [elements, seconds]."""
-    found: dict[str, list[list[float]]] = {}
+    by_kind: dict[str, list[list[float]]] = {}
     for elements in ELEMENTS:
         runs = max(1, min(50, 2**17 // elements))
         for name, work in _works(elements, device, dtype):
             with torch.no_grad():
-                found.setdefault(name, []).append([elements, seconds(work, device, runs)])
-    return found
+                by_kind.setdefault(name, []).append([elements, seconds(work, device, runs)])
+    return by_kind
 
 
 def _rising(points: list[list[float]]) -> list[list[float]]:
@@ -242,8 +242,8 @@ def _of_rows(x: Tensor, y: Tensor) -> Iterator[tuple[str, Callable[[], Any]]]:
     weight = torch.ones(_WIDTH, dtype=x.dtype, device=x.device)
     needs, w_needs = x.clone().requires_grad_(), weight.clone().requires_grad_()
     for name, norm in (
-        ("rmsnorm", lambda one: F.rms_norm(one, (_WIDTH,), w_needs, 1e-5)),
-        ("layernorm", lambda one: F.layer_norm(one, (_WIDTH,), w_needs, None, 1e-5)),
+        ("rmsnorm", lambda x: F.rms_norm(x, (_WIDTH,), w_needs, 1e-5)),
+        ("layernorm", lambda x: F.layer_norm(x, (_WIDTH,), w_needs, None, 1e-5)),
     ):
         with torch.enable_grad():
             out = norm(needs)

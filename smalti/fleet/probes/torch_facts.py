@@ -1,7 +1,7 @@
 """What PyTorch can do on this machine: ``python -m smalti.fleet.probes.torch_facts``.
 
-Prints one JSON object and nothing else. Each fact is asked for by itself: one that this PyTorch does not know, or that
-a broken driver refuses, is told as its error and hides no other.
+Prints one JSON object and nothing else. Each fact is queried by itself: one that this PyTorch does not know, or that a
+broken driver refuses, is reported as its error and hides no other.
 """
 
 import json
@@ -17,20 +17,20 @@ def main() -> None:
 
 
 def facts() -> dict[str, Any]:
-    """Fact -> value as JSON has it; for one that could not be had, ``error: ...``."""
+    """Fact -> value in JSON; where the query failed, ``error: ...``."""
     import torch
 
     return {
         "version": torch.__version__,
         "cuda": torch.version.cuda,
         "rocm": torch.version.hip,
-        **{name: _asked(ask) for name, ask in _QUESTIONS.items()},
+        **{name: _answer(query) for name, query in _QUERIES.items()},
     }
 
 
-def _asked(ask: Callable[[], Any]) -> Any:
+def _answer(query: Callable[[], Any]) -> Any:
     try:
-        return ask()
+        return query()
     except Exception as error:
         return f"error: {type(error).__name__}: {' '.join(str(error).split())[:120]}"
 
@@ -38,10 +38,10 @@ def _asked(ask: Callable[[], Any]) -> Any:
 def _devices() -> list[dict[str, Any]]:
     import torch
 
-    found = []
+    devices = []
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
-        found.append(
+        devices.append(
             {
                 "name": about.name,
                 "memory_bytes": about.total_memory,
@@ -49,7 +49,7 @@ def _devices() -> list[dict[str, Any]]:
                 "bf16": torch.cuda.is_bf16_supported(),
             }
         )
-    return found
+    return devices
 
 
 def _backends() -> list[str]:
@@ -57,8 +57,8 @@ def _backends() -> list[str]:
 
     if not dist.is_available():
         return []
-    asked = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}
-    return [name for name, available in asked.items() if available()]
+    backends = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}
+    return [name for name, available in backends.items() if available()]
 
 
 def _nccl() -> str | None:
@@ -78,12 +78,12 @@ def _grouped_mm() -> list[str]:
     import torch
     from torch.nn import functional
 
-    found = []
+    devices = []
     for device in ("cpu", *(("cuda",) if torch.cuda.is_available() else ())):
         x_SD, w_EDF = (torch.ones(shape, dtype=torch.bfloat16, device=device) for shape in ((16, 16), (2, 16, 16)))
         functional.grouped_mm(x_SD, w_EDF, offs=torch.tensor([8, 16], dtype=torch.int32, device=device))
-        found.append(device)
-    return found
+        devices.append(device)
+    return devices
 
 
 def _attention() -> list[str]:
@@ -93,17 +93,17 @@ def _attention() -> list[str]:
     if not torch.cuda.is_available():
         return ["flash (cpu)", "math"]
     backend = torch.backends.cuda
-    asked = {
+    kernels = {
         "flash": backend.is_flash_attention_available() and backend.flash_sdp_enabled(),
         "efficient": backend.mem_efficient_sdp_enabled(),
         "cudnn": backend.cudnn_sdp_enabled(),
         "math": backend.math_sdp_enabled(),
     }
-    return [name for name, enabled in asked.items() if enabled]
+    return [name for name, enabled in kernels.items() if enabled]
 
 
 def _attention_kernels() -> dict[str, dict[str, str]]:
-    """Device and dtype -> what a model asks of attention -> the kernel that trains rows of 2,048 tokens."""
+    """Device and dtype -> what a model needs of attention -> the kernel that trains rows of 2,048 tokens."""
     from smalti.model.blocks.attention.choice import here
 
     return {name: dict(chosen) for name, chosen in here(2048).items()}
@@ -127,7 +127,7 @@ def _cudnn() -> int | None:
     return torch.backends.cudnn.version()
 
 
-_QUESTIONS: dict[str, Callable[[], Any]] = {
+_QUERIES: dict[str, Callable[[], Any]] = {
     "devices": _devices,
     "cpu_capability": _cpu_capability,
     "threads": _threads,
@@ -143,7 +143,7 @@ _QUESTIONS: dict[str, Callable[[], Any]] = {
     "triton": lambda: find_spec("triton") is not None,
     "cpp_compiler": lambda: next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None) is not None,
 }
-"""Name -> how it is asked; ``cpp_compiler`` is what torch.compile needs on the CPU."""
+"""Name -> query; ``cpp_compiler`` is what torch.compile needs on the CPU."""
 
 
 if __name__ == "__main__":
