@@ -1,9 +1,8 @@
 """Held-out loss while a run trains: likelihood of fixed token windows, split over the ranks.
 
-All ranks make the same number of forward passes, so it works under any mesh; the numbers do not depend on the ranks, up
-to rounding. The windows are of ``seq_len``, do not overlap, and are equally spaced over all held-out files. Bits per
-byte differ from ``evals.tasks.heldout``: tokens at the head of a window have little context, and tokens per byte are
-those of all held-out text.
+All ranks make the same number of forward passes, so any mesh works. Windows do not overlap and are equally
+spaced over all held-out files. Bits per byte differ from ``evals.tasks.heldout``: tokens at the head of a window have
+little context, and tokens per byte are those of all held-out text.
 
 B: windows in one forward. T: seq_len. N: counted tokens. D: hidden size. V: vocabulary.
 """

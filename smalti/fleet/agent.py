@@ -1,9 +1,8 @@
 """The parent of a node's ranks: starts them, waits, and ends the attempt as soon as one of them is dead.
 
-Promises: no rank outlives the agent. A dead rank ends the attempt within ``grace_s`` and a few seconds; the cause is
-named, not the ranks that then lost their peer. SIGTERM and the first Ctrl-C are forwarded so that the ranks save; the
-second Ctrl-C kills at once. After a rank that ran out of memory the next attempt follows with half the microbatch
-(``smalti/train/oom.py``); after anything else the agent ends.
+Promises: no rank outlives the agent. A dead rank ends the attempt within ``grace_s`` and a few seconds, and the
+cause is named. SIGTERM and the first Ctrl-C are forwarded so that the ranks save; the
+second Ctrl-C kills at once. Only after ``oom`` does the agent start the next attempt, with half the microbatch.
 """
 
 import signal

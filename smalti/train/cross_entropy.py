@@ -1,22 +1,8 @@
-"""Cross-entropy of an output head that never holds all logits: its memory does not grow with tokens x vocabulary.
+"""Cross-entropy of an output head, whose memory does not grow with tokens x vocabulary.
 
 Promises: loss and gradients equal those of ``F.cross_entropy(soft_cap(hidden @ weight^T), targets)`` up to rounding;
-the logits of one *tile* (some tokens by some of the vocabulary) exist at a time, and what is held above inputs and
-gradients is at most ``chunk_bytes`` and a few tensors like ``hidden``; nothing waits for a GPU.
-
-The gradient is formed in the forward pass, while a tile's probabilities are at hand (the idea of fused linear
-cross-entropy, arXiv 2410.10989). How tiles are cut:
-
-- Tokens, where the weight's gradient adds up over tiles: in place for weights in fp32; in an fp32 sum beside it for
-  others, where that takes at most half of ``chunk_bytes``. Each logit is computed once: three products, as in plain
-  cross-entropy.
-- Vocabulary, where such a sum is too large (and one in bf16 would lose what is small). A part of the vocabulary sees
-  all tokens in one product, which adds up in fp32 inside. The log-partition of all parts must be known before (as in
-  arXiv 2411.09009), so each logit is computed twice: four products.
-- Not at all, where all logits fit.
-
-Where ranks share the vocabulary (``distributed/parallel/tensor.py``), a rank computes the logits of its own part only;
-one gather for the tokens of a tile exchanges the log-partition and the target's logit of each part.
+the logits of one *tile* (some tokens by some of the vocabulary) exist at a time, in ``chunk_bytes`` and a few tensors
+like ``hidden``; nothing waits for a GPU.
 
 Shapes: N tokens, D hidden, V vocabulary (of this rank, where ranks share it); C tokens and U vocabulary of a tile.
 """
@@ -66,6 +52,23 @@ def cross_entropy_head(
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
+    """The sums over tiles.
+
+    The gradient is formed in the forward pass, while a tile's probabilities are at hand (the idea of fused linear
+    cross-entropy, arXiv 2410.10989). How tiles are cut:
+
+    - Tokens, where the weight's gradient adds up over tiles: in place for weights in fp32; in an fp32 sum beside it for
+      others, where that takes at most half of ``chunk_bytes``. Each logit is computed once: three products, as in plain
+      cross-entropy.
+    - Vocabulary, where such a sum is too large (and one in bf16 would lose what is small). A part of the vocabulary
+      takes all tokens in one product, which adds up in fp32 inside. The log-partition of all parts must be known before
+      (as in arXiv 2411.09009), so each logit is computed twice: four products.
+    - Not at all, where all logits fit.
+
+    Where ranks share the vocabulary (``distributed/parallel/tensor.py``), a rank computes the logits of its own part;
+    one gather for the tokens of a tile exchanges the log-partition and the target's logit of each part.
+    """
+
     @staticmethod
     def forward(
         ctx: Any,

@@ -1,10 +1,9 @@
-"""The loop around the step: cadence of logs, evaluation and saves, and stops; no arithmetic of tensors.
+"""The loop around the step: cadence of logs, evaluation and saves, and stops.
 
     resume -> [ batch -> step -> log? -> evaluate? -> save? -> stop? ] ... -> last evaluation and save
 
-All ranks run the same loop and vote on whatever one of them sees alone, so they enter every collective together. A step
-begins when all ranks have its batch: a wait for data is a wait between two steps, in which a stop is noticed and a
-checkpoint can be saved.
+All ranks run the same loop and vote on what only one of them sees, so they enter every collective together. A step
+begins when all ranks have its batch; while they wait, a stop is noticed and a checkpoint can be saved.
 """
 
 import math

@@ -1,9 +1,8 @@
 """The microbatch is settled before step 1, the same on every rank: chosen, then tried.
 
-Promises: what is chosen follows from the config and the memory of a rank (``cost.microbatch.choose``). A trial runs
-forward and backward with what takes the most memory; weights, gradients, moments, buffers and random numbers are those
-from before, to the bit. Neither changes order or batch. A trial that runs out of memory ends the attempt as any step
-would, and the next attempt has half (``train/oom.py``): the other ranks wait for that one in a collective.
+The choice is ``cost.microbatch.choose``. A trial runs forward and backward with what takes the most memory, and leaves
+weights, moments, buffers and random numbers as they were, to the bit. One that runs out of memory ends the attempt as
+any step would, and the next attempt has half (``train/oom.py``): the other ranks wait in a collective.
 """
 
 import contextlib

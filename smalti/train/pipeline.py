@@ -1,9 +1,8 @@
 """The microbatches of a step through pipeline stages: a ``TrainState.forward_backward`` for layers on several ranks.
 
-Losses, gradients and metrics are those of one process up to rounding. Each pipeline stage calls the loss on its own
-part; every sum has the same name and shape on all ranks, zeros where a rank has no part in it. A router's loss joins
-the gradients on its own pipeline stage. Rows without targets make all microbatches of a step one shape. Gradients are
-reduced once, after the last microbatch. A loss must call the model once, with a head.
+Each pipeline stage calls the loss on its own part; every sum has the same name and shape on all ranks, zeros where a
+rank has no part in it. Rows without targets make all microbatches of a step one shape. Gradients are reduced
+once a step. A loss must call the model once, with a head.
 
 Shapes: S rows, T time, D hidden.
 """

@@ -2,7 +2,7 @@
 
 Outside the window a step costs nothing more; inside, PyTorch's profiler and the log of collectives slow it down, so its
 seconds compare parts with each other, not with other steps. On a CPU an operator's time excludes those that it calls;
-on a GPU it is that of its kernels. A file that cannot be written is named in a warning; the run goes on.
+on a GPU it is that of its kernels. A file that cannot be written is named in a warning.
 """
 
 import json

@@ -2,7 +2,7 @@
 
 Promises: steps come in their order, and an error of a step is raised at that step's turn; as many batches are read
 ahead as last ``prefetch_s`` at the latest step times, at least one, within ``prefetch_bytes``. Several are read at a
-time where reading takes longer than a step, which hides a store's latency. The end does not wait for a read that hangs.
+time where reading takes longer than a step. The end does not wait for a read that hangs.
 """
 
 import threading

@@ -1,9 +1,8 @@
 """Traces a step of a run on any number of ranks in this process: what one rank holds and sends, without storage.
 
 Model, optimizer, loss and step are made by ``train/job.py`` on a fake process group, and run over fake tensors. Bytes
-and collectives are counted, not planned. Experts are evenly used, and every row is full and one document. The operators
-are those of a CPU; for CUDA attention keeps what the fused kernels keep there (query, key, value, output, a logarithm
-for each query), but norms keep a little more than the fused ones.
+and collectives are counted. Experts are evenly used; every row is full and one document. The operators are those of a
+CPU; for CUDA attention keeps what fused kernels keep, but norms a little more than fused ones.
 """
 
 import warnings

@@ -2,10 +2,10 @@
 
 - Config: placement may change, identity may not (``config/identity.py``, ``track/run.py``), unless forked
   (``data/stream/fork.py``).
-- Checkpoint: the newest that is complete and verifies; a run that had one and has none is refused (``track/run.py``).
+- Checkpoint: the newest that verifies; a run that has lost all of its own is refused (``track/run.py``).
 - Data: its past and future must be those of the checkpoint (``data/stream/state.py``).
-- Microbatch: at most half of what ran out of memory on the same placement (``track/out_of_memory.py``).
-- ``init_from`` is loaded by a run without checkpoint (``train/origin.py``).
+- Microbatch: half of what ran out of memory on this placement (``track/out_of_memory.py``).
+- ``init_from``: loaded only without a checkpoint (``train/origin.py``).
 """
 
 from collections.abc import Callable, Mapping

@@ -1,9 +1,9 @@
 """One optimizer step: the whole arithmetic is on this page.
 
-A loss is ``(model, microbatch) -> (sum, weight, metrics)``: sums over what the microbatch holds, never means. The step
-adds them over microbatches and ranks and is the only place that divides, by the global weight; so the update depends
-on the global batch alone, not on how it was cut. Nothing here waits for the device: a loss or a gradient that is not
-finite changes no weight, moment or router bias; the caller finds it in the results.
+A loss is ``(model, microbatch) -> (sum, weight, metrics)``: sums, never means. The step adds them over microbatches and
+ranks and alone divides, by the global weight; so the update does not depend on how the global batch was split. Nothing
+here waits for the device: a loss or a gradient that is not finite changes no weight, moment or router bias; the caller
+finds it in the results.
 """
 
 from collections.abc import Callable, Sequence

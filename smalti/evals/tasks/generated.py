@@ -1,11 +1,8 @@
 """Two in-context tasks generated from a seed: sums, and closing brackets. No data set, no contamination.
 
-Both are ranked by likelihood among a fixed number of candidates, never generated, so chance is known exactly: the
-place of the right answer among its candidates carries no information, and an uninformed choice is right once in k.
-The whole text "examples + question + candidate + newline" is tokenised at once, and the score of a candidate is the
-summed log-likelihood of the tokens after those that all candidates share; the newline ends the answer, so a longer
-one is not favoured for having a likely beginning. Item i depends on (seed, task, i) alone, so more items or fewer
-leave each item as it is.
+Both are ranked by likelihood among k candidates, so chance is 1/k. "Examples + question + candidate + newline" is
+tokenised at once; a candidate's score is the summed log-likelihood of the tokens after those that all candidates share.
+The newline ends the answer, so a longer one is not favoured. Item i depends on (seed, task, i) alone.
 """
 
 import random

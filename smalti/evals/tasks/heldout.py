@@ -3,14 +3,8 @@
     bits per byte = nats of ALL tokens / ln 2 / UTF-8 bytes of the documents
 
 *All* tokens: every token of a document and the end-of-document token after it, so the number does not depend on the
-tokenizer. A document's context begins with the begin token and holds no other document. A longer one than ``seq_len``
-is read in windows that begin with the last ``overlap_frac`` of the one before; each token is scored once, in the first
-window that holds it.
-
-Beside it are ``gzip -9`` and ``xz -9`` over the joined bytes of the documents, which may look back over all of them.
-
-Where there is more text than ``max_bytes``, whole documents are taken in the order of key(seed, source, index) until
-the next one would not fit (the first always is), and then scored in their own order.
+tokenizer. The context of a document begins with the begin token and holds no other document; in a window after the
+first it is at least ``overlap_frac`` of ``seq_len``. ``gzip -9`` and ``xz -9`` are given for comparison.
 """
 
 import gzip
@@ -146,7 +140,11 @@ def load_documents(
 
 
 def choose_documents(sizes_bytes: list[int], source: str, *, seed: int, max_bytes: int | None) -> list[int]:
-    """Numbers of the documents to score, rising; the rule is at the head of this file."""
+    """Numbers of the documents to score, rising.
+
+    Where there is more text than ``max_bytes``, whole documents are taken in the order of key(seed, source, index) until
+    the next one would not fit (the first always is).
+    """
     if max_bytes is None or sum(sizes_bytes) <= max_bytes:
         return list(range(len(sizes_bytes)))
     order = sorted(range(len(sizes_bytes)), key=lambda index: derive_key("heldout", seed, source, index))
@@ -161,7 +159,8 @@ def choose_documents(sizes_bytes: list[int], source: str, *, seed: int, max_byte
 
 
 def compressed_bits_per_byte(texts: list[bytes]) -> dict[str, float]:
-    """Bits per byte of ``gzip -9`` and ``xz -9`` over the joined texts, containers included."""
+    """Bits per byte of ``gzip -9`` and ``xz -9`` (zlib level 9, LZMA2 preset 9, of Python) over the joined texts,
+    containers included. They look back over all texts, a model only inside its document."""
     joined = b"".join(texts)
     return {
         "gzip_bits_per_byte": 8 * len(gzip.compress(joined, compresslevel=9, mtime=0)) / len(joined),

@@ -1,12 +1,9 @@
 """Measures the parts of a training step on this machine: ``python -m smalti.fleet.probes.machine --threads 2``.
 
-Prints progress, a line a stage, to stderr, and to stdout one JSON object: the section ``measured`` of a device
-(``smalti.config.measured``), without ``collective``. Takes about half a minute a format.
-
-Products by shape; attention as ``model/blocks/attention`` chooses it; the kernels of
-``smalti.cost.step_time.work.KINDS`` by their elements. Freed memory is kept, as a rank keeps it. The time of a work
-is the shortest of some repeats, in two rounds over all works some seconds apart: what else runs on the machine makes
-a work longer, in bursts, and never shorter. Of small kernels several run in a row.
+Prints progress to stderr, and to stdout one JSON object: the section ``measured`` of a device
+(``smalti.config.measured``), without ``collective``. Takes about half a minute a format. The kernels are those of
+``smalti.cost.step_time.work.KINDS``. A time is the shortest of some repeats, in two rounds some seconds apart: what
+else runs on the machine makes work longer, in bursts.
 """
 
 import argparse
