@@ -3,8 +3,8 @@
     bits per byte = nats of ALL tokens / ln 2 / UTF-8 bytes of the documents
 
 *All* tokens: every token of a document and the end-of-document token after it, so the number does not depend on the
-tokenizer. The context of a document begins with the begin token and holds no other document; in a window after the
-first it is at least ``overlap_frac`` of ``seq_len``. ``gzip -9`` and ``xz -9`` are given for comparison.
+tokenizer. A document's context begins with the begin token and holds no other document. ``gzip -9`` and ``xz -9`` are
+given for comparison.
 """
 
 import gzip
@@ -142,8 +142,8 @@ def load_documents(
 def choose_documents(sizes_bytes: list[int], source: str, *, seed: int, max_bytes: int | None) -> list[int]:
     """Numbers of the documents to score, rising.
 
-    Where there is more text than ``max_bytes``, whole documents are taken in the order of key(seed, source, index) until
-    the next one would not fit (the first always is).
+    Where there is more text than ``max_bytes``, whole documents are taken in the order of key(seed, source, index)
+    until the next one would not fit (the first always is).
     """
     if max_bytes is None or sum(sizes_bytes) <= max_bytes:
         return list(range(len(sizes_bytes)))
