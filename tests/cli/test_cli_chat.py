@@ -69,7 +69,7 @@ def test_an_option_out_of_range_is_named_as_it_is_typed(
 def test_a_folder_without_a_tokenizer_exits_2(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(run / "export", tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
     assert smalti(["chat", str(tmp_path / "bare"), "--prompt", "x"]) == 2
-    assert "bare has no tokenizer.json\nhint: bring it" in capsys.readouterr().err
+    assert "bare has no tokenizer.json\nhint: copy it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("how", ["argument", "stdin", "strict stdin", "stop"])

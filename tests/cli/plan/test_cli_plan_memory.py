@@ -19,7 +19,7 @@ from smalti.fleet import machine
 
 @pytest.fixture
 def big(tmp_path: Path) -> str:
-    """A mixture of 5B on eight ranks."""
+    """An MoE of 5B on eight ranks."""
     values: dict[str, Any] = {**VALUES, "name": "big", "model": {"preset": "dbrx-5b"}}
     values["train"] = {**VALUES["train"], "global_batch_tokens": 2**22, "parallel": {"ranks": 8}}
     values["data"] = {**VALUES["data"], "seq_len": 2048}
