@@ -99,10 +99,8 @@ def memory_saved() -> str:
 def fsdp_beside_all() -> str:
     """Very, very close to 3D parallel strategies."""
     predictions = [row.prediction for row in find_layouts(_config(MPT_30B), hardware("h100-sxm"), 512).best]
-    fsdp, others = [], []
-    for prediction in predictions:
-        layout = prediction.layout
-        (fsdp if Layout(layout.replicate, layout.shard) == layout else others).append(prediction)
+    fsdp = [row for row in predictions if Layout(row.layout.replicate, row.layout.shard) == row.layout]
+    others = [row for row in predictions if row not in fsdp]
     return (
         f"MPT-30B on 512 H100s: the best layout of FSDP alone, {fsdp[0].layout}, makes "
         f"{others[0].step_s / fsdp[0].step_s:.0%} of the tokens/s of the best that also cuts matrices or layers, "
