@@ -1,1 +1,1 @@
-"""Parallelism laid on a plain model from outside; sharded save and load; export."""
+"""Parallelism applied to a plain model from outside; sharded save and load; export."""

@@ -89,7 +89,7 @@ def _family(folder: Path, raw: Json) -> Family:
 
 
 def _is_own_code(auto_map: Any, kind: str) -> bool:
-    """Whether the code that a folder brings is that of its family, as in MPT's and DBRX's; it is not run either way."""
+    """Whether the code that a folder brings is that of its family, as in MPT's and DBRX's; it is never run."""
     if auto_map is None:
         return True
     own = re.compile(rf"(.*--)?modeling_{kind}\.\w+")

@@ -94,7 +94,7 @@ def recorded(attempt: Attempt) -> Iterator[None]:
     except Exception as error:
         foreign = not env.attempt_is_open()
         try:
-            lost.raise_told(error, attempt.hosts, ask=foreign)
+            lost.raise_with_lost_ranks(error, attempt.hosts, ask=foreign)
         except Exception as named:
             writes = named.writes if isinstance(named, lost.LostPeer) else env.world().is_first
             if attempt.folder is not None and foreign and writes:

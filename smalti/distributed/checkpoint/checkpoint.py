@@ -68,7 +68,7 @@ def save(folder: str | Path, step: int, tensors: dict[str, Tensor], train_state:
             shutil.rmtree(temporary, ignore_errors=True)
         raise RetryableError(
             f"checkpoint {final} could not be saved: {failure}; {room(folder)}",
-            hint=f"free space or mend the disk under {folder}, then run the same command: it resumes from the "
+            hint=f"free space or fix the disk under {folder}, then run the same command: it resumes from the "
             "checkpoint before",
         )
     if _first():
@@ -169,7 +169,7 @@ def set_aside_newer(path: str | Path) -> list[str]:
 def fault(path: str | Path, *, shared: bool = False) -> str | None:
     """Why the checkpoint at ``path`` is damaged, or None where every file matches its digest.
 
-    shared: all ranks of the world call it, each reads a part of the files, and all hear the first reason of any.
+    shared: all ranks of the world call it, each reads a part of the files, and all get the first reason of any.
     DataError for a format of another version; RetryableError where a file is there and cannot be read (permission,
     I/O).
     """
@@ -236,7 +236,8 @@ def _guarded(root: Path, look: Callable[[], T]) -> tuple[T | None, str | None]:
         return None, f"{type(error).__name__}: {error}"
     except OSError as error:
         raise RetryableError(
-            f"checkpoint {root} cannot be read: {error}", hint="mend the access to it, then run the same command again"
+            f"checkpoint {root} cannot be read: {error}",
+            hint="restore the access to it, then run the same command again",
         ) from error
 
 

@@ -1,9 +1,9 @@
-"""The C library's allocator, told to keep what a step frees for the next step.
+"""Makes the C library's allocator keep what a step frees for the next step.
 
 glibc hands freed memory back to the system: large tensors one by one, the rest when the heap's end is free, which is
 after every backward pass. The next step then faults the same pages in again. Measured: 200,000 faults a step and an
 eighth of its time at 23M parameters in bf16 (docs/concepts/train/step-speed.md). What a GPU's caching allocator does
-for device memory is done here for host memory. Promises: the peak stays the same, and a process that is told keeps it.
+for device memory is done here for host memory. The peak stays the same.
 """
 
 import ctypes

@@ -1,8 +1,8 @@
-"""Ranks meet before they train: who is here, and are all of them at the same thing?
+"""The handshake of the ranks before they train: all are present, with the same versions, config and kind of device.
 
 Promises: either all ranks that came begin, or all of them are refused with the same text, within seconds of the last
 arrival, or within ``timeout_s`` where one is missing; the ranks that differ or miss are named, with their host and what
-differs. A rank that comes when that is settled is told so. Rank 0 alone compares; the others write one card, and wait.
+differs. A rank that comes later gets an error that says so. Rank 0 alone compares; the others write one card, and wait.
 Does not promise anything about what happens later (``smalti/distributed/group/lost.py``).
 """
 
@@ -22,7 +22,7 @@ _POLL_S = 0.1
 _MORE_S = 1.0
 """How long other ranks that differ may come, once one has: then they are all named."""
 _HEARD_S = 10.0
-"""How long rank 0, which may hold the store, waits for the others to hear the answer."""
+"""How long rank 0, which may hold the store, waits for the others to read the answer."""
 _SHOWN = 6
 _DIGESTS = ("run", "placement")
 """Of the config; which values differ says more."""
@@ -30,7 +30,7 @@ _DIGESTS = ("run", "placement")
 
 @dataclass(frozen=True)
 class Card:
-    """What a rank says of itself."""
+    """What a rank reports about itself."""
 
     host: str
     process: int
@@ -42,7 +42,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What rank 0 has found."""
+    """The result of the comparison, by rank 0."""
 
     kind: str
     """``begin``, ``refused`` (the request is wrong) or ``missing`` (the same command may be given again)."""
@@ -69,7 +69,7 @@ def meet(
         verdict = _judge(store, world_size, timeout_s)
         store.set("verdict", json.dumps(asdict(verdict)))
         if verdict.kind != "begin":
-            _wait_for_ears(store, world_size)
+            _wait_for_readers(store, world_size)
     else:
         verdict = _await(store, rank, timeout_s)
     if verdict.kind == "begin":
@@ -83,8 +83,8 @@ def names_of(ranks: Iterable[int], hosts: Sequence[str] = ()) -> str:
     wanted = sorted(ranks)
     parts = []
     for host in dict.fromkeys(hosts[rank] for rank in wanted) if hosts else [""]:
-        own = [rank for rank in wanted if not hosts or hosts[rank] == host]
-        parts.append(_spans(own) + (f" ({host})" if host else ""))
+        on_host = [rank for rank in wanted if not hosts or hosts[rank] == host]
+        parts.append(_spans(on_host) + (f" ({host})" if host else ""))
     return ("rank " if len(wanted) == 1 else "ranks ") + " and ".join(parts)
 
 
@@ -133,12 +133,12 @@ def _judge(store: dist.Store, world_size: int, timeout_s: float) -> Verdict:
             break
         if missing:
             time.sleep(_POLL_S)
-    found = _faults(store, cards)
-    if found:
-        return found
+    fault = _faults(store, cards)
+    if fault:
+        return fault
     if missing:
-        here = [cards[rank]["host"] for rank in sorted(cards)]
-        came = f"{len(cards)} of {world_size} ranks came, on {', '.join(dict.fromkeys(here))}"
+        hosts = [cards[rank]["host"] for rank in sorted(cards)]
+        came = f"{len(cards)} of {world_size} ranks came, on {', '.join(dict.fromkeys(hosts))}"
         return Verdict(
             "missing",
             f"{names_of(missing)} did not come within {timeout_s:g} s; {came}",
@@ -159,7 +159,7 @@ def _faults(store: dist.Store, cards: Mapping[int, Mapping[str, Any]]) -> Verdic
     if troubled:
         first = cards[troubled[0]]
         text = f"{_who(troubled, cards)}: {first['trouble']}"
-        return Verdict("refused", text, hint=f"mend {first['host']} or leave it out, then start all ranks again")
+        return Verdict("refused", text, hint=f"fix {first['host']} or leave it out, then start all ranks again")
     groups: dict[str, list[int]] = {}
     for rank in sorted(cards):
         if 0 in cards and _differs(cards, rank):
@@ -212,7 +212,7 @@ def _await(store: dist.Store, rank: int, timeout_s: float) -> Verdict:
     return verdict
 
 
-def _wait_for_ears(store: dist.Store, world_size: int) -> None:
+def _wait_for_readers(store: dist.Store, world_size: int) -> None:
     end_s = time.monotonic() + _HEARD_S
     came = sum(store.check([f"card/{rank}"]) for rank in range(1, world_size))
     while time.monotonic() < end_s and store.add("heard", 0) < came:

@@ -1,11 +1,10 @@
-"""When a rank loses the others in the middle of a collective: who is it that does not answer?
+"""Names the ranks that do not answer when a collective fails.
 
-Promises: an error of torch's libraries that means a lost or silent peer becomes a LostPeer that names the ranks that
-did not answer, with their hosts, some seconds after it was noticed; every other error stays what it is, and the others
-are told of it, and of the exit code of one that would come again. A rank that is cut off from the store can only name
-the ranks on the host of the store: rank 0 too, whose own error goes down with the store that it holds. A rank that
-asks some seconds after the others is answered too, and one that dies while it asks does not mislead them. Does not
-promise which of several silent ranks was the first; one that asks late may have been named as silent before.
+An error of torch's libraries that means a lost or silent peer becomes a LostPeer, which names the ranks that did not
+answer with their hosts, after some seconds. Every other error is raised as it is; the other ranks get its text, and its
+exit code where it would occur again. A rank that is cut off from the store can only name the ranks on the host of the
+store. A rank may ask some seconds after the others, or die while it asks. Which of several silent ranks was the first
+is not known; one that asks late may have been named as silent before.
 """
 
 import json
@@ -58,7 +57,7 @@ def lost_peer(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None
 
 
-def raise_told(error: Exception, hosts: Sequence[str], *, ask: bool = True) -> NoReturn:
+def raise_with_lost_ranks(error: Exception, hosts: Sequence[str], *, ask: bool = True) -> NoReturn:
     """Raise ``error``; in a world of several ranks, where it means a lost peer, as LostPeer with the silent ones named.
 
     Call it before the world is left. hosts: of each rank. ask: False where the launcher knows who has died.
@@ -67,9 +66,9 @@ def raise_told(error: Exception, hosts: Sequence[str], *, ask: bool = True) -> N
         raise error
     rank, store = dist.get_rank(), _store()
     if not lost_peer(error):
-        told = json.dumps([f"{type(error).__name__}: {error}"[:500], _code(error)])
+        report = json.dumps([f"{type(error).__name__}: {error}"[:500], _code(error)])
         with suppress(RuntimeError):
-            _within(_ANSWER_S, lambda: store.set(f"lost/{rank}", told))
+            _within(_ANSWER_S, lambda: store.set(f"lost/{rank}", report))
         raise error
     said = _ask(store, rank) if ask else {}
     who = _silent(said, rank, hosts) if ask else "another rank"
@@ -78,11 +77,11 @@ def raise_told(error: Exception, hosts: Sequence[str], *, ask: bool = True) -> N
     codes = [code for text, code in (said or {}).values() if text and code != ExitCode.RETRY]
     lost = LostPeer(
         f"rank {rank} lost {who}: {reason}",
-        hint="mend what that rank says; the same command would end in the same way" if codes else again,
+        hint="fix what that rank reports; the same command would end in the same way" if codes else again,
     )
     if codes:
         lost.exit_code = ExitCode(codes[0])
-    # Those that are cut off from the store do not hear of each other, but know that rank 0 may be gone.
+    # Those that are cut off from the store get no report of each other, but know that rank 0 may be gone.
     left = [one for one, (text, _) in said.items() if not text] if said else _beside_first(hosts)
     lost.writes = ask and rank == min(left, default=rank)
     raise lost from error
@@ -107,15 +106,15 @@ def _beside_first(hosts: Sequence[str]) -> list[int]:
 def _ask(store: dist.Store, rank: int) -> Said | None:
     """What the ranks have said within some seconds; None where the store itself does not answer."""
     with suppress(ValueError):  # not the main thread
-        # A launcher that sees the first of us end tells the others to go, who would then name nobody.
+        # A launcher that sees the first rank end stops the others, which would then name nobody.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     size, seconds = dist.get_world_size(), LISTEN_S + _ANSWER_S
     if not _within(seconds, lambda: _come(store, rank)):
         return None
     said = _within((_ROUNDS + 1) * seconds, lambda: _listen(store, rank, size))
     if said is not None and rank == 0:  # the store is gone with this rank: the others are to have read it
-        here = [f"lost/heard/{other}" for other, (text, _) in said.items() if not text]
-        _within(_ANSWER_S, lambda: _wait(lambda: store.check(here), _ANSWER_S))
+        keys = [f"lost/heard/{other}" for other, (text, _) in said.items() if not text]
+        _within(_ANSWER_S, lambda: _wait(lambda: store.check(keys), _ANSWER_S))
     return said
 
 
@@ -143,9 +142,9 @@ def _round(store: dist.Store, size: int, number: int) -> Said:
     where that one did not come back."""
     key = f"lost/said/{number}"
     if store.add(f"lost/asking/{number}", 1) == 1:
-        found = _look(store, size, LISTEN_S)
-        store.set(key, json.dumps(list(found.items())))
-        return found
+        reports = _look(store, size, LISTEN_S)
+        store.set(key, json.dumps(list(reports.items())))
+        return reports
     with suppress(RuntimeError):  # that it did not come in time; where the store is gone, the next call says so
         store.wait([key], timedelta(seconds=LISTEN_S + _ANSWER_S))
     if not store.check([key]):
@@ -155,18 +154,19 @@ def _round(store: dist.Store, size: int, number: int) -> Said:
 
 def _look(store: dist.Store, size: int, seconds: float) -> Said:
     """What every rank has said, once all have or some seconds have passed."""
-    missing, found = set(range(size)), Said()
+    missing = set(range(size))
+    reports = Said()
 
     def all_here() -> bool:
-        here = {other for other in missing if store.check([f"lost/{other}"])}
-        missing.difference_update(here)
-        for other in here:
+        arrived = {other for other in missing if store.check([f"lost/{other}"])}
+        missing.difference_update(arrived)
+        for other in arrived:
             text, code = json.loads(store.get(f"lost/{other}"))
-            found[other] = (str(text), int(code))
+            reports[other] = (str(text), int(code))
         return not missing
 
     _wait(all_here, seconds)
-    return found
+    return reports
 
 
 def _silent(said: Said | None, rank: int, hosts: Sequence[str]) -> str:
@@ -197,13 +197,13 @@ def _store() -> dist.Store:
 
 def _within(seconds: float, work: Callable[[], T]) -> T | None:
     """What ``work`` gives, or None where it takes longer or fails: a store behind a cut line never answers."""
-    found: list[T] = []
+    results: list[T] = []
 
     def run() -> None:
         with suppress(RuntimeError):
-            found.append(work())
+            results.append(work())
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
-    return found[0] if found else None
+    return results[0] if results else None

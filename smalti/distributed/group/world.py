@@ -1,9 +1,8 @@
 """The process group of one attempt, and what its ranks do together.
 
-A world that somebody else started (our agent, torchrun, srun) is joined; alone, a world of one is made without any
-socket. Every rendezvous key is prefixed by the attempt, so a restarted attempt never reads the addresses of a dead one
-(gloo does, with torchrun's own shared store: docs/log.md). Before any collective the ranks shake hands
-(``smalti/distributed/group/handshake.py``).
+A world that was started by our agent, torchrun or srun is joined; otherwise a world of one is made without any socket.
+Every rendezvous key is prefixed by the attempt, so a restarted attempt never reads the addresses of a dead one (gloo
+does, with torchrun's own shared store: docs/log.md). Before any collective the ranks shake hands (``handshake.py``).
 """
 
 import os
@@ -105,8 +104,8 @@ def _connect(world: World, timeout_s: float) -> dist.Store:
 
 
 def _choose_interface(world: World) -> None:
-    """Where this host's name means the host itself alone (127.0.1.1, as Debian sets it), gloo would tell that address
-    to other hosts. It is told the interface that reaches rank 0 instead, unless the user has named one."""
+    """Where this host's name means the host itself alone (127.0.1.1, as Debian sets it), gloo would send that address
+    to other hosts. It gets the interface that reaches rank 0 instead, unless the user has named one."""
     if gloo_interface() is not None:
         return
     try:
@@ -119,29 +118,29 @@ def _choose_interface(world: World) -> None:
             probe.connect((world.master_addr, world.master_port))
         except OSError:
             return
-        own = probe.getsockname()[0]
+        address = probe.getsockname()[0]
     for name, addresses in psutil.net_if_addrs().items():
-        if own in (one.address for one in addresses) and not own.startswith("127."):
+        if address in (entry.address for entry in addresses) and not address.startswith("127."):
             gloo_interface(name)
 
 
 def broadcast_from_rank0(work: Callable[[], T]) -> T:
-    """What ``work`` gives rank 0, on every rank; they all raise what it raises. Only rank 0 does it."""
-    found: list[Any] = [None, None]
+    """Run ``work`` on rank 0 and return its result on every rank; all ranks raise what it raises."""
+    answer: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:
-            found[0] = work()
+            answer[0] = work()
         except Exception as error:  # whatever it is: the others wait for an answer
-            found[1] = _as_sent(error)
-    dist.broadcast_object_list(found, src=0)
-    result, failure = found
+            answer[1] = _as_sent(error)
+    dist.broadcast_object_list(answer, src=0)
+    result, failure = answer
     if failure is not None:
         raise on_all_ranks(failure)
     return result  # type: ignore[no-any-return]
 
 
 def together(work: Callable[[], T]) -> T:
-    """What ``work`` gives this rank; where it fails on any rank, all of them raise the first failure."""
+    """Run ``work`` on every rank and return this rank's result; where it fails on any, all raise the first failure."""
     result, failure = None, None
     try:
         result = work()

@@ -66,7 +66,7 @@ class Blockwise:
     def tiles(self, queries: list[Chunk], keys: list[Chunk]) -> list[Tile]:
         """Those of all chunks of queries by all chunks of keys in which something is seen."""
         most_queries, most_keys = self.tile
-        found: list[Tile] = []
+        tiles: list[Tile] = []
         for query in queries:
             for first in range(query.first, query.first + query.tokens, most_queries):
                 last = min(first + most_queries, query.first + query.tokens) - 1
@@ -76,7 +76,7 @@ class Blockwise:
                     for first_key in range(begin, end, most_keys):
                         end_key = min(first_key + most_keys, end)
                         at_key = key.at + first_key - key.first
-                        found.append(
+                        tiles.append(
                             Tile(
                                 slice(at, at + last + 1 - first),
                                 slice(at_key, at_key + end_key - first_key),
@@ -85,7 +85,7 @@ class Blockwise:
                                 self._hides(first, last, first_key, end_key - 1),
                             )
                         )
-        return found
+        return tiles
 
     def _reach(self, query: int) -> int:
         """The first key that a query or one behind it may see."""

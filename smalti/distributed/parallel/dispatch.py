@@ -137,17 +137,17 @@ class Static(Dispatch):
 
     def over_ranks(self, x_ND: Tensor, weight_Nk: Tensor, begun: Begun) -> Tensor:
         most = x_ND.shape[0] * min(weight_Nk.shape[1], self.own)
-        seat_S = self._seats(begun, most)
-        rows_PD: Tensor = _Leave.apply(x_ND, begun.order_S, begun.slot_Nk, seat_S, self.ranks * most)
+        place_S = self._places(begun, most)
+        rows_PD: Tensor = _Leave.apply(x_ND, begun.order_S, begun.slot_Nk, place_S, self.ranks * most)
         label_P = _labels(begun.arriving_We, most).flatten()  # behind the last that came: no expert
         arrived_PD = _sent(rows_PD, None, None, self.group)
         del rows_PD
         y_PD = self.own_experts(arrived_PD, label_P, spare=True)
         back_PD = _sent(y_PD, None, None, self.group)
         del arrived_PD, y_PD
-        return _Return.apply(back_PD, weight_Nk, begun.order_S, begun.slot_Nk, seat_S)
+        return _Return.apply(back_PD, weight_Nk, begun.order_S, begun.slot_Nk, place_S)
 
-    def _seats(self, begun: Begun, most: int) -> Tensor:
+    def _places(self, begun: Begun, most: int) -> Tensor:
         """[S] where in the buffer each slot travels: those for a rank lie at the begin of its part."""
         end_W = begun.end_E.view(self.ranks, -1)[:, -1].to(torch.int64)
         begin_W = F.pad(end_W[:-1], (1, 0))
@@ -163,28 +163,28 @@ def _sent(rows: Tensor, arriving: list[int] | None, leaving: list[int] | None, g
 
 
 def _labels(counts: Tensor, rows: int) -> Tensor:
-    """[..., rows] which of the groups along the last dim of ``counts`` each row is of, laid one behind another; behind
+    """[..., rows] which of the groups along the last dim of ``counts`` each row is of, one group after another; behind
     the last group their number."""
     row = torch.arange(rows, device=counts.device).expand(*counts.shape[:-1], rows).contiguous()
     return torch.searchsorted(counts.cumsum(dim=-1), row, right=True)
 
 
 class _Leave(torch.autograd.Function):
-    """Rows of the slots [S, D], or at their seats in a buffer [P, D] that is zero elsewhere."""
+    """Rows of the slots [S, D], or at their places in a buffer [P, D] that is zero elsewhere."""
 
     @staticmethod
     def forward(
-        ctx: Any, x_ND: Tensor, order_S: Tensor, slot_Nk: Tensor, seat_S: Tensor | None, buffer_rows: int
+        ctx: Any, x_ND: Tensor, order_S: Tensor, slot_Nk: Tensor, place_S: Tensor | None, buffer_rows: int
     ) -> Tensor:
-        ctx.save_for_backward(slot_Nk, seat_S)
+        ctx.save_for_backward(slot_Nk, place_S)
         rows_SD = x_ND.index_select(0, order_S // slot_Nk.shape[1])
-        return rows_SD if seat_S is None else _seated(rows_SD, seat_S, buffer_rows)
+        return rows_SD if place_S is None else _placed(rows_SD, place_S, buffer_rows)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        slot_Nk, seat_S = ctx.saved_tensors
-        place_Nk = slot_Nk if seat_S is None else seat_S.index_select(0, slot_Nk.flatten()).view_as(slot_Nk)
+        slot_Nk, place_S = ctx.saved_tensors
+        place_Nk = slot_Nk if place_S is None else place_S.index_select(0, slot_Nk.flatten()).view_as(slot_Nk)
         return bag(grad, place_Nk), None, None, None, None
 
 
@@ -193,21 +193,21 @@ class _Return(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weight_Nk: Tensor, order_S: Tensor, slot_Nk: Tensor, seat_S: Tensor | None
+        ctx: Any, rows: Tensor, weight_Nk: Tensor, order_S: Tensor, slot_Nk: Tensor, place_S: Tensor | None
     ) -> Tensor:
-        rows_SD = rows if seat_S is None else rows.index_select(0, seat_S)
-        ctx.save_for_backward(rows_SD, weight_Nk, order_S, slot_Nk, seat_S)
+        rows_SD = rows if place_S is None else rows.index_select(0, place_S)
+        ctx.save_for_backward(rows_SD, weight_Nk, order_S, slot_Nk, place_S)
         ctx.buffer_rows = rows.shape[0]
         return bag(rows_SD, slot_Nk, weight_Nk)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor | None, ...]:
-        rows_SD, weight_Nk, order_S, slot_Nk, seat_S = ctx.saved_tensors
+        rows_SD, weight_Nk, order_S, slot_Nk, place_S = ctx.saved_tensors
         grad_SD, grad_weight_Nk = bag_backward(grad_ND, rows_SD, order_S, slot_Nk, weight_Nk)
-        grad = grad_SD if seat_S is None else _seated(grad_SD, seat_S, ctx.buffer_rows)
+        grad = grad_SD if place_S is None else _placed(grad_SD, place_S, ctx.buffer_rows)
         return grad, grad_weight_Nk, None, None, None
 
 
-def _seated(rows_SD: Tensor, seat_S: Tensor, buffer_rows: int) -> Tensor:
-    return rows_SD.new_zeros(buffer_rows, rows_SD.shape[1]).index_copy_(0, seat_S, rows_SD)
+def _placed(rows_SD: Tensor, place_S: Tensor, buffer_rows: int) -> Tensor:
+    return rows_SD.new_zeros(buffer_rows, rows_SD.shape[1]).index_copy_(0, place_S, rows_SD)

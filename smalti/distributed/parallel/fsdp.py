@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism (FSDP2) laid on a plain module from outside, for any number of ranks, one included.
+"""Fully sharded data parallelism (FSDP2) of a plain module, from outside, for any number of ranks, one included.
 
 One path for every world size means one set of numerics: the same casts, the same gradient sum. Gradients are summed,
 never averaged; the step alone divides, by the global weight.
@@ -32,9 +32,8 @@ def shard(model: nn.Module, mesh: Mesh, *, compute: str, reduce: str) -> nn.Modu
     """Shard ``model`` over ``mesh`` in place: each block, then the root with what is left. Returns ``model``.
 
     Experts that ``distributed/parallel/expert.py`` has spread over an axis are a unit of their own, over the ranks
-    that hold the same
-    ones. compute, reduce: ``fp32`` or ``bf16``; the sharded weights keep their own dtype (the master). A module with a
-    true attribute ``full_precision`` computes in fp32 whatever ``compute`` is.
+    that hold the same ones. compute, reduce: ``fp32`` or ``bf16``; the sharded weights keep their own dtype (the
+    master). A module with a true attribute ``full_precision`` computes in fp32 whatever ``compute`` is.
     """
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[compute], reduce_dtype=DTYPES[reduce])
     in_full = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)

@@ -1,7 +1,7 @@
-"""The one device mesh of an attempt: every rank of the world along the axes of a ``plan.layout.Layout``.
+"""The one device mesh of an attempt: every rank of the world along the axes of a ``cost.axes.Layout``.
 
 Promises: one root mesh, so that DTensors of different axes compose; ranks are numbered from the innermost axis: tensor,
-sequence, shard, replicate, pipeline, as ``plan.parallel.collectives.group`` reckons. Weights are spread over shard x
+sequence, shard, replicate, pipeline, as ``cost.layout.collectives.group`` counts. Weights are spread over shard x
 sequence, the axis that is called ``shard`` here; experts over the inner part of it, ``expert``, and what is left,
 ``expert_shard``. Initialises nothing: the process group is ``distributed/group/world.py``'s.
 
@@ -74,7 +74,7 @@ class Mesh:
     def _with_replicate(self, name: Axis) -> DeviceMesh:
         if self.layout.replicate == 1:
             return self.axis(name)
-        with warnings.catch_warnings():  # torch will have another way to pair a joined dim, and has none in 2.11
+        with warnings.catch_warnings():  # torch 2.11 has no other function that pairs a joined dim
             warnings.filterwarnings("ignore", message="Slicing a flattened dim")
             return self.root["replicate", self.dim(name)]
 

@@ -8,7 +8,6 @@ the other. A step of training runs them by a schedule: ``train/pipeline.py``.
 Shapes: B batch, T time, D hidden, V vocabulary, L layers with experts, E experts.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -45,8 +44,8 @@ class Stage:
 def stages_of(layers: int, places: int, schedule: Schedule) -> list[Stage]:
     """All pipeline stages, in the order of the layers; where these do not divide, earlier ones have one more.
 
-    1f1b: one a rank. interleaved: two a rank, ``places`` apart. zero_bubble: two a rank, laid as a V, so that the first
-    rank has the first and the last (arXiv:2401.10241, section 6).
+    1f1b: one a rank. interleaved: two a rank, ``places`` apart. zero_bubble: two a rank, placed as a V, so that the
+    first rank has the first and the last (arXiv:2401.10241, section 6).
     """
     count = stage_count(places, schedule)
     assert layers >= count, "why_not_pipeline"
@@ -227,5 +226,4 @@ def _over_all(per_layer: dict[int, RouterStats], config: ModelConfig, device: to
         return None
     zero, zero_E = torch.zeros((), device=device), torch.zeros(config.moe.num_experts, device=device)
     nothing = RouterStats(zero, zero, zero_E, zero_E, zero)
-    found: Iterable[RouterStats] = (per_layer.get(layer, nothing) for layer in _with_experts(config))
-    return over_layers(list(found))
+    return over_layers([per_layer.get(layer, nothing) for layer in _with_experts(config)])

@@ -85,16 +85,16 @@ class _Attend:
     def exchange(self, sent: Tensor, *, to: int, of: int) -> Callable[[], Tensor]:
         """Send to the rank ``to`` places ahead, receive as much from the one ``of`` places ahead; call to have it."""
         ranks, place = self.group.size(), self.group.rank()
-        found = torch.empty_like(sent)
-        ahead, behind = (dist.get_global_rank(self.group, (place + places) % ranks) for places in (to, of))
+        received = torch.empty_like(sent)
+        target, source = (dist.get_global_rank(self.group, (place + places) % ranks) for places in (to, of))
         work = dist.batch_isend_irecv(
-            [dist.P2POp(dist.isend, sent, ahead, self.group), dist.P2POp(dist.irecv, found, behind, self.group)]
+            [dist.P2POp(dist.isend, sent, target, self.group), dist.P2POp(dist.irecv, received, source, self.group)]
         )
 
         def wait() -> Tensor:
-            for one in work:
-                one.wait()
-            return found
+            for request in work:
+                request.wait()
+            return received
 
         return wait
 

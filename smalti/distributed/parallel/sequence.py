@@ -1,11 +1,11 @@
-"""Sequence parallelism: each row of tokens shared by the ranks of the axis ``sequence``, laid on a plain model.
+"""Sequence parallelism: each row of tokens is shared by the ranks of the axis ``sequence``.
 
     ulysses   all-to-all: a slice of all heads for all tokens of some heads, and back (distributed/parallel/ulysses.py)
     ring      keys and values come by, one rank's after the other (distributed/parallel/ring.py)
 
-Promises: loss, gradients and metrics are those of whole rows, up to rounding. What is of a whole row and not a sum over
-tokens is told here: which tokens a rank has, attention, counts of the routers' balance loss, and the length that
-``dynamic`` and ``longrope`` go by. Does not shard weights: ``fsdp.shard`` does, over shard x sequence.
+Loss, gradients and metrics are those of whole rows, up to rounding. What depends on a whole row and is not a sum over
+tokens is set here: which tokens a rank has, attention, counts of the routers' balance loss, and the length that
+``dynamic`` and ``longrope`` depend on. ``fsdp.shard`` shards weights over shard x sequence.
 
 Shapes: S rows, T tokens of a row, t tokens of it on this rank, B rows of a batch, E experts.
 """
@@ -65,7 +65,7 @@ def own_part(mesh: Mesh, *, context: Context) -> Callable[[Tensor], Tensor]:
     if ranks == 1:
         return lambda rows_ST: rows_ST
     place, parts = mesh.place("sequence"), ranks if context == "ulysses" else 2 * ranks
-    own = [place] if context == "ulysses" else [place, 2 * ranks - 1 - place]
+    numbers = [place] if context == "ulysses" else [place, 2 * ranks - 1 - place]
 
     def part(rows_ST: Tensor) -> Tensor:
         tokens = rows_ST.shape[1]
@@ -77,7 +77,7 @@ def own_part(mesh: Mesh, *, context: Context) -> Callable[[Tensor], Tensor]:
                 hint=f"data.seq_len={near}",
             )
         cut_SPt = rows_ST.unflatten(1, (parts, -1))
-        return torch.cat([cut_SPt[:, number] for number in own], dim=1)
+        return torch.cat([cut_SPt[:, number] for number in numbers], dim=1)
 
     return part
 

@@ -37,8 +37,8 @@ class Ulysses:
         """What attends in each layer of a batch, by its window."""
         batch, time, width = like_BtD.shape
         like_BTD = like_BtD[:, :1].expand(batch, time * self.ranks, width)
-        found = self.kernels_of(config, like_BTD, documents_BT, n_documents, part=self.part)
-        return {window: _Traded(self.group, attend) for window, attend in found.items()}
+        kernels = self.kernels_of(config, like_BTD, documents_BT, n_documents, part=self.part)
+        return {window: _Traded(self.group, attend) for window, attend in kernels.items()}
 
 
 class _Traded:
@@ -74,9 +74,9 @@ class _ToHeads(torch.autograd.Function):
     def backward(ctx: Any, *grads_BjTd: Tensor) -> tuple[Tensor | None, ...]:
         ranks = ctx.group.size()
         grad_BTjd = torch.cat([grad.transpose(1, 2) for grad in grads_BjTd], dim=2)
-        found_nBtjd = _swap(_by_tokens(grad_BTjd, ranks), ctx.group)
+        received_nBtjd = _swap(_by_tokens(grad_BTjd, ranks), ctx.group)
         query, key, value = (
-            part.movedim(0, 2).flatten(2, 3).transpose(1, 2) for part in found_nBtjd.split(ctx.heads, dim=3)
+            part.movedim(0, 2).flatten(2, 3).transpose(1, 2) for part in received_nBtjd.split(ctx.heads, dim=3)
         )
         return query, _summed(key, ctx.repeats), _summed(value, ctx.repeats), None
 
@@ -87,8 +87,8 @@ class _ToTokens(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mixed_BThd: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        found_nBthd = _swap(_by_tokens(mixed_BThd, group.size()), group)
-        return found_nBthd.movedim(0, 2).flatten(2, 3)
+        received_nBthd = _swap(_by_tokens(mixed_BThd, group.size()), group)
+        return received_nBthd.movedim(0, 2).flatten(2, 3)
 
     @staticmethod
     def backward(ctx: Any, grad_BtHd: Tensor) -> tuple[Tensor, None]:
@@ -113,9 +113,9 @@ def _joined(x_nBthd: Tensor) -> Tensor:
 def _swap(sent_n: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Entry r of dim 0 goes to rank r; what comes back lies in the order of the senders."""
     sent_n = sent_n.contiguous()
-    found_n = torch.empty_like(sent_n)
-    dist.all_to_all_single(found_n, sent_n, group=group)
-    return found_n
+    received_n = torch.empty_like(sent_n)
+    dist.all_to_all_single(received_n, sent_n, group=group)
+    return received_n
 
 
 def _repeated(x_BKtd: Tensor, repeats: int) -> Tensor:

@@ -59,7 +59,7 @@ class Call:
     op: str
     """``all_gather``, ``reduce_scatter``, ``all_reduce``, ``all_to_all``, ``send``, ``recv``, or as torch calls it."""
     axis: str
-    """As ``plan.parallel.collectives.Axis``, or ``other``."""
+    """As ``cost.layout.collectives.Axis``, or ``other``."""
     bytes: int
     """Of its larger buffer."""
     times: int = 1
@@ -81,7 +81,7 @@ class Total:
     """Calls of one kind."""
 
     op: str
-    """A send and a receive of equal size are one ``send_recv``; in a pipeline, if what travels goes the same way."""
+    """A send and a receive of equal size are one ``send_recv``; in a pipeline, if both go in the same direction."""
     axis: str
     count: int
     bytes: int
@@ -92,7 +92,7 @@ class Traffic(TorchDispatchMode):
     """``with Traffic(mesh) as traffic: ...``; afterwards ``traffic.calls`` and ``traffic.totals()``."""
 
     def __init__(self, mesh: Mesh | None = None, *, timed: bool = False, see: See | None = None) -> None:
-        """``mesh``: absent, only the world has a name. ``see``: is told each call, with all tensors of it."""
+        """``mesh``: absent, only the world has a name. ``see``: is called with each call and all its tensors."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._see = see
         self.calls: list[Call] = []
@@ -180,22 +180,22 @@ def totals(calls: Iterable[Call]) -> list[Total]:
     moved: dict[tuple[str, int, bool], Counter[str]] = {}
     for call in calls:
         if call.op in ("send", "recv"):  # a ring has no first and last: there every pair is one
-            way = call.axis, call.bytes, call.ahead or call.axis != "pipeline"
-            moved.setdefault(way, Counter())[call.op] += call.times
+            kind = call.axis, call.bytes, call.ahead or call.axis != "pipeline"
+            moved.setdefault(kind, Counter())[call.op] += call.times
         else:
             counts[call.op, call.axis, call.bytes] += call.times
     for (axis, size, _), numbers in moved.items():
         counts["send_recv", axis, size] += max(numbers.values())
-    found = [Total(op, axis, count, size) for (op, axis, size), count in counts.items()]
-    return sorted(found, key=lambda one: (-one.count * one.bytes, one))
+    rows = [Total(op, axis, count, size) for (op, axis, size), count in counts.items()]
+    return sorted(rows, key=lambda row: (-row.count * row.bytes, row))
 
 
 def _goes_ahead(op: str, args: Any) -> bool:
     """Whether a send goes to a higher rank of its group, or a receive comes from a lower one."""
     if op not in ("send", "recv") or not isinstance(args[1], torch.ScriptObject):
         return True
-    own, peer = dist.ProcessGroup.unbox(args[1]).rank(), int(args[2])
-    return own < peer if op == "send" else peer < own
+    rank, peer = dist.ProcessGroup.unbox(args[1]).rank(), int(args[2])
+    return rank < peer if op == "send" else peer < rank
 
 
 def _done(call: Call, future: Any) -> None:

@@ -36,7 +36,7 @@ class Place(NamedTuple):
 
 
 class Cache(Protocol):
-    """What ``Decoder.forward`` asks of a cache: ``begin`` once, ``update`` once in each layer, ``advance`` once."""
+    """What ``Decoder.forward`` calls of a cache: ``begin`` once, ``update`` once in each layer, ``advance`` once."""
 
     def begin(self, like_BTD: Tensor) -> Place:
         """Get ready for T new tokens in each row; where they stand. UserError when they do not fit."""

@@ -49,7 +49,7 @@ class Family:
     config_to_huggingface: Callable[[ModelConfig], Json]
     """What ``config.json`` says of the model; the kind, tokens and dtype are added by ``huggingface.py``."""
     config_from_huggingface: Callable[[Json], ModelConfig]
-    """The way back; DataError names what we do not compute."""
+    """The reverse; DataError names what we do not compute."""
     rules: Callable[[ModelConfig], list[Rule]]
     """How the weights convert: every parameter of ``Decoder(config)`` is in exactly one rule."""
 
@@ -165,7 +165,7 @@ def shape_from_huggingface(
     activation: str = "silu",
     rope_theta: float = 10_000.0,
 ) -> dict[str, Any]:
-    """The way back; the arguments are the family's defaults of absent keys (``kv_heads`` None: as many as heads)."""
+    """The reverse; the arguments are the family's defaults of absent keys (``kv_heads`` None: as many as heads)."""
     longest = raw.take("max_position_embeddings", int, max_positions)
     return {
         "vocab_size": raw.take("vocab_size", int),

@@ -22,7 +22,7 @@ def moe_to_huggingface(config: ModelConfig, experts_key: str) -> Json:
 
 
 def moe_from_huggingface(raw: Fields, *, experts: int, per_token: int, loss_coef: float) -> Json:
-    """The way back; the arguments are the family's defaults of absent keys.
+    """The reverse; the arguments are the family's defaults of absent keys.
 
     transformers reads the number of experts under two names and writes one of them.
     """

@@ -26,7 +26,7 @@ def _wait_for_a_silent_one(rank: int, ask: bool) -> Any:
         dist.all_reduce(torch.ones(1), group=group)
     except RuntimeError as error:
         with pytest.raises(lost.LostPeer) as told:
-            lost.raise_told(error, HOSTS, ask=ask)
+            lost.raise_with_lost_ranks(error, HOSTS, ask=ask)
         store.set(f"told/{rank}", "")
         return told.value.message, int(told.value.exit_code)
     return "nothing was lost"
@@ -47,7 +47,7 @@ def _wait_for_one_that_fails(rank: int, failure: Exception) -> Any:
     if rank != 1:
         store.wait(["lost/1"])
     with pytest.raises(Exception, match=r"no|lost") as told:
-        lost.raise_told(error, HOSTS)
+        lost.raise_with_lost_ranks(error, HOSTS)
     dist.barrier()
     left = (int(told.value.exit_code), told.value.writes) if isinstance(told.value, lost.LostPeer) else None
     return type(told.value).__name__, str(told.value).splitlines()[0], left
@@ -111,7 +111,7 @@ def _leave_at_different_times(rank: int) -> Any:
         lost._store = lambda: _Slow(store)
         time.sleep(1)
     with pytest.raises(lost.LostPeer) as told:
-        lost.raise_told(RuntimeError("Connection closed by peer"), HOSTS)
+        lost.raise_with_lost_ranks(RuntimeError("Connection closed by peer"), HOSTS)
     meeting.set(f"told/{rank}", "")
     return told.value.message, told.value.writes  # and with rank 0 goes its store
 
@@ -135,7 +135,7 @@ def _listen_beside_one_that_died(rank: int) -> Any:
         return None
     store.wait(["asked"])
     with pytest.raises(lost.LostPeer) as told:
-        lost.raise_told(RuntimeError("Connection closed by peer"), HOSTS)
+        lost.raise_with_lost_ranks(RuntimeError("Connection closed by peer"), HOSTS)
     store.set(f"told/{rank}", "")
     return told.value.message.partition(":")[0], told.value.writes
 
@@ -156,7 +156,7 @@ def _notice_late(rank: int) -> Any:
     if rank == 2:
         store.wait(["told/0", "told/1"])
     with pytest.raises(lost.LostPeer) as told:
-        lost.raise_told(RuntimeError("Connection closed by peer"), (*HOSTS, "b"))
+        lost.raise_with_lost_ranks(RuntimeError("Connection closed by peer"), (*HOSTS, "b"))
     store.set(f"told/{rank}", "")
     return told.value.message.partition(":")[0], told.value.writes
 
@@ -188,7 +188,7 @@ def _lost_without_a_store(monkeypatch, error: Exception) -> lost.LostPeer:
     monkeypatch.setattr(dist, "get_rank", lambda: 2)
     monkeypatch.setattr(lost, "_store", _NoStore)
     with pytest.raises(lost.LostPeer) as caught:
-        lost.raise_told(error, HOSTS)
+        lost.raise_with_lost_ranks(error, HOSTS)
     return caught.value
 
 
@@ -218,5 +218,5 @@ def test_what_gloo_says_around_a_reason_is_left_out(monkeypatch, text):
 def test_alone_an_error_stays_what_it_is():
     error = RuntimeError("Connection closed by peer")
     with pytest.raises(RuntimeError) as told:
-        lost.raise_told(error, ())
+        lost.raise_with_lost_ranks(error, ())
     assert told.value is error

@@ -55,7 +55,7 @@ class Varlen:
 
 @cache
 def _grouped() -> dict[str, Any]:
-    """How ``varlen_attn`` is told that several queries share a key; torch 2.11 takes it without a word."""
+    """The argument of ``varlen_attn`` for several queries that share a key; torch 2.11 has none and needs none."""
     from torch.nn.attention.varlen import varlen_attn
 
     return {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}

@@ -31,7 +31,7 @@ class MoE(nn.Module):
         routing = self.router(x_BTD)
         expert_Nk, weight_Nk = routing.expert_BTk.flatten(0, 1), routing.weight_BTk.flatten(0, 1)
         begun = self.experts.begin(expert_Nk)
-        # What needs no routed expert comes first: there is something to do while other ranks are heard from.
+        # What needs no routed expert comes first: it runs while messages from other ranks arrive.
         stats = router_stats(routing, mask_BT, self.over_row)
         shared_BTD = None if self.shared_experts is None else self.shared_experts(x_BTD)
         out_BTD = self.experts(x_BTD.flatten(0, 1), expert_Nk, weight_Nk, begun).view_as(x_BTD)

@@ -41,7 +41,7 @@ class Router(nn.Module):
     """
 
     full_precision = True
-    """Asks the one who lays mixed precision on the model to leave this weight in float32."""
+    """Read by ``fsdp.shard``, which leaves this weight in float32 under mixed precision."""
     choice_bias: Tensor | None
 
     def __init__(self, config: ModelConfig) -> None:
