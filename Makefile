@@ -75,6 +75,7 @@ style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/sizes.py
+	$(BIN)/python tools/words.py
 
 types: $(STAMP)
 	$(BIN)/mypy

@@ -1,6 +1,6 @@
 """Published formulas of memory, under their names: to compare with others' tables, not to plan with.
 
-``cost/memory/snapshots.py`` reckons what this trainer holds; these are what papers print: bytes a parameter of
+``cost/memory/snapshots.py`` computes what this trainer holds; these are what papers print: bytes a parameter of
 mixed-precision Adam (ZeRO), and activations of a GPT layer in half precision with dropout (Korthikanti et al.).
 """
 

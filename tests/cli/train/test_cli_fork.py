@@ -75,7 +75,7 @@ def test_killed_on_one_rank_and_resumed_on_three_learns_the_same(work: Path) -> 
     np.testing.assert_allclose([loss for _, loss in pieces], [loss for _, loss in whole], rtol=2e-3)  # bf16
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_finished_run_is_forked_twice_and_its_config_alone_makes_it_again(work: Path) -> None:
     quiet = "track.console=false"
     assert train(work, "r.yaml", quiet).returncode == 0

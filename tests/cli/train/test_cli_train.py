@@ -265,7 +265,7 @@ def test_a_missing_recipe(work):
     assert "error: there is no recipe file or recipe named 'nowhere.yaml'" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_killed_resumed_and_never_killed_give_the_same_losses(work, dry_run):
     recipe = ("r.yaml", "train.duration=100step")  # many steps behind the first checkpoint, which the kill must meet
     assert (done := train(work, *recipe, "name=whole")).returncode == 0, done.stderr
@@ -293,7 +293,7 @@ def test_killed_resumed_and_never_killed_give_the_same_losses(work, dry_run):
     assert "train.optimizer.lr: 0.001 -> 0.5" in err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_world_that_torchrun_made_is_joined(work):
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
     done = train(work, "r.yaml", "name=launched", under=torchrun)
