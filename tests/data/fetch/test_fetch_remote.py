@@ -185,7 +185,8 @@ def test_a_page_instead_of_an_index(server: Objects, n_pages: int) -> None:
     if n_pages < 4:
         assert files.whole("index.json") == b"{}"
     else:
-        with pytest.raises(RetryableError, match=r"index\.json: a page was returned .*'<!DOCTYPE html> <html><body>Down for"):
+        begins = "<!DOCTYPE html> <html><body>Down for"
+        with pytest.raises(RetryableError, match=rf"index\.json: a page was returned .*'{begins}"):
             files.whole("index.json")
     files.close()
 
