@@ -21,7 +21,7 @@ READER = """
 import os, sys
 from smalti.config.data import DataConfig
 from smalti.config.durations import RunLength
-from smalti.data.sources import sources
+from smalti.data.sources.readers import smalti
 from smalti.data.stream.stream import Stream
 from smalti.data.tokens import reader
 
