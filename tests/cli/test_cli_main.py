@@ -188,6 +188,7 @@ def test_usage_errors_are_2_with_the_help_to_type():
     assert "Usage: smalti config" in smalti("config").stderr
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_early_is_no_error():
     done = subprocess.run(
         f"{sys.executable} -m smalti config schema | head -1", shell=True, capture_output=True, text=True, check=False
@@ -296,6 +297,7 @@ def test_config_schema_and_show_and_diff(tmp_path):
     assert smalti("config", "diff", "c.yaml", "c.yaml", "--kind", "curate", cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.slow
 def test_after_an_error_threads_of_the_engine_do_not_change_the_exit_code():
     code = (
         "import atexit, sys, threading, time, types; sys.modules['daft'] = types.ModuleType('daft')\n"

@@ -161,6 +161,7 @@ def test_a_killed_rank_is_named_and_the_others_end_with_it(tmp_path, victim):
     assert folder.status()["reason"] == outcome.reason
 
 
+@pytest.mark.slow
 def test_the_signal_is_blamed_not_the_ranks_that_lost_their_peer(tmp_path):
     outcome, _ = run(
         tmp_path,
@@ -255,6 +256,7 @@ def test_sigterm_is_passed_on_and_the_ranks_save(tmp_path):
     assert (tmp_path / "saved-1").exists()
 
 
+@pytest.mark.slow
 def test_the_first_ctrl_c_is_passed_on_once(tmp_path):
     process = drive(tmp_path, SAVES)
     wait_for(tmp_path / "ready-0", tmp_path / "ready-1")

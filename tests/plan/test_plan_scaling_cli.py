@@ -37,6 +37,7 @@ def call(*arguments: str) -> str:
     return done.output
 
 
+@pytest.mark.slow
 def test_layouts_in_print(recipe: str) -> None:
     """Devices are the recipe's ranks where none are given; what is not possible is said with its reason."""
     printed = call("layout", recipe)

@@ -38,6 +38,7 @@ def test_equal_arguments_give_equal_documents(corpus: list[PlantedDocument]) -> 
     assert digest.startswith("7d9cf84fabc11167"), "measurements of before and after this change cannot be compared"
 
 
+@pytest.mark.slow
 def test_every_kind_is_there_in_its_share(corpus: list[PlantedDocument]) -> None:
     kinds = [document.kind for document in corpus]
     assert len(corpus) == 3000

@@ -100,6 +100,7 @@ def test_planted_breach_is_named(pristine, file, text, contract):
     assert "planted" in done.stdout or "attic" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_probe_may_import_torch(pristine):
     folder = pristine / "smalti" / "fleet" / "probes"
     path = folder / "planted.py"

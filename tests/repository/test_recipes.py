@@ -217,6 +217,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_dummy_added_by_the_recipe_works(results: dict[str, str], name: str) -> None:
     assert results[name] == ""

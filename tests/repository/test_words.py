@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RULES = words.read_rules(ROOT / words.LIST)
 
 
+@pytest.mark.slow
 def test_the_repository_has_none_beyond_the_files_that_are_allowed() -> None:
     assert words.check(ROOT) == []
 

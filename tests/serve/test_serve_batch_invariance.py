@@ -103,7 +103,7 @@ def test_answers_of_a_dense_model_are_batch_invariant_to_the_bit(dtype, schedule
     assert not engine._runner._prompts
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @settings(max_examples=max(5, settings.default.max_examples // 20))
 @given(schedule=st.lists(asked, min_size=2, max_size=8))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

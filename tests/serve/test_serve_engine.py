@@ -165,7 +165,7 @@ def test_an_abort_ends_a_request_wherever_it_stands(engine: Engine, steps: int) 
     assert not engine._runner._prompts
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 def test_greedy_equals_transformers(engine: Engine, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = engine.model.config

@@ -38,6 +38,7 @@ def test_a_row_of_a_matmul_of_whole_sixteens_is_the_same_among_any_others(dtype:
             assert torch.equal(F.linear(rows[:n_rows].roll(3, 0), weight), expected[:n_rows].roll(3, 0))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.usefixtures("threads")
 def test_logits_of_a_row_do_not_depend_on_length_or_number_of_the_others(dtype: torch.dtype) -> None:
@@ -127,6 +128,7 @@ def test_an_activation_of_a_row_does_not_depend_on_its_place(activation: Any, n_
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_logits_of_any_model_do_not_depend_on_the_others(proof: Any) -> None:
     """Random shapes of heads, activations, biases, positions and lengths."""
     for case in range(proof(short=3, full=300)):

@@ -54,6 +54,7 @@ def test_another_identity_is_refused_with_the_difference(tmp_path):
     open_run(tmp_path).close()
 
 
+@pytest.mark.slow
 def test_a_folder_in_which_nothing_happened_may_change_hands(tmp_path):
     open_run(tmp_path).close()
     (tmp_path / "t/logs/attempt-0/rank-000.log").write_text("error: no such thing\n")

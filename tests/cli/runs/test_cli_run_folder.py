@@ -70,7 +70,7 @@ def test_a_copy_is_a_run_of_its_own(work: Path) -> None:
     assert "t  ->  runs/t  (exists: would start at step 0)" in run_cli(work, "train", "runs/t", "--dry-run").stdout
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "folder"), [("name=again", "runs/again"), ("folder=new", "new"), ("folder=runs/t", "runs/t")]
 )

@@ -99,6 +99,7 @@ def test_both_sentence_traps(tmp_path, proof):
     assert synthetic_corpus.score(documents, set(gone))["all"].recall == 1.0
 
 
+@pytest.mark.slow
 def test_what_goes_is_what_counting_all_pairs_says(tmp_path):
     """With enough bands everything near is proposed: the result equals brute force over all pairs, then greedy."""
     rng = random.Random(3)
@@ -380,6 +381,7 @@ def test_a_work_folder_keeps_what_others_have_in_it(tmp_path, corpus):
     ]
 
 
+@pytest.mark.slow
 def test_two_runs_do_not_share_a_work_folder(tmp_path, corpus):
     folder, _ = corpus
     (tmp_path / "smalti-dedup").mkdir()
@@ -396,6 +398,7 @@ def test_the_record_of_a_stage_is_removed_first(tmp_path, monkeypatch):
     assert not (tmp_path / "signatures/stage.json").exists()
 
 
+@pytest.mark.slow
 def test_the_selftest_stops_a_config_that_finds_too_little(tmp_path, corpus):
     folder, _ = corpus
     with pytest.raises(CheckFailed, match="self-test found") as caught:
@@ -449,6 +452,7 @@ def test_a_cluster_that_is_not_there_is_told_at_once(tmp_path, corpus):
     assert "the Ray cluster at '127.0.0.1:1' cannot be used" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_alarm_is_loud_exits_with_3_and_leaves_the_result(tmp_path, capsys):
     text = made(80, 1)
     folder = synthetic_corpus.write_parquet(texts(a=text, b=f"{text} x", c=f"{text} y"), tmp_path / "c", files=1)

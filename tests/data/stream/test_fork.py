@@ -92,6 +92,7 @@ def test_a_fork_keeps_the_past_and_says_what_changes(run: Run) -> None:
     assert [one.at_step for one in again.after.data.history] == [6, 9]
 
 
+@pytest.mark.slow
 def test_a_fork_that_never_made_a_step_leaves_no_trace(run: Run) -> None:
     first = plan_fork(run.config("train.duration=30step"))
     RunFolder.open(run.config(), {}, argv=["smalti"], fork=first).close()
@@ -102,6 +103,7 @@ def test_a_fork_that_never_made_a_step_leaves_no_trace(run: Run) -> None:
     assert (past.at_step, past.duration) == (6, "20step")
 
 
+@pytest.mark.slow
 def test_a_fork_accepts_one_future_also_before_its_first_checkpoint(run: Run) -> None:
     """A list of takedowns that the next command forgets, or a source that changes, is not the future accepted."""
     listed = run.root / "a.jsonl"
@@ -183,6 +185,7 @@ def streams(*configs: RunConfig) -> list[Stream]:
     return [Stream(config.data, seed=17, length=config.length, microbatch_tokens=16) for config in configs]
 
 
+@pytest.mark.slow
 def test_a_skip_over_the_fork_keeps_the_past(tmp_path: Path) -> None:
     """What it leaves out of the steps before was counted with a mixture that never comes."""
     run = Run(tmp_path)

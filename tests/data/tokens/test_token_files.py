@@ -236,6 +236,7 @@ def test_the_manifest_of_twelve_trillion_tokens_has_less_than_3_mb(tmp_path: Pat
     record("token_manifest", {"tokens": n_tokens, "files": manifest.n_files, "manifest_bytes": size})
 
 
+@pytest.mark.slow
 def test_killed_writer_leaves_no_data_set_and_can_be_repeated(tmp_path: Path) -> None:
     program = (
         "import sys, numpy as np\n"

@@ -190,6 +190,7 @@ def test_the_card_of_continued_pretraining_names_where_it_began(tmp_path: Path) 
     assert "base" not in text.split("## Use")[0]
 
 
+@pytest.mark.slow
 def test_the_card_counts_the_tokens_up_to_its_own_step(tmp_path: Path) -> None:
     run = tiny_run(tmp_path)
     add_checkpoint(run, _config(run), 40)
