@@ -83,8 +83,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if sample is not None:
             test = item.nodeid.partition("[")[0]
             seen[test] += 1
+            last = seen[test] > sample.args[-1] and (len(sample.args) > 1 or item.get_closest_marker("slow"))
             if seen[test] > sample.args[0]:
-                item.add_marker(pytest.mark.exhaustive if item.get_closest_marker("slow") else pytest.mark.slow)
+                item.add_marker(pytest.mark.exhaustive if last else pytest.mark.slow)
         if item.get_closest_marker("exhaustive"):
             item.add_marker(pytest.mark.slow)
         if "proof" in getattr(item, "fixturenames", ()):

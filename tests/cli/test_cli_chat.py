@@ -138,7 +138,7 @@ def _end() -> str:
     raise EOFError
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_conversation_on_a_terminal(run: Path, request: pytest.FixtureRequest) -> None:
     """Two prompts, an answer stopped by Ctrl-C, then Ctrl-D: the exit code is 0 and the prompt came back each time."""
     parent, child = pty.openpty()

@@ -129,7 +129,7 @@ def test_a_killed_demo_takes_its_stage_with_it(tmp_path):
     assert living_in(tmp_path) == []
 
 
-@pytest.mark.sample(1)
+@pytest.mark.exhaustive
 @linux
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -279,7 +279,7 @@ def test_what_is_to_come_is_not_there():
         assert inner not in {group.name for group in app.registered_groups}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_config_schema_and_show_and_diff(tmp_path):
     schema = json.loads(smalti("config", "schema").stdout)
     assert "train" in schema["properties"]

@@ -106,7 +106,7 @@ def _planned(config: RunConfig) -> Counter[tuple[str, int]]:
     return found
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("model", "ranks", "replicate", "microbatches", "gives_back", "recomputes"),
     [

@@ -127,8 +127,7 @@ def test_too_few_tokens_are_refused(tmp_path: Path) -> None:
         heldout_hook(_config(write_byte_tokens(tmp_path / "t", ["short"])))
 
 
-@pytest.mark.sample(1)
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("known", [True, False])
 def test_the_cache_of_the_node_keeps_heldout_blocks(folder: str, tmp_path: Path, known: bool) -> None:
     objects = {f"set/{path.name}": path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}

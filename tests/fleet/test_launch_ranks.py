@@ -30,6 +30,7 @@ def test_one_two_and_four_ranks_change_one_word_and_learn_the_same(tmp_path: Pat
         assert placement_difference(configs[1], configs[ranks]) == [f"train.parallel.ranks: 1 -> {ranks}"]
 
 
+@pytest.mark.exhaustive
 def test_a_launchers_number_counts_and_that_is_said(tmp_path: Path):
     write_recipe(tmp_path)
     world = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}

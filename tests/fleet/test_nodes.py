@@ -71,6 +71,7 @@ def test_a_line_that_is_cut_ends_both_sides_with_the_silent_ranks_named_and_the_
     assert losses(folder.path) == losses(tmp_path / "runs/one")
 
 
+@pytest.mark.exhaustive
 def test_a_node_with_another_recipe_is_refused_on_both(two, tmp_path):
     write_recipe(tmp_path)
     own = tmp_path / "n2"

@@ -34,6 +34,7 @@ def test_srun_on_two_nodes_is_the_run_that_the_agent_makes(cluster: Slurm, tmp_p
     assert RunFolder.read(tmp_path / "runs/two").config().train.parallel.ranks == 2
 
 
+@pytest.mark.exhaustive
 def test_the_script_of_the_guide_requeues_a_job_that_was_stopped_and_it_goes_on(cluster: Slurm, tmp_path: Path):
     write_recipe(tmp_path, duration="150step")
     script = re.search(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", GUIDE.read_text(), re.DOTALL)
@@ -89,7 +90,7 @@ if os.environ.get("SLURM_PROCID") == "{rank}":
 """``sitecustomize.py`` of the ranks: one of them fails by itself."""
 
 
-@pytest.mark.sample(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("rank", "code", "said"),
     [

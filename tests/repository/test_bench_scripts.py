@@ -34,7 +34,7 @@ def test_help_says_how_to_keep_the_figures(script: str) -> None:
     assert "--record" in bench(script, "--help")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's account of processes")
 def test_dedup_finds_what_was_planted(tmp_path: Path) -> None:
     arguments = ["--documents", "600", "--contenders", "smalti", "--rounds", "1", "--folder", str(tmp_path)]
@@ -47,7 +47,7 @@ def test_dedup_finds_what_was_planted(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's account of processes")
 def test_encoders_agree_on_their_ids(tmp_path: Path) -> None:
     for number in range(20):

@@ -95,7 +95,7 @@ HEADS = [
 """Query heads, key/value heads, width: 4 and 8 to 1; one key head, that threads might share; widths off the vectors."""
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(3, 8)
 @pytest.mark.parametrize("heads", HEADS, ids=["-".join(map(str, heads)) for heads in HEADS])
 @pytest.mark.usefixtures("threads")
 def test_attention_of_a_row_does_not_depend_on_the_others_with_any_heads(heads: tuple[int, int, int]) -> None:

@@ -75,8 +75,7 @@ def test_a_run_without_export_and_help(tmp_path: Path, capsys: pytest.CaptureFix
     assert "Example: smalti serve runs/demo" in capsys.readouterr().out
 
 
-@pytest.mark.sample(1)
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("how", ["file", "environment"])
 def test_with_a_key_every_host_may_listen(run: Path, tmp_path: Path, how: str) -> None:
     (tmp_path / "key").write_text(KEY + "\n")
@@ -120,8 +119,7 @@ def test_running_requests_end_before_the_server(run: Path, number: int) -> None:
     assert not any(word in told for word in ("Traceback", "cut off\n"))
 
 
-@pytest.mark.sample(1)
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_what_does_not_end_in_time_is_cut_off(run: Path, number: int, code: int) -> None:
     with start_server(run, "--finish-s", "0.1") as server:
@@ -139,8 +137,7 @@ def test_what_does_not_end_in_time_is_cut_off(run: Path, number: int, code: int)
     assert not any(word in told for word in ("Traceback", "Cancel"))
 
 
-@pytest.mark.sample(1)
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_second_ctrl_c_cuts_off_with_one_line(run: Path, stream: bool) -> None:
     with start_server(run) as server:

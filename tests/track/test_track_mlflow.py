@@ -298,6 +298,7 @@ def test_a_run_that_was_deleted_there_is_told(server: Server, tmp_path: Path) ->
         trackers.follow(track, other, EventLog(other))
 
 
+@pytest.mark.exhaustive
 def test_variables_that_users_of_mlflow_know(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "by-variable")
     folder = write_run(tmp_path / "demo", steps=3)

@@ -93,7 +93,7 @@ fit(build(load("recipe.yaml").config, hooks=[Hurt()]))
 """
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "reason"),

@@ -142,7 +142,7 @@ def _three_steps(rank: int, microbatches: int) -> dict[str, torch.Tensor]:
     return gradients | buffers | {"load": loss.balance.load_LE.clone(), "loss": result.loss}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("world_size", "microbatches"), [(1, 4), (2, 1), (2, 4), (4, 2)])
 def test_any_cut_into_microbatches_and_ranks_gives_the_same_losses_biases_and_gradients(world_size, microbatches):
@@ -215,7 +215,7 @@ def _trained(rank: int, root: Any, name: str, stop: int | None) -> dict[str, tor
     return {key: fsdp.local(value).clone() for key, value in tensors_of(job.state).items()}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_resumed_run_has_the_same_bits_with_biases_and_the_load_of_the_step_before(tmp_path):
     (straight,) = run_ranks(1, _trained, tmp_path, "straight", None)
     (stopped,) = run_ranks(1, _trained, tmp_path, "resumed", 10)

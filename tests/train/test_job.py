@@ -204,7 +204,7 @@ def test_init_from_another_shape_or_nothing_is_refused(tmp_path: Path) -> None:
     assert "is none of" in run_ranks(1, _error, nothing, DataError)[0]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_init_from_another_number_of_layers_is_refused(tmp_path: Path) -> None:
     first = toy_run.config(tmp_path, duration="2step")
     run_ranks(1, _fit, first)
@@ -213,7 +213,7 @@ def test_init_from_another_number_of_layers_is_refused(tmp_path: Path) -> None:
     assert "model.num_hidden_layers is 1; in init_from=" in run_ranks(1, _error, shallow, UserError)[0]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_resumes_without_what_it_was_initialised_from(tmp_path: Path) -> None:
     first = toy_run.config(tmp_path, duration="2step")
     run_ranks(1, _fit, first)
@@ -253,7 +253,7 @@ def _refused_at_the_start(rank: int, config: RunConfig) -> bool:
     return job.recorder._system._closing.is_set()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_hook_that_raises_at_the_start_ends_the_recording_too(tmp_path: Path) -> None:
     assert run_ranks(1, _refused_at_the_start, toy_run.config(tmp_path)) == [True]
 
@@ -292,7 +292,7 @@ def test_a_missing_newest_checkpoint_is_named_and_no_checkpoint_at_all_stops_the
     assert (folder.path / "metrics.jsonl").read_text() == before
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_checkpoints_none_of_which_can_be_used_stop_the_run_and_nothing_is_lost(tmp_path: Path) -> None:
     config = toy_run.config(tmp_path, checkpoint={"every": "4step"})
     run_ranks(1, _fit_until, config, 12)

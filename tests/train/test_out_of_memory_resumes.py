@@ -128,6 +128,7 @@ def test_a_pipeline_goes_on_at_half_the_microbatch(tmp_path: Path, unhurt: dict[
         assert losses[step] == pytest.approx(loss, rel=1e-5), step
 
 
+@pytest.mark.exhaustive
 def test_one_row_ends_with_what_would_help(tmp_path: Path) -> None:
     """64 tokens are two rows: one half is left, and then nothing."""
     recipe, folder = _recipe(tmp_path, microbatch_tokens=64)

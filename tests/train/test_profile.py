@@ -59,7 +59,7 @@ def test_two_ranks_write_what_they_did_and_it_is_what_was_planned(
     assert "reduce_scatter" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_window_beyond_the_stop_keeps_what_there_is(tmp_path: Path) -> None:
     config = _profiled(toy_run.config(tmp_path, duration="4step"), steps=[4, 9])
     run_ranks(1, _fit, config)

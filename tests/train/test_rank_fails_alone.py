@@ -50,7 +50,7 @@ def test_the_others_end_with_the_code_of_the_rank_that_failed(failing, error, co
     assert (status["state"], status["reason"], status["attempt"]) == ("failed", said, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_failure_of_rank_0_is_on_record_in_its_own_words(tmp_path: Path) -> None:
     config = toy_run.config(tmp_path, parallel={"ranks": 2}, duration="6step")
     run_ranks(2, _fail_alone, config, 0, UserError("no room"))

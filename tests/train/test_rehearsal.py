@@ -97,7 +97,7 @@ if PROVE:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.proof
 @pytest.mark.parametrize(("ranks", "kind", "parallel"), PLANNED)
 def test_the_plan_has_the_same_collectives(ranks: int, kind: str, parallel: dict[str, Any]) -> None:
@@ -132,6 +132,7 @@ def test_a_process_with_a_group_cannot_rehearse() -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.exhaustive
 @slow
 @settings(max_examples=20 if PROVE else 3, deadline=None)
 @given(microbatches=st.integers(1, 9), replicate=st.sampled_from([1, 2, 500]))
@@ -143,7 +144,7 @@ def test_many_microbatches_are_traced_as_few(microbatches: int, replicate: int) 
     assert set(found.bytes_per_rank) == set(PARTS)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("compiled", "by_plan"), [("auto", True), (False, False)])
 def test_of_compiled_experts_the_larger_peak_must_fit(compiled: Any, by_plan: bool) -> None:
     """They keep more than the operators that are rehearsed, which the planner knows."""

@@ -107,7 +107,7 @@ def test_any_split_gives_the_same_gradients(world_size: int, microbatches: int, 
         assert _relative(split["gradients"][name], gradient) < 2e-5, name
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_replicated_shards_give_the_same_gradients() -> None:
     whole = run_ranks(1, _gradients_after_step, MOE, 1)[0]
     hybrid = run_ranks(4, _gradients_after_step, MOE, 1, 2)[0]

@@ -169,6 +169,7 @@ def test_asked_to_stop_it_saves_and_goes_on_to_the_bit(
     assert _losses(folder) == unhurt
 
 
+@pytest.mark.exhaustive
 def test_a_rank_of_another_launcher_that_waits_in_vain_ends_with_75(tmp_path: Path) -> None:
     """Only our own parent is given another code."""
     recipe, folder = _recipe(tmp_path, "dense", duration="2000step")
@@ -194,6 +195,7 @@ def test_a_rank_of_another_launcher_that_waits_in_vain_ends_with_75(tmp_path: Pa
     assert "which does not answer" in status["reason"]
 
 
+@pytest.mark.exhaustive
 def test_a_loss_that_is_not_finite_is_the_reason_on_record(tmp_path: Path) -> None:
     recipe, folder = _recipe(tmp_path, "dense", duration="20step")
     code, output = _run(recipe, "train.optimizer.lr=1e30", "train.schedule.warmup=0step")
@@ -205,6 +207,7 @@ def test_a_loss_that_is_not_finite_is_the_reason_on_record(tmp_path: Path) -> No
     assert status["reason"] == f"the {event['cause']} was {event['value']} at step {event['step']}"
 
 
+@pytest.mark.exhaustive
 def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
     recipe, folder = _recipe(tmp_path, duration="2000step")
     agent = _start(recipe)
@@ -220,6 +223,7 @@ def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
     _wait(lambda: not any(Path(f"/proc/{process}").exists() for process in ranks), 5)
 
 
+@pytest.mark.exhaustive
 def test_truncated_checkpoint_is_passed_over_and_said(tmp_path: Path, unhurt: dict[int, float]) -> None:
     recipe, folder = _recipe(tmp_path, duration="60step")
     agent = _start(recipe)

@@ -108,7 +108,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_without_replay_the_run_warns_of_what_it_forgets(work: Path) -> None:
     done = smalti(work, "train", recipe(work, "forgets", {"new": 1.0}))
     assert done.returncode == 0, done.stderr
@@ -157,7 +157,7 @@ def test_a_model_section_that_is_not_the_folders_is_refused_by_its_field(work: P
     assert "from       llama, retains old +5 %" in longer.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_values_of_weights_are_checked_as_the_run_starts_and_not_by_its_dry_run(work: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     weights = safetensors.load_file(work / "llama" / "model.safetensors")

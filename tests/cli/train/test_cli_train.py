@@ -161,7 +161,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(work, overrides, wor
     assert not (work / "runs").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_dry_run_refuses_the_folder_of_another_run_as_the_run_would(work, dry_run):
     run = work / "runs/t"
     run.mkdir(parents=True)
@@ -306,7 +306,7 @@ def test_a_world_that_torchrun_made_is_joined(work):
     assert ranks == 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_disk_that_fills_up_while_training_is_75_and_no_bug(work):
     def small_files():
         resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT_BYTES, resource.RLIM_INFINITY))

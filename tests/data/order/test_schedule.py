@@ -198,7 +198,7 @@ def _skips(draw: st.DrawFn, begin: int, end: int) -> tuple[tuple[int, int], ...]
     return tuple((min(pair), max(pair)) for pair in pairs if pair[0] != pair[1])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.proof
 @given(configs(), configs(), st.booleans(), st.data())
 def test_past_digests_agree_where_the_choices_do_with_skips(

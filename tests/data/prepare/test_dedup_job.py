@@ -212,7 +212,7 @@ def test_a_family_of_thousands_goes_but_for_what_comparing_all_pairs_would_leave
     assert kept_of(tmp_path / "turned") == kept_of(tmp_path / "out")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_near_documents_that_differ_from_each_other_go_as_comparing_all_pairs_says(tmp_path):
     """Three texts and what lies between them: near is not transitive, and buckets hold all three."""
     first, second = made(FAMILY_WORDS, -1).split(), made(FAMILY_WORDS, -2).split()

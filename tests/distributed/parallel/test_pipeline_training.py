@@ -80,7 +80,7 @@ def test_four_ranks_train_as_one(kind: str, tmp_path: Path) -> None:
     _compare(tmp_path, 4, [*cases, (kind, {"pipeline": 4, "microbatch_tokens": ONE_ROW})], 20 if PROVE else 4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_tied_embeddings_and_uneven_stages(tmp_path: Path) -> None:
     parallel = {"pipeline": 2, "pipeline_schedule": "zero_bubble", "microbatch_tokens": ONE_ROW}
     tied = {"tie_word_embeddings": True, "num_hidden_layers": 5}

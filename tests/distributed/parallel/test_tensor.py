@@ -190,6 +190,7 @@ def _load(rank: int, folder: str, layout: Layout) -> None:
     checkpoint.save(f"{folder}-again", 2, tensors_of(state), {}, keep=1)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("saved", "loaded"),
     [
@@ -270,6 +271,7 @@ def _planned(config: RunConfig, layout: Layout) -> Made:
     return made
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "of",
     [
