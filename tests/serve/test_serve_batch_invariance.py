@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tiny_models import ByteTokenizer, dbrx_config, llama_config, tiny_model
 
 from smalti.serve.engine.engine import Engine
+from smalti.serve.engine.request import RequestOutput
 from smalti.serve.engine.sampling import SamplingParams
 from smalti.serve.engine.scheduler import Limits
-from smalti.serve.engine.sequence import RequestOutput
 
 CONTEXT = 256
 

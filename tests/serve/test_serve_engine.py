@@ -11,11 +11,11 @@ from smalti.base.errors import UserError
 from smalti.model.huggingface import save_folder
 from smalti.serve.engine.engine import Engine
 from smalti.serve.engine.offline import generate, stream
+from smalti.serve.engine.request import RequestOutput
 from smalti.serve.engine.runner import Runner
 from smalti.serve.engine.sampling import SamplingParams
 from smalti.serve.engine.scheduler import Limits
 from smalti.serve.engine.scores import Vocabulary
-from smalti.serve.engine.sequence import RequestOutput
 
 PROMPTS = ["abc", "hello", "xyz", "", "a longer prompt", "12345"]
 

@@ -13,9 +13,9 @@ from smalti.base.errors import RetryableError, UserError
 from smalti.serve.engine.engine import Engine
 from smalti.serve.engine.loop import EngineLoop
 from smalti.serve.engine.offline import generate
+from smalti.serve.engine.request import RequestOutput
 from smalti.serve.engine.sampling import SamplingParams
 from smalti.serve.engine.scheduler import Limits, QueueFull
-from smalti.serve.engine.sequence import RequestOutput
 
 LONG = SamplingParams(max_tokens=10_000, ignore_eos=True)
 WAIT_S = 30

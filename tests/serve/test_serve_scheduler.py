@@ -6,16 +6,16 @@ from hypothesis import strategies as st
 from tiny_models import ByteTokenizer
 
 from smalti.base.errors import UserError
+from smalti.serve.engine.request import Request
 from smalti.serve.engine.sampling import SamplingParams
 from smalti.serve.engine.scheduler import Limits, Scheduler, capacity_tokens
-from smalti.serve.engine.sequence import Sequence
 
 CONTEXT = 1000
 
 
-def sequence(number: int, prompt_tokens: int, max_tokens: int) -> Sequence:
+def make_request(number: int, prompt_tokens: int, max_tokens: int) -> Request:
     params = SamplingParams(max_tokens=max_tokens)
-    return Sequence(
+    return Request(
         number, [1] * prompt_tokens, params, frozenset(), CONTEXT, ByteTokenizer().decode_stream(), lambda output: None
     )
 
@@ -40,8 +40,8 @@ sizes = st.tuples(st.integers(1, 500), st.integers(1, 400))
 )
 def test_first_come_first_served_within_the_bounds(requests, max_rows, cache_tokens, prefill_tokens, ends) -> None:
     scheduler = Scheduler(Limits(max_rows=max_rows, prefill_tokens=prefill_tokens), cache_tokens, CONTEXT)
-    sequences = [sequence(number, *size) for number, size in enumerate(requests)]
-    for one in sequences:
+    prepared = [make_request(number, *size) for number, size in enumerate(requests)]
+    for one in prepared:
         scheduler.add(one)
     begun: list[int] = []
     for turn in range(10_000):
@@ -57,7 +57,7 @@ def test_first_come_first_served_within_the_bounds(requests, max_rows, cache_tok
             read += end - one.cached_tokens
             one.cached_tokens = end
             if end == len(one.prompt_ids):
-                begun.append(one.request)
+                begun.append(one.request_id)
                 scheduler.start(one)
         assert read <= prefill_tokens
         assert read > 0 or not scheduler.prefilling
@@ -71,7 +71,7 @@ def test_first_come_first_served_within_the_bounds(requests, max_rows, cache_tok
 
 def test_a_request_may_leave_from_anywhere() -> None:
     scheduler = Scheduler(Limits(max_rows=2, prefill_tokens=10), 10_000, CONTEXT)
-    first, second, third = (sequence(number, 25, 10) for number in range(3))
+    first, second, third = (make_request(number, 25, 10) for number in range(3))
     for one in (first, second, third):
         scheduler.add(one)
     scheduler.admit()

@@ -9,10 +9,10 @@ from smalti.base.errors import UserError
 from smalti.evals.likelihood import Window, score
 from smalti.serve.engine.engine import Engine
 from smalti.serve.engine.offline import generate
+from smalti.serve.engine.request import RequestOutput
 from smalti.serve.engine.sampling import NotFinite, SamplingParams
 from smalti.serve.engine.scheduler import Limits
 from smalti.serve.engine.scores import Vocabulary, score_hidden
-from smalti.serve.engine.sequence import RequestOutput
 
 TEXTS = ["x", "hello world", "a" * 40, "def add(a, b):\n    return a + b\n"]
 

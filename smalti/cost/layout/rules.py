@@ -60,7 +60,7 @@ def check_gpus(gpus: int, hardware: Hardware) -> None:
     """UserError unless so many devices fill whole nodes, or are a part of one."""
     node = hardware.devices_per_node
     if not 1 <= gpus <= MOST_GPUS:
-        raise UserError(f"{gpus} devices cannot be", allowed=f"1 to {MOST_GPUS:,}")
+        raise UserError(f"a layout cannot have {gpus} devices", allowed=f"1 to {MOST_GPUS:,}")
     if gpus > node and hardware.network_bytes_per_s is None:
         raise UserError(
             f"{gpus:,} devices: no network between nodes of {hardware.title} is known",

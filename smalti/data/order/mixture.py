@@ -16,11 +16,14 @@ from smalti.data.order.spans import Span
 
 RAMP_SPANS = 64
 """A stage whose weights change linearly is laid out in so many spans (fewer steps: one a step)."""
-_PARTS, _REPEAT_STEPS = 1 << 16, 1024
-"""Weights are exact where the counts of the steps then repeat after at most so many steps; others are whole parts of at
-least so many, or of fewer where batches are so small that they would repeat later."""
-_RAMP_PARTS, _RAMP_REPEAT_STEPS = 1 << 14, 256
-"""The same for the spans of a ramp, which are many, and steps of a line anyway."""
+_REPEAT_STEPS = 1024
+"""Most steps after which an exact mixture must repeat."""
+_PARTS = 1 << 16
+"""Fewest parts that a mixture is rounded to otherwise; fewer if it would then repeat only after ``_REPEAT_STEPS``."""
+_RAMP_REPEAT_STEPS = 256
+"""``_REPEAT_STEPS`` of the spans of a ramp."""
+_RAMP_PARTS = 1 << 14
+"""``_PARTS`` of the spans of a ramp, which are many and approximate a line anyway."""
 
 
 def compile_spans(data: DataConfig, length: RunLength, sources: Sequence[str], *, from_step: int = 0) -> list[Span]:
@@ -73,18 +76,19 @@ def parts_of(shares: Mapping[str, Fraction], rows: int, *, ramp: bool = False) -
 def quantise(weights: Mapping[str, float | Fraction], unit: int) -> dict[str, int]:
     """Whole-number weights that sum to ``unit``, by largest remainder, none below 1 (ties: the earlier name)."""
     if len(weights) > unit:
-        raise UserError(f"{len(weights):,} sources in one stage", allowed=f"at most {unit:,}")
+        raise UserError(f"{len(weights):,} sources are too many for one stage", allowed=f"at most {unit:,}")
     exact = fractions(weights)
     floors = {name: max(1, floor(share * unit)) for name, share in exact.items()}
     rest = {name: exact[name] * unit - floors[name] for name in exact}
     missing = unit - sum(floors.values())
     for name in sorted(exact, key=lambda name: (-rest[name], name))[: max(missing, 0)]:
         floors[name] += 1
-    while missing < 0:  # minima of 1 were given out: they come from whoever has most above its exact share
-        giver = max(
+    while missing < 0:
+        # Raising shares to 1 overshot the unit: take from the source rounded up the most.
+        most_over = max(
             (name for name in floors if floors[name] > 1), key=lambda name: (floors[name] - exact[name] * unit, name)
         )
-        floors[giver] -= 1
+        floors[most_over] -= 1
         missing += 1
     return floors
 
@@ -106,12 +110,14 @@ def _ramp(stage: StageConfig, begin: int, end: int) -> list[tuple[int, dict[str,
     steps = end - begin
     n = min(RAMP_SPANS, steps)
     cuts = [begin + steps * part // n for part in range(n + 1)]
-    found = []
+    parts = []
     for start, stop in pairwise(cuts):
-        way = Fraction(start + stop - 2 * begin, 2 * steps)
+        progress = Fraction(start + stop - 2 * begin, 2 * steps)
         names = sorted({*first, *last})
-        found.append((start, {name: (1 - way) * first.get(name, 0) + way * last.get(name, 0) for name in names}))
-    return found
+        parts.append(
+            (start, {name: (1 - progress) * first.get(name, 0) + progress * last.get(name, 0) for name in names})
+        )
+    return parts
 
 
 def _end_step(index: int, stage: StageConfig, begin: int, length: RunLength) -> int:
@@ -129,8 +135,8 @@ def _end_step(index: int, stage: StageConfig, begin: int, length: RunLength) -> 
 def _rows(batch_tokens: int, seq_len: int, stage: int) -> int:
     if batch_tokens % seq_len:
         raise UserError(
-            f"a global batch of {batch_tokens:,} tokens in data.stages[{stage}]",
-            allowed=f"a multiple of its seq_len, {seq_len:,}",
+            f"the global batch of {batch_tokens:,} tokens in data.stages[{stage}] is not a multiple of its seq_len",
+            allowed=f"a multiple of {seq_len:,}",
             hint=f"train.global_batch_tokens={max(1, round(batch_tokens / seq_len)) * seq_len}",
         )
     return batch_tokens // seq_len

@@ -39,7 +39,7 @@ class Permutation:
 
     def __init__(self, size: int, key: int) -> None:
         if not 1 <= size <= MAX_SIZE:
-            raise UserError(f"a permutation of {size:,}", allowed="1 to 2**62")
+            raise UserError(f"a permutation cannot have size {size:,}", allowed="1 to 2**62")
         self.size, self.key = size, key
         left = isqrt(size - 1) + 1
         self._parts = (np.uint64(left), np.uint64(-(-size // left)))
@@ -48,27 +48,26 @@ class Permutation:
 
     def __call__(self, indices: npt.ArrayLike) -> Int64s:
         """Map indices [n] to their images, int64 [n]."""
-        return self._cycle_walk(indices, self._encrypt)
+        return self._cycle_walk(indices, self._forward)
 
     def inverse(self, indices: npt.ArrayLike) -> Int64s:
         """Map images [n] back to their indices, int64 [n]."""
-        return self._cycle_walk(indices, self._decrypt)
+        return self._cycle_walk(indices, self._backward)
 
-    def _cycle_walk(self, indices: npt.ArrayLike, cipher: Callable[[_Words], _Words]) -> Int64s:
+    def _cycle_walk(self, indices: npt.ArrayLike, feistel: Callable[[_Words], _Words]) -> Int64s:
         given = np.asarray(indices, dtype=np.int64)
         if given.size and not (given.min() >= 0 and given.max() < self.size):
-            raise UserError(
-                f"index {given.max() if given.min() >= 0 else given.min():,}", allowed=f"0 to {self.size - 1:,}"
-            )
-        words = cipher(given.ravel().astype(np.uint64))
+            wrong = given.max() if given.min() >= 0 else given.min()
+            raise UserError(f"index {wrong:,} is out of range", allowed=f"0 to {self.size - 1:,}")
+        words = feistel(given.ravel().astype(np.uint64))
         outside = np.flatnonzero(words >= self.size)
         while outside.size:
-            again = cipher(words[outside])
+            again = feistel(words[outside])
             words[outside] = again
             outside = outside[again >= self.size]
         return words.astype(np.int64).reshape(given.shape)
 
-    def _encrypt(self, words: _Words) -> _Words:
+    def _forward(self, words: _Words) -> _Words:
         halves = list(np.divmod(words, self._parts[1]))
         for number, key in enumerate(self._keys):
             part = self._parts[number % 2]
@@ -77,7 +76,7 @@ class Permutation:
             np.subtract(moved, part, out=moved, where=moved >= part)
         return np.asarray(halves[0] * self._parts[1] + halves[1])
 
-    def _decrypt(self, words: _Words) -> _Words:
+    def _backward(self, words: _Words) -> _Words:
         halves = list(np.divmod(words, self._parts[1]))
         for number, key in reversed(list(enumerate(self._keys))):
             part = self._parts[number % 2]

@@ -45,7 +45,7 @@ class Schedule:
         """``spans``: starts rise from 0, the weights of each have the same sum. With ``former``, (schedule, step), they
         begin at that step, and everything before it stays what it was."""
         if len(sources) > MAX_SOURCES:
-            raise UserError(f"a run of {len(sources):,} sources", allowed=f"at most {MAX_SOURCES:,}")
+            raise UserError(f"a run cannot have {len(sources):,} sources", allowed=f"at most {MAX_SOURCES:,}")
         self.sources = tuple(sources)
         self._past: Past | None = past_of(*former, self.sources) if former else None
         self._fork = self._past.step if self._past else 0
@@ -111,7 +111,7 @@ class Schedule:
             if not is_read.all():
                 raise UserError(
                     f"sequence {int(wanted[~is_read].flat[0]):,} of source '{self.sources[source]}' in segment "
-                    f"{segment}",
+                    f"{segment} is skipped",
                     allowed="one that data.skip does not leave out",
                 )
         end_step = self.timeline.segment_end(segment)
@@ -120,7 +120,7 @@ class Schedule:
             wrong = wanted.max() if wanted.min() >= 0 else wanted.min()
             last = int(self.ordinals_end(end_step, segment)[source]) - 1
             raise UserError(
-                f"sequence {wrong:,} of source '{self.sources[source]}' in segment {segment}",
+                f"sequence {wrong:,} of source '{self.sources[source]}' in segment {segment} is outside the run",
                 allowed=f"0 to {last:,}, which is all that this run reads of it" if end else "none: it is not read",
             )
         return self.lookup.position_of(source, segment, slots)
@@ -215,7 +215,7 @@ class Schedule:
         given = [tuple(pair) for pair in skip if pair[0] < fork_position]
         if before != given:
             raise UserError(
-                f"data.skip before position {fork_position:,}, where the fork begins: {given}",
+                f"data.skip before position {fork_position:,}, where the fork begins, was changed to {given}",
                 allowed=f"what it was: {before}",
             )
         names = sorted({*self.sources, *sources})
@@ -239,7 +239,9 @@ def build_schedule(data: DataConfig, length: RunLength, *, former: tuple[Schedul
         return Schedule(sources, compile_spans(data, length, sources), length.total_steps, skip=data.skip)
     schedule, step = former
     if not 1 <= step < length.total_steps:
-        raise UserError(f"a fork at step {step:,}", allowed=f"1 to {length.total_steps - 1:,}, inside the new run")
+        raise UserError(
+            f"a run cannot be forked at step {step:,}", allowed=f"1 to {length.total_steps - 1:,}, inside the new run"
+        )
     future = compile_spans(data, length, sources, from_step=step)
     return schedule.fork(step, sources, future, length.total_steps, skip=data.skip)
 

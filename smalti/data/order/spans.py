@@ -80,7 +80,7 @@ class Timeline:
             self._positions.append(self._positions[-1] + (end - start) * span.rows)
         self.total_positions = self._positions[-1]
         if not 1 <= self.total_positions <= MAX_POSITIONS:
-            raise UserError(f"a run of {self.total_positions:,} sequences", allowed=f"1 to {MAX_POSITIONS:,}")
+            raise UserError(f"a run cannot have {self.total_positions:,} sequences", allowed=f"1 to {MAX_POSITIONS:,}")
         self.segments = tuple(
             Segment(span.start_step, position, span.seq_len)
             for before, span, position in zip((None, *self.spans), self.spans, self._positions, strict=False)
@@ -130,7 +130,7 @@ class Timeline:
     def check_step(self, step: int, last: int) -> None:
         """Raise UserError for a step outside [0, last]."""
         if not 0 <= step <= last:
-            raise UserError(f"step {step:,} of the schedule", allowed=f"0 to {last:,}")
+            raise UserError(f"step {step:,} is outside the schedule", allowed=f"0 to {last:,}")
 
     def check_positions(self, positions: npt.ArrayLike) -> Int64s:
         """``positions`` as int64. Raises UserError for one outside the run."""

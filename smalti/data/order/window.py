@@ -77,5 +77,5 @@ class WindowPermutation:
         given = np.asarray(indices, dtype=np.int64)
         if given.size and not (given.min() >= 0 and given.max() < self.size):
             wrong = given.max() if given.min() >= 0 else given.min()
-            raise UserError(f"index {wrong:,}", allowed=f"0 to {self.size - 1:,}")
+            raise UserError(f"index {wrong:,} is out of range", allowed=f"0 to {self.size - 1:,}")
         return given

@@ -55,7 +55,9 @@ class Explanation:
     def place(self, position: int) -> Place:
         """Step, row and rank of a position. UserError for one outside the run."""
         if not 0 <= position < self.schedule.total_positions:
-            raise UserError(f"position {position:,} of the run", allowed=f"0 to {self.schedule.total_positions - 1:,}")
+            raise UserError(
+                f"position {position:,} is outside the run", allowed=f"0 to {self.schedule.total_positions - 1:,}"
+            )
         step = int(self.schedule.step_of([position])[0])
         row = position - self.schedule.first_position(step)
         # rank r has rows [n r // W, n (r + 1) // W)
@@ -67,7 +69,7 @@ class Explanation:
         wanted = range(n) if rows is None else rows
         for row in wanted:
             if not 0 <= row < n:
-                raise UserError(f"row {row} of a batch of {n} sequences", allowed=f"0 to {n - 1}")
+                raise UserError(f"row {row} is outside a batch of {n} sequences", allowed=f"0 to {n - 1}")
         found = self.stream.rows_of(step)
         chosen = [found[row] for row in wanted]
         documents = self._documents(chosen)
@@ -89,7 +91,9 @@ class Explanation:
     def rows_of_rank(self, step: int, rank: int) -> range:
         """Rows of a step that a rank has. UserError for a rank outside the world."""
         if not 0 <= rank < self.world_size:
-            raise UserError(f"rank {rank} of {self.world_size}", allowed=f"0 to {self.world_size - 1}")
+            raise UserError(
+                f"rank {rank} is outside a world of {self.world_size} ranks", allowed=f"0 to {self.world_size - 1}"
+            )
         n = self.schedule.rows(step)
         return range(n * rank // self.world_size, n * (rank + 1) // self.world_size)
 
@@ -105,7 +109,7 @@ class Explanation:
             )
         number, name = _number(opened, which)
         if not 0 <= number < opened.n_documents:
-            raise UserError(f"document {number:,} of source '{source}'", allowed=f"0 to {opened.n_documents - 1:,}")
+            raise UserError(f"source '{source}' has no document {number:,}", allowed=f"0 to {opened.n_documents - 1:,}")
         begin, end = opened.document_span(number)
         return Document(source, number, name or _ids(opened, [number]).get(number), begin, end)
 

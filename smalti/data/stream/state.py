@@ -44,7 +44,7 @@ class Identity:
     """Name -> seq_len -> digest of the source's best-fit index; empty without."""
     schedule: Schedule
     takedowns: str | None
-    """Digest of the documents that are not learned from. A longer list is another future: it masks from then on."""
+    """Digest of the documents that are not learned from. A longer list needs a fork and masks from there on."""
     history: "Sequence[PastConfig]"
 
     @classmethod
@@ -105,7 +105,7 @@ class Identity:
         shown = "".join(f"\n  {line}" for line in self._differences(state, mine))
         if state.get("past") != mine["past"]:
             raise UserError(
-                f"the first {step:,} steps of this run were not learned from this data in this order:{shown}",
+                f"the first {step:,} steps of this run were trained on other data or in another order:{shown}",
                 allowed="the past as it was; only what comes later may change, with --fork",
                 hint="restore what changed, or start a new run (another name) from the checkpoint's weights: init_from",
             )
@@ -114,7 +114,7 @@ class Identity:
         known = saved == now or saved in replaced
         if not known or (replaced and self.history[-1].accepted not in ("", now)):
             raise UserError(
-                f"this run had another future when it was saved after {step:,} steps (saved -> now):{shown}",
+                f"the data after step {step:,} have changed since this run was saved (saved -> now):{shown}",
                 allowed="the data and the order that it was saved with",
                 hint="take the change back; or accept it from here on: the same command with --fork",
             )

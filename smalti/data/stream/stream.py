@@ -77,7 +77,7 @@ class Stream:
         rest, or without the best-fit index that the config asks for; UserError for a schedule that cannot be.
         """
         if microbatch_tokens < 1:
-            raise UserError(f"microbatch_tokens={microbatch_tokens}", allowed="1 or more")
+            raise UserError(f"microbatch_tokens={microbatch_tokens} is not valid", allowed="1 or more")
         assert 0 <= rank < world_size
         self.config, self.rank, self.world_size, self.microbatch_tokens = config, rank, world_size, microbatch_tokens
         self._equal_rows = equal_rows
@@ -246,4 +246,4 @@ class Stream:
 
     def _check_step(self, step: int) -> None:
         if not 0 <= step < self.schedule.total_steps:
-            raise UserError(f"step {step:,} of the stream", allowed=f"0 to {self.schedule.total_steps - 1:,}")
+            raise UserError(f"step {step:,} is outside the stream", allowed=f"0 to {self.schedule.total_steps - 1:,}")

@@ -106,7 +106,7 @@ class TemplateChat:
     def render(self, messages: Sequence[Message]) -> str:
         """Return the rendered text. UserError with the message of the template if it rejects the messages."""
         if not messages:
-            raise UserError("a conversation without messages", allowed="one message or more")
+            raise UserError("a conversation has no messages", allowed="one message or more")
         try:
             return self._template.render(messages)
         except TemplateFailed as error:

@@ -70,7 +70,10 @@ def ids_of(folder: str | Path, documents: npt.ArrayLike) -> list[str]:
     found: dict[int, str] = {}
     with _opened(folder) as table:
         if numbers.size and not 0 <= numbers.min() <= numbers.max() < table.n_rows:
-            raise DataError(f"documents {numbers.min():,} to {numbers.max():,}", allowed=f"0 to {table.n_rows - 1:,}")
+            raise DataError(
+                f"documents {numbers.min():,} to {numbers.max():,} are not all in the table",
+                allowed=f"0 to {table.n_rows - 1:,}",
+            )
         group_of = np.searchsorted(table.firsts, numbers, side="right") - 1
         for group in np.unique(group_of).tolist():
             column = table.group(group)

@@ -95,7 +95,9 @@ class TokenSource:
     def document_span(self, document: int) -> tuple[int, int]:
         """Tokens [begin, end) of a document, its end-of-document token included."""
         if not 0 <= document < self.manifest.n_documents:
-            raise UserError(f"document {document:,} of {self.where}", allowed=f"0 to {self.manifest.n_documents - 1:,}")
+            raise UserError(
+                f"{self.where} has no document {document:,}", allowed=f"0 to {self.manifest.n_documents - 1:,}"
+            )
         return (self._end_of(document - 1) if document else 0), self._end_of(document)
 
     @property

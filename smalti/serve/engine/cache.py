@@ -31,7 +31,7 @@ class CacheBucket:
             for _ in range(config.num_hidden_layers)
         ]
 
-    def add(self, request: int, source: list[tuple[Tensor, Tensor]], length: int) -> None:
+    def add(self, request_id: int, source: list[tuple[Tensor, Tensor]], length: int) -> None:
         """Copy ``length`` tokens of a row, per layer two tensors [K, S, d], into a new row."""
         row = len(self.requests)
         if row == self.layers[0][0].shape[0]:
@@ -39,17 +39,17 @@ class CacheBucket:
         for (keys, values), (source_keys, source_values) in zip(self.layers, source, strict=True):
             keys[row, :, :length] = source_keys[:, :length]
             values[row, :, :length] = source_values[:, :length]
-        self.requests.append(request)
+        self.requests.append(request_id)
         self.lengths.append(length)
 
-    def row(self, request: int) -> tuple[list[tuple[Tensor, Tensor]], int]:
+    def row(self, request_id: int) -> tuple[list[tuple[Tensor, Tensor]], int]:
         """Return a row's keys and values, per layer [K, S, d], and how many tokens it holds."""
-        row = self.requests.index(request)
+        row = self.requests.index(request_id)
         return [(keys[row], values[row]) for keys, values in self.layers], self.lengths[row]
 
-    def remove(self, request: int) -> None:
+    def remove(self, request_id: int) -> None:
         """Remove a row, and release memory once more than a third of the rows are empty."""
-        row = self.requests.index(request)
+        row = self.requests.index(request_id)
         last = len(self.requests) - 1
         for keys, values in self.layers:
             # Whole rows, zeros included: what this request leaves behind may not be finite.
@@ -109,27 +109,27 @@ class BatchedKVCache:
 
     def requests(self) -> list[int]:
         """Return the requests in the order of the batch."""
-        return [request for bucket in self._sorted_buckets() for request in bucket.requests]
+        return [request_id for bucket in self._sorted_buckets() for request_id in bucket.requests]
 
-    def add(self, request: int, prompt: KVCache) -> None:
+    def add(self, request_id: int, prompt: KVCache) -> None:
         """Add a request with the keys and values of its prompt, a cache of one row."""
-        self._rope_length_of[request] = prompt.rope_length_tokens
-        self._add(request, [(keys[0], values[0]) for keys, values in prompt.layers], prompt.length)
+        self._rope_length_of[request_id] = prompt.rope_length_tokens
+        self._add(request_id, [(keys[0], values[0]) for keys, values in prompt.layers], prompt.length)
 
-    def remove(self, request: int) -> None:
+    def remove(self, request_id: int) -> None:
         """Free a request's row; does nothing for a request without one."""
-        self._rope_length_of.pop(request, None)
-        bucket = self._bucket_of.pop(request, None)
+        self._rope_length_of.pop(request_id, None)
+        bucket = self._bucket_of.pop(request_id, None)
         if bucket is not None:
-            self._remove(request, bucket)
+            self._remove(request_id, bucket)
 
     def grow(self) -> None:
         """Move each full row to a bucket of larger capacity; call before ``requests`` and the forward of a step."""
-        for request, bucket in list(self._bucket_of.items()):
-            layers, length = bucket.row(request)
+        for request_id, bucket in list(self._bucket_of.items()):
+            layers, length = bucket.row(request_id)
             if length == bucket.capacity_tokens:
-                self._add(request, layers, length)
-                self._remove(request, bucket)
+                self._add(request_id, layers, length)
+                self._remove(request_id, bucket)
 
     def begin(self, like_BTD: Tensor) -> Place:
         """Return the positions of the new tokens, [B, 1]; 0 for padding rows."""
@@ -142,7 +142,7 @@ class BatchedKVCache:
             positions += bucket.lengths
         self._padding = slice(len(positions), n_rows)
         padding = [0] * (n_rows - len(positions))
-        lengths = [self._rope_length_of[request] for request in self.requests()]
+        lengths = [self._rope_length_of[request_id] for request_id in self.requests()]
         place_2B = torch.tensor([positions + padding, lengths + padding], device=like_BTD.device)
         return Place(place_2B[0, :, None], place_2B[1, :, None])
 
@@ -161,15 +161,15 @@ class BatchedKVCache:
     def _sorted_buckets(self) -> list[CacheBucket]:
         return [bucket for _, bucket in sorted(self._buckets.items())]
 
-    def _add(self, request: int, layers: list[tuple[Tensor, Tensor]], length: int) -> None:
+    def _add(self, request_id: int, layers: list[tuple[Tensor, Tensor]], length: int) -> None:
         capacity = capacity_tokens(length + 1, self._config.max_position_embeddings)
         if capacity not in self._buckets:
             self._buckets[capacity] = CacheBucket(self._config, capacity, self._dtype, self._device)
-        self._bucket_of[request] = self._buckets[capacity]
-        self._buckets[capacity].add(request, layers, length)
+        self._bucket_of[request_id] = self._buckets[capacity]
+        self._buckets[capacity].add(request_id, layers, length)
 
-    def _remove(self, request: int, bucket: CacheBucket) -> None:
-        bucket.remove(request)
+    def _remove(self, request_id: int, bucket: CacheBucket) -> None:
+        bucket.remove(request_id)
         if not bucket.requests:
             del self._buckets[bucket.capacity_tokens]
 

@@ -8,7 +8,7 @@ full recomputation up to the rounding of the logits. ``offline`` answers a list 
 import itertools
 import threading
 from collections import deque
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -21,11 +21,11 @@ from smalti.base.errors import UserError
 from smalti.data.tokenizer.tokenizer import StreamDecoder, Tokenizer, load_tokenizer
 from smalti.model.decoder import Decoder
 from smalti.model.huggingface import load_folder
+from smalti.serve.engine.request import FinishReason, OnOutput, Request, RequestOutput, TokenScore
 from smalti.serve.engine.runner import Runner
 from smalti.serve.engine.sampling import NotFinite, SamplingParams, check_finite, choose
 from smalti.serve.engine.scheduler import Limits, QueueFull, Scheduler
 from smalti.serve.engine.scores import Vocabulary, score
-from smalti.serve.engine.sequence import FinishReason, OnOutput, RequestOutput, Sequence, TokenScore
 from smalti.serve.folders import ModelFolder
 
 _CONTEXT_TOKENS = 4
@@ -84,8 +84,8 @@ class Engine:
         self._scheduler = Scheduler(self.limits, cache_tokens, self.limit_tokens)
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
-        self._open: dict[int, Sequence] = {}
-        self._submitted: deque[Sequence] = deque()
+        self._open: dict[int, Request] = {}
+        self._submitted: deque[Request] = deque()
         self._aborted: deque[int] = deque()
         self._prompt_tokens = 0
         self._generated_tokens = 0
@@ -107,12 +107,12 @@ class Engine:
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
-    def submit(self, prompt: str | Rows[int], params: SamplingParams, on_output: OnOutput) -> int:
+    def submit(self, prompt: str | Sequence[int], params: SamplingParams, on_output: OnOutput) -> int:
         """Submit a request; returns its number. ``step`` calls ``on_output``, the last time with a finish reason.
 
         Raises UserError for a prompt that does not fit and QueueFull when too many requests are open.
         """
-        sequence = self.prepare(prompt, params, on_output)
+        request = self.prepare(prompt, params, on_output)
         with self._lock:
             if len(self._open) >= self.limits.max_rows + self.limits.max_waiting:
                 raise QueueFull(
@@ -120,11 +120,11 @@ class Engine:
                     allowed=f"{self.limits.max_rows} running and {self.limits.max_waiting} waiting",
                     hint="send it again later",
                 )
-            self._enqueue(sequence)
-        return sequence.request
+            self._enqueue(request)
+        return request.request_id
 
-    def prepare(self, prompt: str | Rows[int], params: SamplingParams, on_output: OnOutput) -> Sequence:
-        """Make the sequence of a request without queueing it. Raises UserError for a prompt that does not fit."""
+    def prepare(self, prompt: str | Sequence[int], params: SamplingParams, on_output: OnOutput) -> Request:
+        """Make a request without queueing it. Raises UserError for a prompt that does not fit."""
         ids = self._prompt_ids(prompt)
         longest = self.limit_tokens - (params.max_tokens > 0)
         if len(ids) > longest:
@@ -133,32 +133,32 @@ class Engine:
                 allowed=f"at most {longest} tokens",
                 hint="shorten the prompt",
             )
-        return Sequence(
+        return Request(
             next(self._ids), ids, params, self.end_ids, self.limit_tokens, self.decoder_after(ids), on_output
         )
 
-    def enqueue(self, sequences: Rows[Sequence]) -> None:
-        """Queue prepared sequences, however many."""
+    def enqueue(self, requests: Sequence[Request]) -> None:
+        """Queue prepared requests, however many."""
         with self._lock:
-            for sequence in sequences:
-                self._enqueue(sequence)
+            for request in requests:
+                self._enqueue(request)
 
-    def abort(self, request: int) -> None:
+    def abort(self, request_id: int) -> None:
         """End a request at the start of the next step, with a last output. Does nothing for one that has ended."""
-        self._aborted.append(request)
+        self._aborted.append(request_id)
 
-    def end(self, sequence: Sequence, reason: FinishReason, error: BaseException | None = None) -> None:
+    def end(self, request: Request, reason: FinishReason, error: BaseException | None = None) -> None:
         """End a request now, with a last output. Does nothing for one that has ended."""
-        if self._release(sequence):
-            sequence.finish_reason = reason
-            self._emit(sequence, RequestOutput("", (), sequence.take_prompt_scores(), reason, error))
+        if self._release(request):
+            request.finish_reason = reason
+            self._emit(request, RequestOutput("", (), request.take_prompt_scores(), reason, error))
 
     def end_all(self, error: BaseException | None = None) -> None:
         """End every open request now: with ``error``, or as aborted. Not while another thread is in ``step``."""
         with self._lock:
-            sequences = list(self._open.values())
-        for sequence in sequences:
-            self.end(sequence, "abort" if error is None else "error", error)
+            requests = list(self._open.values())
+        for request in requests:
+            self.end(request, "abort" if error is None else "error", error)
 
     @property
     def idle(self) -> bool:
@@ -176,7 +176,7 @@ class Engine:
             self._generated_tokens,
         )
 
-    def decoder_after(self, prompt_ids: Rows[int]) -> StreamDecoder:
+    def decoder_after(self, prompt_ids: Sequence[int]) -> StreamDecoder:
         """Return a decoder for the answer to this prompt, which may begin inside a character."""
         decoder = self.tokenizer.decode_stream()
         for token in prompt_ids[-_CONTEXT_TOKENS:]:
@@ -195,8 +195,8 @@ class Engine:
         if not self._open:
             return False
         self._scheduler.admit()
-        for sequence, end in self._scheduler.prefills():
-            self._prefill(sequence, end)
+        for request, end in self._scheduler.prefills():
+            self._prefill(request, end)
         if self._scheduler.running:
             self._decode()
         return True
@@ -207,81 +207,81 @@ class Engine:
             while self._submitted:
                 self._scheduler.add(self._submitted.popleft())
         while self._aborted:
-            sequence = self._open.get(self._aborted.popleft())
-            if sequence is not None:
-                self.end(sequence, "abort")
+            request = self._open.get(self._aborted.popleft())
+            if request is not None:
+                self.end(request, "abort")
 
-    def _prefill(self, sequence: Sequence, end: int) -> None:
+    def _prefill(self, request: Request, end: int) -> None:
         """Prefill the prompt up to ``end``; generates the first token where that completes it."""
-        params = sequence.params
-        ids = sequence.prompt_ids
-        begin = sequence.cached_tokens
+        params = request.params
+        ids = request.prompt_ids
+        begin = request.cached_tokens
         scored = params.prompt_logprobs is not None
         try:
             logits_V, scores = self._runner.prefill(
-                sequence.request,
+                request.request_id,
                 ids[begin:end],
                 len(ids),
                 targets=ids[begin + 1 : end + 1] if scored else (),
                 n_top=params.prompt_logprobs or 0,
-                max_cached_tokens=sequence.max_cached_tokens,
+                max_cached_tokens=request.max_cached_tokens,
             )
         except NotFinite as error:
-            self.end(sequence, "error", error)
+            self.end(request, "error", error)
             return
         if scored and begin == 0:
-            sequence.prompt_scores.append(TokenScore(ids[0], None))
-        sequence.prompt_scores += scores
-        sequence.cached_tokens = end
+            request.prompt_scores.append(TokenScore(ids[0], None))
+        request.prompt_scores += scores
+        request.cached_tokens = end
         self._prompt_tokens += end - begin
         if end < len(ids):
             return
         if params.max_tokens == 0:
-            self.end(sequence, "length")
+            self.end(request, "length")
             return
-        self._append([sequence], logits_V[None])
-        if sequence.finish_reason is None:
-            self._runner.start(sequence.request)
-            self._scheduler.start(sequence)
+        self._append([request], logits_V[None])
+        if request.finish_reason is None:
+            self._runner.start(request.request_id)
+            self._scheduler.start(request)
 
     def _decode(self) -> None:
         """Generate the next token of every running request in one forward pass."""
-        last_ids = {sequence.request: sequence.output_ids[-1] for sequence in self._scheduler.running}
-        requests, logits_BV = self._runner.decode(last_ids)
-        self._append([self._open[request] for request in requests], logits_BV)
+        last_ids = {request.request_id: request.output_ids[-1] for request in self._scheduler.running}
+        request_ids, logits_BV = self._runner.decode(last_ids)
+        self._append([self._open[request_id] for request_id in request_ids], logits_BV)
 
-    def _append(self, sequences: list[Sequence], logits_BV: Tensor) -> None:
-        """Sample the next token of each sequence and emit it."""
-        tokens = self._sample(sequences, logits_BV)
+    def _append(self, requests: list[Request], logits_BV: Tensor) -> None:
+        """Sample the next token of each request and emit it."""
+        tokens = self._sample(requests, logits_BV)
         self._generated_tokens += sum(token is not None for token in tokens)
-        for row, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
+        for row, (request, token) in enumerate(zip(requests, tokens, strict=True)):
             if token is None:
                 continue
             scored = TokenScore(token, None)
-            if sequence.params.logprobs is not None:
-                scored = score(logits_BV[row : row + 1], [token], sequence.params.logprobs, self._vocabulary)[0]
-            text = sequence.append(token)
-            if sequence.finish_reason is not None:
-                self._release(sequence)
-            prompt_scores = sequence.take_prompt_scores()
-            self._emit(sequence, RequestOutput(text, (scored,), prompt_scores, sequence.finish_reason))
+            if request.params.logprobs is not None:
+                scored = score(logits_BV[row : row + 1], [token], request.params.logprobs, self._vocabulary)[0]
+            text = request.append(token)
+            if request.finish_reason is not None:
+                self._release(request)
+            prompt_scores = request.take_prompt_scores()
+            self._emit(request, RequestOutput(text, (scored,), prompt_scores, request.finish_reason))
 
-    def _sample(self, sequences: list[Sequence], logits_BV: Tensor) -> list[int | None]:
+    def _sample(self, requests: list[Request], logits_BV: Tensor) -> list[int | None]:
         """Return a token for each row; a row whose logits are not finite ends its request and gets None."""
         try:
             check_finite(logits_BV)
-            params = [sequence.params for sequence in sequences]
-            positions = [sequence.position for sequence in sequences]
+            params = [request.params for request in requests]
+            positions = [request.position for request in requests]
             return list(choose(self._vocabulary.of(logits_BV), params, positions))
         except NotFinite as error:
-            if len(sequences) == 1:
-                self.end(sequences[0], "error", error)
+            if len(requests) == 1:
+                self.end(requests[0], "error", error)
                 return [None]
-        return [self._sample([sequence], logits_BV[row : row + 1])[0] for row, sequence in enumerate(sequences)]
+        return [self._sample([request], logits_BV[row : row + 1])[0] for row, request in enumerate(requests)]
 
     # ---- start and end of a request ----------------------------------------------------------------------------------
 
-    def _prompt_ids(self, prompt: str | Rows[int]) -> list[int]:
+    def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
             return [self.begin_id, *(int(token) for token in self.tokenizer.encode(prompt))]
         ids = [int(token) for token in prompt]
@@ -294,27 +294,27 @@ class Engine:
                 )
         return ids
 
-    def _enqueue(self, sequence: Sequence) -> None:
-        self._open[sequence.request] = sequence
-        self._submitted.append(sequence)
+    def _enqueue(self, request: Request) -> None:
+        self._open[request.request_id] = request
+        self._submitted.append(request)
 
-    def _release(self, sequence: Sequence) -> bool:
+    def _release(self, request: Request) -> bool:
         """Free the row, the cache and the reservation of a request; returns False when it had ended before."""
         with self._lock:
-            if self._open.pop(sequence.request, None) is None:
+            if self._open.pop(request.request_id, None) is None:
                 return False
-            if sequence in self._submitted:
-                self._submitted.remove(sequence)
+            if request in self._submitted:
+                self._submitted.remove(request)
                 return True
-        self._scheduler.remove(sequence)
-        self._runner.free(sequence.request)
+        self._scheduler.remove(request)
+        self._runner.free(request.request_id)
         return True
 
-    def _emit(self, sequence: Sequence, output: RequestOutput) -> None:
+    def _emit(self, request: Request, output: RequestOutput) -> None:
         try:
-            sequence.on_output(output)
+            request.on_output(output)
         except Exception:
             # A broken consumer must not stop the other requests.
-            log.get("serve").exception("request %d: its on_output failed, the request ends", sequence.request)
-            sequence.finish_reason = "error"
-            self._release(sequence)
+            log.get("serve").exception("request %d: its on_output failed, the request ends", request.request_id)
+            request.finish_reason = "error"
+            self._release(request)

@@ -7,13 +7,13 @@ open the thread sleeps.
 """
 
 import threading
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence
 
 from smalti.base import log
 from smalti.base.errors import RetryableError
 from smalti.serve.engine.engine import Counts, Engine
+from smalti.serve.engine.request import OnOutput
 from smalti.serve.engine.sampling import SamplingParams
-from smalti.serve.engine.sequence import OnOutput
 
 
 class EngineLoop:
@@ -30,7 +30,7 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def submit(self, prompt: str | Rows[int], params: SamplingParams, on_output: OnOutput) -> int:
+    def submit(self, prompt: str | Sequence[int], params: SamplingParams, on_output: OnOutput) -> int:
         """Submit a request; returns its number. ``on_output`` may be called before this returns.
 
         Raises UserError for a prompt that does not fit, QueueFull when too many requests are open, and RetryableError
@@ -41,13 +41,13 @@ class EngineLoop:
                 raise RetryableError(f"the engine has ended: {self.error}") from self.error
             if self._closing:
                 raise RetryableError("the engine is shutting down")
-            request = self.engine.submit(prompt, params, on_output)
+            request_id = self.engine.submit(prompt, params, on_output)
         self._wake.set()
-        return request
+        return request_id
 
-    def abort(self, request: int) -> None:
+    def abort(self, request_id: int) -> None:
         """End a request between two steps with a last output. Does nothing for one that has ended."""
-        self.engine.abort(request)
+        self.engine.abort(request_id)
         self._wake.set()
 
     def counts(self) -> Counts:

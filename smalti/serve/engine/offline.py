@@ -4,14 +4,13 @@ Both functions step the engine themselves, so they must not be called while an `
 """
 
 from collections import deque
-from collections.abc import Iterator
-from collections.abc import Sequence as Rows
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from smalti.base.errors import UserError
 from smalti.serve.engine.engine import Engine
+from smalti.serve.engine.request import FinishReason, Request, RequestOutput, TokenScore
 from smalti.serve.engine.sampling import SamplingParams
-from smalti.serve.engine.sequence import FinishReason, RequestOutput, Sequence, TokenScore
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,8 @@ class Completion:
 
 def generate(
     engine: Engine,
-    prompts: Rows[str | Rows[int]],
-    params: SamplingParams | Rows[SamplingParams] | None = None,
+    prompts: Sequence[str | Sequence[int]],
+    params: SamplingParams | Sequence[SamplingParams] | None = None,
 ) -> list[Completion]:
     """Answer each prompt; ``params`` for all, or one for each (default: greedy, up to 128 tokens).
 
@@ -45,29 +44,29 @@ def generate(
     if len(params_of) != len(prompts):
         raise UserError(f"{len(params_of)} sampling params for {len(prompts)} prompts", allowed="one, or one for each")
     outputs: list[list[RequestOutput]] = [[] for _ in prompts]
-    sequences = [
+    requests = [
         engine.prepare(prompt, params, output.append)
         for prompt, params, output in zip(prompts, params_of, outputs, strict=True)
     ]
-    engine.enqueue(sequences)
+    engine.enqueue(requests)
     try:
         while not all(_has_ended(output) for output in outputs):
             engine.step()
     finally:
-        for sequence in sequences:
-            engine.end(sequence, "abort")
+        for request in requests:
+            engine.end(request, "abort")
     texts = [
-        prompt if isinstance(prompt, str) else engine.tokenizer.decode(sequence.prompt_ids)
-        for prompt, sequence in zip(prompts, sequences, strict=True)
+        prompt if isinstance(prompt, str) else engine.tokenizer.decode(request.prompt_ids)
+        for prompt, request in zip(prompts, requests, strict=True)
     ]
-    return [_completion(*answer) for answer in zip(texts, sequences, outputs, strict=True)]
+    return [_completion(*answer) for answer in zip(texts, requests, outputs, strict=True)]
 
 
-def stream(engine: Engine, prompt: str | Rows[int], params: SamplingParams | None = None) -> Iterator[str]:
+def stream(engine: Engine, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Iterator[str]:
     """Yield the answer to one prompt in whole characters; joined they are the text that ``generate`` returns."""
     outputs: deque[RequestOutput] = deque()
-    sequence = engine.prepare(prompt, params or SamplingParams(), outputs.append)
-    engine.enqueue([sequence])
+    request = engine.prepare(prompt, params or SamplingParams(), outputs.append)
+    engine.enqueue([request])
     try:
         while True:
             while not outputs:
@@ -80,7 +79,7 @@ def stream(engine: Engine, prompt: str | Rows[int], params: SamplingParams | Non
             if output.finish_reason is not None:
                 return
     finally:
-        engine.end(sequence, "abort")
+        engine.end(request, "abort")
 
 
 def _has_ended(outputs: list[RequestOutput]) -> bool:
@@ -92,16 +91,16 @@ def _has_ended(outputs: list[RequestOutput]) -> bool:
     return True
 
 
-def _completion(prompt: str, sequence: Sequence, outputs: list[RequestOutput]) -> Completion:
+def _completion(prompt: str, request: Request, outputs: list[RequestOutput]) -> Completion:
     """Join the outputs of one request."""
-    assert sequence.finish_reason is not None
+    assert request.finish_reason is not None
     tokens = tuple(token for output in outputs for token in output.tokens)
     return Completion(
         prompt,
         "".join(output.text for output in outputs),
         tuple(token.id for token in tokens),
-        sequence.finish_reason,
-        len(sequence.prompt_ids),
-        tokens if sequence.params.logprobs is not None else (),
+        request.finish_reason,
+        len(request.prompt_ids),
+        tokens if request.params.logprobs is not None else (),
         tuple(score for output in outputs for score in output.prompt_scores),
     )

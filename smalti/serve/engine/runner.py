@@ -8,7 +8,7 @@ receive as many rows as tokens choose them, and a GPU's kernels change with the 
 B: rows. T: tokens fed at once. D: hidden size. V: vocabulary.
 """
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ from torch import Tensor
 from smalti.model.blocks.kv_cache import KVCache
 from smalti.model.decoder import Decoder
 from smalti.serve.engine.cache import BatchedKVCache
+from smalti.serve.engine.request import TokenScore
 from smalti.serve.engine.scores import Vocabulary, score_hidden
-from smalti.serve.engine.sequence import TokenScore
 
 
 class Runner:
@@ -42,11 +42,11 @@ class Runner:
 
     def prefill(
         self,
-        request: int,
-        ids: Rows[int],
+        request_id: int,
+        ids: Sequence[int],
         prompt_tokens: int,
         *,
-        targets: Rows[int] = (),
+        targets: Sequence[int] = (),
         n_top: int = 0,
         max_cached_tokens: int | None = None,
     ) -> tuple[Tensor, list[TokenScore]]:
@@ -56,8 +56,8 @@ class Runner:
         likeliest. ``max_cached_tokens``: the longest that prompt and answer may become, for rotary scalings that depend
         on a length; default ``prompt_tokens``. Raises NotFinite.
         """
-        if request not in self._prompts:
-            self._prompts[request] = KVCache(
+        if request_id not in self._prompts:
+            self._prompts[request_id] = KVCache(
                 self._model.config,
                 1,
                 prompt_tokens,
@@ -76,30 +76,30 @@ class Runner:
 
         ids_BT = torch.tensor([ids], dtype=torch.long, device=self._device)
         with torch.inference_mode():
-            logits_BV: Tensor = self._model(ids_BT, cache=self._prompts[request], head=head).value
+            logits_BV: Tensor = self._model(ids_BT, cache=self._prompts[request_id], head=head).value
         return logits_BV[0].float(), scores
 
-    def start(self, request: int) -> None:
+    def start(self, request_id: int) -> None:
         """Move a prefilled request into the decode batch."""
         with torch.inference_mode():
-            self._cache.add(request, self._prompts.pop(request))
+            self._cache.add(request_id, self._prompts.pop(request_id))
 
-    def free(self, request: int) -> None:
+    def free(self, request_id: int) -> None:
         """Release the cache of a request, prefilled or running."""
-        self._prompts.pop(request, None)
+        self._prompts.pop(request_id, None)
         with torch.inference_mode():
-            self._cache.remove(request)
+            self._cache.remove(request_id)
 
     def decode(self, last_ids: dict[int, int]) -> tuple[list[int], Tensor]:
-        """Feed each running request its last token; returns the requests in order and their fp32 logits [B, V]."""
+        """Feed each running request its last token; returns their ids in order and their fp32 logits [B, V]."""
         with torch.inference_mode():
             self._cache.grow()
-            requests = self._cache.requests()
-            ids = [last_ids[request] for request in requests]
+            request_ids = self._cache.requests()
+            ids = [last_ids[request_id] for request_id in request_ids]
             ids += [0] * (-len(ids) % self._step_rows)
             ids_BT = torch.tensor(ids, dtype=torch.long, device=self._device)[:, None]
             logits_BV: Tensor = self._model(ids_BT, cache=self._cache, head=self._last_logits).value
-        return requests, logits_BV[: len(requests)].float()
+        return request_ids, logits_BV[: len(request_ids)].float()
 
     def _last_logits(self, hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
         return self._model.logits(hidden_BTD[:, -1], weight_VD)

@@ -7,7 +7,7 @@ each its own seed to get different ones.
 B: rows. V: vocabulary.
 """
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,7 +83,7 @@ def check_finite(logits_BV: Tensor) -> None:
         )
 
 
-def choose(logits_BV: Tensor, params: Rows[SamplingParams], positions: Rows[int]) -> list[int]:
+def choose(logits_BV: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
     """Sample one token for each row; ``positions`` are those of the tokens in their sequences.
 
     The draw is the inverse of the cumulative distribution at u = key(seed, position) / 2^63, tokens sorted by falling
@@ -111,7 +111,7 @@ def choose(logits_BV: Tensor, params: Rows[SamplingParams], positions: Rows[int]
     return [int(token) for token in chosen_B.tolist()]
 
 
-def _truncated_probabilities(scaled_BV: Tensor, params: Rows[SamplingParams]) -> tuple[Tensor, Tensor]:
+def _truncated_probabilities(scaled_BV: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, Tensor]:
     """Return probabilities in descending order, 0 outside top-k and top-p, and the token ids in that order."""
     device, vocabulary = scaled_BV.device, scaled_BV.shape[-1]
     sorted_BV, order_BV = scaled_BV.sort(dim=-1, descending=True, stable=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from smalti.base.errors import RetryableError, UserError
-from smalti.serve.engine.sequence import Sequence
+from smalti.serve.engine.request import Request
 
 MIN_CAPACITY_TOKENS = 64
 """Smallest capacity of a row of the cache; every capacity is this times a power of two."""
@@ -56,23 +56,23 @@ class Scheduler:
     """The requests of one engine, each waiting, prefilling (its prompt is read) or running (it generates)."""
 
     def __init__(self, limits: Limits, cache_tokens: int, limit_tokens: int) -> None:
-        """``cache_tokens``: what the cache may hold. ``limit_tokens``: the longest sequence."""
+        """``cache_tokens``: what the cache may hold. ``limit_tokens``: the longest request."""
         self._limits = limits
         self._limit_tokens = limit_tokens
         self.cache_tokens = max(cache_tokens, capacity_tokens(limit_tokens, limit_tokens))
         self.reserved_tokens = 0
-        self.waiting: deque[Sequence] = deque()
-        self.prefilling: list[Sequence] = []
-        self.running: list[Sequence] = []
+        self.waiting: deque[Request] = deque()
+        self.prefilling: list[Request] = []
+        self.running: list[Request] = []
 
     @property
     def n_active(self) -> int:
         """Requests that have been admitted and have not ended."""
         return len(self.prefilling) + len(self.running)
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, request: Request) -> None:
         """Append a request to the queue."""
-        self.waiting.append(sequence)
+        self.waiting.append(request)
 
     def admit(self) -> None:
         """Admit waiting requests in order, as long as there is a row and cache to reserve for the first of them."""
@@ -83,32 +83,32 @@ class Scheduler:
             self.reserved_tokens += tokens
             self.prefilling.append(self.waiting.popleft())
 
-    def prefills(self) -> Iterator[tuple[Sequence, int]]:
-        """Yield (sequence, end): prefill its prompt from ``cached_tokens`` to ``end`` now, within the step's budget.
+    def prefills(self) -> Iterator[tuple[Request, int]]:
+        """Yield (request, end): prefill its prompt from ``cached_tokens`` to ``end`` now, within the step's budget.
 
         The caller advances ``cached_tokens``, and calls ``start`` for a complete prompt, before it takes the next pair.
         """
         budget = self._limits.prefill_tokens
-        for sequence in list(self.prefilling):
-            while sequence in self.prefilling:
-                end = min(sequence.cached_tokens + self._limits.prefill_tokens, len(sequence.prompt_ids))
-                if end - sequence.cached_tokens > budget:
+        for request in list(self.prefilling):
+            while request in self.prefilling:
+                end = min(request.cached_tokens + self._limits.prefill_tokens, len(request.prompt_ids))
+                if end - request.cached_tokens > budget:
                     return
-                budget -= end - sequence.cached_tokens
-                yield sequence, end
+                budget -= end - request.cached_tokens
+                yield request, end
 
-    def start(self, sequence: Sequence) -> None:
+    def start(self, request: Request) -> None:
         """Move a request whose prompt is complete to ``running``."""
-        self.prefilling.remove(sequence)
-        self.running.append(sequence)
+        self.prefilling.remove(request)
+        self.running.append(request)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, request: Request) -> None:
         """Remove a request from whichever list holds it, and its reservation."""
-        if sequence in self.waiting:
-            self.waiting.remove(sequence)
+        if request in self.waiting:
+            self.waiting.remove(request)
             return
-        (self.prefilling if sequence in self.prefilling else self.running).remove(sequence)
-        self.reserved_tokens -= self._reservation_tokens(sequence)
+        (self.prefilling if request in self.prefilling else self.running).remove(request)
+        self.reserved_tokens -= self._reservation_tokens(request)
 
-    def _reservation_tokens(self, sequence: Sequence) -> int:
-        return capacity_tokens(sequence.max_cached_tokens, self._limit_tokens)
+    def _reservation_tokens(self, request: Request) -> int:
+        return capacity_tokens(request.max_cached_tokens, self._limit_tokens)

@@ -3,16 +3,15 @@
 N: tokens to score. C: those of a chunk. D: hidden size. V: vocabulary.
 """
 
-from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from smalti.serve.engine.request import TokenScore
 from smalti.serve.engine.sampling import check_finite
-from smalti.serve.engine.sequence import TokenScore
 
 _CHUNK_LOGITS = 1 << 20
 """Most logits that are in memory at a time."""
@@ -35,7 +34,7 @@ class Vocabulary:
         return logits_NV.index_fill(1, index, -torch.inf)
 
 
-def score(logits_NV: Tensor, ids: Rows[int], n_top: int, vocabulary: Vocabulary) -> list[TokenScore]:
+def score(logits_NV: Tensor, ids: Sequence[int], n_top: int, vocabulary: Vocabulary) -> list[TokenScore]:
     """Score ``ids``, one for each row of fp32 logits, each with the ``n_top`` likeliest tokens. Raises NotFinite."""
     check_finite(logits_NV)
     total_N1 = logits_NV.logsumexp(dim=-1, keepdim=True)
@@ -52,7 +51,7 @@ def score(logits_NV: Tensor, ids: Rows[int], n_top: int, vocabulary: Vocabulary)
 def score_hidden(
     hidden_ND: Tensor,
     weight_VD: Tensor,
-    ids: Rows[int],
+    ids: Sequence[int],
     n_top: int,
     vocabulary: Vocabulary,
     *,

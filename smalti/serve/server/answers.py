@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from smalti.serve.engine.loop import EngineLoop
+from smalti.serve.engine.request import OnOutput, RequestOutput
 from smalti.serve.engine.sampling import SamplingParams
-from smalti.serve.engine.sequence import OnOutput, RequestOutput
 from smalti.serve.server.errors import from_engine, shutting_down
 from smalti.serve.server.metrics import Clock, Metrics
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from smalti.serve.engine.engine import Engine
-from smalti.serve.engine.sequence import RequestOutput
+from smalti.serve.engine.request import RequestOutput
 from smalti.serve.server.scores import Placed, ScoreRow
 
 

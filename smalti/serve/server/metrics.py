@@ -8,7 +8,7 @@ from typing import Any
 
 from smalti.base.clock import now_s
 from smalti.base.errors import missing_extra
-from smalti.serve.engine.sequence import RequestOutput
+from smalti.serve.engine.request import RequestOutput
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

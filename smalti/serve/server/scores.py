@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from smalti.data.tokenizer.tokenizer import StreamDecoder, Tokenizer
-from smalti.serve.engine.sequence import TokenScore
+from smalti.serve.engine.request import TokenScore
 
 LEAST = -9999.0
 """Replaces minus infinity, which JSON has no number for (OpenAI's choice)."""

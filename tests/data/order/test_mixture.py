@@ -30,7 +30,7 @@ def test_largest_remainder_and_minimum() -> None:
     assert quantise({"a": 0.8, "b": 0.2}, 5) == {"a": 4, "b": 1}
     assert quantise({"a": 1, "b": 1, "c": 1}, 65_536) == {"a": 21_846, "b": 21_845, "c": 21_845}
     assert quantise({"a": 1e12, "b": 1e-12, "c": 1e-12}, 65_536) == {"a": 65_534, "b": 1, "c": 1}
-    with pytest.raises(UserError, match="3 sources in one stage"):
+    with pytest.raises(UserError, match="3 sources are too many for one stage"):
         quantise({"a": 1, "b": 1, "c": 1}, 2)
 
 
@@ -80,7 +80,7 @@ def test_stage_without_a_step_or_beyond_the_run_is_refused(untils: tuple[str, ..
 
 
 def test_a_batch_of_part_of_a_sequence_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"a global batch of 84 tokens in data\.stages\[0\]") as caught:
+    with pytest.raises(UserError, match=r"the global batch of 84 tokens in data\.stages\[0\]") as caught:
         _spans({"weights": {"a": 1}}, batches=((0, 84),))
     assert caught.value.hint == "train.global_batch_tokens=80"
 

@@ -59,7 +59,7 @@ def test_values_are_the_same_for_ever() -> None:
 
 def test_refuses_what_it_cannot_permute() -> None:
     for size in (0, -1, MAX_SIZE + 1):
-        with pytest.raises(UserError, match="a permutation of"):
+        with pytest.raises(UserError, match="a permutation cannot have size"):
             Permutation(size, 1)
     for index in (-1, 10):
         with pytest.raises(UserError, match=f"index {index}"):

@@ -311,7 +311,7 @@ def test_order_of_names_in_the_config_does_not_matter() -> None:
 
 def test_more_sources_than_an_index_can_tell_apart_are_refused() -> None:
     n = MAX_SOURCES + 1
-    with pytest.raises(UserError, match=r"a run of 32,768 sources\nallowed: at most 32,767"):
+    with pytest.raises(UserError, match=r"a run cannot have 32,768 sources\nallowed: at most 32,767"):
         Schedule([f"s{number}" for number in range(n)], [Span(0, 1, 8, (1,) * n, 0)], 1)
 
 

@@ -121,11 +121,11 @@ def test_what_cannot_be_answered(root):
     told = explained(root, stages=STAGES)
     for call, message in (
         (lambda: told.step(12), "step 12"),
-        (lambda: told.step(0, rows=[8]), "row 8 of a batch of 8"),
+        (lambda: told.step(0, rows=[8]), "row 8 is outside a batch of 8"),
         (lambda: told.place(10**9), "1,000,000,000"),
-        (lambda: told.rows_of_rank(0, 3), "rank 3 of 3"),
+        (lambda: told.rows_of_rank(0, 3), "rank 3 is outside a world of 3"),
         (lambda: told.document("c", "1"), "'c' is not a source"),
-        (lambda: told.document("a", "12"), "document 12 of source 'a'"),
+        (lambda: told.document("a", "12"), "source 'a' has no document 12"),
         (lambda: told.document("a", "readme.md"), "ids.parquet"),
     ):
         with pytest.raises(UserError) as caught:

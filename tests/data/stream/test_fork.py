@@ -117,7 +117,7 @@ def test_a_fork_accepts_one_future_also_before_its_first_checkpoint(run: Run) ->
     assert plan_fork(run.config(*wanted)) is None
     for overrides in (wanted[1:], (*wanted, math)):
         (stream,) = streams(run.folder.with_history(run.config(*overrides)))
-        with pytest.raises(UserError, match="another future"):
+        with pytest.raises(UserError, match="have changed since this run was saved"):
             stream.check(saved, 6)
         again = plan_fork(run.config(*overrides))
         assert again is not None
@@ -202,7 +202,7 @@ def test_a_skip_into_an_edited_stage_is_another_past(tmp_path: Path) -> None:
     run = Run(tmp_path)
     before, after = streams(run.config(ACROSS), run.config(ACROSS, OTHER))
     assert before.order_hash(0, 6) != after.order_hash(0, 6)
-    with pytest.raises(UserError, match="the first 6 steps of this run were not learned"):
+    with pytest.raises(UserError, match="the first 6 steps of this run were trained on other data"):
         after.check(before.state(6), 6)
 
 

@@ -85,11 +85,11 @@ def test_it_stays_small_with_many_sources_and_stages(tmp_path: Path) -> None:
 def test_a_changed_past_is_always_an_error(root: Path, changes: dict[str, Any], message: str | None) -> None:
     state = _saved(root, 6)
     if message is None:  # the first six steps are the same: only their future differs
-        with pytest.raises(UserError, match="another future") as caught:
+        with pytest.raises(UserError, match="have changed since this run was saved") as caught:
             _stream(root, **changes).check(state, 6)
         assert "source 'math': saved, not given now" in str(caught.value)
         return
-    with pytest.raises(UserError, match="were not learned from this data") as caught:
+    with pytest.raises(UserError, match="were trained on other data") as caught:
         _stream(root, **changes).check(state, 6)
     text = str(caught.value)
     assert message.replace("\\", "") in text
@@ -106,15 +106,15 @@ def test_a_changed_past_is_always_an_error(root: Path, changes: dict[str, Any], 
         {"skip": [[11 * 7, 11 * 8]]},
     ],
 )
-def test_another_future_is_refused_with_the_hint(root: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="another future") as caught:
+def test_a_changed_schedule_is_refused_with_the_hint(root: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="have changed since this run was saved") as caught:
         _stream(root, **changes).check(_saved(root, 4), 4)
     assert "--fork" in (caught.value.hint or "")
 
 
 def test_a_source_may_change_before_it_is_read_but_only_with_a_fork(root: Path, tmp_path: Path) -> None:
     other = _written(tmp_path, math=100)
-    with pytest.raises(UserError, match="another future") as caught:
+    with pytest.raises(UserError, match="have changed since this run was saved") as caught:
         _stream(other).check(_saved(root, 5), 5)
     assert "content of source 'math'" in str(caught.value)
     past = {
@@ -122,13 +122,13 @@ def test_a_source_may_change_before_it_is_read_but_only_with_a_fork(root: Path, 
         "seq_len": SEQ_LEN, "stages": STAGES, "lr": 1.0,
     }  # fmt: skip
     _stream(other, history=[past]).check(_saved(root, 5), 5)
-    with pytest.raises(UserError, match="were not learned from this data"):
+    with pytest.raises(UserError, match="were trained on other data"):
         _stream(other).check(_saved(root, 8), 8)
 
 
 def test_a_changed_source_that_was_read_is_named(root: Path, tmp_path: Path) -> None:
     other = _written(tmp_path, prose=100)
-    with pytest.raises(UserError, match="were not learned from this data") as caught:
+    with pytest.raises(UserError, match="were trained on other data") as caught:
         _stream(other).check(_saved(root, 1), 1)
     assert "content of source 'prose'" in str(caught.value)
     assert "'code'" not in str(caught.value)
@@ -149,7 +149,7 @@ def test_where_documents_end_is_of_the_past_where_only_the_config_says_it(tmp_pa
     made(eod_id=5).check(made(eod_id=5).state(4), 4)
     for before, now, line in (({"eod_id": 5}, {"eod_id": 6}, "5 -> 6"), ({}, {"eod_id": 6}, "None -> 6"),
                               ({"eod_id": 5}, {}, "5 -> None")):  # fmt: skip
-        with pytest.raises(UserError, match=f"were not learned(?s:.*)eod_id of data.sources: {line}"):
+        with pytest.raises(UserError, match=f"were trained on other data(?s:.*)eod_id of data.sources: {line}"):
             made(**now).check(made(**before).state(4), 4)
 
 
@@ -185,7 +185,7 @@ def test_the_past_of_a_forked_stream_is_that_of_the_former(root: Path) -> None:
     third.check(second.state(8), 8)
     third.check(first.state(5), 5)
     assert third.order_hash(0, 8) == second.order_hash(0, 8)
-    with pytest.raises(UserError, match="were not learned"):
+    with pytest.raises(UserError, match="were trained on other data"):
         third.check(first.state(6), 6)
     assert third.state(9)["history"] == [5, 8]
     assert len(json.dumps(third.state(9))) < 1000

@@ -180,7 +180,7 @@ def test_source_shorter_than_a_sequence_is_refused(tmp_path: Path) -> None:
 def test_missing_folder_and_wrong_sizes_are_refused(root: Path) -> None:
     with pytest.raises(DataError, match=r"does not exist|holds no token files"):
         _stream(root, stages=[{"weights": {"nothing": 1}}])
-    with pytest.raises(UserError, match="a global batch of 17 tokens"):
+    with pytest.raises(UserError, match="the global batch of 17 tokens"):
         _stream(root, global_batch_tokens=17)
     with pytest.raises(UserError, match="microbatch_tokens=0"):
         _stream(root, micro=0)

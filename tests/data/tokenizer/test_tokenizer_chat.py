@@ -137,7 +137,7 @@ def test_the_templates_own_words_come_back() -> None:
     chat = TemplateChat(MISTRAL, "mistral", {"bos_token": "<s>"})
     with pytest.raises(UserError, match="roles must alternate"):
         chat.render([{"role": "assistant", "content": "x"}])
-    with pytest.raises(UserError, match="without messages"):
+    with pytest.raises(UserError, match="has no messages"):
         chat.render([])
 
 

@@ -43,16 +43,16 @@ OnOutput = Callable[[RequestOutput], None]
 
 
 @dataclass(eq=False)
-class Sequence:
+class Request:
     """A prompt and what has been generated for it. ``limit_tokens`` is the longest that prompt and answer may be."""
 
-    request: int
+    request_id: int
     prompt_ids: list[int]
     params: SamplingParams
     end_ids: frozenset[int]
     limit_tokens: int
     decoder: StreamDecoder
-    """Of this sequence alone: it holds the bytes of an incomplete character."""
+    """Holds the bytes of an incomplete character; not shared between requests."""
     on_output: OnOutput
     cached_tokens: int = 0
     """Tokens of the prompt that the cache holds so far."""
@@ -82,7 +82,7 @@ class Sequence:
 
     def append(self, token: int) -> str:
         """Append the next token; returns the text that may now be shown (often empty)."""
-        assert self.finish_reason is None, "a finished sequence takes no token"
+        assert self.finish_reason is None, "a finished request takes no token"
         self.output_ids.append(token)
         shown = ""
         if token in self.end_ids and not self.params.ignore_eos:
