@@ -69,9 +69,15 @@ def find_recipe(name_or_path: str, *, beside: str | None = None, fields: Collect
         return Found(_read(recipes[name]), f"{name}.yaml", str(recipes[name]))
     recipes = {one: at for one, at in recipes.items() if fields is None or keys_of(_read(at)) <= {*fields, "base"}}
     close = nearest(name, recipes)
+    if path.is_dir():
+        raise UserError(
+            f"the folder '{name_or_path}' has no config.yaml",
+            allowed="a run folder, which has one, a .yaml file, or the name of a recipe",
+            hint="logs/attempt-N/config.yaml of a run is the config of its attempt N: copy the newest to config.yaml",
+        )
     raise UserError(
         f"there is no recipe file or recipe named '{name_or_path}'",
-        allowed=f"a path to a .yaml file, or one of: {', '.join(sorted(recipes)) or '(the package holds no recipe)'}",
+        allowed=f"a path to a .yaml file or a run folder, or one of: {', '.join(sorted(recipes)) or '(no recipe)'}",
         hint=f"did you mean '{close}'?" if close else "check the path; 'smalti config show' lists the recipes by name",
     )
 

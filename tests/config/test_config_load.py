@@ -290,6 +290,8 @@ def test_what_parse_takes_is_not_too_deep_for_the_rest(recipe):
 
 def test_a_file_that_is_missing_or_no_text(tmp_path):
     assert "there is no recipe file or recipe named" in refused(str(tmp_path / "none.yaml"))
+    (tmp_path / "half").mkdir()
+    assert "has no config.yaml" in refused(str(tmp_path / "half"))
     of_runs = "one of: dbrx-132b, demo, demo-continue, demo-dense\n"  # not those of data
     assert of_runs in refused("nosuch")
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")

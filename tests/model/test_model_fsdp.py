@@ -1,4 +1,4 @@
-"""The decoder under FSDP2 as ``dist`` wraps it: built on meta, sharded by block and root, bfloat16, float32 sums."""
+"""The decoder under FSDP2: built on meta, sharded by block and root, bfloat16, float32 sums."""
 
 import pytest
 import torch

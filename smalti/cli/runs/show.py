@@ -195,7 +195,9 @@ def _attempts_text(attempts: list[dict[str, Any]]) -> str:
             str(attempt.get("step", "-")),
             format_seconds(attempt["seconds"]) if attempt.get("seconds") is not None else "-",
             str(attempt.get("code", "-")),
-            attempt.get("ended") or attempt.get("died") or "still running, or killed with its machine",
+            attempt.get("ended")
+            or attempt.get("died")
+            or ("still running, or killed with its machine" if attempt is attempts[-1] else "killed: it wrote no end"),
         )
         for attempt in attempts
     ]

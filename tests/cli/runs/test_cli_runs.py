@@ -8,6 +8,7 @@ from example_config import example_config
 from synthetic_run import write_run
 
 from smalti.cli.main import run as smalti
+from smalti.cli.runs import show
 from smalti.config.load import dump
 
 
@@ -152,3 +153,10 @@ def test_report_of_one_and_of_several(place: Path, tmp_path: Path, capsys: pytes
     assert capsys.readouterr().out == "runs/report.html\n"
     assert smalti(["runs", "report", "base", "lr-low", "--output", str(tmp_path / "both.html")]) == 0
     assert (tmp_path / "both.html").is_file()
+
+
+def test_only_the_newest_attempt_may_be_still_running() -> None:
+    attempts = [{"attempt": number, "from_step": 0} for number in range(2)]
+    first, newest = show._attempts_text(attempts).splitlines()[-2:]
+    assert first.endswith("killed: it wrote no end")
+    assert newest.endswith("still running, or killed with its machine")
