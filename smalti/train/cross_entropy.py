@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from smalti.base.errors import DataError
-from smalti.distributed.parallel.slices import Ranks, stacked
+from smalti.distributed.parallel.slices import Ranks, all_gather_stacked
 from smalti.distributed.parallel.tensor import vocabulary
 from smalti.train.batches import IGNORE
 
@@ -183,7 +183,7 @@ def _over_tiles(sums: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 def _over_ranks(log_partition_C: Tensor, picked_C: Tensor, ranks: Ranks | None) -> tuple[Tensor, Tensor]:
     if ranks is None:
         return log_partition_C, picked_C
-    log_partitions_WC, picked_WC = stacked(torch.stack([log_partition_C, picked_C]), ranks).unbind(1)
+    log_partitions_WC, picked_WC = all_gather_stacked(torch.stack([log_partition_C, picked_C]), ranks).unbind(1)
     return log_partitions_WC.logsumexp(dim=0), picked_WC.sum(dim=0)
 
 

@@ -232,7 +232,7 @@ def state_of(config: JobConfig, model: nn.Module, loss: Loss, mesh: Mesh, device
     """What a step changes, before the first one: the optimizer with its moments, and the forward and backward pass."""
     optimizer, lr = build_optimizer(model, config.train.optimizer), LearningRate.of(config)
     balance = loss.balance if isinstance(loss, LanguageLoss) else None
-    forward_backward = tensor.summing(_forward_backward(config, mesh.layout, model, loss, device), mesh)
+    forward_backward = tensor.with_gradient_sums(_forward_backward(config, mesh.layout, model, loss, device), mesh)
     clip_norm = config.train.optimizer.clip_norm
     return TrainState(
         model, optimizer, lr, clip_norm, balance, forward_backward, mesh.layout.tensor, mesh.layout.pipeline

@@ -36,7 +36,8 @@ from smalti.train.vote import Vote
 Evaluate = Callable[[nn.Module, int], dict[str, float]]
 """(model, step) -> metrics; called on every rank at the same step."""
 
-_SLOW_S = 1.0
+_DATA_WAIT_WARN_S = 1.0
+"""A step that waited at least this long for its data is warned of."""
 _WARN_EVERY_S = 60.0
 _VOTE_EVERY_S = 0.5
 """How often ranks that wait for data vote on a stop."""
@@ -45,7 +46,7 @@ READ_THREADS = 8
 
 
 class Events(Protocol):
-    """Where events go (``track.events.EventLog`` on rank 0, nowhere on the others)."""
+    """Receives events (``track.events.EventLog`` on rank 0; other ranks drop them)."""
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append one event."""
@@ -84,7 +85,7 @@ class Job:
     recorder: Recorder
     events: Events
     tensors: Callable[[], dict[str, Tensor]]
-    """What a checkpoint holds, by name."""
+    """Returns the tensors of a checkpoint by name."""
     mesh: Mesh
     """The ranks along the axes of parallelism."""
     hosts: tuple[str, ...] = ()
@@ -92,16 +93,16 @@ class Job:
     evaluate: Evaluate | None = None
     hooks: Sequence[Hook] = field(default_factory=tuple)
     microbatch_tokens: int | None = None
-    """Of one forward pass on one rank, whole rows; None for foreign batches."""
+    """Tokens in one forward pass on one rank (whole rows); None for foreign batches."""
     indexes: Mapping[str, bytes] = field(default_factory=dict)
-    """What rank 0 has read of sources and held-out sets (``data.inputs.read_inputs``); empty for foreign batches."""
+    """Indexes that rank 0 has read (``data.stream.inputs.read_inputs``); empty for foreign batches."""
     prefetch_s: float = 10.0
     """Seconds of training that are read ahead."""
     prefetch_bytes: int = 1 << 30
     out_of_memory: Reporter | None = None
     """Reports a step that ran out of memory; absent, its error is raised as it is."""
     trial_steps: int | None = None
-    """Of a trial: training ends after so many steps as at the end of the run."""
+    """Number of steps of a trial run, which then ends as a whole run does; None: not a trial."""
 
     @property
     def total_steps(self) -> int:
@@ -146,7 +147,7 @@ def fit(job: Job) -> None:
 
 
 class _Agreed(NamedTuple):
-    """What all ranks agreed on in their last vote."""
+    """Result of the ranks' last vote."""
 
     stop: Stop = Stop.NONE
     save: bool = False
@@ -156,7 +157,7 @@ class _Agreed(NamedTuple):
 
 
 class _Loop:
-    """The parts of ``fit``, in their order, and what one step leaves for the next."""
+    """The stages of ``fit``, one method each, and the state they share between steps."""
 
     signals: StopSignals
     batches: ReadAhead[Any]
@@ -263,7 +264,7 @@ class _Loop:
     def _warn_if_slow(self, wait_s: float) -> None:
         """Warn, and write an event, where a step waited for its data; the first one always does."""
         is_first, self._is_first_wait = self._is_first_wait, False
-        if is_first or wait_s < _SLOW_S or clock.now_s() - self._warned_s < _WARN_EVERY_S:
+        if is_first or wait_s < _DATA_WAIT_WARN_S or clock.now_s() - self._warned_s < _WARN_EVERY_S:
             return
         self._warned_s = clock.now_s()
         step = self.job.state.step
@@ -278,15 +279,15 @@ class _Loop:
         began_s = clock.now_s()
         metrics = job.evaluate(job.state.model, job.state.step)
         seconds = clock.now_s() - began_s
-        job.recorder.outside(seconds, measuring=True)
+        job.recorder.add_non_step_time(seconds, is_eval=True)
         job.recorder.write(job.state.step, metrics)
         job.events.write("eval", step=job.state.step, seconds=round(seconds, 3), metrics=metrics)
         for hook in job.hooks:
             hook.on_eval(job, metrics)
 
     def _return_to_last_good_step(self, error: NotFinite) -> None:
-        """Write the event, and save the step before, which ``train_step`` has left as it was. No older checkpoint is
-        deleted for it: the cause may be earlier."""
+        """After a non-finite step: go back to the step before it (its weights are unchanged), write an event and save.
+        No older checkpoint is deleted for this one, because the cause may be earlier."""
         job = self.job
         job.state.step = error.step - 1
         job.state.found_inf = None
@@ -345,7 +346,7 @@ def _save(job: Job, *, must_succeed: bool, keep: int | None = None) -> bool:
         log.get("train").warning("%s; training goes on and saves again at the next turn", error.message)
         return False
     finally:
-        job.recorder.outside(clock.now_s() - began_s)
+        job.recorder.add_non_step_time(clock.now_s() - began_s)
     seconds = clock.now_s() - began_s
     job.recorder.write(step, {"ckpt/save_s": seconds, **({"ckpt/bytes": size_bytes(path)} if job.is_first else {})})
     job.events.write("checkpoint_saved", step=step, path=path, seconds=round(seconds, 3))
@@ -373,8 +374,8 @@ def _end(job: Job, stop: Stop) -> None:
         return
     job.status("interrupted" if stop == Stop.INTERRUPTED else "stopped")
     job.events.write("stopped", step=step, reason=stop.name.lower())
-    what = "with a checkpoint saved" if step else "before the first"
-    text = f"stopped at step {step} of {job.total_steps} {what}"
+    saved = f"stopped at step {step} of {job.total_steps} with a checkpoint saved"
+    text = saved if step else "stopped before the first step; nothing was saved"
     hint = "run the same command again to go on"
     raise worlds.on_all_ranks((Interrupted if stop == Stop.INTERRUPTED else RetryableError)(text, hint=hint))
 

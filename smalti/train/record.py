@@ -77,7 +77,7 @@ class Recorder:
         self.tokens, self.train_s, self.val_s = tokens_before, train_s_before, val_s_before
         self._waiting: list[tuple[int, float, StepResult]] = []
         self._window_s = clock.now_s()
-        self._wait_s = self._outside_s = 0.0
+        self._wait_s = self._non_step_s = 0.0
         self.latest: dict[str, float] = {}
         """The last value of each metric; of the losses and rates on every rank, the rest where it was measured."""
 
@@ -86,21 +86,21 @@ class Recorder:
         self._waiting.append((step, lr, result))
         self._wait_s += wait_s
 
-    def outside(self, seconds: float, *, measuring: bool = False) -> None:
-        """Time since the last flush that was not spent on steps: on saving, or on ``measuring`` held-out loss."""
-        self._outside_s += seconds
-        self.val_s += seconds if measuring else 0.0
+    def add_non_step_time(self, seconds: float, *, is_eval: bool = False) -> None:
+        """Add time since the last flush that was not spent on steps: a save, or with ``is_eval`` an evaluation."""
+        self._non_step_s += seconds
+        self.val_s += seconds if is_eval else 0.0
 
     def flush(self, extra: Mapping[str, float] | None = None) -> None:
         """Write all waiting steps; raises NotFinite on every rank at the first that is not finite."""
         rows = [(step, lr, result, float(result.loss), float(result.grad_norm)) for step, lr, result in self._waiting]
         now_s = clock.now_s()
-        window_s = max(now_s - self._window_s - self._outside_s, 1e-9)
+        window_s = max(now_s - self._window_s - self._non_step_s, 1e-9)
         if rows:
             self.train_s += window_s
         window_tokens = sum(self._length.batch_tokens(row[0] - 1) for row in rows)
         wait_frac = min(self._wait_s / window_s, 1.0)
-        self._waiting, self._window_s, self._wait_s, self._outside_s = [], now_s, 0.0, 0.0
+        self._waiting, self._window_s, self._wait_s, self._non_step_s = [], now_s, 0.0, 0.0
         for step, lr, result, loss, grad_norm in rows:
             if not (math.isfinite(loss) and math.isfinite(grad_norm)):
                 raise NotFinite(step, loss, grad_norm)

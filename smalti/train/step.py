@@ -1,4 +1,4 @@
-"""One optimizer step: the whole arithmetic is on this page.
+"""One training step: forward, backward, gradient reduction, clipping and update.
 
 A loss is ``(model, microbatch) -> (sum, weight, metrics)``: sums, never means. The step adds them over microbatches and
 ranks and alone divides, by the global weight; so the update does not depend on how the global batch was split. Nothing
@@ -40,7 +40,7 @@ def one_by_one(state: "TrainState", microbatches: Sequence[Any], loss: Loss) -> 
 
 @dataclass
 class TrainState:
-    """What a step changes. ``step`` counts finished updates; ``lr`` maps the index of an update to its rate."""
+    """State that a step changes. ``step`` counts finished updates; ``lr`` maps the index of an update to its rate."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -52,14 +52,14 @@ class TrainState:
     """Runs the microbatches of a step forward and backward; a pipeline schedule where layers are spread over ranks."""
     tensor_parallel_size: int = 1
     """Ranks that share each matrix, and so compute the same sums."""
-    pipeline: int = 1
+    pipeline_parallel_size: int = 1
     """Size of the pipeline axis: each parameter is on the ranks of one pipeline stage."""
     step: int = 0
     phase: Phase = "forward"
     """Part of the step that runs, or that raised the error. Blocks that are recomputed belong to ``backward``."""
     found_inf: Tensor | None = None
-    """1 where a step was not finite, else 0, shape (), on the device: the steps after it change nothing either. None
-    before the first step, and to start again."""
+    """1 from the first step with a non-finite loss or gradient on, else 0; shape (), on the device. While 1, later
+    steps update nothing. Set to None to clear it."""
 
 
 class StepResult(NamedTuple):
@@ -91,7 +91,7 @@ def train_step(state: TrainState, microbatches: Sequence[Any], loss: Loss) -> St
     names = list(sums[0])
     parts = [torch.stack([s[name].detach().double() for s in sums]).sum(0) for name in names]
     parts = [part / state.tensor_parallel_size for part in parts]
-    own_square = square_norm(gradients, pipeline=state.pipeline)
+    own_square = square_norm(gradients, pipeline=state.pipeline_parallel_size)
     packed = torch.cat([own_square.reshape(1), *(part.reshape(-1) for part in parts)])
     dist.all_reduce(packed)
     square, *flat = packed.split([1, *(part.numel() for part in parts)])

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from smalti.distributed.parallel.slices import Ranks, gathered
+from smalti.distributed.parallel.slices import Ranks, all_gather_sequence
 from smalti.train.batches import IGNORE
 from smalti.train.cross_entropy import cross_entropy_head
 
@@ -50,7 +50,7 @@ def _split(rank: int, dtype: torch.dtype, soft_cap: float | None) -> list[tuple[
         slice_BtD = whole.to(dtype).chunk(mesh.size(), dim=1)[rank].clone().requires_grad_()
         part = distribute_tensor(weight.to(dtype), mesh, [Shard(0)]).requires_grad_()
         head = cross_entropy_head(targets, z_loss_coef=1e-2, soft_cap=soft_cap, chunk_bytes=chunk_bytes)
-        hidden = gathered(slice_BtD, Ranks.of(mesh))
+        hidden = all_gather_sequence(slice_BtD, Ranks.of(mesh))
         with _Largest() as largest:
             loss, z_loss = head(hidden, part)
         torch.autograd.backward(loss)

@@ -40,7 +40,7 @@ def shard(model: nn.Module, mesh: Mesh, *, compute: str, reduce: str) -> nn.Modu
     # Experts get activations as the block computes them, and the weights of the choices, which stay in fp32.
     of_experts = replace(policy, cast_forward_inputs=False)
     gathered_bytes = sum(p.numel() for p in model.parameters()) * DTYPES[compute].itemsize
-    # A pipeline stage meets its weights once a microbatch: they stay gathered through all of a step.
+    # A pipeline stage uses its weights in every microbatch, so resharding would all-gather them each time.
     reshard = gathered_bytes > _KEEP_GATHERED_BYTES and mesh.layout.pipeline == 1
     weights, shards = mesh.weights, mesh.weights.size(-1)
 
@@ -74,8 +74,11 @@ def _spread_experts(model: nn.Module) -> list[nn.Module]:
 
 
 def _cut(parameter: nn.Parameter, shards: int) -> Shard | None:
-    """The dim to cut; None: the first. Of experts [E, F, D] the first that ``shards`` divides: cut along E, 16 experts
-    over 64 ranks would travel as 64, four times their bytes (FSDP2 fills up the first dim, and only that one)."""
+    """The dim to shard; None means dim 0.
+
+    Experts [E, F, D] use the first dim divisible by ``shards``: FSDP2 would pad dim 0, so 16 experts on 64 ranks would
+    be communicated as 64.
+    """
     shape = local(parameter).shape  # what tensor ranks leave of it
     if parameter.ndim != 3 or shape[0] % shards == 0:
         return None

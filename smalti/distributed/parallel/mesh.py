@@ -1,6 +1,6 @@
 """The one device mesh of an attempt: every rank of the world along the axes of a ``cost.axes.Layout``.
 
-Promises: one root mesh, so that DTensors of different axes compose; ranks are numbered from the innermost axis: tensor,
+There is one root mesh, so that DTensors of different axes compose; ranks are numbered from the innermost axis: tensor,
 sequence, shard, replicate, pipeline, as ``cost.layout.collectives.group`` counts. Weights are spread over shard x
 sequence, the axis that is called ``shard`` here; experts over the inner part of it, ``expert``, and what is left,
 ``expert_shard``. Initialises nothing: the process group is ``distributed/group/world.py``'s.
@@ -30,16 +30,16 @@ class Mesh:
 
     @cached_property
     def weights(self) -> DeviceMesh:
-        """What FSDP2 shards dense weights over: ``shard``, or ``replicate`` x ``shard`` (HSDP)."""
+        """Mesh that FSDP2 shards dense weights over: ``shard``, or ``replicate`` x ``shard`` (HSDP)."""
         return self._with_replicate("shard")
 
     @cached_property
     def experts(self) -> DeviceMesh:
-        """What FSDP2 shards the experts of a rank over: ``expert_shard``, or ``replicate`` x ``expert_shard``."""
+        """Mesh that FSDP2 shards the experts of a rank over: ``expert_shard``, or ``replicate`` x ``expert_shard``."""
         return self._with_replicate("expert_shard")
 
     def axis(self, name: Axis) -> DeviceMesh:
-        """The ranks that this one meets along an axis, as a mesh of one dim."""
+        """The ranks along an axis that include this one, as a mesh of one dim."""
         dim = self.dim(name)
         return self._joined[dim] if dim in self._joined else self.root[dim]
 
@@ -47,8 +47,8 @@ class Mesh:
         """The same as a process group."""
         return dist.group.WORLD if name == "world" else self.axis(name).get_group()  # type: ignore[return-value]
 
-    def place(self, name: Axis) -> int:
-        """Where along an axis this rank is, from 0."""
+    def local_rank(self, name: Axis) -> int:
+        """Number of this rank along an axis, from 0."""
         return dist.get_rank() if name == "world" else self.axis(name).get_local_rank()
 
     @property
@@ -106,9 +106,9 @@ def _finest(layout: Layout) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]
         axes = {"sequence": ("between", "inner"), "expert": ("inner",), "expert_shard": ("rows", "between")}
     axes["shard"] = ("rows", "between", "inner")
     wide = {name: size for name, size in sizes.items() if size > 1 or name == "rows"}
-    axes = {name: tuple(one for one in parts if one in wide) for name, parts in axes.items()}
-    # A dim that is an axis by itself has its name; of two names the first here.
+    axes = {name: tuple(part for part in parts if part in wide) for name, parts in axes.items()}
+    # Name a mesh dim after the axis it equals; if several axes equal it, the first of this list.
     names = {parts[0]: name for name in ("expert_shard", "expert", "sequence", "shard")
              if len(parts := axes[name]) == 1}  # fmt: skip
-    renamed = {name: tuple(names.get(one, one) for one in parts) for name, parts in axes.items()}
+    renamed = {name: tuple(names.get(part, part) for part in parts) for name, parts in axes.items()}
     return {names.get(name, name): size for name, size in wide.items()}, renamed

@@ -38,5 +38,6 @@ def parallelize(
             recompute(block)
         if compile_blocks:
             block.compile()
-    # Last: shards what the other axes left, and hides in the class of every module that it shards.
+    # Last: FSDP shards the final parameters (DTensors of the axes above) and replaces each module's class by a
+    # subclass.
     return fsdp.shard(model, mesh, compute=precision.compute, reduce=precision.reduce)

@@ -101,7 +101,7 @@ class StagedDecoder(Decoder):
     def __init__(self, config: ModelConfig, mesh: Mesh, schedule: Schedule, compute: torch.dtype) -> None:
         super().__init__(config)
         self.stages = stages_of(config.num_hidden_layers, mesh.layout.pipeline, schedule)
-        self.own = [stage for stage in self.stages if stage.place == mesh.place("pipeline")]
+        self.own = [stage for stage in self.stages if stage.place == mesh.local_rank("pipeline")]
         self.compute, self.group = compute, mesh.group("pipeline")
         self._slices = mesh.layout.tensor
         layers = {layer for stage in self.own for layer in stage.layers}

@@ -1,4 +1,4 @@
-"""Ring attention: each rank keeps its queries, and the keys and values of the others come by, one rank's at a time.
+"""Ring attention: each rank keeps its queries and receives the keys and values of the others one rank at a time.
 
 Liu et al. 2023, arXiv:2310.01889. A row is cut into two chunks for each rank, and rank r has the r-th of them and the
 r-th from the end, so that under causality all have the same work in each turn (Llama 3, arXiv:2407.21783, section
@@ -7,8 +7,8 @@ Each is sent by its owner, not handed on from neighbour to neighbour: the bytes 
 window shows no rank anything are left out. Backward goes round once more, and each rank sends the gradients of what it
 got, in float32, back to their owner.
 
-Promises: any number of heads; only the query, key and value of this rank, its output and the logs of its sums are kept
-for backward; all sums go in a fixed order.
+Any number of heads is allowed. Only the query, key and value of this rank, its output and the logs of its sums are kept
+for backward. All sums go in a fixed order.
 
 Shapes: B rows, T tokens of a row, t tokens of it on this rank, n ranks, H query heads, K key/value heads, G = H / K, d
 width of a head.
@@ -38,7 +38,7 @@ class Ring:
     def __call__(
         self, config: ModelConfig, like_BtD: Tensor, documents_BT: Tensor | None, n_documents: int | None = None
     ) -> dict[int | None, Attend]:
-        """What attends in each layer of a batch, by its window."""
+        """Return a function from a layer's window to its attention kernel for this batch."""
         device, tokens = like_BtD.device, like_BtD.shape[1]
         scores = scores_of(config, device, self.part)
         documents = None if documents_BT is None else Documents(documents_BT)
@@ -48,22 +48,22 @@ class Ring:
         }
 
 
-def chunks(place: int, ranks: int, tokens: int) -> list[Chunk]:
-    """The two chunks, together ``tokens``, of each row that the rank at ``place`` holds."""
+def chunks(local_rank: int, ranks: int, tokens: int) -> list[Chunk]:
+    """The two chunks, together ``tokens``, of each row that rank ``local_rank`` of the group holds."""
     half = tokens // 2
-    return [Chunk(number * half, at * half, half) for at, number in enumerate((place, 2 * ranks - 1 - place))]
+    return [Chunk(number * half, at * half, half) for at, number in enumerate((local_rank, 2 * ranks - 1 - local_rank))]
 
 
 class _Attend:
     """An ``Attend`` over the rows of a batch, for the layers of one window."""
 
-    def __init__(self, group: dist.ProcessGroup, how: Blockwise, tokens: int) -> None:
-        self.group, self.how = group, how
-        ranks, place = group.size(), group.rank()
-        self.turns = [0, *ring_turns(tokens * ranks, ranks, how.window)]
-        own = chunks(place, ranks, tokens)
+    def __init__(self, group: dist.ProcessGroup, blockwise: Blockwise, tokens: int) -> None:
+        self.group, self.blockwise = group, blockwise
+        ranks, local_rank = group.size(), group.rank()
+        self.turns = [0, *ring_turns(tokens * ranks, ranks, blockwise.window)]
+        queries = chunks(local_rank, ranks, tokens)
         self.tiles: list[list[Tile]] = [
-            how.tiles(own, chunks((place - turn) % ranks, ranks, tokens)) for turn in self.turns
+            blockwise.tiles(queries, chunks((local_rank - turn) % ranks, ranks, tokens)) for turn in self.turns
         ]
 
     @torch.compiler.disable  # every batch has other documents, and each would be compiled anew
@@ -72,21 +72,25 @@ class _Attend:
         mixed_BtHd: Tensor = _OverRing.apply(query_BHtd, key_BKtd, value_BKtd, self)
         return mixed_BtHd
 
-    def pairs(self, own: Tensor) -> Iterator[tuple[int, list[Tile], Tensor]]:
-        """Turn, tiles and the keys and values [2, B, K, t, d] of each turn; the next ones come meanwhile."""
-        coming: Callable[[], Tensor] = lambda: own  # noqa: E731
+    def pairs(self, pair: Tensor) -> Iterator[tuple[int, list[Tile], Tensor]]:
+        """Yield turn, tiles, and keys and values [2, B, K, t, d] of each turn while those of the next are received."""
+        wait: Callable[[], Tensor] = lambda: pair  # noqa: E731
         for index, turn in enumerate(self.turns):
-            pair = coming()
+            received = wait()
             if index + 1 < len(self.turns):
                 after = self.turns[index + 1]
-                coming = self.exchange(own, to=after, of=-after)
-            yield turn, self.tiles[index], pair
+                wait = self.exchange(pair, send_offset=after, recv_offset=-after)
+            yield turn, self.tiles[index], received
 
-    def exchange(self, sent: Tensor, *, to: int, of: int) -> Callable[[], Tensor]:
-        """Send to the rank ``to`` places ahead, receive as much from the one ``of`` places ahead; call to have it."""
-        ranks, place = self.group.size(), self.group.rank()
+    def exchange(self, sent: Tensor, *, send_offset: int, recv_offset: int) -> Callable[[], Tensor]:
+        """Start the send and receive; the returned function waits and returns the received tensor.
+
+        Offsets are added to this rank's position in the group, modulo its size.
+        """
+        ranks, local_rank = self.group.size(), self.group.rank()
         received = torch.empty_like(sent)
-        target, source = (dist.get_global_rank(self.group, (place + places) % ranks) for places in (to, of))
+        target = dist.get_global_rank(self.group, (local_rank + send_offset) % ranks)
+        source = dist.get_global_rank(self.group, (local_rank + recv_offset) % ranks)
         work = dist.batch_isend_irecv(
             [dist.P2POp(dist.isend, sent, target, self.group), dist.P2POp(dist.irecv, received, source, self.group)]
         )
@@ -106,7 +110,7 @@ class _OverRing(torch.autograd.Function):
         pair = torch.stack((key_BKtd, value_BKtd))
         sums = Sums(query_BKGtd)
         for _, tiles, (key, value) in over.pairs(pair):
-            sums.add(over.how, tiles, query_BKGtd, key, value)
+            sums.add(over.blockwise, tiles, query_BKGtd, key, value)
         out_BKGtd, log_sum_BKGt = sums.done()
         out_BtHd = out_BKGtd.flatten(1, 2).transpose(1, 2).to(query_BHtd.dtype).contiguous()
         ctx.over = over
@@ -124,18 +128,18 @@ class _OverRing(torch.autograd.Function):
         )
         gradients = Gradients(query_BKGtd, grad_BKGtd, out_BKGtd, log_sum_BKGt)
         total: Tensor | None = None
-        coming: Callable[[], Tensor] | None = None
+        wait: Callable[[], Tensor] | None = None
         for turn, tiles, (key, value) in over.pairs(torch.stack((key_BKtd, value_BKtd))):
-            d_pair = gradients.add(over.how, tiles, key, value)
+            d_pair = gradients.add(over.blockwise, tiles, key, value)
             if total is None:
                 total = d_pair
                 continue
-            if coming is not None:
-                total += coming()
-            coming = over.exchange(d_pair, to=-turn, of=turn)
+            if wait is not None:
+                total += wait()
+            wait = over.exchange(d_pair, send_offset=-turn, recv_offset=turn)
         assert total is not None, "the first turn is over what this rank holds itself"
-        if coming is not None:
-            total += coming()
+        if wait is not None:
+            total += wait()
         d_key_BKtd, d_value_BKtd = total.to(key_BKtd.dtype)
         d_query_BHtd = gradients.d_query_BKGtd.flatten(1, 2).to(query_BHtd.dtype)
         return d_query_BHtd, d_key_BKtd, d_value_BKtd, None

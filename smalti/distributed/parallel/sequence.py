@@ -1,7 +1,7 @@
 """Sequence parallelism: each row of tokens is shared by the ranks of the axis ``sequence``.
 
     ulysses   all-to-all: a slice of all heads for all tokens of some heads, and back (distributed/parallel/ulysses.py)
-    ring      keys and values come by, one rank's after the other (distributed/parallel/ring.py)
+    ring      each rank receives the keys and values of the others, one rank at a time (distributed/parallel/ring.py)
 
 Loss, gradients and metrics are those of whole rows, up to rounding. What depends on a whole row and is not a sum over
 tokens is set here: which tokens a rank has, attention, counts of the routers' balance loss, and the length that
@@ -35,14 +35,14 @@ def apply(model: nn.Module, mesh: Mesh, *, context: Context) -> None:
     ranks, tensor = mesh.layout.sequence, mesh.layout.tensor
     if ranks == 1:
         return
-    assert isinstance(model, Decoder), "how others attend is not known"
+    assert isinstance(model, Decoder), "sequence parallelism needs a smalti Decoder"
     config, group = model.config, mesh.group("sequence")
 
     def why_not(size: int) -> str | None:
         return why_not_sequence(config, 2 * size, size, tensor=tensor, context=context)  # rows of any length
 
     require(mesh.layout, "sequence", why_not, range(1, ranks), "train.parallel.context=ring")
-    part = HeadPart(mesh.place("tensor") if tensor > 1 else 0, tensor)
+    part = HeadPart(mesh.local_rank("tensor") if tensor > 1 else 0, tensor)
     tokens_of_rank = own_part(mesh, context=context)
     by_length = config.rope_scaling is not None and config.rope_scaling.rope_type in ("dynamic", "longrope")
     model.hooks = replace(
@@ -64,8 +64,9 @@ def own_part(mesh: Mesh, *, context: Context) -> Callable[[Tensor], Tensor]:
     ranks = mesh.layout.sequence
     if ranks == 1:
         return lambda rows_ST: rows_ST
-    place, parts = mesh.place("sequence"), ranks if context == "ulysses" else 2 * ranks
-    numbers = [place] if context == "ulysses" else [place, 2 * ranks - 1 - place]
+    local_rank = mesh.local_rank("sequence")
+    parts = ranks if context == "ulysses" else 2 * ranks
+    numbers = [local_rank] if context == "ulysses" else [local_rank, 2 * ranks - 1 - local_rank]
 
     def part(rows_ST: Tensor) -> Tensor:
         tokens = rows_ST.shape[1]

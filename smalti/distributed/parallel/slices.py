@@ -1,8 +1,8 @@
-"""Tensors that the ranks of the axis ``tensor`` hold in equal slices: gathered, summed, scattered, with gradients.
+"""Collectives with gradients over the ranks of the axis ``tensor``, which hold equal slices of tensors.
 
-Promises: one collective in forward and one in backward for each function, of the larger buffer's bytes that
+Guarantees: one collective in forward and one in backward for each function, of the larger buffer's bytes that
 ``cost/layout/collectives.py`` counts; nothing waits for the device. Which gradient is right depends on what the
-ranks do with the result, so each function says what it takes them to do.
+ranks compute from the result, so each function says what it assumes.
 
 Shapes: B rows, T tokens of a row, t those of this rank's slice, W ranks.
 """
@@ -21,51 +21,54 @@ _ops = torch.ops._c10d_functional
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks that share each matrix, and which of them this one is."""
+    """The ranks that share each matrix, and this rank's number among them."""
 
     name: str
-    """Of the process group, as torch's functional collectives and its compiler take it."""
+    """Name of the process group, as torch's functional collectives and its compiler take it."""
     size: int
-    place: int
+    local_rank: int
 
     @staticmethod
     def of(axis: DeviceMesh) -> "Ranks":
-        """Those of a mesh of one dim."""
+        """Return the ranks of a mesh of one dim."""
         return Ranks(axis.get_group().group_name, axis.size(), axis.get_local_rank())
 
 
-def gathered(x_BtD: Tensor, ranks: Ranks) -> Tensor:
-    """[B, t, D] -> [B, T, D]. Each rank makes another part of what follows, so gradients are summed and scattered."""
-    out: Tensor = _Gathered.apply(x_BtD, ranks)
+def all_gather_sequence(x_BtD: Tensor, ranks: Ranks) -> Tensor:
+    """All-gather [B, t, D] -> [B, T, D]. Backward reduce-scatters, as each rank computes another part from it."""
+    out: Tensor = _AllGatherSequence.apply(x_BtD, ranks)
     return out
 
 
-def scattered(part_BTD: Tensor, ranks: Ranks) -> Tensor:
-    """[B, T, D], a part of a sum -> [B, t, D], this rank's slice of the sum over the ranks."""
-    out: Tensor = _Scattered.apply(part_BTD, ranks)
+def reduce_scatter_sequence(part_BTD: Tensor, ranks: Ranks) -> Tensor:
+    """Reduce-scatter [B, T, D], a part of a sum, -> [B, t, D], this rank's slice of the sum over the ranks."""
+    out: Tensor = _ReduceScatterSequence.apply(part_BTD, ranks)
     return out
 
 
-def joined(part: Tensor, ranks: Ranks) -> Tensor:
-    """[..., d] -> [..., W d]. All ranks make the same of the result, so each keeps its own slice of the gradient."""
-    out: Tensor = _Joined.apply(part, ranks)
+def all_gather_replicated(part: Tensor, ranks: Ranks) -> Tensor:
+    """All-gather along the last dim, [..., d] -> [..., W d].
+
+    Backward takes this rank's slice, since all ranks compute the same from the result.
+    """
+    out: Tensor = _AllGatherReplicated.apply(part, ranks)
     return out
 
 
-def summed(part: Tensor, ranks: Ranks) -> Tensor:
-    """The sum over the ranks. Each makes another part of what follows, so gradients are summed as well."""
-    out: Tensor = _Summed.apply(part, ranks)
+def all_reduce(part: Tensor, ranks: Ranks) -> Tensor:
+    """Sum over the ranks. Backward sums the gradients too, since each rank computes another part from the result."""
+    out: Tensor = _AllReduce.apply(part, ranks)
     return out
 
 
-def shared(x: Tensor, ranks: Ranks) -> Tensor:
-    """``x``, which all ranks have and make the same of, where gradients are summed over them later: each gives 1/W."""
-    out: Tensor = _Shared.apply(x, ranks) if x.requires_grad else x
+def scale_gradient(x: Tensor, ranks: Ranks) -> Tensor:
+    """Identity in forward; divides the gradient by W, because the W ranks compute the same and it is summed later."""
+    out: Tensor = _ScaleGradient.apply(x, ranks) if x.requires_grad else x
     return out
 
 
-def stacked(part: Tensor, ranks: Ranks) -> Tensor:
-    """[...] -> [W, ...], what each rank has; without a gradient."""
+def all_gather_stacked(part: Tensor, ranks: Ranks) -> Tensor:
+    """All-gather along a new first dim, [...] -> [W, ...]; without a gradient."""
     return _gather(part[None], ranks, 0)
 
 
@@ -87,7 +90,7 @@ def _sum(part: Tensor, ranks: Ranks) -> Tensor:
     return _ops.wait_tensor(_ops.all_reduce(part.contiguous(), "sum", ranks.name))
 
 
-class _Gathered(torch.autograd.Function):
+class _AllGatherSequence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BtD: Tensor, ranks: Ranks) -> Tensor:
         ctx.ranks = ranks
@@ -99,7 +102,7 @@ class _Gathered(torch.autograd.Function):
         return _scatter(grad_BTD, ctx.ranks), None
 
 
-class _Scattered(torch.autograd.Function):
+class _ReduceScatterSequence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part_BTD: Tensor, ranks: Ranks) -> Tensor:
         ctx.ranks = ranks
@@ -111,7 +114,7 @@ class _Scattered(torch.autograd.Function):
         return _gather(grad_BtD, ctx.ranks, 1), None
 
 
-class _Joined(torch.autograd.Function):
+class _AllGatherReplicated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, ranks: Ranks) -> Tensor:
         ctx.ranks = ranks
@@ -120,10 +123,10 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad.chunk(ctx.ranks.size, dim=-1)[ctx.ranks.place], None
+        return grad.chunk(ctx.ranks.size, dim=-1)[ctx.ranks.local_rank], None
 
 
-class _Summed(torch.autograd.Function):
+class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, ranks: Ranks) -> Tensor:
         ctx.ranks = ranks
@@ -135,7 +138,7 @@ class _Summed(torch.autograd.Function):
         return _sum(grad, ctx.ranks), None
 
 
-class _Shared(torch.autograd.Function):
+class _ScaleGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
         ctx.size = ranks.size

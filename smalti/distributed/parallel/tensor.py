@@ -6,8 +6,9 @@ et al. 2022, arXiv 2205.05198): attention and MLP gather their input, sum and sc
 along F; their router sees whole rows on every rank. Embedding and head are split over the vocabulary; a head is given
 whole rows and a DTensor, of which ``vocabulary`` gives this rank's part.
 
-Parameters keep their names. Of those that are not cut (norms, router, biases of what is summed) every rank has all and,
-after a backward pass, a part of the gradient: ``summing`` adds them up once a step. Not for decoding with a cache.
+Parameters keep their names. Every rank holds the whole of those that are not cut (norms, router, biases of outputs that
+are summed) and, after a backward pass, a part of their gradient: ``with_gradient_sums`` adds the parts once a step. Not
+for decoding with a cache.
 
 Shapes: B rows, T tokens of a row, t those of this rank's slice, D hidden, F inner, V vocabulary.
 """
@@ -29,7 +30,14 @@ from smalti.cost.layout.rules import divisors, require, why_not_tensor
 from smalti.distributed.parallel.dispatch import LocalExperts
 from smalti.distributed.parallel.fsdp import local
 from smalti.distributed.parallel.mesh import Mesh
-from smalti.distributed.parallel.slices import Ranks, gathered, joined, scattered, shared, summed
+from smalti.distributed.parallel.slices import (
+    Ranks,
+    all_gather_replicated,
+    all_gather_sequence,
+    all_reduce,
+    reduce_scatter_sequence,
+    scale_gradient,
+)
 from smalti.model.blocks.attention.choice import kernels_of
 from smalti.model.blocks.attention.module import Attention
 from smalti.model.blocks.attention.scores import HeadPart
@@ -64,17 +72,17 @@ def apply(model: nn.Module, mesh: Mesh) -> None:
             _apply_to_experts(module, axis, ranks)
         elif isinstance(module, MLP):
             _apply_to_mlp(module, axis, ranks)
-    _apply_to_ends(model, axis, ranks)
+    _apply_to_embedding_and_head(model, axis, ranks)
     model.hooks = replace(
         model.hooks,
-        kernels_of=partial(kernels_of, part=HeadPart(ranks.place, ranks.size)),
+        kernels_of=partial(kernels_of, part=HeadPart(ranks.local_rank, ranks.size)),
         positions_of=partial(_positions_of, model.hooks.positions_of, ranks),
         project=_project,
     )
 
 
-def summing(forward_backward: ForwardBackward, mesh: Mesh) -> ForwardBackward:
-    """``forward_backward``, then one sum over the axis of the gradients of parameters that are not cut."""
+def with_gradient_sums(forward_backward: ForwardBackward, mesh: Mesh) -> ForwardBackward:
+    """Wrap ``forward_backward`` so that gradients of uncut parameters are all-reduced over the axis."""
     if mesh.layout.tensor == 1:
         return forward_backward
 
@@ -112,7 +120,7 @@ def vocabulary(weight_VD: Tensor) -> Vocabulary:
     if not isinstance(weight_VD, DTensor):
         return Vocabulary(weight_VD, 0, None)
     ranks, part = Ranks.of(weight_VD.device_mesh), weight_VD.to_local()
-    return Vocabulary(part, ranks.place * part.shape[0], ranks)
+    return Vocabulary(part, ranks.local_rank * part.shape[0], ranks)
 
 
 # ---- inside a block -------------------------------------------------------------------------------------------------
@@ -138,8 +146,10 @@ def _apply_to_mlp(mlp: MLP, axis: DeviceMesh, ranks: Ranks) -> None:
 
 
 def _apply_to_experts(moe: MoE, axis: DeviceMesh, ranks: Ranks) -> None:
-    """The output of experts and shared experts is a part of a sum, scattered together. Gradients through the choices'
-    weights are parts too; those of the router's losses are the same on all ranks, so each gives its share."""
+    """Cut the experts along F, and reduce-scatter their summed output.
+
+    Router losses are equal on all ranks, so each contributes 1/W of the gradient.
+    """
     for name, _ in list(moe.experts.named_parameters(recurse=False)):
         _cut(moe.experts, name, 1, axis)
     moe.experts = LocalExperts(moe.experts)
@@ -150,14 +160,14 @@ def _apply_to_experts(moe: MoE, axis: DeviceMesh, ranks: Ranks) -> None:
 
     def scatter_output(_: nn.Module, args: Any, output: tuple[Tensor, RouterStats]) -> tuple[Tensor, RouterStats]:
         part_BTD, stats = output
-        return scattered(part_BTD, ranks), RouterStats(*(shared(value, ranks) for value in stats))
+        return reduce_scatter_sequence(part_BTD, ranks), RouterStats(*(scale_gradient(value, ranks) for value in stats))
 
     moe.register_forward_hook(scatter_output)
 
 
 def _gather_input(module: nn.Module, ranks: Ranks) -> None:
     """The first argument [B, t, D] -> [B, T, D]."""
-    module.register_forward_pre_hook(lambda _, args: (gathered(args[0], ranks), *args[1:]))
+    module.register_forward_pre_hook(lambda _, args: (all_gather_sequence(args[0], ranks), *args[1:]))
 
 
 def _cut_columns(mlp: MLP, axis: DeviceMesh) -> None:
@@ -196,7 +206,7 @@ class RowParallelLinear(nn.Linear):
         """[B, T, F / ranks] -> [B, t, D], or [B, T, D], a part of the sum."""
         if self.ranks is None:
             return F.linear(x_BTF, local(self.weight), self.bias)
-        out_BtD = scattered(F.linear(x_BTF, local(self.weight)), self.ranks)
+        out_BtD = reduce_scatter_sequence(F.linear(x_BTF, local(self.weight)), self.ranks)
         return out_BtD if self.bias is None else out_BtD + self.bias
 
 
@@ -211,7 +221,7 @@ class ParallelRMSNorm(RMSNorm):
     def forward(self, x_BTF: Tensor) -> Tensor:
         """[B, T, F / ranks] -> the same shape."""
         wide = x_BTF.float()
-        square_BT1 = summed(wide.square().sum(dim=-1, keepdim=True), self.ranks)
+        square_BT1 = all_reduce(wide.square().sum(dim=-1, keepdim=True), self.ranks)
         normal = wide * torch.rsqrt(square_BT1 / (x_BTF.shape[-1] * self.ranks.size) + self.eps)
         return (normal * local(self.weight)).to(x_BTF.dtype)
 
@@ -230,14 +240,17 @@ def _positions_of(inner: Any, ranks: Ranks, slice_tokens: int, device: torch.dev
 # ---- embedding and head ---------------------------------------------------------------------------------------------
 
 
-def _apply_to_ends(model: Decoder, axis: DeviceMesh, ranks: Ranks) -> None:
-    """A pipeline stage may have one of them, or none."""
+def _apply_to_embedding_and_head(model: Decoder, axis: DeviceMesh, ranks: Ranks) -> None:
+    """Cut embedding and head over the vocabulary, and gather the output of the last norm.
+
+    A pipeline stage may have one of them, or none.
+    """
     if model.embed is not None:
         model.embed = VocabularyParallelEmbedding(model.embed, axis, ranks)
     if model.lm_head is not None:
         _cut(model.lm_head, "weight", 0, axis)
     if model.norm is not None:
-        model.norm.register_forward_hook(lambda _, args, x_BtD: gathered(x_BtD, ranks))
+        model.norm.register_forward_hook(lambda _, args, x_BtD: all_gather_sequence(x_BtD, ranks))
 
 
 class VocabularyParallelEmbedding(nn.Embedding):
@@ -252,20 +265,21 @@ class VocabularyParallelEmbedding(nn.Embedding):
         """[B, T] -> [B, t, D]. UserError where T is not a multiple of the ranks."""
         ranks = self.ranks
         if ids_BT.shape[1] % ranks.size:
+            nearest = max(ranks.size, round(ids_BT.shape[1] / ranks.size) * ranks.size)
             raise UserError(
                 f"rows of {ids_BT.shape[1]} tokens cannot be cut into slices for {ranks.size} tensor ranks",
-                allowed="a multiple of them",
-                hint="train.parallel.tensor=1, or another data.seq_len",
+                allowed=f"a multiple of {ranks.size}",
+                hint=f"data.seq_len={nearest}, or train.parallel.tensor=1",
             )
         part_vD = local(self.weight)
-        index_BT = ids_BT - ranks.place * part_vD.shape[0]
+        index_BT = ids_BT - ranks.local_rank * part_vD.shape[0]
         outside_BT = (index_BT < 0) | (index_BT >= part_vD.shape[0])
         rows_BTD = F.embedding(index_BT.masked_fill(outside_BT, 0), part_vD)
-        return scattered(rows_BTD.masked_fill(outside_BT[..., None], 0), ranks)
+        return reduce_scatter_sequence(rows_BTD.masked_fill(outside_BT[..., None], 0), ranks)
 
 
 def _project(hidden: Tensor, weight_VD: Tensor) -> Tensor:
     """Logits of the whole vocabulary on every rank; for heads that compute the same from them on all ranks."""
     part = vocabulary(weight_VD)
     assert part.ranks is not None
-    return joined(F.linear(hidden, part.weight), part.ranks)
+    return all_gather_replicated(F.linear(hidden, part.weight), part.ranks)

@@ -4,7 +4,7 @@ Jacobs et al. 2023, arXiv:2309.14509. One all-to-all carries query, key and valu
 was mixed; their backward passes are two more of the same sizes. In between works the kernel that a single process would
 choose for whole rows, with the heads of this rank, so packed documents, windows, ALiBi and soft caps need nothing here.
 
-Promises: gradients are those of whole rows; where key heads are fewer than ranks, each goes to several of them, and
+Guarantees: gradients are those of whole rows; where key heads are fewer than ranks, each goes to several of them, and
 their gradients are added in float32. Nothing is kept for backward but what the kernel keeps.
 
 Shapes: B rows, T tokens of a row, t tokens of it on this rank, n ranks, H query heads and K key heads of this rank's
@@ -34,7 +34,7 @@ class Ulysses:
     def __call__(
         self, config: ModelConfig, like_BtD: Tensor, documents_BT: Tensor | None, n_documents: int | None = None
     ) -> dict[int | None, Attend]:
-        """What attends in each layer of a batch, by its window."""
+        """Return a function from a layer's window to its attention kernel for this batch."""
         batch, time, width = like_BtD.shape
         like_BTD = like_BtD[:, :1].expand(batch, time * self.ranks, width)
         kernels = self.kernels_of(config, like_BTD, documents_BT, n_documents, part=self.part)
@@ -67,7 +67,7 @@ class _ToHeads(torch.autograd.Function):
         parts = (query_BHtd, *(_repeated(part, ctx.repeats) for part in (key_BKtd, value_BKtd)))
         ctx.heads = [part.shape[1] // ranks for part in parts]
         sent_nBtjd = torch.cat([_by_heads(part.transpose(1, 2), ranks) for part in parts], dim=3)
-        whole_BTjd = _joined(_swap(sent_nBtjd, group))
+        whole_BTjd = _concatenated(_swap(sent_nBtjd, group))
         return tuple(part.transpose(1, 2) for part in whole_BTjd.split(ctx.heads, dim=2))
 
     @staticmethod
@@ -78,11 +78,11 @@ class _ToHeads(torch.autograd.Function):
         query, key, value = (
             part.movedim(0, 2).flatten(2, 3).transpose(1, 2) for part in received_nBtjd.split(ctx.heads, dim=3)
         )
-        return query, _summed(key, ctx.repeats), _summed(value, ctx.repeats), None
+        return query, _sum_of_copies(key, ctx.repeats), _sum_of_copies(value, ctx.repeats), None
 
 
 class _ToTokens(torch.autograd.Function):
-    """What was mixed for whole rows of some heads, [B, T, h, d] -> of a slice with all heads, [B, t, H, d]."""
+    """Attention output for whole rows of some heads, [B, T, h, d] -> for a slice with all heads, [B, t, H, d]."""
 
     @staticmethod
     def forward(ctx: Any, mixed_BThd: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -92,7 +92,7 @@ class _ToTokens(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_BtHd: Tensor) -> tuple[Tensor, None]:
-        return _joined(_swap(_by_heads(grad_BtHd, ctx.group.size()), ctx.group)), None
+        return _concatenated(_swap(_by_heads(grad_BtHd, ctx.group.size()), ctx.group)), None
 
 
 def _by_heads(x_BtHd: Tensor, ranks: int) -> Tensor:
@@ -105,7 +105,7 @@ def _by_tokens(x_BThd: Tensor, ranks: int) -> Tensor:
     return x_BThd.unflatten(1, (ranks, -1)).movedim(1, 0)
 
 
-def _joined(x_nBthd: Tensor) -> Tensor:
+def _concatenated(x_nBthd: Tensor) -> Tensor:
     """[B, T, h, d]: the tokens of all ranks in their order."""
     return x_nBthd.movedim(0, 1).flatten(1, 2)
 
@@ -122,7 +122,7 @@ def _repeated(x_BKtd: Tensor, repeats: int) -> Tensor:
     return x_BKtd.repeat_interleave(repeats, dim=1) if repeats > 1 else x_BKtd
 
 
-def _summed(grad_BKtd: Tensor, repeats: int) -> Tensor:
+def _sum_of_copies(grad_BKtd: Tensor, repeats: int) -> Tensor:
     """Over the copies of each key head, in float32."""
     if repeats == 1:
         return grad_BKtd

@@ -21,7 +21,7 @@ def write_report(
 ) -> str:
     """Write ``<run_folder>/report.html`` (or ``output``); returns its path. DataError if the folder holds no run.
 
-    ``parameters`` are (total, active), which the caller counts from the config (``plan.params``); without them the
+    ``parameters`` are (total, active), which the caller counts from the config (``cost.params``); without them the
     page takes what an event of the run says (``params_total``, ``params_active``), or says nothing.
     """
     run = read_run(run_folder)

@@ -72,7 +72,8 @@ def _laid(config: ModelConfig, mesh: Mesh, *, recomputes: bool = False, compute:
 
 def _state(config: ModelConfig, mesh: Mesh, model: Decoder) -> tuple[TrainState, LanguageLoss]:
     loss = LanguageLoss(config, LossConfig(z_loss_coef=1e-3, chunk_bytes=2**14))
-    optimizer, forward_backward = build_optimizer(model, OptimizerConfig(lr=3e-3)), tensor.summing(one_by_one, mesh)
+    optimizer = build_optimizer(model, OptimizerConfig(lr=3e-3))
+    forward_backward = tensor.with_gradient_sums(one_by_one, mesh)
     state = TrainState(
         model, optimizer, lambda _: 3e-3, 1.0, loss.balance, forward_backward, tensor_parallel_size=mesh.layout.tensor
     )
