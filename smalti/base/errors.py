@@ -19,7 +19,7 @@ class ExitCode(IntEnum):
     DONE = 0
     BUG = 1
     USAGE = 2
-    NO = 3
+    CHECK_FAILED = 3
     RETRY = 75
     INTERRUPTED = 130
     TERMINATED = 143
@@ -56,9 +56,9 @@ class DataError(UserError):
 
 
 class CheckFailed(SmaltiError):
-    """The command ran and its answer is no: a check failed, a bound was not met."""
+    """The command completed, but a check failed or a bound was not met."""
 
-    exit_code = ExitCode.NO
+    exit_code = ExitCode.CHECK_FAILED
 
 
 class RetryableError(SmaltiError):

@@ -27,7 +27,7 @@ _POLL_S = 0.05
 _KILL_WAIT_S = 4.0
 _PORT_TRIES = 3
 _TAIL_LINES = 15
-_ANSWERS = (ExitCode.USAGE, ExitCode.NO)
+_ANSWERS = (ExitCode.USAGE, ExitCode.CHECK_FAILED)
 _UNSAVED = (-signal.SIGTERM, -signal.SIGINT)
 """How a rank ends that receives a request to stop before it trains."""
 _AGAIN = "run the same command again; it goes on from the newest checkpoint"
@@ -240,7 +240,7 @@ def _judge(watch: _Watch, folder: RunFolder) -> Outcome:
         return _out_of_memory(short, cause, watch, step)
     if cause is not None:
         outcome = _lost(cause, watch, step) if cause.code == LOST_PEER else _blamed(cause, watch, step)
-        return _with_number(outcome, folder) if outcome.code == ExitCode.NO else outcome
+        return _with_number(outcome, folder) if outcome.code == ExitCode.CHECK_FAILED else outcome
     if watch.stopped_by is None:
         return Outcome(ExitCode.DONE, f"finished after step {step}", printed=True)
     return _stopped(watch.stopped_by, watch, folder, step)

@@ -74,21 +74,21 @@ def run(
 
 @dataclass
 class Attempt:
-    """What a rank knows of its attempt so far: an error is reported with it, also one in the middle of ``build``."""
+    """Hosts and run folder of the attempt, filled in during ``build`` for error reports."""
 
     hosts: tuple[str, ...] = ()
     """The host of each rank, once the ranks have met; empty in a world of one."""
     folder: RunFolder | None = None
 
-    def opened(self, folder: RunFolder) -> None:
-        """Take the run folder."""
+    def set_folder(self, folder: RunFolder) -> None:
+        """Store the run folder, so that errors are recorded in it."""
         self.folder = folder
 
 
 @contextmanager
 def recorded(attempt: Attempt) -> Iterator[None]:
-    """Around what ranks do together in a run folder: an error that means a lost peer becomes one that names it, and
-    where no agent does it, the end of the attempt is recorded."""
+    """Context manager: replace an error caused by a lost rank by one that names the rank; without an agent, record the
+    end of the attempt."""
     try:
         yield
     except Exception as error:
@@ -124,14 +124,14 @@ def build(
     device, resolved, attempt.hosts = place.take(config, world, given=model is not None)
     layout, axes = place.layout(config, device, world, given=model is not None)
     resolved, mesh = resolved | axes, meshes.build(device, layout)
-    folder, config = resume.open_folder(config, world, origins or {}, fork=fork, opened=attempt.opened)
+    folder, config = resume.open_folder(config, world, origins or {}, fork=fork, opened=attempt.set_folder)
     events: EventLog | recording.Nowhere = folder.event_log() if world.is_first else recording.Nowhere()
     reporter = oom.Reporter(config, folder, world.rank, layout, oom.placement(config, layout, device))
     indexes = _read_inputs(config) if isinstance(config, RunConfig) and batches is None else {}
     if isinstance(config, RunConfig):
         loss = loss or LanguageLoss(config.model, train.loss)
         if batches is None:
-            resolved |= _chosen(config, reporter, device, world)
+            resolved |= _choose_microbatch(config, reporter, device, world)
             batches = _token_batches(config, indexes, folder, mesh, device, resolved["microbatch_tokens"])
     assert batches is not None and loss is not None
     path = resume.find_checkpoint(folder, events)
@@ -139,7 +139,7 @@ def build(
     model = sharded(config, model, mesh, device, resumes=path is not None)
     state = state_of(config, model, loss, mesh, device)
     before = resume.load_checkpoint(path, state, tensors_of(state), batches, events)
-    resolved |= _tried(config, resolved, state, loss, batches, reporter, device)
+    resolved |= _try_microbatch(config, resolved, state, loss, batches, reporter, device)
     peak = place.peak_flops_per_s(device, train.precision.compute, world)
     events.write("auto_resolved", **resolved, **recording.facts(config, layout, device), peak_flops_per_s=peak)
     return Job(
@@ -164,14 +164,14 @@ def build(
     )
 
 
-def _chosen(config: RunConfig, reporter: oom.Reporter, device: torch.device, world: World) -> dict[str, Any]:
+def _choose_microbatch(config: RunConfig, reporter: oom.Reporter, device: torch.device, world: World) -> dict[str, Any]:
     """The microbatch to begin with, the same on all ranks."""
     limit = resume.microbatch_limit(reporter.folder, reporter.of)
     chosen = microbatches.choose(config, reporter.layout, device, world, limit_tokens=limit)
     return {"microbatch_tokens": chosen.tokens, "microbatch_by": chosen.by}
 
 
-def _tried(
+def _try_microbatch(
     config: JobConfig,
     resolved: Mapping[str, Any],
     state: TrainState,
@@ -205,7 +205,7 @@ def _all_described(config: JobConfig, *given: object) -> None:
 def sharded(
     config: JobConfig, given: nn.Module | None, mesh: Mesh, device: torch.device, *, resumes: bool
 ) -> nn.Module:
-    """The model over the mesh with its initial weights; where a checkpoint will overwrite them, with any."""
+    """Build the sharded model. Weights are initialised, or left uninitialised if a checkpoint will be loaded."""
     model = given
     if model is None:
         assert isinstance(config, RunConfig)
@@ -229,7 +229,7 @@ def sharded(
 
 
 def state_of(config: JobConfig, model: nn.Module, loss: Loss, mesh: Mesh, device: torch.device) -> TrainState:
-    """What a step changes, before the first one: the optimizer with its moments, and the forward and backward pass."""
+    """Build the initial ``TrainState``: the optimizer with its moments, and the forward and backward pass."""
     optimizer, lr = build_optimizer(model, config.train.optimizer), LearningRate.of(config)
     balance = loss.balance if isinstance(loss, LanguageLoss) else None
     forward_backward = tensor.with_gradient_sums(_forward_backward(config, mesh.layout, model, loss, device), mesh)
@@ -272,7 +272,7 @@ def _check_origin(config: JobConfig, *, begins: bool) -> None:
 
 
 def tensors_of(state: TrainState) -> dict[str, Tensor]:
-    """What a checkpoint holds: weights, persistent buffers, the optimizer's moments and what balances experts."""
+    """Tensors of a checkpoint: weights, persistent buffers, the optimizer's moments and what balances experts."""
     weights = {f"model.{name}": tensor for name, tensor in state.model.state_dict().items()}
     return {**weights, **moments(state.model, state.optimizer), **(state.balance.tensors() if state.balance else {})}
 

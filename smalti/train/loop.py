@@ -225,7 +225,7 @@ class _Loop:
         try:
             job.recorder.flush(_data_metrics(job))
         except NotFinite as error:
-            self._return_to_last_good_step(worlds.on_all_ranks(error))
+            self._return_to_last_good_step(worlds.mark_raised_on_all_ranks(error))
             raise
         self._log_when.done()
 
@@ -376,8 +376,8 @@ def _end(job: Job, stop: Stop) -> None:
     job.events.write("stopped", step=step, reason=stop.name.lower())
     saved = f"stopped at step {step} of {job.total_steps} with a checkpoint saved"
     text = saved if step else "stopped before the first step; nothing was saved"
-    hint = "run the same command again to go on"
-    raise worlds.on_all_ranks((Interrupted if stop == Stop.INTERRUPTED else RetryableError)(text, hint=hint))
+    kind = Interrupted if stop == Stop.INTERRUPTED else RetryableError
+    raise worlds.mark_raised_on_all_ranks(kind(text, hint="run the same command again to go on"))
 
 
 def _data_metrics(job: Job) -> dict[str, float]:

@@ -112,7 +112,7 @@ def _of_rank(
         mesh = meshes.build(_CPU, layout)
         # On the meta device first: FSDP2 cannot shard fake tensors.
         model = job.sharded(config, None, mesh, torch.device("meta"), resumes=True)
-        expert.evenly(model)
+        expert.assume_even_load(model)
         _set_kernels(model, document_tokens, cuda=cuda)
         rows = _rows(config, layout, tokens)
         with FakeTensorMode(allow_non_fake_inputs=True):

@@ -32,7 +32,7 @@ _ANSWER_S = 3.0
 """A store that takes longer than this to answer is behind a cut line."""
 _POLL_S = 0.1
 _ROUNDS = 2
-_SURE = (ExitCode.BUG, ExitCode.USAGE, ExitCode.NO)
+_SURE = (ExitCode.BUG, ExitCode.USAGE, ExitCode.CHECK_FAILED)
 _ABOUT = re.compile(r"^\[\S+:\d+\] |\.? (This (may indicate|is typically caused)|Check the logs of the remote) .*$")
 """What gloo says around a reason: a place in its sources, and advice."""
 _LOST_PEER = re.compile(

@@ -135,7 +135,7 @@ def broadcast_from_rank0(work: Callable[[], T]) -> T:
     dist.broadcast_object_list(answer, src=0)
     result, failure = answer
     if failure is not None:
-        raise on_all_ranks(failure)
+        raise mark_raised_on_all_ranks(failure)
     return result  # type: ignore[no-any-return]
 
 
@@ -149,7 +149,7 @@ def together(work: Callable[[], T]) -> T:
     failures: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(failures, failure)
     for failed in filter(None, failures):
-        raise on_all_ranks(failed)
+        raise mark_raised_on_all_ranks(failed)
     return result  # type: ignore[return-value]
 
 
@@ -162,8 +162,8 @@ def _as_sent(error: Exception) -> Exception:
     return error
 
 
-def on_all_ranks(error: E) -> E:
-    """``error``, known from now on as one that all ranks raise at the same place."""
+def mark_raised_on_all_ranks(error: E) -> E:
+    """Mark ``error`` as one that all ranks raise at the same place, and return it."""
     vars(error)[_BY_ALL] = True
     return error
 

@@ -57,14 +57,14 @@ class Documents:
 
 
 class Blockwise:
-    """How the scores of a layer are made, and which tiles there are."""
+    """Computes attention scores per tile and lists the tiles that are not fully masked."""
 
     def __init__(self, scores: Scores, window: int | None, documents: Documents | None, device: torch.device) -> None:
         self.scores, self.window, self.documents = scores, window, documents
         self.tile = _TILE_ON_CPU if device.type == "cpu" else _TILE
 
     def tiles(self, queries: list[Chunk], keys: list[Chunk]) -> list[Tile]:
-        """Those of all chunks of queries by all chunks of keys in which something is seen."""
+        """Tiles of all chunks of queries by all chunks of keys that are not fully masked."""
         most_queries, most_keys = self.tile
         tiles: list[Tile] = []
         for query in queries:

@@ -25,13 +25,16 @@ from smalti.model.blocks.moe.experts import Experts, Weights, bag, bag_backward,
 
 
 @dataclass
-class Begun:
-    """What is on its way for some choices. No tuple: FSDP passes it on as it is."""
+class PendingDispatch:
+    """Slots of some choices and the row counts being exchanged.
+
+    Not a tuple, so that FSDP does not look for tensors in it.
+    """
 
     order_S: Tensor
     slot_Nk: Tensor
     end_E: Tensor
-    """As ``slots`` gives them."""
+    """The results of ``slots``."""
     arriving_We: Tensor
     """int64: rows from each rank for each expert of this one."""
     sizes: "Sizes | None"
@@ -72,7 +75,7 @@ class LocalExperts(Experts):
 
 
 class Dispatch(LocalExperts):
-    """What the two modes share. Takes the place of ``experts``, of which each rank of ``group`` holds an equal part."""
+    """Base class of the two modes. Replaces ``experts``, of which each rank of ``group`` holds an equal part."""
 
     def __init__(self, experts: Experts, group: dist.ProcessGroup) -> None:
         super().__init__(experts)
@@ -80,23 +83,25 @@ class Dispatch(LocalExperts):
         self.own = experts.up_proj.shape[0] // self.ranks
 
     @torch.compiler.disable
-    def begin(self, expert_Nk: Tensor) -> Begun:
+    def begin(self, expert_Nk: Tensor) -> PendingDispatch:
         """Tell each rank how many rows will come for each of its experts."""
         order_S, slot_Nk, end_E = slots(expert_Nk, self.own * self.ranks)
         leaving_We = F.pad(end_E.to(torch.int64), (1, 0)).diff().view(self.ranks, self.own)
         arriving_We = _sent(leaving_We, None, None, self.group)
-        return Begun(order_S, slot_Nk, end_E, arriving_We, self.sizes(leaving_We, arriving_We))
+        return PendingDispatch(order_S, slot_Nk, end_E, arriving_We, self.sizes(leaving_We, arriving_We))
 
     @torch.compiler.disable
-    def forward(self, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor, begun: Begun | None = None) -> Tensor:
-        """As that of ``Experts``."""
-        return self.over_ranks(x_ND, weight_Nk, begun or self.begin(expert_Nk))
+    def forward(
+        self, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor, pending: PendingDispatch | None = None
+    ) -> Tensor:
+        """Same contract as ``Experts.forward``."""
+        return self.over_ranks(x_ND, weight_Nk, pending or self.begin(expert_Nk))
 
     def sizes(self, leaving_We: Tensor, arriving_We: Tensor) -> Sizes | None:
-        """What the host must know."""
+        """Row counts that the host must know; None: it needs none."""
         return None
 
-    def over_ranks(self, x_ND: Tensor, weight_Nk: Tensor, begun: Begun) -> Tensor:
+    def over_ranks(self, x_ND: Tensor, weight_Nk: Tensor, pending: PendingDispatch) -> Tensor:
         """[N, D] through the experts of all ranks."""
         raise NotImplementedError
 
@@ -106,26 +111,26 @@ class Dispatch(LocalExperts):
 
 
 class Exact(Dispatch):
-    """As many rows as there are."""
+    """Dispatch that sends exactly the chosen rows."""
 
-    evenly = False
+    assumes_even_load = False
     """Reckon with as many rows for each rank, without looking: to trace a step whose tensors hold nothing."""
 
     def sizes(self, leaving_We: Tensor, arriving_We: Tensor) -> Sizes | None:
-        return None if self.evenly else Sizes(torch.stack([leaving_We.sum(dim=1), arriving_We.sum(dim=1)]))
+        return None if self.assumes_even_load else Sizes(torch.stack([leaving_We.sum(dim=1), arriving_We.sum(dim=1)]))
 
-    def over_ranks(self, x_ND: Tensor, weight_Nk: Tensor, begun: Begun) -> Tensor:
-        rows_SD: Tensor = _Leave.apply(x_ND, begun.order_S, begun.slot_Nk, None, 0)
-        leaving, arriving = self._even(rows_SD.shape[0]) if begun.sizes is None else begun.sizes.wait()
+    def over_ranks(self, x_ND: Tensor, weight_Nk: Tensor, pending: PendingDispatch) -> Tensor:
+        rows_SD: Tensor = _Leave.apply(x_ND, pending.order_S, pending.slot_Nk, None, 0)
+        leaving, arriving = self._even(rows_SD.shape[0]) if pending.sizes is None else pending.sizes.wait()
         rows_RD = _sent(rows_SD, arriving, leaving, self.group)
         del rows_SD  # while the experts compute, what came is enough
-        label_R = _labels(begun.arriving_We.flatten(), rows_RD.shape[0]) % self.own
+        label_R = _labels(pending.arriving_We.flatten(), rows_RD.shape[0]) % self.own
         if not rows_RD.shape[0]:  # a row of no expert: kernels of every device take one, and gradients are zeros
             rows_RD, label_R = F.pad(rows_RD, (0, 0, 0, 1)), label_R.new_full((1,), self.own)
         y_RD = self.own_experts(rows_RD, label_R, spare=sum(arriving) == 0)[: sum(arriving)]
         back_SD = _sent(y_RD, leaving, arriving, self.group)
         del rows_RD, y_RD
-        return _Return.apply(back_SD, weight_Nk, begun.order_S, begun.slot_Nk, None)
+        return _Return.apply(back_SD, weight_Nk, pending.order_S, pending.slot_Nk, None)
 
     def _even(self, slots: int) -> list[list[int]]:
         shares = [slots // self.ranks + (rank < slots % self.ranks) for rank in range(self.ranks)]
@@ -135,23 +140,23 @@ class Exact(Dispatch):
 class Static(Dispatch):
     """Buffers of the worst case: all tokens of a rank at one other, each at as many experts as that one has."""
 
-    def over_ranks(self, x_ND: Tensor, weight_Nk: Tensor, begun: Begun) -> Tensor:
+    def over_ranks(self, x_ND: Tensor, weight_Nk: Tensor, pending: PendingDispatch) -> Tensor:
         most = x_ND.shape[0] * min(weight_Nk.shape[1], self.own)
-        place_S = self._places(begun, most)
-        rows_PD: Tensor = _Leave.apply(x_ND, begun.order_S, begun.slot_Nk, place_S, self.ranks * most)
-        label_P = _labels(begun.arriving_We, most).flatten()  # behind the last that came: no expert
+        place_S = self._places(pending, most)
+        rows_PD: Tensor = _Leave.apply(x_ND, pending.order_S, pending.slot_Nk, place_S, self.ranks * most)
+        label_P = _labels(pending.arriving_We, most).flatten()  # behind the last that came: no expert
         arrived_PD = _sent(rows_PD, None, None, self.group)
         del rows_PD
         y_PD = self.own_experts(arrived_PD, label_P, spare=True)
         back_PD = _sent(y_PD, None, None, self.group)
         del arrived_PD, y_PD
-        return _Return.apply(back_PD, weight_Nk, begun.order_S, begun.slot_Nk, place_S)
+        return _Return.apply(back_PD, weight_Nk, pending.order_S, pending.slot_Nk, place_S)
 
-    def _places(self, begun: Begun, most: int) -> Tensor:
+    def _places(self, pending: PendingDispatch, most: int) -> Tensor:
         """[S] where in the buffer each slot travels: those for a rank lie at the begin of its part."""
-        end_W = begun.end_E.view(self.ranks, -1)[:, -1].to(torch.int64)
+        end_W = pending.end_E.view(self.ranks, -1)[:, -1].to(torch.int64)
         begin_W = F.pad(end_W[:-1], (1, 0))
-        slot_S = torch.arange(begun.order_S.shape[0], device=end_W.device)
+        slot_S = torch.arange(pending.order_S.shape[0], device=end_W.device)
         shift_W = torch.arange(self.ranks, device=end_W.device) * most - begin_W
         return slot_S + shift_W.index_select(0, torch.searchsorted(end_W, slot_S, right=True))
 
@@ -163,8 +168,7 @@ def _sent(rows: Tensor, arriving: list[int] | None, leaving: list[int] | None, g
 
 
 def _labels(counts: Tensor, rows: int) -> Tensor:
-    """[..., rows] which of the groups along the last dim of ``counts`` each row is of, one group after another; behind
-    the last group their number."""
+    """[..., rows] group index of each row; rows after the last group get the number of groups."""
     row = torch.arange(rows, device=counts.device).expand(*counts.shape[:-1], rows).contiguous()
     return torch.searchsorted(counts.cumsum(dim=-1), row, right=True)
 

@@ -49,16 +49,18 @@ def apply(model: nn.Module, mesh: Mesh, *, dispatch: Mode) -> None:
         setattr(parent, name, mode(experts, group))
 
 
-def evenly(model: nn.Module) -> None:
-    """Let exact dispatch take every rank for equally wanted, without reading the choices, which a traced step does not
-    have. Not for training."""
+def assume_even_load(model: nn.Module) -> None:
+    """Make ``Exact`` assume the same number of rows for every rank.
+
+    For a traced step, which has no choices to read; not for training.
+    """
     for module in model.modules():
         if isinstance(module, Exact):
-            module.evenly = True
+            module.assumes_even_load = True
 
 
 def _spread(weight_EFD: nn.Parameter, mesh: Mesh) -> nn.Parameter:
-    """As a DTensor whose first dim lies over the ranks of ``expert``; over those of ``tensor`` as it did before."""
+    """Return a DTensor with dim 0 sharded over the ranks of ``expert``; the placement over ``tensor`` is unchanged."""
     over: DeviceMesh = mesh.axis("expert")
     places: list[Placement] = [Shard(0)]
     if isinstance(weight_EFD, DTensor):

@@ -220,7 +220,7 @@ def test_exact_asks_once_and_can_be_told_to_take_all_for_equal() -> None:
         dispatch, inputs = _fake_layer(Exact)
         with pytest.raises(DataDependentOutputException):
             dispatch.forward(*inputs)
-        dispatch.evenly = True  # type: ignore[attr-defined]
+        dispatch.assumes_even_load = True  # type: ignore[attr-defined]
         with _NothingToTheHost():
             assert dispatch.forward(*inputs).shape == inputs[0].shape
 
@@ -236,7 +236,7 @@ def test_backward_keeps_the_rows_that_came_gate_up_and_the_rows_that_came_back()
 
     with FakeTensorMode():
         dispatch, (x, chosen, weight) = _fake_layer(Exact)
-        dispatch.evenly = True  # type: ignore[attr-defined]
+        dispatch.assumes_even_load = True  # type: ignore[attr-defined]
         weights = dispatch.weights()
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             out = dispatch.forward(x, chosen, weight)

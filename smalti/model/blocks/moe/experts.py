@@ -41,12 +41,12 @@ class Experts(nn.Module):
         for weight_EFD in self.parameters():
             nn.init.normal_(weight_EFD, std=config.initializer_range)
 
-    def forward(self, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor, begun: Any = None) -> Tensor:
-        """sum_k weight_k * expert_k(x): [N, D] -> [N, D]. ``begun``: what ``begin`` gave for these choices."""
+    def forward(self, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor, pending: Any = None) -> Tensor:
+        """sum_k weight_k * expert_k(x): [N, D] -> [N, D]. ``pending``: what ``begin`` gave for these choices."""
         return self.through(x_ND, expert_Nk, weight_Nk, self.weights())
 
     def begin(self, expert_Nk: Tensor) -> Any:
-        """Start what needs the choices alone: here nothing. Returns what ``forward`` takes as ``begun``.
+        """Start what needs the choices alone: here nothing. Returns what ``forward`` takes as ``pending``.
 
         Where other ranks hold some experts, ``distributed/parallel/dispatch.py`` has a subclass that sends tokens.
         """
@@ -162,7 +162,7 @@ class _Grouped(torch.autograd.Function):
         gate_SF = None if gate is None else F.grouped_mm(x_SD, gate.mT, offs=end_E)
         inner_SF = act(up_SF) if gate_SF is None else act(gate_SF).mul_(up_SF)
         y_SD = F.grouped_mm(inner_SF, down, offs=end_E)
-        ctx.unwritten_S1 = _behind(end_E, order_S) if spare else None
+        ctx.unwritten_S1 = _unused_slots(end_E, order_S) if spare else None
         _clear(y_SD, ctx.unwritten_S1)
         kept_SD = None if weight_Nk is None else y_SD
         ctx.save_for_backward(x_ND, weight_Nk, gate, up, down, order_S, slot_Nk, end_E, gate_SF, up_SF, kept_SD)
@@ -198,7 +198,7 @@ class _Grouped(torch.autograd.Function):
         return grad_x_ND, grad_weight_Nk, grad_gate, grad_up, grad_down, *(None,) * 6
 
 
-def _behind(end_E: Tensor, order_S: Tensor) -> Tensor:
+def _unused_slots(end_E: Tensor, order_S: Tensor) -> Tensor:
     """[S, 1] True for slots behind the last expert's, which ``grouped_mm`` does not write."""
     return (torch.arange(order_S.shape[0], device=order_S.device) >= end_E[-1])[:, None]
 

@@ -30,9 +30,9 @@ class MoE(nn.Module):
         """[B, T, D] -> [B, T, D] and the sums of this layer; ``mask_BT`` True marks tokens that count in the sums."""
         routing = self.router(x_BTD)
         expert_Nk, weight_Nk = routing.expert_BTk.flatten(0, 1), routing.weight_BTk.flatten(0, 1)
-        begun = self.experts.begin(expert_Nk)
+        pending = self.experts.begin(expert_Nk)
         # What needs no routed expert comes first: it runs while messages from other ranks arrive.
         stats = router_stats(routing, mask_BT, self.over_row)
         shared_BTD = None if self.shared_experts is None else self.shared_experts(x_BTD)
-        out_BTD = self.experts(x_BTD.flatten(0, 1), expert_Nk, weight_Nk, begun).view_as(x_BTD)
+        out_BTD = self.experts(x_BTD.flatten(0, 1), expert_Nk, weight_Nk, pending).view_as(x_BTD)
         return out_BTD if shared_BTD is None else out_BTD + shared_BTD, stats

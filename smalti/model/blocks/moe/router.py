@@ -1,4 +1,4 @@
-"""The router: which experts a token meets, and with what weights.
+"""The router: which experts a token is sent to, and with what weights.
 
 Promises: logits, scores and weights are float32 whatever the parameters' dtype, because near ties decide; the weights
 come from the scores alone, a bias on the choice never reaches them.
@@ -21,7 +21,7 @@ Choose = Callable[[Tensor], Tensor]
 
 
 class Routing(NamedTuple):
-    """What the router says of each token. A tuple, because FSDP looks for tensors in tuples, not in dataclasses."""
+    """Output of the router for each token. A tuple, because FSDP looks for tensors in tuples, not in dataclasses."""
 
     logits_BTE: Tensor
     """float32."""
