@@ -70,5 +70,5 @@ class ExpertBalance:
             router.choice_bias.copy_(torch.where(skip, router.choice_bias, moved_E))
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold beside the model, whose buffers the biases are."""
+        """Tensors that a checkpoint holds beside the model, whose buffers the biases are."""
         return {"balance.load": self.load_LE} if self._moe.global_balance_loss_coef else {}

@@ -29,7 +29,7 @@ class Batches(Protocol):
         """This rank's microbatches of update ``step``; a pure function of ``step``."""
 
     def state(self, step: int) -> dict[str, Any]:
-        """What identifies the data and its order; saved in the checkpoint after ``step`` updates."""
+        """State that identifies the data and its order; saved in the checkpoint after ``step`` updates."""
 
     def check(self, state: dict[str, Any], step: int) -> None:
         """Raise a UserError that names the difference where ``state``, saved after ``step`` updates, belongs to other
@@ -134,7 +134,7 @@ class TokenBatches:
         return self._stream.tokens_by_source(step)
 
     def fetch_counts(self) -> dict[str, float]:
-        """What reading the sources has cost, by the names of ``data/fetch/counts.py``."""
+        """Return the costs of reading the sources, by the names of ``data/fetch/counts.py``."""
         return self._stream.fetch_counts.as_dict()
 
     def epochs(self, step: int) -> float:

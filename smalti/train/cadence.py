@@ -21,7 +21,7 @@ class Cadence:
         self._steps = max(1, min(length.step_at(every), length.total_steps)) if by_steps else 0
 
     def due(self, step: int) -> bool:
-        """Whether it is time after update number ``step``."""
+        """Return whether it is time after update number ``step``."""
         if self._steps:
             return step % self._steps == 0
         if self._tokens is not None:  # the step that completes another so many tokens

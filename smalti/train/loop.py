@@ -179,7 +179,7 @@ class _Loop:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last step is done, or a stop was agreed on."""
+        """True once the last step is done, or a stop was agreed on."""
         return self._is_last or bool(self.agreed.stop)
 
     @property

@@ -25,7 +25,7 @@ from smalti.train.step import Phase
 _MESSAGES = re.compile(
     r"can't allocate memory|not enough memory: you tried|(CUDA|HIP)( error)?: out of memory|STATUS_ALLOC_FAILED"
 )
-"""Of torch's allocators and its libraries; CUDA's allocator has a class of error, the CPU's raises RuntimeError."""
+"""Messages of torch's allocators and libraries. CUDA's allocator has an error class, the CPU's raises RuntimeError."""
 
 
 class OutOfMemory(RetryableError):
@@ -41,13 +41,13 @@ ALONE = (OutOfMemory, OneRowTooLarge)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocator of a device or of the CPU had no more memory."""
+    """Return whether an allocator of a device or of the CPU had no more memory."""
     by_message = isinstance(error, RuntimeError) and _MESSAGES.search(str(error)) is not None
     return by_message or isinstance(error, (torch.OutOfMemoryError, MemoryError))
 
 
 def placement(config: JobConfig, layout: Layout, device: torch.device) -> dict[str, Any]:
-    """What the memory of a rank depends on and may change between attempts: with another one the microbatch may fit."""
+    """Facts that the memory of a rank depends on and that may change between attempts; with others a batch may fit."""
     train = config.train
     return {
         "layout": str(layout),

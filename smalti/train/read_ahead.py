@@ -77,13 +77,13 @@ class ReadAhead(Generic[T]):
         return self
 
     def wait(self, seconds: float) -> bool:
-        """Whether the next step's batch, or its error, is there; waits up to ``seconds`` for it."""
+        """Wait up to ``seconds`` for the next step's batch or its error; return whether it is there."""
         with self._change:
             self._request()
             return self._change.wait_for(lambda: self._next_given in self._ready or self._closed, timeout=seconds)
 
     def has(self, step: int) -> bool:
-        """Whether the batch of a step to come, or its error, is there; true beyond the last step."""
+        """Return whether the batch of a later step, or its error, is there; true beyond the last step."""
         return step >= self._last or step in self._ready
 
     def __next__(self) -> T:

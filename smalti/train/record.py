@@ -21,7 +21,7 @@ _SECONDS_PER_HOUR = 3600.0
 
 
 class Sink(Protocol):
-    """Where metrics go."""
+    """Receiver of metrics."""
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of one step."""
@@ -163,12 +163,12 @@ class Recorder:
         return metrics
 
     def _rates(self, name: str, per_s: float) -> dict[str, float]:
-        """Of all ranks together, and of each."""
+        """Return a rate of all ranks together, and per rank."""
         return {f"throughput/{name}": per_s, f"throughput/device/{name}": per_s / self._world_size}
 
 
 def _device_memory() -> dict[str, float]:
-    """Of this rank's GPU, in GB as Composer has it; by the allocator's own counts, which wait for nothing."""
+    """Return memory of this rank's GPU in GB (Composer's unit) from the allocator's counts, which wait for nothing."""
     if not torch.cuda.is_initialized():
         return {}
     stats = torch.cuda.memory_stats()

@@ -57,9 +57,9 @@ class Rehearsal:
     rank: int
     layout: Layout
     params: int
-    """Of the whole model."""
+    """Counted over the whole model."""
     microbatch_tokens: int
-    """Of whole rows."""
+    """Counted over whole rows."""
     bytes_per_rank: dict[str, int]
     """``PARTS`` -> bytes. Parameters, gradients and optimizer: this rank's share. Activations: what the forward passes
     leave for the backward pass. Logits: a tile and what is made of it. Buffers: gathered weights, what collectives of
@@ -70,9 +70,9 @@ class Rehearsal:
     peak_parts: dict[str, int]
     """What is alive then; activations are then all that operators hold."""
     collectives: tuple[Total, ...]
-    """Of one step, the largest first."""
+    """Collectives of one step, the largest first."""
     checkpoint_bytes: int
-    """What this rank writes of a checkpoint: its shards, divided by the ranks that hold the same ones."""
+    """Bytes of a checkpoint that this rank writes: its shards, divided by the ranks that hold the same ones."""
 
 
 def rehearse(

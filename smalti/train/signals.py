@@ -11,7 +11,7 @@ from typing import Self
 
 
 class Stop(IntEnum):
-    """What was requested; when ranks differ, the larger counts."""
+    """The kind of stop requested; when ranks differ, the larger counts."""
 
     NONE = 0
     PREEMPTED = 1

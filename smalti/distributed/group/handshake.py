@@ -30,12 +30,12 @@ _DIGESTS = ("run", "placement")
 
 @dataclass(frozen=True)
 class Card:
-    """What a rank reports about itself."""
+    """Facts that a rank reports about itself."""
 
     host: str
     process: int
     same: Mapping[str, Any] = field(default_factory=dict)
-    """What must be alike on all ranks: versions, number of ranks, kind of device, digests of the config."""
+    """Values that must be equal on all ranks: versions, number of ranks, kind of device, digests of the config."""
     trouble: str | None = None
     """Why this rank cannot train."""
 

@@ -34,7 +34,7 @@ _POLL_S = 0.1
 _ROUNDS = 2
 _SURE = (ExitCode.BUG, ExitCode.USAGE, ExitCode.CHECK_FAILED)
 _ABOUT = re.compile(r"^\[\S+:\d+\] |\.? (This (may indicate|is typically caused)|Check the logs of the remote) .*$")
-"""What gloo says around a reason: a place in its sources, and advice."""
+"""Text that gloo adds to a reason: a place in its sources, and advice."""
 _LOST_PEER = re.compile(
     r"connection (was likely )?(closed|reset|refused|aborted)|broken pipe|closed by peer|timed? ?out"
     r"|ncclRemoteError|communicator was aborted|no route to host|network is unreachable|recvBytes|sendBytes",

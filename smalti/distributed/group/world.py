@@ -169,7 +169,7 @@ def mark_raised_on_all_ranks(error: E) -> E:
 
 
 def may_leave(error: BaseException | None) -> bool:
-    """Whether the ranks can still do something together after ``error``: one that this rank alone has raised leaves the
+    """Return whether the ranks can still communicate after ``error``: one that this rank alone has raised leaves the
     others in a collective, and to take the group down would wait for them (NCCL) for ever."""
     alone = not dist.is_initialized() or dist.get_world_size() == 1
     return alone or error is None or _BY_ALL in vars(error)

@@ -42,11 +42,11 @@ class Tile(NamedTuple):
     """In the row."""
     first_key: int
     masked: bool
-    """Whether some of these keys are hidden from some of these queries."""
+    """True if some of these keys are hidden from some of these queries."""
 
 
 class Documents:
-    """Where the document of each token begins, [B, T]; and on the CPU its least and largest over the rows."""
+    """Start of each token's document, [B, T]; and on the CPU its least and largest over the rows."""
 
     def __init__(self, documents_BT: Tensor) -> None:
         along_T = torch.arange(documents_BT.shape[1], device=documents_BT.device)
@@ -126,7 +126,7 @@ class Blockwise:
 
 
 class Sums:
-    """What attention of t queries has come to after some blocks of keys."""
+    """Partial attention output of t queries after some blocks of keys."""
 
     def __init__(self, query_BKGtd: Tensor) -> None:
         wide = torch.promote_types(query_BKGtd.dtype, torch.float32)
@@ -158,7 +158,7 @@ class Sums:
 
 
 class Gradients:
-    """Of t queries after some blocks of keys; those of a block's keys and values are returned by ``add``."""
+    """Gradients of t queries after some blocks of keys; those of a block's keys and values are returned by ``add``."""
 
     def __init__(self, query_BKGtd: Tensor, grad_BKGtd: Tensor, out_BKGtd: Tensor, log_sum_BKGt: Tensor) -> None:
         wide = log_sum_BKGt.dtype

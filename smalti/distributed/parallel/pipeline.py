@@ -37,7 +37,7 @@ class Stage:
 
     @property
     def is_first(self) -> bool:
-        """Whether it begins with the embedding."""
+        """True if the stage begins with the embedding."""
         return self.index == 0
 
 
@@ -137,7 +137,7 @@ class StagedDecoder(Decoder):
         stage: Stage | None = None,
         x_BTD: Tensor | None = None,
     ) -> DecoderOutput:
-        """As ``Decoder.forward``, for the whole model and without gradients; the value is the same on every rank.
+        """Compute ``Decoder.forward`` for the whole model and without gradients; the value is the same on every rank.
 
         With ``stage``, one of this rank's: that one alone, after what the one before gave as ``x_BTD``; its output is
         the value, its router sums those of its layers, with zeros for the others.
@@ -203,7 +203,7 @@ class StagedDecoder(Decoder):
         return DecoderOutput(self._from_last(x_BTD, device), sums)
 
     def _from_last(self, value: Tensor | None, device: torch.device) -> Tensor:
-        """What the last pipeline stage has, on every rank of the pipeline."""
+        """Broadcast the value of the last pipeline stage to every rank of the pipeline."""
         last = self.stages[-1].place
         shapes = [None if value is None else (value.shape, value.dtype)]
         dist.broadcast_object_list(shapes, group=self.group, group_src=last, device=device)

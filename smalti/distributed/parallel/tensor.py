@@ -100,7 +100,7 @@ def with_gradient_sums(forward_backward: ForwardBackward, mesh: Mesh) -> Forward
 
 
 def is_cut(parameter: Tensor) -> bool:
-    """Whether ranks of the axis hold different parts of it, sharded by FSDP besides or not."""
+    """Return whether ranks of the axis hold different parts of it, whether or not FSDP shards it too."""
     return isinstance(parameter, DTensor) and AXIS in (parameter.device_mesh.mesh_dim_names or ())
 
 

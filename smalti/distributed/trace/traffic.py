@@ -59,9 +59,9 @@ class Call:
     op: str
     """``all_gather``, ``reduce_scatter``, ``all_reduce``, ``all_to_all``, ``send``, ``recv``, or as torch calls it."""
     axis: str
-    """As ``cost.layout.collectives.Axis``, or ``other``."""
+    """A ``cost.layout.collectives.Axis``, or ``other``."""
     bytes: int
-    """Of its larger buffer."""
+    """Bytes of its larger buffer."""
     times: int = 1
     """How many calls it stands for."""
     start_s: float | None = None
@@ -69,7 +69,7 @@ class Call:
     end_s: float | None = None
     """When it was done; None where the host cannot see it."""
     ahead: bool = True
-    """Of a send or a receive: what travels goes from a lower rank of the group to a higher one."""
+    """True for a send or receive from a lower rank of the group to a higher one."""
 
 
 See = Callable[[Call, list[torch.Tensor]], None]
@@ -85,7 +85,7 @@ class Total:
     axis: str
     count: int
     bytes: int
-    """Of one call."""
+    """Bytes of one call."""
 
 
 class Traffic(TorchDispatchMode):
@@ -102,7 +102,7 @@ class Traffic(TorchDispatchMode):
 
     @contextmanager
     def times(self, number: int) -> Iterator[None]:
-        """What is called inside stands for ``number`` times as many calls."""
+        """Context manager: calls inside count ``number`` times."""
         before, self._times = self._times, number
         try:
             yield
@@ -191,7 +191,7 @@ def totals(calls: Iterable[Call]) -> list[Total]:
 
 
 def _goes_ahead(op: str, args: Any) -> bool:
-    """Whether a send goes to a higher rank of its group, or a receive comes from a lower one."""
+    """Return whether a send goes to a higher rank of its group, or a receive comes from a lower one."""
     if op not in ("send", "recv") or not isinstance(args[1], torch.ScriptObject):
         return True
     rank, peer = dist.ProcessGroup.unbox(args[1]).rank(), int(args[2])
@@ -203,12 +203,12 @@ def _done(call: Call, future: Any) -> None:
 
 
 def _bytes(value: Any) -> int:
-    """Of all tensors of one argument."""
+    """Return the bytes of all tensors of one argument."""
     return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 def _group_name(args: Any) -> str | None:
-    """Of the process group that a call was given, as an object or by its name."""
+    """Return the name of the process group that a call was given as an object or by name."""
     for value in args:
         if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
             return str(dist.ProcessGroup.unbox(value).group_name)
