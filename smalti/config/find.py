@@ -1,6 +1,6 @@
 """Recipes (run specs) and presets (model sizes) by name, from the package, a folder, or a path.
 
-Promises: works from an installed wheel (``importlib.resources``); a name that is not there is a UserError with the
+Guarantees: works from an installed wheel (``importlib.resources``); a name that is not there is a UserError with the
 nearest one. A path always wins over a name only when it is a file, or a run folder with a ``config.yaml``.
 """
 

@@ -1,7 +1,7 @@
-"""A fork: another future of a run from the steps that it has done. Which fields may change, and what the past was.
+"""A fork: changed settings of a run from its newest checkpoint on. Which fields may change, and what the past was.
 
-Promises: the new config still fixes every number of the whole run, steps before the fork included; only what was lived
-is kept (a fork that never made a step leaves no trace). Knows nothing of checkpoints or data.
+Guarantees: the new config still fixes every number of the whole run, steps before the fork included; only what was
+lived is kept (a fork that never made a step leaves no trace). Knows nothing of checkpoints or data.
 """
 
 from collections.abc import Sequence

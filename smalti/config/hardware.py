@@ -1,8 +1,8 @@
 """Devices as data: ``presets/hardware/NAME.yaml``, a file of the user's, or what was measured on this machine.
 
-Promises: every figure names its source; an unknown device is refused and never taken for a similar one; no two devices
-of the package answer to one name. Peaks are dense; vendors print twice as much "with sparsity". Knows no formula and
-measures nothing.
+Guarantees: every figure names its source; an unknown device is refused and never taken for a similar one; no two
+devices of the package answer to one name. Peaks are dense; vendors print twice as much "with sparsity". Knows no
+formula and measures nothing.
 """
 
 import re

@@ -1,6 +1,6 @@
 """What micro-benchmarks found on a machine: the section ``measured`` of a device.
 
-Promises: plain numbers in SI units, each with the sizes that it was measured at; ``smalti.cost.step_time.rates``
+Guarantees: plain numbers in SI units, each with the sizes that it was measured at; ``smalti.cost.step_time.rates``
 reads between them. Measures nothing itself (``smalti plan hardware this-machine`` does).
 """
 

@@ -1,6 +1,6 @@
 """Paths and URLs in a config: refused before anything is opened where they cannot be meant, or hold a secret.
 
-Promises: an error about a URL with credentials does not repeat it. Does not look whether anything is there.
+Guarantees: an error about a URL with credentials does not repeat it. Does not look whether anything is there.
 """
 
 import re

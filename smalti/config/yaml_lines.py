@@ -1,7 +1,7 @@
 """YAML with the line of every key, and back to text.
 
-Promises: YAML 1.2's plain values (``1e-3`` is a number; ``no``, ``on`` and ``2024-01-01`` are text), duplicate keys and
-anchors refused, keys always text, ``to_yaml`` gives text that ``parse`` reads back equal. Does not know the schema.
+Guarantees: YAML 1.2's plain values (``1e-3`` is a number; ``no``, ``on`` and ``2024-01-01`` are text), duplicate keys
+and anchors refused, keys always text, ``to_yaml`` gives text that ``parse`` reads back equal. Does not know the schema.
 """
 
 import re

@@ -1,1 +1,1 @@
-"""What a step costs, as arithmetic on configs: parameters, FLOPs, memory, time. Knows no torch and measures nothing."""
+"""The cost of a step, as arithmetic on configs: parameters, FLOPs, memory, time. Does not import torch."""

@@ -1,6 +1,6 @@
 """JSON-lines files that survive a process that dies, or a disk that fills, during a write. Local files only.
 
-Promises: when ``write`` returns the line is written whole, or not at all. Lines of several processes and threads are
+Guarantees: when ``write`` returns the line is written whole, or not at all. Lines of several processes and threads are
 never mixed (each write holds a lock). A line torn by a dying process is skipped when read and does not damage the next
 one. A full or failing disk raises RetryableError.
 """

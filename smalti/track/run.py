@@ -1,6 +1,6 @@
 """The run folder: opened for an attempt by the process that starts the ranks, joined by the ranks, or only read.
 
-Promises: a folder belongs to one identity and has one writer at a time; every attempt has a number and a log folder;
+Guarantees: a folder belongs to one identity and has one writer at a time; every attempt has a number and a log folder;
 files are written atomically; a folder without a step or a checkpoint may be reused by another identity. Local paths
 only.
 """

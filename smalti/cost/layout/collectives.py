@@ -32,23 +32,23 @@ class Collective:
     """Calls of one kind in one step on one rank."""
 
     op: Op
-    """As torch names it."""
+    """Name of the collective in torch."""
     axis: Axis
     """Along which ranks: see ``group``."""
     count: int
     """Calls in a step."""
     bytes: int
-    """Of one call: the larger of its buffers."""
+    """Bytes of the larger buffer of one call."""
     when: When
     """In which phase of the step."""
     overlaps: bool
     """It can run while the rank computes; otherwise the rank waits."""
     what: str
-    """What travels."""
+    """The data that is sent."""
 
     @property
     def total_bytes(self) -> int:
-        """Of all calls in a step."""
+        """Bytes of all calls in a step."""
         return self.count * self.bytes
 
 
@@ -93,7 +93,7 @@ class Cut:
     tokens: int
     """That a rank has in one forward pass, on average: rows x seq_len / sequence ranks."""
     microbatches: int
-    """Of each rank in a step; the last may hold less."""
+    """Per rank and step; the last rank may hold less."""
     seq_len: int
     """Tokens of a row."""
     rows: int
@@ -159,7 +159,7 @@ class _Plan:
 
     @property
     def layers(self) -> int:
-        """Of one pipeline stage."""
+        """For one pipeline stage."""
         return -(-self.config.model.num_hidden_layers // self.layout.pipeline)
 
     @property

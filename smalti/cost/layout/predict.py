@@ -37,9 +37,9 @@ class Prediction:
     gpus: int
     layout: Layout
     microbatch_tokens: int
-    """Of whole rows; the ranks of a sequence axis share them."""
+    """Tokens of whole rows; the ranks of a sequence axis share them."""
     microbatches: int
-    """Of each rank in a step."""
+    """Per rank and step."""
     compute_s: float
     """Products and attention, and host time."""
     memory_s: float
@@ -49,11 +49,11 @@ class Prediction:
     network_s: float
     """Collectives that are not hidden behind work."""
     tokens: int
-    """Of a step, on all ranks."""
+    """Per step, all ranks together."""
     mfu: float | None
-    """Under ``cost.flops.FORMULA``; None where no peak is known."""
+    """MFU under ``cost.flops.FORMULA``; None if the peak is not known."""
     step_interval_s: tuple[float, float]
-    """Of ``step_s``."""
+    """Fraction of ``step_s``."""
     mfu_interval: tuple[float, float] | None
     """Lower and upper end."""
 
@@ -64,7 +64,7 @@ class Prediction:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all ranks."""
+        """All ranks together."""
         return self.tokens / self.step_s
 
     @property

@@ -96,7 +96,7 @@ def smallest_gpus(
 
 
 def _state_bytes(config: RunConfig) -> int:
-    """Of all parameters, at least: master weight, gradient and moments in fp32."""
+    """The least that the parameters need: master weight, gradient and moments in fp32."""
     return count(config.model).total * 4 * (2 + OPTIMIZERS[config.train.optimizer.name].moments)
 
 

@@ -3,8 +3,8 @@
 Follows the tensors of ``smalti/model`` in an eager step, in the order of allocation and release, as far as they grow
 with the tokens. Compared with a real step on a CPU (``bench/plan_memory.py``). On CUDA, norms and attention are torch's
 fused kernels; savings of ``torch.compile`` are not counted. Under axes ``tensor`` and ``sequence`` it follows
-Korthikanti et al. 2022 (arXiv 2205.05198, section 4: norms and the residual stream are split too), which no run here
-has measured.
+Korthikanti et al. 2022 (arXiv 2205.05198, section 4: norms and the residual stream are split too), whose
+memory was not measured here.
 
 Names of tensors are those of the code; ``x1`` is the residual stream after attention.
 """

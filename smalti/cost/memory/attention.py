@@ -148,9 +148,9 @@ class AttentionTape:
         tape.save("k.rows", "v.rows", "qs")
         tape.new("mixed", self.q)
         for index, (queries, keys) in enumerate(self._spans()):
-            size, wide = self._span_bytes(queries, keys), 4 / self.c if self._is_bent() else 1
+            size, wide = self._span_bytes(queries, keys), 4 / self.c if self._scores_in_fp32() else 1
             tape.new("score", size * wide)
-            if self._is_bent():
+            if self._scores_in_fp32():
                 tape.new("bent", size * wide)
             tape.new(f"probability.{index}", size)
             tape.drop("score", "bent")
@@ -161,8 +161,8 @@ class AttentionTape:
             tape.drop(f"probability.{index}")
         tape.drop("k.rows", "v.rows", "qs")
 
-    def _is_bent(self) -> bool:
-        """Scores go through fp32."""
+    def _scores_in_fp32(self) -> bool:
+        """Return whether the scores are computed in fp32."""
         return self.model.position == "alibi" or self.model.attn_logit_softcapping is not None
 
     def _kernel_backward(self, tape: Tape) -> None:
@@ -178,7 +178,7 @@ class AttentionTape:
         for queries, keys in self._spans():
             size = self._span_bytes(queries, keys)
             if not self._keeps_scores():
-                tape.new("score", size * (4 / self.c if self._is_bent() else 1))
+                tape.new("score", size * (4 / self.c if self._scores_in_fp32() else 1))
                 tape.new("again", size)
                 tape.drop("score")
             with tape.during(d_probability=size, d_score=size):

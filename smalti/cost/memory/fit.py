@@ -28,11 +28,11 @@ class MemoryFix:
     """A change of the recipe with which it fits."""
 
     change: str
-    """As it is typed, ``train.microbatch_tokens=4096``."""
+    """The override of the config, such as ``train.microbatch_tokens=4096``."""
     costs: str
-    """What is paid for it."""
+    """The cost of the change."""
     total_bytes: int
-    """What a rank then takes."""
+    """Bytes that a rank then needs."""
 
 
 def tensor_bytes_on_cpu(memory_bytes: float, ranks: int) -> float:

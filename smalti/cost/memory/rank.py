@@ -56,9 +56,9 @@ class Memory:
     phases: dict[str, int]
     """Phase -> its peak bytes."""
     reserved_bytes: int = 0
-    """Of a GPU: context and communicators (``Assumed``)."""
+    """Context and communicators of a GPU (``Assumed``)."""
     fragmentation_bytes: int = 0
-    """Of a GPU: what the allocator loses (``Assumed``)."""
+    """Memory that the allocator of a GPU loses (``Assumed``)."""
 
     @property
     def tensors_bytes(self) -> int:
@@ -102,7 +102,7 @@ def memory_per_rank(
     given = usual_microbatch(config, layout.data_ranks) if microbatch_tokens is None else microbatch_tokens
     kind = device or ("cuda" if config.train.parallel.device == "cuda" else "cpu")
     steps = (
-        _of(config, layout, batch, seq_len, given, kind, layers)
+        _snapshots_of_stage(config, layout, batch, seq_len, given, kind, layers)
         for batch, seq_len in config.batches_and_lengths
         for layers in _stages(config.model.num_hidden_layers, layout.pipeline)
     )
@@ -118,9 +118,10 @@ def _stages(layers: int, pipeline: int) -> list[range | None]:
     return [range(each), range(each * (pipeline - 1), layers)]
 
 
-def _of(
+def _snapshots_of_stage(
     config: RunConfig, layout: Layout, batch: int, seq_len: int, tokens: int, device: str, layers: range | None
 ) -> list[Snapshot]:
+    """Snapshots of one step with this batch, length and pipeline stage."""
     train, optimizer = config.train, OPTIMIZERS[config.train.optimizer.name]
     rows = rows_per_rank(batch, seq_len, layout.data_ranks, tokens)
     shape = MicrobatchShape(

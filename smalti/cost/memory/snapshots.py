@@ -27,7 +27,7 @@ class Parts:
     gradients: float = 0
     """Reduced gradients, this rank's share, and whole ones that wait to be reduced."""
     moments: float = 0
-    """Of the optimizer, this rank's share."""
+    """Moments of the optimizer, this rank's share."""
     gathered: float = 0
     """Whole weights in the compute format; a router's in fp32."""
     buffers: float = 0
@@ -273,7 +273,7 @@ class _Step:
         return self.block[has] + (self.router if has else 0)
 
     def _elements(self) -> float:
-        """Of all weights of this rank's layers, whole."""
+        """Number of unsharded weights of this rank's layers."""
         return self.root + sum(map(self._of_layer, self.layers))
 
     def _copied(self, weights: float) -> float:
@@ -281,11 +281,11 @@ class _Step:
         return 0.0 if self.rank.shards == 1 else weights * self.c
 
     def _last_copied(self, layer: int) -> float:
-        """That of the last all-gather of a block: its router's, where it has one."""
+        """Bytes of the buffer of a block's last all-gather (the router's, if the block has one)."""
         return self._copied(self.router * 4 / self.c if self.model.has_experts(layer) else self.block[False])
 
     def _collects(self, weights: float) -> float:
-        """What an all-gather holds beside its result: the buffer that it fills, and this rank's cast share."""
+        """Bytes that an all-gather holds beside its result: the buffer that it fills, and this rank's cast share."""
         share = weights / self.rank.shards * self.c if self.rank.shards > 1 and self.c != 4 else 0.0
         return self._copied(weights) + share
 

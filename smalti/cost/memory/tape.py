@@ -65,7 +65,7 @@ class MicrobatchShape:
     seq_len: int
     """Tokens of each."""
     compute_bytes: int
-    """Of an activation: 2 or 4."""
+    """Bytes of one value of an activation: 2 or 4."""
     device: Literal["cpu", "cuda"]
     documents: bool = False
     """Rows are packed, and attention stays inside documents."""

@@ -1,7 +1,7 @@
 """How much longer works take inside a training step than alone: calibration of ``cost/step_time/step.py``, with its
 interval.
 
-Promises: of GPUs the figures are fits whose rows are kept (``tests/cost/published_steps.py``), and the interval holds
+Guarantees: of GPUs the figures are fits whose rows are kept (``tests/cost/published_steps.py``), and the interval holds
 all of those rows; those of a CPU are provisional, and no rows of them are kept. They say nothing of kinds of steps that
 are not among the rows.
 

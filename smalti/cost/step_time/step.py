@@ -48,9 +48,9 @@ class StepTime:
     parts: tuple[PartTime, ...]
     """In the order of a step."""
     tokens: int
-    """Of the step, on all ranks."""
+    """Per step, all ranks together."""
     model_flops: float
-    """Of the step on all ranks under ``cost.flops.FORMULA``: without recomputation."""
+    """Per step, all ranks together, under ``cost.flops.FORMULA``: without recomputation."""
     ranks: int
     low_frac: float
     """The interval's lower end, as a share of ``total_s``."""

@@ -1,6 +1,6 @@
 """Replaces the output of a command in a folder as a whole.
 
-New entries are written to a hidden folder inside and renamed at the end. Promises: a reader sees the old result, the
+New entries are written to a hidden folder inside and renamed at the end. Guarantees: a reader sees the old result, the
 new one, or a record with ``complete: false``; only entries that an earlier record lists are removed; a second writer in
 the same folder is an error. Local folders only.
 """

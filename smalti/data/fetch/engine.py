@@ -185,7 +185,7 @@ class Engine:
             self._warned_s = self._now_s()
             left_s = self.give_up_s - elapsed_s
             log.get("data").warning(
-                "%s has not answered for %.0f s (%s); asking on for %.0f s",
+                "%s has not responded for %.0f s (%s); retrying for another %.0f s",
                 store_path(url, what),
                 elapsed_s,
                 cloud.reason(error),

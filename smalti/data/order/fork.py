@@ -1,4 +1,4 @@
-"""What a schedule keeps of the one that it forks from: all that chose the steps before the fork."""
+"""The state that a forked schedule copies from its parent: spans, tables and skips before the fork."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

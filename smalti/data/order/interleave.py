@@ -53,7 +53,7 @@ def interleave(spans: Sequence[SpanWeights], unit: int) -> list[Cycle]:
     total_steps = sum(span.n_steps for span in merged)
     while True:
         try:
-            return _Assignment(unit, tail_steps).run(merged)
+            return _Assignment(unit, tail_steps, len(merged[0].weights)).run(merged)
         except _NoAugmentingPath:
             assert tail_steps < total_steps, "no rounding was found, which the theorem excludes"
             tail_steps *= 4
@@ -64,7 +64,7 @@ class _NoAugmentingPath(Exception):
 
 
 class _Rate:
-    """What a step of one span adds to the exact shares: ``floor + fraction / unit`` for each source."""
+    """The exact shares of one step of a span: ``floor + fraction / unit`` for each source."""
 
     def __init__(self, span: SpanWeights, unit: int) -> None:
         shares = [divmod(span.rows * weight, unit) for weight in span.weights]
@@ -95,18 +95,22 @@ class _Assignment:
     A source has a *surplus* (1, else 0) where its count so far is the ceiling of a share that is no whole number.
     """
 
-    def __init__(self, unit: int, tail_steps: int) -> None:
+    def __init__(self, unit: int, tail_steps: int, n_sources: int) -> None:
         self.unit = unit
         self.tail_steps = tail_steps
         self.cycles: list[Cycle] = []
+        self.residue = [0] * n_sources
+        """[sources] fractional part of the exact share so far, in 1 / unit."""
+        self.surplus = [0] * n_sources
+        """[sources] surplus after the last step."""
+        self.open: list[_Step] = []
+        """Steps that are assigned but not emitted as a cycle yet."""
+        self.open_start = 0
+        """Number of the first open step."""
+        self.surplus_at_open = [0] * n_sources
+        """[sources] surplus before the first open step."""
 
     def run(self, spans: Sequence[SpanWeights]) -> list[Cycle]:
-        n_sources = len(spans[0].weights)
-        self.residue = [0] * n_sources
-        self.surplus = [0] * n_sources
-        self.open: list[_Step] = []
-        self.open_start = 0
-        self.surplus_at_open = [0] * n_sources
         start = 0
         for index, span in enumerate(spans):
             self._add_span(_Rate(span, self.unit), start, start + span.n_steps, last=index == len(spans) - 1)

@@ -1,6 +1,6 @@
 """The mixture over time, as the config says it: stages, ramps and batch sizes become spans of whole-number weights.
 
-Promises: weights by largest remainder, never zero for a source that has one; a weight that is a short decimal or a
+Guarantees: weights by largest remainder, never zero for a source that has one; a weight that is a short decimal or a
 ratio of small numbers is exact. Each span is compiled on its own, so what comes later changes nothing before it.
 """
 

@@ -1,6 +1,7 @@
 """The schedule of a run: which source every position reads from, and which of its sequences, as arithmetic.
 
-A *slot* numbers the sequences that a segment takes from a source, an *ordinal* the same with skipped ones counted too.
+A *slot* numbers the sequences that a segment takes from a source; an *ordinal* also counts the sequences that
+`data.skip` leaves out.
 Every global batch has the floor or the ceiling of each source's exact share; |count - exact share| < 1 after every
 step of a segment. After a fork whose config would have begun otherwise, shares are counted from the fork. All lookups
 are binary searches in a few tables a span.
@@ -182,7 +183,7 @@ class Schedule:
         return digest_json([FORMAT, step, segments, taken, skipped])
 
     def _history(self) -> list[Any]:
-        """What determines all choices, as JSON."""
+        """Return all that determines the choices of sequences, as JSON."""
         records: list[Any] = []
         if self._past:
             records.append(["fork", self._fork, self._past.schedule.past_digest(self._fork)])

@@ -40,7 +40,7 @@ class Span:
         return digest_json([self.start_step, self.rows, self.seq_len, [weight // common for weight in self.weights]])
 
     def record(self, sources: Sequence[str]) -> list[Any]:
-        """What the span chooses, as JSON, independent of the unit and of sources without weight."""
+        """Return the choices of the span as JSON, independent of the unit and of sources without weight."""
         common = gcd(*self.weights)
         weights = {name: weight // common for name, weight in zip(sources, self.weights, strict=True) if weight}
         return [self.start_step, self.rows, self.seq_len, weights]

@@ -16,8 +16,10 @@ from smalti.data.order.interleave import Cycle
 Int64s = npt.NDArray[np.int64]
 Int16s = npt.NDArray[np.int16]
 _CACHED_BATCHES = 64
-_PRIME = (1 << 127) - 1
-_Z = int.from_bytes(b"smalti schedule", "big")
+_FINGERPRINT_MODULUS = (1 << 127) - 1
+"""A Mersenne prime; see ``fingerprints``."""
+_FINGERPRINT_BASE = int.from_bytes(b"smalti schedule", "big")
+"""Where the polynomials of counts are evaluated; see ``fingerprints``."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,11 @@ class Batch:
 
 
 @lru_cache(maxsize=_CACHED_BATCHES)
-def spread(counts: tuple[int, ...]) -> Batch:
-    """The batch with these counts [sources]. Sources without a sequence in it change nothing.
+def build_batch(counts: tuple[int, ...]) -> Batch:
+    """Place the sequences of each source evenly over a batch; ``counts`` is [sources].
 
-    The k-th of c sequences of the s-th of S sources is at (k + (s + 1/2) / S) / c of the batch.
+    The k-th of c sequences of the s-th of S sources is at (k + (s + 1/2) / S) / c of the batch. Sources without a
+    sequence in it change nothing.
     """
     each = np.array(counts, dtype=np.int64)
     firsts = np.concatenate([[0], np.cumsum(each)])
@@ -92,7 +95,7 @@ class Table:
 
     def batch(self, step: int) -> Batch:
         """The batch of step ``step`` of the table."""
-        return spread(tuple(self.counts[step % len(self.counts)].tolist()))
+        return build_batch(tuple(self.counts[step % len(self.counts)].tolist()))
 
     def locate(self, offsets: Int64s) -> tuple[Int16s, Int64s]:
         """Positions [n], counted from the table's first -> source [n], slot of the segment [n]."""
@@ -127,7 +130,7 @@ class Table:
         kinds: dict[tuple[int, ...], int] = {}
         kind_of = np.array([kinds.setdefault(tuple(counts), len(kinds)) for counts in self.counts[used].tolist()])
         kind = kind_of[np.searchsorted(used, at)]
-        return ((kind == number, spread(counts)) for counts, number in kinds.items())
+        return ((kind == number, build_batch(counts)) for counts, number in kinds.items())
 
 
 def reorder_columns(counts: Int64s, before: Sequence[str], after: Sequence[str]) -> Int64s:
@@ -148,18 +151,18 @@ def fingerprints(tables: Sequence[Table], end_step: int) -> list[int]:
     totals = [0] * tables[0].counts.shape[1]
     for table in tables:
         turns, rest = divmod(min(table.n_steps, end_step - table.start_step), len(table.counts))
-        after = pow(_Z, len(table.counts), _PRIME)
-        series = (pow(after, turns, _PRIME) - 1) * pow(after - 1, -1, _PRIME)
-        begin = pow(_Z, table.start_step, _PRIME)
-        last = begin * pow(after, turns, _PRIME)
+        after = pow(_FINGERPRINT_BASE, len(table.counts), _FINGERPRINT_MODULUS)
+        series = (pow(after, turns, _FINGERPRINT_MODULUS) - 1) * pow(after - 1, -1, _FINGERPRINT_MODULUS)
+        begin = pow(_FINGERPRINT_BASE, table.start_step, _FINGERPRINT_MODULUS)
+        last = begin * pow(after, turns, _FINGERPRINT_MODULUS)
         for source, column in enumerate(table.counts.T.tolist()):
             whole = _polynomial(column) * series * begin if turns else 0
-            totals[source] = (totals[source] + whole + _polynomial(column[:rest]) * last) % _PRIME
+            totals[source] = (totals[source] + whole + _polynomial(column[:rest]) * last) % _FINGERPRINT_MODULUS
     return totals
 
 
 def _polynomial(values: Sequence[int]) -> int:
     total = 0
     for value in reversed(values):
-        total = (total * _Z + value) % _PRIME
+        total = (total * _FINGERPRINT_BASE + value) % _FINGERPRINT_MODULUS
     return total

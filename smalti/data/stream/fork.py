@@ -1,4 +1,4 @@
-"""Plans the fork of a run: from its newest checkpoint on it gets another future; its past must stay what it was.
+"""Plans the fork of a run: settings change from its newest checkpoint on; its past must stay what it was.
 
 Nothing is written. The result has been checked against the digests of the checkpoint, so an accepted fork resumes.
 Reads one small file of the checkpoint and the indexes of the sources, no token.
@@ -20,8 +20,8 @@ from smalti.track.run import RunFolder
 
 
 def plan_fork(config: RunConfig) -> Fork | None:
-    """What ``--fork`` makes of the run in ``config``'s folder; None where the run was forked to just this future, with
-    or without a checkpoint since, so that the same command again resumes.
+    """Plan the fork of the run in ``config``'s folder; None if it was already forked in just this way, with or without
+    a checkpoint since, so that the same command again resumes.
 
     UserError where there is no run or no checkpoint, where nothing differs, where something differs that is not the
     future, and where the past would change.

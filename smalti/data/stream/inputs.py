@@ -30,13 +30,13 @@ _UNSAID = {"tokenizer_digest": "its tokenizer", "vocab_size": "its vocabulary", 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a run reads, by name."""
+    """The sources and held-out sets that a run reads, by name."""
 
     sources: Mapping[str, Source]
     """Opened from their indexes; nothing is read of them yet."""
     heldout: Mapping[str, Manifest]
     unknown: tuple[str, ...]
-    """What could not be checked: a line for people each."""
+    """Checks that were not possible: a line of text each."""
 
 
 def read_inputs(config: DataConfig) -> dict[str, bytes]:
@@ -85,7 +85,7 @@ def check_inputs(config: RunConfig, indexes: Mapping[str, bytes] | None = None) 
 
 
 def heldout_key(name: str) -> str:
-    """Under which the manifest of a held-out set lies in what ``read_inputs`` gives."""
+    """Key of a held-out set's manifest in the result of ``read_inputs``."""
     return f"/heldout/{name}"
 
 

@@ -30,7 +30,7 @@ _TAKEDOWNS = "/takedowns"
 
 @dataclass(frozen=True)
 class Opened:
-    """The sources of a run, and what they say in common; None where none of them says it."""
+    """The sources of a run, and the metadata they share; None if no source has it."""
 
     sources: Mapping[str, Source]
     eod_id: int | None
@@ -39,7 +39,7 @@ class Opened:
 
     @property
     def fill_id(self) -> int:
-        """Stands where no token does; never a target."""
+        """Token id of padding; never a target."""
         return 0 if self.eod_id is None else self.eod_id
 
 
@@ -66,7 +66,7 @@ def read_indexes(config: "DataConfig") -> dict[str, bytes]:
 
 @contextmanager
 def named(field: str) -> Iterator[None]:
-    """A DataError from inside begins with the field of the config whose folder it is about."""
+    """Context manager: prefix DataErrors with the config field at fault."""
     try:
         yield
     except DataError as error:

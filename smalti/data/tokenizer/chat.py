@@ -3,7 +3,7 @@
 A chat template (``chat_template.jinja`` or in ``tokenizer_config.json``) is rendered as by ``apply_chat_template`` of
 ``transformers``, with the same tokens. A model without one gets ``PlainChat``.
 
-Promises: a template runs in jinja2's immutable sandbox, in a separate process with limits on time and memory
+Guarantees: a template runs in jinja2's immutable sandbox, in a separate process with limits on time and memory
 (``chat_template``), without access to files, modules or our objects. Control tokens in messages (``<|im_end|>``) are
 read as text, so a message cannot end its turn.
 """

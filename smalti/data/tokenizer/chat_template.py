@@ -1,9 +1,9 @@
 """Renders a chat template in a separate process, with limits on its time and memory.
 
 A template comes with downloaded weights. jinja2's sandbox denies it files and objects, but it can loop or build a text
-of gigabytes, and a thread cannot be ended (``docs/decisions/0016-templates-in-a-process.md``). Promises: a prompt that
-takes more than ``LIMIT_S`` of processor time or ``MEMORY_BYTES`` raises ``TemplateFailed``, and the next one gets a new
-process; Ctrl-C ends it. Threads wait for one another.
+of gigabytes, and a thread cannot be ended (``docs/decisions/0016-templates-in-a-process.md``). Guarantees: a prompt
+that takes more than ``LIMIT_S`` of processor time or ``MEMORY_BYTES`` raises ``TemplateFailed``, and the next one gets
+a new process; Ctrl-C ends it. Threads wait for one another.
 """
 
 import json

@@ -1,6 +1,6 @@
 """``Tokenizer``: text to ids and back, its digest, and its Hugging Face files.
 
-Promises: ``encode`` reads ``<|endoftext|>`` inside a document as text, unless ``special`` is set; ``encode_batch``
+Guarantees: ``encode`` reads ``<|endoftext|>`` inside a document as text, unless ``special`` is set; ``encode_batch``
 gives the same ids as ``encode``; the digest covers all that decides ids and nothing else.
 """
 

@@ -1,9 +1,9 @@
 """A thread that steps the engine, so that requests may be submitted from any thread at any time.
 
-Promises: ``submit`` and ``abort`` may be called from any thread and do not wait for a step. ``on_output`` is called in
-the engine's thread, so it must not block. Every submitted request gets a last output: an error of one request ends that
-request alone, an error of the engine ends all of them with that error, which stays in ``error``. While no request is
-open the thread sleeps.
+Guarantees: ``submit`` and ``abort`` may be called from any thread and do not wait for a step. ``on_output`` is called
+in the engine's thread, so it must not block. Every submitted request gets a last output: an error of one request ends
+that request alone, an error of the engine ends all of them with that error, which stays in ``error``. While no request
+is open the thread sleeps.
 """
 
 import threading

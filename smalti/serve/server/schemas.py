@@ -1,7 +1,7 @@
 """The requests that OpenAI's clients send, validated.
 
-Promises: a field that would change the answer is honoured or refused by name; an unknown field is ignored and named in
-a header of the answer. ``null`` means absent, as with OpenAI. Numbers are numbers: "16" and true are refused.
+Guarantees: a field that would change the answer is honoured or refused by name; an unknown field is ignored and named
+in a header of the answer. ``null`` means absent, as with OpenAI. Numbers are numbers: "16" and true are refused.
 """
 
 import json

@@ -1,6 +1,6 @@
 """What sets runs apart: config, code and machine, curves at the same step and the same tokens, ends, evals.
 
-Promises: each run is held against the first; a number that was measured comes with its noise where that is known
+Guarantees: each run is held against the first; a number that was measured comes with its noise where that is known
 (``differences``); reads the run folders alone. A run of another version or kind is compared by its plain values.
 """
 

@@ -1,6 +1,6 @@
 """How far two measured numbers are apart, and whether that is more than their noise.
 
-Promises: nothing is called a difference that a 95 % interval of it does not leave 0 out of; what is compared pair by
+Guarantees: nothing is called a difference that a 95 % interval of it does not leave 0 out of; what is compared pair by
 pair says so. Does not know the noise between seeds, which is often the larger one: only runs that differ in nothing but
 the seed can show it.
 """

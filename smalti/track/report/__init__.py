@@ -1,6 +1,6 @@
 """``report.html``: one page about a run, for a browser, a mail or a paper's appendix.
 
-Promises: made from the run folder alone (config.yaml, provenance.json, status.json, metrics.jsonl, events.jsonl,
+Guarantees: made from the run folder alone (config.yaml, provenance.json, status.json, metrics.jsonl, events.jsonl,
 evals/, samples.jsonl); one file without a script, a font or any address outside itself; everything from the folder is
 escaped; a run that was killed, has no metrics or no evals still gets its page. Does not follow a run: write it again.
 """

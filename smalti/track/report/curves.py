@@ -11,8 +11,10 @@ from smalti.track.report.read import RunRecord, get, smooth
 
 _EVAL, _LOSS, _BITS = "metrics/eval/", "/LanguageCrossEntropy", "/bits_per_byte"
 _MIX, _TOKENS = "data/mix/", "/tokens"
-_MIX_SPANS, _MIX_SPAN_SEQUENCES = 48, 64
-"""Most spans of the mixture chart, and the fewest sequences of one: the share among few jumps from span to span."""
+_MIX_SPANS = 48
+"""Most spans in the mixture chart."""
+_MIX_SPAN_SEQUENCES = 64
+"""Fewest sequences in one of its spans: the share in fewer sequences is too noisy to draw."""
 _TRAIN_COLOUR = 7
 _SMALL_WIDTH, _SMALL_HEIGHT = 440, 220
 

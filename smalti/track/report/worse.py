@@ -1,6 +1,6 @@
 """Held-out sets that got worse within a stage: what a change of the mixture, or too many repeats, has cost.
 
-Promises: from the run folder alone. A set is named where its last two measurements of a stage (the only one, where
+Guarantees: from the run folder alone. A set is named where its last two measurements of a stage (the only one, where
 there is one) both are more than 2 % above its lowest since the stage began, the measurement that the stage began with
 included. The held-out windows are the same every time, so the weights alone move it from one measurement to the next;
 noise of 0.5 % trips the rule in fewer than 1 of 100 stages (tests/track/test_report_worse.py).

@@ -1,6 +1,6 @@
 """Copies ``metrics.jsonl`` to one tracker in a thread: the file is the queue.
 
-Promises: training never waits for a tracker and never fails because of one. Nothing is queued in memory, however long
+Guarantees: training never waits for a tracker and never fails because of one. Nothing is queued in memory, however long
 an outage. A value that the tracker has of a step is not sent again, so a resumed run has no step twice; what a tracker
 lacks, from any attempt, is sent by the next one. Of steps repeated after a crash a tracker that cannot delete values
 keeps the first; the file has the last.

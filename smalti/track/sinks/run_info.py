@@ -1,7 +1,7 @@
 """What trackers show of a run beside its metrics, read from the run folder, and the records of the trackers.
 
-Promises: no secret leaves the machine: values under secret-sounding names and logins in addresses become ``***``, home
-folders ``~``, and neither host nor user is named.
+Guarantees: no secret leaves the machine: values under secret-sounding names and logins in addresses become ``***``,
+home folders ``~``, and neither host nor user is named.
 """
 
 import json

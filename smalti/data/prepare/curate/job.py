@@ -1,6 +1,6 @@
 """``smalti data curate``: normalises and filters documents and drops exact duplicates, in two passes.
 
-Promises: the same inputs and config give the same files, byte for byte; every document that was read is either in
+Guarantees: the same inputs and config give the same files, byte for byte; every document that was read is either in
 ``documents/`` or in ``drops/``, and the report adds up. Memory: one batch of texts, and the keys of duplicates.
 """
 

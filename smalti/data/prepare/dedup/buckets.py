@@ -1,8 +1,8 @@
 """Proposes candidate pairs from buckets: documents that agree in one band of their signatures.
 
-Promises: all pairs of a bucket of at most ``bucket_documents``; of a larger one at most ``2 * bucket_neighbours`` pairs
-for each document, so that the number of pairs is linear in the documents. The pairs depend on the texts, not on keys.
-Planted documents (keys from PLANTED on) never change the pairs of real documents.
+Guarantees: all pairs of a bucket of at most ``bucket_documents``; of a larger one at most ``2 * bucket_neighbours``
+pairs for each document, so that the number of pairs is linear in the documents. The pairs depend on the texts, not on
+keys. Planted documents (keys from PLANTED on) never change the pairs of real documents.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
 """``smalti data dedup``: removes near-duplicate documents.
 
-Promises: the same documents and config give the same files, byte for byte, on any runner and after any kill; a document
-is dropped only if an exact count found it near to one that is kept; held-out documents are all kept; every drop names
-its partner.
+Guarantees: the same documents and config give the same files, byte for byte, on any runner and after any kill; a
+document is dropped only if an exact count found it near to one that is kept; held-out documents are all kept; every
+drop names its partner.
 """
 
 import json

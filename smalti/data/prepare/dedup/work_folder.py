@@ -1,6 +1,6 @@
 """The work folder of a deduplication: the result of each stage in a folder of its own, with a digest of its inputs.
 
-Promises: a stage is complete or absent, so a run that was killed continues after the last complete one. A stage made
+Guarantees: a stage is complete or absent, so a run that was killed continues after the last complete one. A stage made
 from other documents, another config or another format is made again, and so are all stages after one that was made.
 """
 
