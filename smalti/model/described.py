@@ -1,6 +1,6 @@
 """What the ``config.json`` of a Hugging Face folder says of its model. Without torch: plans read it too.
 
-Promises: a family that is not known, options that our blocks do not compute, code that a folder brings and quantised
+Guarantees: a family that is not known, options that our blocks do not compute, code that a folder brings and quantised
 weights are refused by name; nothing else of the folder is opened. Local folders only.
 """
 

@@ -1,6 +1,6 @@
 """Initial weights: a pure function of (config, seed, parameter name, expert index), never of ranks, order or history.
 
-Promises: the same arguments give the same values whatever was drawn before, under any mesh and any number of threads:
+Guarantees: the same arguments give the same values whatever was drawn before, under any mesh and any number of threads:
 any rank may draw a parameter (or one expert) by itself. Does not promise equal bits on another kind of CPU or torch.
 
 Normal values with the standard deviation ``initializer_range``; matrices that write to the residual stream get it

@@ -1,6 +1,6 @@
 """JSON files of a model's folder, read as what may be hostile. Without torch.
 
-Promises: a file is a plain one, of bounded size, and holds one object in which no key is twice and every number is
+Guarantees: a file is a plain one, of bounded size, and holds one object in which no key is twice and every number is
 finite; anything else is a DataError that names the file.
 """
 

@@ -1,6 +1,6 @@
 """A Hugging Face folder that is read: everything in it is checked first, then it is handed over rule by rule.
 
-Promises: ``open_source`` reads configs, the index and the headers alone, and what does not fit is refused by
+Guarantees: ``open_source`` reads configs, the index and the headers alone, and what does not fit is refused by
 name before any weight is read; ``check_values`` reads all weights once, a piece at a time, before memory is allocated
 for them; ``tensors`` holds the tensors of one rule at a time. Pickled weights and code are never opened; no path leads
 out of the folder. Local folders only.

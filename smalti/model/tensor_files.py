@@ -3,7 +3,7 @@
 Format (safetensors 0.4): 8 bytes with the length of the header, the header as a JSON object of ``name: {dtype, shape,
 data_offsets}``, then the data, without holes.
 
-Promises: a header is checked whole before a byte of data is read (sizes, overlaps, duplicate names, unknown formats),
+Guarantees: a header is checked whole before a byte of data is read (sizes, overlaps, duplicate names, unknown formats),
 and what is wrong is named with its file and tensor; data is read with plain reads, so a file that is cut while it is
 read is an error and not a crash. Local files only.
 """

@@ -1,6 +1,6 @@
 """Load balancing of experts: the auxiliary losses of a step, and the load and biases that it leaves for the next.
 
-Promises: all is sums over tokens and sequences, or follows from the load of the whole batch, so any split into
+Guarantees: all is sums over tokens and sequences, or follows from the load of the whole batch, so any split into
 microbatches and ranks gives the same loss, gradient and biases, with no collective beside the step's one reduction.
 Nothing waits for the device.
 

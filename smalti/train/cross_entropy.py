@@ -1,6 +1,6 @@
 """Cross-entropy of an output head, whose memory does not grow with tokens x vocabulary.
 
-Promises: loss and gradients equal those of ``F.cross_entropy(soft_cap(hidden @ weight^T), targets)`` up to rounding;
+Guarantees: loss and gradients equal those of ``F.cross_entropy(soft_cap(hidden @ weight^T), targets)`` up to rounding;
 the logits of one *tile* (some tokens by some of the vocabulary) exist at a time, in ``chunk_bytes`` and a few tensors
 like ``hidden``; nothing waits for a GPU.
 

@@ -1,6 +1,6 @@
 """A rank that ran out of memory: the event, and the error that ends this rank alone.
 
-Promises: the event is in the run folder before the error is raised, whichever rank it is, so that the next attempt
+Guarantees: the event is in the run folder before the error is raised, whichever rank it is, so that the next attempt
 takes half the microbatch. Nothing is waited for: the other ranks are in a collective with this one. A process that the
 kernel kills for memory (SIGKILL) is not seen here.
 """

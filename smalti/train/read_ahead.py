@@ -1,6 +1,6 @@
 """Batches of the next steps, read in threads while a step runs; how many is given in seconds of training.
 
-Promises: steps come in their order, and an error of a step is raised at that step's turn; as many batches are read
+Guarantees: steps come in their order, and an error of a step is raised at that step's turn; as many batches are read
 ahead as last ``prefetch_s`` at the latest step times, at least one, within ``prefetch_bytes``. Several are read at a
 time where reading takes longer than a step. The end does not wait for a read that hangs.
 """

@@ -2,7 +2,7 @@
 
     step-00001000/{shards/, train_state.json, manifest.json, COMPLETE}      latest (a hint: the name of the newest)
 
-Promises: a checkpoint without ``COMPLETE`` does not exist; ``manifest.json`` holds the SHA-256 of every file and is
+Guarantees: a checkpoint without ``COMPLETE`` does not exist; ``manifest.json`` holds the SHA-256 of every file and is
 checked before anything is read; the newest checkpoint that verifies is found, and those passed over are reported; a
 save that fails leaves what was there before. Only tensors go through torch.distributed.checkpoint, all else is JSON.
 Its ``.metadata`` is a pickle, so it is opened only after its digest matches and by an unpickler that admits DCP's own

@@ -1,6 +1,6 @@
 """Reader of the shards of a checkpoint: DCP's reader, with an unpickler that admits DCP's own classes alone.
 
-Promises: ``.metadata`` makes no object of another class and names no file outside its folder; of many ranks one reads
+Guarantees: ``.metadata`` makes no object of another class and names no file outside its folder; of many ranks one reads
 it. Does not check digests: that comes before (``checkpoint.fault``).
 """
 

@@ -1,6 +1,6 @@
 """The handshake of the ranks before they train: all are present, with the same versions, config and kind of device.
 
-Promises: either all ranks that came begin, or all of them are refused with the same text, within seconds of the last
+Guarantees: either all ranks that came begin, or all of them are refused with the same text, within seconds of the last
 arrival, or within ``timeout_s`` where one is missing; the ranks that differ or miss are named, with their host and what
 differs. A rank that comes later gets an error that says so. Rank 0 alone compares; the others write one card, and wait.
 Does not promise anything about what happens later (``smalti/distributed/group/lost.py``).

@@ -1,6 +1,6 @@
 """Counts the bytes of tensor storages that are alive while torch works: each once, however many views it has.
 
-Promises: every storage that an operator hands to Python or to autograd is counted from the operator on until nothing
+Guarantees: every storage that an operator hands to Python or to autograd is counted from the operator on until nothing
 holds it, with what resizing a storage changes (FSDP2 frees gathered weights so); custom autograd functions, recomputed
 blocks and the backward pass included. Not seen: what a kernel takes and gives back inside one operator, and memory that
 an allocator keeps or loses between blocks. Works by a dispatch mode, so it is slow and changes no result. Fake tensors

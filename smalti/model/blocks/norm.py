@@ -1,6 +1,6 @@
 """Normalisation over the last dim, with a weight and no bias.
 
-Promises: statistics in float32 whatever the input's dtype; the output has the input's dtype. In float32 it equals
+Guarantees: statistics in float32 whatever the input's dtype; the output has the input's dtype. In float32 it equals
 Hugging Face's ``LlamaRMSNorm`` and ``torch.nn.LayerNorm(bias=False)`` to rounding.
 
 Shapes: ... any leading dims, D width.

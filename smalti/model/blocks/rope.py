@@ -1,6 +1,6 @@
 """Rotary position embedding (Su et al. 2021, arXiv:2104.09864) in Hugging Face's half-rotation layout.
 
-Promises: the angles are computed in float32 from the positions alone, once per forward, and then cast to the dtype of
+Guarantees: the angles are computed in float32 from the positions alone, once per forward, and then cast to the dtype of
 the activations (as transformers does); no buffer exists, so a model built on the meta device needs nothing restored.
 ``rope_scaling`` is computed as transformers 5.23 does. Two of its rules, ``dynamic`` and ``longrope``, depend on a
 length: without a cache it is the largest position of the batch plus one, as there; with one it is the length that the

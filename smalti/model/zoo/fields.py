@@ -1,6 +1,6 @@
 """``config.json``, read key by key: a key that was not read in the end must be known to leave the logits alone.
 
-Promises: an option that our blocks do not compute is refused by its name, never approximated and never passed over;
+Guarantees: an option that our blocks do not compute is refused by its name, never approximated and never passed over;
 values have the kind that is asked for. Defaults of absent keys are the caller's: those of the config classes of
 transformers 5.23.
 """

@@ -1,6 +1,6 @@
 """Which kernel attends: chosen from device, dtype and what is asked of it, built once a batch for each kind of layer.
 
-Promises: a kernel that is chosen on an accelerator has run forward and backward there before, on a few tokens of the
+Guarantees: a kernel that is chosen on an accelerator has run forward and backward there before, on a few tokens of the
 same shape of heads (a probe, once a process); ``described`` and ``here`` return what is chosen.
 ``docs/concepts/model/attention.md`` has the rules with their numbers.
 

@@ -1,6 +1,6 @@
 """How the score of a query and a key is made, and what is added to it: the mask, and ALiBi's penalty on distance.
 
-Promises: whatever kernel computes it, a score is cap tanh(scale q k / cap), then minus slope times distance; a token
+Guarantees: whatever kernel computes it, a score is cap tanh(scale q k / cap), then minus slope times distance; a token
 sees itself and the ``window`` - 1 tokens before it, as far as they are of its document. Distances are counted in the
 row (in the cache), so they hold at any length and need no position ids. A document is a run of equal numbers.
 

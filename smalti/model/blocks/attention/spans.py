@@ -3,7 +3,7 @@
 Why it exists: torch's fused CPU kernel computes the scores again in its backward pass, and knows no window, no soft cap
 and no bias but a whole [T, T] mask.
 
-Promises: what is not seen is not computed, up to the edges of blocks of 128 queries; the mask is one strip of
+Guarantees: what is not seen is not computed, up to the edges of blocks of 128 queries; the mask is one strip of
 [128, T + 128] for all blocks and layers, as causality, window and ALiBi depend on distances alone; short documents of a
 packed row share a block, with a mask of [128, 128]. The scores are rounded to the input's dtype before the softmax, as
 in transformers' eager attention; with ALiBi or a soft cap what follows is in float32. Sums go in a fixed order: the

@@ -1,6 +1,6 @@
 """Sums for the losses that keep experts evenly used.
 
-Promises: sums over sequences and tokens, so any split of a batch into microbatches or ranks adds up to the same loss
+Guarantees: sums over sequences and tokens, so any split of a batch into microbatches or ranks adds up to the same loss
 and the same gradient. Counts are a scatter and a sum, without a wait for the device.
 
 Shapes: B batch, T time, E experts, k experts per token, L layers.

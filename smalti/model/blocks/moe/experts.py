@@ -1,6 +1,6 @@
 """The experts: their weights, and every token through its k of them, none dropped (MegaBlocks, arXiv:2211.15841).
 
-Promises: no host synchronisation with the ``grouped`` kernel; forward and backward are gathers and reductions in a
+Guarantees: no host synchronisation with the ``grouped`` kernel; forward and backward are gathers and reductions in a
 fixed order, so the same input gives the same bits; any width. The kernel keeps for backward, beside its input and the
 choices: gate, up (S F each) and the experts' output (S D); what lies between is computed again.
 

@@ -1,6 +1,6 @@
 """The router: which experts a token is sent to, and with what weights.
 
-Promises: logits, scores and weights are float32 whatever the parameters' dtype, because near ties decide; the weights
+Guarantees: logits, scores and weights are float32 whatever the parameters' dtype, because near ties decide; the weights
 come from the scores alone, a bias on the choice never reaches them.
 
 Shapes: B batch, T time, D hidden, E experts, k experts per token.
