@@ -57,6 +57,20 @@ def record() -> Callable[[str, dict[str, Any]], None]:
     return write
 
 
+@pytest.fixture(autouse=True)
+def _leaves_no_process_group() -> Iterator[None]:
+    """A test that builds a job in its own process leaves a process group open, which later tests would join."""
+    before = _process_group_is_open()
+    yield
+    if not before and _process_group_is_open():
+        sys.modules["torch.distributed"].destroy_process_group()
+
+
+def _process_group_is_open() -> bool:
+    module = sys.modules.get("torch.distributed")
+    return module is not None and module.is_available() and module.is_initialized()
+
+
 def pytest_configure() -> None:
     """Refuse to record from an uncommitted checkout before the proofs take their time."""
     if RECORD:
