@@ -2,7 +2,7 @@
 
 Guarantees: a ``SmaltiError`` that is raised in a worker, on any machine, is raised in the driver unchanged; a worker
 that fails makes the plan fail, also where Daft would drop the error. Only this module, ``curate/plan.py`` and the
-package ``dedup`` (``frames``, ``plan``, ``words``) use Daft; test a new version of it there first.
+package ``dedup`` (``frames``, ``queries``, ``words``) use Daft; test a new version of it there first.
 """
 
 import logging

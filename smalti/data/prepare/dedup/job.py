@@ -24,7 +24,7 @@ from smalti.data.prepare.daft_engine import Failures, as_smalti_error
 from smalti.data.prepare.dedup import selftest
 from smalti.data.prepare.dedup.corpus import check_score_field, read_corpus
 from smalti.data.prepare.dedup.output import source_tasks, write_source
-from smalti.data.prepare.dedup.plan import Plans
+from smalti.data.prepare.dedup.queries import Queries
 from smalti.data.prepare.dedup.report import DedupReport, add_counts, as_markdown
 from smalti.data.prepare.dedup.stages import Stages
 from smalti.data.prepare.dedup.work_folder import WorkFolder
@@ -45,7 +45,7 @@ def dedup(config: DedupConfig, progress: Progress = no_progress) -> DedupReport:
     # In a folder of the user, all stages are in one subfolder.
     work = (Path(config.work, "smalti-dedup") if config.work else Path(config.output, ".stages")).resolve()
     failures = Failures(work / "failures")
-    plans = Plans(config, failures)
+    plans = Queries(config, failures)
     with (
         _disk_full_hint(config.output, work),
         publication(config.output, kind=FORMAT_KIND, record_name=RECORD_NAME) as result,

@@ -27,7 +27,7 @@ from smalti.data.prepare.dedup.buckets import PLANTED
 from smalti.data.prepare.dedup.corpus import Corpus, Task
 from smalti.data.prepare.dedup.decide import Near, Ordered
 from smalti.data.prepare.dedup.frames import n_rows_of
-from smalti.data.prepare.dedup.plan import Plans
+from smalti.data.prepare.dedup.queries import Queries
 from smalti.data.prepare.dedup.work_folder import WorkFolder
 
 # About what Daft needs in memory.
@@ -57,7 +57,7 @@ class Stages:
 
     config: DedupConfig
     corpus: Corpus
-    plans: Plans
+    plans: Queries
     progress: Progress
 
     def run(self, folder: WorkFolder) -> Path:

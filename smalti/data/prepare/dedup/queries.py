@@ -1,4 +1,4 @@
-"""The plans of a deduplication, for Daft: from tasks to Parquet folders, on this machine or on a cluster.
+"""The Daft queries of a deduplication: from tasks to Parquet folders, on this machine or on a cluster.
 
 Both runners give the same rows; their order and their files may differ, so readers sort. Texts never come to the
 driver. All workers need the same file system. The words of a text are compared (``words``), without the boilerplate of
@@ -25,8 +25,8 @@ from smalti.data.prepare.dedup.words import words_of
 _PAIR = pa.struct([("a", pa.int64()), ("b", pa.int64())])
 
 
-class Plans(Frames):
-    """The plans with one config."""
+class Queries(Frames):
+    """The queries of a deduplication with one config."""
 
     def signatures(self, tasks: Sequence[Task], folder: Path) -> None:
         """Write key, id, source, heldout, score, has_words, digests, order, place and bands of each document."""
