@@ -2,6 +2,7 @@
 
 import json
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from smalti.config.run import RunConfig
 from smalti.data.stream.inputs import check_inputs
 from smalti.data.tokenizer.tokenizer import load_tokenizer
 from smalti.data.tokens import Manifest, TokenSource
+from smalti.distributed.group import world
 from smalti.evals.in_loop import heldout_hook
 from smalti.model.huggingface import load_folder
 from smalti.track.run import RunFolder
@@ -30,11 +32,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tarfile.open(FIXTURES / "runs.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     monkeypatch.chdir(tmp_path)  # where the relative paths of the configs begin
-    return tmp_path
+    yield tmp_path
+    world.leave()  # a job that is built in this process joins a group of one rank
 
 
 class Losses(Hook):

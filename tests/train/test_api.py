@@ -63,6 +63,7 @@ def _twice(rank: int, config: RunConfig) -> tuple[Result, Result, int]:
     return first, fit(job), job.config.train.parallel.ranks
 
 
+@pytest.mark.slow
 def test_fit_gives_the_folder_and_the_last_metrics_and_the_launchers_ranks_count(tmp_path: Path) -> None:
     config = _with_heldout(tmp_path)
     for first, again, ranks in run_ranks(2, _twice, config):
