@@ -192,6 +192,7 @@ class DataPlan:
         """A JSON object with units in the names; weights are written as fractions, as they are used."""
         value = asdict(self)
         for stage in value["stages"]:
+            stage["era"] = stage.pop("segment")  # the key that scripts read, as in 'smalti data explain --json'
             for share in stage["shares"]:
                 share.update({key: str(share[key]) for key in ("weight", "weight_end")})
         for row, source in zip(value["sources"], self.sources, strict=True):

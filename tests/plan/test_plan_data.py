@@ -137,5 +137,6 @@ def test_json_has_plain_values():
 
     value = plan_data([source("a", 10)], [stage(0, 5, (6,))], READING).to_json()
     assert json.dumps(value)
+    assert "era" in value["stages"][0]
     assert value["stages"][0]["shares"][0]["weight"] == "1/2"
     assert value["requests"] == 7

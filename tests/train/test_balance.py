@@ -215,7 +215,7 @@ def _trained(rank: int, root: Any, name: str, stop: int | None) -> dict[str, tor
     return {key: fsdp.local(value).clone() for key, value in tensors_of(job.state).items()}
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_bits_with_biases_and_the_load_of_the_step_before(tmp_path):
     (straight,) = run_ranks(1, _trained, tmp_path, "straight", None)
     (stopped,) = run_ranks(1, _trained, tmp_path, "resumed", 10)

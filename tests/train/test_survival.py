@@ -207,7 +207,7 @@ def test_a_loss_that_is_not_finite_is_the_reason_on_record(tmp_path: Path) -> No
     assert status["reason"] == f"the {event['cause']} was {event['value']} at step {event['step']}"
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
     recipe, folder = _recipe(tmp_path, duration="2000step")
     agent = _start(recipe)

@@ -98,7 +98,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_job_that_waits_for_its_store_saves_and_ends_when_it_is_told_to(work: Path) -> None:
     run = work / "runs/r"
 

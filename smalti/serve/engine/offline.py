@@ -37,6 +37,7 @@ def generate(
 ) -> list[Completion]:
     """Answer each prompt; ``params`` for all, or one for each (default: greedy, up to 128 tokens).
 
+    All prompts are queued at once, so on an engine that also serves others ``submit`` may raise QueueFull meanwhile.
     Raises UserError for a prompt that leaves no room for an answer, before any is answered.
     """
     params = SamplingParams() if params is None else params

@@ -218,7 +218,7 @@ def _placed(rank: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_rank_holds_its_experts_cut_along_their_width() -> None:
     for found in run_ranks(4, _placed):
         assert found["dims"] == ("replicate", "expert_shard", "expert")

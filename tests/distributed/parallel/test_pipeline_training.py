@@ -80,7 +80,7 @@ def test_four_ranks_train_as_one(kind: str, tmp_path: Path) -> None:
     _compare(tmp_path, 4, [*cases, (kind, {"pipeline": 4, "microbatch_tokens": ONE_ROW})], 20 if PROVE else 4)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_tied_embeddings_and_uneven_stages(tmp_path: Path) -> None:
     parallel = {"pipeline": 2, "pipeline_schedule": "zero_bubble", "microbatch_tokens": ONE_ROW}
     tied = {"tie_word_embeddings": True, "num_hidden_layers": 5}
@@ -146,7 +146,7 @@ def _measured(rank: int, config: RunConfig) -> dict[str, float]:
     }
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_held_out_loss_is_that_of_one_process(tmp_path: Path) -> None:
     found = []
     for ranks, parallel in ((1, {}), (2, {"pipeline": 2})):
