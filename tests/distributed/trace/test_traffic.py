@@ -22,7 +22,7 @@ _SEEN = ("all_reduce", "all_gather")
 
 def _all_kinds(rank: int) -> tuple[list[Call], float]:
     mesh, votes = meshes.build(torch.device("cpu"), Layout(replicate=2, sequence=2)), dist.new_group(backend="gloo")
-    sequence, other = mesh.group("sequence"), 1 - mesh.place("sequence")
+    sequence, other = mesh.group("sequence"), 1 - mesh.local_rank("sequence")
     row, gathered = torch.ones(6, requires_grad=True), torch.empty(12)
     with Traffic(mesh, timed=True) as traffic:
         dist.all_reduce(row.detach().clone(), group=mesh.group("replicate"))
