@@ -322,7 +322,7 @@ def test_an_outcome_that_cannot_be_written_down_is_returned_all_the_same(tmp_pat
     assert run(tmp_path, "sys.exit(75)")[0].code == 75
     assert run(tmp_path, "pass")[0].code == 0
     assert folder.status() == {}
-    assert "is not on record: the disk is full" in caplog.text
+    assert "is not recorded: the disk is full" in caplog.text
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
