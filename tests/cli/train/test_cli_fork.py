@@ -81,7 +81,7 @@ def test_a_finished_run_is_forked_twice_and_its_config_alone_makes_it_again(work
     assert train(work, "r.yaml", quiet).returncode == 0
     longer = ("r.yaml", "train.duration=50step", "data.stages.1.weights={a: 1}", "train.optimizer.lr=5e-4", quiet)
     shown = run_cli(work, "train", *longer, "--fork", "--dry-run")
-    assert "40 steps = 9.22k tokens stay as they are" in shown.stdout
+    assert "40 steps = 9.22k tokens are unchanged" in shown.stdout
     assert "train.duration: 40step -> 50step" in shown.stdout
     assert "train.optimizer.lr: 0.001 -> 0.0005" in shown.stdout
     refused = run_cli(work, "train", *longer)
