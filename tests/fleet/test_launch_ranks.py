@@ -36,5 +36,8 @@ def test_a_launchers_number_counts_and_that_is_said(tmp_path: Path):
     world = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     done = train(tmp_path, "r.yaml", "train.parallel.ranks=4", **world)
     assert done.returncode == 0, done.stderr
-    assert "a launcher has started 1 rank, the recipe says train.parallel.ranks=4; the launcher's number is used" in done.stderr
+    assert (
+        "a launcher has started 1 rank, the recipe says train.parallel.ranks=4; the launcher's number is used"
+        in done.stderr
+    )
     assert load(RunConfig, str(tmp_path / "runs/t/config.yaml")).config.train.parallel.ranks == 1
