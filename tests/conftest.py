@@ -57,12 +57,24 @@ def record() -> Callable[[str, dict[str, Any]], None]:
     return write
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _module_leaves_no_process_group() -> Iterator[None]:
+    """A job that a fixture of a module builds in this process leaves its process group open."""
+    yield
+    _close_process_group()
+
+
 @pytest.fixture(autouse=True)
-def _leaves_no_process_group() -> Iterator[None]:
+def _test_leaves_no_process_group() -> Iterator[None]:
     """A test that builds a job in its own process leaves a process group open, which later tests would join."""
     before = _process_group_is_open()
     yield
-    if not before and _process_group_is_open():
+    if not before:
+        _close_process_group()
+
+
+def _close_process_group() -> None:
+    if _process_group_is_open():
         sys.modules["torch.distributed"].destroy_process_group()
 
 
