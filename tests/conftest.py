@@ -120,9 +120,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_runtest_logstart() -> None:
     """Jobs of tests do not measure how fast this CPU multiplies, a second for each: see gloo_ranks.py."""
-    place = sys.modules.get("smalti.train.place")
-    if place is not None:
-        place.matmul_rate = lambda device, precision: (1e11, 1024)  # type: ignore[attr-defined]
+    rank_setup = sys.modules.get("smalti.train.rank_setup")
+    if rank_setup is not None:
+        rank_setup.matmul_rate = lambda device, precision: (1e11, 1024)  # type: ignore[attr-defined]
 
 
 def pytest_runtest_logfinish() -> None:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from smalti.train import place
+from smalti.train import rank_setup
 
 _IMPORTED_ONCE = ["torch.distributed", "smalti.train.job", "smalti.evals.in_loop", "pytest", "hypothesis"]
 """By the server: what a module of tests imports beside, each of its ranks imports again."""
@@ -51,7 +51,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout
 def _rank(rank: int, world_size: int, folder: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     # How fast this CPU multiplies would take each rank a second and more, and is of no matter for tests.
-    place.matmul_rate = lambda device, precision: (1e11, 1024)  # type: ignore[attr-defined]
+    rank_setup.matmul_rate = lambda device, precision: (1e11, 1024)  # type: ignore[attr-defined]
     number, size = str(rank), str(world_size)
     os.environ.update(RANK=number, LOCAL_RANK=number, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
     try:

@@ -26,7 +26,7 @@ from smalti.distributed.parallel import sequence
 from smalti.distributed.trace.live_bytes import LiveBytes
 from smalti.distributed.trace.traffic import Total, Traffic
 from smalti.train import job as jobs
-from smalti.train import place
+from smalti.train import rank_setup
 from smalti.train.batches import Microbatch, TokenBatches
 from smalti.train.step import train_step
 
@@ -113,7 +113,7 @@ def counted_steps(
         stream: Any = _Stream(config, layout_of(config, env.world().world_size).data_ranks)
         batches = _Batches(stream, torch.device("cpu"), mask_documents=config.data.mask_documents)
         # no MFU is asked for, so no matmul rate is measured
-        with patch.object(place, "peak_flops_per_s", return_value=None):
+        with patch.object(rank_setup, "peak_flops_per_s", return_value=None):
             job = jobs.build(config, batches=batches)
         batches.own_part(sequence.own_part(job.mesh, context=config.train.parallel.context))
         if prepare is not None:

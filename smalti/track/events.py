@@ -60,6 +60,13 @@ class EventLog:
         self._file.close()
 
 
+class NoEventLog:
+    """The event log of every rank but the first: drops all events."""
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Do nothing."""
+
+
 def read_events(folder: str | Path) -> list[dict[str, Any]]:
     """Return all events of a run folder, oldest first; lines without an event are skipped."""
     return [line for line in read_lines(Path(folder) / FILE_NAME) if isinstance(line.get("event"), str)]

@@ -1,11 +1,11 @@
-"""The composition root: builds from one config a job that ``fit`` can run.
+"""Builds a job that ``fit`` can run from one config: the composition root of training.
 
-What is not given (model, loss, batches) is built from the config's own sections.
+Model, loss and batches that the caller does not pass are built from the sections of the config.
 """
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from smalti.base import env, log
 from smalti.base.env import World
-from smalti.base.errors import UserError
+from smalti.base.errors import SmaltiError, UserError
 from smalti.config.durations import to_seconds
 from smalti.config.run import JobConfig, RunConfig
 from smalti.cost.axes import Layout
+from smalti.cost.params import count
 from smalti.data.stream.inputs import check_inputs, read_inputs
 from smalti.data.stream.stream import Stream
 from smalti.distributed.group import lost
@@ -28,17 +29,19 @@ from smalti.distributed.parallel import mesh as meshes
 from smalti.distributed.parallel.mesh import Mesh
 from smalti.distributed.parallel.parallelize import parallelize
 from smalti.distributed.parallel.pipeline import StagedDecoder
+from smalti.model.blocks.attention.choice import described
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
-from smalti.track.events import EventLog
+from smalti.track.events import EventLog, NoEventLog
 from smalti.track.run import RunFolder
-from smalti.train import forgetting, oom, origin, place, profile, recording, resume
+from smalti.train import forgetting, oom, origin, profile, rank_setup, resume
 from smalti.train import microbatch as microbatches
 from smalti.train import pipeline as pipelines
 from smalti.train.batches import Batches, TokenBatches
 from smalti.train.loop import Evaluate, Hook, Job, fit
 from smalti.train.loss import LanguageLoss
 from smalti.train.optim import build_optimizer, moments
+from smalti.train.recorder import build_recorder
 from smalti.train.schedule import LearningRate
 from smalti.train.step import ForwardBackward, Loss, TrainState, one_by_one
 from smalti.train.weights import keep_tokenizer, open_weights
@@ -98,8 +101,19 @@ def recorded(attempt: Attempt) -> Iterator[None]:
         except Exception as named:
             writes = named.writes if isinstance(named, lost.LostPeer) else env.world().is_first
             if attempt.folder is not None and foreign and writes:
-                recording.ended(attempt.folder, named)
+                _record_failure(attempt.folder, named)
             raise
+
+
+def _record_failure(folder: RunFolder, error: Exception) -> None:
+    """Set the status of the attempt to failed, unless its end is already recorded.
+
+    Errors of the disk, or of a status that cannot be read, are ignored: they would hide ``error`` from the user.
+    """
+    with suppress(SmaltiError, OSError):
+        status = folder.status()
+        if status.get("attempt") == folder.attempt and status.get("state") in ("starting", "running"):
+            folder.set_status("failed", reason=str(error).partition("\n")[0])
 
 
 def build(
@@ -114,18 +128,18 @@ def build(
     fork: bool = False,
     attempt: Attempt | None = None,
 ) -> Job:
-    """Everything that ``fit`` needs, resumed from the newest checkpoint of the run folder where there is one.
+    """Build all that ``fit`` needs, resumed from the newest checkpoint of the run folder if there is one.
 
-    model: any module that ``loss`` understands, with the weights of rank 0; absent, the config's. loss: a
+    model: any module that ``loss`` can call, with the weights of rank 0; None builds that of the config. loss: a
     ``train.step.Loss``. batches: a ``train.batches.Batches``. fork: as ``--fork``. attempt: is filled in.
     """
     world, train, attempt = env.world(), config.train, attempt or Attempt()
-    _all_described(config, model, loss, batches)
-    device, resolved, attempt.hosts = place.take(config, world, given=model is not None)
-    layout, axes = place.layout(config, device, world, given=model is not None)
+    _require_described(config, model=model, loss=loss, batches=batches)
+    device, resolved, attempt.hosts = rank_setup.join_world(config, world, own_model=model is not None)
+    layout, axes = rank_setup.resolve_layout(config, device, world, own_model=model is not None)
     resolved, mesh = resolved | axes, meshes.build(device, layout)
     folder, config = resume.open_folder(config, world, origins or {}, fork=fork, opened=attempt.set_folder)
-    events: EventLog | recording.Nowhere = folder.event_log() if world.is_first else recording.Nowhere()
+    events: EventLog | NoEventLog = folder.event_log() if world.is_first else NoEventLog()
     reporter = oom.Reporter(config, folder, world.rank, layout, oom.placement(config, layout, device))
     indexes = _read_inputs(config) if isinstance(config, RunConfig) and batches is None else {}
     if isinstance(config, RunConfig):
@@ -138,10 +152,10 @@ def build(
     _check_origin(config, begins=path is None and model is None)
     model = sharded(config, model, mesh, device, resumes=path is not None)
     state = state_of(config, model, loss, mesh, device)
-    before = resume.load_checkpoint(path, state, tensors_of(state), batches, events)
+    saved = resume.load_checkpoint(path, state, tensors_of(state), batches, events)
     resolved |= _try_microbatch(config, resolved, state, loss, batches, reporter, device)
-    peak = place.peak_flops_per_s(device, train.precision.compute, world)
-    events.write("auto_resolved", **resolved, **recording.facts(config, layout, device), peak_flops_per_s=peak)
+    peak = rank_setup.peak_flops_per_s(device, train.precision.compute, world)
+    events.write("auto_resolved", **resolved, **_describe_model(config, layout, device), peak_flops_per_s=peak)
     return Job(
         config=config,
         state=state,
@@ -150,7 +164,7 @@ def build(
         length=config.length,
         folder=folder,
         is_first=world.is_first,
-        recorder=recording.recorder(config, folder, world, events, before, state=state, peak=peak),
+        recorder=build_recorder(config, folder, world, events, saved, state=state, peak_flops_per_s=peak),
         events=events,
         tensors=lambda: tensors_of(state),
         mesh=mesh,
@@ -165,7 +179,7 @@ def build(
 
 
 def _choose_microbatch(config: RunConfig, reporter: oom.Reporter, device: torch.device, world: World) -> dict[str, Any]:
-    """The microbatch to begin with, the same on all ranks."""
+    """Return the fields of ``auto_resolved`` for the first microbatch size, the same on all ranks. A collective."""
     limit = resume.microbatch_limit(reporter.folder, reporter.of)
     chosen = microbatches.choose(config, reporter.layout, device, world, limit_tokens=limit)
     return {"microbatch_tokens": chosen.tokens, "microbatch_by": chosen.by}
@@ -180,7 +194,7 @@ def _try_microbatch(
     reporter: oom.Reporter,
     device: torch.device,
 ) -> dict[str, Any]:
-    """Try the microbatch where a trial is wanted; returns what it changed."""
+    """Run the trial of the microbatch if there is one; return the fields of ``auto_resolved`` that it changed."""
     if not (isinstance(config, RunConfig) and isinstance(batches, TokenBatches) and "microbatch_tokens" in resolved):
         return {}
     if not microbatches.wants_trial(config, device):
@@ -190,8 +204,9 @@ def _try_microbatch(
     return {} if tokens == resolved["microbatch_tokens"] else {"microbatch_tokens": tokens, "microbatch_by": "trial"}
 
 
-def _all_described(config: JobConfig, *given: object) -> None:
-    absent = [name for name, value in zip(("model", "loss", "batches"), given, strict=True) if value is None]
+def _require_described(config: JobConfig, **arguments: object) -> None:
+    """Raise UserError for an argument of ``build`` that is None and that the config does not describe."""
+    absent = [name for name, value in arguments.items() if value is None]
     if absent and not isinstance(config, RunConfig):
         raise UserError(
             f"build() was given no {absent[0]}, and a {type(config).__name__} does not describe one",
@@ -203,10 +218,13 @@ def _all_described(config: JobConfig, *given: object) -> None:
 
 
 def sharded(
-    config: JobConfig, given: nn.Module | None, mesh: Mesh, device: torch.device, *, resumes: bool
+    config: JobConfig, own_model: nn.Module | None, mesh: Mesh, device: torch.device, *, resumes: bool
 ) -> nn.Module:
-    """Build the sharded model. Weights are initialised, or left uninitialised if a checkpoint will be loaded."""
-    model = given
+    """Build the sharded model. Weights are initialised, or left uninitialised if a checkpoint will be loaded.
+
+    own_model: the caller's model, with the weights of rank 0; None builds that of the config.
+    """
+    model = own_model
     if model is None:
         assert isinstance(config, RunConfig)
         with torch.device("meta"):
@@ -214,18 +232,31 @@ def sharded(
     else:
         model.to(device)
         fsdp.broadcast(model)
-    train = config.train
-    model = parallelize(model, mesh, train.parallel, train.precision, compile_blocks=place.compiles(config, device))
+    train, compiles = config.train, rank_setup.compiles(config, device)
+    model = parallelize(model, mesh, train.parallel, train.precision, compile_blocks=compiles)
     load = None if resumes or config.init_from is None else open_weights(config.init_from, model)
-    if given is None and (resumes or load is not None):
+    if own_model is None and (resumes or load is not None):
         fsdp.allocate(model, device)
     if load is not None:
         load()
-    elif not resumes and given is None:
+    elif not resumes and own_model is None:
         assert isinstance(config, RunConfig)
         described, seed = config.model, config.seed
         fsdp.materialize(model, device, lambda name, shape: draw(name, shape, described, seed))
     return model
+
+
+def _describe_model(config: JobConfig, layout: Layout, device: torch.device) -> dict[str, Any]:
+    """Return the numbers of parameters, and the attention kernel of each kind of layer over the longest rows; empty for
+    a model that the config does not describe."""
+    if not isinstance(config, RunConfig):
+        return {}
+    params, dtype = count(config.model), fsdp.DTYPES[config.train.precision.compute]
+    tokens, packed = max(config.data.seq_lens), config.data.mask_documents
+    kernels: dict[str, str] = dict(described(config.model, device, dtype, tokens, documents=packed))
+    if layout.sequence > 1 and config.train.parallel.context == "ring":
+        kernels = dict.fromkeys(kernels, "ring")
+    return {"params_total": params.total, "params_active": params.active, "attention": kernels}
 
 
 def state_of(config: JobConfig, model: nn.Module, loss: Loss, mesh: Mesh, device: torch.device) -> TrainState:
@@ -242,17 +273,17 @@ def state_of(config: JobConfig, model: nn.Module, loss: Loss, mesh: Mesh, device
 def _forward_backward(
     config: JobConfig, layout: Layout, model: nn.Module, loss: Loss, device: torch.device
 ) -> ForwardBackward:
-    """How microbatches go through the model: one by one, or through its pipeline stages."""
+    """Return the function that runs the microbatches: one by one, or through the pipeline stages of the model."""
     if layout.pipeline == 1:
         return one_by_one
-    assert isinstance(model, StagedDecoder), "place.take refuses a model that was given"
+    assert isinstance(model, StagedDecoder), "rank_setup.join_world refuses a model that was given"
     schedule = config.train.parallel.pipeline_schedule
     if not isinstance(loss, LanguageLoss):
         raise UserError(
             f"train.parallel.pipeline={layout.pipeline} with {type(loss).__name__}",
             allowed="the loss of the config; others need a model in one piece: pipeline=1",
         )
-    if schedule == "zero_bubble" and place.compiles(config, device):
+    if schedule == "zero_bubble" and rank_setup.compiles(config, device):
         raise UserError(
             "train.parallel.pipeline_schedule=zero_bubble cuts the backward pass in two, which compiled blocks cannot",
             allowed="1f1b, interleaved, or compile=false",
@@ -272,7 +303,7 @@ def _check_origin(config: JobConfig, *, begins: bool) -> None:
 
 
 def tensors_of(state: TrainState) -> dict[str, Tensor]:
-    """Tensors of a checkpoint: weights, persistent buffers, the optimizer's moments and what balances experts."""
+    """Return the tensors of a checkpoint: weights, persistent buffers, optimizer moments and expert balance."""
     weights = {f"model.{name}": tensor for name, tensor in state.model.state_dict().items()}
     return {**weights, **moments(state.model, state.optimizer), **(state.balance.tensors() if state.balance else {})}
 

@@ -21,14 +21,14 @@ from smalti.data.fetch.counts import Counts
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.group import world as worlds
 from smalti.distributed.parallel.mesh import Mesh
-from smalti.track.checkpoints import size_bytes
+from smalti.track.checkpoint_names import size_bytes
 from smalti.track.run import RunFolder
 from smalti.train.batches import Batches, TokenBatches
 from smalti.train.cadence import Cadence
 from smalti.train.garbage import BetweenSteps
 from smalti.train.oom import Reporter
 from smalti.train.read_ahead import ReadAhead
-from smalti.train.record import NotFinite, Recorder
+from smalti.train.recorder import NotFinite, Recorder
 from smalti.train.signals import Stop, StopSignals
 from smalti.train.step import Loss, StepResult, TrainState, train_step
 from smalti.train.vote import Vote

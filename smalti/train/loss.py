@@ -1,7 +1,7 @@
 """Losses: ``(model, microbatch) -> (sum, weight, metrics)``, all of them sums (see ``train.step``).
 
 Language modelling adds cross-entropy of next tokens, an optional z-loss of the output (PaLM, arXiv 2204.02311, section
-5), and for an MoE the losses of ``train.balance``. Each is a sum over tokens or sequences, so it does
+5), and for an MoE the losses of ``train.expert_balance``. Each is a sum over tokens or sequences, so it does
 not depend on the split into microbatches and ranks.
 """
 
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from smalti.base.errors import UserError
 from smalti.config.model import ModelConfig
 from smalti.config.train import LossConfig
-from smalti.train.balance import ExpertBalance
 from smalti.train.batches import IGNORE, Microbatch
 from smalti.train.cross_entropy import cross_entropy_head
+from smalti.train.expert_balance import ExpertBalance
 from smalti.train.step import Metrics
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from smalti.distributed.parallel.fsdp import local, square_norm
-from smalti.train.balance import ExpertBalance
+from smalti.train.expert_balance import ExpertBalance
 
 Metrics = dict[str, Tensor]
 Loss = Callable[[nn.Module, Any], tuple[Tensor, Tensor, Metrics]]

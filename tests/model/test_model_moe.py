@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from model_cases import built, distance, ids, sparse
 
 from smalti.model.blocks.moe import MoE
-from smalti.model.blocks.moe.balance import router_stats
 from smalti.model.blocks.moe.experts import Experts, slots
 from smalti.model.blocks.moe.router import Router, Routing
+from smalti.model.blocks.moe.router_stats import router_stats
 from smalti.model.decoder import Decoder
 
 ACTIVATIONS = {

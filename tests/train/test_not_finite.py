@@ -22,7 +22,7 @@ from smalti.track.run import RunFolder
 from smalti.train import Hook, build, fit
 from smalti.train.loop import Job
 from smalti.train.optim import build_optimizer, moments
-from smalti.train.record import NotFinite
+from smalti.train.recorder import NotFinite
 from smalti.train.step import StepResult, TrainState, train_step
 
 ADAMW, LION = {"lr": 3e-3}, {"name": "lion", "lr": 1e-3}

@@ -14,7 +14,7 @@ from gloo_ranks import run_ranks
 from smalti.base.errors import SmaltiError, UserError
 from smalti.config.run import RunConfig
 from smalti.track.run import RunFolder
-from smalti.train import job, loop, recording
+from smalti.train import job, loop
 
 
 def _fail_alone(rank: int, config: RunConfig, failing: int, error: Exception) -> tuple[str, int | None, str]:
@@ -86,5 +86,5 @@ def test_a_failure_before_the_first_step_is_on_record_and_only_one_of_all_ranks_
 def test_a_status_that_cannot_be_read_does_not_hide_the_error(tmp_path: Path) -> None:
     folder = RunFolder.open(toy_run.config(tmp_path), {})
     (folder.path / "status.json").write_text("{")
-    recording.ended(folder, RuntimeError("the first error"))
+    job._record_failure(folder, RuntimeError("the first error"))
     folder.close()

@@ -29,7 +29,7 @@ from smalti.base.errors import DataError, RetryableError
 from smalti.base.hashing import sha256_file
 from smalti.distributed.checkpoint.shard_reader import ShardReader
 from smalti.distributed.group.world import broadcast_from_rank0, together
-from smalti.track.checkpoints import complete, is_name, step_of
+from smalti.track.checkpoint_names import complete, is_name, step_of
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from smalti.config.run import RunConfig
 from smalti.data.tokenizer.tokenizer import load_tokenizer
 from smalti.distributed.checkpoint import card, checkpoint
 from smalti.model.huggingface import FAMILIES, load_folder, open_source, save_folder
-from smalti.track.checkpoints import complete, step_of
+from smalti.track.checkpoint_names import complete, step_of
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _LARGEST_ERROR = 1e-5

@@ -257,9 +257,9 @@ def _of_rows(x: Tensor, y: Tensor) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 def _of_slots(x: Tensor) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Rows gathered, and summed by twos; choices sorted by expert; the router's scores and sums of 8 experts."""
-    from smalti.model.blocks.moe.balance import router_stats
     from smalti.model.blocks.moe.experts import slots
     from smalti.model.blocks.moe.router import Routing
+    from smalti.model.blocks.moe.router_stats import router_stats
 
     rows, n = torch.randperm(x.shape[0], device=x.device), x.shape[0] // 2
     pairs, weights = rows.view(n, 2), torch.rand(n, 2, device=x.device).to(x.dtype)

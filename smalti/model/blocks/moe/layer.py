@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from smalti.config.model import ModelConfig
 from smalti.model.blocks.mlp import MLP
-from smalti.model.blocks.moe.balance import OverRow, RouterStats, router_stats
 from smalti.model.blocks.moe.experts import Experts
 from smalti.model.blocks.moe.router import Router
+from smalti.model.blocks.moe.router_stats import OverRow, RouterStats, router_stats
 
 
 class MoE(nn.Module):

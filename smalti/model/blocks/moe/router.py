@@ -37,7 +37,8 @@ class Router(nn.Module):
     """A linear layer without bias, scores, and the k experts with the largest.
 
     With ``bias_update_rate`` each expert has a ``choice_bias``, a buffer that is added to its score when experts are
-    chosen and nowhere else (DeepSeek-V3, arXiv:2412.19437, eq. 16); ``smalti.train.balance`` moves it between steps.
+    chosen and nowhere else (DeepSeek-V3, arXiv:2412.19437, eq. 16); ``smalti.train.expert_balance`` updates it between
+    steps.
     """
 
     full_precision = True

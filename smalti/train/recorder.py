@@ -1,21 +1,28 @@
-"""Metrics from step results: reads the device only when a line is due, and raises on a number that is not finite."""
+"""The recorder of a run: computes metrics from step results and writes them to sinks and trackers.
+
+It reads the device only when a line is due, and raises NotFinite on a loss or gradient norm that is not finite.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from smalti.base import clock
+from smalti.base.env import World
 from smalti.base.errors import CheckFailed, Interrupted, RetryableError
 from smalti.config.durations import RunLength
-from smalti.cost.flops import mfu
+from smalti.config.run import JobConfig, RunConfig
+from smalti.cost.flops import mfu, train_flops_per_token
 from smalti.track import trackers
+from smalti.track.run import RunFolder
+from smalti.track.sinks.console import ConsoleSink
 from smalti.track.sinks.feed import Feed
 from smalti.track.system import System
-from smalti.train.step import StepResult
+from smalti.train.step import StepResult, TrainState
 
 _SECONDS_PER_HOUR = 3600.0
 
@@ -43,10 +50,10 @@ class NotFinite(CheckFailed):
 
 
 class Recorder:
-    """Keeps results on the device until ``flush``; every rank runs one, only those with sinks write.
+    """Keeps results on the device until ``flush``. Every rank has one; only rank 0's has sinks.
 
-    Throughput is over the wall clock between two flushes, less what was spent outside steps (``outside``); steps of
-    unequal batches share it by their tokens. As a context manager it closes the sinks and reports to the
+    Throughput is over the wall clock between two flushes, less the time outside steps (``add_non_step_time``), divided
+    among steps of unequal batches by their tokens. As a context manager it closes the sinks and reports to the
     trackers how the attempt ended.
     """
 
@@ -67,9 +74,9 @@ class Recorder:
         seq_len: Callable[[int], int] | None = None,
         samples_before: int = 0,
     ) -> None:
-        """``feeds`` copy to trackers what the sinks write; the readings of ``system`` go with the line at hand.
-        ``flops_per_token`` and ``seq_len`` are those of an update, numbered from 1. The rate is logged under the name
-        of the class ``optimizer``."""
+        """``feeds`` copy what the sinks write to trackers; ``flush`` adds the readings of ``system`` to its last line.
+        ``flops_per_token`` and ``seq_len`` map the number of an update, from 1, to its value. The learning rate is
+        logged under ``optimizer``, the name of a class."""
         self._sinks, self._length, self._optimizer = sinks, length, optimizer
         self._feeds, self._system = feeds, system
         self._flops_per_token, self._peak, self._world_size = flops_per_token, peak_flops_per_s, world_size
@@ -79,7 +86,7 @@ class Recorder:
         self._window_s = clock.now_s()
         self._wait_s = self._non_step_s = 0.0
         self.latest: dict[str, float] = {}
-        """The last value of each metric; of the losses and rates on every rank, the rest where it was measured."""
+        """The last value of each metric. Losses and rates are here on every rank, others only where measured."""
 
     def add(self, step: int, lr: float, result: StepResult, *, wait_s: float) -> None:
         """Take the result of update number ``step``; ``wait_s`` is the time spent waiting for its batch."""
@@ -105,7 +112,7 @@ class Recorder:
             if not (math.isfinite(loss) and math.isfinite(grad_norm)):
                 raise NotFinite(step, loss, grad_norm)
             self.tokens += float(result.weight)
-            metrics = self._of_step(step, lr, result, loss, grad_norm, planned_per_s=window_tokens / window_s)
+            metrics = self._step_metrics(step, lr, result, loss, grad_norm, planned_per_s=window_tokens / window_s)
             metrics["data/wait_frac"] = wait_frac
             if step == rows[-1][0]:
                 metrics.update(extra or {})
@@ -129,7 +136,7 @@ class Recorder:
             sink.close()
         trackers.close(self._feeds, _state(error))
 
-    def _of_step(
+    def _step_metrics(
         self, step: int, lr: float, result: StepResult, loss: float, grad_norm: float, *, planned_per_s: float
     ) -> dict[str, float]:
         step_s = self._length.batch_tokens(step - 1) / planned_per_s
@@ -167,8 +174,72 @@ class Recorder:
         return {f"throughput/{name}": per_s, f"throughput/device/{name}": per_s / self._world_size}
 
 
+# ---- the recorder of a job ------------------------------------------------------------------------------------------
+
+
+def build_recorder(
+    config: JobConfig,
+    folder: RunFolder,
+    world: World,
+    events: Any,
+    saved: Mapping[str, Any],
+    *,
+    state: TrainState,
+    peak_flops_per_s: float | None,
+) -> Recorder:
+    """Build the recorder of a rank; rank 0's has the sinks and trackers of the config.
+
+    saved: the ``train_state`` of the checkpoint that the attempt resumed from, empty without one.
+    """
+    return Recorder(
+        _sinks(config, folder, state.step) if world.is_first else [],
+        length=config.length,
+        optimizer=type(state.optimizer).__name__,
+        tokens_before=float(saved.get("tokens", 0)),
+        train_s_before=float(saved.get("train_s", 0)),
+        val_s_before=float(saved.get("val_s", 0)),
+        **_by_seq_len(config, state.step),
+        peak_flops_per_s=peak_flops_per_s,
+        world_size=world.world_size,
+        feeds=trackers.follow(config.track, folder.path, events) if world.is_first else [],
+        system=_system(config, folder) if world.is_first else None,
+    )
+
+
+def _sinks(config: JobConfig, folder: RunFolder, step: int) -> list[Sink]:
+    sinks: list[Sink] = [folder.metrics_log(resumed_step=step if step else -1)]
+    if config.track.console:
+        sinks.append(ConsoleSink(config.length.total_steps, every_s=config.track.console_every_s))
+    return sinks
+
+
+def _system(config: JobConfig, folder: RunFolder) -> System | None:
+    every_s = config.track.system_every_s
+    return System(folder.path, every_s=every_s) if every_s else None
+
+
+def _by_seq_len(config: JobConfig, step: int) -> dict[str, Any]:
+    """Return the arguments of ``Recorder`` that depend on the sequence length; ``step`` updates are done."""
+    if not isinstance(config, RunConfig):
+        return {"flops_per_token": None}
+    parts = config.seq_len_parts
+    flops = {seq_len: float(train_flops_per_token(config.model, seq_len)) for _, seq_len in parts}
+
+    def seq_len_of(number: int) -> int:
+        return next(seq_len for start, seq_len in reversed(parts) if start < number)
+
+    return {
+        "seq_len": seq_len_of,
+        "flops_per_token": lambda number: flops[seq_len_of(number)],
+        "samples_before": sum(tokens // seq_len for seq_len, tokens in config.tokens_by_seq_len(step).items()),
+    }
+
+
+# ---- metrics --------------------------------------------------------------------------------------------------------
+
+
 def _device_memory() -> dict[str, float]:
-    """Return memory of this rank's GPU in GB (Composer's unit) from the allocator's counts, which wait for nothing."""
+    """Return memory of this rank's GPU in GB (Composer's unit). The allocator's counts need no synchronization."""
     if not torch.cuda.is_initialized():
         return {}
     stats = torch.cuda.memory_stats()
@@ -180,30 +251,26 @@ def _device_memory() -> dict[str, float]:
 
 
 def _state(error: BaseException | None) -> str:
-    """The state of a run that was left by ``error``."""
+    """Return the state of a run that ended with ``error``."""
     if error is None:
         return "done"
-    return (
-        "interrupted"
-        if isinstance(error, Interrupted)
-        else "stopped"
-        if isinstance(error, RetryableError)
-        else "failed"
-    )
+    if isinstance(error, Interrupted):
+        return "interrupted"
+    return "stopped" if isinstance(error, RetryableError) else "failed"
 
 
 def _scalars(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """The loss's metrics as numbers, those of experts for each layer and for all."""
+    """Return the metrics of the loss as numbers, those of experts for each layer and over all layers."""
     metrics = {name: float(value) for name, value in sums.items() if value.ndim == 0}
     if (loss := metrics.get("loss/train/cross_entropy")) is not None:
         metrics["metrics/train/LanguageCrossEntropy"] = loss
         metrics["metrics/train/LanguagePerplexity"] = math.exp(min(loss, 700.0))  # exp(710) is no float
     if "moe/load" in sums:
-        metrics.update(_of_experts(sums["moe/load"].cpu(), sums["moe/router_entropy"].cpu()))
+        metrics.update(_expert_metrics(sums["moe/load"].cpu(), sums["moe/router_entropy"].cpu()))
     return metrics
 
 
-def _of_experts(load_LE: Tensor, entropy_L: Tensor) -> dict[str, float]:
+def _expert_metrics(load_LE: Tensor, entropy_L: Tensor) -> dict[str, float]:
     imbalance_L = load_LE.amax(-1) / load_LE.mean(-1).clamp(min=1e-30)
     dead_L = (load_LE == 0).double().mean(-1)
     share_LE = load_LE / load_LE.sum(-1, keepdim=True).clamp(min=1e-30)

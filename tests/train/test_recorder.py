@@ -14,8 +14,7 @@ from smalti.data.fetch import counts
 from smalti.evals.in_loop import heldout_hook
 from smalti.track.names import TABLE, metric
 from smalti.train import build, fit
-from smalti.train.record import _device_memory
-from smalti.train.recording import _of_sequences
+from smalti.train.recorder import _by_seq_len, _device_memory
 
 SOURCE = Path(__file__).resolve().parents[2] / "smalti"
 ELSEWHERE = {"evals/<suite>/<task>/<measure>": "cli/eval.py", "system/gpu<i>/": "track/system.py"}
@@ -64,7 +63,7 @@ def test_sums_of_a_run_are_what_they_say(rows: list[dict[str, float]], tmp_path:
         assert row["throughput/samples_per_sec"] * row["time/step_s"] == pytest.approx(12)
         assert row["metrics/train/LanguageCrossEntropy"] == row["loss/train/cross_entropy"]
         assert row["metrics/train/LanguagePerplexity"] == pytest.approx(math.exp(row["loss/train/cross_entropy"]))
-    assert _of_sequences(toy_run.config(tmp_path, "moe"), 5)["samples_before"] == 60  # of a run that resumes
+    assert _by_seq_len(toy_run.config(tmp_path, "moe"), 5)["samples_before"] == 60  # of a run that resumes
     assert all(row["ckpt/bytes"] > 1000 for row in rows if "ckpt/save_s" in row)
 
 

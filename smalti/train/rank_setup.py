@@ -1,4 +1,4 @@
-"""The device, threads, world and layout of a rank, before anything is built."""
+"""Sets up a rank before anything is built: its device and threads, the process group, and the layout of the ranks."""
 
 from dataclasses import asdict
 from typing import Any
@@ -23,15 +23,23 @@ from smalti.distributed.group.allocator import keep_freed_memory
 from smalti.distributed.trace.peak import matmul_rate
 
 
-def take(config: JobConfig, world: World, *, given: bool) -> tuple[torch.device, dict[str, Any], tuple[str, ...]]:
-    """Join the world on this rank's device; returns the device, what ``auto`` became, and the host of each rank."""
-    parallel, trouble = config.train.parallel, None
+def join_world(
+    config: JobConfig, world: World, *, own_model: bool
+) -> tuple[torch.device, dict[str, Any], tuple[str, ...]]:
+    """Set up the device and threads of this rank, and join the process group. A collective.
+
+    own_model: the caller built the model. Returns the device, the values that ``auto`` was resolved to, and the host of
+    each rank.
+    """
+    parallel = config.train.parallel
+    device_error = None
     try:
         device = worlds.pick_device(parallel.device, world)
-    except UserError as error:  # of this host perhaps; all ranks learn of it when they join
+    except UserError as error:  # perhaps of this host alone: join() raises it on all ranks
         if dist.is_initialized():
             raise
-        device, trouble = torch.device("cpu"), error.message
+        device = torch.device("cpu")
+        device_error = error.message
     if device.type == "cpu":
         keep_freed_memory()
     threads = _set_threads(config, world)
@@ -40,9 +48,9 @@ def take(config: JobConfig, world: World, *, given: bool) -> tuple[torch.device,
     assert join_s is not None
     values = flatten(config.model_dump(mode="json"))
     same = {"run": digest_json(identity(config)), "placement": digest_json(values)}
-    hosts = worlds.join(world, device, seconds, join_timeout_s=join_s, same=same, config=values, trouble=trouble)
-    if given:
-        _require_own_model(layout_of(config, world.world_size))
+    hosts = worlds.join(world, device, seconds, join_timeout_s=join_s, same=same, config=values, trouble=device_error)
+    if own_model:
+        _require_data_axes_only(layout_of(config, world.world_size))
     resolved: dict[str, Any] = {"ranks": world.world_size, "device": str(device), "threads": threads}
     resolved["compile"] = compiles(config, device)
     if device.type == "cuda":
@@ -50,11 +58,10 @@ def take(config: JobConfig, world: World, *, given: bool) -> tuple[torch.device,
     return device, resolved, hosts
 
 
-def _require_own_model(layout: Layout) -> None:
-    """Axes beside replicate and shard apply to our Decoder alone, not on a model that was given."""
-    beside = [axis for axis in ("tensor", "expert", "sequence", "pipeline") if getattr(layout, axis) > 1]
-    if beside:
-        axis = beside[0]
+def _require_data_axes_only(layout: Layout) -> None:
+    """Raise UserError for an axis that only Smalti's Decoder can be cut along: any but replicate and shard."""
+    axis = next((axis for axis in ("tensor", "expert", "sequence", "pipeline") if getattr(layout, axis) > 1), None)
+    if axis is not None:
         raise UserError(
             f"train.parallel.{axis}={getattr(layout, axis)} has no effect on a model of your own",
             allowed="replicate and shard; other axes with the model that the config describes",
@@ -70,12 +77,16 @@ def _set_threads(config: JobConfig, world: World) -> int:
 
 
 def compiles(config: JobConfig, device: torch.device) -> bool:
+    """Return whether blocks are compiled: on CUDA, or as the config says."""
     wanted = config.train.parallel.compile
     return device.type == "cuda" if wanted == "auto" else bool(wanted)
 
 
 def peak_flops_per_s(device: torch.device, precision: str, world: World) -> float | None:
-    """FLOP/s of all ranks together in that format: published for a known GPU, measured on CPU, None for all else."""
+    """Return the peak FLOP/s of all ranks together at ``precision``. A collective on CPU.
+
+    It is the published peak of a known GPU and measured on a CPU; None for an unknown GPU.
+    """
     if device.type == "cuda":
         known = hardware_of_driver(torch.cuda.get_device_name(device))
         peak = known.peak(precision) if known else None
@@ -86,15 +97,20 @@ def peak_flops_per_s(device: torch.device, precision: str, world: World) -> floa
     return float(rate)
 
 
-def layout(config: JobConfig, device: torch.device, world: World, *, given: bool) -> tuple[Layout, dict[str, Any]]:
-    """The layout of the ranks, the same on all, and what to record of it; ``given``: for a model of the caller's."""
-    if given:
-        found, by = layout_of(config, world.world_size), "config"
+def resolve_layout(
+    config: JobConfig, device: torch.device, world: World, *, own_model: bool
+) -> tuple[Layout, dict[str, Any]]:
+    """Return the layout of the ranks, the same on all, and its fields of the event ``auto_resolved``. A collective.
+
+    own_model: the caller built the model, so the layout is that of the config.
+    """
+    if own_model:
+        layout, by = layout_of(config, world.world_size), "config"
     else:
         known = hardware_of_driver(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
         ranks, node = world.world_size, world.local_world_size
         resolved = worlds.broadcast_from_rank0(lambda: auto.resolve(config, ranks, hardware=known, node_ranks=node))
-        found, by = resolved.layout, resolved.by
-    if world.is_first and found.axes_in_use > 1:
-        log.get("train").info("%s", "\n  ".join(describe_layout(found, world.local_world_size)))
-    return found, {"axes": asdict(found), "axes_by": by}
+        layout, by = resolved.layout, resolved.by
+    if world.is_first and layout.axes_in_use > 1:
+        log.get("train").info("%s", "\n  ".join(describe_layout(layout, world.local_world_size)))
+    return layout, {"axes": asdict(layout), "axes_by": by}

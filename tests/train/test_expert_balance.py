@@ -17,12 +17,12 @@ from smalti.config.train import LossConfig
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.parallel import fsdp
 from smalti.distributed.parallel import mesh as meshes
-from smalti.model.blocks.moe.balance import RouterStats, over_layers, router_stats
 from smalti.model.blocks.moe.router import Router
+from smalti.model.blocks.moe.router_stats import RouterStats, over_layers, router_stats
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw, init_weights
-from smalti.train.balance import ExpertBalance
 from smalti.train.batches import IGNORE, Microbatch
+from smalti.train.expert_balance import ExpertBalance
 from smalti.train.job import build, tensors_of
 from smalti.train.loop import Hook, fit
 from smalti.train.loss import LanguageLoss
