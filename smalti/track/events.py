@@ -61,7 +61,7 @@ class EventLog:
 
 
 class NoEventLog:
-    """The event log of every rank but the first: drops all events."""
+    """An event log that drops all events: that of every rank but the first."""
 
     def write(self, kind: str, **fields: Any) -> None:
         """Do nothing."""

@@ -37,6 +37,7 @@ class RunSummary:
     """One run in a few values; None where unknown."""
 
     name: str
+    """Name of the folder, which differs from the config's ``name`` after a copy or a move."""
     folder: str
     state: str
     reason: str | None = None
@@ -117,7 +118,7 @@ def _read(folder: Path, requested: Collection[str]) -> RunSummary:
     metrics |= _last_of(folder / "metrics.jsonl", [name for name in requested if name not in metrics])
     hours = metrics.get("time/train")
     return RunSummary(
-        name=str(config.get("name") or folder.name),
+        name=folder.name,
         folder=str(folder),
         state=str(status.get("state") or "unknown"),
         reason=status.get("reason"),

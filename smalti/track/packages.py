@@ -1,4 +1,4 @@
-"""The installed versions of the packages that Smalti requires or can use, by its own distribution's metadata."""
+"""Installed versions of the packages that Smalti requires or can use, as its distribution's metadata lists them."""
 
 import re
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Requirement:
 
     @property
     def problem(self) -> str | None:
-        """``missing``, ``1.2 is not >=2``, or None."""
+        """Why the requirement is not met: ``missing`` or ``1.2 is not >=2``; None if it is."""
         if self.version is None:
             return "missing"
         if not all(_meets(self.version, bound["sign"], bound["version"]) for bound in _BOUND.finditer(self.bounds)):
@@ -78,17 +78,17 @@ def _requirements_of(line: str) -> list[Requirement]:
 
 
 def _meets(version: str, sign: str, bound: str) -> bool:
-    have = _numbers(version)
-    want = _numbers(bound)
-    width = max(len(have), len(want))
-    padded = [numbers + (0,) * (width - len(numbers)) for numbers in (have, want)]
+    installed = _numbers(version)
+    required = _numbers(bound)
+    width = max(len(installed), len(required))
+    padded = [numbers + (0,) * (width - len(numbers)) for numbers in (installed, required)]
     if sign == "~=":
-        return padded[0] >= padded[1] and have[: len(want) - 1] == want[:-1]
+        return padded[0] >= padded[1] and installed[: len(required) - 1] == required[:-1]
     left, right = padded
     return {">=": left >= right, "<=": left <= right, "==": left == right, "<": left < right, ">": left > right}[sign]
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """2.13.0+cpu -> (2, 13, 0); suffixes (rc1, post2) are ignored."""
+    """Return the numbers of a version: (2, 13, 0) for ``2.13.0+cpu``; suffixes (rc1, post2) are ignored."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, match[0].split("."))) if match else ()

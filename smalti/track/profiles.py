@@ -1,4 +1,4 @@
-"""Profiles of windows of steps: their files, and the bottleneck that they show.
+"""Profiles of windows of steps: their files, the parts of a step and its bottleneck.
 
     profile/steps-00000010-00000012/rank-000/{summary.json, trace.json.gz, collectives.jsonl, memory.pickle}
 
@@ -51,9 +51,9 @@ class Traffic:
     calls: int
     bytes: int
     s: float | None
-    """From start to end, whatever ran in parallel; None where it was not timed."""
+    """Seconds from start to end, including those hidden behind compute; None where it was not timed."""
     planned_calls: int | None = None
-    """As the planner predicts; None where it predicts none."""
+    """Calls that the planner predicts; None where it predicts none."""
     planned_bytes: int | None = None
 
 
@@ -67,7 +67,7 @@ class Summary:
     device: str
     window_s: float
     parts: tuple[Part, ...]
-    """Largest first; they add up to the window."""
+    """The parts of the window, largest first; they add up to it."""
     operators: tuple[Operator, ...]
     traffic: tuple[Traffic, ...]
     peak_bytes: int | None

@@ -15,6 +15,7 @@ from smalti.base import log
 from smalti.base.errors import SmaltiError, UserError
 from smalti.config.load import from_dict
 from smalti.config.track import SinkName, TrackConfig
+from smalti.track.events import NoEventLog
 from smalti.track.run import RunFolder
 from smalti.track.sinks import mlflow
 from smalti.track.sinks.feed import Events, Feed, Tracker, brief
@@ -22,9 +23,9 @@ from smalti.track.sinks.mlflow import Mlflow
 from smalti.track.sinks.run_info import FOLDER, RunInfo, read_run_info
 
 _END_S = 10.0
-"""How long the end of a run waits for all trackers that still lack lines."""
+"""Seconds that the end of a run waits for all trackers that still lack lines."""
 _STOP_S = 1.5
-"""The same after an error or a stop: the parent of the ranks gives rank 0 2.5 s to end once another one is dead."""
+"""The same after an error or a stop: rank 0 is killed 2.5 s after another rank has died."""
 
 
 def load_tracker(name: SinkName) -> Callable[[TrackConfig, RunInfo], Tracker]:
@@ -33,7 +34,7 @@ def load_tracker(name: SinkName) -> Callable[[TrackConfig, RunInfo], Tracker]:
 
 
 def check(track: TrackConfig, folder: str | Path) -> None:
-    """Raise what ``follow`` would raise, as far as that is known before the run folder exists."""
+    """Raise the errors of ``follow`` that can be known before the run folder exists."""
     root = Path(folder)
     info = read_run_info(root) if (root / "config.yaml").exists() else RunInfo(root, root.name, {}, {}, 0.0)
     for name in track.sinks:
@@ -63,9 +64,9 @@ def _close(feeds: Sequence[Feed], state: str, *, wait_s: float) -> None:
 
 
 def complete(folder: RunFolder) -> None:
-    """Send what a dead rank 0 left unsent at the trackers: the rest of the lines, and the status.
+    """Send the lines and the status that a dead rank 0 has not sent to the trackers.
 
-    Skips trackers that rank 0 itself has waited for in vain. An error is logged as a warning.
+    Trackers that rank 0 has waited for without an answer are skipped. An error is logged as a warning.
     """
     try:
         track, info = _track(folder), read_run_info(folder.path)
@@ -75,7 +76,7 @@ def complete(folder: RunFolder) -> None:
             name for name in track.sinks if info.record(name).get("open") and name not in behind
         ]
         # The event log stays open: a feed that still waits for its tracker may write to it.
-        events = folder.event_log() if left_open else _Silent()
+        events = folder.event_log() if left_open else NoEventLog()
         _close([_start(name, track, folder.path, events) for name in left_open], _state(folder), wait_s=_END_S)
     except Exception as error:  # the next attempt, or 'smalti runs send', sends it
         log.get("track").warning("the end of the attempt was not sent to the trackers: %s", brief(error))
@@ -96,7 +97,7 @@ def send(run: str | Path, overrides: Sequence[str] = ()) -> dict[str, int]:
         )
     folder.take_lock()
     try:
-        feeds = follow(track, folder.path, _Silent())
+        feeds = follow(track, folder.path, NoEventLog())  # the command reports its result itself
         return {feed.tracker.name: feed.close(_state(folder), wait_s=float(24 * 3600)) for feed in feeds}
     finally:
         folder.close()
@@ -165,10 +166,3 @@ def _track(folder: RunFolder, overrides: Sequence[str] = (), *, attempt: int | N
 def _state(folder: RunFolder) -> str:
     state = str(folder.status().get("state", "failed"))
     return "failed" if state in ("starting", "running") else state
-
-
-class _Silent:
-    """Discards events, for a command that reports its result itself."""
-
-    def write(self, kind: str, **fields: Any) -> None:
-        """Discard it."""

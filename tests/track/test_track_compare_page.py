@@ -59,7 +59,7 @@ def test_what_cannot_be_drawn_is_refused(
 
 
 def test_more_runs_than_colours_are_refused(runs: list[Path]) -> None:
-    with pytest.raises(UserError, match="9 runs in one chart"):
+    with pytest.raises(UserError, match="9 runs are too many for one chart"):
         comparison_page([read_run(runs[0])] * 9)
 
 

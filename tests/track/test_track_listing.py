@@ -1,6 +1,7 @@
 """The list of runs: quick, and a broken folder is a line of it and no crash."""
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -41,12 +42,20 @@ def test_broken_folders_are_listed_with_the_reason(runs: Path) -> None:
 
 def test_values_of_a_run(runs: Path) -> None:
     run = next(run for run in list_runs(str(runs)) if run.problem is None)
-    assert (run.name, run.state, run.step, run.steps_total, run.attempt) == ("demo", "done", 600, 600, 1)
+    assert (run.name, run.state, run.step, run.steps_total, run.attempt) == ("whole", "done", 600, 600, 1)
     assert run.tokens == 600 * 8192
     assert run.train_s == pytest.approx(600 * 0.51)
     assert run.best_eval is not None
     assert run.best_eval.metric == "bits_per_byte"
     assert json.dumps(run.to_json())
+
+
+def test_a_copied_run_has_the_name_of_its_folder(tmp_path: Path) -> None:
+    write_run(tmp_path / "base")
+    shutil.copytree(tmp_path / "base", tmp_path / "copy")
+    before = (tmp_path / "copy/config.yaml").read_bytes()
+    assert sorted(run.name for run in list_runs(str(tmp_path))) == ["base", "copy"]
+    assert (tmp_path / "copy/config.yaml").read_bytes() == before
 
 
 def test_the_best_eval_is_the_lowest_mean_over_sources(tmp_path: Path) -> None:

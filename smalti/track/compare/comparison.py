@@ -1,7 +1,7 @@
-"""What sets runs apart: config, code and machine, curves at the same step and the same tokens, ends, evals.
+"""Compares runs with the first of them: config, code and machine, losses at the same step and tokens, ends, evals.
 
-Guarantees: each run is held against the first; a number that was measured comes with its noise where that is known
-(``differences``); reads the run folders alone. A run of another version or kind is compared by its plain values.
+Only the run folders are read. A measured number comes with its noise where that is known (``differences``). A run of
+another version or kind of training is compared by its plain config values.
 """
 
 import re
@@ -32,7 +32,7 @@ _AUTO = ("device", "ranks", "threads", "compile")
 
 @dataclass(frozen=True)
 class Table:
-    """Measured numbers at one place: metric -> the difference of each later run to the first."""
+    """Measured numbers at one point of the runs: metric -> difference of each later run from the first."""
 
     where: str
     rows: dict[str, list[Difference]]
@@ -40,7 +40,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs between runs; lists are in the order of ``names``, absent values are ``absent``."""
+    """The differences between runs; lists are in the order of ``names``, absent values are ``absent``."""
 
     names: list[str]
     folders: list[str]
@@ -49,11 +49,11 @@ class Comparison:
     provenance: dict[str, list[Any]]
     measured: list[Table]
     evals: dict[str, dict[str, list[Difference]]]
-    """Suite -> task -> difference of each later run to the first."""
+    """Suite -> task -> difference of each later run from the first."""
     notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object; differences stand under the name of the run that is held against the first."""
+        """Return a JSON object; differences have the name of the later run as key."""
         later = self.names[1:]
 
         def of_runs(rows: Mapping[str, list[Any]]) -> dict[str, Any]:
@@ -61,7 +61,8 @@ class Comparison:
 
         def of_later(rows: Mapping[str, list[Difference]]) -> dict[str, Any]:
             return {
-                key: {name: one.to_json() for name, one in zip(later, row, strict=True)} for key, row in rows.items()
+                key: {name: difference.to_json() for name, difference in zip(later, row, strict=True)}
+                for key, row in rows.items()
             }
 
         return {
@@ -77,22 +78,24 @@ class Comparison:
 
 
 def compare(runs: Sequence[RunRecord]) -> Comparison:
-    """Hold every run against the first."""
-    same, other, notes = _configs(runs)
+    """Compare every run with the first."""
+    identity, placement, notes = _configs(runs)
     measured = [table for table in (_at_step(runs), _at_tokens(runs), _at_end(runs)) if table is not None]
     names = labels(runs)
-    apart = [{key for key, row in same.items() if row[index] != row[0]} for index in range(1, len(runs))]
+    differing_keys = [{key for key, row in identity.items() if row[index] != row[0]} for index in range(1, len(runs))]
     notes += [
         f"{name} is {names[0]} with another seed: what is called lower or higher there is the noise between seeds"
-        for name, keys in zip(names[1:], apart, strict=True)
+        for name, keys in zip(names[1:], differing_keys, strict=True)
         if keys == {"seed"}
     ]
-    notes += [f"{name}: {one.words()}" for name, run in zip(names, runs, strict=True) for one in worse_in_stages(run)]
+    notes += [
+        f"{name}: {worse.words()}" for name, run in zip(names, runs, strict=True) for worse in worse_in_stages(run)
+    ]
     return Comparison(
         names=names,
         folders=[run.folder for run in runs],
-        identity=same,
-        placement=other,
+        identity=identity,
+        placement=placement,
         provenance=_provenance(runs),
         measured=measured,
         evals=_evals(runs),
@@ -101,13 +104,13 @@ def compare(runs: Sequence[RunRecord]) -> Comparison:
 
 
 def labels(runs: Sequence[RunRecord]) -> list[str]:
-    """The names of the runs; their folders where two have the same name."""
+    """Return the names of the runs, or their folders where two have the same name."""
     names = [run.name for run in runs]
     return names if len(set(names)) == len(names) else [run.folder for run in runs]
 
 
 def value_text(value: Any, *, longest: int) -> str:
-    """A value of a config or of provenance on one line: ``-`` where absent, a commit by its first ten digits."""
+    """Return a value of a config or of provenance on one line: ``-`` if absent, a commit as its first ten digits."""
     if value == ABSENT:
         return "-"
     text = value if isinstance(value, str) else inline(value)
@@ -117,12 +120,12 @@ def value_text(value: Any, *, longest: int) -> str:
 
 
 def tail_frac(steps: int) -> float:
-    """The share at the end of so many steps that a loss is averaged over: a tenth, or 40 steps where that is more."""
+    """Return the fraction of ``steps``, at their end, that a loss is averaged over: a tenth, but at least 40 steps."""
     return min(1.0, max(_TAIL_FRAC, _TAIL_STEPS / max(steps, 1)))
 
 
 def _configs(runs: Sequence[RunRecord]) -> tuple[dict[str, list[Any]], dict[str, list[Any]], list[str]]:
-    """What differs in identity, in placement, and notes; ``name`` is left out, it heads the columns."""
+    """Return the differences in identity and in placement, and notes. ``name`` is left out, as it heads the columns."""
     loaded, notes = [], []
     for run in runs:
         try:
@@ -130,37 +133,38 @@ def _configs(runs: Sequence[RunRecord]) -> tuple[dict[str, list[Any]], dict[str,
         except UserError as error:
             notes.append(f"{run.name}: config.yaml is not one of this version's 'smalti train': {error.message}")
     if notes:  # identity and placement cannot be told apart then
-        found: tuple[dict[str, list[Any]], ...] = (rows_apart([flatten(run.config) for run in runs]), {})
+        rows: tuple[dict[str, list[Any]], ...] = (rows_apart([flatten(run.config) for run in runs]), {})
     else:
-        found = differing(loaded)
-    same, other = ({key: row for key, row in rows.items() if key != "name"} for rows in found)
-    of_history = [key for key in same if key.startswith("data.history")]
+        rows = differing(loaded)
+    identity, placement = ({key: row for key, row in table.items() if key != "name"} for table in rows)
+    of_history = [key for key in identity if key.startswith("data.history")]
     for key in of_history:
-        del same[key]
+        del identity[key]
     if of_history:
-        same["data.history"] = [_history(run) for run in runs]
-    return same, other, notes
+        identity["data.history"] = [_history(run) for run in runs]
+    return identity, placement, notes
 
 
 def _history(run: RunRecord) -> str:
-    """The forks of a run: ``until step 100: 400step, lr 0.004``."""
-    past = get(run.config, "data.history") or []
-    told = [f"until step {one['at_step']}: {one['duration']}, lr {one['lr']:g}" for one in past]
-    return "; ".join(told) or "no fork"
+    """Return the forks of a run as text: ``until step 100: 400step, lr 0.004``."""
+    history = get(run.config, "data.history") or []
+    texts = [f"until step {past['at_step']}: {past['duration']}, lr {past['lr']:g}" for past in history]
+    return "; ".join(texts) or "no fork"
 
 
 def _provenance(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
     rows = []
     for run in runs:
-        found = {key: get(run.provenance, key) for key in _ORIGIN}
-        found |= {f"packages.{name}": version for name, version in (run.provenance.get("packages") or {}).items()}
-        found |= {key: run.of_events(key) for key in _AUTO}
-        rows.append({key: value for key, value in found.items() if value is not None})
+        row = {key: get(run.provenance, key) for key in _ORIGIN}
+        row |= {f"packages.{name}": version for name, version in (run.provenance.get("packages") or {}).items()}
+        row |= {key: run.of_events(key) for key in _AUTO}
+        rows.append({key: value for key, value in row.items() if value is not None})
     return rows_apart(rows)
 
 
 def _at_step(runs: Sequence[RunRecord]) -> Table | None:
-    """The training loss up to the last step that all have, and held-out results at the last one that all measured."""
+    """Compare the training loss up to the last step that all runs have, and each held-out result at the last step at
+    which all measured it; None where a run has no step."""
     if not all(run.rows for run in runs):
         return None
     step = min(int(run.rows[-1]["step"]) for run in runs)
@@ -168,16 +172,16 @@ def _at_step(runs: Sequence[RunRecord]) -> Table | None:
     curves = [{s: v for s, v in zip(*run.series(_LOSS), strict=True) if first <= s <= step} for run in runs]
     rows = {_LOSS: [_same_places(curves[0], curve, "steps") for curve in curves[1:]]}
     for name in _held_out(runs):
-        found = [dict(zip(*run.series(name), strict=True)) for run in runs]
-        shared = [place for place in found[0] if place <= step and all(place in one for one in found)]
+        results = [dict(zip(*run.series(name), strict=True)) for run in runs]
+        shared = [at for at in results[0] if at <= step and all(at in result for result in results)]
         if shared:
             at = max(shared)
-            rows[f"{name} at step {at:.0f}"] = [Difference(found[0][at], one[at]) for one in found[1:]]
+            rows[f"{name} at step {at:.0f}"] = [Difference(results[0][at], result[at]) for result in results[1:]]
     return Table(f"at step {step} (loss: mean over steps {first} to {step})", rows)
 
 
 def _at_tokens(runs: Sequence[RunRecord]) -> Table | None:
-    """The training loss at the same number of tokens; None where the same step is the same number of tokens."""
+    """Compare the training loss at the same number of tokens; None where equal steps are equal numbers of tokens."""
     ends = [run.last("time/token") for run in runs]
     if any(end is None for end in ends) or len({_tokens_a_step(run) for run in runs}) == 1:
         return None
@@ -196,9 +200,9 @@ def _at_end(runs: Sequence[RunRecord]) -> Table | None:
     rows = {}
     for name in (*_END, *_held_out(runs)):
         read: Callable[[RunRecord], float | None] = _end_of(name)
-        found = [read(run) for run in runs]
-        if any(value is not None for value in found):
-            rows[name] = [Difference(found[0], one) for one in found[1:]]
+        values = [read(run) for run in runs]
+        if any(value is not None for value in values):
+            rows[name] = [Difference(values[0], value) for value in values[1:]]
     steps = ", ".join(str(run.rows[-1]["step"]) if run.rows else "-" for run in runs)
     return Table(f"at the end (steps {steps}; loss: mean of the last 5 %, speed: median)", rows) if rows else None
 
@@ -221,13 +225,16 @@ def _tokens_a_step(run: RunRecord) -> float:
 
 
 def _curve(run: RunRecord) -> list[tuple[float, float]]:
-    """(tokens seen, loss) of the steps that have both."""
+    """Return (tokens seen, loss) of the steps that have both."""
     pairs = ((row.get("time/token"), row.get(_LOSS)) for row in run.rows)
     return [(float(at), float(loss)) for at, loss in pairs if at is not None and loss is not None]
 
 
 def _over_tokens(curve: Sequence[tuple[float, float]], edges: Sequence[float]) -> dict[float, float]:
-    """Mean loss between neighbouring edges, in tokens; a step's loss counts for each token since the step before."""
+    """Return the mean loss of each span between neighbouring ``edges`` (tokens), by the span's number.
+
+    The loss of a step counts once for each token since the step before.
+    """
     sums, weights = [0.0] * (len(edges) - 1), [0.0] * (len(edges) - 1)
     start = 0.0
     for end, loss in curve:
@@ -247,15 +254,15 @@ def _same_places(before: Mapping[float, float], after: Mapping[float, float], wh
 
 
 def _evals(runs: Sequence[RunRecord]) -> dict[str, dict[str, list[Difference]]]:
-    suites = dict.fromkeys(found.suite for run in runs for found in run.evals)
+    suites = dict.fromkeys(results.suite for run in runs for results in run.evals)
     result: dict[str, dict[str, list[Difference]]] = {}
     for suite in suites:
-        scores = [next((one.tasks for one in run.evals if one.suite == suite), {}) for run in runs]
-        asked = [_samples(run, suite) for run in runs]
+        scores = [next((results.tasks for results in run.evals if results.suite == suite), {}) for run in runs]
+        samples = [_samples(run, suite) for run in runs]
         result[suite] = {
             task: [
-                of_scores(scores[0].get(task, {}), score.get(task, {}), (asked[0].get(task, []), own.get(task, [])))
-                for score, own in zip(scores[1:], asked[1:], strict=True)
+                of_scores(scores[0].get(task, {}), score.get(task, {}), (samples[0].get(task, []), after.get(task, [])))
+                for score, after in zip(scores[1:], samples[1:], strict=True)
             ]
             for task in dict.fromkeys(task for score in scores for task in score)
         }
@@ -263,8 +270,8 @@ def _evals(runs: Sequence[RunRecord]) -> dict[str, dict[str, list[Difference]]]:
 
 
 def _samples(run: RunRecord, suite: str) -> dict[str, list[dict[str, Any]]]:
-    """Every sample of the newest results, by task."""
-    time = next((one.time for one in run.evals if one.suite == suite), None)
+    """Return all samples of the newest results of a suite, by task."""
+    time = next((results.time for results in run.evals if results.suite == suite), None)
     by_task: dict[str, list[dict[str, Any]]] = {}
     if time is not None:
         for sample in read_lines(f"{run.folder}/evals/{suite}/{time}/samples.jsonl"):

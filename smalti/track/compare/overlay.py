@@ -9,10 +9,10 @@ from smalti.track.names import metric as row_of
 from smalti.track.report.read import RunRecord, smooth
 
 AXES = {"step": "step", "tokens": "time/token", "time": "time/train"}
-"""What curves may be drawn over -> the metric that says so."""
+"""X axis of a chart -> the metric with its values."""
 
-MOST = 8
-"""A chart has so many colours that can be told apart."""
+MAX_RUNS = 8
+"""Number of distinguishable colours, so the most runs in one chart."""
 
 _LOG = ("loss/", "metrics/", "l2_norm/")
 _FORMAT: dict[str, Callable[[float], str]] = {
@@ -25,20 +25,20 @@ _SMOOTHED = "loss/train/"
 def overlay(
     runs: Sequence[RunRecord], names: Sequence[str], metric: str, *, x: str = "step", width: int, height: int
 ) -> str:
-    """The chart of ``metric``, a colour for each run; a training loss is smoothed, with the raw values behind it.
+    """Return the chart of ``metric``, a colour for each run; training losses are smoothed, with raw values behind them.
 
-    UserError for a metric that no run has, an unknown axis, or more runs than colours.
+    Raises UserError for a metric that no run has, an unknown axis, or more runs than colours.
     """
     check(runs, metric, x)
     series = []
     scale, unit = _hours_scale(runs) if x == "time" else (1.0, x)
     for colour, (run, name) in enumerate(zip(runs, names, strict=True)):
-        places, values = curve(run, metric, x)
-        places = [place * scale for place in places]
+        xs, values = curve(run, metric, x)
+        xs = [at * scale for at in xs]
         window = max(1, len(values) // 40) if metric.startswith(_SMOOTHED) else 1
         if window > 1:
-            series.append(Series(name, places, values, faint=True, colour=colour))
-        series.append(Series(name, places, smooth(values, window=window), colour=colour))
+            series.append(Series(name, xs, values, faint=True, colour=colour))
+        series.append(Series(name, xs, smooth(values, window=window), colour=colour))
     return line_chart(
         series,
         title=f"{metric}, {row_of(metric).unit}" if row_of(metric).unit != "1" else metric,
@@ -51,18 +51,19 @@ def overlay(
 
 
 def curve(run: RunRecord, metric: str, x: str) -> tuple[list[float], list[float]]:
-    """Places and values of a metric, at the steps whose place on the axis is known."""
+    """Return x and values of a metric, at the steps whose x is known."""
     axis = AXES[x]
     rows = [row for row in run.rows if metric in row and isinstance(row.get(axis), int | float)]
-    found = [row[metric] for row in rows]
-    values = [float(value) if isinstance(value, int | float) else float("nan") for value in found]
+    values = [float(row[metric]) if isinstance(row[metric], int | float) else float("nan") for row in rows]
     return [float(row[axis]) for row in rows], values
 
 
 def check(runs: Sequence[RunRecord], metric: str, x: str) -> None:
-    """UserError for what ``overlay`` cannot draw."""
-    if len(runs) > MOST:
-        raise UserError(f"{len(runs)} runs in one chart", allowed=f"at most {MOST}, so that colours can be told apart")
+    """Raise UserError for a chart that ``overlay`` cannot draw."""
+    if len(runs) > MAX_RUNS:
+        raise UserError(
+            f"{len(runs)} runs are too many for one chart", allowed=f"at most {MAX_RUNS}, the number of colours"
+        )
     if x not in AXES:
         raise UserError(f"--x {x} is not an axis", allowed=", ".join(AXES))
     known = sorted({name for run in runs for name in run.names if "/" in name})
@@ -76,7 +77,7 @@ def check(runs: Sequence[RunRecord], metric: str, x: str) -> None:
 
 
 def _hours_scale(runs: Sequence[RunRecord]) -> tuple[float, str]:
-    """From hours to the unit in which the longest run reads best."""
+    """Return the factor from hours to the unit that suits the longest run, and the axis label."""
     longest = max((run.last("time/train") or 0.0 for run in runs), default=0.0)
     if longest >= 2:
         return 1.0, "hours of training"

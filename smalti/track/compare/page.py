@@ -1,4 +1,4 @@
-"""The page that compares runs: a table side by side, differences of config, overlaid curves, evaluations."""
+"""The HTML page that compares runs: values side by side, differences of config, overlaid curves, evaluations."""
 
 from collections.abc import Callable, Sequence
 from html import escape
@@ -9,6 +9,7 @@ from smalti.base.chart import standalone
 from smalti.base.errors import UserError
 from smalti.base.units import format_count, format_frac, format_seconds
 from smalti.track.compare.comparison import Comparison, compare, value_text
+from smalti.track.compare.differences import Difference
 from smalti.track.compare.overlay import AXES, overlay
 from smalti.track.report.html import document, row, table, wide_and_narrow
 from smalti.track.report.read import RunRecord, read_run
@@ -21,17 +22,17 @@ _CURVES = ("throughput/tokens_per_sec", "throughput/device/mfu", "l2_norm/grad/g
 
 def comparison_page(runs: Sequence[RunRecord], *, metric: str | None = None, x: str | None = None) -> str:
     """Return the page, with ``metric`` over ``x`` as its large chart. Raises UserError for more runs than colours."""
-    found = compare(runs)
+    comparison = compare(runs)
     names = " ".join(escape(run.folder) for run in runs)
     sections = (
-        _header(found),
-        _side_by_side(runs, found),
-        _config(found),
-        _curves(runs, found.names, metric or _first_metric(runs), x or "step"),
-        _evals(runs, found),
+        _header(comparison),
+        _side_by_side(runs, comparison),
+        _config(comparison),
+        _curves(runs, comparison.names, metric or _first_metric(runs), x or "step"),
+        _evals(runs, comparison),
         f"<footer>Written by <code>smalti runs report {names}</code> from the run folders' files.</footer>",
     )
-    return document(f"{', '.join(found.names)} - Smalti runs", sections)
+    return document(f"{', '.join(comparison.names)} - Smalti runs", sections)
 
 
 def write_comparison(run_folders: Sequence[str | Path], *, output: str | Path | None = None) -> str:
@@ -48,26 +49,26 @@ def write_plot(runs: Sequence[RunRecord], path: str | Path, *, metric: str | Non
         store.write_text(path, comparison_page(runs, metric=metric, x=x))
     elif kind == ".svg":
         names = compare(runs).names
-        picture = overlay(runs, names, metric or _first_metric(runs), x=x or "step", width=1040, height=420)
-        store.write_text(path, standalone(picture))
+        chart = overlay(runs, names, metric or _first_metric(runs), x=x or "step", width=1040, height=420)
+        store.write_text(path, standalone(chart))
     else:
         raise UserError(f"--plot {path}: unknown kind of file", allowed=".html, .svg")
 
 
-def _header(found: Comparison) -> str:
+def _header(comparison: Comparison) -> str:
     chips = "".join(
         f'<span class="chip"><i style="background:var(--c{colour})"></i>{escape(name)}</span>'
-        for colour, name in enumerate(found.names)
+        for colour, name in enumerate(comparison.names)
     )
     style = (
         "<style>.chip{display:inline-block;margin:10px 18px 0 0;font-weight:600}"
         ".chip i{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:7px;vertical-align:-1px}"
         "</style>"
     )
-    return f"{style}<header><h1>{len(found.names)} runs</h1><div>{chips}</div></header>"
+    return f"{style}<header><h1>{len(comparison.names)} runs</h1><div>{chips}</div></header>"
 
 
-def _side_by_side(runs: Sequence[RunRecord], found: Comparison) -> str:
+def _side_by_side(runs: Sequence[RunRecord], comparison: Comparison) -> str:
     lines: list[tuple[str, Callable[[RunRecord], str]]] = [
         ("state", lambda run: run.state),
         ("steps", lambda run: f"{run.rows[-1]['step'] if run.rows else '-'} of {whole_steps(run)}"),
@@ -79,20 +80,20 @@ def _side_by_side(runs: Sequence[RunRecord], found: Comparison) -> str:
         ("MFU, median", lambda run: _text(run.median("throughput/device/mfu"), format_frac)),
     ]
     rows = [(title, *(write(run) for run in runs)) for title, write in lines]
-    return _table(("", *found.names), [cells for cells in rows if any(cell != "-" for cell in cells[1:])])
+    return _table(("", *comparison.names), [cells for cells in rows if any(cell != "-" for cell in cells[1:])])
 
 
-def _config(found: Comparison) -> str:
+def _config(comparison: Comparison) -> str:
     blocks = []
     for title, rows in (
-        ("Config: identity", found.identity),
-        ("Config: placement", found.placement),
-        ("Code and machine", found.provenance),
+        ("Config: identity", comparison.identity),
+        ("Config: placement", comparison.placement),
+        ("Code and machine", comparison.provenance),
     ):
         if rows:
-            written = [(key, *(value_text(one, longest=80) for one in row)) for key, row in rows.items()]
-            blocks.append(_table((title, *found.names), written))
-    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in found.notes)
+            written = [(key, *(value_text(value, longest=80) for value in row)) for key, row in rows.items()]
+            blocks.append(_table((title, *comparison.names), written))
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in comparison.notes)
     return "<h2>What differs</h2>" + ("".join(blocks) or "<p>Nothing in config, code or machine.</p>") + notes
 
 
@@ -120,15 +121,19 @@ def _first_metric(runs: Sequence[RunRecord]) -> str:
     return LOSS if LOSS in known or not known else known[0]
 
 
-def _evals(runs: Sequence[RunRecord], found: Comparison) -> str:
+def _evals(runs: Sequence[RunRecord], comparison: Comparison) -> str:
     blocks = []
-    for suite, tasks in found.evals.items():
-        head = ("task", found.names[0], *(text for name in found.names[1:] for text in (name, f"{name}: difference")))
+    for suite, tasks in comparison.evals.items():
+        head = (
+            "task",
+            comparison.names[0],
+            *(text for name in comparison.names[1:] for text in (name, f"{name}: difference")),
+        )
         rows = []
         for task, differences in tasks.items():
             cells = [task, _text(differences[0].before, "{:.3f}".format)]
-            for one in differences:
-                cells += [_text(one.after, "{:.3f}".format), _apart(one.value, one.half_width, one.verdict)]
+            for difference in differences:
+                cells += [_text(difference.after, "{:.3f}".format), _difference_text(difference)]
             rows.append(tuple(cells))
         blocks.append(f'<p class="note">Suite <b>{escape(suite)}</b></p>' + _table(head, rows))
     if not blocks:
@@ -140,11 +145,11 @@ def _evals(runs: Sequence[RunRecord], found: Comparison) -> str:
     return "<h2>Evaluation</h2>" + "".join(blocks) + note
 
 
-def _apart(value: float | None, half_width: float | None, verdict: str) -> str:
-    if value is None:
+def _difference_text(difference: Difference) -> str:
+    if difference.value is None:
         return "-"
-    spread = "" if half_width is None else f" ± {half_width:.3f}"
-    return f"{value:+.3f}{spread}" + (f", {verdict}" if verdict else "")
+    spread = "" if difference.half_width is None else f" ± {difference.half_width:.3f}"
+    return f"{difference.value:+.3f}{spread}" + (f", {difference.verdict}" if difference.verdict else "")
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

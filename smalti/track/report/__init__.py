@@ -1,8 +1,7 @@
-"""``report.html``: one page about a run, for a browser, a mail or a paper's appendix.
+"""Writes ``report.html``, one page about a run, from the files of its folder alone.
 
-Guarantees: made from the run folder alone (config.yaml, provenance.json, status.json, metrics.jsonl, events.jsonl,
-evals/, samples.jsonl); one file without a script, a font or any address outside itself; everything from the folder is
-escaped; a run that was killed, has no metrics or no evals still gets its page. Does not follow a run: write it again.
+The page is one file without scripts, fonts or external addresses, and everything from the folder is escaped. A run that
+was killed, or has no metrics or evals, has a page too. The page does not follow a running run: write it again.
 """
 
 from pathlib import Path
@@ -19,10 +18,10 @@ FILE_NAME = "report.html"
 def write_report(
     run_folder: str | Path, *, parameters: tuple[int, int] | None = None, output: str | Path | None = None
 ) -> str:
-    """Write ``<run_folder>/report.html`` (or ``output``); returns its path. DataError if the folder holds no run.
+    """Write ``<run_folder>/report.html`` (or ``output``); returns its path. Raises DataError if it is not a run folder.
 
-    ``parameters`` are (total, active), which the caller counts from the config (``cost.params``); without them the
-    page takes what an event of the run says (``params_total``, ``params_active``), or says nothing.
+    parameters: (total, active), counted from the config by the caller (``cost.params``). Without it the page shows
+    those of the run's events (``params_total``, ``params_active``), if there are any.
     """
     run = read_run(run_folder)
     path = str(output or store.join(run_folder, FILE_NAME))

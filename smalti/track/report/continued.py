@@ -1,7 +1,7 @@
-"""Continued pretraining: the change of held-out sets of old and new domain since before the first step.
+"""Continued pretraining: the change of bits per byte of held-out sets of old and new domain since step 0.
 
-Values that were not measured in the same way (another sequence length, number of tokens or folder since step 0) are
-never compared.
+Values that were measured differently (another sequence length, number of tokens or folder since step 0) are never
+compared.
 """
 
 import math
@@ -37,7 +37,7 @@ class Change:
 
     @property
     def bounds_passed(self) -> float:
-        """0 up to the bound, 1 up to twice the bound, and so on."""
+        """Number of multiples of the bound exceeded: 0 up to the bound, 1 up to twice the bound, and so on."""
         if self.allowed_frac is None:
             return 0
         worse = self.worse_frac / self.allowed_frac
@@ -45,7 +45,7 @@ class Change:
 
     @property
     def verdict(self) -> str:
-        """Old domain: kept, or worse than its bound; new domain: learned, or not better."""
+        """``kept`` or ``worse than its bound`` for the old domain, ``learned`` or ``not better`` for the new."""
         if self.allowed_frac is not None:
             return "worse than its bound" if self.bounds_passed else "kept"
         return "learned" if self.worse_frac < 0 else "not better"
@@ -53,48 +53,49 @@ class Change:
 
 @dataclass(frozen=True)
 class Continued:
-    """All held-out sets of such a run, the old domain first."""
+    """The changes of all held-out sets of a continued run, those of the old domain first."""
 
     init_from: str
     step: int
-    """Where ``after`` was measured."""
+    """The step of the ``after`` values."""
     changes: tuple[Change, ...]
     unlike: str = ""
-    """What differs in how the two values were measured; they are no comparison then."""
+    """How the two measurements differ in their settings; not comparable unless empty."""
 
     def words(self) -> list[tuple[str, ...]]:
-        """A row of ``HEAD`` for each set."""
-        return [self._words(one) for one in self.changes]
+        """Return a row of the columns ``HEAD`` for each set."""
+        return [self._words(change) for change in self.changes]
 
     def title(self) -> str:
-        """What the table is about, in a line."""
+        """Return the title of the table, one line."""
         unlike = f" Not to be compared: {self.unlike}." if self.unlike else ""
         return f"Held-out bits per byte of {self.init_from}, before and after {self.step:,} steps.{unlike}"
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; ``words`` is the row for people."""
+        """Return a JSON object; ``words`` is the row of the table as text."""
         sets = [
             {
-                "set": one.name,
-                "before": one.before,
-                "after": one.after if math.isfinite(one.after) else None,
-                "allowed_frac": one.allowed_frac,
-                "words": self._words(one),
+                "set": change.name,
+                "before": change.before,
+                "after": change.after if math.isfinite(change.after) else None,
+                "allowed_frac": change.allowed_frac,
+                "words": self._words(change),
             }
-            for one in self.changes
+            for change in self.changes
         ]
         plain = {"init_from": self.init_from, "step": self.step, "unlike": self.unlike}
         return {"title": self.title(), **plain, "sets": sets}
 
-    def _words(self, one: Change) -> tuple[str, ...]:
-        domain, bound = ("new", "-") if one.allowed_frac is None else ("old", f"+{one.allowed_frac * 100:.3g} %")
-        change, verdict = ("-", "not measured alike") if self.unlike else (percent(one.worse_frac), one.verdict)
-        return domain, one.name, f"{one.before:.4f}", f"{one.after:.4f}", change, bound, verdict
+    def _words(self, change: Change) -> tuple[str, ...]:
+        domain = "new" if change.allowed_frac is None else "old"
+        bound = "-" if change.allowed_frac is None else f"+{change.allowed_frac * 100:.3g} %"
+        moved, verdict = ("-", "not measured alike") if self.unlike else (percent(change.worse_frac), change.verdict)
+        return domain, change.name, f"{change.before:.4f}", f"{change.after:.4f}", moved, bound, verdict
 
 
 def continued(run: RunRecord, *, step: int | None = None) -> Continued | None:
-    """What changed up to ``step`` (absent: the last measurement); None for a run that began with weights of its own, or
-    measured nothing before its first step."""
+    """Return the changes up to ``step`` (default: the last measurement); None for a run without ``init_from``, or
+    without a measurement before its first step."""
     source, first, last = run.config.get("init_from"), config_at(run, 0), config_at(run, step)
     retain = get(last, "data.retain") or {}
     changes, at = [], 0
@@ -106,43 +107,44 @@ def continued(run: RunRecord, *, step: int | None = None) -> Continued | None:
         newest = max(values)
         at = max(at, int(newest))
         changes.append(Change(name, before, values[newest], retain.get(name)))
-    changes.sort(key=lambda one: one.allowed_frac is None)
-    unlike = unlikeness(first, last, [one.name for one in changes])
+    changes.sort(key=lambda change: change.allowed_frac is None)
+    unlike = unlikeness(first, last, [change.name for change in changes])
     return Continued(str(source), at, tuple(changes), unlike) if changes else None
 
 
 def config_at(run: RunRecord, step: int | None) -> Mapping[str, Any]:
-    """The config, as plain values, that the last measurement up to ``step`` was made under."""
-    made = [
+    """Return the config, as plain values, of the last measurement up to ``step``."""
+    evals = [
         event
         for event in run.events
         if event.get("event") == "eval"
         and isinstance(event.get("step"), int)
         and (step is None or event["step"] <= step)
     ]
-    own = Path(run.folder) / f"logs/attempt-{made[-1].get('attempt') if made else 0}/config.yaml"
-    found = yaml.safe_load(own.read_text(encoding="utf-8")) if own.is_file() else run.config
-    return found if isinstance(found, dict) else {}
+    path = Path(run.folder) / f"logs/attempt-{evals[-1].get('attempt') if evals else 0}/config.yaml"
+    config = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else run.config
+    return config if isinstance(config, dict) else {}
 
 
 def unlikeness(before: Mapping[str, Any], after: Mapping[str, Any], names: list[str]) -> str:
-    """What sets two measurements of these held-out sets apart: ``data.seq_len 256 -> 512``; empty: nothing does."""
+    """Return how two measurements of these held-out sets differ in settings: ``data.seq_len 256 -> 512``, or empty."""
     keys = ["data.seq_len", "train.eval_tokens", *(f"data.heldout.{name}" for name in names)]
-    apart = [(key, get(before, key), get(after, key)) for key in keys]
-    return ", ".join(f"{key} {one} -> {other}" for key, one, other in apart if one != other)
+    return ", ".join(
+        f"{key} {get(before, key)} -> {get(after, key)}" for key in keys if get(before, key) != get(after, key)
+    )
 
 
 def require_alike(run: RunRecord, config: Mapping[str, Any], names: list[str]) -> None:
-    """UserError where ``config`` would measure these held-out sets otherwise than before the run's first step."""
+    """Raise UserError where ``config`` would measure these held-out sets differently from before the first step."""
     unlike = unlikeness(config_at(run, 0), config, names)
     if unlike:
         raise UserError(
-            f"data.retain compares with what was measured before the first step, and this would differ: {unlike}",
-            allowed="held-out sets measured as they were then",
-            hint="take the change back, or drop the comparison: data.retain={}",
+            f"data.retain compares with the measurement before the first step, which had other settings: {unlike}",
+            allowed="held-out sets measured as before the first step",
+            hint="undo the change, or drop the comparison: data.retain={}",
         )
 
 
 def percent(frac: float) -> str:
-    """``+2.31 %``"""
+    """Return a fraction as text: ``+2.31 %``."""
     return f"{frac * 100:+.2f} %" if math.isfinite(frac) else "no number"

@@ -1,4 +1,4 @@
-"""The charts of the report: what happened over the steps of a run."""
+"""The charts of the report: metrics over the steps of a run, and bars of held-out results."""
 
 import itertools
 import math
@@ -20,13 +20,13 @@ _SMALL_WIDTH, _SMALL_HEIGHT = 440, 220
 
 
 def source_colours(run: RunRecord) -> dict[str, int]:
-    """A colour for each source, the same in all charts."""
-    found = {*run.sources(_EVAL, _LOSS), *run.sources(_EVAL, _BITS), *run.sources(_MIX, _TOKENS)}
-    return {source: index % _TRAIN_COLOUR for index, source in enumerate(sorted(found))}
+    """Return a colour for each source, the same in all charts."""
+    sources = {*run.sources(_EVAL, _LOSS), *run.sources(_EVAL, _BITS), *run.sources(_MIX, _TOKENS)}
+    return {source: index % _TRAIN_COLOUR for index, source in enumerate(sorted(sources))}
 
 
 def loss_chart(run: RunRecord, *, width: int, height: int) -> str:
-    """Training loss (raw and smoothed) and held-out loss of each source, on a logarithmic axis."""
+    """Return the chart of training loss (raw and smoothed) and held-out losses, on a logarithmic axis."""
     steps, values = run.series("loss/train/total")
     window = max(1, len(values) // 40)
     name = "train" if window == 1 else f"train (mean of {window} points)"
@@ -35,8 +35,7 @@ def loss_chart(run: RunRecord, *, width: int, height: int) -> str:
         series.insert(0, Series("train", steps, values, faint=True, colour=_TRAIN_COLOUR))
     colours = source_colours(run)
     for source in run.sources(_EVAL, _LOSS):
-        found = run.series(f"{_EVAL}{source}{_LOSS}")
-        series.append(Series(f"held-out: {source}", *found, colour=colours[source]))
+        series.append(Series(f"held-out: {source}", *run.series(f"{_EVAL}{source}{_LOSS}"), colour=colours[source]))
     resumed = [event for event in run.events if event.get("event") == "resumed" and isinstance(event.get("step"), int)]
     markers = [Marker(event["step"], f"resumed at step {event['step']}") for event in resumed]
     return line_chart(
@@ -45,29 +44,29 @@ def loss_chart(run: RunRecord, *, width: int, height: int) -> str:
 
 
 def bits_chart(run: RunRecord) -> str | None:
-    """Held-out bits per byte over the run; None where it was not measured."""
+    """Return the chart of held-out bits per byte; None where they were not measured."""
     sources = run.sources(_EVAL, _BITS)
     if not sources:
         return None
     colours = source_colours(run)
-    series = [Series(one, *run.series(f"{_EVAL}{one}{_BITS}"), colour=colours[one]) for one in sources]
+    series = [Series(name, *run.series(f"{_EVAL}{name}{_BITS}"), colour=colours[name]) for name in sources]
     return line_chart(series, title="Held-out bits per byte", x_label="step", width=_SMALL_WIDTH, height=_SMALL_HEIGHT)
 
 
-def continued_chart(run: RunRecord, found: Continued, *, width: int) -> str | None:
-    """Change of bits per byte against before the first step, of old and new domain, with the bounds of what is to be
-    retained; None where the values are no comparison."""
-    if found.unlike:
+def continued_chart(run: RunRecord, comparison: Continued, *, width: int) -> str | None:
+    """Return the chart of the relative change of bits per byte since step 0, with the bounds of ``data.retain``; None
+    where the values cannot be compared."""
+    if comparison.unlike:
         return None
     colours, series = source_colours(run), []
-    for one in found.changes:
-        domain, colour = ("new" if one.allowed_frac is None else "old"), colours[one.name]
-        steps, bits = run.series(f"{_EVAL}{one.name}{_BITS}")
-        series.append(Series(f"{domain}: {one.name}", steps, [bit / one.before - 1 for bit in bits], colour=colour))
-        if one.allowed_frac is not None:
-            series.append(
-                Series("bound", [0, steps[-1]], [one.allowed_frac, one.allowed_frac], dashed=True, colour=colour)
-            )
+    for change in comparison.changes:
+        domain, bound = ("new" if change.allowed_frac is None else "old"), change.allowed_frac
+        colour = colours[change.name]
+        steps, bits = run.series(f"{_EVAL}{change.name}{_BITS}")
+        changes = [value / change.before - 1 for value in bits]
+        series.append(Series(f"{domain}: {change.name}", steps, changes, colour=colour))
+        if bound is not None:
+            series.append(Series("bound", [0, steps[-1]], [bound, bound], dashed=True, colour=colour))
     return line_chart(
         series,
         title="Change of bits per byte (dashed: bound)",
@@ -79,7 +78,7 @@ def continued_chart(run: RunRecord, found: Continued, *, width: int) -> str | No
 
 
 def mixture_chart(run: RunRecord) -> str | None:
-    """Share of each source among the tokens learned, between one point and the next; None without such metrics."""
+    """Return the chart of each source's share of the tokens, by span of steps; None without such metrics."""
     sources = run.sources(_MIX, _TOKENS)
     rows = [row for row in run.rows if all(isinstance(row.get(_MIX + s + _TOKENS), int | float) for s in sources)]
     if not sources or not rows:
@@ -110,22 +109,22 @@ def _mix_spans(run: RunRecord) -> int:
 
 
 def small_charts(run: RunRecord) -> list[str]:
-    """Learning rate, speed, MFU, gradient norm, balance of experts: whichever was written."""
-    found: list[str | None] = [bits_chart(run), mixture_chart(run)]
+    """Return the charts of learning rate, speed, MFU, gradient norm and balance of experts that the run has."""
+    charts: list[str | None] = [bits_chart(run), mixture_chart(run)]
     lr = next((name for name in sorted(run.names) if name.startswith("lr-")), None)
     if lr:
-        found.append(_one(run, lr, "Learning rate", from_zero=True))
-    found.append(_one(run, "throughput/tokens_per_sec", "Tokens per second", from_zero=True, format_y=format_count))
-    found.append(_one(run, "throughput/device/mfu", "Model FLOPs utilisation", from_zero=True, format_y=format_frac))
-    found.append(_one(run, "l2_norm/grad/global", "Gradient norm before clipping", log_y=True))
-    found.append(_one(run, "moe/load_imbalance", "Busiest expert over the average"))
-    found.append(_one(run, "moe/router_entropy", "Entropy of the router, of log(experts)"))
-    found.append(_one(run, "moe/dead_experts_frac", "Experts that no token met", format_y=format_frac))
-    return [chart for chart in found if chart is not None]
+        charts.append(_chart(run, lr, "Learning rate", from_zero=True))
+    charts.append(_chart(run, "throughput/tokens_per_sec", "Tokens per second", from_zero=True, format_y=format_count))
+    charts.append(_chart(run, "throughput/device/mfu", "Model FLOPs utilisation", from_zero=True, format_y=format_frac))
+    charts.append(_chart(run, "l2_norm/grad/global", "Gradient norm before clipping", log_y=True))
+    charts.append(_chart(run, "moe/load_imbalance", "Busiest expert over the average"))
+    charts.append(_chart(run, "moe/router_entropy", "Entropy of the router, of log(experts)"))
+    charts.append(_chart(run, "moe/dead_experts_frac", "Experts that no token met", format_y=format_frac))
+    return [chart for chart in charts if chart is not None]
 
 
 def bits_bars(tasks: dict[str, dict[str, object]], colours: dict[str, int], *, width: int) -> str | None:
-    """Bits per byte of the model, gzip -9 and xz -9 for each held-out source; None without such a task."""
+    """Return bars of bits per byte of the model, gzip -9 and xz -9, by held-out source; None without such a task."""
     bars: list[Bar] = []
     for name, score in tasks.items():
         value = _float(score.get("value"))
@@ -144,7 +143,7 @@ def bits_bars(tasks: dict[str, dict[str, object]], colours: dict[str, int], *, w
     return bar_chart(bars, title="Held-out bits per byte (shorter is better)", width=width) if bars else None
 
 
-def _one(
+def _chart(
     run: RunRecord,
     name: str,
     title: str,

@@ -1,4 +1,4 @@
-"""The HTML document of a report and its tables. All text is escaped here; charts are markup already."""
+"""The HTML document of a report and its tables. All text is escaped here; charts are already markup."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -8,7 +8,7 @@ from smalti.track.report import style
 
 
 def document(title: str, sections: Iterable[str]) -> str:
-    """A whole page: no script, no font, no address outside itself."""
+    """Return a whole page, without scripts, fonts or external addresses."""
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -21,17 +21,17 @@ def document(title: str, sections: Iterable[str]) -> str:
 
 
 def table(columns: Sequence[tuple[str, str]], rows: str) -> str:
-    """A table with a head; in a narrow window each row stands as lines of ``column: cell`` (see style)."""
+    """Return a table with a head; in a narrow window each row becomes lines of ``column: cell`` (``style.CSS``)."""
     head = "".join(f'<th class="{kind}">{escape(name)}</th>' for name, kind in columns)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
 def row(columns: Sequence[tuple[str, str]], cells: Sequence[str]) -> str:
-    """A row of such a table; the name of its column goes with each cell, for the narrow form."""
+    """Return a row of ``table``. Each cell has the name of its column as attribute, for narrow windows."""
     named = zip(columns, cells, strict=True)
     return "<tr>" + "".join(f'<td class="{k}" data-of="{escape(n)}">{escape(c)}</td>' for (n, k), c in named) + "</tr>"
 
 
 def wide_and_narrow(wide: str, narrow: str) -> str:
-    """A chart drawn for a wide window and for a phone, where the wide one's text would be too small; CSS shows one."""
+    """Return both sizes of a chart, of which CSS shows one: on a phone the text of the wide one is too small."""
     return f'<div class="at-wide">{wide}</div><div class="at-narrow">{narrow}</div>'

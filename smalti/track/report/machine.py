@@ -12,7 +12,7 @@ _GPU = re.compile(r"system/gpu(\d+)/")
 
 
 def _decimal(value: float) -> str:
-    """'2.5 GB': powers of ten, as the ticks of an axis are."""
+    """Return a size as text: ``2.5 GB``. Units are powers of ten, like the ticks of an axis."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if value >= size:
             return f"{value / size:g} {unit}"
@@ -52,8 +52,8 @@ _GPU_CHARTS: tuple[tuple[str, str, Callable[[float], str] | None], ...] = (
 
 
 def machine_charts(run: RunRecord) -> list[str]:
-    """One chart a kind of reading, GPUs as lines of one; a kind that was not read, or was 0 throughout, has none."""
-    gpus = sorted({int(found[1]) for name in run.names if (found := _GPU.match(name))})
+    """Return a chart for each kind of reading, with a line for each GPU; none for a kind without a value above 0."""
+    gpus = sorted({int(match[1]) for name in run.names if (match := _GPU.match(name))})
     charts = [
         *_CHARTS,
         *(
@@ -61,14 +61,14 @@ def machine_charts(run: RunRecord) -> list[str]:
             for title, name, format_y in _GPU_CHARTS
         ),
     ]
-    return [chart for one in charts if (chart := _chart(run, *one)) is not None]
+    return [chart for row in charts if (chart := _chart(run, *row)) is not None]
 
 
 def _chart(
     run: RunRecord, title: str, names: tuple[tuple[str, str], ...], format_y: Callable[[float], str] | None
 ) -> str | None:
     series = [Series(label, *run.series(name)) for name, label in names if name in run.names]
-    if not any(value > 0 for one in series for value in one.y):
+    if not any(value > 0 for line in series for value in line.y):
         return None
     return line_chart(
         series, title=title, x_label="step", from_zero=True, format_y=format_y, width=_WIDTH, height=_HEIGHT

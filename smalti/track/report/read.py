@@ -1,4 +1,4 @@
-"""Reads a run folder into plain values; tolerates the incomplete files of a killed run."""
+"""Reads a run folder into plain values, also the incomplete files of a killed run."""
 
 import itertools
 import json
@@ -29,7 +29,7 @@ class EvalRun:
 
     @property
     def tasks(self) -> dict[str, dict[str, Any]]:
-        """Task -> score."""
+        """Score of each task."""
         tasks = self.results.get("tasks")
         return (
             {name: score for name, score in tasks.items() if isinstance(score, dict)} if isinstance(tasks, dict) else {}
@@ -47,57 +47,57 @@ class RunRecord:
     provenance: dict[str, Any]
     status: dict[str, Any]
     rows: tuple[dict[str, Any], ...]
-    """Metrics, one row a step, by step."""
+    """Metrics, one row for each step, ascending."""
     events: tuple[dict[str, Any], ...]
     evals: tuple[EvalRun, ...] = ()
-    """Newest of each suite."""
+    """The newest results of each suite."""
     samples: tuple[dict[str, Any], ...] = ()
-    """The last texts that the model wrote, newest first: ``{"prompt", "completion"}``."""
+    """The last texts that the model generated, newest first: ``{"prompt", "completion"}``."""
     names: frozenset[str] = field(default_factory=frozenset)
     """Metric names that occur."""
 
     @property
     def state(self) -> str:
-        """``status.json``'s state; without one what the events say: done, unfinished or unknown."""
+        """State of ``status.json``; without it ``done``, ``unfinished`` or ``unknown``, from the events."""
         if state := self.status.get("state"):
             return str(state)
         kinds = [event.get("event") for event in self.events]
         return "done" if "run_finished" in kinds else "unfinished" if kinds or self.rows else "unknown"
 
     def series(self, name: str) -> tuple[list[float], list[float]]:
-        """Steps and values of a metric; a value that was not finite when written is NaN."""
-        found = [(row["step"], row[name]) for row in self.rows if name in row]
-        return [float(step) for step, _ in found], [_number(value) for _, value in found]
+        """Return steps and values of a metric; a value that was not finite when written is NaN."""
+        rows = [row for row in self.rows if name in row]
+        return [float(row["step"]) for row in rows], [_number(row[name]) for row in rows]
 
     def last(self, name: str) -> float | None:
-        """The newest finite value of a metric."""
+        """Return the newest finite value of a metric."""
         _, values = self.series(name)
         return next((value for value in reversed(values) if value == value), None)
 
     def median(self, name: str) -> float | None:
-        """The median of a metric over the run."""
+        """Return the median of a metric over the run."""
         values = sorted(value for value in self.series(name)[1] if value == value)
         return values[len(values) // 2] if values else None
 
     def tail_mean(self, name: str, *, frac: float) -> float | None:
-        """The mean of a metric's finite values over the last ``frac`` of the steps so far."""
+        """Return the mean of a metric's finite values over the last ``frac`` of the steps so far."""
         steps, values = self.series(name)
         first = (1 - frac) * (steps[-1] if steps else 0)
-        found = [value for step, value in zip(steps, values, strict=True) if step > first and value == value]
-        return sum(found) / len(found) if found else None
+        tail = [value for step, value in zip(steps, values, strict=True) if step > first and value == value]
+        return sum(tail) / len(tail) if tail else None
 
     def sources(self, prefix: str, suffix: str) -> list[str]:
-        """What stands between ``prefix`` and ``suffix`` in the names that occur, sorted."""
-        found = (name for name in self.names if name.startswith(prefix) and name.endswith(suffix))
-        return sorted(name[len(prefix) : len(name) - len(suffix)] for name in found)
+        """Return the parts between ``prefix`` and ``suffix`` of the metric names, sorted."""
+        names = (name for name in self.names if name.startswith(prefix) and name.endswith(suffix))
+        return sorted(name[len(prefix) : len(name) - len(suffix)] for name in names)
 
     def of_events(self, key: str) -> Any:
-        """The newest value of a field in any event, or None."""
+        """Return the newest value of a field in any event, or None."""
         return next((event[key] for event in reversed(self.events) if event.get(key) is not None), None)
 
 
 def read_run(folder: str | Path) -> RunRecord:
-    """Read a run folder. DataError if it does not exist or holds neither a config nor metrics nor events."""
+    """Read a run folder. Raises DataError if it does not exist or has neither config nor metrics nor events."""
     root = Path(folder)
     if not root.is_dir():
         raise DataError(f"there is no run folder '{folder}'", hint=runs_beside(root) or "smalti runs ls FOLDER")
@@ -124,7 +124,7 @@ def read_run(folder: str | Path) -> RunRecord:
 
 
 def _rows(lines: Any) -> tuple[dict[str, Any], ...]:
-    """One row a step. A step written twice (an eval beside its step, a resumed run) is merged, the later value wins."""
+    """Return one row for each step; lines of one step (an eval, a resumed run) are merged, and later values win."""
     by_step: dict[int, dict[str, Any]] = {}
     for line in lines:
         step = line.get("step")
@@ -134,22 +134,22 @@ def _rows(lines: Any) -> tuple[dict[str, Any], ...]:
 
 
 def _evals(folder: Path) -> tuple[EvalRun, ...]:
-    found: list[EvalRun] = []
+    newest: list[EvalRun] = []
     for suite in sorted(folder.iterdir()) if folder.is_dir() else []:
         times = sorted(path.parent for path in suite.glob("*/results.json") if not path.parent.name.startswith("."))
         for latest in times[-1:]:
             results = _json(latest / "results.json")
-            found.append(EvalRun(suite.name, latest.name, results, _first_samples(latest / "samples.jsonl")))
-    return tuple(found)
+            newest.append(EvalRun(suite.name, latest.name, results, _first_samples(latest / "samples.jsonl")))
+    return tuple(newest)
 
 
 def _first_samples(path: Path) -> tuple[dict[str, Any], ...]:
-    kept: dict[str, list[dict[str, Any]]] = {}
+    by_task: dict[str, list[dict[str, Any]]] = {}
     for sample in read_lines(path):
-        of_task = kept.setdefault(str(sample.get("task", "")), [])
-        if len(of_task) < _SAMPLES_A_TASK and "prompt" in sample:
-            of_task.append(sample)
-    return tuple(itertools.chain.from_iterable(kept.values()))
+        samples = by_task.setdefault(str(sample.get("task", "")), [])
+        if len(samples) < _SAMPLES_A_TASK and "prompt" in sample:
+            samples.append(sample)
+    return tuple(itertools.chain.from_iterable(by_task.values()))
 
 
 def _text(path: Path) -> str:
@@ -177,7 +177,7 @@ def _number(value: Any) -> float:
 
 
 def get(tree: Mapping[str, Any], dotted: str) -> Any:
-    """``get(config, "model.hidden_size")``, None where a part is missing."""
+    """Return the value of a dotted key, such as ``model.hidden_size``; None where a part is missing."""
     value: Any = tree
     for part in dotted.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -185,10 +185,10 @@ def get(tree: Mapping[str, Any], dotted: str) -> Any:
 
 
 def smooth(values: Sequence[float], *, window: int) -> list[float]:
-    """Mean over ``window`` values around each (fewer at both ends, so that it never lags); NaN passes by."""
+    """Return the centred moving mean over ``window`` values, fewer at both ends. NaN stays NaN and is not counted."""
     smoothed = []
     for index, value in enumerate(values):
         reach = min(window // 2, index, len(values) - 1 - index)
-        near = [one for one in values[index - reach : index + reach + 1] if one == one]
+        near = [neighbour for neighbour in values[index - reach : index + reach + 1] if neighbour == neighbour]
         smoothed.append(sum(near) / len(near) if value == value else float("nan"))
     return smoothed

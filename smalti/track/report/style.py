@@ -1,4 +1,4 @@
-"""How the report looks: one column of at most 1080 pixels, system type, a light and a dark set of colours."""
+"""The CSS of the report: one column of at most 1080 pixels, system fonts, light and dark colours."""
 
 CSS = """
 :root{--paper:#fbfbfa;--card:#fff;--ink:#22272e;--soft:#68727d;--line:#e4e7eb;--accent:#2f6db5;--good:#25896b;

@@ -34,7 +34,7 @@ def score_words(score: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
 
 
 def interval(score: Mapping[str, Any]) -> tuple[float, float] | None:
-    """The ends of a score's 95 % interval, from its standard error where it carries no interval; None without."""
+    """Return the ends of a score's 95 % interval, computed from its standard error if it has no interval; else None."""
     ends = score.get("interval")
     if isinstance(ends, list) and len(ends) == 2 and all(map(is_number, ends)):
         return float(ends[0]), float(ends[1])
@@ -45,17 +45,17 @@ def interval(score: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def whole_steps(run: RunRecord) -> str:
-    """Steps of the whole run, as text; '?' where the config does not tell."""
+    """Return the number of steps of the whole run as text; ``?`` where the config does not determine it."""
     length = RunLength.of_plain(run.config)
     return "?" if length is None else str(length.total_steps)
 
 
 def brief(value: Any) -> str:
-    """A value in few characters."""
+    """Return a value as short text."""
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, dict):
-        return "; ".join(f"{key} {brief(one)}" for key, one in value.items())
+        return "; ".join(f"{key} {brief(child)}" for key, child in value.items())
     if isinstance(value, list):
         return " ".join(map(brief, value))
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -63,7 +63,7 @@ def brief(value: Any) -> str:
 
 
 def parse_time(value: Any) -> datetime | None:
-    """A time that an event carries, or None."""
+    """Return the time of an event, or None where it is not a time."""
     try:
         return datetime.fromisoformat(str(value))
     except ValueError:
@@ -71,15 +71,15 @@ def parse_time(value: Any) -> datetime | None:
 
 
 def is_number(value: Any) -> bool:
-    """True for a number that is one (not NaN, not true or false)."""
+    """Return whether a value is a number, and neither NaN nor a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 
 def _metrics(metrics: Mapping[str, Any]) -> str:
-    """``code 2.812, prose 2.982 bits/byte``; the loss where no bits were measured, and else names with values."""
+    """Return ``code 2.812, prose 2.982 bits/byte``; losses where no bits were measured, else all names and values."""
     for suffix, unit in (("/bits_per_byte", "bits/byte"), ("/LanguageCrossEntropy", "nats/token")):
-        found = {name: value for name, value in metrics.items() if name.endswith(suffix) and is_number(value)}
-        if found:
-            named = (f"{name.removesuffix(suffix).rpartition('/')[2]} {value:.3f}" for name, value in found.items())
+        values = {name: value for name, value in metrics.items() if name.endswith(suffix) and is_number(value)}
+        if values:
+            named = (f"{name.removesuffix(suffix).rpartition('/')[2]} {value:.3f}" for name, value in values.items())
             return f"{', '.join(named)} {unit}"
     return ", ".join(f"{name} {brief(value)}" for name, value in metrics.items())

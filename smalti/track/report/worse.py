@@ -1,9 +1,8 @@
-"""Held-out sets that got worse within a stage: what a change of the mixture, or too many repeats, has cost.
+"""Finds held-out sets that got worse within a stage, as after a change of the mixture or too many repeats.
 
-Guarantees: from the run folder alone. A set is named where its last two measurements of a stage (the only one, where
-there is one) both are more than 2 % above its lowest since the stage began, the measurement that the stage began with
-included. The held-out windows are the same every time, so the weights alone move it from one measurement to the next;
-noise of 0.5 % trips the rule in fewer than 1 of 100 stages (tests/track/test_report_worse.py).
+A set is reported if its last two measurements of a stage (or the only one) are both more than 2 % above its lowest
+value in the stage, including the measurement at its start. The held-out windows are the same each time, so only the
+weights change the values. Noise of 0.5 % reports fewer than 1 of 100 stages (tests/track/test_report_worse.py).
 """
 
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ class Worse:
     """``bits per byte``, or ``nats per token`` where no bits were measured."""
 
     def words(self) -> str:
-        """One line."""
+        """Return the warning, one line."""
         return (
             f"held-out '{self.name}' got worse in stage {self.stage}: {self.lowest:.4f} at step {self.lowest_step:,}, "
             f"{self.last:.4f} at step {self.last_step:,} ({self.last / self.lowest - 1:+.1%} {self.measure})"
@@ -37,11 +36,11 @@ class Worse:
 
 
 def worse_in_stages(run: RunRecord) -> list[Worse]:
-    """By stage and name; nothing for a run whose config does not tell its stages."""
+    """Return the sets that got worse, by stage and name; none for a run whose config has no stages."""
     bits = run.sources("metrics/eval/", "/bits_per_byte")
     suffix, measure = ("/bits_per_byte", "bits per byte") if bits else ("/LanguageCrossEntropy", "nats per token")
     names = bits or run.sources("metrics/eval/", suffix)
-    found = []
+    worse = []
     for stage, (begin, end) in enumerate(pairwise(_edges(run))):
         for name in names:
             series = zip(*run.series(f"metrics/eval/{name}{suffix}"), strict=True)
@@ -52,12 +51,12 @@ def worse_in_stages(run: RunRecord) -> list[Worse]:
                 continue
             step, lowest = min(before + inside, key=lambda point: point[1])
             if all(value > lowest * (1 + _WORSE_FRAC) for _, value in inside[-2:]):
-                found.append(Worse(name, stage, lowest, step, inside[-1][1], inside[-1][0], measure))
-    return found
+                worse.append(Worse(name, stage, lowest, step, inside[-1][1], inside[-1][0], measure))
+    return worse
 
 
 def _edges(run: RunRecord) -> list[int]:
-    """The steps at which stages begin, and the end."""
+    """Return the first step of each stage, and the end of the last."""
     length, stages = RunLength.of_plain(run.config), get(run.config, "data.stages")
     if length is None or not isinstance(stages, list):
         return []

@@ -93,7 +93,7 @@ class ConsoleSink:
 
 
 def format_step(step: int, total_steps: int, metrics: Mapping[str, Any]) -> str:
-    """'step 120/600  loss 3.214  lr 3.00e-03  16.1k tok/s  MFU 15.2%  ETA 2m10s'; absent metrics are left out."""
+    """Return ``step 120/600  loss 3.214  lr 3.00e-03  16.1k tok/s  MFU 15.2%  ETA 2m10s``, without absent metrics."""
     parts = [f"step {step}/{total_steps}"]
     if (loss := _number(metrics.get("loss/train/total"))) is not None:
         parts.append(f"loss {loss:.3f}")
@@ -110,7 +110,7 @@ def format_step(step: int, total_steps: int, metrics: Mapping[str, Any]) -> str:
 
 
 def format_heldout(step: int, metrics: Mapping[str, Any]) -> str | None:
-    """'held-out at step 120  code: loss 2.101, 1.58 bits/byte  prose: ...', or None without such metrics."""
+    """Return ``held-out at step 120  code: loss 2.101, 1.58 bits/byte  prose: ...``; None without such metrics."""
     texts_of: dict[str, list[str]] = {}
     for name, value in metrics.items():
         number = _number(value)

@@ -1,9 +1,8 @@
-"""Copies ``metrics.jsonl`` to one tracker in a thread: the file is the queue.
+"""Copies ``metrics.jsonl`` to one tracker in a thread, with the file as the queue.
 
-Guarantees: training never waits for a tracker and never fails because of one. Nothing is queued in memory, however long
-an outage. A value that the tracker has of a step is not sent again, so a resumed run has no step twice; what a tracker
-lacks, from any attempt, is sent by the next one. Of steps repeated after a crash a tracker that cannot delete values
-keeps the first; the file has the last.
+Guarantees: training never waits for a tracker and never fails because of one; an outage uses no memory; each value is
+sent once, and values missing at the tracker, of any attempt, are sent by the next attempt. Of steps repeated after a
+crash, a tracker that cannot delete values has the first values, the file the last.
 """
 
 import os
@@ -94,7 +93,7 @@ class Feed:
         return self.wait()
 
     def end(self, state: str, *, wait_s: float) -> None:
-        """Ask the thread to end within ``wait_s``: the first half of ``close``."""
+        """Request that the thread ends within ``wait_s``: the first half of ``close``."""
         self._state = state
         self._deadline_s = clock.now_s() + wait_s
         self._closing.set()

@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: the run's numbers, a line for each logged step: ``{"step", "time", "<metric name>": number}``.
+"""``metrics.jsonl``: the run's metrics, a line for each logged step: ``{"step", "time", "<metric name>": number}``.
 
 The other sinks are copies of this file. Names are those of ``track.names``; a resumed run holds no step twice. A number
 that is not finite is written as null.
@@ -33,7 +33,7 @@ class MetricsLog:
         self._file.write({"step": step, "time": utc_text(), **values})
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """``write``, under the name that every sink has."""
+        """Append the metrics of a step, as ``write``: the method that all sinks have."""
         self.write(step, metrics)
 
     def close(self) -> None:

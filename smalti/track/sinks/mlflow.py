@@ -50,7 +50,7 @@ class Mlflow:
         self.place: Mapping[str, str] = {}
 
     def check(self) -> None:
-        """Raise UserError without mlflow-skinny, and where nothing answers at the address."""
+        """Raise UserError without mlflow-skinny, and where no server answers at the address."""
         if find_spec("mlflow") is None:
             raise missing_extra("mlflow-skinny", "mlflow", "track.sinks=[mlflow]")
         if self.uri.startswith(("http://", "https://")):
@@ -101,7 +101,7 @@ class Mlflow:
     def publish(self, path: Path, at: str, numbers: Mapping[str, float], step: int | None) -> str:
         """Upload a file or folder to ``at``; returns a line that reports it.
 
-        What is larger than ``track.mlflow.upload_max_bytes`` is not uploaded; the line and a tag say so.
+        One that is larger than ``track.mlflow.upload_max_bytes`` is not uploaded; the line and a tag report it.
         """
         from mlflow.entities import Metric
 
@@ -125,9 +125,9 @@ class Mlflow:
         return f"mlflow: {at} is uploaded ({format_bytes(size)}): {page}"
 
     def _known(self) -> str | None:
-        given = env.tracker_settings().get("MLFLOW_RUN_ID")
         record = self._info.record(self.name)
-        return given or (record.get("run_id") if record.get("uri") == redact(self.uri) else None)
+        recorded = record.get("run_id") if record.get("uri") == redact(self.uri) else None
+        return env.tracker_settings().get("MLFLOW_RUN_ID") or recorded
 
     def _create(self) -> Any:
         name = self._config.experiment or env.tracker_settings().get("MLFLOW_EXPERIMENT_NAME") or "smalti"
@@ -171,23 +171,23 @@ class Mlflow:
 
 
 def _uri(config: MlflowConfig, info: RunInfo) -> str:
-    given = config.uri or env.tracker_settings().get("MLFLOW_TRACKING_URI")
+    uri = config.uri or env.tracker_settings().get("MLFLOW_TRACKING_URI")
     recorded = info.record(Mlflow.name).get("uri")
-    if given is None and recorded is not None and "***" not in recorded:
+    if uri is None and recorded is not None and "***" not in recorded:
         return str(recorded)
-    if given is None:
+    if uri is None:
         raise UserError(
             "track.sinks has mlflow, but no server is named",
             allowed="track.mlflow.uri=http://HOST:PORT, or the variable MLFLOW_TRACKING_URI",
             hint="mlflow server --port 5000    and then    export MLFLOW_TRACKING_URI=http://127.0.0.1:5000",
         )
-    if not given.startswith(("http://", "https://", "databricks")):
+    if not uri.startswith(("http://", "https://", "databricks")):
         raise UserError(
-            f"MLflow's address '{redact(given)}' is not that of a server",
+            f"MLflow's address '{redact(uri)}' is not that of a server",
             allowed="http://HOST:PORT, https://HOST:PORT, databricks, databricks://PROFILE",
             hint="to serve a local database: mlflow server --backend-store-uri sqlite:///mlflow.db",
         )
-    return given
+    return uri
 
 
 def _client(uri: str) -> Any:

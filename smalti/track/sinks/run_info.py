@@ -1,6 +1,6 @@
-"""What trackers show of a run beside its metrics, read from the run folder, and the records of the trackers.
+"""Name, parameters and tags of a run for trackers, read from the run folder, and the records of the trackers.
 
-Guarantees: no secret leaves the machine: values under secret-sounding names and logins in addresses become ``***``,
+Guarantees: no secret leaves the machine. Values under secret-sounding names and logins in addresses become ``***``,
 home folders ``~``, and neither host nor user is named.
 """
 

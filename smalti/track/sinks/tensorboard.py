@@ -69,7 +69,7 @@ class TensorBoard:
         return dict(self._has)
 
     def send(self, rows: Sequence[Row]) -> None:
-        """Write them and flush."""
+        """Write the rows and flush."""
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
 
@@ -81,7 +81,7 @@ class TensorBoard:
         self._keep(is_open=True)
 
     def close(self, state: str, end_s: float | None) -> None:
-        """Close the file; TensorBoard knows no state."""
+        """Close the file; TensorBoard has no field for the state."""
         self._file.close()
         self._keep(is_open=False)
 

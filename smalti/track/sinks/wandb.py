@@ -26,7 +26,7 @@ _STEP = "time/batch"
 
 
 _ANSWER_S = 20.0
-"""How long W&B's process may try to reach its site; our process waits for it at its end."""
+"""Seconds that W&B's process may try to reach its site; our process waits for it when it exits."""
 _BLOCK_BYTES, _HEAD_BYTES = 32768, 7
 _FULL, _FIRST, _LAST = 1, 2, 4
 
@@ -45,12 +45,12 @@ class Wandb:
         self.place: Mapping[str, str] = {}
 
     def check(self) -> None:
-        """UserError without wandb; the site itself is not asked."""
+        """Raise UserError without wandb. No request is sent to the site."""
         if find_spec("wandb") is None:
             raise missing_extra("wandb", "wandb", "track.sinks=[wandb]")
 
     def open(self) -> Mapping[str, int]:
-        """Begin or go on under the id of the record (or WANDB_RUN_ID)."""
+        """Create or continue the run with the id of the record (or WANDB_RUN_ID)."""
         env.quiet_trackers()
         import wandb
 
@@ -84,7 +84,7 @@ class Wandb:
         return dict(self._has)
 
     def send(self, rows: Sequence[Row]) -> None:
-        """Hand them to W&B's own process, which writes or uploads them."""
+        """Pass the rows to W&B's own process, which writes or uploads them."""
         for row in rows:
             self._run.log({**row.values, _STEP: row.step, "_timestamp": row.time_s})
             self._has |= dict.fromkeys(row.values, row.step)
@@ -102,10 +102,11 @@ class Wandb:
 
 
 def _last_step(folder: Path, run_id: str) -> int:
-    """The last step in W&B's files of this run; -1 where they hold none.
+    """Return the last step in W&B's files of this run; -1 where they have none.
 
-    W&B's process writes whole blocks, and may lose the begun one when ours is killed: what it was sent is then not what
-    it has (seen: 19 lines of 589). Where it still writes while we look, some lines come twice, with equal values.
+    W&B's process writes whole blocks, and may lose an incomplete one when ours is killed, so it may have fewer lines
+    than it was sent (measured: 19 of 589 were lost). If it still writes during the read, some lines are sent twice,
+    with equal values.
     """
     for file in sorted(folder.glob(f"*run-*-{run_id}/run-{run_id}.wandb"), reverse=True):
         steps = [int(json.loads(item.value_json)) for record in _tail(file) for item in record.history.item
@@ -116,7 +117,7 @@ def _last_step(folder: Path, run_id: str) -> int:
 
 
 def _tail(file: Path) -> Iterator[Any]:
-    """The records in the last megabyte of a ``.wandb`` file: LevelDB's log format behind a head of 7 bytes.
+    """Yield the records in the last megabyte of a ``.wandb`` file: LevelDB's log format after a header of 7 bytes.
 
     https://github.com/google/leveldb/blob/main/doc/log_format.md
     """
@@ -133,7 +134,7 @@ def _tail(file: Path) -> Iterator[Any]:
         at += _HEAD_BYTES + length
         if kind in (_FULL, _FIRST):
             whole = b""
-        if whole is None or len(part) < length:  # the rest of a record before the tail; the end that was cut off
+        if whole is None or len(part) < length:  # part of a record that began before the tail, or a truncated end
             continue
         whole += part
         if kind in (_FULL, _LAST):
