@@ -135,14 +135,14 @@ def model(
 
 def _list(recipes: list[str], presets: list[str], as_json: bool) -> None:
     from smalti.cli.tables import print_json, print_table
-    from smalti.config.find import DIAL
+    from smalti.config.find import DEPTH_PRESETS
 
     kinds = {name: _guess(name) for name in recipes}
     if as_json:
         print_json({"recipes": kinds, "presets": presets})
         return
     rows = [(name, kind, _COMMANDS[kind]) for name, kind in kinds.items()]
-    rows += [(name, "model", "model.preset") for name in (*presets, *DIAL)]
+    rows += [(name, "model", "model.preset") for name in (*presets, *DEPTH_PRESETS)]
     print_table(("name", "kind", "for"), rows, empty="no recipe is installed")
 
 

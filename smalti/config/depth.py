@@ -1,18 +1,7 @@
-"""One dial: ``preset: depth-N`` is a model of N layers, and the training that suits it.
+"""The presets ``depth-N`` and ``depth-N-moe``: a model of N layers, and a duration, batch and learning rate for it.
 
-Promises arithmetic only: the same N gives the same values, none of the sizes ever falls as N rises, and each fits every
-family's rules of heads. The rule is put together from published ones (below) and has not been fitted by ourselves.
-
-Shape: 64 of width for each layer (at equal size the loss hardly depends on the ratio: Kaplan et al. 2020,
-arXiv:2001.08361, figure 5), in whole pairs of heads, 64 wide each and 128 from N = 32 on; half as many
-key/value heads; SwiGLU of 8/3 of the width. ``depth-N-moe`` is the same with DBRX's 16 experts, top-4, each a quarter
-as wide, so that a token meets about as many parameters.
-
-Training: the laws of DeepSeek LLM (Bi et al. 2024, arXiv:2401.02954, equations 1, 2 and 4). M, the FLOPs of a token
-without the vocabulary, gives the compute C that such a model is best trained with, M = 0.1715 C^0.5243; C gives the
-duration, 5.8316 C^0.4757 tokens, the batch, 0.2920 C^0.3271 tokens, rounded to a power of two, and the learning rate,
-0.3118 C^-0.125. They were fitted from 1e17 to 3e20 FLOPs on dense models; for a mixture M is of the active parameters.
-A recipe that gives a smaller batch and no rate gets a lower rate (``rate_of_batch``).
+All sizes follow from N by published rules, which Smalti has not fitted itself, and none falls as N rises
+(docs/concepts/model/presets.md).
 """
 
 import math
@@ -20,7 +9,7 @@ import re
 from typing import Any
 
 DEEPEST = 128
-"""The largest N."""
+"""Largest N."""
 
 PATTERN = r"depth-([1-9][0-9]{0,2})(-moe)?"
 """Names of these presets."""
@@ -32,7 +21,13 @@ _EXPERTS, _CHOSEN = 16, 4
 
 
 def depth_preset(name: str) -> dict[str, Any] | None:
-    """The model section of ``depth-N`` or ``depth-N-moe``, with the train section under ``train``; None of others."""
+    """Return the model section of ``depth-N`` or ``depth-N-moe`` with its train section as ``train``; None for others.
+
+    The width is 64 for each layer (at equal size the loss hardly depends on the ratio: Kaplan et al. 2020,
+    arXiv:2001.08361, figure 5), rounded up to pairs of heads of width 64, or 128 from N = 32 on; half as many key/value
+    heads; SwiGLU of 8/3 of the width. ``depth-N-moe`` has DBRX's 16 experts, top-4, each a quarter as wide, so that
+    about as many parameters are active. The heads satisfy the constraints of every model family.
+    """
     match = re.fullmatch(PATTERN, name)
     if match is None or int(match[1]) > DEEPEST:
         return None
@@ -60,15 +55,22 @@ def depth_preset(name: str) -> dict[str, Any] | None:
 
 
 def rate_of_batch(lr: float, *, of_tokens: int, batch_tokens: int) -> float:
-    """A learning rate that suits batches ``of_tokens``, for smaller ones: it falls as their root, to two digits.
+    """Return ``lr``, that of batches of ``of_tokens``, scaled to a smaller batch by the square root, to two digits.
 
-    The root is the rule for Adam (Malladi et al. 2022, arXiv:2205.10287); docs/log.md measured it down to a 16th. For
-    larger batches the rate stays.
+    The square root is the rule for Adam (Malladi et al. 2022, arXiv:2205.10287); docs/log.md measured it down to a
+    16th. For larger batches the rate is unchanged.
     """
     return lr if batch_tokens >= of_tokens else float(f"{lr * math.sqrt(batch_tokens / of_tokens):.2g}")
 
 
 def _training(flops_per_token: int) -> dict[str, Any]:
+    """Return the train section by the scaling laws of DeepSeek LLM (Bi et al. 2024, arXiv:2401.02954, equations 1, 2
+    and 4).
+
+    M, the FLOPs of a token without the vocabulary (for an MoE of the active parameters), gives the optimal compute C by
+    M = 0.1715 C^0.5243. C gives the duration, 5.8316 C^0.4757 tokens, the batch, 0.2920 C^0.3271 tokens, rounded to a
+    power of two, and the learning rate, 0.3118 C^-0.125. The laws were fitted on dense models of 1e17 to 3e20 FLOPs.
+    """
     compute_flops = (flops_per_token / 0.1715) ** (1 / 0.5243)
     return {
         "duration": f"{_two_digits(5.8316 * compute_flops**0.4757)}tok",

@@ -1,7 +1,7 @@
-"""The families of models, and which options of the model section each can hold.
+"""The table of model families: which options of the model section each supports.
 
-A family is a form of Hugging Face folders. An option that the family cannot spell must have its default, unless the
-family fixes it to something else; ``decoder`` takes any mix and has no such form.
+A family is a format of Hugging Face folders. An option that the format lacks must have its default, or the value that
+the family fixes. ``decoder`` supports all options and has no such format.
 
 A new family is a name and an entry here, and the module ``smalti/model/zoo/NAME.py`` with its ``FAMILY``.
 """
@@ -31,7 +31,7 @@ _MOE = {"num_experts", "num_experts_per_tok", "balance_loss_coef", "global_balan
 
 @dataclass(frozen=True)
 class FamilyOptions:
-    """What a family can hold of the model section."""
+    """Options of the model section that a family supports."""
 
     free: AbstractSet[str]
     """Options that may have any value."""
@@ -82,15 +82,15 @@ FAMILIES: dict[FamilyName, FamilyOptions] = {
         free_moe=_MOE | {"norm_topk_prob", "intermediate_size", "mlp_only_layers"},
     ),
 }
-"""All but ``decoder``."""
+"""Families and their options, without ``decoder``."""
 
 
 def misfits(
-    family: FamilyName, given: Mapping[str, Any], defaults: Mapping[str, Any], moe_defaults: Mapping[str, Any]
+    family: FamilyName, section: Mapping[str, Any], defaults: Mapping[str, Any], moe_defaults: Mapping[str, Any]
 ) -> list[str]:
-    """Return what ``family`` cannot hold of the model section, as ``field=value (what it must be)``.
+    """Return the options of ``section`` that ``family`` does not support, as ``field=value (the allowed value)``.
 
-    ``given`` has the section's fields; its ``moe`` is a mapping of fields too, or None.
+    ``section`` has all fields of the model section; its ``moe`` is a mapping of fields too, or None.
     """
     options = FAMILIES.get(family)
     if options is None:
@@ -98,21 +98,21 @@ def misfits(
     breaks = []
     for name, default in defaults.items():
         must = options.fixed.get(name, default)
-        if name not in options.free and given[name] != must:
-            breaks.append(f"{name}={_shown(given[name])} ({_shown(must)} only)")
-    if options.free_moe is not None and given["moe"] is None:
+        if name not in options.free and section[name] != must:
+            breaks.append(f"{name}={_shown(section[name])} ({_shown(must)} only)")
+    if options.free_moe is not None and section["moe"] is None:
         breaks.append("moe absent (required)")
-    if options.free_moe is not None and given["moe"] is not None:
+    if options.free_moe is not None and section["moe"] is not None:
         breaks += [
             f"moe.{name}"
-            for name, value in given["moe"].items()
+            for name, value in section["moe"].items()
             if name not in options.free_moe and value != moe_defaults[name]
         ]
-    width, heads = given["hidden_size"], given["num_attention_heads"]
+    width, heads = section["hidden_size"], section["num_attention_heads"]
     if options.is_divided_by_heads and width % heads:
         breaks.append(f"hidden_size={width} with num_attention_heads={heads} (multiples only, also with head_dim)")
-    if options.mlp_ratio is not None and given["intermediate_size"] != options.mlp_ratio * width:
-        breaks.append(f"intermediate_size={given['intermediate_size']} ({options.mlp_ratio} x hidden_size only)")
+    if options.mlp_ratio is not None and section["intermediate_size"] != options.mlp_ratio * width:
+        breaks.append(f"intermediate_size={section['intermediate_size']} ({options.mlp_ratio} x hidden_size only)")
     return breaks
 
 

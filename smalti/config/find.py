@@ -1,7 +1,7 @@
-"""Recipes (run specs) and presets (model sizes) by name, from the package, a folder, or a path.
+"""Finds recipes (configs of runs) by name or path, and presets (sections ``model``) by name.
 
-Guarantees: works from an installed wheel (``importlib.resources``); a name that is not there is a UserError with the
-nearest one. A path always wins over a name only when it is a file, or a run folder with a ``config.yaml``.
+Names are those of the package, also of an installed wheel (``importlib.resources``). A path takes precedence over a
+name if it is a file, or a run folder with a ``config.yaml``.
 """
 
 from collections.abc import Collection
@@ -20,54 +20,58 @@ _SUFFIXES = (".yaml", ".yml")
 _OF_A_RUN = ("provenance.json", "status.json", "events.jsonl", "metrics.jsonl", "checkpoints")
 """One of these beside a ``config.yaml`` makes its folder a run."""
 
-DIAL = (f"depth-N (N from 1 to {DEEPEST})", "depth-N-moe")
-"""Presets that are reckoned out: of a model of N layers (``smalti/config/depth.py``)."""
+DEPTH_PRESETS = (f"depth-N (N from 1 to {DEEPEST})", "depth-N-moe")
+"""Presets that are computed from a number of layers (``smalti/config/depth.py``)."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """A text with the label that errors and origins show for it."""
+class ConfigFile:
+    """The text of a recipe or preset."""
 
     text: str
     label: str
+    """Name of the file in errors and origins."""
     path: str
-    """Where it lies; for a run folder the ``config.yaml`` in it."""
+    """Path of the file; for a run folder that of its ``config.yaml``."""
     run: str | None = None
-    """The run folder that it is the config of, of all its attempts or of one."""
+    """The run folder whose config (of all attempts or of one) this is; None for other files."""
 
 
 def recipe_names() -> list[str]:
-    """Names of the recipes in the package, sorted."""
-    return sorted(_entries(_room("recipes")))
+    """Return the names of the recipes in the package, sorted."""
+    return sorted(_entries(_folder("recipes")))
 
 
 def preset_names() -> list[str]:
-    """Names of the model presets in the package, sorted; besides them ``DIAL`` are presets."""
-    return sorted(_entries(_room("presets")))
+    """Return the names of the model presets in the package, sorted, without ``DEPTH_PRESETS``."""
+    return sorted(_entries(_folder("presets")))
 
 
 def is_preset(name: str) -> bool:
-    """Whether ``find_preset`` finds it."""
+    """Return whether ``name`` is that of a preset, ``depth-N`` included."""
     return name in preset_names() or depth_preset(name) is not None
 
 
-def find_recipe(name_or_path: str, *, beside: str | None = None, fields: Collection[str] | None = None) -> Found:
-    """The recipe of that name or path; ``beside`` is the file whose folder a relative path starts from.
+def find_recipe(name_or_path: str, *, beside: str | None = None, fields: Collection[str] | None = None) -> ConfigFile:
+    """Return the recipe of a name or path. Raises UserError with the nearest name where there is none.
 
-    ``fields`` are the top-level keys of the kind of config that is wanted: the error offers only recipes of that kind.
+    beside: the file from whose folder a relative path starts. fields: top-level keys of the expected kind of config;
+    the error lists only recipes with these keys.
     """
     path = Path(name_or_path)
     candidates = [Path(beside).parent / path, path] if beside and not path.is_absolute() else [path]
     for candidate in candidates:
         inside = candidate / "config.yaml"
         if candidate.is_file() or inside.is_file():
-            found = candidate if candidate.is_file() else inside
-            return Found(_read(found), str(found), str(found), _run_of(found))
-    recipes = _entries(_room("recipes"))
+            file = candidate if candidate.is_file() else inside
+            return ConfigFile(_read(file), str(file), str(file), _run_of(file))
+    recipes = _entries(_folder("recipes"))
     name = name_or_path.removesuffix(".yaml")
     if name in recipes:
-        return Found(_read(recipes[name]), f"{name}.yaml", str(recipes[name]))
-    recipes = {one: at for one, at in recipes.items() if fields is None or keys_of(_read(at)) <= {*fields, "base"}}
+        return ConfigFile(_read(recipes[name]), f"{name}.yaml", str(recipes[name]))
+    recipes = {
+        recipe: file for recipe, file in recipes.items() if fields is None or keys_of(_read(file)) <= {*fields, "base"}
+    }
     close = nearest(name, recipes)
     if path.is_dir():
         raise UserError(
@@ -82,22 +86,23 @@ def find_recipe(name_or_path: str, *, beside: str | None = None, fields: Collect
     )
 
 
-def find_preset(name: str, *, where: str) -> Found:
-    """The model preset of that name; ``where`` says who asked, for the error."""
-    presets, dialled = _entries(_room("presets")), depth_preset(name)
+def find_preset(name: str, *, where: str) -> ConfigFile:
+    """Return the model preset of a name. Raises UserError, which begins with ``where``, if there is none."""
+    presets = _entries(_folder("presets"))
     if name in presets:
-        return Found(_read(presets[name]), f"preset {name}", str(presets[name]))
-    if dialled is not None:
-        return Found(to_yaml(dialled), f"preset {name}", f"preset {name}")
+        return ConfigFile(_read(presets[name]), f"preset {name}", str(presets[name]))
+    computed = depth_preset(name)
+    if computed is not None:
+        return ConfigFile(to_yaml(computed), f"preset {name}", f"preset {name}")
     raise UserError(
         f"{where}: model.preset = '{name}' is not a preset",
-        allowed=", ".join([*sorted(presets), *DIAL]),
+        allowed=", ".join([*sorted(presets), *DEPTH_PRESETS]),
         hint=hint_of_preset(name) or "leave 'preset' out and write the fields of model",
     )
 
 
 def hint_of_preset(name: str) -> str | None:
-    """What was probably meant by a name that is no preset."""
+    """Return the hint for a name that is not a preset: the nearest one, or the range of ``depth-N``."""
     if name.startswith("depth-"):
         return f"N of depth-N goes from 1 to {DEEPEST}, as in depth-12 or depth-12-moe"
     close = nearest(name, preset_names())
@@ -105,7 +110,7 @@ def hint_of_preset(name: str) -> str | None:
 
 
 def keys_of(text: str) -> set[str]:
-    """The top-level keys of a YAML text; none where it is no mapping."""
+    """Return the top-level keys of a YAML text; none where it is not a mapping."""
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
@@ -121,7 +126,7 @@ def _run_of(config: Path) -> str | None:
     return str(folder) if is_run else None
 
 
-def _room(name: str) -> Traversable:
+def _folder(name: str) -> Traversable:
     return files("smalti.config").joinpath(name)
 
 

@@ -1,7 +1,7 @@
-"""Which values make a run that run: everything but the fields declared with ``placement``.
+"""The identity of a run: all fields of its config that are not declared with ``placement``.
 
 Two configs of equal identity train the same model from the same data in the same order; where and how fast may differ.
-``auto`` stays ``auto`` here: what it became on some machine is an event, not a part of the config.
+``auto`` stays ``auto`` here: its resolution on a machine is an event, not a part of the config.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ ABSENT = "absent"
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """The identity fields as nested plain values; sections without any are left out."""
+    """Return the identity fields as nested plain values, without sections that have none."""
     values = {
         name: _plain(getattr(config, name))
         for name in type(config).model_fields
@@ -26,7 +26,7 @@ def identity(config: Config) -> dict[str, Any]:
 
 
 def difference(before: Config, after: Config) -> list[str]:
-    """What differs in identity, a line each: ``train.optimizer.lr: 0.003 -> 0.004``. Empty: the same run.
+    """Return the differences in identity, a line each: ``train.optimizer.lr: 0.003 -> 0.004``. Empty: the same run.
 
     Lists of sections are compared item by item: ``data.stages.1: absent -> {weights: ...}``.
     """
@@ -34,27 +34,27 @@ def difference(before: Config, after: Config) -> list[str]:
 
 
 def placement_difference(before: Config, after: Config) -> list[str]:
-    """What differs in placement only, a line each."""
+    """Return the differences in placement, a line each."""
     changed = _lines(before.model_dump(mode="json"), after.model_dump(mode="json"))
     of_identity = {_key(line) for line in difference(before, after)}
     return sorted(line for line in changed if _key(line) not in of_identity)
 
 
 def differing(configs: Sequence[Config]) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-    """Dotted key -> its value in each config, for the keys of identity and of placement that are not alike in all."""
+    """Return the differing values by dotted key, in the order of ``configs``: those of identity, those of placement."""
     of_identity = {key for config in configs for key in flatten(identity(config))}
-    found = rows_apart([flatten(config.model_dump(mode="json")) for config in configs])
+    rows = differing_rows([flatten(config.model_dump(mode="json")) for config in configs])
     return (
-        {key: values for key, values in found.items() if key in of_identity},
-        {key: values for key, values in found.items() if key not in of_identity},
+        {key: values for key, values in rows.items() if key in of_identity},
+        {key: values for key, values in rows.items() if key not in of_identity},
     )
 
 
-def rows_apart(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Key -> its value in each row (``absent`` where it has none), for the keys that are not alike in all."""
+def differing_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the values of each key that differs between rows, in their order; ``absent`` where a row lacks the key."""
     keys = dict.fromkeys(key for row in rows for key in row)
-    found = {key: [row.get(key, ABSENT) for row in rows] for key in keys}
-    return {key: values for key, values in found.items() if any(value != values[0] for value in values[1:])}
+    values_of = {key: [row.get(key, ABSENT) for row in rows] for key in keys}
+    return {key: values for key, values in values_of.items() if any(value != values[0] for value in values[1:])}
 
 
 def _key(line: str) -> str:

@@ -1,9 +1,9 @@
-"""YAML + ``a.b=value`` -> a frozen config that knows where each value came from.
+"""Loads a frozen config from YAML and ``a.b=value`` overrides, with the origin of each value.
 
-Precedence: command line, recipe, its one ``base:``, model preset, default. Mappings are merged key by key, lists and
-plain values replace, and null removes an entry with a free name (a source, a weight). A preset on the command line
-replaces a model that the recipe spells out. A preset's ``train:`` section has lower precedence than the run's; its
-learning rate is adapted to the run's batch. Nothing is interpolated or read from the environment.
+Precedence: command line, recipe, its one ``base:``, model preset, default. Mappings are merged key by key; lists and
+plain values replace; null removes an entry with a free name (a source, a weight). A preset on the command line replaces
+the whole model of the recipe. A preset's ``train:`` section has lower precedence than the recipe's. Nothing is
+interpolated or read from the environment.
 """
 
 import copy
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from smalti.base.errors import UserError
 from smalti.config.depth import rate_of_batch
-from smalti.config.find import DIAL, find_preset, find_recipe, preset_names
+from smalti.config.find import DEPTH_PRESETS, find_preset, find_recipe, preset_names
 from smalti.config.model import ModelConfig
 from smalti.config.problems import COMMAND_LINE, as_user_error
 from smalti.config.run import JobConfig
@@ -136,17 +136,17 @@ def _with_base(model: type[BaseModel], tree: Tree, path: str) -> Tree:
     if not isinstance(name, str):
         raise UserError(f"{where}: base = {inline(name)} is not allowed", allowed="one path or recipe name")
     try:
-        found = find_recipe(name, beside=path)
+        source = find_recipe(name, beside=path)
     except UserError as error:
         raise UserError(f"{where}: base: {error.message}", allowed=error.allowed, hint=error.hint) from error
-    base = _mapping(parse(found.text, found.label))
-    if found.run is not None:
+    base = _mapping(parse(source.text, source.label))
+    if source.run is not None:
         base.value.pop("folder", None)
     if "base" in base.value:
         raise UserError(
             f"{base.origins[('base',)]}: a base may not have a base itself (it is the base of {where})",
             allowed="one level",
-            hint=f"copy what you need from '{base.value['base']}' into {found.label}",
+            hint=f"copy what you need from '{base.value['base']}' into {source.label}",
         )
     _merge(base, (), tree.value, tree.origins, model)
     return base
@@ -184,7 +184,7 @@ def _is_entry(kind: Any, path: Path) -> bool:
         value = get_args(kind)[1]
         return type(None) not in get_args(value) if len(path) == 1 else _is_entry(value, path[1:])
     inside = path[1:] if get_origin(kind) is tuple else path
-    return bool(inside) and any(_is_entry(one, inside) for one in get_args(kind))
+    return bool(inside) and any(_is_entry(member, inside) for member in get_args(kind))
 
 
 def _apply_override(tree: Tree, override: str, model: type[BaseModel] | None = None) -> None:
@@ -202,12 +202,12 @@ def _apply_override(tree: Tree, override: str, model: type[BaseModel] | None = N
             f"{COMMAND_LINE}: {_short(key)} has {key.count('.') + 1} levels", allowed=f"up to {MOST_LEVELS}"
         )
     for part in key.split("."):
-        here = _get(tree.value, tuple(path))
-        path.append(int(part) if isinstance(here, list) and part.isdigit() else part)
-        if isinstance(here, list) and (isinstance(path[-1], str) or path[-1] >= len(here)):
+        section = _get(tree.value, tuple(path))
+        path.append(int(part) if isinstance(section, list) and part.isdigit() else part)
+        if isinstance(section, list) and (isinstance(path[-1], str) or path[-1] >= len(section)):
             raise UserError(
                 f"{COMMAND_LINE}: {override}: '{part}' is not an item of {dotted(tuple(path[:-1]))}",
-                allowed=f"0 to {len(here) - 1}",
+                allowed=f"0 to {len(section) - 1}",
             )
     paths = [tuple(path), *(tuple(path) + below for below in paths_of(value))]
     _merge(tree, tuple(path), value, dict.fromkeys(paths, COMMAND_LINE), model)
@@ -238,10 +238,10 @@ def _with_preset(tree: Tree, section: Path) -> Tree:
     if not isinstance(name, str):
         raise UserError(
             f"{where}: {dotted((*section, 'preset'))} = {inline(name)} is not allowed",
-            allowed=", ".join([*preset_names(), *DIAL]),
+            allowed=", ".join([*preset_names(), *DEPTH_PRESETS]),
         )
-    found = find_preset(name, where=where)
-    preset = _with_preset(_mapping(parse(found.text, found.label)), ())
+    source = find_preset(name, where=where)
+    preset = _with_preset(_mapping(parse(source.text, source.label)), ())
     train = {"train": preset.value.pop("train")} if "train" in preset.value else {}
     under = Tree(train if section else {}, {})
     _set(under, section, preset.value)
@@ -257,12 +257,13 @@ def _with_preset(tree: Tree, section: Path) -> Tree:
 
 
 def _fit_rate(preset: Tree, batch_tokens: Any) -> None:
-    """Adapt a preset's learning rate to the batch of the recipe."""
-    rate, own = ("train", "optimizer", "lr"), _get(preset.value, ("train", "global_batch_tokens"))
-    if own is None or not isinstance(batch_tokens, int) or not 0 < batch_tokens < own:
+    """Adapt a preset's learning rate to the batch of the recipe (``rate_of_batch``)."""
+    lr = ("train", "optimizer", "lr")
+    preset_tokens = _get(preset.value, ("train", "global_batch_tokens"))
+    if preset_tokens is None or not isinstance(batch_tokens, int) or not 0 < batch_tokens < preset_tokens:
         return
-    _set(preset, rate, rate_of_batch(_get(preset.value, rate), of_tokens=own, batch_tokens=batch_tokens))
-    preset.origins[rate] += f", for a batch of {batch_tokens:,} tokens"
+    _set(preset, lr, rate_of_batch(_get(preset.value, lr), of_tokens=preset_tokens, batch_tokens=batch_tokens))
+    preset.origins[lr] += f", for a batch of {batch_tokens:,} tokens"
 
 
 def _get(value: Any, path: Path) -> Any:
@@ -280,12 +281,12 @@ def _set(tree: Tree, path: Path, value: Any) -> None:
     if not path:
         tree.value = value
         return
-    here: Any = tree.value
+    section: Any = tree.value
     for depth, part in enumerate(path[:-1]):
-        below = _get(here, (part,))
+        below = _get(section, (part,))
         if not isinstance(below, (dict, list)):
             below = {}
-            here[part] = below
+            section[part] = below
             tree.origins.setdefault(path[: depth + 1], COMMAND_LINE)
-        here = below
-    here[path[-1]] = value
+        section = below
+    section[path[-1]] = value

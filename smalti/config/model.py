@@ -84,10 +84,10 @@ class RopeScalingConfig(Config):
     @model_validator(mode="after")
     def _keys_belong_to_the_rule(self) -> Self:
         required, optional = _ROPE_KEYS[self.rope_type]
-        given = {name for name in type(self).model_fields if getattr(self, name) is not None} - {"rope_type"}
-        if missing := sorted(required - given):
+        present = {name for name in type(self).model_fields if getattr(self, name) is not None} - {"rope_type"}
+        if missing := sorted(required - present):
             raise ValueError(f"rope_type '{self.rope_type}' needs {', '.join(missing)}")
-        if extra := sorted(given - required - optional):
+        if extra := sorted(present - required - optional):
             raise ValueError(f"rope_type '{self.rope_type}' does not use {', '.join(extra)}")
         return self
 
@@ -253,8 +253,8 @@ class ModelConfig(Config):
 
     @model_validator(mode="after")
     def _family_can_hold_it(self) -> Self:
-        given = {**_given(self), "moe": _given(self.moe) if self.moe else None}
-        breaks = misfits(self.family, given, _defaults(type(self)), _defaults(MoEConfig))
+        section = {**_values(self), "moe": _values(self.moe) if self.moe else None}
+        breaks = misfits(self.family, section, _defaults(type(self)), _defaults(MoEConfig))
         if breaks:
             fixes = "".join(f" {name}={value}" for name, value in FAMILIES[self.family].fixed.items())
             raise ValueError(
@@ -265,7 +265,7 @@ class ModelConfig(Config):
         return self
 
 
-def _given(section: Config) -> dict[str, Any]:
+def _values(section: Config) -> dict[str, Any]:
     return {name: getattr(section, name) for name in type(section).model_fields}
 
 

@@ -47,7 +47,7 @@ def json_schema(model: type[Config]) -> dict[str, Any]:
 
 
 def flatten(value: Any, path: Path = ()) -> dict[str, Any]:
-    """Nested plain values -> dotted key -> leaf. A list of plain values and an empty container are leaves."""
+    """Return the leaves of nested plain values by dotted key. A list of plain values and an empty container are leaves."""
     children: list[tuple[str | int, Any]] = []
     if isinstance(value, Mapping):
         children = list(value.items())
@@ -61,18 +61,18 @@ def flatten(value: Any, path: Path = ()) -> dict[str, Any]:
 def _show(value: Any, path: Path, origins: Mapping[str, str], lines: list[tuple[str, str]]) -> None:
     indent = "  " * len(path)
     for key, child in value.items() if isinstance(value, dict) else ():
-        here = (*path, key)
+        child_path = (*path, key)
         name = inline(key)
         if isinstance(child, dict) and child:
             lines.append((f"{indent}{name}:", ""))
-            _show(child, here, origins, lines)
+            _show(child, child_path, origins, lines)
         elif isinstance(child, list) and any(isinstance(item, dict) for item in child):
             lines.append((f"{indent}{name}:", ""))
             for index, item in enumerate(child):
                 start = len(lines)
-                _show(item, (*here, index), origins, lines)
+                _show(item, (*child_path, index), origins, lines)
                 text, origin = lines[start]
                 bare = len(indent) + 2
                 lines[start] = (f"{text[:bare]}- {text[bare + 2 :]}", origin)
         else:
-            lines.append((f"{indent}{name}: {inline(child)}", origins.get(dotted(here), "")))
+            lines.append((f"{indent}{name}: {inline(child)}", origins.get(dotted(child_path), "")))

@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from smalti.base.errors import RetryableError, UserError
-from smalti.config.identity import rows_apart
+from smalti.config.identity import differing_rows
 
 _POLL_S = 0.1
 _MORE_S = 1.0
@@ -150,7 +150,7 @@ def _judge(store: dist.Store, world_size: int, timeout_s: float) -> Verdict:
 
 def _differs(cards: Mapping[int, Mapping[str, Any]], rank: int) -> bool:
     card = cards[rank]
-    return bool(card["trouble"]) or (0 in cards and bool(rows_apart([cards[0]["same"], card["same"]])))
+    return bool(card["trouble"]) or (0 in cards and bool(differing_rows([cards[0]["same"], card["same"]])))
 
 
 def _faults(store: dist.Store, cards: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
@@ -184,14 +184,14 @@ def _who(ranks: Sequence[int], cards: Mapping[int, Mapping[str, Any]]) -> str:
 
 def _difference(store: dist.Store, cards: Mapping[int, Mapping[str, Any]], rank: int) -> str:
     """``smalti 0.1.0 -> 0.2.0``, or the values of the config that differ; rank 0's come first."""
-    apart = rows_apart([cards[0]["same"], cards[rank]["same"]])
+    apart = differing_rows([cards[0]["same"], cards[rank]["same"]])
     plain = [
         f"{name}: {ours} -> {theirs}" for name, (ours, theirs) in apart.items() if name not in ("run", "placement")
     ]
     if len(plain) == len(apart):
         return "; ".join(plain)
     configs = [json.loads(store.get(f"config/{which}")) for which in (0, rank)]
-    lines = [f"{key}: {ours} -> {theirs}" for key, (ours, theirs) in rows_apart(configs).items()]
+    lines = [f"{key}: {ours} -> {theirs}" for key, (ours, theirs) in differing_rows(configs).items()]
     more = f" and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
     return "; ".join([*plain, *lines[:_SHOWN]]) + more
 

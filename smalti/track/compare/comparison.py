@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smalti.base.errors import UserError
-from smalti.config.identity import ABSENT, differing, rows_apart
+from smalti.config.identity import ABSENT, differing, differing_rows
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.config.show import flatten
@@ -133,7 +133,7 @@ def _configs(runs: Sequence[RunRecord]) -> tuple[dict[str, list[Any]], dict[str,
         except UserError as error:
             notes.append(f"{run.name}: config.yaml is not one of this version's 'smalti train': {error.message}")
     if notes:  # identity and placement cannot be told apart then
-        rows: tuple[dict[str, list[Any]], ...] = (rows_apart([flatten(run.config) for run in runs]), {})
+        rows: tuple[dict[str, list[Any]], ...] = (differing_rows([flatten(run.config) for run in runs]), {})
     else:
         rows = differing(loaded)
     identity, placement = ({key: row for key, row in table.items() if key != "name"} for table in rows)
@@ -159,7 +159,7 @@ def _provenance(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
         row |= {f"packages.{name}": version for name, version in (run.provenance.get("packages") or {}).items()}
         row |= {key: run.of_events(key) for key in _AUTO}
         rows.append({key: value for key, value in row.items() if value is not None})
-    return rows_apart(rows)
+    return differing_rows(rows)
 
 
 def _at_step(runs: Sequence[RunRecord]) -> Table | None:
