@@ -68,7 +68,8 @@ test-all: $(STAMP)  ## every test that needs no GPU
 prove: $(STAMP)  ## proofs at full count; NAME chooses; writes bench/results/NAME.json, from committed code only
 	SMALTI_PROVE=1 SMALTI_PROVE_NAME=$(NAME) SMALTI_RECORD=$(RECORD) $(BIN)/python -m pytest -m "proof and not gpu" $(if $(NAME),-k $(NAME)) $(ARGS)
 
-check: $(STAMP) style types contracts  ## style, types, import contracts, sizes, docs, fast tests
+check: $(STAMP)  ## style, types, import contracts, sizes, docs, fast tests
+	@$(MAKE) --no-print-directory --jobs style types contracts
 	$(PYTEST) -q -m "$(FAST)" $(ARGS)
 
 style: $(STAMP)

@@ -43,6 +43,7 @@ def path_points(svg: str, kind: str = "l s0") -> list[tuple[float, float]]:
     return [(float(x), float(y)) for path in found for x, y in (pair.split() for pair in path.split("L"))]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.text(max_size=8), st.lists(NUMBERS, max_size=30), st.booleans()), max_size=4),
     st.booleans(),

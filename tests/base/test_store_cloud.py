@@ -26,6 +26,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
         yield proxy
 
 
+@pytest.mark.slow
 def test_round_trips(server: Proxy) -> None:
     path = "s3://bucket/run/a/b.bin"
     assert not store.exists(path)
@@ -41,6 +42,7 @@ def test_round_trips(server: Proxy) -> None:
     assert store.list_folder("s3://bucket/") == ["run"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("read", [store.read_bytes, store.read_text, store.size_bytes, store.list_folder])
 def test_a_missing_file_is_named(server: Proxy, read: object) -> None:
     with pytest.raises(DataError, match=r"s3://bucket/nowhere\.bin does not exist"):

@@ -108,6 +108,7 @@ def test_a_signal_reaches_the_stage_just_once(tmp_path, number, to_group):
     assert living_in(tmp_path) == []
 
 
+@pytest.mark.slow
 @linux
 def test_a_stop_that_comes_as_a_stage_ends_well_stops_the_demo(tmp_path):
     process = drive(tmp_path, "run", sys.executable, "-c", LISTENS.replace("sys.exit(40 + heard)", ""))
@@ -117,6 +118,7 @@ def test_a_stop_that_comes_as_a_stage_ends_well_stops_the_demo(tmp_path):
     assert process.returncode == 143
 
 
+@pytest.mark.slow
 @linux
 def test_a_killed_demo_takes_its_stage_with_it(tmp_path):
     process = drive(tmp_path, "run", sys.executable, "-c", LISTENS)

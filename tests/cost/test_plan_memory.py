@@ -423,12 +423,13 @@ _ON_TWO = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "recipes"),
     [
         (1, _FAST),
-        pytest.param(1, _ON_ONE, marks=pytest.mark.slow),
-        pytest.param(2, _ON_TWO, marks=pytest.mark.slow),
+        (1, _ON_ONE),
+        (2, _ON_TWO),
     ],
 )
 def test_a_real_step_holds_what_is_predicted(ranks: int, recipes: tuple[tuple[str, ...], ...]) -> None:

@@ -193,6 +193,7 @@ def test_a_code_that_all_ranks_agree_on_is_the_code(tmp_path, code):
     assert (outcome.code, outcome.printed) == (code, True)
 
 
+@pytest.mark.slow
 def test_one_rank_with_a_user_error_is_2_with_its_log(tmp_path, capsys):
     outcome, _ = run(tmp_path, "print('error: bad value') if rank else time.sleep(60)\nsys.exit(2)")
     assert outcome.code == 2
@@ -228,6 +229,7 @@ def test_a_taken_port_starts_the_ranks_again(tmp_path):
     assert [event["event"] for event in folder.events()] == ["attempt_started", "attempt_ended"]
 
 
+@pytest.mark.slow
 def test_children_of_a_rank_go_with_it(tmp_path):
     outcome, _ = run(
         tmp_path,
@@ -286,6 +288,7 @@ def test_130_of_ranks_that_did_not_save_is_143(tmp_path):
     assert "nothing of this attempt was saved" in process.stderr.read()
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -12,6 +12,7 @@ from smalti.config.run import RunConfig
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.exhaustive
 def test_one_two_and_four_ranks_change_one_word_and_learn_the_same(tmp_path: Path):
     write_recipe(tmp_path)
     curves, configs = {}, {}

@@ -37,6 +37,7 @@ def said_by(processes, seconds: float) -> list[str]:
     return [process.communicate(timeout=max(0.1, end_s - time.monotonic()))[0] for process in processes]
 
 
+@pytest.mark.exhaustive
 def test_two_nodes_of_two_ranks_are_one_node_of_four(two, tmp_path):
     write_recipe(tmp_path)
     assert (done := train(tmp_path, "r.yaml", "name=one", "train.parallel.ranks=4")).returncode == 0, done.stderr
@@ -47,6 +48,7 @@ def test_two_nodes_of_two_ranks_are_one_node_of_four(two, tmp_path):
     assert losses(tmp_path / "runs/two") == losses(tmp_path / "runs/one")
 
 
+@pytest.mark.exhaustive
 def test_a_line_that_is_cut_ends_both_sides_with_the_silent_ranks_named_and_the_run_goes_on(two, tmp_path):
     write_recipe(tmp_path, duration="150step")
     assert (done := train(tmp_path, "r.yaml", "name=one", "train.parallel.ranks=2")).returncode == 0, done.stderr

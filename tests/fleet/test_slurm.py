@@ -25,6 +25,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory):
         yield made
 
 
+@pytest.mark.exhaustive
 def test_srun_on_two_nodes_is_the_run_that_the_agent_makes(cluster: Slurm, tmp_path: Path):
     write_recipe(tmp_path)
     assert (done := train(tmp_path, "r.yaml", "name=one", "train.parallel.ranks=2")).returncode == 0, done.stderr

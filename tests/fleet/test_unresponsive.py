@@ -38,6 +38,7 @@ def test_a_stopped_rank_is_named_and_not_those_that_waited_for_it(tmp_path, rank
     assert folder.events()[-1]["codes"] == [-9 if rank == victim else 75 for rank in range(ranks)]
 
 
+@pytest.mark.slow
 def test_ranks_that_hang_are_named_without_those_that_waited_for_them(tmp_path):
     body = """
 if rank in (1, 2): time.sleep(60)
@@ -50,6 +51,7 @@ sys.exit(76)
     assert _unresponsive(folder) == [(1, False), (2, False)]
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_the_cause_and_a_stopped_one_beside_it_is_named(tmp_path):
     body = """
 if rank == 0: os.kill(os.getpid(), signal.SIGSTOP)

@@ -267,6 +267,7 @@ def test_offsets_of_varlen_are_where_documents_begin(batch, time, often, seed, g
     assert offsets.tolist() == [*begins.tolist(), batch * time]
 
 
+@pytest.mark.slow
 def test_a_second_soft_cap_is_not_compiled_again(monkeypatch):
     """A float that is another one in the second model would become a symbol, which no kernel can be made of."""
     graphs = []

@@ -68,6 +68,7 @@ def test_layouts_that_cannot_be(recipe: str) -> None:
         call("layout", recipe, "--gpu", "rtx4090", "--gpus", "3072")
 
 
+@pytest.mark.slow
 def test_curves_in_print_and_as_a_picture(recipe: str, tmp_path: Path) -> None:
     picture = tmp_path / "curve.svg"
     printed = call("scaling", recipe, "--gpus", "64,512,3072", "--plot", str(picture))

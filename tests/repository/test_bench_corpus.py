@@ -53,6 +53,7 @@ def test_every_kind_is_there_in_its_share(corpus: list[PlantedDocument]) -> None
     assert all(20_000 <= len(one.text.split()) <= 100_000 for one in corpus if one.kind == "book")
 
 
+@pytest.mark.slow
 def test_copies_are_copies(corpus: list[PlantedDocument]) -> None:
     found = by_id(corpus)
     copies = [document for document in corpus if document.kind in ("exact", "edited")]

@@ -27,6 +27,7 @@ def test_processor_time_of_a_child_and_of_an_orphan_counts() -> None:
         assert cost.wall_s < 30
 
 
+@pytest.mark.slow
 def test_memory_of_a_child_counts() -> None:
     hold = "import time; block = bytearray(60_000_000); time.sleep(0.7)"
     program = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {hold!r}])"

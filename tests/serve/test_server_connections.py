@@ -142,6 +142,7 @@ def test_a_trickled_head_does_not_win_time(port: int, monkeypatch: pytest.Monkey
     assert time.monotonic() < begun_s + 15
 
 
+@pytest.mark.slow
 def test_a_trickled_head_after_an_answer_neither(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.5)
     with begin(port, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n") as client:
@@ -168,6 +169,7 @@ def test_a_body_that_was_refused_does_not_hold_the_connection(
         assert read_to_end(client).startswith(b"HTTP/1.1 401 ")
 
 
+@pytest.mark.slow
 def test_an_answer_may_take_longer_than_a_head(port: int, app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.2)
     threading.Timer(0.6, app.release.set).start()
@@ -238,7 +240,7 @@ def test_open_files_are_raised_or_the_option_is_refused(monkeypatch: pytest.Monk
         connections.allow_files(5000)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_hundreds_of_half_open_connections_lock_nobody_out(tmp_path: Path) -> None:
     """The whole command: its option, the limit of open files, and the engine answering meanwhile."""
     run = tiny_run(tmp_path, context=2048)

@@ -31,7 +31,7 @@ metric_list: [{{metric: acc}}]
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_score_is_ours(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, context=160)
     export(run)

@@ -120,6 +120,7 @@ def test_the_end_waits_so_long_and_says_what_is_missing(tmp_path: Path) -> None:
     assert tracker.ended == ""
 
 
+@pytest.mark.slow
 def test_a_tracker_that_never_comes_back_from_a_request_stops_nobody(tmp_path: Path) -> None:
     tracker = FakeTracker()
     feed, metrics = started(tracker, tmp_path)
@@ -208,6 +209,7 @@ def test_what_is_told_of_a_run_holds_no_secret(tmp_path: Path) -> None:
     assert info.last_step() == 600
 
 
+@pytest.mark.slow
 def test_a_resumed_run_does_not_wait_for_its_tracker(tmp_path: Path) -> None:
     """Nor its first step, nor its end longer than it was told."""
     tracker = FakeTracker()
@@ -236,6 +238,7 @@ def test_old_lines_do_not_hold_up_new_ones(tmp_path: Path) -> None:
     feed.close("done", wait_s=5)
 
 
+@pytest.mark.slow
 def test_trackers_that_are_down_are_waited_for_together(tmp_path: Path) -> None:
     feeds = []
     for number in range(3):
@@ -301,6 +304,7 @@ def test_the_parent_does_not_wait_again_where_rank_0_has(tracked: Path, monkeypa
     assert read_events(tracked) == before
 
 
+@pytest.mark.slow
 def test_an_error_at_the_end_of_an_attempt_is_a_warning(tracked: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tracked / "trackers/mlflow.json").write_text("{")
     trackers.complete(RunFolder(tracked, 2))

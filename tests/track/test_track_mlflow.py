@@ -166,6 +166,7 @@ def trained(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.exhaustive
 def test_killed_and_resumed_it_is_one_run_without_a_step_twice(server: Server, trained: Path) -> None:
     resumed = [event["step"] for event in read_events(trained) if event["event"] == "resumed"]
     assert resumed == [100]
@@ -198,6 +199,7 @@ def test_export_results_and_report_are_files_of_the_run(server: Server, trained:
     assert run.data.metrics["evals/demo/heldout.code/bits_per_byte"] > 0
 
 
+@pytest.mark.exhaustive
 def test_an_outage_loses_nothing(server: Server, tmp_path: Path) -> None:
     """Of a run that goes on, and of one whose second attempt is all within it."""
     other, track = tmp_path / "other", TrackConfig(sinks=("mlflow",))

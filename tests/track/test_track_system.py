@@ -96,6 +96,7 @@ def test_readings_are_means_since_the_last_call(tmp_path: Path, monkeypatch: pyt
         sampler.close()
 
 
+@pytest.mark.slow
 def test_a_machine_that_works_is_seen_to_work(tmp_path: Path) -> None:
     sampler = System(tmp_path, every_s=0.2)
     end_s = time.monotonic() + 1.0

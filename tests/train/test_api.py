@@ -94,8 +94,8 @@ fit(build(load("recipe.yaml").config, hooks=[Hurt()]))
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "reason"),
     [

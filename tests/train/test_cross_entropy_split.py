@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from gloo_ranks import run_ranks
 from torch import Tensor
@@ -85,6 +86,7 @@ def _compare(ranks: int, dtype: torch.dtype, soft_cap: float | None, close: floa
             assert largest <= max(ROWS * TIME * VOCAB // ranks, VOCAB * WIDTH // ranks), "logits of other ranks"
 
 
+@pytest.mark.slow
 def test_two_ranks_with_a_soft_cap() -> None:
     _compare(2, torch.float32, 20.0, 3e-6)
 

@@ -132,6 +132,7 @@ def _plain_and_tried(rank: int, plain: RunConfig, tried: RunConfig) -> tuple[lis
     return losses, _tried(rank, tried)
 
 
+@pytest.mark.slow
 def test_a_trial_leaves_no_trace_and_all_ranks_take_what_the_fullest_can(tmp_path: Path) -> None:
     """Rank 1 has no room with 6 rows, nor with 3. All tokens of a trial go to the experts of rank 0."""
     config = toy_run.config(tmp_path, "moe", parallel={"ranks": 2, "expert": 2, "threads": 1})

@@ -185,7 +185,9 @@ def _ends(rank: int, config: RunConfig, what: str) -> tuple[str, int, bool, bool
     return raised.value.message, int(raised.value.exit_code), in_memory, _same(spoils.good, _held(again))
 
 
-@pytest.mark.parametrize("what", ["loss", pytest.param("gradient norm", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("what", ["loss", "gradient norm"])
 def test_the_run_ends_with_the_cause_and_a_checkpoint_of_the_step_before(what: str, tmp_path: Path) -> None:
     config = toy_run.config(tmp_path, log_every="4step")  # the step after it is done before anybody looks
     for message, code, in_memory, in_checkpoint in run_ranks(2, _ends, config, what):

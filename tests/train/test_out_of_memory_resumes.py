@@ -109,7 +109,7 @@ def test_the_run_goes_on_at_half_the_microbatch(phase: str, tmp_path: Path, unhu
         assert losses[step] == pytest.approx(loss, rel=1e-5), step
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_pipeline_goes_on_at_half_the_microbatch(tmp_path: Path, unhurt: dict[int, float]) -> None:
     """12 rows are two microbatches of 6, then four of 3; the last pipeline stage is the one that runs out."""
     recipe, folder = _recipe(tmp_path, axes={"pipeline": 2})

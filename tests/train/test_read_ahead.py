@@ -121,6 +121,7 @@ def test_several_are_read_at_a_time_where_the_trainer_waits() -> None:
         together.abort()
 
 
+@pytest.mark.slow
 def test_the_end_does_not_wait_for_a_read_that_hangs() -> None:
     hangs = threading.Event()
 

@@ -46,6 +46,7 @@ if PROVE:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.proof
 @pytest.mark.parametrize(("ranks", "kind", "parallel"), REAL)

@@ -124,6 +124,7 @@ def test_killed_rank_ends_the_attempt_and_the_next_equals_to_the_bit(
     assert _losses(folder) == unhurt
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("ranks", "stopped", "killed"), [(2, 1, None), (3, 0, None), (3, 1, 2)])
 def test_the_rank_that_is_stopped_is_named_and_not_those_that_wait_for_it(
@@ -151,6 +152,7 @@ def test_the_rank_that_is_stopped_is_named_and_not_those_that_wait_for_it(
     assert code == ended["code"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("number", "want"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_asked_to_stop_it_saves_and_goes_on_to_the_bit(
@@ -207,7 +209,7 @@ def test_a_loss_that_is_not_finite_is_the_reason_on_record(tmp_path: Path) -> No
     assert status["reason"] == f"the {event['cause']} was {event['value']} at step {event['step']}"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
     recipe, folder = _recipe(tmp_path, duration="2000step")
     agent = _start(recipe)
@@ -241,6 +243,7 @@ def test_truncated_checkpoint_is_passed_over_and_said(tmp_path: Path, unhurt: di
     assert _losses(folder) == unhurt
 
 
+@pytest.mark.exhaustive
 def test_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     """A real full disk: a small file system of its own, filled up while the run goes on."""
     disk = tmp_path / "disk"

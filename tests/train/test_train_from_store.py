@@ -63,7 +63,7 @@ def objects_of(work: Path) -> dict[str, bytes]:
 IN_STORE = "data.sources={a: s3://bucket/a, b: s3://bucket/b}"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_job_asks_once_for_each_index(work: Path) -> None:
     shutil.copytree(work / "tokens/b", work / "tokens/h")
     with object_server(objects_of(work)) as server:
@@ -98,7 +98,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_job_that_waits_for_its_store_saves_and_ends_when_it_is_told_to(work: Path) -> None:
     run = work / "runs/r"
 

@@ -46,6 +46,7 @@ def test_the_demo_chain(place, capsys):
     assert "####" in out
 
 
+@pytest.mark.slow
 def test_json_everywhere(place, capsys):
     assert run(["data", "documents", "raw", "--json"]) == 0
     assert json_of(capsys)["documents"] == {"code": 30, "prose": 30}

@@ -95,6 +95,7 @@ def test_print_config_starts_nothing(work):
     assert not (work / "runs").exists()
 
 
+@pytest.mark.slow
 def test_dry_run_prints_the_plan_and_starts_nothing(work, dry_run):
     code, out, err = dry_run()
     assert code == 0, err

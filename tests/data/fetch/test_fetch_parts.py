@@ -307,6 +307,7 @@ def asked(*copies: Answers, length: int = 100, **options: str) -> bytes:
     return bytes(engine.start(work).result(10))
 
 
+@pytest.mark.slow
 def test_a_second_request_that_another_copy_refuses_says_nothing_about_the_first() -> None:
     first = Answers("s3://first", (0.3, RuntimeError("status code: 503")), (0.3, b"ok"))
     mirror = Answers("s3://mirror", (0.01, FileNotFoundError("404")))
@@ -332,6 +333,7 @@ def test_keys_that_were_good_will_be_good_again() -> None:
         asked(Answers("s3://first", (0, expired)))
 
 
+@pytest.mark.slow
 def test_a_long_answer_over_a_slow_link_gets_its_time() -> None:
     latency = Latency()
     assert latency.deadline_s(8192, 20.0) == pytest.approx(20, abs=0.1)

@@ -161,6 +161,7 @@ def test_five_in_a_hundred_answers_are_bad(
     record("fetch_faults", {"seconds": seconds, **found, "faults": dict(faults.done), **spent})
 
 
+@pytest.mark.exhaustive
 def test_slow_down_for_everyone(
     tokens: Path, monkeypatch: pytest.MonkeyPatch, proof: Callable[..., int], record: Record
 ) -> None:
@@ -209,6 +210,7 @@ def test_a_copy_dies_and_comes_back_mid_run(
     record("fetch_failover", {"part_s": part_s, **found, **gets})
 
 
+@pytest.mark.exhaustive
 def test_the_one_store_is_cut_and_comes_back(tokens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with object_server(objects(tokens)) as server:
         for name, value in s3_environment(server.url).items():

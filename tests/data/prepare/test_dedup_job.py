@@ -71,6 +71,7 @@ def whole(corpus, tmp_path_factory):
     return output, calls
 
 
+@pytest.mark.slow
 def test_copies_and_edits_go_and_nothing_else(tmp_path, proof, record):
     """Recall and precision on copies and 5 % edits; shared boilerplate and books of one vocabulary stay."""
     n = proof(short=4000, full=100_000)

@@ -34,6 +34,7 @@ finally:
 """
 
 
+@pytest.mark.exhaustive
 def test_a_cluster_gives_the_same_bytes_and_our_errors(tmp_path):
     pytest.importorskip("ray")
     documents = synthetic_corpus.planted(600, seed=2)

@@ -27,6 +27,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_ended_and_the_next_prompt_served(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LIMIT_S", 0.3)

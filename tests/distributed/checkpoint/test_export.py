@@ -231,6 +231,7 @@ def test_bad_requests(tmp_path: Path) -> None:
         export(run)
 
 
+@pytest.mark.slow
 def test_the_card_knows_sources_of_other_forms_and_says_which_were_out_of_reach(tmp_path: Path) -> None:
     run = tiny_run(tmp_path)
     np.arange(1000, dtype=np.uint16).tofile(tmp_path / "raw.bin")

@@ -59,6 +59,7 @@ def test_a_rank_that_cannot_train_says_why_to_all():
     assert [error.message for error in found.values()] == ["rank 1 (b): torch sees no CUDA device"] * 2
 
 
+@pytest.mark.slow
 def test_one_that_differs_is_not_waited_for_until_all_are_here():
     found, _ = ranks_meet({0: card(0), 1: card(1, device="cuda")}, 3, timeout_s=60)
     assert all(error.message == "rank 1 (h0) differs from rank 0: device: cpu -> cuda" for error in found.values())
@@ -73,6 +74,7 @@ def test_missing_ranks_are_named_and_a_late_one_is_told():
         meet(store, 2, 5, card(2), CONFIG, 0.3)
 
 
+@pytest.mark.slow
 def test_without_rank_0_the_others_say_so():
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=1))

@@ -140,6 +140,7 @@ def _listen_beside_one_that_died(rank: int) -> Any:
     return told.value.message.partition(":")[0], told.value.writes
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_while_it_looks_does_not_put_the_blame_on_rank_0():
     first, _, third = run_ranks(3, _listen_beside_one_that_died)
     assert first == ("rank 0 lost a connection, though all ranks are there", True)

@@ -56,7 +56,8 @@ def _close(found: sequence_runs.Found, alone: sequence_runs.Found, rtol: float) 
         torch.testing.assert_close(found.metrics[key], value, rtol=rtol, atol=1e-9, msg=key)
 
 
-@pytest.mark.parametrize("context", [pytest.param("ulysses", marks=pytest.mark.slow), "ring"])
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["ulysses", "ring"])
 def test_four_ranks_train_as_one(context: str) -> None:
     _compare(FAST, 4, context, 2, steps=3)
 

@@ -136,7 +136,8 @@ def _on_all(
     ("ranks", "names", "steps"),
     [
         (2, ["tied", "moe"], 3),
-        pytest.param(4, ["tied", "sigmoid"], 20, marks=pytest.mark.slow),
+        pytest.param(4, ["tied", "sigmoid"], 3, marks=pytest.mark.slow),
+        pytest.param(4, ["tied", "sigmoid"], 20, marks=pytest.mark.exhaustive),
         *([pytest.param(2, ["dense", "alibi"], 20, marks=pytest.mark.slow)] if PROVE else []),
     ],
 )
@@ -191,14 +192,15 @@ def _load(rank: int, folder: str, layout: Layout) -> None:
     checkpoint.save(f"{folder}-again", 2, tensors_of(state), {}, keep=1)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("saved", "loaded"),
     [
         (Layout(tensor=2), Layout()),
-        pytest.param(Layout(shard=2, tensor=2), Layout(), marks=pytest.mark.slow),
-        pytest.param(Layout(shard=2), Layout(shard=2, tensor=2), marks=pytest.mark.slow),
-        pytest.param(Layout(replicate=2, tensor=2), Layout(shard=2), marks=pytest.mark.slow),
+        (Layout(shard=2, tensor=2), Layout()),
+        (Layout(shard=2), Layout(shard=2, tensor=2)),
+        (Layout(replicate=2, tensor=2), Layout(shard=2)),
     ],
     ids=str,
 )
