@@ -1,11 +1,8 @@
-"""Models as Hugging Face folders: ``load`` and ``save`` (stable names), and what stands behind them.
+"""Load and save models as Hugging Face folders: ``load`` and ``save`` (stable names), and functions for decoders alone.
 
-A folder holds ``config.json``, safetensors in one file or in shards with an index, and what belongs to the model beside
-its weights: tokenizer, chat template, ``generation_config.json``.
-
-Promises: a folder is checked whole before a model is built from it (``source.py``); a round trip gives the same bytes.
-Writing holds one rule's tensors at a time. A folder without ``config.json`` holds no model, and ``config.json`` is
-written last, so an interrupted save is never read as a model; a save that fails leaves the model that was there.
+Guarantees: a folder is checked completely before a model is built from it (``huggingface_weights.py``); saving and
+loading gives the same bytes; writing holds one rule's tensors at a time. ``config.json`` is written last, so an
+interrupted save is never read as a model; a save that fails before the files are moved leaves the old model in place.
 """
 
 import json
@@ -24,30 +21,31 @@ from smalti.base.disk import writing
 from smalti.base.errors import UserError
 from smalti.config.model import ModelConfig
 from smalti.model.decoder import Decoder
-from smalti.model.described import FAMILIES
-from smalti.model.source import (
+from smalti.model.huggingface_config import FAMILIES
+from smalti.model.huggingface_weights import (
     INDEX,
     WHOLE,
-    Source,
+    ModelFolder,
     check_tensors,
-    companions,
-    open_source,
-    skeleton,
-    theirs,
+    companion_files,
+    meta_weights,
+    open_folder,
+    to_huggingface,
 )
 from smalti.model.tensor_files import DTYPES, write_tensors
-from smalti.model.zoo.family import Family, Rule, Weights
+from smalti.model.zoo.family import Family
 from smalti.model.zoo.fields import Json
+from smalti.model.zoo.tensor_names import Rule, Weights
 
 __all__ = [
     "FAMILIES",
-    "Beside",
+    "Companions",
     "LanguageModel",
-    "Source",
-    "companions",
+    "ModelFolder",
+    "companion_files",
     "load",
     "load_folder",
-    "open_source",
+    "open_folder",
     "save",
     "save_folder",
 ]
@@ -58,42 +56,42 @@ _GENERATION = "generation_config.json"
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What a folder holds beside the weights and the shape of the model."""
+class Companions:
+    """The tokens and files that a folder holds besides config and weights."""
 
     tokens: Json = field(default_factory=lambda: dict.fromkeys(_TOKENS[:2]))
-    """Ids of special tokens for ``config.json``; what is absent takes the family's default in transformers."""
+    """Ids of special tokens for ``config.json``; for an absent one transformers uses the family's default."""
     files: dict[str, bytes] = field(default_factory=dict)
     """Tokenizer, chat templates, ``generation_config.json``, by name."""
 
     @classmethod
-    def of_source(cls, source: Source) -> "Beside":
-        """What lies in a folder that is read."""
-        return cls({name: source.raw[name] for name in _TOKENS if name in source.raw}, companions(source.folder))
+    def of_folder(cls, folder: ModelFolder) -> "Companions":
+        """Read those of an opened folder."""
+        return cls({name: folder.raw[name] for name in _TOKENS if name in folder.raw}, companion_files(folder.path))
 
     @classmethod
-    def of_documents(cls, eod_id: int, generation: Json | None = None) -> "Beside":
-        """For a model whose documents end with ``eod_id``: it begins a text too, as it stood before every document.
+    def of_documents(cls, eod_id: int, generation: Json | None = None) -> "Companions":
+        """Return those of a model whose documents end with ``eod_id``, which also begins a text, as in training.
 
-        generation: how ``generate`` shall sample, as in ``generation_config.json``; tokens that end an answer there
-        (of a chat template, say) go on to end one.
+        generation: sampling options, as in ``generation_config.json``; its end-of-sequence tokens (those of a chat
+        template, for example) are kept.
         """
         tokens = dict.fromkeys(_TOKENS[:2], eod_id)
-        before = (generation or {}).get("eos_token_id")
-        kept = before if isinstance(before, list) else [] if before is None else [before]
-        ends = list(dict.fromkeys([eod_id, *kept]))
-        described = (generation or {"_from_model_config": True}) | tokens
-        described |= {"eos_token_id": ends if len(ends) > 1 else eod_id}
-        return cls(tokens, {_GENERATION: (json.dumps(described, indent=2) + "\n").encode()})
+        old_end = (generation or {}).get("eos_token_id")
+        old_ends = old_end if isinstance(old_end, list) else [] if old_end is None else [old_end]
+        ends = list(dict.fromkeys([eod_id, *old_ends]))
+        content = (generation or {"_from_model_config": True}) | tokens
+        content |= {"eos_token_id": ends if len(ends) > 1 else eod_id}
+        return cls(tokens, {_GENERATION: (json.dumps(content, indent=2) + "\n").encode()})
 
 
 class LanguageModel(nn.Module):
-    """A decoder as a plain function of token ids, with what its folder holds beside the weights."""
+    """A decoder as a plain function of token ids, with the companion files of its folder."""
 
-    def __init__(self, decoder: Decoder, beside: Beside | None = None) -> None:
+    def __init__(self, decoder: Decoder, companions: Companions | None = None) -> None:
         super().__init__()
         self.decoder = decoder
-        self.beside = beside or Beside()
+        self.companions = companions or Companions()
 
     @property
     def config(self) -> ModelConfig:
@@ -107,14 +105,14 @@ class LanguageModel(nn.Module):
 
 
 def load(folder: str | Path, dtype: torch.dtype | None = None) -> LanguageModel:
-    """The model in a Hugging Face folder, on the CPU, in eval mode.
+    """Load a Hugging Face folder: the model is on the CPU, in eval mode.
 
-    dtype: that of all weights; absent, each keeps that of the files. Tokenizer, chat template and generation config are
-    kept for ``save``. UserError or DataError names file and tensor where a folder is damaged, hostile or of a model
-    that we do not compute; nothing has been allocated then.
+    dtype: dtype of all weights; None: as in the files. Tokenizer, chat template and generation config are kept for
+    ``save``. Raises UserError or DataError, which names file and tensor, if the folder is damaged, hostile or of a
+    model that is not supported; nothing has been allocated by then.
     """
-    source = open_source(folder)
-    return LanguageModel(_decoder(source, dtype), Beside.of_source(source))
+    opened = open_folder(folder)
+    return LanguageModel(_decoder(opened, dtype), Companions.of_folder(opened))
 
 
 def save(
@@ -124,18 +122,19 @@ def save(
     *,
     max_shard_bytes: int = 5_000_000_000,
 ) -> None:
-    """Write a model as a folder that transformers reads without remote code, and that ``load`` gives back to the bit.
+    """Write a model as a folder that transformers reads without remote code, and that ``load`` reads bit for bit.
 
-    dtype: that of all weights in the files; absent, each keeps its own. A model that lies in the folder already is
-    replaced once the new one is on the disk; other files stay. Raises UserError for a family that has no such form.
+    dtype: dtype of all weights in the files; None: each keeps its own. A model that is already in the folder is
+    replaced once the new one is on the disk; other files stay. Raises UserError for a family without a Hugging Face
+    format.
     """
-    decoder, beside = (module.decoder, module.beside) if isinstance(module, LanguageModel) else (module, Beside())
-    _write_folder(folder, decoder.config, decoder.state_dict(), beside, dtype, max_shard_bytes)
+    model = module if isinstance(module, LanguageModel) else LanguageModel(module)
+    _write_folder(folder, model.config, model.decoder.state_dict(), model.companions, dtype, max_shard_bytes)
 
 
 def load_folder(folder: str | Path, dtype: torch.dtype | None = None) -> Decoder:
-    """The decoder alone, as ``load`` gives it."""
-    return _decoder(open_source(folder), dtype)
+    """Load the decoder alone; as ``load`` otherwise."""
+    return _decoder(open_folder(folder), dtype)
 
 
 def save_folder(
@@ -148,25 +147,26 @@ def save_folder(
     max_shard_bytes: int = 5_000_000_000,
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
-    """As ``save``, for weights by our names; each is asked for once, so the mapping may read them from a disk.
+    """Save weights by our names, as ``save`` does; each is read once, so the mapping may load them from a disk.
 
-    eod_id, the end-of-document token, is written as both begin- and end-of-sequence, as it stands around documents.
+    eod_id: the end-of-document token, written as both begin- and end-of-sequence, because it is before and after every
+    document.
     """
-    _write_folder(folder, config, weights, Beside.of_documents(eod_id, generation), dtype, max_shard_bytes)
+    _write_folder(folder, config, weights, Companions.of_documents(eod_id, generation), dtype, max_shard_bytes)
 
 
-def _decoder(source: Source, dtype: torch.dtype | None) -> Decoder:
+def _decoder(folder: ModelFolder, dtype: torch.dtype | None) -> Decoder:
     _check_dtype(dtype)
-    source.check_values()
+    folder.check_values()
     with torch.device("meta"):
-        model = Decoder(source.config)
-    model.load_state_dict(dict(source.tensors(dtype)), strict=True, assign=True)
+        model = Decoder(folder.config)
+    model.load_state_dict(dict(folder.tensors(dtype)), strict=True, assign=True)
     return model.eval()
 
 
 def _check_dtype(dtype: torch.dtype | None) -> None:
     if dtype is not None and dtype not in DTYPES.values():
-        raise UserError(f"dtype={dtype} is not one of weights", allowed=", ".join(map(str, DTYPES.values())))
+        raise UserError(f"dtype={dtype} is not supported for weights", allowed=", ".join(map(str, DTYPES.values())))
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def _write_folder(
     folder: str | Path,
     config: ModelConfig,
     weights: Mapping[str, Tensor],
-    beside: Beside,
+    companions: Companions,
     dtype: torch.dtype | None,
     max_shard_bytes: int,
 ) -> None:
@@ -184,17 +184,17 @@ def _write_folder(
         raise UserError(f"{folder} is not a local folder", hint="write to a local disk, then copy it")
     if config.family not in FAMILIES:
         raise UserError(
-            f"family '{config.family}' has no form in Hugging Face folders",
+            f"family '{config.family}' has no Hugging Face format",
             allowed=", ".join(FAMILIES),
             hint="train with one of these as model.family to export",
         )
     _check_dtype(dtype)
     family, target = FAMILIES[config.family], Path(folder)
-    rules, wanted = family.rules(config), skeleton(config)
+    rules, wanted = family.rules(config), meta_weights(config)
     check_tensors("the state dict", dict.fromkeys(wanted, ()), dict.fromkeys(weights, ()))
     planned = {name: tensor.to(dtype or weights[name].dtype) for name, tensor in wanted.items()}
     with writing(target):
-        _write_and_swap(target, family, config, rules, weights, planned, beside, max_shard_bytes)
+        _write_and_swap(target, family, config, rules, weights, planned, companions, max_shard_bytes)
 
 
 def _write_and_swap(
@@ -204,7 +204,7 @@ def _write_and_swap(
     rules: list[Rule],
     weights: Mapping[str, Tensor],
     planned: Weights,
-    beside: Beside,
+    companions: Companions,
     max_shard_bytes: int,
 ) -> None:
     store.make_folder(target)
@@ -212,30 +212,30 @@ def _write_and_swap(
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
     try:
-        _write_shards(staging, theirs(rules, planned), _converted(rules, weights, planned), max_shard_bytes)
-        for name, data in beside.files.items():
+        _write_shards(staging, to_huggingface(rules, planned), _converted(rules, weights, planned), max_shard_bytes)
+        for name, data in companions.files.items():
             store.write_bytes(staging / name, data)
-        described = {
+        content = {
             "architectures": [family.architecture],
             "model_type": family.model_type,
             **family.config_to_huggingface(config),
-            **beside.tokens,
+            **companions.tokens,
             "use_cache": True,
             "dtype": str(planned["embed.weight"].dtype).removeprefix("torch."),
         }
-        store.write_json(staging / "config.json", described)
+        store.write_json(staging / "config.json", content)
         _swap(staging, target)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
 def _converted(rules: list[Rule], weights: Mapping[str, Tensor], planned: Weights) -> Iterator[tuple[str, Tensor]]:
-    """(their name, tensor), rule by rule; one rule's tensors are alive at a time."""
+    """Yield (Hugging Face's name, tensor), rule by rule; only one rule's tensors are in memory at a time."""
     for rule in rules:
         shapes = {name: tuple(planned[name].shape) for name in rule.ours}
         ours = [weights[name].detach() for name in rule.ours]
-        found = {name: tuple(tensor.shape) for name, tensor in zip(rule.ours, ours, strict=True)}
-        check_tensors("the state dict", shapes, found)
+        actual = {name: tuple(tensor.shape) for name, tensor in zip(rule.ours, ours, strict=True)}
+        check_tensors("the state dict", shapes, actual)
         ours = [tensor.to("cpu", planned[name].dtype) for name, tensor in zip(rule.ours, ours, strict=True)]
         converted = rule.to_theirs(ours)
         del ours
@@ -244,7 +244,7 @@ def _converted(rules: list[Rule], weights: Mapping[str, Tensor], planned: Weight
 
 
 def _write_shards(folder: Path, planned: Weights, tensors: Iterator[tuple[str, Tensor]], max_shard_bytes: int) -> None:
-    """One file, or numbered shards of at most ``max_shard_bytes`` (a larger tensor gets one alone) and an index."""
+    """Write one file, or an index and shards of at most ``max_shard_bytes`` (a larger tensor is a shard by itself)."""
     shards: list[Weights] = [{}]
     used_bytes = 0
     for name, tensor in planned.items():
@@ -266,7 +266,7 @@ def _write_shards(folder: Path, planned: Weights, tensors: Iterator[tuple[str, T
 
 
 def _swap(staging: Path, target: Path) -> None:
-    """Put the staged files in place of an older model: its config goes first, the new one comes last."""
+    """Replace an older model by the staged files: its config is deleted first, the new one is moved last."""
     (target / "config.json").unlink(missing_ok=True)
     for path in target.iterdir():
         if _OURS.fullmatch(path.name):

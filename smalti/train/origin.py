@@ -14,7 +14,7 @@ from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.config.show import flatten
 from smalti.config.yaml_lines import parse
-from smalti.model.huggingface import open_source
+from smalti.model.huggingface import open_folder
 
 _OF_TRAINING = (
     "family",
@@ -35,7 +35,7 @@ def model_of(source: str | Path) -> ModelConfig:
     """The model section of a Hugging Face folder, a run or a checkpoint. DataError where it is none of them."""
     path = Path(source)
     if (path / "config.json").is_file():
-        return open_source(path).config
+        return open_folder(path).config
     run = run_of(path)
     if run is None:
         raise DataError(

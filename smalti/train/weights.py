@@ -18,7 +18,7 @@ from smalti.base.errors import DataError
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.group import world
 from smalti.distributed.parallel import fsdp, pipeline
-from smalti.model.huggingface import Source, companions, open_source
+from smalti.model.huggingface import ModelFolder, companion_files, open_folder
 from smalti.model.json_file import read_object
 from smalti.train.origin import run_of
 
@@ -76,7 +76,7 @@ def keep_tokenizer(source: str, target: Path, init_from: str | None) -> None:
 def _keep_beside(init_from: str, target: Path) -> None:
     run = run_of(Path(init_from))
     folder = Path(init_from) if run is None else run / "tokenizer"
-    for name, data in companions(folder).items():
+    for name, data in companion_files(folder).items():
         if ("template" in name or name == "generation_config.json") and not (target / name).exists():
             store.write_bytes(target / name, data)
     # Many folders of the hub have their template inside this file.
@@ -87,14 +87,14 @@ def _keep_beside(init_from: str, target: Path) -> None:
         store.write_json(target / _TOKENIZER_CONFIG, mine | {"chat_template": theirs["chat_template"]})
 
 
-def _checked_folder(source: str, wanted: pipeline.Shapes) -> Source:
-    folder = open_source(source)
+def _checked_folder(source: str, wanted: pipeline.Shapes) -> ModelFolder:
+    folder = open_folder(source)
     _check_fits(source, folder.shapes(), wanted)
     folder.check_values(dist.get_rank(), dist.get_world_size())
     return folder
 
 
-def _load_folder(folder: Source, model: nn.Module) -> None:
+def _load_folder(folder: ModelFolder, model: nn.Module) -> None:
     wanted = model.state_dict()
     for name, tensor in folder.tensors():
         if name in wanted:  # or it is of another rank's layers

@@ -13,9 +13,9 @@ from model_cases import built, dense, ids, sparse
 
 from smalti.base.errors import DataError
 from smalti.config.model import ModelConfig
-from smalti.model.described import FAMILIES
 from smalti.model.huggingface import load, save
-from smalti.model.source import skeleton
+from smalti.model.huggingface_config import FAMILIES
+from smalti.model.huggingface_weights import meta_weights
 
 FOLDER = Path(__file__).parent / "hub"
 LLAMA3 = {
@@ -109,7 +109,7 @@ def test_the_hubs_configs_say_what_was_meant(name):
     config = _read(_raw(name))
     parameters, meant = MEANT[name]
     assert config.model_dump(exclude_defaults=True, exclude=_SIZES) == meant
-    assert sum(tensor.numel() for tensor in skeleton(config).values()) == parameters
+    assert sum(tensor.numel() for tensor in meta_weights(config).values()) == parameters
 
 
 @pytest.mark.sample(3)

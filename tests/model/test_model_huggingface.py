@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 
 from smalti.base.errors import DataError, UserError
 from smalti.config.model import ModelConfig
-from smalti.model import huggingface, source, tensor_files
+from smalti.model import huggingface, huggingface_weights, tensor_files
 from smalti.model.decoder import Decoder
-from smalti.model.huggingface import LanguageModel, load, load_folder, open_source, save, save_folder
+from smalti.model.huggingface import LanguageModel, load, load_folder, open_folder, save, save_folder
 
 LLAMA = dense(family="llama")
 DBRX = sparse(family="dbrx")
@@ -84,7 +84,7 @@ def test_a_bare_decoder_is_saved_without_tokens(tmp_path):
     save(built(LLAMA), tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
     assert raw["bos_token_id"] is raw["eos_token_id"] is None
-    assert load(tmp_path).beside.tokens == {"bos_token_id": None, "eos_token_id": None}
+    assert load(tmp_path).companions.tokens == {"bos_token_id": None, "eos_token_id": None}
 
 
 def test_no_two_loaded_parameters_share_memory(tmp_path):
@@ -267,7 +267,7 @@ def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_given: Any) -> None:
         raise AssertionError("allocated")
 
-    monkeypatch.setattr(source.Source, "tensors", refuse)
+    monkeypatch.setattr(huggingface_weights.ModelFolder, "tensors", refuse)
     monkeypatch.setattr(tensor_files.TensorFile, "read", refuse)
     monkeypatch.setattr(huggingface, "Decoder", refuse)
 
@@ -378,32 +378,32 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     "unknown key": (_change(attention_sink=4), "attention_sink=4"),
     "absurd layers": (_change(num_hidden_layers=10**9), "num_hidden_layers=1000000000"),
     "many layers": (_change(num_hidden_layers=9_000), "9000 layers"),
-    "absurd width": (_change(intermediate_size=2**31 - 1), "of another shape"),
+    "absurd width": (_change(intermediate_size=2**31 - 1), "with another shape"),
     "absurd product": (_change(vocab_size=2**31 - 1, hidden_size=2**30, head_dim=8), "sizes|another shape"),
     "text as size": (_change(hidden_size="32"), "hidden_size='32'"),
     "true as size": (_change(num_attention_heads=True), "num_attention_heads=True"),
-    "missing shard": (lambda folder: _shard(folder).unlink(), "places .* which is not in the folder"),
+    "missing shard": (lambda folder: _shard(folder).unlink(), "maps .* which is not in the folder"),
     "no index": (
         lambda folder: (folder / "model.safetensors.index.json").unlink(),
-        r"holds shards \(model-00001-of-.*without their model\.safetensors\.index\.json\nhint: .*bring model\.saf",
+        r"holds shards \(model-00001-of-.*without their model\.safetensors\.index\.json\nhint: .*: model\.saf",
     ),
     "two forms": (lambda folder: _shard(folder).rename(folder / "model.safetensors"), "has both"),
     "index is a list": (lambda folder: (folder / "model.safetensors.index.json").write_text("[]"), "JSON object"),
     "index without map": (lambda folder: (folder / "model.safetensors.index.json").write_text("{}"), "no weight_map"),
-    "parent path": (_points_to("../outside.safetensors"), r"model\.norm\.weight in '\.\./outside\.safetensors'"),
-    "absolute path": (_points_to("/etc/passwd.safetensors"), "in '/etc/passwd"),
-    "not a text": (_points_to(7), r"model\.norm\.weight in 7"),
-    "a list": (_points_to(["x"]), "in \\['x'\\]"),
-    "two dots": (_points_to(".."), "in '..'"),
-    "null byte": (_points_to("a\0.safetensors"), "places model.norm.weight"),
-    "not weights": (_points_to("config.json"), "in 'config.json'"),
+    "parent path": (_points_to("../outside.safetensors"), r"model\.norm\.weight to '\.\./outside\.safetensors'"),
+    "absolute path": (_points_to("/etc/passwd.safetensors"), "to '/etc/passwd"),
+    "not a text": (_points_to(7), r"model\.norm\.weight to 7"),
+    "a list": (_points_to(["x"]), "to \\['x'\\]"),
+    "two dots": (_points_to(".."), "to '..'"),
+    "null byte": (_points_to("a\0.safetensors"), "maps model.norm.weight"),
+    "not weights": (_points_to("config.json"), "to 'config.json'"),
     "link out": (_link_outside, "leads out of the folder"),
     "pipe": (_pipe, "not a plain file"),
     "index tells another shard": (
         _index(lambda places: places.update({"lm_head.weight": places["model.embed_tokens.weight"]})),
-        "does not hold lm_head.weight",
+        "does not contain lm_head.weight",
     ),
-    "index leaves one out": (_index(lambda places: places.pop("model.norm.weight")), "does not place there"),
+    "index leaves one out": (_index(lambda places: places.pop("model.norm.weight")), "does not map to it"),
     "pointer of Git LFS": (
         lambda folder: _shard(folder).write_text(
             "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n"
@@ -459,7 +459,7 @@ def test_begin_and_end_tokens_that_the_model_lacks_are_refused(tmp_path, file, k
     with pytest.raises(
         DataError, match=f"{re.escape(str(tmp_path / file))} has {key}={re.escape(repr(value))}"
     ) as caught:
-        open_source(tmp_path)
+        open_folder(tmp_path)
     assert f"0 to {LLAMA.vocab_size - 1}" in str(caught.value)
 
 
@@ -469,7 +469,7 @@ def test_begin_and_end_tokens_may_be_absent_null_or_several(tmp_path):
     last = LLAMA.vocab_size - 1
     for tokens in ({"eos_token_id": [0, last]}, {"bos_token_id": last}, {"bos_token_id": None, "eos_token_id": None}):
         _rewritten(tmp_path, **tokens)
-        assert open_source(tmp_path).raw.items() >= tokens.items()
+        assert open_folder(tmp_path).raw.items() >= tokens.items()
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
@@ -514,16 +514,16 @@ def test_pickled_weights_are_refused(tmp_path):
 
 def test_missing_and_remote_folders(tmp_path):
     with pytest.raises(DataError, match=r"no config\.json"):
-        open_source(tmp_path / "absent")
+        open_folder(tmp_path / "absent")
     with pytest.raises(UserError, match="not a local folder"):
-        open_source("s3://bucket/model")
+        open_folder("s3://bucket/model")
     with pytest.raises(UserError, match="not a local folder"):
         save(built(LLAMA), "s3://bucket/model")
 
 
 def test_a_file_that_is_cut_while_it_is_read_is_an_error(tmp_path):
     _saved(tmp_path)
-    opened = open_source(tmp_path)
+    opened = open_folder(tmp_path)
     _truncate(tmp_path / "model.safetensors")
     with pytest.raises(DataError, match="cut while it was read"):
         list(opened.tensors())
@@ -542,13 +542,13 @@ def test_no_damage_to_a_byte_of_the_header_crashes(tmp_path_factory, place, bits
     data[at] ^= bits
     path.write_bytes(data[:at] if cut else data)
     with suppress(DataError):  # and no other error
-        opened = open_source(folder)
+        opened = open_folder(folder)
         assert [entry.shape for entry in opened.files["lm_head.weight"].entries.values()]
 
 
 def test_source_is_a_plain_value(tmp_path):
     _saved(tmp_path)
-    opened = open_source(tmp_path)
+    opened = open_folder(tmp_path)
     with pytest.raises(dataclasses.FrozenInstanceError):
         opened.config = None  # type: ignore[misc]
     assert opened.shapes() == {name: tuple(tensor.shape) for name, tensor in Decoder(LLAMA).state_dict().items()}

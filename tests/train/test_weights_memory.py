@@ -18,9 +18,9 @@ from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.checkpoint.export import export
 from smalti.distributed.parallel import fsdp, mesh
 from smalti.model.decoder import Decoder
-from smalti.model.huggingface import open_source, save_folder
+from smalti.model.huggingface import open_folder, save_folder
+from smalti.model.huggingface_weights import meta_weights
 from smalti.model.init import draw
-from smalti.model.source import skeleton
 from smalti.train.weights import open_weights
 
 MODEL = ModelConfig(
@@ -31,7 +31,7 @@ MODEL = ModelConfig(
     num_hidden_layers=24,
     num_attention_heads=8,
 )
-MODEL_BYTES = 4 * sum(tensor.numel() for tensor in skeleton(MODEL).values())
+MODEL_BYTES = 4 * sum(tensor.numel() for tensor in meta_weights(MODEL).values())
 SHARD_BYTES = 25_000_000
 ALLOWED_BYTES = MODEL_BYTES / 8
 
@@ -140,4 +140,4 @@ def test_export_of_a_checkpoint_of_several_ranks_holds_a_rule_at_a_time(tmp_path
     peak_bytes = run_ranks(1, _export, run)[0]
     assert peak_bytes < ALLOWED_BYTES, peak_bytes
     drawn = Drawn()
-    assert all(torch.equal(tensor, drawn[name]) for name, tensor in open_source(run / "export").tensors())
+    assert all(torch.equal(tensor, drawn[name]) for name, tensor in open_folder(run / "export").tensors())

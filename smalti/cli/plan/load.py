@@ -36,7 +36,7 @@ def load_model(name: str, overrides: list[str] | None) -> "ModelConfig":
     from smalti.config.model import ModelConfig
 
     if (Path(name) / "config.json").is_file():
-        from smalti.model.described import open_config
+        from smalti.model.huggingface_config import open_config
 
         if overrides:
             raise UserError(

@@ -24,7 +24,7 @@ from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.data.tokenizer.tokenizer import load_tokenizer
 from smalti.distributed.checkpoint import card, checkpoint
-from smalti.model.huggingface import FAMILIES, load_folder, open_source, save_folder
+from smalti.model.huggingface import FAMILIES, load_folder, open_folder, save_folder
 from smalti.track.checkpoint_names import complete, step_of
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -170,7 +170,7 @@ def _generation(run: Path) -> dict[str, Any] | None:
 
 def _check_same(folder: Path, config: ModelConfig, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
     """The folder, read back, must hold the config and the weights that went into it."""
-    source = open_source(folder)
+    source = open_folder(folder)
     described = FAMILIES[config.family].config_to_huggingface
     if described(source.config) != described(config):
         raise SmaltiError(f"config.json of the exported model says something else when read back: {source.raw}")

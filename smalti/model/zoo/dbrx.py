@@ -1,16 +1,16 @@
-"""Family ``dbrx``: mixture of experts, LayerNorm without bias, clipped and fused query/key/value.
+"""Family ``dbrx``: MoE, LayerNorm without bias, clipped and fused query/key/value.
 
 Checked against transformers 5.23 (``modeling_dbrx.py``), whose reader has three peculiarities:
 
-* it wants the rotary base twice, in ``rope_parameters`` (which it uses) and in ``attn_config`` (which must exist);
+* it needs the rotary base twice, in ``rope_parameters`` (which it uses) and in ``attn_config`` (which must exist);
 * it fails on an absent ``clip_qkv``, so absent is written as 65504, the largest float16, and read back as absent;
 * the hub's own DBRX folders give the base in ``attn_config`` only: we read it there, transformers falls back to 10000.
 
-Not carried by a DBRX folder: ``moe.z_loss_coef`` and ``moe.kernel`` come back as their defaults.
+Not stored in a DBRX folder: ``moe.z_loss_coef`` and ``moe.kernel`` are read as their defaults.
 """
 
 from smalti.config.model import ModelConfig
-from smalti.model.zoo.family import Family, Rule, joined, same
+from smalti.model.zoo.family import Family
 from smalti.model.zoo.fields import (
     LARGEST_LAYERS,
     Fields,
@@ -19,6 +19,7 @@ from smalti.model.zoo.fields import (
     rope_from_huggingface,
     rope_to_huggingface,
 )
+from smalti.model.zoo.tensor_names import Rule, joined, same
 
 _NO_CLIP = 65504.0
 _OUTER = {
@@ -130,7 +131,7 @@ def _ffn(section: Fields, hidden: int) -> Json:
             "norm_topk_p": 1.0 if power is None else power,
         },
     }
-    section.only("hidden_size", (hidden,), "d_model says otherwise")
+    section.only("hidden_size", (hidden,), "d_model has another value")
     section.only("moe_jitter_eps", (None, 0), "our router adds no noise")
     section.only("uniform_expert_assignment", (False,), "our router chooses by its scores")
     function.finish()
@@ -139,15 +140,15 @@ def _ffn(section: Fields, hidden: int) -> Json:
 
 
 def rules(config: ModelConfig) -> list[Rule]:
-    """Query, key and value are joined along the rows; experts [E, F, D] are [E * F, D] (a view)."""
+    """Return all rules: query, key and value are joined along the rows; experts [E, F, D] are [E * F, D] (a view)."""
     query, key_value = (heads * config.width_per_head for heads in (config.num_attention_heads, config.kv_heads))
-    found = [same(ours, theirs) for ours, theirs in _OUTER.items()]
+    rules = [same(ours, theirs) for ours, theirs in _OUTER.items()]
     for layer in range(config.num_hidden_layers):
         ours, theirs = f"blocks.{layer}.", f"transformer.blocks.{layer}."
-        found.append(joined(tuple(ours + part for part in _PARTS), theirs + _FUSED, (query, key_value, key_value)))
-        found += [same(ours + name, theirs + other) for name, other in _INNER.items()]
-        found += [_flat(config, ours + name, theirs + other) for name, other in _EXPERTS.items()]
-    return found
+        rules.append(joined(tuple(ours + part for part in _PARTS), theirs + _FUSED, (query, key_value, key_value)))
+        rules += [same(ours + name, theirs + other) for name, other in _INNER.items()]
+        rules += [_flat(config, ours + name, theirs + other) for name, other in _EXPERTS.items()]
+    return rules
 
 
 def _flat(config: ModelConfig, ours: str, theirs: str) -> Rule:

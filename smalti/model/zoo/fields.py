@@ -1,8 +1,7 @@
-"""``config.json``, read key by key: a key that was not read in the end must be known to leave the logits alone.
+"""Reads ``config.json`` key by key, and refuses it if a key is left that may change the logits.
 
-Guarantees: an option that our blocks do not compute is refused by its name, never approximated and never passed over;
-values have the kind that is asked for. Defaults of absent keys are the caller's: those of the config classes of
-transformers 5.23.
+Guarantees: an option that our blocks do not compute is refused by name, never approximated or ignored; values have
+the requested type. Defaults of absent keys are the caller's: those of the config classes of transformers 5.23.
 """
 
 import json
@@ -16,7 +15,7 @@ from smalti.config.model import ModelConfig, RopeScalingConfig
 Json = dict[str, Any]
 
 LARGEST_LAYERS = 100_000
-"""Times experts."""
+"""Bound on layers x experts."""
 _REQUIRED = object()
 
 _ACTIVATIONS = {
@@ -49,9 +48,9 @@ _HARMLESS = frozenset(
     """,
     )
 )
-"""Keys that do not change logits: where the file comes from, number format, token ids, how ``generate`` samples.
+"""Keys that do not change logits: origin of the file, dtype, token ids, options of ``generate``.
 
-``auto_map`` is looked at in ``described.py``.
+``auto_map`` is checked in ``huggingface_config.py``.
 """
 
 _ONLY: dict[str, tuple[Any, ...]] = {
@@ -67,11 +66,11 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "tie_encoder_decoder": (False,),
     "use_sliding_window": (False,),
 }
-"""Keys that leave the logits alone with these values, in a family that does not read them."""
+"""Key -> values that do not change the logits, for families that do not read the key."""
 
 
 class Fields:
-    """A JSON object of options; ``take`` marks a key as understood, ``finish`` refuses what is left over."""
+    """A JSON object of options; ``take`` marks a key as read, ``finish`` refuses the others."""
 
     def __init__(self, raw: Json, section: str = "") -> None:
         self._raw = raw
@@ -79,9 +78,9 @@ class Fields:
         self._taken: set[str] = set()
 
     def take(self, key: str, kind: type, default: Any = _REQUIRED, *, most: int = 2**31 - 1) -> Any:
-        """The value of ``key``, a ``kind`` (int, float, bool, str, list) or None where the file says null.
+        """Return the value of ``key``, of type ``kind`` (int, float, bool, str, list), or None if it is null.
 
-        Absent, it is ``default``. DataError without a default, and for a value of another kind.
+        If the key is absent, returns ``default``; DataError without one, and for a value of another type.
         """
         self._taken.add(key)
         value = self._raw.get(key, default)
@@ -101,37 +100,37 @@ class Fields:
         return float(value) if kind is float else value
 
     def only(self, key: str, allowed: tuple[Any, ...], why: str) -> None:
-        """Refuse any other value; an absent key is fine."""
+        """Raise DataError if ``key`` has a value that is not in ``allowed``; it may be absent."""
         self._taken.add(key)
         if key in self._raw and not any(self._raw[key] == value for value in allowed):
             raise self.refusal(key, why, allowed=" or ".join(map(json.dumps, allowed)))
 
     def ignore(self, key: str) -> None:
-        """Take a key as understood whatever its value: it does not change the logits of this family."""
+        """Mark a key as read whatever its value, because it does not change the logits of this family."""
         self._taken.add(key)
 
     def section(self, key: str) -> "Fields":
-        """The object under ``key``; an empty one where it is absent or null."""
+        """Return the object under ``key``; an empty one if it is absent or null."""
         self._taken.add(key)
         value = self._raw.get(key) or {}
         if not isinstance(value, dict):
             raise self.refusal(key, "not an object", allowed="an object")
         return Fields(value, f"{self._section}{key}.")
 
-    def given(self) -> Json:
-        """All keys that are not null, as read."""
+    def not_null(self) -> Json:
+        """Mark all keys as read and return those that are not null."""
         self._taken |= self._raw.keys()
         return {key: value for key, value in self._raw.items() if value is not None}
 
     def activation(self, key: str, default: str) -> str:
-        """Our name of Hugging Face's activation."""
+        """Return our name of Hugging Face's activation."""
         name = self.take(key, str, default)
         if name not in _ACTIVATIONS:
-            raise self.refusal(key, "we have no such activation", allowed=", ".join(_ACTIVATIONS))
+            raise self.refusal(key, "this activation is not supported", allowed=", ".join(_ACTIVATIONS))
         return _ACTIVATIONS[name]
 
     def refusal(self, key: str, why: str, *, allowed: str | None = None, hint: str | None = None) -> DataError:
-        """The error that names an option and its value."""
+        """Return an error that names an option and its value."""
         value = repr(self._raw.get(key))
         return DataError(
             f"config.json has {self._section}{key}={value if len(value) < 200 else value[:200] + '...'}: {why}",
@@ -140,7 +139,7 @@ class Fields:
         )
 
     def finish(self) -> None:
-        """Refuse every key that nobody took, unless it is null or known to leave the logits alone."""
+        """Raise DataError for a key that was not read, unless it is null or known not to change the logits."""
         for key, value in self._raw.items():
             if key in self._taken or key in _HARMLESS or value is None:
                 continue
@@ -149,10 +148,10 @@ class Fields:
             elif key in _ONLY:
                 self.only(key, _ONLY[key], "this family does not compute it")
             else:
-                raise self.refusal(key, "an option that is not known here", allowed="absent")
+                raise self.refusal(key, "unknown option", allowed="absent")
 
     def build(self, fields: Json) -> ModelConfig:
-        """``finish``, and a ``ModelConfig`` of converted fields; a combination that it refuses is a DataError."""
+        """Call ``finish`` and return the ``ModelConfig`` of converted fields; DataError if it refuses their values."""
         self.finish()
         try:
             config = from_dict(ModelConfig, fields, "config.json, by our names").config
@@ -161,8 +160,7 @@ class Fields:
         experts = config.moe.num_experts if config.moe else 1
         if config.num_hidden_layers * experts > LARGEST_LAYERS:
             raise DataError(
-                f"config.json asks for {config.num_hidden_layers} layers"
-                + (f" of {experts} experts" if config.moe else ""),
+                f"config.json has {config.num_hidden_layers} layers" + (f" of {experts} experts" if config.moe else ""),
                 allowed=f"layers x experts up to {LARGEST_LAYERS:,}",
             )
         if config.head_dim is not None and config.head_dim * config.num_attention_heads == config.hidden_size:
@@ -174,7 +172,7 @@ _KINDS = {int: "whole number", float: "number", bool: "boolean", str: "text", li
 
 
 def activation_to_huggingface(config: ModelConfig) -> str:
-    """Hugging Face's name of the activation."""
+    """Return Hugging Face's name of the activation."""
     return "gelu_pytorch_tanh" if config.activation == "gelu_tanh" else config.activation
 
 
@@ -182,7 +180,7 @@ def activation_to_huggingface(config: ModelConfig) -> str:
 
 
 def rope_to_huggingface(config: ModelConfig) -> Json:
-    """``rope_parameters`` of transformers 5, and ``rope_theta`` and ``rope_scaling`` for older readers."""
+    """Return ``rope_parameters`` for transformers 5, and ``rope_theta`` and ``rope_scaling`` for older versions."""
     scaling = {} if config.rope_scaling is None else config.rope_scaling.model_dump(mode="json", exclude_none=True)
     return {
         "rope_parameters": {"rope_type": "default", **scaling, "rope_theta": config.rope_theta},
@@ -192,10 +190,10 @@ def rope_to_huggingface(config: ModelConfig) -> Json:
 
 
 def rope_from_huggingface(raw: Fields, default_theta: float, max_positions: int) -> Json:
-    """``rope_theta`` and ``rope_scaling`` of ours, from ``rope_parameters`` or from the form before transformers 5.
+    """Return our ``rope_theta`` and ``rope_scaling``, from ``rope_parameters`` or from the keys before transformers 5.
 
-    Where a file has both they must agree, because readers differ in which one they take. max_positions: the original
-    length where none is given.
+    If a file has both they must agree, because readers differ in which one they use. max_positions: the original
+    length if the file has none.
     """
     original = raw.take("original_max_position_embeddings", int, None)
     forms = [_one_form(raw, key, original or max_positions) for key in ("rope_parameters", "rope_scaling")]
@@ -208,33 +206,85 @@ def rope_from_huggingface(raw: Fields, default_theta: float, max_positions: int)
     scalings = [scaling for _, scaling in forms if scaling is not None]
     if len(scalings) == 2 and scalings[0] != scalings[1]:
         raise DataError(
-            "config.json scales the rotary frequencies in two ways, in rope_parameters and in rope_scaling",
+            "config.json has different scalings of the rotary frequencies in rope_parameters and rope_scaling",
             hint="keep the one that the model was trained with",
         )
     scaling = scalings[0] if scalings else {}
     if original not in (None, scaling.get("original_max_position_embeddings")):
-        raise raw.refusal("original_max_position_embeddings", "the scaling of the rotary frequencies differs")
+        raise raw.refusal("original_max_position_embeddings", "the scaling of the rotary frequencies has another value")
     return {"rope_theta": thetas.pop() if thetas else default_theta, "rope_scaling": scaling or None}
 
 
 def _one_form(raw: Fields, key: str, original: int) -> tuple[float | None, Json | None]:
-    """(base, scaling) that one of the two forms gives; the scaling is None where there is no such form, {} for none."""
+    """Return base and scaling under ``key``; the scaling is None if the key is absent, {} if nothing is scaled."""
     section = raw.section(key)
-    if not section.given():
+    if not section.not_null():
         return None, None
     kind = section.take("rope_type", str, section.take("type", str, "default"))
     theta = section.take("rope_theta", float, None)
-    section.only("partial_rotary_factor", (None, 1), "our heads are rotated whole")
-    given = {name: value for name, value in section.given().items() if name not in _NOT_SCALING}
-    if kind == "default" and not given:
+    section.only("partial_rotary_factor", (None, 1), "only rotation of whole heads is supported")
+    options = {name: value for name, value in section.not_null().items() if name not in _NOT_SCALING}
+    if kind == "default" and not options:
         return theta, {}
     if kind in ("yarn", "llama3", "longrope"):
-        given.setdefault("original_max_position_embeddings", original)
+        options.setdefault("original_max_position_embeddings", original)
     try:
-        scaling = from_dict(RopeScalingConfig, given | {"rope_type": kind}, key).config
+        scaling = from_dict(RopeScalingConfig, options | {"rope_type": kind}, key).config
     except UserError as error:
         raise raw.refusal(key, error.message, allowed=error.allowed, hint=error.hint) from error
     return theta, scaling.model_dump(exclude_none=True)
 
 
 _NOT_SCALING = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+
+
+# ---- the keys of Llama's config, which most families share -----------------------------------------------------------
+
+
+def shape_to_huggingface(config: ModelConfig) -> Json:
+    """Return the keys that all families with Llama's config have."""
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.kv_heads,
+        "hidden_act": activation_to_huggingface(config),
+        "max_position_embeddings": config.max_position_embeddings,
+        "initializer_range": config.initializer_range,
+        "rms_norm_eps": config.norm_eps,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        **rope_to_huggingface(config),
+    }
+
+
+def shape_from_huggingface(
+    raw: Fields,
+    *,
+    max_positions: int,
+    norm_eps: float,
+    kv_heads: int | None = None,
+    activation: str = "silu",
+    rope_theta: float = 10_000.0,
+) -> dict[str, Any]:
+    """Return the fields of ``ModelConfig`` that these keys give.
+
+    The arguments are the family's defaults of absent keys (``kv_heads`` None: as many as heads).
+    """
+    longest = raw.take("max_position_embeddings", int, max_positions)
+    return {
+        "vocab_size": raw.take("vocab_size", int),
+        "hidden_size": raw.take("hidden_size", int),
+        "intermediate_size": raw.take("intermediate_size", int),
+        "num_hidden_layers": raw.take("num_hidden_layers", int, most=LARGEST_LAYERS),
+        "num_attention_heads": raw.take("num_attention_heads", int),
+        "num_key_value_heads": raw.take("num_key_value_heads", int, kv_heads),
+        "activation": raw.activation("hidden_act", activation),
+        "max_position_embeddings": longest,
+        "initializer_range": raw.take("initializer_range", float, 0.02),
+        "norm_eps": raw.take("rms_norm_eps", float, norm_eps),
+        "tie_word_embeddings": raw.take("tie_word_embeddings", bool, False),
+        **rope_from_huggingface(raw, rope_theta, longest),
+    }

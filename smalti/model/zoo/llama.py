@@ -1,8 +1,9 @@
 """Family ``llama`` (2 and 3): dense, RMSNorm, gated MLP, grouped queries. Checked: transformers 5.23."""
 
 from smalti.config.model import ModelConfig
-from smalti.model.zoo.family import Family, dense_rules, shape_from_huggingface, shape_to_huggingface
-from smalti.model.zoo.fields import Fields, Json
+from smalti.model.zoo.family import Family
+from smalti.model.zoo.fields import Fields, Json, shape_from_huggingface, shape_to_huggingface
+from smalti.model.zoo.tensor_names import dense_rules
 
 
 def config_to_huggingface(config: ModelConfig) -> Json:

@@ -1,12 +1,14 @@
-"""Family ``mixtral``: Mistral with a mixture in every layer, weights divided by their sum. Checked: transformers 5.23.
+"""Family ``mixtral``: Mistral with experts in every layer, router weights divided by their sum.
 
-Not carried by its folders: ``moe.z_loss_coef`` and ``moe.kernel`` come back as their defaults.
+Checked: transformers 5.23. Not stored in its folders: ``moe.z_loss_coef`` and ``moe.kernel`` are read as their
+defaults.
 """
 
 from smalti.config.model import ModelConfig
-from smalti.model.zoo.family import Family, Rule, shape_from_huggingface, shape_to_huggingface
-from smalti.model.zoo.fields import Fields, Json
-from smalti.model.zoo.mixture import mixture_rules, moe_from_huggingface, moe_to_huggingface
+from smalti.model.zoo.family import Family
+from smalti.model.zoo.fields import Fields, Json, shape_from_huggingface, shape_to_huggingface
+from smalti.model.zoo.moe import moe_from_huggingface, moe_rules, moe_to_huggingface
+from smalti.model.zoo.tensor_names import Rule
 
 
 def config_to_huggingface(config: ModelConfig) -> Json:
@@ -37,8 +39,8 @@ def config_from_huggingface(raw: Json) -> ModelConfig:
 
 
 def rules(config: ModelConfig) -> list[Rule]:
-    """w1 is the gate, w3 goes up, w2 down."""
-    return mixture_rules(config, "block_sparse_moe", ("w1", "w3", "w2"))
+    """Return all rules: w1 is the gate projection, w3 up, w2 down."""
+    return moe_rules(config, "block_sparse_moe", ("w1", "w3", "w2"))
 
 
 FAMILY = Family("mixtral", "MixtralForCausalLM", config_to_huggingface, config_from_huggingface, rules)

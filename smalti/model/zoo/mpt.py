@@ -1,12 +1,13 @@
 """Family ``mpt``: ALiBi, LayerNorm without bias, plain MLP of 4 widths, clipped projections.
 
-Checked: transformers 5.23, whose ``MptForCausalLM`` computes only a part of what ``MptConfig`` can say, and less of LLM
-Foundry's ``MPTConfig``; other values of those options are refused by name.
+Checked: transformers 5.23, whose ``MptForCausalLM`` implements only part of ``MptConfig``, and less of LLM Foundry's
+``MPTConfig``; options that it does not implement are refused by name.
 """
 
 from smalti.config.model import ModelConfig
-from smalti.model.zoo.family import Family, Rule, joined, same
+from smalti.model.zoo.family import Family
 from smalti.model.zoo.fields import Fields, Json
+from smalti.model.zoo.tensor_names import Rule, joined, same
 
 _OUTER = {"embed.weight": "transformer.wte.weight", "norm.weight": "transformer.norm_f.weight"}
 _INNER = {
@@ -17,7 +18,7 @@ _INNER = {
     "mlp.down_proj.weight": "ffn.down_proj.weight",
 }
 _PARTS = ("attention.q_proj.weight", "attention.k_proj.weight", "attention.v_proj.weight")
-_IGNORED = "transformers does not compute it"
+_IGNORED = "transformers does not implement it"
 
 
 def config_to_huggingface(config: ModelConfig) -> Json:
@@ -78,10 +79,10 @@ def config_from_huggingface(raw: Json) -> ModelConfig:
     fields.only("logit_scale", (None,), _IGNORED)
     fields.only("norm_type", ("low_precision_layernorm", "layernorm"), _IGNORED)
     fields.only("embedding_fraction", (1,), _IGNORED)
-    fields.only("norm_eps", (norm_eps,), "layer_norm_epsilon says otherwise")
-    for key in ("learned_pos_emb", "init_device", "init_config"):  # without effect beside ALiBi and once trained
+    fields.only("norm_eps", (norm_eps,), "layer_norm_epsilon has another value")
+    for key in ("learned_pos_emb", "init_device", "init_config"):  # no effect with ALiBi or after training
         fields.ignore(key)
-    for key in ("fc_type", "use_pad_tok_in_ffn"):  # how, not what
+    for key in ("fc_type", "use_pad_tok_in_ffn"):  # another implementation of the same function
         fields.ignore(key)
     mlp = fields.section("ffn_config")
     mlp.only("ffn_type", ("mptmlp",), _IGNORED)
@@ -98,30 +99,30 @@ def _attention(section: Fields, heads: int) -> Json:
     section.only("qk_ln", (False,), _IGNORED)
     section.only("prefix_lm", (False,), _IGNORED)
     section.only("qk_gn", (False,), _IGNORED)
-    section.only("fused_qkv", (True,), "the family has one tensor for the three")
+    section.only("fused_qkv", (True,), "the family has one tensor for query, key and value")
     section.only("kv_n_heads", (None, heads), _IGNORED)
     section.only("sliding_window_size", (-1,), _IGNORED)
     section.only("flex_attn_mod_list", ([],), _IGNORED)
     section.only("rope", (False,), _IGNORED)
-    for key in ("rope_theta", "rope_impl", "rope_dail_config", "rope_hf_config"):  # without effect without rope
+    for key in ("rope_theta", "rope_impl", "rope_dail_config", "rope_hf_config"):  # no effect without rope
         section.ignore(key)
-    for key in ("attn_impl", "attn_uses_sequence_id"):  # how, not what; what is said of documents is said by the batch
+    for key in ("attn_impl", "attn_uses_sequence_id"):  # implementation; documents come with the batch
         section.ignore(key)
     section.finish()
     return {"clip_qkv": clip or None, "attention_multiplier": scale}
 
 
 def rules(config: ModelConfig) -> list[Rule]:
-    """Query, key and value are joined along the rows."""
+    """Return all rules: query, key and value are joined along the rows."""
     width = config.hidden_size
-    found = [same(ours, theirs) for ours, theirs in _OUTER.items()]
+    rules = [same(ours, theirs) for ours, theirs in _OUTER.items()]
     if not config.tie_word_embeddings:
-        found.append(same("lm_head.weight", "lm_head.weight"))
+        rules.append(same("lm_head.weight", "lm_head.weight"))
     for layer in range(config.num_hidden_layers):
         ours, theirs = f"blocks.{layer}.", f"transformer.blocks.{layer}."
-        found.append(joined(tuple(ours + part for part in _PARTS), f"{theirs}attn.Wqkv.weight", (width,) * 3))
-        found += [same(ours + name, theirs + other) for name, other in _INNER.items()]
-    return found
+        rules.append(joined(tuple(ours + part for part in _PARTS), f"{theirs}attn.Wqkv.weight", (width,) * 3))
+        rules += [same(ours + name, theirs + other) for name, other in _INNER.items()]
+    return rules
 
 
 FAMILY = Family("mpt", "MptForCausalLM", config_to_huggingface, config_from_huggingface, rules)

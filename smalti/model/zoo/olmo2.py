@@ -1,20 +1,12 @@
-"""Family ``olmo2``: norms of what attention and MLP write, and of query and key as wholes.
+"""Family ``olmo2``: norms after attention and MLP (post-norm), and of query and key over all heads.
 
 Checked: transformers 5.23.
 """
 
 from smalti.config.model import ModelConfig
-from smalti.model.zoo.family import (
-    Family,
-    Rule,
-    attention_rules,
-    mlp_rules,
-    norm_rules,
-    outer_rules,
-    shape_from_huggingface,
-    shape_to_huggingface,
-)
-from smalti.model.zoo.fields import Fields, Json
+from smalti.model.zoo.family import Family
+from smalti.model.zoo.fields import Fields, Json, shape_from_huggingface, shape_to_huggingface
+from smalti.model.zoo.tensor_names import Rule, attention_rules, mlp_rules, norm_rules, outer_rules
 
 
 def config_to_huggingface(config: ModelConfig) -> Json:
@@ -38,12 +30,12 @@ def config_from_huggingface(raw: Json) -> ModelConfig:
 
 
 def rules(config: ModelConfig) -> list[Rule]:
-    """Names alone; both norms of a layer are named for what they follow."""
-    found = outer_rules(config)
+    """Return all rules: only names differ; both norms of a layer are named after the block before them."""
+    rules = outer_rules(config)
     for layer in range(config.num_hidden_layers):
-        found += norm_rules(layer, "post_attention_layernorm", "post_feedforward_layernorm")
-        found += attention_rules(config, layer) + mlp_rules(config, layer)
-    return found
+        rules += norm_rules(layer, "post_attention_layernorm", "post_feedforward_layernorm")
+        rules += attention_rules(config, layer) + mlp_rules(config, layer)
+    return rules
 
 
 FAMILY = Family("olmo2", "Olmo2ForCausalLM", config_to_huggingface, config_from_huggingface, rules)

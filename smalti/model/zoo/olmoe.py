@@ -1,13 +1,13 @@
-"""Family ``olmoe``: a mixture in every layer; query and key normalised as wholes, then clipped with the values.
+"""Family ``olmoe``: experts in every layer; query and key are normalised over all heads, then clipped with the values.
 
-Checked: transformers 5.23. Not carried by its folders: ``moe.z_loss_coef`` and ``moe.kernel`` come back as their
+Checked: transformers 5.23. Not stored in its folders: ``moe.z_loss_coef`` and ``moe.kernel`` are read as their
 defaults.
 """
 
 from smalti.config.model import ModelConfig
-from smalti.model.zoo.family import Family, shape_from_huggingface, shape_to_huggingface
-from smalti.model.zoo.fields import Fields, Json
-from smalti.model.zoo.mixture import mixture_rules, moe_from_huggingface, moe_to_huggingface
+from smalti.model.zoo.family import Family
+from smalti.model.zoo.fields import Fields, Json, shape_from_huggingface, shape_to_huggingface
+from smalti.model.zoo.moe import moe_from_huggingface, moe_rules, moe_to_huggingface
 
 
 def config_to_huggingface(config: ModelConfig) -> Json:
@@ -39,4 +39,4 @@ def config_from_huggingface(raw: Json) -> ModelConfig:
     )
 
 
-FAMILY = Family("olmoe", "OlmoeForCausalLM", config_to_huggingface, config_from_huggingface, mixture_rules)
+FAMILY = Family("olmoe", "OlmoeForCausalLM", config_to_huggingface, config_from_huggingface, moe_rules)

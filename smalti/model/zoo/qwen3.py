@@ -4,8 +4,9 @@ Checked: transformers 5.23.
 """
 
 from smalti.config.model import ModelConfig
-from smalti.model.zoo.family import Family, dense_rules, shape_from_huggingface, shape_to_huggingface
-from smalti.model.zoo.fields import Fields, Json
+from smalti.model.zoo.family import Family
+from smalti.model.zoo.fields import Fields, Json, shape_from_huggingface, shape_to_huggingface
+from smalti.model.zoo.tensor_names import dense_rules
 
 
 def config_to_huggingface(config: ModelConfig) -> Json:
@@ -30,7 +31,7 @@ def config_from_huggingface(raw: Json) -> ModelConfig:
     window, types = fields.take("sliding_window", int, 4096), fields.take("layer_types", list, None)
     first = fields.take("max_window_layers", int, 28)
     if any(kind not in ("full_attention", "sliding_attention") for kind in types or ()):
-        raise fields.refusal("layer_types", "attention that is not known here")
+        raise fields.refusal("layer_types", "unknown kind of attention")
     if not fields.take("use_sliding_window", bool, False):
         window = None
     if types is None and window is not None:

@@ -1,16 +1,16 @@
-"""Family ``qwen3_moe``: Qwen3 with mixtures in some or all layers. Checked: transformers 5.23.
+"""Family ``qwen3_moe``: Qwen3 with experts in some or all layers. Checked: transformers 5.23.
 
-Not carried by its folders: ``moe.z_loss_coef`` and ``moe.kernel`` come back as their defaults.
+Not stored in its folders: ``moe.z_loss_coef`` and ``moe.kernel`` are read as their defaults.
 """
 
 from smalti.config.model import ModelConfig
-from smalti.model.zoo.family import Family, shape_from_huggingface, shape_to_huggingface
-from smalti.model.zoo.fields import Fields, Json
-from smalti.model.zoo.mixture import mixture_rules, moe_from_huggingface, moe_to_huggingface
+from smalti.model.zoo.family import Family
+from smalti.model.zoo.fields import Fields, Json, shape_from_huggingface, shape_to_huggingface
+from smalti.model.zoo.moe import moe_from_huggingface, moe_rules, moe_to_huggingface
 
 
 def config_to_huggingface(config: ModelConfig) -> Json:
-    """``Qwen3MoeConfig``; plain layers are listed one by one."""
+    """``Qwen3MoeConfig``; dense layers are listed one by one."""
     assert config.moe is not None
     return {
         **shape_to_huggingface(config),
@@ -43,7 +43,7 @@ def config_from_huggingface(raw: Json) -> ModelConfig:
             "moe": {
                 **moe,
                 "intermediate_size": None if inner == shape["intermediate_size"] else inner,
-                "mlp_only_layers": _plain_layers(fields, shape["num_hidden_layers"]),
+                "mlp_only_layers": _dense_layers(fields, shape["num_hidden_layers"]),
                 "norm_topk_prob": fields.take("norm_topk_prob", bool, False),
             },
         }
@@ -51,7 +51,7 @@ def config_from_huggingface(raw: Json) -> ModelConfig:
 
 
 def _window(fields: Fields) -> int | None:
-    """One window for all layers; folders of the hub carry ``max_window_layers``, which transformers does not read."""
+    """Return the window of all layers. Hub folders have ``max_window_layers`` too, which transformers does not read."""
     window: int | None = fields.take("sliding_window", int, 4096)
     first = fields.take("max_window_layers", int, None)
     if not fields.take("use_sliding_window", bool, False):
@@ -61,8 +61,8 @@ def _window(fields: Fields) -> int | None:
     return window
 
 
-def _plain_layers(fields: Fields, layers: int) -> list[int]:
-    """Those listed, and with a ``decoder_sparse_step`` of n all but every n-th."""
+def _dense_layers(fields: Fields, layers: int) -> list[int]:
+    """Return the listed layers and, with a ``decoder_sparse_step`` of n, all but every n-th."""
     step = fields.take("decoder_sparse_step", int, 1)
     if step is None or step < 1:
         raise fields.refusal("decoder_sparse_step", "not a step", allowed="1 or more")
@@ -70,4 +70,4 @@ def _plain_layers(fields: Fields, layers: int) -> list[int]:
     return [layer for layer in range(layers) if layer in listed or (layer + 1) % step]
 
 
-FAMILY = Family("qwen3_moe", "Qwen3MoeForCausalLM", config_to_huggingface, config_from_huggingface, mixture_rules)
+FAMILY = Family("qwen3_moe", "Qwen3MoeForCausalLM", config_to_huggingface, config_from_huggingface, moe_rules)

@@ -129,17 +129,17 @@ def test_a_failure_leaves_the_old_export(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_what_reads_back_differently_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tiny_run(tmp_path)
-    right = room.open_source
+    right = room.open_folder
 
     def wrong(folder: Path) -> Any:
         path = folder / "model.safetensors"
         path.write_bytes(path.read_bytes()[:-4] + b"\0\0\1\0")
         return right(folder)
 
-    monkeypatch.setattr(room, "open_source", wrong)
+    monkeypatch.setattr(room, "open_folder", wrong)
     with pytest.raises(SmaltiError, match=r"weight blocks\.1\.mlp\.down_proj\.weight"):
         export(run)
-    monkeypatch.setattr(room, "open_source", lambda folder: _with_other_eps(right(folder)))
+    monkeypatch.setattr(room, "open_folder", lambda folder: _with_other_eps(right(folder)))
     with pytest.raises(SmaltiError, match="something else"):
         export(run)
     assert not (run / "export").exists()

@@ -1,18 +1,18 @@
-"""What the mixtures have in common that spell everything but their experts as Llama does: Mixtral, OLMoE, Qwen3-MoE.
+"""Conversions of experts that Mixtral, OLMoE and Qwen3-MoE share; everything else in them is named as in Llama.
 
-Their folders hold each expert's matrices by themselves, in the hub's files and in those that transformers 5.23 writes,
-although its modules keep all experts in one tensor.
+Their folders store the matrices of each expert separately, both on the hub and as written by transformers 5.23,
+although its modules hold all experts in one tensor.
 """
 
 from smalti.config.model import ModelConfig
-from smalti.model.zoo.family import Rule, attention_rules, mlp_rules, norm_rules, outer_rules, same, stacked
 from smalti.model.zoo.fields import Fields, Json
+from smalti.model.zoo.tensor_names import Rule, attention_rules, mlp_rules, norm_rules, outer_rules, same, stacked
 
 _PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 def moe_to_huggingface(config: ModelConfig, experts_key: str) -> Json:
-    """What all three say of their experts; ``experts_key`` is where their number stands."""
+    """Return the keys on experts that all three have; ``experts_key`` is the key of their number."""
     assert config.moe is not None
     return {
         experts_key: config.moe.num_experts,
@@ -22,14 +22,14 @@ def moe_to_huggingface(config: ModelConfig, experts_key: str) -> Json:
 
 
 def moe_from_huggingface(raw: Fields, *, experts: int, per_token: int, loss_coef: float) -> Json:
-    """The reverse; the arguments are the family's defaults of absent keys.
+    """Return the fields of ``model.moe``; the arguments are the family's defaults of absent keys.
 
     transformers reads the number of experts under two names and writes one of them.
     """
-    given = [raw.take(key, int, None) for key in ("num_experts", "num_local_experts")]
-    numbers = set(given) - {None}
+    values = [raw.take(key, int, None) for key in ("num_experts", "num_local_experts")]
+    numbers = set(values) - {None}
     if len(numbers) > 1:
-        raise raw.refusal("num_experts", f"num_local_experts={given[1]} says otherwise")
+        raise raw.refusal("num_experts", f"num_local_experts is {values[1]}")
     return {
         "num_experts": numbers.pop() if numbers else experts,
         "num_experts_per_tok": raw.take("num_experts_per_tok", int, per_token),
@@ -37,20 +37,20 @@ def moe_from_huggingface(raw: Fields, *, experts: int, per_token: int, loss_coef
     }
 
 
-def mixture_rules(config: ModelConfig, block: str = "mlp", parts: tuple[str, str, str] = _PARTS) -> list[Rule]:
-    """All weights; ``block`` is their name of a layer's mixture, ``parts`` those of gate, up and down in an expert."""
-    found = outer_rules(config)
+def moe_rules(config: ModelConfig, block: str = "mlp", parts: tuple[str, str, str] = _PARTS) -> list[Rule]:
+    """Return all rules; ``block`` and ``parts`` are Hugging Face's names of the MoE and of gate, up and down."""
+    rules = outer_rules(config)
     for layer in range(config.num_hidden_layers):
-        found += norm_rules(layer) + attention_rules(config, layer)
+        rules += norm_rules(layer) + attention_rules(config, layer)
         if config.has_experts(layer):
-            found += _expert_rules(config, f"blocks.{layer}.mlp.", f"model.layers.{layer}.{block}.", parts)
+            rules += _expert_rules(config, f"blocks.{layer}.mlp.", f"model.layers.{layer}.{block}.", parts)
         else:
-            found += mlp_rules(config, layer)
-    return found
+            rules += mlp_rules(config, layer)
+    return rules
 
 
 def _expert_rules(config: ModelConfig, ours: str, theirs: str, parts: tuple[str, str, str]) -> list[Rule]:
-    """Ours are [E, F, D]; theirs [F, D] for gate and up, and [D, F] for down."""
+    """Return the rules of a layer's router and experts; Hugging Face stores gate and up [F, D], but down [D, F]."""
     assert config.moe is not None
     gate, up, down = (
         tuple(f"{theirs}experts.{expert}.{part}.weight" for expert in range(config.moe.num_experts)) for part in parts

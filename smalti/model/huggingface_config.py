@@ -1,14 +1,13 @@
-"""What the ``config.json`` of a Hugging Face folder says of its model. Without torch: plans read it too.
+"""Reads the ``config.json`` of a Hugging Face folder. Without torch: plans read it too.
 
-Guarantees: a family that is not known, options that our blocks do not compute, code that a folder brings and quantised
-weights are refused by name; nothing else of the folder is opened. Local folders only.
+Guarantees: an unknown family, options that our blocks do not compute, code in the folder and quantised weights are
+refused by name; no other file of the folder is opened. Local folders only.
 """
 
 import re
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from smalti.base import store
 from smalti.base.errors import DataError, UserError
@@ -19,25 +18,25 @@ from smalti.model.zoo.family import Family
 from smalti.model.zoo.fields import Json
 
 FAMILIES: dict[str, Family] = {name: import_module(f"smalti.model.zoo.{name}").FAMILY for name in families.FAMILIES}
-"""By ``model_type``, which is the name of the module in ``smalti/model/zoo`` and in ``smalti/config/families.py``."""
+"""The families by ``model_type``, which is the module's name in ``smalti/model/zoo`` and the key in
+``smalti/config/families.py``."""
 
 FORMATS = ("F32", "F16", "BF16")
-"""Number formats of weights that we read and write, by their names in safetensors."""
+"""Dtypes of weights that can be read and written, by their names in safetensors."""
 
 
-@dataclass(frozen=True)
-class Described:
+class FolderConfig(NamedTuple):
     """A folder whose ``config.json`` has been read."""
 
-    folder: Path
+    path: Path
     raw: Json
     """``config.json``."""
     family: Family
     config: ModelConfig
 
 
-def open_config(folder: str | Path) -> Described:
-    """Read a folder's ``config.json``; UserError or DataError says what in it we do not compute."""
+def open_config(folder: str | Path) -> FolderConfig:
+    """Read a folder's ``config.json``; UserError or DataError names what is not supported."""
     if not store.is_local(folder):
         raise UserError(f"{folder} is not a local folder", hint="copy the model to a local disk first")
     path = Path(folder)
@@ -46,15 +45,15 @@ def open_config(folder: str | Path) -> Described:
     raw = read_object(inside(path, "config.json"))
     family = _family(path, raw)
     try:
-        return Described(path, raw, family, family.config_from_huggingface(raw))
+        return FolderConfig(path, raw, family, family.config_from_huggingface(raw))
     except DataError as error:
         raise DataError(f"{path}: {error.message}", allowed=error.allowed, hint=error.hint) from error
 
 
 def inside(folder: Path, name: Any) -> Path:
-    """The file ``name`` of a folder; DataError for a name that leads out of it.
+    """Return the path of the file ``name`` in a folder; DataError if it is outside the folder.
 
-    Symbolic links may lead to files of the folder, and to the blobs beside a snapshot in the hub's cache.
+    Symbolic links may point to files of the folder, and to the blobs next to a snapshot in the hub's cache.
     """
     path = folder / name
     allowed = [folder.resolve()]
@@ -74,25 +73,27 @@ def _family(folder: Path, raw: Json) -> Family:
         raise DataError(f"{folder}/config.json has architectures={classes!r}", allowed=family.architecture)
     if not _is_own_code(raw.get("auto_map"), kind):
         raise DataError(
-            f"{folder}/config.json has auto_map={raw['auto_map']!r}: the model wants code of its folder, and none is "
-            "ever run",
-            allowed=f"models of modeling_{kind}, which are computed here",
+            f"{folder}/config.json has auto_map={raw['auto_map']!r}: the model uses code from its folder, which is "
+            "never run",
+            allowed=f"classes of modeling_{kind}, which Smalti implements itself",
             hint=f"if it is a plain {family.architecture}, delete auto_map from config.json",
         )
     if raw.get("quantization_config") is not None:
         raise DataError(
-            f"{folder}/config.json has quantization_config: quantised weights are not read",
+            f"{folder}/config.json has quantization_config: quantised weights are not supported",
             allowed=f"absent; weights in {', '.join(FORMATS)}",
-            hint="bring the model as it was before it was quantised",
+            hint="use the model before quantisation",
         )
     return family
 
 
 def _is_own_code(auto_map: Any, kind: str) -> bool:
-    """Whether the code that a folder brings is that of its family, as in MPT's and DBRX's; it is never run."""
+    """Return True if the folder's code is that of its family, as in MPT's and DBRX's folders; it is never run."""
     if auto_map is None:
         return True
-    own = re.compile(rf"(.*--)?modeling_{kind}\.\w+")
+    family_class = re.compile(rf"(.*--)?modeling_{kind}\.\w+")
     return isinstance(auto_map, dict) and all(
-        isinstance(name, str) and own.fullmatch(name) for key, name in auto_map.items() if key.startswith("AutoModel")
+        isinstance(name, str) and family_class.fullmatch(name)
+        for key, name in auto_map.items()
+        if key.startswith("AutoModel")
     )

@@ -13,8 +13,8 @@ import torch
 from tiny_models import family_config, tiny_model
 
 from smalti.base.errors import DataError, RetryableError
-from smalti.model.described import FAMILIES, open_config
 from smalti.model.huggingface import load, save
+from smalti.model.huggingface_config import FAMILIES, open_config
 
 
 def _described(folder: Path, config: Any, **changes: Any) -> Path:
@@ -42,7 +42,7 @@ def test_one_expert_a_token_is_read_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_without_torch(tmp_path: Path) -> None:
     folder = _described(tmp_path / "dbrx", family_config("dbrx"))
-    program = f"import sys; from smalti.model.described import open_config; open_config({str(folder)!r}); "
+    program = f"import sys; from smalti.model.huggingface_config import open_config; open_config({str(folder)!r}); "
     done = subprocess.run([sys.executable, "-c", program + "sys.exit('torch' in sys.modules)"], check=False)
     assert done.returncode == 0
 
