@@ -19,6 +19,11 @@ def format_count(value: float) -> str:
     return text + _COUNT_SUFFIXES[step]
 
 
+def format_quantity(n: int, noun: str) -> str:
+    """1, 'document' -> '1 document'; 1200 -> '1,200 documents'."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
 def format_flops(value: float) -> str:
     """8.3e11 -> '830 GFLOP'. Write '/s' behind it for a rate."""
     text = format_count(value)

@@ -55,7 +55,7 @@ def curate(
 
 def _print_inputs(config: "CurateConfig", as_json: bool) -> None:
     """Print the files of each source, for ``--dry-run``."""
-    from smalti.base.units import format_bytes
+    from smalti.base.units import format_bytes, format_quantity
     from smalti.cli.tables import print_json, table
     from smalti.data.documents.files import find_files
 
@@ -72,5 +72,5 @@ def _print_inputs(config: "CurateConfig", as_json: bool) -> None:
     print(table(("source", "files", "on disk", "rules"), rows))
     for name, files in sources.items():
         for suffix, count in files.skipped.items():
-            print(f"note: {name}: {count} file(s) '{suffix}' would be skipped: unknown kind")
+            print(f"note: {name}: {format_quantity(count, 'file')} '{suffix}' would be skipped: unknown kind")
     print(f"nothing was written; without --dry-run the result goes to {config.output}")

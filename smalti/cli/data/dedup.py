@@ -34,6 +34,7 @@ def dedup(
     if dry_run:
         _print_plan(loaded, as_json)
         return
+    from smalti.base.units import format_quantity
     from smalti.data.prepare.dedup.job import dedup as run
     from smalti.data.prepare.dedup.report import COLUMNS
 
@@ -41,7 +42,7 @@ def dedup(
         report = run(loaded, progress)
     blocks = [
         f"{report.selftest_line()}\n"
-        f"{report.near_heldout_documents:,} training document(s) dropped because a held-out one is near"
+        f"{format_quantity(report.near_heldout_documents, 'training document')} dropped because a held-out one is near"
     ]
     if report.n_candidates:
         blocks.insert(0, f"similarity of the {report.n_candidates:,} compared pairs\n{report.histogram_text()}")

@@ -181,7 +181,7 @@ def test_a_source_of_which_nothing_is_left_is_noted_with_the_rule(tmp_path):
     write(tmp_path / "b.jsonl", [record(i, "Too short.") for i in range(3)])
     sources = {name: {"path": str(tmp_path / f"{name}.jsonl"), "id_field": "id"} for name in ("a", "b")}
     report = curate(config(tmp_path, sources=sources))
-    line = "b: of 3 document(s) none is left; 'prose-light/words' dropped most: 3"
+    line = "b: no document of 3 is left; 'prose-light/words' dropped most: 3"
     assert report.notes()[0] == line
     assert line in (tmp_path / "out" / "report.md").read_text()
 
@@ -214,9 +214,7 @@ def test_a_long_document_is_cut_into_parts_that_are_held_out_one_by_one(tmp_path
     assert (" " if kind == "one line" else "\n\n").join(row["text"].strip() for row in rows) == text
     assert max(row["n_bytes"] for row in rows) <= 2000
     assert report.sources["a"]["heldout"].kept.documents > 5
-    assert report.notes()[0].startswith(
-        f"a: 1 document(s) longer than max_document_bytes were cut into {len(rows)} parts"
-    )
+    assert report.notes()[0].startswith(f"a: cut 1 document longer than max_document_bytes into {len(rows)} parts")
 
 
 def test_parts_of_a_group_stay_on_one_side(tmp_path):
@@ -231,7 +229,7 @@ def test_a_source_without_held_out_documents_is_noted_with_what_helps(tmp_path):
     (tmp_path / "a.txt").write_text(long_text(600))
     plain = {"sources": {"a": {"path": str(tmp_path / "a.txt")}}, "group_field": None, "heldout_frac": 0.05, "seed": 1}
     (note,) = curate(config(tmp_path, **plain)).notes()
-    assert note.startswith("a: of 1 document(s) none is held out, at heldout_frac=0.05: a recipe cannot name it")
+    assert note.startswith("a: no document of 1 is held out, at heldout_frac=0.05: a recipe cannot name it")
     found = re.search(r"max_document_bytes=(\d+) cuts", note)
     report = curate(config(tmp_path, **plain, max_document_bytes=int(found[1])))
     assert report.sources["a"]["heldout"].kept.documents > 0
@@ -242,7 +240,7 @@ def test_a_source_without_held_out_documents_is_noted_with_what_helps(tmp_path):
         if notes:
             break
     assert notes == [
-        "b: of 20 document(s) none is held out, at heldout_frac=0.05: a recipe cannot name it under data.heldout; "
+        "b: no document of 20 is held out, at heldout_frac=0.05: a recipe cannot name it under data.heldout; "
         "heldout_frac=0.15 holds more out"
     ]
     plain["sources"] = {"c": {"path": str(tmp_path / "c.txt")}}

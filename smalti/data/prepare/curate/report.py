@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from smalti.base.units import format_bytes, format_frac
+from smalti.base.units import format_bytes, format_frac, format_quantity
 from smalti.data.documents.files import LINKED, NO_FILE
 from smalti.data.documents.heldout import HELDOUT, SPLITS, TRAIN
 from smalti.data.documents.publish import read_record
@@ -136,23 +136,23 @@ class Report:
     def notes(self) -> list[str]:
         """Lines about skipped files, cut documents, empty sources and repeated ids."""
         notes = [
-            f"{source}: {count} {suffix} were skipped"
+            f"{source}: skipped {count:,} {suffix}"
             if suffix in (LINKED, NO_FILE)
-            else f"{source}: {count} file(s) '{suffix}' were skipped: unknown kind"
+            else f"{source}: skipped {format_quantity(count, 'file')} '{suffix}': unknown kind"
             for source, suffixes in self.skipped_files.items()
             for suffix, count in suffixes.items()
         ]
         notes += [note for source, splits in self.sources.items() if (note := _nothing_left(source, splits))]
         notes += [
-            f"{source}: {cut.documents:,} document(s) longer than max_document_bytes were cut into {cut.parts:,} parts "
-            "(ID#1, ID#2 ...)"
+            f"{source}: cut {format_quantity(cut.documents, 'document')} longer than max_document_bytes into "
+            f"{cut.parts:,} parts (ID#1, ID#2 ...)"
             for source, cut in self.cut.items()
         ]
         for source, splits in self.sources.items():
             note = _none_held_out(source, splits, self.heldout_frac, by_group=self.by_group)
             notes += [note] if note else []
         return notes + [
-            f"{source}: {count} document(s) have an id that is not unique; set id_field to a field that is"
+            f"{source}: {format_quantity(count, 'document')} without a unique id; set id_field to a field that is unique"
             for source, count in self.repeated_ids.items()
         ]
 
@@ -186,7 +186,7 @@ def _nothing_left(source: str, splits: dict[str, SplitReport]) -> str | None:
             dropped[rule] = dropped.get(rule, 0) + count.documents
     n_read = sum(split.read.documents for split in splits.values())
     n_kept = sum(split.kept.documents for split in splits.values())
-    note = f"{source}: of {n_read:,} document(s) none is left" + (" for training" if n_kept else "")
+    note = f"{source}: no document of {n_read:,} is left" + (" for training" if n_kept else "")
     if not dropped:
         return note
     rule = max(sorted(dropped), key=dropped.__getitem__)
@@ -208,9 +208,9 @@ def _none_held_out(source: str, splits: dict[str, SplitReport], frac: float, *, 
     part_bytes = int(train.read.n_bytes * frac / _ENOUGH_HELDOUT)
     part_bytes -= part_bytes % 10 ** (len(str(part_bytes)) - 1)
     if heldout.read.documents:
-        why = f"all {heldout.read.documents:,} held-out document(s) were dropped"
+        why = f"every held-out document was dropped ({heldout.read.documents:,})"
     else:
-        why = f"of {n:,} document(s) none is held out, at heldout_frac={frac:g}"
+        why = f"no document of {n:,} is held out, at heldout_frac={frac:g}"
     if larger_frac < 0.5:
         advice = f"heldout_frac={larger_frac:g} holds more out"
     elif part_bytes >= 1000 and not by_group:

@@ -1,4 +1,4 @@
-"""Leaves out of the comparison what a text shares with many others at its beginning and end.
+"""Leaves boilerplate, which many texts share at their beginning or end, out of the comparison.
 
 The rules depend on texts, never on keys, and planted documents (keys from PLANTED on) change nothing for real ones.
 ``core`` finds what is compared of a text with boilerplate; ``to_compare`` also finds repetitive texts, which are
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from smalti.data.prepare.dedup.buckets import PLANTED
+from smalti.data.prepare.dedup.minhash import estimate_distinct
 from smalti.data.prepare.dedup.shingles import ordered_shingles, shingle_sets
 
 I64 = npt.NDArray[np.int64]
@@ -29,7 +30,7 @@ MIN_WORDS = 3
 """Least words of the shingles that decide whether a text is repetitive: prose repeats its words."""
 
 _ESTIMATE_MARGIN = 1.4
-"""A signature of 140 values estimates the number of distinct shingles with a standard error of 8.5 %."""
+"""Texts are counted if estimated below this times the bound: ``estimate_distinct`` has a standard error of 8.5 %."""
 _CROWD_FRAC = 1 / 3
 """A document is in a crowd if in one band this share of ``boilerplate_documents`` agrees with it: two that share four
 fifths of their shingles agree in a band of 5 rows with probability 0.33, and there are 28 bands."""
@@ -53,10 +54,9 @@ def in_buckets(hashes: I64, keys: I64, least: int) -> tuple[I64, Bools]:
 
 
 def seem_repetitive(signatures: npt.NDArray[np.uint64], texts: pa.Array, shingle_words: int) -> Bools:
-    """Which texts may be repetitive, estimated from their MinHash values (a row of 32-bit values for each text)."""
-    # The minimum of n uniform numbers has the mean 1 / (n + 1).
-    distinct = 1 / np.maximum((signatures + 0.5).mean(axis=1) / 2**32, 2.0**-40) - 1
-    return np.asarray(distinct < _ESTIMATE_MARGIN * MIN_DISTINCT_FRAC * n_shingles(texts, shingle_words))
+    """Estimate from the MinHash signatures [texts, values] which texts may be repetitive."""
+    n = n_shingles(texts, shingle_words)
+    return np.asarray(estimate_distinct(signatures) < _ESTIMATE_MARGIN * MIN_DISTINCT_FRAC * n)
 
 
 def to_compare(texts: pa.Array, seem: Bools, common: I64, shingle_words: int, max_core_frac: float) -> list[str | None]:
@@ -111,12 +111,14 @@ def core(rare: Bools, shingle_words: int, max_core_frac: float) -> tuple[int, in
     So pages in one frame are compared by their contents; copies of a text, edited or in different frames, as a whole.
     """
     edges = np.flatnonzero(np.diff(np.concatenate([[False], rare, [False]]).astype(np.int8)))
-    starts, stops = edges[::2], edges[1::2]
+    starts = edges[::2]
+    stops = edges[1::2]
     within = shingle_words - 1  # words of boilerplate in the shingles at either end of a run
     long = np.flatnonzero(stops - starts >= MIN_RUN_WORDS + within)
     if not len(long):
         return None
-    first, last = int(starts[long[0]]), int(stops[long[-1]])
+    first = int(starts[long[0]])
+    last = int(stops[long[-1]])
     n_words = len(rare) + within
     start = first + within if first else 0
     stop = last if last < len(rare) else n_words

@@ -15,10 +15,11 @@ import pyarrow as pa
 from smalti.data.prepare.daft_engine import daft_module
 from smalti.data.prepare.dedup.boilerplate import crowd_size, in_buckets, seem_repetitive, to_compare
 from smalti.data.prepare.dedup.buckets import PLANTED, pairs_in_buckets
-from smalti.data.prepare.dedup.columns import NONE, as_lists, bools, hashes_of_bands, pieces, rows_of, rows_of_lists
+from smalti.data.prepare.dedup.columns import NONE, as_lists, bools, pieces, rows_of, rows_of_lists
 from smalti.data.prepare.dedup.corpus import TASK_SCHEMA, TEXT_SCHEMA, Task, read_task
 from smalti.data.prepare.dedup.frames import Frames, exploded, n_rows_of
 from smalti.data.prepare.dedup.licence import without_licences
+from smalti.data.prepare.dedup.minhash import band_name, hashes_of_bands, signature_of
 from smalti.data.prepare.dedup.shingles import HASHES, MAX_ROWS, shared, shingle_sets, similarities
 from smalti.data.prepare.dedup.words import words_of
 
@@ -55,9 +56,9 @@ class Queries(Frames):
         frame = frame.select(
             *(col(name) for name in ("key", "id", "source", "heldout", "score")),
             (col("words") != "").alias("has_words"),
-            self._function(cut, pa.struct(fields))(col("words"), self._minhash(), col("heldout"), *digests).alias(
-                "numbers"
-            ),
+            self._function(cut, pa.struct(fields))(
+                col("words"), signature_of(col("words"), self.config, functions), col("heldout"), *digests
+            ).alias("numbers"),
         )
         names = [name for name in frame.column_names if name != "numbers"]
         self._write(frame.select(*map(col, names), functions.unnest(col("numbers"))), folder)
@@ -207,7 +208,8 @@ class Queries(Frames):
         compared_words = self._function(instead, pa.large_string())(col("words"), col("seems"))
         frame = frame.select(col("key"), compared_words.alias("words"))
         frame = frame.where(daft.functions.not_null(col("words")))
-        numbers = self._function(cut, pa.struct(fields))(self._minhash()).alias("numbers")
+        signatures = signature_of(col("words"), self.config, daft.functions)
+        numbers = self._function(cut, pa.struct(fields))(signatures).alias("numbers")
         frame = frame.select(col("key"), col("words"), numbers)
         self._write(frame.select(col("key"), col("words"), daft.functions.unnest(col("numbers"))), to)
 
@@ -324,16 +326,6 @@ class Queries(Frames):
 
         return words_of(self._function(strip, pa.large_string())(text), daft_module().functions)
 
-    def _minhash(self) -> Any:
-        """The expression for the signature of the column ``words``."""
-        return daft_module().functions.minhash(
-            daft_module().col("words"),
-            num_hashes=self.config.bands * self.config.rows,
-            ngram_size=self.config.shingle_words,
-            seed=1 + self.config.seed % (1 << 31),
-            hash_function="xxhash3_64",
-        )
-
     def _copies(self, equal: Path) -> Any:
         col = daft_module().col
         return self._read(equal).where(col("key") != col("node")).select(col("key"))
@@ -370,8 +362,3 @@ class Queries(Frames):
 
 _BUCKET = ("hash", "key", "order", "place")
 _SHARDS = 16
-
-
-def band_name(band: int) -> str:
-    """Name of the column of a band."""
-    return f"band_{band:03d}"
