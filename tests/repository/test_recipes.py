@@ -37,8 +37,8 @@ def substitute(pattern: str, new: str, text: str) -> str:
 READER = '''"""The format ``dummy``: files of numbers in two bytes."""
 import numpy as np
 from smalti.data.sources.readers.index import Index, SourceFolder
-from smalti.data.sources.readers.sharded import Facts, FlatLayout, ShardedSource
-from smalti.data.sources.readers.stored import Shard, StoredFile, StoredShards
+from smalti.data.sources.readers.sharded_source import Facts, FlatLayout, ShardedSource
+from smalti.data.sources.readers.shards import Shard, StoredFile, StoredShards
 
 def read_index(folder: SourceFolder) -> Index:
     return Index("dummy", {"bytes": folder.files.size("tokens.dummy")})

@@ -124,7 +124,7 @@ def _check_run(explanation: "Explanation", saved: tuple[int, dict[str, Any]], re
 
 def _explanation(config: "RunConfig", world_size: int) -> "Explanation":
     from smalti.data.stream.explain import Explanation
-    from smalti.data.stream.opening import read_indexes, takedowns_of
+    from smalti.data.stream.open import read_indexes, takedowns_of
     from smalti.data.stream.stream import Stream
 
     indexes = read_indexes(config.data)

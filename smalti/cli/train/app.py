@@ -279,7 +279,7 @@ def _evaluation(
     from smalti.base.env import attempt_is_open, world
     from smalti.cli.plan.data import repeat_warnings
     from smalti.cli.train import preflight
-    from smalti.data.stream.opening import open_sources
+    from smalti.data.stream.open import open_sources
     from smalti.evals.in_loop import heldout_hook
 
     if world().rank == 0 and indexes and not (attempt_is_open() and preflight.data_is_local(config)):

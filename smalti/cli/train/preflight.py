@@ -107,7 +107,7 @@ def _check_folders(config: "RunConfig") -> None:
     """Raise DataError for folders of token files that do not exist, seen from the current directory."""
     from smalti.base import store
     from smalti.data.stream.inputs import require_heldout
-    from smalti.data.stream.opening import named
+    from smalti.data.stream.open import named
 
     for name, folder in config.data.heldout.items():
         with named(f"data.heldout.{name} = {folder}"):

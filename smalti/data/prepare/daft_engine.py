@@ -1,7 +1,7 @@
 """Imports Daft, chooses where it runs, and passes errors of its workers on.
 
 Guarantees: a ``SmaltiError`` that is raised in a worker, on any machine, is raised in the driver unchanged; a worker
-that fails makes the plan fail, also where Daft would drop the error. Only this module, ``curate/plan.py`` and the
+that fails makes the plan fail, also where Daft would drop the error. Only this module, ``curate/queries.py`` and the
 package ``dedup`` (``frames``, ``queries``, ``words``) use Daft; test a new version of it there first.
 """
 

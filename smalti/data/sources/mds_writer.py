@@ -19,7 +19,7 @@ import numpy.typing as npt
 from smalti.base import store
 from smalti.base.errors import UserError, missing_extra
 from smalti.data.sources.readers.mds_index import FILE_NAME, VERSION
-from smalti.data.sources.readers.stored import hash_of, known_hashes
+from smalti.data.sources.readers.shards import hash_of, known_hashes
 from smalti.data.sources.source import Source
 from smalti.data.tokens import TokenSource
 

@@ -18,7 +18,7 @@ from smalti.data.sources.source import Int64s, Source
 from smalti.data.stream.stream import Row, Stream
 from smalti.data.stream.takedowns import Takedowns
 from smalti.data.tokens import TokenSource
-from smalti.data.tokens.ids import IDS_NAME, documents_of, ids_of
+from smalti.data.tokens.document_ids import IDS_NAME, documents_of, ids_of
 
 
 @dataclass(frozen=True)

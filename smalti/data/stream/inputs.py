@@ -20,7 +20,7 @@ from smalti.data.fetch import open_files
 from smalti.data.pack import n_sequences
 from smalti.data.sources.source import Source
 from smalti.data.sources.vocabulary import look
-from smalti.data.stream.opening import Opened, named, open_sources, read_indexes, sequences_of
+from smalti.data.stream.open import Opened, named, open_sources, read_indexes, sequences_of
 from smalti.data.tokenizer.digest import check_folder
 from smalti.data.tokens import Manifest, TokenSource
 from smalti.data.tokens.manifest import FILE_NAME, read_manifest
@@ -41,7 +41,7 @@ class Inputs:
 
 def read_inputs(config: DataConfig) -> dict[str, bytes]:
     """All that is read before the first token, by one process for all ranks: what the stream needs
-    (``opening.read_indexes``), and the manifests of held-out sets.
+    (``read_indexes``), and the manifests of held-out sets.
 
     Raises DataError for what is missing or damaged, and for a local folder of token files that is not whole.
     """

@@ -21,7 +21,7 @@ from smalti.data.order.schedule import build_schedule, tokens_before
 from smalti.data.pack.rows import Joints, Sequences
 from smalti.data.sources.source import Int64s
 from smalti.data.stream.batch import Batch
-from smalti.data.stream.opening import open_sources, pack_digests, read_indexes, sequences_of, takedowns_of
+from smalti.data.stream.open import open_sources, pack_digests, read_indexes, sequences_of, takedowns_of
 from smalti.data.stream.state import Identity
 from smalti.data.stream.takedowns import blank
 

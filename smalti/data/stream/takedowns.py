@@ -20,7 +20,7 @@ from smalti.base.errors import DataError, UserError
 from smalti.base.hashing import digest_json
 from smalti.data.pack.rows import Filled, Pieces
 from smalti.data.sources.source import Int64s, Source
-from smalti.data.tokens.ids import IDS_NAME, documents_of
+from smalti.data.tokens.document_ids import IDS_NAME, documents_of
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from smalti.base.hashing import sha256_file
 from smalti.data.fetch import Files, open_files
 from smalti.data.tokens import format as layout
 from smalti.data.tokens.blocks import GROUP_BLOCKS, BlockReader, Int64s, Runs
-from smalti.data.tokens.ids import IDS_NAME
+from smalti.data.tokens.document_ids import IDS_NAME
 from smalti.data.tokens.manifest import FILE_NAME, Manifest, read_manifest
 
 _PROBES = 15

@@ -19,9 +19,9 @@ from smalti.base import store
 from smalti.base.errors import DataError, UserError
 from smalti.data.tokens import format as layout
 from smalti.data.tokens import manifest as manifests
-from smalti.data.tokens.ids import IDS_NAME, IdWriter
+from smalti.data.tokens.atomic_file import AtomicFile
+from smalti.data.tokens.document_ids import IDS_NAME, IdWriter
 from smalti.data.tokens.manifest import Manifest
-from smalti.data.tokens.unfinished import Unfinished
 
 _FLUSH_TOKENS = 1 << 20
 DEFAULT_FILE_TOKENS = 1 << 28
@@ -221,7 +221,7 @@ class _OpenFile:
         self.n_ended = n_ended
         self._header, self._next_block = header, first_block
         self._block_tokens = layout.PAYLOAD_BYTES // header.token_bytes
-        self._unfinished = Unfinished(folder / manifests.file_name(header.file))
+        self._unfinished = AtomicFile(folder / manifests.file_name(header.file))
         self._file: IO[bytes] = open(self._unfinished.temporary, "w+b")  # noqa: SIM115 (closed by finish or discard)
         self._file.write(bytes(layout.HEADER_BYTES))
         self._rest: npt.NDArray[Any] = np.zeros(0, f"<u{header.token_bytes}")

@@ -19,7 +19,7 @@ from smalti.base import store
 from smalti.config.data import DataConfig, FetchConfig, SourceConfig
 from smalti.config.durations import RunLength
 from smalti.data.stream.batch import Batch
-from smalti.data.stream.opening import read_indexes
+from smalti.data.stream.open import read_indexes
 from smalti.data.stream.stream import Stream
 from smalti.train.read_ahead import ReadAhead
 

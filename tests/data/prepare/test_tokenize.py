@@ -18,7 +18,7 @@ from smalti.data.prepare.inspect import inspect_folder, length_summary
 from smalti.data.prepare.tokenize import tokenize
 from smalti.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from smalti.data.tokens import TokenSource
-from smalti.data.tokens.ids import ids_of
+from smalti.data.tokens.document_ids import ids_of
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from smalti.config.data import FetchConfig, SourceConfig
 from smalti.data.fetch import open_files
 from smalti.data.sources.open import open_source, read_index
 from smalti.data.sources.readers import megatron, text
-from smalti.data.sources.readers.named import ask_each
+from smalti.data.sources.readers.file_names import ask_each
 from smalti.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from smalti.data.tokenizer.train import train_bpe
 

@@ -13,8 +13,8 @@ from smalti.config.token_formats import FORMATS, FormatName, TokenFormat
 from smalti.data.fetch import Range
 from smalti.data.sources.open import open_source, read_index
 from smalti.data.sources.readers.index import Index, SourceFolder
-from smalti.data.sources.readers.sharded import Facts, FlatLayout, ShardedSource
-from smalti.data.sources.readers.stored import Shard, StoredFile, StoredShards
+from smalti.data.sources.readers.sharded_source import Facts, FlatLayout, ShardedSource
+from smalti.data.sources.readers.shards import Shard, StoredFile, StoredShards
 from smalti.data.tokens import manifest
 
 

@@ -14,7 +14,7 @@ from smalti.base.errors import UserError
 from smalti.config.fork import fork
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
-from smalti.data.stream.opening import read_indexes
+from smalti.data.stream.open import read_indexes
 from smalti.data.stream.state import future_digest
 from smalti.data.stream.stream import Stream
 

@@ -14,7 +14,7 @@ from smalti.config.durations import RunLength
 from smalti.data.pack.build import pack_source
 from smalti.data.pack.concat import IGNORE
 from smalti.data.stream.explain import Explanation
-from smalti.data.stream.opening import read_indexes, takedowns_of
+from smalti.data.stream.open import read_indexes, takedowns_of
 from smalti.data.stream.stream import Stream
 from smalti.data.tokens import TokenSource
 

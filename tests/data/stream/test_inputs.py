@@ -12,7 +12,7 @@ from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.data.stream import inputs
 from smalti.data.stream.inputs import check_inputs, read_inputs
-from smalti.data.stream.opening import open_sources
+from smalti.data.stream.open import open_sources
 from smalti.data.tokens import Manifest, TokenSource, TokenWriter
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}

@@ -16,7 +16,7 @@ from smalti.config.durations import RunLength
 from smalti.data.pack import IGNORE
 from smalti.data.pack.build import pack_source
 from smalti.data.stream.batch import Batch
-from smalti.data.stream.opening import read_indexes
+from smalti.data.stream.open import read_indexes
 from smalti.data.stream.stream import Stream
 from smalti.data.tokens import TokenSource
 

@@ -1,1 +1,1 @@
-"""Raw documents -> normalised, filtered, unique documents, with every drop recorded. Only ``plan`` uses Daft."""
+"""Raw documents -> normalised, filtered, unique documents, with every drop recorded. Only ``queries`` uses Daft."""

@@ -25,7 +25,7 @@ from smalti.data.documents.parquet import DROP_SCHEMA, RowWriter, documents_sche
 from smalti.data.documents.publish import check_not_nested, parquet_digests, publication
 from smalti.data.documents.readers import RAW_SCHEMA, ReadOptions, read_tasks
 from smalti.data.prepare.curate.examine import EMPTY_RULE, EXAMINED_SCHEMA, UNREADABLE_RULE, Examination
-from smalti.data.prepare.curate.plan import TRAIN_KEY, first_of_equal, transform
+from smalti.data.prepare.curate.queries import TRAIN_KEY, first_of_equal, transform
 from smalti.data.prepare.curate.report import FORMAT_KIND, RECORD_NAME, Cut, Report, as_markdown
 
 _READ_BYTES = 8 << 20

@@ -152,7 +152,7 @@ class Report:
             note = _none_held_out(source, splits, self.heldout_frac, by_group=self.by_group)
             notes += [note] if note else []
         return notes + [
-            f"{source}: {format_quantity(count, 'document')} without a unique id; set id_field to a field that is unique"
+            f"{source}: {format_quantity(count, 'document')} without a unique id; set id_field to a unique field"
             for source, count in self.repeated_ids.items()
         ]
 

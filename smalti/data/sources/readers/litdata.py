@@ -15,10 +15,10 @@ from smalti.base.hashing import digest_json
 from smalti.data.fetch import Files
 from smalti.data.fetch.files import confined
 from smalti.data.sources.readers.documents import Documents
+from smalti.data.sources.readers.file_names import ask_each
 from smalti.data.sources.readers.index import Index, SourceFolder, parsed_json
-from smalti.data.sources.readers.named import ask_each
-from smalti.data.sources.readers.sharded import Facts, FlatLayout, ShardedSource
-from smalti.data.sources.readers.stored import Shard, StoredFile, StoredShards
+from smalti.data.sources.readers.sharded_source import Facts, FlatLayout, ShardedSource
+from smalti.data.sources.readers.shards import Shard, StoredFile, StoredShards
 from smalti.data.sources.source import Int64s
 
 FILE_NAME = "index.json"

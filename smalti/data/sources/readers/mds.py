@@ -24,8 +24,8 @@ from smalti.data.sources.readers.index import Index, SourceFolder
 from smalti.data.sources.readers.mds_columns import TokenColumn, choose_column
 from smalti.data.sources.readers.mds_index import FILE_NAME, Columns, MdsIndex, parse_index
 from smalti.data.sources.readers.mds_layout import SampleTable, SampleTables, StridedLayout, VariedLayout
-from smalti.data.sources.readers.sharded import Facts, ShardedSource
-from smalti.data.sources.readers.stored import Shard, StoredShards
+from smalti.data.sources.readers.sharded_source import Facts, ShardedSource
+from smalti.data.sources.readers.shards import Shard, StoredShards
 from smalti.data.sources.source import Int64s
 
 _AT_ONCE = 64

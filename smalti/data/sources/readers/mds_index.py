@@ -10,9 +10,9 @@ from typing import Any
 
 from smalti.base.errors import DataError
 from smalti.data.fetch.files import confined
+from smalti.data.sources.readers.decompress import known_compressions
 from smalti.data.sources.readers.index import parsed_json
-from smalti.data.sources.readers.stored import Shard, StoredFile, known_hashes
-from smalti.data.sources.readers.unpack import known_compressions
+from smalti.data.sources.readers.shards import Shard, StoredFile, known_hashes
 
 FILE_NAME = "index.json"
 VERSION = 2

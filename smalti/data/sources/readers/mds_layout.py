@@ -16,8 +16,8 @@ import numpy.typing as npt
 from smalti.base.errors import DataError
 from smalti.data.sources.readers.mds_columns import TokenColumn
 from smalti.data.sources.readers.mds_index import MdsIndex
-from smalti.data.sources.readers.sharded import Piece
-from smalti.data.sources.readers.stored import StoredShards
+from smalti.data.sources.readers.sharded_source import Piece
+from smalti.data.sources.readers.shards import StoredShards
 from smalti.data.sources.source import Int64s
 
 _KEPT_TABLES = 64

@@ -15,10 +15,10 @@ from smalti.base.errors import DataError
 from smalti.base.hashing import digest_json
 from smalti.data.fetch import Files, Range
 from smalti.data.sources.readers.documents import Documents
+from smalti.data.sources.readers.file_names import ask_each, named_files
 from smalti.data.sources.readers.index import Index, SourceFolder
-from smalti.data.sources.readers.named import ask_each, named_files
-from smalti.data.sources.readers.sharded import Facts, FlatLayout, ShardedSource
-from smalti.data.sources.readers.stored import Shard, StoredFile, StoredShards
+from smalti.data.sources.readers.sharded_source import Facts, FlatLayout, ShardedSource
+from smalti.data.sources.readers.shards import Shard, StoredFile, StoredShards
 from smalti.data.sources.source import Int64s
 
 _MAGIC = b"MMIDIDX\x00\x00"

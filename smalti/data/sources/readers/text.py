@@ -18,8 +18,8 @@ from smalti.config.data import SourceConfig
 from smalti.config.token_formats import FORMATS
 from smalti.data.fetch import Files
 from smalti.data.sources.readers.documents import Documents
+from smalti.data.sources.readers.file_names import ask_each, named_files
 from smalti.data.sources.readers.index import Index, SourceFolder
-from smalti.data.sources.readers.named import ask_each, named_files
 from smalti.data.sources.source import Int64s
 from smalti.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 

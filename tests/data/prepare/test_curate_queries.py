@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from smalti.base.errors import DataError, UserError
 from smalti.data.documents.files import find_files
 from smalti.data.documents.readers import RAW_SCHEMA, ReadOptions, read_tasks
-from smalti.data.prepare.curate.plan import TRAIN_KEY, first_of_equal, transform
+from smalti.data.prepare.curate.queries import TRAIN_KEY, first_of_equal, transform
 
 OUT = pa.schema([("id", pa.large_string()), ("n", pa.int64())])
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from smalti.base import store
 from smalti.base.errors import DataError, UserError, missing_extra
-from smalti.data.tokens.unfinished import Unfinished
+from smalti.data.tokens.atomic_file import AtomicFile
 
 IDS_NAME = "ids.parquet"
 _GROUP_ROWS = 1 << 16
@@ -26,7 +26,7 @@ class IdWriter:
 
     def __init__(self, folder: Path) -> None:
         pa, pq = _pyarrow()
-        self._unfinished = Unfinished(folder / IDS_NAME)
+        self._unfinished = AtomicFile(folder / IDS_NAME)
         self._schema = pa.schema([pa.field("id", pa.string(), nullable=False)])
         self._array, self._table = pa.array, pa.Table.from_arrays
         self._file = pq.ParquetWriter(

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from smalti.base.errors import DataError, UserError
 from smalti.data.sources.readers.documents import Documents
-from smalti.data.sources.readers.ids import Ids
-from smalti.data.sources.readers.stored import StoredShards
+from smalti.data.sources.readers.shards import StoredShards
+from smalti.data.sources.readers.token_ids import Ids
 from smalti.data.sources.source import Int64s
 
 _VERIFY_TOKENS = 1 << 20

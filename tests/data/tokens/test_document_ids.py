@@ -14,7 +14,7 @@ from random_tokens import TOKENIZER, write_source
 from smalti.base import store
 from smalti.base.errors import DataError, UserError
 from smalti.data.tokens import TokenSource, TokenWriter
-from smalti.data.tokens.ids import documents_of, ids_of
+from smalti.data.tokens.document_ids import documents_of, ids_of
 
 N = 1_000
 
@@ -22,7 +22,7 @@ N = 1_000
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """1,000 documents in row groups of 64; number n has the id "n", but 10 and 900 share one."""
-    monkeypatch.setattr("smalti.data.tokens.ids._GROUP_ROWS", 64)
+    monkeypatch.setattr("smalti.data.tokens.document_ids._GROUP_ROWS", 64)
     with TokenWriter(tmp_path / "s", vocab_size=10, eod_id=0, tokenizer_digest=TOKENIZER, salt="0" * 16) as writer:
         for number in range(N):
             writer.add([1, 2], 8, "twice" if number in (10, 900) else f"ü{number}")

@@ -14,7 +14,7 @@ import xxhash
 
 from smalti.base.errors import DataError
 from smalti.data.fetch import Files, Range
-from smalti.data.sources.readers.unpack import unpack
+from smalti.data.sources.readers.decompress import unpack
 
 KEPT_BYTES = 512 << 20
 

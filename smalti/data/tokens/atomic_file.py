@@ -12,7 +12,7 @@ class _Closes(Protocol):
     def close(self) -> None: ...
 
 
-class Unfinished:
+class AtomicFile:
     """The temporary name of a file on its way; whoever writes it opens and closes ``temporary``."""
 
     def __init__(self, path: Path) -> None:
