@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from smalti.base.errors import DataError
-from smalti.data.sources.vocabulary import require_below, unsaid
+from smalti.data.sources.vocabulary import require_below, without_vocabulary
 from smalti.data.stream.batch import Batch
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class TokenBatches:
         ``own_part``: the tokens of each row that are this rank's, where several share a row."""
         self._own_part = own_part
         self._stream = stream
-        self._vocab_size = vocab_size if vocab_size is not None and unsaid(stream.opened) else None
+        self._vocab_size = vocab_size if vocab_size is not None and without_vocabulary(stream.opened) else None
         if self._vocab_size is not None and (stream.eod_id or 0) >= self._vocab_size:
             raise DataError(
                 f"eod_id={stream.eod_id} of a source is no token of the model, model.vocab_size={self._vocab_size}",

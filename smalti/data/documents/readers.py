@@ -66,7 +66,7 @@ class ReadOptions:
     keep_fields: tuple[str, ...] = ()
     unreadable: Literal["stop", "drop"] = "stop"
     limit_bytes: int | None = None
-    """Limit on the unpacked size of a file; a larger one is an error."""
+    """Limit on the decompressed size of a file; a larger one is an error."""
     max_document_bytes: int | None = None
     """Longer documents are cut into parts (see ``parts``)."""
 
@@ -205,7 +205,7 @@ def _lines(stream: IO[bytes], file: SourceFile, limit_bytes: int | None) -> Iter
 
 
 def _too_large(file: SourceFile, limit_bytes: int) -> DataError:
-    return DataError(f"{file.path} unpacks to more than {limit_bytes:,} bytes", allowed=f"{limit_bytes:,} bytes")
+    return DataError(f"{file.path} decompresses to more than {limit_bytes:,} bytes", allowed=f"{limit_bytes:,} bytes")
 
 
 def _read_parquet(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
@@ -226,7 +226,7 @@ def _read_parquet(file: SourceFile, options: ReadOptions) -> Iterator[Record]:
         repeated = [name for name in fields if table.schema_arrow.names.count(name) > 1]
         if repeated:
             raise DataError(f"{file.path} has more than one field '{repeated[0]}'", hint="give each its own name")
-        if options.limit_bytes is not None and _unpacked_bytes(table, fields) > options.limit_bytes:
+        if options.limit_bytes is not None and _decompressed_bytes(table, fields) > options.limit_bytes:
             raise _too_large(file, options.limit_bytes)
         for number, value in enumerate(_rows(table, file, list(dict.fromkeys(fields))), start=1):
             row_id = f"{file.name}:{number}"
@@ -260,8 +260,8 @@ def _row(batch: pa.RecordBatch, number: int) -> dict[str, Any] | Exception:
         return error
 
 
-def _unpacked_bytes(table: Any, fields: Sequence[str]) -> int:
-    """Unpacked size of these columns, from the metadata of the file."""
+def _decompressed_bytes(table: Any, fields: Sequence[str]) -> int:
+    """Return the decompressed size of these columns, from the metadata of the file."""
     groups = (table.metadata.row_group(number) for number in range(table.metadata.num_row_groups))
     columns = (group.column(number) for group in groups for number in range(group.num_columns))
     return sum(column.total_uncompressed_size for column in columns if column.path_in_schema in fields)

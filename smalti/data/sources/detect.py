@@ -1,7 +1,7 @@
 """Detects the format of a source for ``format: auto``, by the files in its folder.
 
-In a local folder two formats that both fit are an error. A store is never listed: only the index files of
-``config/token_formats.py`` are looked for there, in its order; other formats must be named.
+In a local folder it is an error if two formats match. A store is never listed: only the index files of
+``config/token_formats.py`` are tried there, in its order; other formats must be named.
 """
 
 import os
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 
 _NAMES = ", ".join(FORMATS)
 _SHARED_SUFFIXES = (".bin", ".idx")
-"""A ``.bin`` file is Megatron's where an ``.idx`` file is beside it, else raw."""
+"""A ``.bin`` file is Megatron's if there is an ``.idx`` file of the same name, else raw."""
 
 
 def detect_format(config: "SourceConfig", files: Files, file: str) -> tuple[FormatName, bytes | None]:
-    """The one format that fits, and its index file where it was read. ``file``: the one that the path names, or empty.
+    """Return the format of a source, and the content of its index file if that was read.
 
-    Raises DataError where no format, or more than one, fits.
+    ``file``: the file that ``path`` names; empty if it names a folder. Raises DataError if no format, or more than
+    one, matches.
     """
     if not store.is_local(config.path) and not file:
         return _format_in_store(files)
@@ -39,15 +40,15 @@ def detect_format(config: "SourceConfig", files: Files, file: str) -> tuple[Form
         )
     if file:
         return _format_of_file(files, file), None
-    fitting = dict(_fitting(config, files))
-    if len(fitting) == 1:
-        return next(iter(fitting)), None
-    if fitting:
-        shown = ", ".join(f"{name} ({file})" for name, file in fitting.items())
+    matches = dict(_matching_formats(config, files))
+    if len(matches) == 1:
+        return next(iter(matches)), None
+    if matches:
+        shown = ", ".join(f"{name} ({file})" for name, file in matches.items())
         raise DataError(
             f"{config.path} holds more than one format of tokens: {shown}",
             allowed=_NAMES,
-            hint=f"say which is meant: format={next(iter(fitting))}",
+            hint=f"choose one: format={next(iter(matches))}",
         )
     raise DataError(
         f"{config.path} holds no token files, and no other format of tokens or documents",
@@ -57,21 +58,21 @@ def detect_format(config: "SourceConfig", files: Files, file: str) -> tuple[Form
 
 
 def other_format(config: "SourceConfig", files: Files) -> str | None:
-    """A hint where the folder has another format than the one that is named; None where that is not so."""
+    """Return a hint if the local folder has another format than the config names, else None."""
     if config.format == "auto" or not store.is_local(config.path) or not os.path.isdir(config.path):
         return None
     try:
-        fitting = dict(_fitting(config, files))
+        matches = dict(_matching_formats(config, files))
     except DataError:
         return None
-    if not fitting or config.format in fitting:
+    if not matches or config.format in matches:
         return None
-    name = next(iter(fitting))
-    return f"{fitting[name]} is there: format={name}, or leave format out"
+    name = next(iter(matches))
+    return f"the folder has {matches[name]}: format={name}, or omit format"
 
 
 def index_check(files: Files, index_file: str) -> Check:
-    """The check that the bytes of an index file must pass."""
+    """Return the function that checks the content of an index file."""
     path = f"{files.where}/{index_file}"
     if index_file == MANIFEST:
         return lambda data: Manifest.parse(data, path)
@@ -82,8 +83,8 @@ def _index_files() -> list[str]:
     return list(dict.fromkeys(traits.index_file for traits in FORMATS.values() if traits.index_file))
 
 
-def _fitting(config: "SourceConfig", files: Files) -> Iterator[tuple[FormatName, str]]:
-    """Formats that fit a local folder, with the file that shows it."""
+def _matching_formats(config: "SourceConfig", files: Files) -> Iterator[tuple[FormatName, str]]:
+    """Yield the formats that match a local folder, each with a file that is evidence of it."""
     names = sorted(os.listdir(config.path))
     index_files = [name for name in _index_files() if name in names]
     for index_file in index_files:
@@ -101,7 +102,7 @@ def _fitting(config: "SourceConfig", files: Files) -> Iterator[tuple[FormatName,
 
 
 def _format_of_index(files: Files, index_file: str, data: bytes | None = None) -> FormatName:
-    """The format whose index file this is. ``data``: its content, read here if it is needed and absent."""
+    """Return the format that has this index file. ``data``: its content; None: it is read if needed."""
     candidates = {name: traits for name, traits in FORMATS.items() if traits.index_file == index_file}
     if len(candidates) == 1:
         return next(iter(candidates))
@@ -110,7 +111,7 @@ def _format_of_index(files: Files, index_file: str, data: bytes | None = None) -
         if isinstance(value, dict) and traits.index_key in value:
             return name
     keys = " nor ".join(f"of {name} ({traits.index_key})" for name, traits in candidates.items())
-    raise DataError(f"{files.where}/{index_file} is neither {keys}", hint="say format=")
+    raise DataError(f"{files.where}/{index_file} is neither {keys}", hint="set format=")
 
 
 def _format_in_store(files: Files) -> tuple[FormatName, bytes]:
@@ -129,10 +130,10 @@ def _format_in_store(files: Files) -> tuple[FormatName, bytes]:
     if refused is not None:
         raise refused
     raise DataError(
-        f"{files.where} holds neither {' nor '.join(_index_files())}; a store is not listed, so no other format is "
-        "looked for",
+        f"{files.where} has neither {' nor '.join(_index_files())}; a store is not listed, so other formats are not "
+        "detected",
         allowed=_NAMES,
-        hint="check the path, or say format= and files=",
+        hint="check the path, or set format= and files=",
     )
 
 
@@ -149,7 +150,7 @@ def _format_of_file(files: Files, file: str) -> FormatName:
         if file.endswith(".bin"):
             return "raw"
         raise DataError(
-            f"the format of {files.where}/{file} cannot be told from its name",
+            f"the format of {files.where}/{file} cannot be detected from its name",
             allowed=_NAMES,
             hint="numbers without a header: format=raw dtype=uint16",
         ) from None
@@ -160,4 +161,4 @@ def _hint_of_subfolders(path: str) -> str:
     for name in sorted(os.listdir(path)):
         if any(os.path.isfile(os.path.join(path, name, index_file)) for index_file in _index_files()):
             return f"path={path.rstrip('/')}/{name}"
-    return "check the path; a folder whose writing was cut off is written again: 'smalti data tokenize'"
+    return "check the path; if the writing of this folder was interrupted, run 'smalti data tokenize' again"

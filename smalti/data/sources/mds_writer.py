@@ -1,8 +1,8 @@
 """Exports tokens as an MDS data set, which mosaicml-streaming's StreamingDataset reads.
 
-Samples have the source's tokens in its order; what does not fill a last row is left out and counted. Every shard
-appears whole or not at all and index.json is written last, so an interrupted export is no data set, and the same
-command repeats it. Memory: one shard. Does not shuffle.
+Samples keep the order of the source; tokens that do not fill the last row are dropped and counted. Every shard appears
+whole or not at all and index.json is written last, so an interrupted export is not a data set, and the same command
+starts it again. Memory: one shard. Does not shuffle.
 """
 
 import json
@@ -28,72 +28,72 @@ Progress = Callable[[str, int, int], None]
 _READ_TOKENS = 1 << 20
 _ZSTD = re.compile(r"zstd(:([1-9]|1[0-9]|2[0-2]))?")
 _MARK = ".being-written-by-smalti"
-"""Stands in a local folder until its index is written: only there may shards be removed."""
+"""A file in a local folder until its index is written: shards are removed only from a folder that has it."""
 _OURS = re.compile(r"\.being-written-by-smalti|\.?shard\.\d{5,}\.mds(\.zstd)?(\.\d+\.tmp)?")
 
 
 @dataclass(frozen=True)
 class MdsOptions:
-    """How the samples look."""
+    """The form of the samples and shards."""
 
     seq_len: int | None = None
-    """Tokens in a sample; None: a sample is a document, its closing token included."""
+    """Tokens in a sample; None: a sample is a document, including its closing token."""
     column: str = "tokens"
     dtype: MdsDtype | None = None
-    """None: uint16 where ids fit, else int32."""
+    """None: uint16 if the ids fit, else int32."""
     compression: str | None = None
     """``zstd`` or ``zstd:LEVEL``."""
     hashes: tuple[str, ...] = ("sha1",)
-    """Algorithms of hashlib and xxhash, over every file."""
+    """Hash algorithms of hashlib and xxhash that are computed for every file."""
     shard_bytes: int = 1 << 26
 
 
 @dataclass
 class MdsReport:
-    """What was written, or would be."""
+    """Counts of an export, or of the plan of one."""
 
     samples: int = 0
     tokens: int = 0
     left_out_tokens: int = 0
     shards: int = 0
     n_bytes: int = 0
-    """On disk, index.json not counted; 0 where nothing was written."""
+    """Bytes on disk without index.json; 0 for a plan."""
     dtype: str = ""
     samples_known: bool = True
-    """False: documents are counted when they are written."""
+    """False: ``samples`` is unknown until the documents are written."""
 
 
 def plan_mds(source: Source, options: MdsOptions) -> MdsReport:
-    """What ``write_mds`` would write. Raises UserError for options that cannot be met."""
+    """Return the report of ``write_mds`` without writing. Raises UserError for invalid options."""
     dtype = _dtype(source, options)
     if options.compression is not None and not _ZSTD.fullmatch(options.compression):
-        raise UserError(f"compression={options.compression}", allowed="zstd, or zstd:1 to zstd:22")
+        raise UserError(f"compression={options.compression} is not supported", allowed="zstd, or zstd:1 to zstd:22")
     unknown = sorted(set(options.hashes) - known_hashes())
     if unknown:
         raise UserError(f"the hash '{unknown[0]}' is not known", allowed=", ".join(sorted(known_hashes())))
     if not 1 << 10 <= options.shard_bytes < 1 << 32:
-        raise UserError(f"a shard of {options.shard_bytes:,} bytes", allowed="1,024 to 4,294,967,295")
+        raise UserError(f"a shard cannot have {options.shard_bytes:,} bytes", allowed="1,024 to 4,294,967,295")
     if options.seq_len is None:
         n = source.n_documents
         if n is None and source.eod_id is None:
             raise UserError(
-                f"{source.where} does not say where its documents end, nor which token closes one",
+                f"{source.where} records neither where its documents end nor which token closes one",
                 hint="give --seq-len N for samples of N tokens, or the token that closes a document: eod_id=0",
             )
         return MdsReport(n or 0, source.n_tokens, dtype=dtype, samples_known=n is not None)
     if not 1 <= options.seq_len <= source.n_tokens:
         raise UserError(
-            f"samples of {options.seq_len:,} tokens from a source of {source.n_tokens:,}",
+            f"samples cannot have {options.seq_len:,} tokens: the source has {source.n_tokens:,}",
             allowed=f"1 to {source.n_tokens:,}",
         )
     samples, left = divmod(source.n_tokens, options.seq_len)
     return MdsReport(samples, source.n_tokens - left, left, dtype=dtype)
 
 
-def write_mds(source: Source, folder: str, options: MdsOptions, tell: Progress | None = None) -> MdsReport:
-    """Write all of ``source`` into ``folder``, local or a URL, which must hold no data set yet."""
+def write_mds(source: Source, folder: str, options: MdsOptions, progress: Progress | None = None) -> MdsReport:
+    """Write all of ``source`` into ``folder``, local or a URL, which must not contain a data set."""
     plan = plan_mds(source, options)
-    _make_room(folder)
+    _prepare_folder(folder)
     shape = f":{options.seq_len}" if options.seq_len else ""
     columns = {
         "column_encodings": [f"ndarray:{plan.dtype}{shape}"],
@@ -106,15 +106,15 @@ def write_mds(source: Source, folder: str, options: MdsOptions, tell: Progress |
     for tokens in samples:
         shards.add(_encoded(tokens, plan.dtype, fixed=bool(options.seq_len)))
         report.tokens += tokens.size
-        if tell is not None:
-            tell("writing MDS", min(report.tokens, plan.tokens), max(plan.tokens, 1))
+        if progress is not None:
+            progress("writing MDS", min(report.tokens, plan.tokens), max(plan.tokens, 1))
     shards.finish()
     return report
 
 
 @dataclass
 class _Shards:
-    """Collects samples into shards, as their writer does, and writes the index at the end."""
+    """Collects samples into shards, as MDSWriter does, and writes the index at the end."""
 
     folder: str
     options: MdsOptions
@@ -136,17 +136,19 @@ class _Shards:
         self.config_text = json.dumps(self.config, sort_keys=True).encode()
 
     def add(self, sample: bytes) -> None:
-        """One sample; begins a new shard where it does not fit into this one."""
+        """Append a sample; begins a new shard if it does not fit into the current one."""
         size = self._size(len(self.waiting) + 1, self.waiting_bytes + len(sample))
         if self.waiting and size > self.options.shard_bytes:
             self._write()
         if self._size(1, len(sample)) >= 1 << 32:
-            raise UserError(f"a document of {len(sample):,} bytes", allowed="less than 4 GiB", hint="give --seq-len N")
+            raise UserError(
+                f"a document has {len(sample):,} bytes", allowed="less than 4 GiB in a sample", hint="give --seq-len N"
+            )
         self.waiting.append(sample)
         self.waiting_bytes += len(sample)
 
     def finish(self) -> None:
-        """The last shard, and the index."""
+        """Write the last shard and the index."""
         if self.waiting:
             self._write()
         text = json.dumps({"shards": self.entries, "version": VERSION}, sort_keys=True)
@@ -163,26 +165,28 @@ class _Shards:
         offsets = np.cumsum(sizes, dtype=np.int64) + first
         head = np.array([len(self.waiting), *offsets], dtype="<u4").tobytes()
         data = b"".join((head, self.config_text, *self.waiting))
-        name, packed = f"shard.{len(self.entries):05d}.mds", None
+        name = f"shard.{len(self.entries):05d}.mds"
+        compressed = None
         if self.options.compression is not None:
-            packed = _zstd(data, self.options.compression)
+            compressed = _zstd(data, self.options.compression)
         self.entries.append(
             {
                 **self.config,
                 "raw_data": self._file(name, data),
                 "samples": len(self.waiting),
-                "zip_data": None if packed is None else self._file(f"{name}.zstd", packed),
+                "zip_data": None if compressed is None else self._file(f"{name}.zstd", compressed),
             }
         )
-        written = data if packed is None else packed
-        store.write_bytes(store.join(self.folder, name if packed is None else f"{name}.zstd"), written)
+        written = data if compressed is None else compressed
+        store.write_bytes(store.join(self.folder, name if compressed is None else f"{name}.zstd"), written)
         self.report.samples += len(self.waiting)
         self.report.shards += 1
         self.report.n_bytes += len(written)
-        self.waiting, self.waiting_bytes = [], 0
+        self.waiting = []
+        self.waiting_bytes = 0
 
     def _file(self, name: str, data: bytes) -> dict[str, Any]:
-        hashes = {one: hash_of(one, data) for one in sorted(self.options.hashes)}
+        hashes = {algorithm: hash_of(algorithm, data) for algorithm in sorted(self.options.hashes)}
         return {"basename": name, "bytes": len(data), "hashes": hashes}
 
 
@@ -195,20 +199,22 @@ def _rows(source: Source, seq_len: int, n: int) -> Iterator[npt.NDArray[Any]]:
 
 
 def _documents(source: Source) -> Iterator[npt.NDArray[Any]]:
-    """The documents that the source knows; where it knows none, and in our own form, those that tokens close."""
+    """Yield the documents: by number, or by closing token if the source has no numbers or is a ``TokenSource``."""
     if source.n_documents is None or isinstance(source, TokenSource):
         yield from _documents_by_closing_token(source)
         return
-    held, first = np.empty(0, source.dtype), 0
+    buffer = np.empty(0, source.dtype)
+    first = 0
     for number in range(source.n_documents):
         begin, end = source.document_span(number)
-        while first + held.size < end:
-            held, first = np.concatenate([held[begin - first :], _chunk(source, first + held.size)]), begin
-        yield held[begin - first : end - first]
+        while first + buffer.size < end:
+            buffer = np.concatenate([buffer[begin - first :], _chunk(source, first + buffer.size)])
+            first = begin
+        yield buffer[begin - first : end - first]
 
 
 def _documents_by_closing_token(source: Source) -> Iterator[npt.NDArray[Any]]:
-    """Up to and with each closing token; what stands behind the last one is a document too."""
+    """Yield the tokens up to and including each closing token; tokens after the last one are a document too."""
     rest = np.empty(0, source.dtype)
     for begin in range(0, source.n_tokens, _READ_TOKENS):
         chunk = _chunk(source, begin)
@@ -245,8 +251,8 @@ def _dtype(source: Source, options: MdsOptions) -> str:
     return wanted
 
 
-def _make_room(folder: str) -> None:
-    """The folder is made and marked as ours; what a writer of ours that was cut off left in it goes."""
+def _prepare_folder(folder: str) -> None:
+    """Create the folder and mark it as an export of Smalti; files of an interrupted export in it are removed."""
     if store.exists(store.join(folder, FILE_NAME)):
         raise UserError(f"{folder} already holds an {FILE_NAME}", hint="name another folder, or remove this one first")
     store.make_folder(folder)

@@ -13,7 +13,7 @@ from smalti.data.sources.detect import detect_format, index_check, other_format
 from smalti.data.sources.readers.index import Index, SourceFolder
 from smalti.data.sources.source import Source
 
-if TYPE_CHECKING:  # the start of a rank is measured: pydantic is not needed to open a source
+if TYPE_CHECKING:  # importing pydantic would slow the start of a rank
     from smalti.config.data import FetchConfig, SourceConfig
 
 
@@ -21,16 +21,16 @@ class Reader(Protocol):
     """The functions of a module ``readers/NAME.py``, which reads the format NAME of ``config/token_formats.py``."""
 
     def read_index(self, folder: SourceFolder) -> Index:
-        """Read all that is needed to open the source. Raises DataError."""
+        """Read everything that is needed to open the source. Raises DataError."""
 
     def open_source(self, folder: SourceFolder, index: Index) -> Source:
-        """Open the source from what ``read_index`` returned on any rank; nothing is read before the first row."""
+        """Open the source from the result of ``read_index`` on any rank; nothing is read before the first row."""
 
 
 def read_index(config: "SourceConfig", fetch: "FetchConfig", *, tokenizer: str | None = None) -> bytes:
-    """Read all of a source that comes before its tokens; for ``open_source`` on every rank.
+    """Read the index of a source, from which ``open_source`` opens it on every rank.
 
-    ``tokenizer``: ``data.tokenizer``, for text. Raises DataError where no format, or more than one, fits the folder.
+    ``tokenizer``: ``data.tokenizer``, for text. Raises DataError if no format, or more than one, matches the folder.
     """
     path, file = _split_path(config)
     files = open_files(path, mirrors=_mirrors(config, file), fetch=fetch)
@@ -38,7 +38,8 @@ def read_index(config: "SourceConfig", fetch: "FetchConfig", *, tokenizer: str |
         if config.format == "auto":
             name, index_file = detect_format(config, files, file)
         else:
-            name, index_file = config.format, None
+            name = config.format
+            index_file = None
         try:
             config.check_format(name)
         except ValueError as error:
@@ -47,7 +48,7 @@ def read_index(config: "SourceConfig", fetch: "FetchConfig", *, tokenizer: str |
         try:
             if expected and index_file is None:
                 index_file = files.whole(expected, index_check(files, expected))
-            return _reader(name).read_index(SourceFolder(config, files, file, index_file or b"", tokenizer)).pack()
+            return _reader(name).read_index(SourceFolder(config, files, file, index_file or b"", tokenizer)).to_bytes()
         except DataError as error:
             hint = other_format(config, files)
             if hint is None:
@@ -66,31 +67,31 @@ def open_source(
     tokenizer: str | None = None,
     counts: Counts | None = None,
 ) -> Source:
-    """Open a source from what ``read_index`` returned; nothing more is read before the first row, except of text.
+    """Open a source from the result of ``read_index``; except for text, nothing else is read before the first row.
 
-    ``counts``: to which the cost of reading is added.
+    ``counts``: the counters to which the cost of reading is added.
     """
-    unpacked = Index.unpack(index)
+    parsed = Index.from_bytes(index)
     path, file = _split_path(config)
-    # digests of other formats are of names and sizes: a cache would keep what is stale or damaged for ever
-    digest = unpacked.facts.get("digest") if unpacked.form == "smalti" else None
+    # The digests of other formats cover names and sizes only: a cache would never notice stale or damaged blocks.
+    digest = parsed.facts.get("digest") if parsed.format == "smalti" else None
     files = open_files(path, mirrors=_mirrors(config, file), fetch=fetch, share=share, digest=digest, counts=counts)
-    return _reader(unpacked.form).open_source(SourceFolder(config, files, file, tokenizer=tokenizer), unpacked)
+    return _reader(parsed.format).open_source(SourceFolder(config, files, file, tokenizer=tokenizer), parsed)
 
 
 def _reader(name: str) -> Reader:
-    # imported when needed: most readers need packages that the start of a rank does not
+    # imported on demand: most readers need packages that a rank otherwise does not import
     return cast(Reader, import_module(f"smalti.data.sources.readers.{name}"))
 
 
 def _split_path(config: "SourceConfig") -> tuple[str, str]:
-    """Folder, and the one file in it that ``path`` names (empty: the path is the folder)."""
+    """Split ``path`` into its folder and the file that it names (empty if it names the folder)."""
     path = config.path.rstrip("/")
     folder, _, name = path.rpartition("/")
     if config.files and store.is_local(path) and os.path.isfile(path):
         raise UserError(
             f"path={path} is a file, and files= names files below a folder",
-            hint=f"leave files out, or path={folder or '.'}",
+            hint=f"omit files, or set path={folder or '.'}",
         )
     may_be_file = config.format == "auto" or "files" in FORMATS[config.format].options
     if not may_be_file or config.files or not name:
@@ -104,5 +105,5 @@ def _split_path(config: "SourceConfig") -> tuple[str, str]:
 
 
 def _mirrors(config: "SourceConfig", file: str) -> tuple[str, ...]:
-    """Mirrors as folders: of one file they are copies of that file."""
+    """Return the folders of the mirrors; the mirrors of a single file name a file each."""
     return tuple(url.rstrip("/").rpartition("/")[0] for url in config.mirrors) if file else config.mirrors

@@ -13,39 +13,39 @@ Int64s = npt.NDArray[np.int64]
 
 
 class Source(Protocol):
-    """Tokens of one corpus. Threads may share a source."""
+    """The tokens of one corpus. Thread-safe."""
 
     where: str
     """Folder or URL, for messages."""
     n_tokens: int
-    """Tokens in all files, end-of-document tokens included."""
+    """Tokens in all files, including end-of-document tokens."""
     dtype: "np.dtype[Any]"
-    """What ``read_rows`` gives: <u2 or <u4."""
+    """The dtype that ``read_rows`` fills: <u2 or <u4."""
     digest: str
-    """Names the content as far as the writer's own hashes go (``checked`` says how far)."""
+    """Identifies the content as far as the hashes of its format allow (see ``checked``)."""
     checked: str
-    """What a read verifies, in words for people: "every block (XXH3-64)", "whole shards (SHA-1)", "sizes only"."""
+    """Description of what a read verifies: "every block (XXH3-64)", "whole shards (SHA-1)", "sizes only"."""
     tokenizer_digest: str | None
-    """Hex SHA-256 of the tokenizer; None where the form does not say."""
+    """Hex SHA-256 of the tokenizer; None if the format does not record it."""
     vocab_size: int | None
     """None where the form does not say."""
     eod_id: int | None
-    """The token that closes a document; None where there is none."""
+    """The id of the end-of-document token; None if there is none."""
     n_documents: int | None
     """None where the form does not say."""
 
     def read_rows(self, begins: Int64s, out: npt.NDArray[Any]) -> None:
         """Fill ``out`` [n, length] of ``dtype``: row i with tokens [begins[i], begins[i] + length).
 
-        A store over a network fetches the rows together. Raises DataError for a range outside the data or for bytes
-        that fail their check everywhere, RetryableError for a store that does not answer.
+        Rows in a remote store are fetched concurrently. Raises DataError for a range outside the data or for bytes that
+        fail their check in every replica, RetryableError for a store that does not respond.
         """
 
     def documents_at(self, tokens: Int64s) -> Int64s:
-        """Number of the document that each token [n] belongs to (its closing token included)."""
+        """Return the number of the document of each token [n]; an end-of-document token belongs to the document."""
 
     def document_span(self, document: int) -> tuple[int, int]:
-        """Tokens [begin, end) of a document, its closing token included."""
+        """Return the tokens [begin, end) of a document, including its end-of-document token."""
 
     def close(self) -> None:
-        """Close files and connections; they open again when read."""
+        """Close files and connections, which are opened again by the next read."""

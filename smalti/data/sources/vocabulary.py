@@ -1,7 +1,7 @@
 """Checks token ids against the model's vocabulary, for sources whose format does not say their vocabulary.
 
-An id that the model has no row for is a DataError that names source and place, not an index error in a kernel. Sources
-that say their vocabulary are compared with the model before the run begins.
+An id beyond the model's embedding is a DataError that names source and place, not an index error in a kernel. Sources
+with a known vocabulary are compared with the model before the run begins.
 """
 
 from collections.abc import Mapping
@@ -14,16 +14,17 @@ from smalti.base import store
 from smalti.base.errors import DataError
 from smalti.data.sources.source import Source
 
-_LOOKED_AT_ROWS, _LOOKED_AT_TOKENS = 4, 4096
+_SAMPLE_ROWS = 4
+_SAMPLE_TOKENS = 4096
 
 
-def unsaid(sources: Mapping[str, Source]) -> list[str]:
-    """Names of the sources whose form does not say their vocabulary."""
+def without_vocabulary(sources: Mapping[str, Source]) -> list[str]:
+    """Return the names of the sources whose format does not record the size of their vocabulary."""
     return [name for name, source in sources.items() if source.vocab_size is None]
 
 
 def require_below(tokens: npt.NDArray[Any], vocab_size: int, name: str, where: str) -> None:
-    """DataError where a token of source ``name`` is at or above ``vocab_size``; ``where`` they stand, for people."""
+    """Raise DataError if a token of source ``name`` is ``vocab_size`` or more. ``where``: its place, for messages."""
     highest = int(tokens.max()) if tokens.size else 0
     if highest >= vocab_size:
         raise DataError(
@@ -34,15 +35,17 @@ def require_below(tokens: npt.NDArray[Any], vocab_size: int, name: str, where: s
         )
 
 
-def look(sources: Mapping[str, Source], vocab_size: int) -> None:
-    """Read a few rows of each local source that does not say its vocabulary, and check them: a first look, that finds
-    a wrong dtype; the rest is checked as it is read."""
-    for name in unsaid(sources):
+def check_samples(sources: Mapping[str, Source], vocab_size: int) -> None:
+    """Check a few rows of each local source without a known vocabulary, to find a wrong dtype before the run begins.
+
+    The other rows are checked when they are read.
+    """
+    for name in without_vocabulary(sources):
         source = sources[name]
         if not store.is_local(source.where):
             continue
-        n = min(_LOOKED_AT_TOKENS, source.n_tokens)
-        begins = np.unique(np.linspace(0, source.n_tokens - n, _LOOKED_AT_ROWS).astype(np.int64))
+        n = min(_SAMPLE_TOKENS, source.n_tokens)
+        begins = np.unique(np.linspace(0, source.n_tokens - n, _SAMPLE_ROWS).astype(np.int64))
         rows = np.empty((begins.size, n), dtype=source.dtype)
         source.read_rows(begins, rows)
         for begin, row in zip(begins.tolist(), rows, strict=True):

@@ -19,7 +19,7 @@ from smalti.data.documents.heldout import TRAIN
 from smalti.data.fetch import open_files
 from smalti.data.pack import n_sequences
 from smalti.data.sources.source import Source
-from smalti.data.sources.vocabulary import look
+from smalti.data.sources.vocabulary import check_samples
 from smalti.data.stream.open import Opened, named, open_sources, read_indexes, sequences_of
 from smalti.data.tokenizer.digest import check_folder
 from smalti.data.tokens import Manifest, TokenSource
@@ -80,7 +80,7 @@ def check_inputs(config: RunConfig, indexes: Mapping[str, bytes] | None = None) 
     if config.data.tokenizer is not None and opened.tokenizer_digest is not None:
         check_folder(config.data.tokenizer, opened.tokenizer_digest)
     if first_look:
-        look(opened.sources, config.model.vocab_size)
+        check_samples(opened.sources, config.model.vocab_size)
     return Inputs(opened.sources, heldout, tuple(_unknown(opened.sources)))
 
 

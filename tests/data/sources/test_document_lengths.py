@@ -71,7 +71,7 @@ def test_documents_without_closing_tokens_are_taken_by_number(monkeypatch):
     source.n_documents = 50
     source.document_span = lambda number: (number * 10, number * 10 + number)
     assert find_documents(source, 1000).lengths.tolist() == list(range(50))
-    monkeypatch.setattr("smalti.data.sources.document_lengths._NUMBERED", 5)
+    monkeypatch.setattr("smalti.data.sources.document_lengths._MAX_NUMBERED_DOCUMENTS", 5)
     found = find_documents(source, 1000)
     assert found.lengths.tolist() == [5, 15, 25, 35, 45]
     assert found.note == "lengths are of 5 documents, evenly spaced among 50"

@@ -107,9 +107,9 @@ def _set(shard: int, *keys: str, to: object) -> Callable[[Path], None]:
         ("mds-alike-int32", _set(0, "compression", to="lzma"), "compression 'lzma' is not known"),
         ("mds-alike-int32", _set(0, "raw_data", "hashes", "crc", to="1"), "the hash 'crc' cannot be checked"),
         ("mds-alike-int32", _set(0, "column_encodings", to=["pkl"]), "other columns than the shards before"),
-        ("mds-fixed-int32-zstd", _set(0, "raw_data", "bytes", to=1500), "unpack|do not make"),
+        ("mds-fixed-int32-zstd", _set(0, "raw_data", "bytes", to=1500), "decompress|do not make"),
         ("mds-fixed-int32-zstd", _set(0, "zip_data", "hashes", "sha1", to="ab"), r"zstd has the sha1 .*says ab"),
-        ("mds-fixed-int32-zstd", _set(0, "raw_data", "hashes", "xxh64", to="ab"), "unpacked has the xxh64"),
+        ("mds-fixed-int32-zstd", _set(0, "raw_data", "hashes", "xxh64", to="ab"), "decompressed data has the xxh64"),
         ("mds-fixed-int32-zstd", _set(0, "zip_data", to=None), "shard 0"),
         (
             "mds-fixed-int32-zstd",
@@ -183,16 +183,16 @@ def test_a_flipped_bit_in_a_packed_shard_is_named(tmp_path: Path) -> None:
         source.read(0, source.n_tokens)
 
 
-def test_shards_that_only_lie_there_unpacked_are_plain_ones(tmp_path: Path) -> None:
+def test_shards_that_are_only_there_decompressed_are_read(tmp_path: Path) -> None:
     folder = copied("mds-varied-any-gz", tmp_path) / "mds-varied-any-gz"
-    packed = opened(SourceConfig(path=str(folder)))
-    whole = packed.read(0, packed.n_tokens)
+    compressed = opened(SourceConfig(path=str(folder)))
+    whole = compressed.read(0, compressed.n_tokens)
     for path in folder.glob("*.gz"):
         path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
         path.unlink()
     plain = opened(SourceConfig(path=str(folder)))
     assert np.array_equal(plain.read(0, plain.n_tokens), whole)
-    assert plain.digest == packed.digest
+    assert plain.digest == compressed.digest
     plain.verify()
     _flip(min(folder.glob("shard.*")), -1)
     with pytest.raises(DataError, match="its index says"):
@@ -207,7 +207,7 @@ def test_a_flipped_bit_in_a_plain_shard_is_found_by_verify(tmp_path: Path) -> No
         source.verify()
 
 
-def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
+def test_a_decompression_bomb_is_refused(tmp_path: Path) -> None:
     import zstandard
 
     folder = copied("mds-fixed-int32-zstd", tmp_path) / "mds-fixed-int32-zstd"
@@ -219,7 +219,7 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
 
     _edit(shrink)(tmp_path)
     tracemalloc.start()
-    with pytest.raises(DataError, match="unpacks to more than"):
+    with pytest.raises(DataError, match="decompresses to more than"):
         opened(config_of("mds-fixed-int32-zstd", tmp_path)).read(0, 10)
     assert tracemalloc.get_traced_memory()[1] < 16 << 20
     tracemalloc.stop()
@@ -232,8 +232,8 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
         (9, b"\2", "has version 2"),
         (17, b"\7", "is for float32"),
         (17, b"\x63", "is for numbers of kind 99"),
-        (18, b"\xff" * 7, "its head asks for"),
-        (34, b"\xff\xff\xff\xff", "does not list its sequences one after another"),
+        (18, b"\xff" * 7, "its header requires"),
+        (34, b"\xff\xff\xff\xff", "are not contiguous"),
     ],
 )
 def test_a_megatron_index_that_lies(place: int, value: bytes, told: str, tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_modes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-2] = 1
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"no text \(mode 1\)"):
+    with pytest.raises(DataError, match=r"not text \(mode 1\)"):
         opened(config_of("megatron-int64-modes", tmp_path))
 
 

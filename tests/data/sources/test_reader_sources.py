@@ -1,4 +1,4 @@
-"""``format: auto``, plain files and text: what lies there is told, and what cannot be told is asked for."""
+"""``format: auto``, plain files and text: formats are detected, and ambiguous ones are errors."""
 
 import gzip
 import json
@@ -19,7 +19,7 @@ from smalti.config.data import FetchConfig, SourceConfig
 from smalti.data.fetch import open_files
 from smalti.data.sources.open import open_source, read_index
 from smalti.data.sources.readers import megatron, text
-from smalti.data.sources.readers.file_names import ask_each
+from smalti.data.sources.readers.file_names import map_files
 from smalti.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from smalti.data.tokenizer.train import train_bpe
 
@@ -52,7 +52,7 @@ def test_npy_files_of_any_shape_and_byte_order(tmp_path: Path) -> None:
     np.save(tmp_path / "by_column.npy", np.asfortranarray(IDS.reshape(10, 100)))
     np.save(tmp_path / "floats.npy", IDS.astype(float))
     np.save(tmp_path / "cube.npy", IDS.reshape(10, 10, 10))
-    for name, told in (("by_column", "column by column"), ("floats", "float64"), ("cube", "one dimension, or two")):
+    for name, told in (("by_column", "Fortran order"), ("floats", "float64"), ("cube", "one dimension, or two")):
         with pytest.raises(DataError, match=told):
             everything(tmp_path / f"{name}.npy")
     with pytest.raises(UserError, match="dtype=int32, but"):
@@ -70,18 +70,18 @@ def test_numbers_without_a_header(tmp_path: Path) -> None:
     assert everything(tmp_path / "olmo.npy", dtype="uint16") == IDS.tolist()
     assert everything(tmp_path, files=["*.bin"], dtype="uint16") == IDS.tolist()
     assert everything(tmp_path, files=["b.bin", "a.bin"], dtype="uint16") == [*IDS[300:], *IDS[:300]]
-    with pytest.raises(UserError, match=r"a\.bin does not say what numbers it holds(.|\n)*dtype=uint16"):
+    with pytest.raises(UserError, match=r"the dtype of .*a\.bin is unknown(.|\n)*dtype=uint16"):
         everything(tmp_path / "a.bin")
-    with pytest.raises(UserError, match="is meant twice"):
+    with pytest.raises(UserError, match="twice"):
         everything(tmp_path, files=["a.bin", "*.bin"], dtype="uint16")
-    with pytest.raises(DataError, match=r"fits '\*\.tok'"):
+    with pytest.raises(DataError, match=r"matches '\*\.tok'"):
         everything(tmp_path, files=["*.tok"], dtype="uint16")
     with pytest.raises(DataError, match="leads out of its folder"):
         everything(tmp_path, files=["../a.bin"], dtype="uint16")
     (tmp_path / "odd.bin").write_bytes(b"123")
     with pytest.raises(DataError, match="not a whole number of uint64"):
         everything(tmp_path / "odd.bin", dtype="uint64")
-    with pytest.raises(UserError, match="cannot be told from its name"):
+    with pytest.raises(UserError, match="cannot be detected from its name"):
         everything(tmp_path / "notes.txt")
     assert everything(tmp_path / "a.bin", format="raw", dtype="uint16") == IDS[:300].tolist()
 
@@ -140,12 +140,12 @@ def test_nothing_or_two_things_are_errors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("named", ["smalti", "mds", "litdata", "megatron", "raw"])
-def test_a_wrong_form_is_told_with_the_one_that_lies_there(named: str, tmp_path: Path) -> None:
+def test_a_wrong_form_names_the_format_of_the_folder(named: str, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", IDS)
     if named == "raw":
         (tmp_path / "a.npy").unlink()
         write_source(tmp_path, 10)
-    with pytest.raises(DataError, match=r"hint: .* is there: format=.*, or leave format out"):
+    with pytest.raises(DataError, match=r"hint: the folder has .*: format=.*, or omit format"):
         everything(tmp_path, format=named)
 
 
@@ -200,7 +200,7 @@ def test_text_that_is_damaged_bombs_or_lies_in_a_mirror(
     (tmp_path / "there" / "b.jsonl.gz").write_bytes(gzip.compress(line.encode() * 4))
     both = {"files": ("a.jsonl", "b.jsonl.gz"), "format": "text"}
     assert read(tmp_path / "here", mirrors=(str(tmp_path / "there"),), **both) == 7
-    with pytest.raises(UserError, match=r"is a file(.|\n)*leave files out"):
+    with pytest.raises(UserError, match=r"is a file(.|\n)*omit files"):
         read(tmp_path / "here" / "a.jsonl", files=("a.jsonl",))
     (tmp_path / "here" / "a.jsonl").write_text('{"body": "so kind"}')
     with pytest.raises(DataError, match=r"no field 'text'(.|\n)*column=") as told:
@@ -218,7 +218,7 @@ def test_text_that_is_damaged_bombs_or_lies_in_a_mirror(
             path.write_bytes(gzip.compress(bomb.encode()))
         else:
             path.write_bytes(zstandard.compress(bomb.encode()))
-        with pytest.raises(DataError, match="unpacks to more than 65,536 bytes"):
+        with pytest.raises(DataError, match="decompresses to more than 65,536 bytes"):
             read(path)
     snow = json.dumps({"text": "\N{SNOWMAN}" * 4000}, ensure_ascii=False).encode() + b"\n"
     for name in ("one", "two"):
@@ -267,16 +267,16 @@ def test_many_files_of_a_store_are_asked_at_once_and_told_in_order(stored: Objec
         meet.wait()
         return files.size(name)
 
-    assert ask_each(files, ask, names) == [(FIXTURES / name).stat().st_size for name in names]
+    assert map_files(files, ask, names) == [(FIXTURES / name).stat().st_size for name in names]
     with pytest.raises(DataError, match="nobody-2"):
-        ask_each(files, files.size, [names[0], "nobody-2", "nobody-1"])
+        map_files(files, files.size, [names[0], "nobody-2", "nobody-1"])
     files.close()
 
 
 def test_a_store_is_never_listed(stored: Objects) -> None:
     with pytest.raises(DataError, match=r"neither manifest\.json nor index\.json; a store is not listed"):
         opened(SourceConfig(path="s3://bucket/nothing"))
-    with pytest.raises(UserError, match=r"is not listed(.|\n)*name its files"):
+    with pytest.raises(UserError, match=r"which is not listed(.|\n)*name its files"):
         opened(SourceConfig(path="s3://bucket/set", format="raw", dtype="uint16"))
     raw = SourceConfig(path="s3://bucket", format="raw", dtype="uint16", files=["megatron-uint16.bin"])
     assert opened(raw).read(0, 9).tolist() == np.load(FIXTURES / "megatron-uint16.npz")["tokens"][:9].tolist()

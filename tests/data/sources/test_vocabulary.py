@@ -9,7 +9,7 @@ import torch
 from smalti.base.errors import DataError
 from smalti.config.data import DataConfig
 from smalti.config.durations import RunLength
-from smalti.data.sources.vocabulary import look
+from smalti.data.sources.vocabulary import check_samples
 from smalti.data.stream.stream import Stream
 from smalti.train.batches import TokenBatches
 
@@ -31,14 +31,14 @@ def test_a_source_that_does_not_say_its_vocabulary_is_checked_as_it_is_read(tmp_
         TokenBatches(stream, torch.device("cpu"), mask_documents=True, vocab_size=16).read(2)
     for words in ("source 'n' holds the token id", "position 16 (step 2;", "model.vocab_size=16", "n.dtype"):
         assert words in str(error.value)
-    look(stream.opened, 4096)
+    check_samples(stream.opened, 4096)
     with pytest.raises(DataError, match="its token"):
-        look(_stream(tmp_path / "m", ids).opened, 4096)
+        check_samples(_stream(tmp_path / "m", ids).opened, 4096)
 
 
 def test_a_source_that_says_its_vocabulary_is_left_to_its_reader(tmp_path: Path) -> None:
     stream = _stream(tmp_path / "n", np.arange(1000, dtype=np.int32), vocab_size=1000)
-    look(stream.opened, 5)
+    check_samples(stream.opened, 5)
     (rows,) = TokenBatches(stream, torch.device("cpu"), mask_documents=True, vocab_size=5).read(0)
     assert int(rows.tokens.max()) >= 5
 

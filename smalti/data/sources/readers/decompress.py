@@ -1,4 +1,4 @@
-"""Unpacking of whole shards, never beyond the size that is expected."""
+"""Decompresses whole shards, never beyond the expected size."""
 
 import bz2
 import io
@@ -10,29 +10,31 @@ from smalti.base.errors import DataError, SmaltiError, missing_extra
 _CHUNK_BYTES = 1 << 20
 
 
-def unpack(data: bytes | memoryview, compression: str, n_bytes: int, path: str) -> bytes:
-    """``data`` unpacked. Raises DataError, naming ``path``, unless that gives exactly ``n_bytes``."""
+def decompress(data: bytes | memoryview, compression: str, n_bytes: int, path: str) -> bytes:
+    """Return ``data`` decompressed. Raises DataError, naming ``path``, unless the result has exactly ``n_bytes``."""
     name = compression.partition(":")[0]
     try:
-        found = _UNPACK[name](data, n_bytes)
+        result = _DECOMPRESS[name](data, n_bytes)
     except SmaltiError:
         raise
-    except Exception as error:  # each package has errors of its own
-        raise DataError(f"{path} cannot be unpacked ({name}): {error}", hint="copy it again") from error
-    if len(found) != n_bytes:
-        size = f"more than {n_bytes:,}" if len(found) > n_bytes else f"{len(found):,}"
-        raise DataError(f"{path} unpacks to {size} bytes, its index says {n_bytes:,}", hint="copy it again")
-    return found
+    except Exception as error:  # each package raises its own exceptions
+        raise DataError(f"{path} cannot be decompressed ({name}): {error}", hint="copy it again") from error
+    if len(result) != n_bytes:
+        size = f"more than {n_bytes:,}" if len(result) > n_bytes else f"{len(result):,}"
+        raise DataError(f"{path} decompresses to {size} bytes, its index says {n_bytes:,}", hint="copy it again")
+    return result
 
 
 def known_compressions() -> set[str]:
-    """Names, without a level."""
-    return set(_UNPACK)
+    """Return the names of the compressions, without a level."""
+    return set(_DECOMPRESS)
 
 
 def _in_chunks(read: Callable[[int], bytes], n_bytes: int) -> bytes:
-    """At most one chunk more than ``n_bytes``; memory is taken as data comes, not as an index promises."""
-    parts, size = [], 0
+    """Read at most one chunk beyond ``n_bytes``; memory is allocated for the data that is read, not for the size that
+    an index claims."""
+    parts = []
+    size = 0
     while size <= n_bytes and (part := read(_CHUNK_BYTES)):
         parts.append(part)
         size += len(part)
@@ -43,7 +45,7 @@ def _zstd(data: bytes | memoryview, n_bytes: int) -> bytes:
     try:
         import zstandard
     except ImportError as error:
-        raise missing_extra("zstandard", "mds", "a shard packed with zstd", error) from error
+        raise missing_extra("zstandard", "mds", "a shard compressed with zstd", error) from error
     with zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True) as reader:
         return _in_chunks(reader.read, n_bytes)
 
@@ -64,12 +66,14 @@ def _br(data: bytes | memoryview, n_bytes: int) -> bytes:
     try:
         import brotli
     except ImportError as error:
-        raise missing_extra("brotli", "mds", "a shard packed with br", error) from error
+        raise missing_extra("brotli", "mds", "a shard compressed with br", error) from error
     decoder: Any = brotli.Decompressor()
-    parts, size, given = [], 0, bytes(data)
+    parts = []
+    size = 0
+    chunk = bytes(data)
     while size <= n_bytes:
-        part = decoder.process(given, output_buffer_limit=_CHUNK_BYTES)
-        given = b""
+        part = decoder.process(chunk, output_buffer_limit=_CHUNK_BYTES)
+        chunk = b""
         parts.append(part)
         size += len(part)
         if not part and decoder.can_accept_more_data():
@@ -85,18 +89,18 @@ def _snappy(data: bytes | memoryview, n_bytes: int) -> bytes:
     try:
         import snappy
     except ImportError as error:
-        raise missing_extra("python-snappy", "mds", "a shard packed with snappy", error) from error
-    size = 0  # its own head says how large it gets, and that much would be allocated
+        raise missing_extra("python-snappy", "mds", "a shard compressed with snappy", error) from error
+    size = 0  # the decompressed size in its header, which the package would allocate
     for place, byte in enumerate(bytes(data[:5])):
         size |= (byte & 127) << 7 * place
         if byte < 128:
             break
     if size > n_bytes:
-        raise ValueError(f"it says that it unpacks to {size:,} bytes, {n_bytes:,} are expected")
+        raise ValueError(f"its header says {size:,} decompressed bytes, {n_bytes:,} are expected")
     return bytes(snappy.decompress(bytes(data)))
 
 
-_UNPACK: dict[str, Callable[[bytes | memoryview, int], bytes]] = {
+_DECOMPRESS: dict[str, Callable[[bytes | memoryview, int], bytes]] = {
     "zstd": _zstd,
     "gz": _gz,
     "bz2": _bz2,

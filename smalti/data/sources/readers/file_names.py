@@ -1,5 +1,4 @@
-"""Which files of a folder are meant, where no index says it: named one by one, or locally by patterns; and what each
-says of itself, asked of a store at once."""
+"""The files of a source without an index: listed by name, or in a local folder by pattern."""
 
 import glob
 import os
@@ -18,51 +17,53 @@ _MAGIC = "*?["
 _AT_ONCE = 32
 
 
-def named_files(files: Files, given: Sequence[str], suffixes: Sequence[str]) -> list[str]:
-    """Names below the folder of ``files``: those of ``given``, patterns spelled out, in the order given.
+def expand_names(files: Files, patterns: Sequence[str], suffixes: Sequence[str]) -> list[str]:
+    """Expand ``patterns`` to file names below the folder of ``files``, in their order.
 
-    Nothing given: all local files that end in one of ``suffixes``, sorted. Raises UserError for a store, which is never
-    listed, DataError where nothing is found, or a file twice.
+    Without patterns: all local files that end in one of ``suffixes``, sorted. Raises UserError for a pattern in a
+    store, which is never listed, and for a repeated file; DataError if no file matches.
     """
     local = store.is_local(files.where)
-    wanted = given or [f"*{suffix}" for suffix in suffixes]
     names: list[str] = []
-    for name in wanted:
+    for name in patterns or [f"*{suffix}" for suffix in suffixes]:
         if not any(sign in name for sign in _MAGIC):
             names.append(confined(name))
             continue
         if not local:
             raise UserError(
-                f"{files.where} is not listed" + (f", so '{name}' finds nothing" if given else ""),
+                f"{files.where} is a store, which is not listed"
+                + (f", so '{name}' matches no file" if patterns else ""),
                 hint="name its files: files=[part-00.bin, part-01.bin]",
             )
-        found = sorted(_found(files.where, name))
-        if given and not found:
-            raise DataError(f"no file of {files.where} fits '{name}'", hint="check path and files of the source")
-        names += found
-    if not given:
+        matches = sorted(_matches(files.where, name))
+        if patterns and not matches:
+            raise DataError(f"no file of {files.where} matches '{name}'", hint="check path and files of the source")
+        names += matches
+    if not patterns:
         names.sort()
     if not names:
         raise DataError(f"{files.where} holds no files that end in {' or '.join(suffixes)}", hint="name them: files=")
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    if twice:
-        raise UserError(f"'{twice[0]}' of {files.where} is meant twice by files=", allowed="each file once")
+    repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if repeated:
+        raise UserError(f"files= names '{repeated[0]}' of {files.where} twice", allowed="each file once")
     return names
 
 
-def ask_each(files: Files, ask: Callable[[str], T], names: Sequence[str]) -> list[T]:
-    """``ask(name)`` of every file, in order; of a store, whose answers take their time, many at once. Raises what the
-    first that fails raises."""
+def map_files(files: Files, function: Callable[[str], T], names: Sequence[str]) -> list[T]:
+    """Call ``function(name)`` for each file and return the results in order; in a store, concurrently.
+
+    Raises the error of the first call that failed.
+    """
     if store.is_local(files.where) or len(names) < 2:
-        return [ask(name) for name in names]
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ask-each") as threads:
+        return [function(name) for name in names]
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="map-files") as threads:
         try:
-            return list(threads.map(ask, names))
+            return list(threads.map(function, names))
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def _found(folder: str, pattern: str) -> list[str]:
+def _matches(folder: str, pattern: str) -> list[str]:
     names = glob.glob(confined(pattern), root_dir=folder, recursive=True)
     return [name for name in names if os.path.isfile(os.path.join(folder, name))]

@@ -1,4 +1,4 @@
-"""What a reader is given, and what it reads of a folder on one rank, for all ranks to open the source from."""
+"""The input of a reader (``SourceFolder``), and the index that one rank reads and all ranks open the source from."""
 
 import json
 import struct
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from smalti.base.errors import DataError
 from smalti.data.fetch import Files
 
-if TYPE_CHECKING:  # the start of a rank is measured: pydantic is not needed to open a source
+if TYPE_CHECKING:  # importing pydantic would slow the start of a rank
     from smalti.config.data import SourceConfig
 
 _LENGTH = struct.Struct("<Q")
@@ -16,38 +16,38 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True)
 class SourceFolder:
-    """The section of a source, and the files of its folder."""
+    """The config section of a source, and the files of its folder."""
 
     config: "SourceConfig"
     files: Files
     file: str = ""
-    """The one file of the folder that ``path`` names; empty where it names the folder."""
+    """The file that ``path`` names; empty if it names the folder."""
     index_file: bytes = b""
     """Content of the format's index file, for ``read_index``."""
     tokenizer: str | None = None
-    """``data.tokenizer``, for text."""
+    """``data.tokenizer``, which the text reader needs."""
 
 
 @dataclass(frozen=True)
 class Index:
-    """Passed as bytes from the rank that read it to the others."""
+    """Everything needed to open a source; the rank that read it sends it to the others as bytes."""
 
-    form: str
+    format: str
     """Name of the format."""
     facts: dict[str, Any] = field(default_factory=dict)
     """JSON values."""
     parts: dict[str, bytes] = field(default_factory=dict)
-    """Files and tables as they are."""
+    """Name -> content of a file or table."""
 
-    def pack(self) -> bytes:
-        """As bytes; equal indexes give equal bytes."""
+    def to_bytes(self) -> bytes:
+        """Serialize; equal indexes give equal bytes."""
         sizes = {name: len(data) for name, data in self.parts.items()}
-        head = json.dumps({"form": self.form, "facts": self.facts, "parts": sizes}, sort_keys=True).encode()
+        head = json.dumps({"form": self.format, "facts": self.facts, "parts": sizes}, sort_keys=True).encode()
         return b"".join((_LENGTH.pack(len(head)), head, *(self.parts[name] for name in sorted(self.parts))))
 
     @classmethod
-    def unpack(cls, data: bytes) -> "Index":
-        """Back from ``pack``; raises DataError for anything else."""
+    def from_bytes(cls, data: bytes) -> "Index":
+        """Return the index that ``to_bytes`` serialized. Raises DataError for other bytes."""
         try:
             (length,) = _LENGTH.unpack_from(data)
             start = _LENGTH.size + length
@@ -60,11 +60,13 @@ class Index:
                 raise ValueError(f"{len(data)} bytes, {start} expected")
             return cls(head["form"], head["facts"], parts)
         except (struct.error, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"this is no index of a source: {error}", hint="give what read_index returned") from error
+            raise DataError(
+                f"these bytes are not the index of a source: {error}", hint="pass read_index's result"
+            ) from error
 
 
 def parsed_json(data: bytes, path: str) -> Any:
-    """The value of a JSON file that others wrote."""
+    """Parse a JSON file. Raises DataError naming ``path``."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:

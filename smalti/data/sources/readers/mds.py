@@ -1,8 +1,8 @@
-"""MDS data sets of mosaicml-streaming, read as their own reader does, without its cache and without pickles.
+"""Reads MDS data sets of mosaicml-streaming as StreamingDataset does, without its cache and without pickles.
 
-Tokens are one column of every sample, samples and shards in the order of the index. A sample counts as a document where
-samples differ in length. Where they are all alike, tokens are found by arithmetic; else every shard's table (and every
-shard, where it is packed or several columns vary) is read once at opening, to count its tokens.
+Tokens are one column of every sample; samples and shards are in the order of the index. If all samples have one size,
+tokens are located by arithmetic. Else each sample counts as a document, and the table of every shard is read once at
+opening to count its tokens (the whole shard, if it is compressed or several columns vary).
 """
 
 import hashlib
@@ -29,12 +29,12 @@ from smalti.data.sources.readers.shards import Shard, StoredShards
 from smalti.data.sources.source import Int64s
 
 _AT_ONCE = 64
-_MOST_CONFIG_BYTES = 1 << 20
+_MAX_CONFIG_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class _Opened:
-    """What both halves of an opening begin with."""
+    """The parsed index, its token column and its shards, which ``read_index`` and ``open_source`` both need."""
 
     index: MdsIndex
     column: TokenColumn
@@ -44,21 +44,22 @@ class _Opened:
     @classmethod
     def of(cls, config: SourceConfig, data: bytes, files: Files) -> "_Opened":
         path = f"{files.where}/{FILE_NAME}"
-        index = _as_it_lies(parse_index(data, path), files.where)
+        index = _prefer_decompressed(parse_index(data, path), files.where)
         column = choose_column(index.columns, config.column, config.dtype, path)
-        return cls(index, column, StoredShards(files, [one.shard for one in index.shards]), path)
+        return cls(index, column, StoredShards(files, [entry.shard for entry in index.shards]), path)
 
 
 def read_index(folder: SourceFolder) -> Index:
-    """Read index.json, and what it does not say: the size of samples, or the tokens of each shard."""
+    """Read index.json, and the size of the samples or the number of tokens of each shard, which it lacks."""
     data = folder.index_file
     opened = _Opened.of(folder.config, data, folder.files)
-    column, parts = opened.column, {FILE_NAME: data}
+    column = opened.column
+    parts = {FILE_NAME: data}
     facts: dict[str, Any] = {}
     if column.size is not None and column.dtype is not None:
         facts = {"dtype": column.dtype.name, "dims": 1}
         if None not in opened.index.columns.sizes:
-            facts["alike"] = _alike_by_index(opened.index.columns, column)
+            facts["alike"] = _fixed_size_by_index(opened.index.columns, column)
             _check_heads(opened, facts["alike"]["stride"])
     else:
         facts, tables = _first_samples(opened)
@@ -71,9 +72,12 @@ def open_source(folder: SourceFolder, index: Index) -> ShardedSource:
     """Open the source from what ``read_index`` returned."""
     config = folder.config
     opened = _Opened.of(config, index.parts[FILE_NAME], folder.files)
-    mds, column, stored, facts = opened.index, opened.column, opened.stored, index.facts
+    mds = opened.index
+    column = opened.column
+    stored = opened.stored
+    facts = index.facts
     dtype = np.dtype(facts["dtype"]).newbyteorder("<")
-    samples = np.array([one.samples for one in mds.shards], dtype=np.int64)
+    samples = np.array([entry.samples for entry in mds.shards], dtype=np.int64)
     documents = None
     layout: StridedLayout | VariedLayout
     if "alike" in facts:
@@ -102,43 +106,49 @@ def open_source(folder: SourceFolder, index: Index) -> ShardedSource:
             "dtype": dtype.name,
         }
     )
-    named = Facts(digest, _checked(mds), config.vocab_size, config.eod_id)
-    return ShardedSource(stored, layout, tokens, named, documents)
+    attributes = Facts(digest, _checked(mds), config.vocab_size, config.eod_id)
+    return ShardedSource(stored, layout, tokens, attributes, documents)
 
 
-def _as_it_lies(index: MdsIndex, where: str) -> MdsIndex:
-    """In a local folder a shard may lie there unpacked only, as their reader leaves it: then it is a plain one."""
+def _prefer_decompressed(index: MdsIndex, where: str) -> MdsIndex:
+    """Mark a shard as uncompressed if a local folder has it only decompressed, as StreamingDataset's cache does."""
     if not store.is_local(where):
         return index
     shards = []
-    for one in index.shards:
-        packed, raw = one.shard.packed, one.shard.raw
-        if packed and not os.path.exists(f"{where}/{packed.name}") and os.path.exists(f"{where}/{raw.name}"):
-            one = replace(one, shard=Shard(raw))
-        shards.append(one)
+    for entry in index.shards:
+        compressed = entry.shard.compressed
+        raw = entry.shard.raw
+        if compressed and not os.path.exists(f"{where}/{compressed.name}") and os.path.exists(f"{where}/{raw.name}"):
+            shards.append(replace(entry, shard=Shard(raw)))
+        else:
+            shards.append(entry)
     return replace(index, shards=tuple(shards))
 
 
-def _alike_by_index(columns: Columns, column: TokenColumn) -> dict[str, Any]:
-    """Samples where no column varies."""
+def _fixed_size_by_index(columns: Columns, column: TokenColumn) -> dict[str, Any]:
+    """Return the layout of samples of which no column varies in size."""
     assert column.size is not None
     assert column.dtype is not None
     sizes = [size for size in columns.sizes if size is not None]
     if column.size % column.dtype.itemsize:
-        raise DataError(f"column '{column.name}' has {column.size} bytes of {column.dtype}", hint="is dtype right?")
-    count, at = column.size // column.dtype.itemsize, sum(sizes[: column.place])
-    return {"stride": sum(sizes), "at": at, "count": count, "fixed": []}
+        raise DataError(
+            f"column '{column.name}' has {column.size} bytes, which is not a whole number of {column.dtype}",
+            hint="is dtype right?",
+        )
+    count = column.size // column.dtype.itemsize
+    return {"stride": sum(sizes), "at": sum(sizes[: column.place]), "count": count, "fixed": []}
 
 
 def _check_heads(opened: _Opened, stride: int) -> None:
-    """DataError where shards do not begin as the index says: a wrong number of samples would shift their tokens.
+    """Raise DataError if a shard does not begin as the index says: a wrong sample count would shift its tokens.
 
-    A writer puts the same config into all its shards. So one is looked at of those with equal room for it: mostly one.
+    All shards of one writer contain the same config, so one shard is read for each size of the config: mostly one.
     """
-    shards, starts = opened.index.shards, _first_bytes(opened.index, stride, opened.path)
-    alike = {start - 4 * one.samples: n for n, (start, one) in enumerate(zip(starts, shards, strict=True))}
-    heads = opened.stored.read([(n, 0, 8) for n in alike.values()])
-    for n, head in zip(alike.values(), heads, strict=True):
+    shards = opened.index.shards
+    starts = _first_bytes(opened.index, stride, opened.path)
+    by_config = {start - 4 * entry.samples: n for n, (start, entry) in enumerate(zip(starts, shards, strict=True))}
+    heads = opened.stored.read([(n, 0, 8) for n in by_config.values()])
+    for n, head in zip(by_config.values(), heads, strict=True):
         if np.frombuffer(head, "<u4").tolist() != [shards[n].samples, starts[n]]:
             raise DataError(
                 f"{opened.stored.path(n)} does not begin as its index says ({shards[n].samples:,} samples)",
@@ -147,9 +157,11 @@ def _check_heads(opened: _Opened, stride: int) -> None:
 
 
 def _first_samples(opened: _Opened) -> tuple[dict[str, Any], SampleTables]:
-    """What the first shard says of its samples: dtype, dimensions, and the one size where all shards can have it."""
-    mds, column, stored = opened.index, opened.column, opened.stored
-    shard = next((n for n, one in enumerate(mds.shards) if one.samples), None)
+    """Read dtype and dimensions from the first shard, and the size of its samples if all shards can have the same."""
+    mds = opened.index
+    column = opened.column
+    stored = opened.stored
+    shard = next((n for n, entry in enumerate(mds.shards) if entry.samples), None)
     if shard is None:
         raise DataError(f"{opened.path} lists no samples")
     size = mds.shards[shard].shard.raw.n_bytes
@@ -159,8 +171,8 @@ def _first_samples(opened: _Opened) -> tuple[dict[str, Any], SampleTables]:
     n_head = 4 * len(varying)
     if len(sample) < n_head:
         raise DataError(f"the first sample of {stored.path(shard)} ends before its sizes", hint="copy the shard again")
-    said = dict(zip(varying, np.frombuffer(sample[:n_head], "<u4").tolist(), strict=True))
-    sizes = [said[n] if one is None else one for n, one in enumerate(mds.shards[shard].sizes)]
+    varying_sizes = dict(zip(varying, np.frombuffer(sample[:n_head], "<u4").tolist(), strict=True))
+    sizes = [varying_sizes[n] if size is None else size for n, size in enumerate(mds.shards[shard].sizes)]
     at = n_head + sum(sizes[: column.place])
     part = sample[at : at + sizes[column.place]]
     head, values = column.array(part, stored.path(shard))
@@ -168,36 +180,39 @@ def _first_samples(opened: _Opened) -> tuple[dict[str, Any], SampleTables]:
     facts: dict[str, Any] = {"dtype": values.dtype.name, "dims": dims}
     tables = SampleTables(mds, column, stored, dims)
     table = tables.read([shard], values.dtype)[0]
-    if values.size and _all_alike(mds, table, shard) and _tables_alike(opened, tables, len(sample), values.dtype):
+    if values.size and _same_sizes(mds, table, shard) and _same_tables(opened, tables, len(sample), values.dtype):
         fixed = [[0, bytes(sample[:n_head]).hex()], [at, bytes(part[:head]).hex()]]
         facts["alike"] = {"stride": len(sample), "at": at + head, "count": values.size, "fixed": fixed}
     return facts, tables
 
 
-def _all_alike(mds: MdsIndex, table: SampleTable, shard: int) -> bool:
-    """Whether every shard has the size that it would have with samples like those of the first one."""
+def _same_sizes(mds: MdsIndex, table: SampleTable, shard: int) -> bool:
+    """Whether every shard has the size that samples like those of the first shard would give it."""
     strides = np.unique(np.diff(table.offsets))
     counts = np.unique(np.diff(table.ends, prepend=0))
     if not mds.is_uniform or strides.size != 1 or counts.size != 1 or np.unique(table.sizes).size != 1:
         return False
     config = int(table.offsets[0]) - 4 * (mds.shards[shard].samples + 2)
-    each = ((one.shard.raw.n_bytes, one.samples) for one in mds.shards)
+    each = ((entry.shard.raw.n_bytes, entry.samples) for entry in mds.shards)
     return all(n_bytes == 4 * (n + 2) + config + n * int(strides[0]) for n_bytes, n in each)
 
 
-def _tables_alike(opened: _Opened, tables: SampleTables, stride: int, dtype: "np.dtype[Any]") -> bool:
-    """Whether the table of every shard says so too. Of many shards, or where they must be fetched whole for it, it is
-    believed; a shard with a sample that differs is then read by its table."""
+def _same_tables(opened: _Opened, tables: SampleTables, stride: int, dtype: "np.dtype[Any]") -> bool:
+    """Whether the tables of all shards have samples of ``stride`` bytes.
+
+    Assumed to be so for more than 64 shards, or if reading a table means reading the whole shard; a shard with a
+    different sample is then read by its table.
+    """
     n = len(opened.index.shards)
-    if n > _AT_ONCE or tables.needs_whole or opened.stored.any_packed:
+    if n > _AT_ONCE or tables.needs_whole or opened.stored.any_compressed:
         return True
     return all((np.diff(table.offsets) == stride).all() for table in tables.read(range(n), dtype))
 
 
 def _count_tokens(opened: _Opened, tables: SampleTables, dtype: "np.dtype[Any]") -> Int64s:
     shards = opened.index.shards
-    whole = tables.needs_whole or opened.stored.any_packed
-    n_bytes = sum(one.shard.file.n_bytes if whole else 4 * (one.samples + 2) for one in shards)
+    whole = tables.needs_whole or opened.stored.any_compressed
+    n_bytes = sum(entry.shard.file.n_bytes if whole else 4 * (entry.samples + 2) for entry in shards)
     log.get("data").info(
         "%s: samples differ in length, so %s of %s shards are read once to count their tokens",
         opened.stored.files.where,
@@ -214,14 +229,15 @@ def _tables(tables: SampleTables, n: int, dtype: "np.dtype[Any]", whole: bool) -
 
 
 def _first_bytes(mds: MdsIndex, stride: int, path: str) -> list[int]:
-    """Where the samples of each shard begin: what is left of it in front of them."""
+    """Return the first byte of the samples of each shard: its size less that of the samples."""
     starts = []
-    for number, one in enumerate(mds.shards):
-        start, table = one.shard.raw.n_bytes - one.samples * stride, 4 * (one.samples + 2)
-        if not table <= start <= table + _MOST_CONFIG_BYTES:
+    for number, entry in enumerate(mds.shards):
+        start = entry.shard.raw.n_bytes - entry.samples * stride
+        table_bytes = 4 * (entry.samples + 2)
+        if not table_bytes <= start <= table_bytes + _MAX_CONFIG_BYTES:
             raise DataError(
-                f"{path}, shard {number}: {one.samples:,} samples of {stride:,} bytes do not make "
-                f"{one.shard.raw.n_bytes:,} bytes",
+                f"{path}, shard {number}: {entry.samples:,} samples of {stride:,} bytes do not make "
+                f"{entry.shard.raw.n_bytes:,} bytes",
                 hint="the index is damaged: copy it again",
             )
         starts.append(start)
@@ -229,9 +245,9 @@ def _first_bytes(mds: MdsIndex, stride: int, path: str) -> list[int]:
 
 
 def _checked(mds: MdsIndex) -> str:
-    packed, named = [one.shard.packed is not None for one in mds.shards], ", ".join(mds.hashes)
-    if all(packed):
-        return f"whole shards ({named})" if named else "sizes of whole shards (its index has no hashes)"
-    if named:
-        return f"sizes; the hashes of its index ({named}) only by verify, which reads whole shards"
+    hashes = ", ".join(mds.hashes)
+    if all(entry.shard.compressed is not None for entry in mds.shards):
+        return f"whole shards ({hashes})" if hashes else "sizes of whole shards (its index has no hashes)"
+    if hashes:
+        return f"sizes; the hashes of its index ({hashes}) only by verify, which reads whole shards"
     return "sizes (its index has no hashes)"

@@ -1,6 +1,6 @@
-"""``index.json`` of an MDS data set: which shards there are and what their columns hold. Trusts nothing in it.
+"""Parses and checks ``index.json`` of an MDS data set: its shards and their columns.
 
-The form: https://docs.mosaicml.com/projects/streaming (version 2). Columns are encoded as ``mds_columns`` says.
+The format: https://docs.mosaicml.com/projects/streaming (version 2); ``mds_columns`` decodes the columns.
 """
 
 import re
@@ -21,12 +21,12 @@ _U32 = 1 << 32
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns in the order in which a sample holds them."""
+    """Columns in the order of their data in a sample."""
 
     names: tuple[str, ...]
     encodings: tuple[str, ...]
     sizes: tuple[int | None, ...]
-    """Bytes; None: they vary, and the sample says it, or some shards have others."""
+    """Bytes of each column; None: its samples or shards have different sizes."""
 
 
 @dataclass(frozen=True)
@@ -36,38 +36,40 @@ class MdsShard:
     samples: int
     shard: Shard
     sizes: tuple[int | None, ...]
-    """Bytes of each column in this shard; None: its samples say it."""
+    """Bytes of each column in this shard; None: each sample has its size."""
 
     def varying(self) -> list[int]:
-        """Columns whose sizes the samples of this shard say."""
+        """Return the columns whose size varies between the samples of this shard."""
         return [place for place, size in enumerate(self.sizes) if size is None]
 
 
 @dataclass(frozen=True)
 class MdsIndex:
-    """What index.json says."""
+    """The content of index.json."""
 
     columns: Columns
     shards: tuple[MdsShard, ...]
 
     @property
     def is_uniform(self) -> bool:
-        """The columns have the same sizes, or vary, in all shards."""
-        return len({one.sizes for one in self.shards}) == 1
+        """Whether each column has the same size, or varies, in all shards."""
+        return len({entry.sizes for entry in self.shards}) == 1
 
     @property
     def hashes(self) -> list[str]:
-        """Algorithms that every file has a digest of."""
-        files = [file for one in self.shards for file in (one.shard.raw, one.shard.packed) if file]
+        """Hash algorithms of which every file has a digest."""
+        files = [file for entry in self.shards for file in (entry.shard.raw, entry.shard.compressed) if file]
         return sorted(set.intersection(*(set(file.hashes) for file in files)))
 
 
 def parse_index(data: bytes, path: str) -> MdsIndex:
-    """The index, checked. Raises DataError naming the shard for anything that is not as the form wants it."""
+    """Parse and check the index. Raises DataError, naming the shard, if it violates the format."""
     value = parsed_json(data, path)
     if not isinstance(value, dict) or value.get("version") != VERSION or not isinstance(value.get("shards"), list):
-        found = value.get("version") if isinstance(value, dict) else type(value).__name__
-        raise DataError(f"{path} is not the index of an MDS data set (version {found!r})", allowed=f"version {VERSION}")
+        version = value.get("version") if isinstance(value, dict) else type(value).__name__
+        raise DataError(
+            f"{path} is not the index of an MDS data set (version {version!r})", allowed=f"version {VERSION}"
+        )
     shards: list[MdsShard] = []
     columns: Columns | None = None
     for number, entry in enumerate(value["shards"]):
@@ -88,8 +90,8 @@ def parse_index(data: bytes, path: str) -> MdsIndex:
         shards.append(shard)
     if columns is None:
         raise DataError(f"{path} lists no shards")
-    by_column = zip(*(one.sizes for one in shards), strict=True)
-    sizes = tuple(found[0] if len(set(found)) == 1 else None for found in by_column)
+    by_column = zip(*(shard.sizes for shard in shards), strict=True)
+    sizes = tuple(column_sizes[0] if len(set(column_sizes)) == 1 else None for column_sizes in by_column)
     return MdsIndex(replace(columns, sizes=sizes), tuple(shards))
 
 
@@ -98,7 +100,7 @@ def _shard(entry: dict[str, Any]) -> tuple[Columns, MdsShard]:
         raise DataError(
             f"its format is {entry.get('format')!r}, version {entry.get('version')!r}",
             allowed=f"mds, version {VERSION}",
-            hint="tokens lie in MDS; write json and csv shards as Parquet or JSONL and run 'smalti data tokenize'",
+            hint="convert json and csv shards to Parquet or JSONL and run 'smalti data tokenize'",
         )
     columns = Columns(
         tuple(_text(name) for name in entry["column_names"]),
@@ -106,7 +108,7 @@ def _shard(entry: dict[str, Any]) -> tuple[Columns, MdsShard]:
         tuple(None if size is None else _whole(size, "a column's size", 1) for size in entry["column_sizes"]),
     )
     if not len(columns.names) == len(columns.encodings) == len(columns.sizes) > 0:
-        raise DataError("names, encodings and sizes of its columns are not equally many")
+        raise DataError("its columns have different numbers of names, encodings and sizes")
     for name, encoding, size in zip(columns.names, columns.encodings, columns.sizes, strict=True):
         n_bytes = fixed_bytes(encoding)
         if n_bytes not in (None, size):
@@ -115,15 +117,15 @@ def _shard(entry: dict[str, Any]) -> tuple[Columns, MdsShard]:
     if compression is not None and _text(compression).partition(":")[0] not in known_compressions():
         raise DataError(f"compression '{compression}' is not known", allowed=", ".join(sorted(known_compressions())))
     raw = _file(entry["raw_data"])
-    packed = _file(entry["zip_data"]) if compression is not None else None
+    compressed = _file(entry["zip_data"]) if compression is not None else None
     samples = _whole(entry["samples"], "samples", 0)
     if 4 * (samples + 2) > raw.n_bytes:
         raise DataError(f"{raw.name} has {raw.n_bytes:,} bytes, too few for {samples:,} samples")
-    return columns, MdsShard(samples, Shard(raw, packed, compression), columns.sizes)
+    return columns, MdsShard(samples, Shard(raw, compressed, compression), columns.sizes)
 
 
 def fixed_bytes(encoding: str) -> int | None:
-    """Bytes that every value of this encoding takes; None where the encoding does not say it."""
+    """Return the bytes of every value of this encoding; None if values can differ in size."""
     scalar = re.fullmatch(r"(?:u?int|float)(8|16|32|64)|int", encoding)
     if scalar:
         return int(scalar[1] or 64) // 8
@@ -147,5 +149,5 @@ def _whole(value: Any, what: str, least: int) -> int:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise DataError(f"{str(value)[:40]} stands where text is due")
+        raise DataError(f"{str(value)[:40]} is not text")
     return value

@@ -1,7 +1,7 @@
 """Megatron's ``.bin`` and ``.idx``: flat tokens, and an index of sequences and documents (MMIDIDX, version 1).
 
-The index is read whole where it is small, else only its beginning and end (what lies between is then looked at when
-documents are asked for, and by ``verify``). Modes, of mixed data, must all be 0: text.
+Of an index above 16 MiB only the beginning and the end are read at opening; the rest is checked when documents are
+located, and by ``verify``. The modes, which mark mixed data, must all be 0: text.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from smalti.base.errors import DataError
 from smalti.base.hashing import digest_json
 from smalti.data.fetch import Files, Range
 from smalti.data.sources.readers.documents import Documents
-from smalti.data.sources.readers.file_names import ask_each, named_files
+from smalti.data.sources.readers.file_names import expand_names, map_files
 from smalti.data.sources.readers.index import Index, SourceFolder
 from smalti.data.sources.readers.sharded_source import Facts, FlatLayout, ShardedSource
 from smalti.data.sources.readers.shards import Shard, StoredFile, StoredShards
@@ -32,7 +32,7 @@ class _Head:
     dtype: "np.dtype[Any]"
     n_sequences: int
     n_ends: int
-    """Entries of the table of documents: one more than documents."""
+    """Entries of the table of documents: the number of documents plus one."""
 
     @property
     def pointers_at(self) -> int:
@@ -48,44 +48,46 @@ class _Head:
 
 
 def read_index(folder: SourceFolder) -> Index:
-    """Read the heads of the ``.idx`` files, and how many tokens their ``.bin`` files hold."""
+    """Read the headers of the ``.idx`` files, and the number of tokens in their ``.bin`` files."""
     files = folder.files
     prefixes = [_bare(folder.file)]
     if not folder.file:
-        given = [name if any(sign in name for sign in "*?[") else f"{_bare(name)}.idx" for name in folder.config.files]
-        prefixes = [_bare(name) for name in named_files(files, given, [".idx"])]
-    found = ask_each(files, lambda prefix: _described(files, prefix), prefixes)
-    kinds = sorted({one["dtype"] for one in found})
+        names = [name if any(sign in name for sign in "*?[") else f"{_bare(name)}.idx" for name in folder.config.files]
+        prefixes = [_bare(name) for name in expand_names(files, names, [".idx"])]
+    entries = map_files(files, lambda prefix: _describe(files, prefix), prefixes)
+    kinds = sorted({entry["dtype"] for entry in entries})
     if len(kinds) > 1:
         raise DataError(f"the files of {files.where} hold {' and '.join(kinds)}", allowed="one dtype for all")
-    return Index("megatron", {"files": found})
+    return Index("megatron", {"files": entries})
 
 
 def open_source(folder: SourceFolder, index: Index) -> ShardedSource:
     """Open the source from what ``read_index`` returned."""
     config, files = folder.config, folder.files
-    found = index.facts["files"]
-    dtype = np.dtype(found[0]["dtype"]).newbyteorder("<")
-    tokens = np.array([one["tokens"] for one in found], dtype=np.int64)
-    shards = [Shard(StoredFile(f"{one['prefix']}.bin", one["tokens"] * dtype.itemsize)) for one in found]
-    counts = np.array([one["documents"] for one in found], dtype=np.int64)
-    documents = Documents(counts, tokens, lambda shard: _document_ends(files, found[shard]))
-    checked = "sizes, and the index against itself (the form has no hashes)"
-    facts = Facts(digest_json({"form": "megatron", "files": found}), checked, config.vocab_size, config.eod_id)
-    return ShardedSource(StoredShards(files, shards), FlatLayout(dtype, [0] * len(found)), tokens, facts, documents)
+    entries = index.facts["files"]
+    dtype = np.dtype(entries[0]["dtype"]).newbyteorder("<")
+    tokens = np.array([entry["tokens"] for entry in entries], dtype=np.int64)
+    shards = [Shard(StoredFile(f"{entry['prefix']}.bin", entry["tokens"] * dtype.itemsize)) for entry in entries]
+    counts = np.array([entry["documents"] for entry in entries], dtype=np.int64)
+    documents = Documents(counts, tokens, lambda shard: _document_ends(files, entries[shard]))
+    checked = "sizes, and the index against itself (the format has no hashes)"
+    facts = Facts(digest_json({"form": "megatron", "files": entries}), checked, config.vocab_size, config.eod_id)
+    return ShardedSource(StoredShards(files, shards), FlatLayout(dtype, [0] * len(entries)), tokens, facts, documents)
 
 
 def _bare(name: str) -> str:
     return name.removesuffix(".idx").removesuffix(".bin")
 
 
-def _described(files: Files, prefix: str) -> dict[str, Any]:
+def _describe(files: Files, prefix: str) -> dict[str, Any]:
+    """Return the metadata of one ``.idx`` file and its ``.bin`` file, whose size is checked."""
     name = f"{prefix}.idx"
-    path, size = f"{files.where}/{name}", files.size(name)
+    path = f"{files.where}/{name}"
+    size = files.size(name)
     head = _head(bytes(files.read([Range(name, 0, min(size, _HEAD.size))])[0]), path)
     if size not in (head.modes_at, head.modes_at + head.n_sequences):
         raise DataError(
-            f"{path} has {size:,} bytes, its head asks for {head.modes_at:,}",
+            f"{path} has {size:,} bytes, its header requires {head.modes_at:,}",
             hint="the file is cut short or damaged: copy it again",
         )
     if not head.n_sequences:
@@ -106,7 +108,7 @@ def _described(files: Files, prefix: str) -> dict[str, Any]:
         n_bytes = int(np.frombuffer(pointer, "<i8")[0]) + int(np.frombuffer(length, "<i4")[0]) * head.dtype.itemsize
         n_tokens, rest = divmod(n_bytes, head.dtype.itemsize)
         if rest or n_tokens < 0 or int(np.frombuffer(end, "<i8")[0]) != head.n_sequences:
-            raise DataError(f"the end of {path} does not fit its head", hint="copy it again")
+            raise DataError(f"the end of {path} does not match its header", hint="copy it again")
         seen = hashlib.sha256(b"".join((length, pointer, end))).hexdigest()
     _check_bin(files, f"{prefix}.bin", n_tokens * head.dtype.itemsize, path)
     return {
@@ -134,7 +136,7 @@ def _head(data: bytes, path: str) -> _Head:
 
 
 def _tables(data: memoryview, head: _Head, path: str) -> tuple[Int64s, Int64s]:
-    """Lengths of the sequences, and where documents end, in sequences; all of the index is checked."""
+    """Return the lengths of the sequences in tokens and the ends of the documents in sequences, all checked."""
     lengths = np.frombuffer(data, "<i4", count=head.n_sequences, offset=_HEAD.size).astype(np.int64)
     pointers = np.frombuffer(data, "<i8", count=head.n_sequences, offset=head.pointers_at)
     ends = np.frombuffer(data, "<i8", count=head.n_ends, offset=head.ends_at).astype(np.int64)
@@ -142,27 +144,27 @@ def _tables(data: memoryview, head: _Head, path: str) -> tuple[Int64s, Int64s]:
     begins = np.cumsum(lengths) - lengths
     if (lengths < 0).any() or (pointers != begins * head.dtype.itemsize).any():
         raise DataError(
-            f"{path} does not list its sequences one after another",
+            f"the sequences of {path} are not contiguous",
             hint="the file is damaged, or was not written by Megatron's builder: copy it again",
         )
     if int(ends[0]) != 0 or int(ends[-1]) != head.n_sequences or (np.diff(ends) < 0).any():
-        raise DataError(f"the documents of {path} are not all of its sequences", hint="copy it again")
+        raise DataError(f"the documents of {path} do not cover all of its sequences", hint="copy it again")
     if modes.any():
-        raise DataError(f"{path} has sequences that are no text (mode {int(modes[modes != 0][0])})", allowed="mode 0")
+        raise DataError(f"{path} has sequences that are not text (mode {int(modes[modes != 0][0])})", allowed="mode 0")
     return lengths, ends
 
 
 def _check_bin(files: Files, name: str, n_bytes: int, path: str) -> None:
-    found = files.size(name)
-    if found != n_bytes:
+    size = files.size(name)
+    if size != n_bytes:
         raise DataError(
-            f"{files.where}/{name} has {found:,} bytes, {path} asks for {n_bytes:,}",
-            hint="one of the two is cut short or from elsewhere: copy both again",
+            f"{files.where}/{name} has {size:,} bytes, {path} requires {n_bytes:,}",
+            hint="one of the two is truncated or belongs to other data: copy both again",
         )
 
 
 def _document_ends(files: Files, entry: dict[str, Any]) -> Int64s:
-    """Ends of documents in tokens: the whole index is read."""
+    """Return the ends of the documents in tokens; reads the whole index."""
     name = f"{entry['prefix']}.idx"
     path = f"{files.where}/{name}"
     data = files.read([Range(name, 0, entry["index"][0])])[0]

@@ -1,4 +1,4 @@
-"""A source over shards of other people's files: rows are cut at shard edges, and a *layout* finds tokens in a shard."""
+"""A source whose tokens are in shards: rows are split at shard boundaries, and a *layout* locates tokens in a shard."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,57 +19,59 @@ _VERIFY_TOKENS = 1 << 20
 
 @dataclass(frozen=True)
 class Piece:
-    """The part of a row that lies in one shard."""
+    """The part of a row in one shard."""
 
     shard: int
     begin: int
-    """First token, counted in the shard."""
+    """Index of the first token in the shard."""
     out: npt.NDArray[Any]
 
     @property
     def end(self) -> int:
-        """Behind the last token."""
+        """Index after the last token in the shard."""
         return self.begin + self.out.size
 
 
 class Layout(Protocol):
-    """Where the tokens of a shard lie."""
+    """Locates the tokens of a shard."""
 
-    stored: "np.dtype[Any]"
+    dtype: "np.dtype[Any]"
     """Integer dtype of the files."""
 
     def prepare(self, shards: Sequence[int]) -> None:
-        """Read, together, what is needed to answer for these shards."""
+        """Read, in one batch, the metadata that ``span`` and ``values`` need for these shards."""
 
     def span(self, piece: Piece) -> tuple[int, int]:
-        """Bytes [start, stop) of the plain shard that hold the tokens of ``piece``."""
+        """Return the bytes [start, stop) of the decompressed shard that contain the tokens of ``piece``."""
 
     def values(self, piece: Piece, data: memoryview) -> npt.NDArray[Any]:
-        """The tokens of ``piece`` out of the bytes of its span."""
+        """Extract the tokens of ``piece`` from the bytes of its span."""
 
 
 class FlatLayout:
-    """Tokens one after another from ``starts[shard]`` on."""
+    """Layout of contiguous tokens that begin at byte ``starts[shard]``."""
 
-    def __init__(self, stored: "np.dtype[Any]", starts: Sequence[int]) -> None:
-        self.stored, self._starts = stored, starts
+    def __init__(self, dtype: "np.dtype[Any]", starts: Sequence[int]) -> None:
+        self.dtype = dtype
+        self._starts = starts
 
     def prepare(self, shards: Sequence[int]) -> None:
-        """Nothing is needed."""
+        """Do nothing: no metadata is needed."""
 
     def span(self, piece: Piece) -> tuple[int, int]:
-        """A plain slice."""
-        width, start = self.stored.itemsize, self._starts[piece.shard]
+        """Return the bytes of the tokens."""
+        width = self.dtype.itemsize
+        start = self._starts[piece.shard]
         return start + piece.begin * width, start + piece.end * width
 
     def values(self, piece: Piece, data: memoryview) -> npt.NDArray[Any]:
-        """As they lie."""
-        return np.frombuffer(data, self.stored, count=piece.out.size)
+        """View the bytes as tokens."""
+        return np.frombuffer(data, self.dtype, count=piece.out.size)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a form says of a whole source; see ``data/sources/source.py``."""
+    """Attributes of a source that its format determines; see ``data/sources/source.py``."""
 
     digest: str
     checked: str
@@ -78,7 +80,7 @@ class Facts:
 
 
 class ShardedSource:
-    """See ``data/sources/source.py`` for what a source does."""
+    """A ``Source`` (``data/sources/source.py``) over the shards of a folder."""
 
     tokenizer_digest: str | None = None
 
@@ -91,11 +93,15 @@ class ShardedSource:
         documents: Documents | None = None,
     ) -> None:
         self.where = stored.files.where
-        self.digest, self.checked = facts.digest, facts.checked
-        self.vocab_size, self.eod_id = facts.vocab_size, facts.eod_id
+        self.digest = facts.digest
+        self.checked = facts.checked
+        self.vocab_size = facts.vocab_size
+        self.eod_id = facts.eod_id
         self.n_documents = documents.n_documents if documents else None
-        self._stored, self._layout, self._documents = stored, layout, documents
-        self._ids = Ids(layout.stored, facts.vocab_size)
+        self._stored = stored
+        self._layout = layout
+        self._documents = documents
+        self._ids = Ids(layout.dtype, facts.vocab_size)
         self.dtype: np.dtype[Any] = self._ids.dtype
         self._starts: Int64s = np.concatenate([[0], np.cumsum(shard_tokens)]).astype(np.int64)
         self.n_tokens = int(self._starts[-1])
@@ -106,28 +112,28 @@ class ShardedSource:
         """Fill ``out`` [n, length] of ``dtype``: row i with tokens [begins[i], begins[i] + length)."""
         assert out.dtype == self.dtype, (out.dtype, self.dtype)
         pieces = list(self._pieces(np.asarray(begins, dtype=np.int64), out))
-        if not self._stored.any_packed:
+        if not self._stored.any_compressed:
             self._fill(pieces)
             return
-        pieces.sort(key=lambda piece: piece.shard)  # each is unpacked once, and what was unpacked can go
+        pieces.sort(key=lambda piece: piece.shard)  # so that each shard is decompressed once
         for _, group in groupby(pieces, key=lambda piece: piece.shard):
             self._fill(list(group))
 
     def read(self, begin_token: int, n: int) -> npt.NDArray[np.int64]:
-        """Tokens [begin_token, begin_token + n) as int64 [n]."""
+        """Return tokens [begin_token, begin_token + n) as int64 [n]."""
         out = np.empty((1, n), dtype=self.dtype)
         self.read_rows(np.array([begin_token]), out)
         tokens: npt.NDArray[np.int64] = out[0].astype(np.int64)
         return tokens
 
     def documents_at(self, tokens: Int64s) -> Int64s:
-        """Number of the document that each token [n] belongs to."""
+        """Return the number of the document of each token [n]."""
         if tokens.size:
             self._require(int(tokens.min()), int(tokens.max()) + 1)
         return self._known().at(np.asarray(tokens, dtype=np.int64))
 
     def document_span(self, document: int) -> tuple[int, int]:
-        """Tokens [begin, end) of a document."""
+        """Return the tokens [begin, end) of a document."""
         return self._known().span(document)
 
     def verify(self) -> None:
@@ -141,7 +147,7 @@ class ShardedSource:
                 self._documents.ends(shard)
 
     def close(self) -> None:
-        """Close files and connections; they open again when read."""
+        """Close files and connections, which are opened again by the next read."""
         self._stored.close()
 
     def _pieces(self, begins: Int64s, out: npt.NDArray[Any]) -> Iterator[Piece]:
@@ -157,27 +163,27 @@ class ShardedSource:
             while left < length:
                 if left > done:
                     yield Piece(shard, begin, row[done:left])
-                done, begin, shard = left, 0, shard + 1
+                done = left
+                begin = 0
+                shard += 1
                 left += int(self._starts[shard + 1] - self._starts[shard])
             yield Piece(shard, begin, row[done:])
 
     def _fill(self, pieces: Sequence[Piece]) -> None:
-        layout, stored = self._layout, self._stored
+        layout = self._layout
         layout.prepare([piece.shard for piece in pieces])
-        found = stored.read([(piece.shard, *layout.span(piece)) for piece in pieces])
-        for piece, data in zip(pieces, found, strict=True):
-            self._ids.put(layout.values(piece, data), piece.out, stored.path(piece.shard))
+        buffers = self._stored.read([(piece.shard, *layout.span(piece)) for piece in pieces])
+        for piece, data in zip(pieces, buffers, strict=True):
+            self._ids.put(layout.values(piece, data), piece.out, self._stored.path(piece.shard))
 
     def _require(self, begin: int, end: int) -> None:
         if begin < 0 or end > self.n_tokens:
-            raise DataError(
-                f"tokens {begin:,} to {end:,} of {self.where} were asked for", allowed=f"0 to {self.n_tokens:,}"
-            )
+            raise DataError(f"tokens {begin:,} to {end:,} are outside {self.where}", allowed=f"0 to {self.n_tokens:,}")
 
     def _known(self) -> Documents:
         if self._documents is None:
             raise UserError(
-                f"{self.where} does not say where its documents begin and end",
-                hint="only forms that keep documents apart can be asked (docs/guides/other-formats.md has the table)",
+                f"{self.where} does not record where its documents begin and end",
+                hint="docs/guides/other-formats.md lists the formats that do",
             )
         return self._documents

@@ -1,7 +1,7 @@
 """Documents as text (JSONL, Parquet), tokenised when they are opened and held in memory: for small sets.
 
-The same files and tokenizer give the same tokens on every rank, which each rank checks by the files' SHA-256. A set
-that is too large is an error before it is read.
+The same files and tokenizer give the same tokens on every rank; each rank checks the SHA-256 of the files. A set above
+``LIMIT_BYTES`` is an error before it is read.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from smalti.config.data import SourceConfig
 from smalti.config.token_formats import FORMATS
 from smalti.data.fetch import Files
 from smalti.data.sources.readers.documents import Documents
-from smalti.data.sources.readers.file_names import ask_each, named_files
+from smalti.data.sources.readers.file_names import expand_names, map_files
 from smalti.data.sources.readers.index import Index, SourceFolder
 from smalti.data.sources.source import Int64s
 from smalti.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -29,31 +29,32 @@ _HINT = "run 'smalti data curate' and 'smalti data tokenize' once, and name the 
 
 
 def read_index(folder: SourceFolder) -> Index:
-    """Read the files, for their digests and that of the tokenizer."""
-    files, suffixes = folder.files, FORMATS["text"].suffixes
-    names = [folder.file] if folder.file else named_files(files, folder.config.files, suffixes)
+    """Read the files; the index has their digests and that of the tokenizer."""
+    files = folder.files
+    suffixes = FORMATS["text"].suffixes
+    names = [folder.file] if folder.file else expand_names(files, folder.config.files, suffixes)
     for name in names:
         if not name.endswith(suffixes):
-            raise UserError(f"{files.where}/{name} is not read as text", allowed=f"names in {', '.join(suffixes)}")
-    sizes = dict(zip(names, ask_each(files, files.size, names), strict=True))
+            raise UserError(f"{files.where}/{name} is not a file of text", allowed=f"names in {', '.join(suffixes)}")
+    sizes = dict(zip(names, map_files(files, files.size, names), strict=True))
     _refuse_large(files.where, sum(sizes.values()))
-    found = [[name, sizes[name], sha256_bytes(files.whole(name))] for name in names]
-    return Index("text", {"files": found, "tokenizer": _tokenizer(folder.tokenizer).digest})
+    entries = [[name, sizes[name], sha256_bytes(files.whole(name))] for name in names]
+    return Index("text", {"files": entries, "tokenizer": _tokenizer(folder.tokenizer).digest})
 
 
 def open_source(folder: SourceFolder, index: Index) -> "TextSource":
-    """Read and tokenise everything."""
+    """Read and tokenise all documents."""
     loaded = _tokenizer(folder.tokenizer)
     if loaded.digest != index.facts["tokenizer"]:
         raise DataError(
-            f"the tokenizer {folder.tokenizer} is another one here than where the index was read",
+            f"the tokenizer {folder.tokenizer} differs from the one on the rank that read the index",
             hint="give all ranks the same folder",
         )
     return TextSource(folder.files.where, index, loaded, _texts(folder.config, index, folder.files))
 
 
 class TextSource:
-    """See ``data/sources/source.py`` for what a source does."""
+    """A ``Source`` (``data/sources/source.py``) of tokenised text in memory."""
 
     checked = "whole files at opening (SHA-256); then tokens stay in memory"
 
@@ -64,7 +65,8 @@ class TextSource:
         self.tokenizer_digest: str | None = tokenizer.digest
         self.digest = digest_json({"form": "text", **index.facts})
         self.dtype: np.dtype[Any] = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
-        parts, lengths = [np.empty(0, self.dtype)], []
+        parts = [np.empty(0, self.dtype)]
+        lengths = []
         for batch in texts:
             for ids in _encoded(tokenizer, batch):
                 parts.append(np.array([*ids, tokenizer.eod_id], self.dtype))
@@ -75,7 +77,8 @@ class TextSource:
         self.n_documents: int | None = len(lengths)
         if not lengths:
             raise DataError(f"{where} holds no documents")
-        counts, tokens = np.array([len(lengths)], dtype=np.int64), np.array([self.n_tokens], dtype=np.int64)
+        counts = np.array([len(lengths)], dtype=np.int64)
+        tokens = np.array([self.n_tokens], dtype=np.int64)
         self._documents = Documents(counts, tokens, lambda shard: ends)
 
     def read_rows(self, begins: Int64s, out: npt.NDArray[Any]) -> None:
@@ -88,31 +91,29 @@ class TextSource:
             row[:] = self._tokens[begin : begin + length]
 
     def read(self, begin_token: int, n: int) -> npt.NDArray[np.int64]:
-        """Tokens [begin_token, begin_token + n) as int64 [n]."""
+        """Return tokens [begin_token, begin_token + n) as int64 [n]."""
         self._require(begin_token, begin_token + n)
         return self._tokens[begin_token : begin_token + n].astype(np.int64)
 
     def documents_at(self, tokens: Int64s) -> Int64s:
-        """Number of the document that each token [n] belongs to."""
+        """Return the number of the document of each token [n]."""
         if tokens.size:
             self._require(int(tokens.min()), int(tokens.max()) + 1)
         return self._documents.at(tokens)
 
     def document_span(self, document: int) -> tuple[int, int]:
-        """Tokens [begin, end) of a document, its closing token included."""
+        """Return the tokens [begin, end) of a document, including its closing token."""
         return self._documents.span(document)
 
     def verify(self) -> None:
-        """Nothing is left to read."""
+        """Do nothing: the files were verified when they were opened."""
 
     def close(self) -> None:
-        """Nothing is open; the tokens stay."""
+        """Do nothing: no file is open; the tokens stay in memory."""
 
     def _require(self, begin: int, end: int) -> None:
         if begin < 0 or end > self.n_tokens:
-            raise DataError(
-                f"tokens {begin:,} to {end:,} of {self.where} were asked for", allowed=f"0 to {self.n_tokens:,}"
-            )
+            raise DataError(f"tokens {begin:,} to {end:,} are outside {self.where}", allowed=f"0 to {self.n_tokens:,}")
 
 
 def _tokenizer(path: str | None) -> Tokenizer:
@@ -125,7 +126,7 @@ def _tokenizer(path: str | None) -> Tokenizer:
 
 
 def _texts(config: SourceConfig, index: Index, files: Files) -> Iterator[list[str]]:
-    """Texts in the order of files and rows, in batches; the files are those of the index, and are read from memory."""
+    """Yield batches of texts in the order of files and rows; each file is read whole and checked by its digest."""
     import pyarrow.compute as pc
 
     from smalti.data.documents.files import held_file
@@ -152,28 +153,28 @@ def _require_digest(digest: str, path: str, data: bytes) -> None:
 
 
 def _next(batches: Iterator[Any]) -> Any:
-    """The next batch, None behind the last; errors say what to do in a source, not in a curation."""
+    """Return the next batch, or None at the end; replaces the hint of errors, which is for a curation."""
     try:
         return next(batches, None)
     except DataError as error:
         raise DataError(
             error.message,
             allowed=error.allowed,
-            hint="name the field of the text (column=) or mend the file; 'smalti data curate' can drop such records",
+            hint="name the field of the text (column=) or fix the file; 'smalti data curate' can drop such records",
         ) from error
 
 
 def _encoded(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """Ids of each text; the fast engine is held against the exact one on the first of a batch."""
+    """Return the ids of each text; the fast engine is compared with the exact one on the first texts of each batch."""
     bulk = not tokenizer.slow_because
     if bulk:
         sample = [text[:1000] for text in texts[:_SAMPLE]]
         bulk = tokenizer.encode_batch(sample) == [tokenizer.encode(text) for text in sample]
-    found = tokenizer.encode_batch(texts, threads=2) if bulk else [tokenizer.encode(text) for text in texts]
-    for text, ids in zip(texts, found, strict=True):
+    encoded = tokenizer.encode_batch(texts, threads=2) if bulk else [tokenizer.encode(text) for text in texts]
+    for text, ids in zip(texts, encoded, strict=True):
         if tokenizer.eod_id in ids:
-            raise DataError(f"a document reads as holding the end-of-document token: {text[:80]!r}", hint=_HINT)
-    return found
+            raise DataError(f"a document contains the end-of-document token: {text[:80]!r}", hint=_HINT)
+    return encoded
 
 
 def _refuse_large(where: str, n_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Numbers in a file -> token ids: which dtype they get, and that each is one."""
+"""Converts the integers of a file to token ids: chooses the dtype and checks the range."""
 
 from typing import Any
 
@@ -11,21 +11,21 @@ _U32 = 1 << 32
 
 
 class Ids:
-    """Ids of one source; ``dtype`` is what its readers hand out."""
+    """The token ids of one source; ``dtype`` is the dtype that its reader returns."""
 
-    def __init__(self, stored: "np.dtype[Any]", vocab_size: int | None) -> None:
-        """``stored``: an integer dtype of the files."""
-        assert stored.kind in "iu", stored
-        self.stored = stored
+    def __init__(self, file_dtype: "np.dtype[Any]", vocab_size: int | None) -> None:
+        """``file_dtype``: an integer dtype."""
+        assert file_dtype.kind in "iu", file_dtype
         self.limit = vocab_size or _U32
-        self.dtype = np.dtype("<u2" if stored.itemsize <= 2 or self.limit <= 1 << 16 else "<u4")
-        held = np.iinfo(stored)
-        self._can_be_wrong = held.min < 0 or held.max >= self.limit
+        self.dtype = np.dtype("<u2" if file_dtype.itemsize <= 2 or self.limit <= 1 << 16 else "<u4")
+        bounds = np.iinfo(file_dtype)
+        self._can_be_wrong = bounds.min < 0 or bounds.max >= self.limit
 
     def put(self, values: npt.NDArray[Any], out: npt.NDArray[Any], where: str) -> None:
-        """Copy ``values`` into ``out``. Raises DataError for one that is no id."""
+        """Copy ``values`` into ``out``. Raises DataError for a value that is not a token id."""
         if self._can_be_wrong and values.size:
-            low, high = int(values.min()), int(values.max())
+            low = int(values.min())
+            high = int(values.max())
             if low < 0 or high >= self.limit:
                 raise DataError(
                     f"{where} holds the token id {low if low < 0 else high:,}",
