@@ -2,8 +2,13 @@
 
 import contextlib
 import io
+import json
 import subprocess
 from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
 
 from smalti.cli.main import run
 
@@ -14,3 +19,16 @@ def run_cli(work: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     with contextlib.chdir(work), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = run(arguments)
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+
+def output_of(app: Any, *arguments: str) -> str:
+    """What a typer app prints on stdout; raises its errors."""
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False, standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def json_of(capsys: pytest.CaptureFixture[str]) -> Any:
+    """The JSON that was printed since ``capsys`` was last read."""
+    return json.loads(capsys.readouterr().out)

@@ -88,7 +88,7 @@ def _utf8() -> Iterator[None]:
         yield
     except UnicodeError as error:
         raise UserError(
-            "the prompt (or a --stop) is not UTF-8",
+            "the prompt or a --stop is not UTF-8",
             allowed="text in UTF-8",
             hint="if it is Latin-1: iconv -f LATIN1 -t UTF-8 FILE | smalti chat MODEL",
         ) from error
@@ -132,7 +132,7 @@ def _model_input(engine: "Engine", form: "ChatFormat", messages: list[dict[str, 
 def _converse(engine: "Engine", params: "SamplingParams", form: "ChatFormat") -> None:
     """Read prompts and stream answers until Ctrl-D, each answer with the next seed.
 
-    A stopped answer is dropped with its prompt; so is what does not fit the model's context.
+    A stopped answer is dropped with its prompt, and so is a prompt that does not fit the model's context.
     """
     from smalti.base.errors import UserError
     from smalti.serve.engine.offline import stream
@@ -142,8 +142,8 @@ def _converse(engine: "Engine", params: "SamplingParams", form: "ChatFormat") ->
     if form.source:
         print(f"{engine.name}: a chat model; it keeps this conversation.")
     else:
-        print(f"{engine.name}: a base model; it continues each text by itself.")
-    print("End a line with \\ to continue on the next. Ctrl-C stops an answer, Ctrl-D exits.")
+        print(f"{engine.name}: a base model; it continues each text on its own.")
+    print("End a line with \\ to continue it on the next. Ctrl-C stops an answer, Ctrl-D exits.")
     messages: list[dict[str, str]] = []
     while True:
         try:

@@ -21,7 +21,7 @@ _COMMANDS = {
     "tokenize": "smalti data tokenize",
     "dedup": "smalti data dedup",
     "eval": "smalti eval run",
-    "model": "the section model: of a run; the presets are of this kind",
+    "model": "section model: of a run; presets are of this kind",
 }
 """Kind -> the command that takes it. Where several kinds match a file equally, the first is assumed."""
 
@@ -76,7 +76,7 @@ def show(
 @app.command(epilog="Example: smalti config diff demo demo train.optimizer.lr=3e-4")
 def diff(
     before: Annotated[str, typer.Argument(help="A file, run folder, recipe or preset.")],
-    after: Annotated[str, typer.Argument(help="Another of the same kind.")],
+    after: Annotated[str, typer.Argument(help="Another config of the same kind.")],
     overrides: _Overrides = None,
     kind: _Kind = None,
     as_json: Json = False,
@@ -93,7 +93,8 @@ def diff(
             allowed="two configs of one kind",
             hint="if the kind is guessed wrongly: --kind KIND",
         )
-    first, second = (_load(kinds[0], name, given).config for name, given in ((before, []), (after, overrides or [])))
+    first = _load(kinds[0], before, []).config
+    second = _load(kinds[0], after, overrides or []).config
     lines = {"identity": difference(first, second), "placement": placement_difference(first, second)}
     if as_json:
         identity, placement = differing([first, second])
@@ -147,7 +148,7 @@ def _list(recipes: list[str], presets: list[str], as_json: bool) -> None:
 
 
 def _guess(name: str) -> str:
-    """The kind of config with most of a file's keys; of several, the one that is part of its name, or the first."""
+    """Return the kind of config with most of a file's keys; of several, the one in the file's name, or the first."""
     from smalti.base.errors import UserError
     from smalti.config.find import find_recipe, hint_of_preset, is_preset, keys_of, recipe_names
 
@@ -168,7 +169,7 @@ def _guess(name: str) -> str:
 
 
 def _load(kind: str, name: str, overrides: list[str]) -> "Loaded[Any]":
-    """A file, run folder or recipe of this kind; a preset where the kind is model and no such file exists."""
+    """Load a file, run folder or recipe of this kind; a preset where the kind is model and no such file exists."""
     from smalti.cli.working_directory import load_run
     from smalti.config.find import is_preset
     from smalti.config.load import from_dict, load

@@ -1,8 +1,8 @@
 """``smalti demo``: the whole pipeline on an embedded corpus, as the commands that a user would type.
 
-Each stage is a child process running exactly the printed command; the demo adds the order, the length of the training
-and the table at the end. Run again, it resumes: Ctrl-C and SIGTERM are passed to the stage, which saves its work, and
-no stage outlives the demo.
+Each stage is a child process that runs exactly the printed command; the demo adds the order, the length of the training
+and the table at the end. Ctrl-C and SIGTERM are passed on to the stage, which saves its work; run again, the demo
+resumes. No stage outlives the demo.
 """
 
 import json
@@ -14,6 +14,8 @@ from types import FrameType
 from typing import Annotated, Any
 
 import typer
+
+from smalti.cli.train import trials
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -77,7 +79,7 @@ def stage(title: str, *arguments: str) -> None:
     print(f"\n== {title}\n$ {_shown(arguments)}", flush=True)
     code = _run([sys.executable, "-m", "smalti", *arguments])
     if code != ExitCode.DONE:
-        print(f"the demo stops: '{_shown(arguments)}' ended with exit code {code}", file=sys.stderr)
+        print(f"the demo has stopped: '{_shown(arguments)}' exited with code {code}", file=sys.stderr)
         raise typer.Exit(code)
 
 
@@ -102,19 +104,19 @@ def _run(command: list[str]) -> int:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=die_with_parent(signal.SIGTERM)
         )
-        for number in received:  # received while it was being started
+        for number in received:  # while the child was being started
             child.send_signal(number)
         code = child.wait()
     finally:
         for known, handler in before.items():
             signal.signal(known, handler)
-    if code == 0 and received:  # it finished anyway; the demo stops all the same
+    if code == 0 and received:  # the stage has finished all the same; the demo still stops
         return 128 + received[-1]
     return code if code >= 0 else 128 - code
 
 
 def _verify() -> tuple[str, ...]:
-    """The option to compare with transformers, if the extra ``verify`` is installed; else print that it is not."""
+    """Return the option to compare with transformers if it is installed, else print that it is not."""
     from importlib.util import find_spec
 
     if find_spec("transformers") is not None:
@@ -124,7 +126,7 @@ def _verify() -> tuple[str, ...]:
 
 
 def _shown(arguments: tuple[str, ...]) -> str:
-    """The command as a shell takes it; arguments with newlines in $'...' form."""
+    """Return the command quoted for a shell; arguments with newlines in $'...' form."""
     import shlex
 
     def quoted(word: str) -> str:
@@ -138,8 +140,8 @@ def _shown(arguments: tuple[str, ...]) -> str:
 def _duration(minutes: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The override of the duration, and the option --rate of the plan: (duration, rate).
 
-    A trial of some steps gives the number of steps that fit into the time, and the FLOP/s. A run that has begun keeps
-    its duration.
+    A trial measures the time of a step; the number of steps and the FLOP/s follow. A run that has begun keeps its
+    duration.
     """
     from smalti.base.errors import UserError
     from smalti.config.load import load
@@ -152,23 +154,19 @@ def _duration(minutes: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
     except UserError:
         begun = None
     if begun is not None:
-        print(f"\n{RUN} has begun: it continues to its end, {begun} (remove the folder to start over)")
+        print(f"\n{RUN} exists: it continues to its end, {begun} (remove the folder to start over)")
         return (f"train.duration={begun}",), ()
     step_s = _trial_step_s()
-    print(f"{step_s * 1000:.0f} ms a step")
+    print(f"{step_s * 1000:.0f} ms per step")
     plan = plan_run(load(RunConfig, "demo", []).config)
     rate = plan.total_flops / plan.steps / step_s
     return (f"train.duration={max(20, round(minutes * 60 / step_s))}step",), ("--rate", f"{rate:.4g}")
 
 
 def _trial_step_s() -> float:
-    """Seconds of a step on this machine, over the second half of a short run in a temporary folder."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        options = (f"folder={folder}/trial", f"train.duration={TRIAL_STEPS}step", "train.eval_every=1run")
-        stage("Trial: how fast this machine trains the model", "train", "demo", *options)
-        lines = Path(folder, "trial", "metrics.jsonl").read_text().splitlines()
+    """Seconds of a step on this machine, over the second half of a trial."""
+    stage("Trial: measure the time of a step", "train", "demo", "--try", str(TRIAL_STEPS), "train.eval_every=1run")
+    lines = Path(trials.FOLDER, "demo", "metrics.jsonl").read_text().splitlines()
     hours = {row["step"]: row["time/train"] for row in map(json.loads, lines) if "time/train" in row}
     return float(hours[TRIAL_STEPS] - hours[TRIAL_STEPS // 2]) * 3600 / (TRIAL_STEPS - TRIAL_STEPS // 2)
 
@@ -234,11 +232,11 @@ def _next_steps() -> str:
     from smalti.cli.tables import pairs
 
     steps = [
-        (f"smalti chat {RUN}", "generate text (a base model: it continues text)"),
+        (f"smalti chat {RUN}", "generate text (it is a base model: it continues text)"),
         (f"smalti serve {RUN}", "serve it over HTTP: OpenAI's API and a chat page"),
         (f"smalti plan verify {RUN} --measure", "compare the plan with the measurement"),
         ("smalti train demo-dense", "train a dense model on the same data"),
-        ("smalti train demo-continue", "continue on more prose while replaying code; reports what it gained and kept"),
+        ("smalti train demo-continue", "continue on more prose while replaying code; reports gains and losses"),
         ("smalti train demo name=longer train.duration=3000step", "train the same model for longer"),
         ("smalti data curate --help", "use your own documents: folders, JSONL, Parquet"),
     ]

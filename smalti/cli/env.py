@@ -58,7 +58,7 @@ def env(
 
 
 def gather(*, torch: bool) -> dict[str, Any]:
-    """All facts as JSON values."""
+    """Return all facts as JSON values."""
     import platform
     import sys
 
@@ -114,7 +114,7 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def text(facts: dict[str, Any]) -> str:
-    """All facts as text, one a line."""
+    """Return all facts as text, one per line."""
     from smalti.cli.tables import pairs
 
     blocks = [
@@ -238,7 +238,7 @@ def _surroundings(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("storage", ", ".join(present) + (f"; not {', '.join(missing)}" if missing else "")),
         ("ray", f"{ray}{', RAY_ADDRESS is set' if facts['ray']['inside_cluster'] else ''}" if ray else "not installed"),
         ("programs", ", ".join(facts["tools"]) or "none (drivers, schedulers, containers)"),
-        ("launcher", "inside one: RANK and WORLD_SIZE are set" if facts["inside_launcher"] else "none"),
+        ("launcher", "yes: RANK and WORLD_SIZE are set" if facts["inside_launcher"] else "none"),
         ("slurm job", "yes" if facts["slurm_job"] else "no"),
     ]
 

@@ -1,6 +1,5 @@
 """``smalti eval``: evaluates a model, and lists suites and tasks."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,6 +7,7 @@ import typer
 
 from smalti.cli.options import Json, Model
 from smalti.cli.progress import ProgressLine
+from smalti.cli.tables import print_json, table
 
 if TYPE_CHECKING:
     from smalti.config.eval import EvalConfig
@@ -56,7 +56,9 @@ def run(
     suites_module.check_folders(config)
     if dtype not in ("auto", *DTYPES):
         raise UserError(f"--dtype {dtype} is not known", allowed=", ".join(("auto", *DTYPES)))
-    try_bf16, dtype = dtype == "auto", "fp32" if dtype == "auto" else dtype
+    try_bf16 = dtype == "auto"
+    if try_bf16:
+        dtype = "fp32"
     engine = Engine.from_folder(folder.folder, dtype=dtype)
     about = {"model_folder": folder.folder, "compute_dtype": dtype, "step": folder.record.get("step")}
     with ProgressLine("tokens") as progress:
@@ -73,19 +75,19 @@ def run(
         if upload:
             _upload(folder.run_folder, results)
     if as_json:
-        print(json.dumps(results, indent=2))
+        print_json(results)
     else:
         _print(results)
 
 
 @app.command(epilog="Example: smalti eval ls --json")
 def ls(as_json: Json = False) -> None:
-    """List the suites and the tasks."""
+    """List suites and tasks."""
     from smalti.config.eval import suites, task_lines
 
     if as_json:
         configs = {name: config.model_dump(mode="json") for name, config in suites().items()}
-        print(json.dumps({"suites": configs, "tasks": task_lines()}, indent=2))
+        print_json({"suites": configs, "tasks": task_lines()})
         return
     print("suites")
     for name, config in suites().items():
@@ -147,8 +149,6 @@ def _require_newest(folder: "ModelFolder") -> None:
 
 
 def _print(results: dict[str, Any]) -> None:
-    from smalti.cli.tables import table
-
     rows = [
         (
             name,

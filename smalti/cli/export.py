@@ -48,7 +48,7 @@ def export(
     what = f"step {record['step']}, {record['dtype']}, weights {format_bytes(n_bytes)}"
     print(f"{folder}: {what}; read back and compared: identical")
     if verify:
-        print(f"transformers gives the same logits: relative error {exporter.verify(folder):.1e} (fp32)")
+        print(f"transformers computes the same logits: relative error {exporter.verify(folder):.1e} (fp32)")
     for line in publish(run, folder, "export") if upload and output is None else ():
         typer.echo(line, err=True)
     print(f"next: smalti chat {folder if output else run}")

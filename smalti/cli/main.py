@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from smalti.base.errors import SmaltiError
 
 VERBS = {
-    "demo": "the whole pipeline on an embedded corpus, from documents to a model",
+    "demo": "run the whole pipeline on an embedded corpus, from documents to a model",
     "plan": "predict parameters, FLOPs, memory, time and cost of a run",
-    "data": "curate documents, drop near-duplicates, tokenize, inspect token files",
+    "data": "curate, deduplicate and tokenize documents, and inspect the results",
     "train": "train a model from a recipe; the same command again resumes",
     "eval": "evaluate a model, with error bars",
     "export": "write a run's model as a Hugging Face folder",
     "chat": "generate text with an exported model in the terminal",
     "serve": "serve a model over HTTP, with a chat page",
     "runs": "list, show, compare and report runs",
-    "env": "versions, machine and devices, for a bug report",
-    "config": "show resolved recipes, and the schema of configs",
+    "env": "print versions, machine and devices, for a bug report",
+    "config": "show resolved recipes and the schema of configs",
 }
 """Verb -> its description; its typer ``app`` is in ``smalti/cli/<verb>.py`` or ``smalti/cli/<verb>/app.py``."""
 

@@ -1,6 +1,6 @@
-"""Resolves relative paths: of a recipe in the current directory, of a run folder where the run was started.
+"""Resolve relative paths: of a recipe from the current directory, of a run folder from where the run was started.
 
-A run folder that was moved, copied, or is named from elsewhere thus finds its data; paths on the command line are
+So a run folder that was moved, copied, or is named from elsewhere still finds its data; paths on the command line are
 relative to the current directory.
 """
 
@@ -21,7 +21,7 @@ _PATHS = re.compile(
 
 
 def load_run(recipe: str, overrides: Sequence[str] = ()) -> "Loaded[RunConfig]":
-    """The config of a run, as ``load`` gives it; without a section ``model`` it has that of ``init_from``."""
+    """Load the config of a run; without a section ``model`` it gets that of ``init_from``."""
     from smalti.config.load import load
     from smalti.config.run import RunConfig
 
@@ -35,9 +35,9 @@ def _model_of(source: str) -> "ModelConfig":
 
 
 def enter(recipe: str, overrides: Sequence[str]) -> tuple[str, list[str]]:
-    """Change to the directory that relative paths in the config of a run folder begin in. For a recipe nothing changes.
+    """Change to the directory that the relative paths of a run folder's config start from; for a recipe do nothing.
 
-    Returns the recipe and overrides as valid in that directory. DataError where data is in neither directory.
+    Returns the recipe and overrides as valid in that directory. Raises DataError if data is in neither directory.
     """
     from smalti.base.errors import DataError
     from smalti.config.find import find_recipe
@@ -57,20 +57,20 @@ def enter(recipe: str, overrides: Sequence[str]) -> tuple[str, list[str]]:
             (field, path) for field, path in paths.items() if directory_of(recipe_file.run, [path]) is None
         )
         raise DataError(
-            f"{field} = {path} does not exist: {recipe_file.run} was started in {places[0]}, where relative paths of "
-            f"its config begin; nor is it in {current}",
+            f"{field} = {path} does not exist: {recipe_file.run} was started in {places[0]}, from where relative "
+            f"paths of its config start; nor is it in {current}",
             allowed="the files where they were when the run was started, or below the current directory",
             hint=f"cd to the directory that holds {path}, and name the run by its path from there",
         )
     if begin == current:
         return recipe, list(overrides)
-    print(f"{recipe_file.run}: relative paths of its config begin in {begin}, where it was started", file=sys.stderr)
+    print(f"{recipe_file.run}: relative paths of its config start from {begin}, where it was started", file=sys.stderr)
     os.chdir(begin)
     return os.path.join(current, recipe), typed
 
 
 def placed(run: str, folders: Mapping[str, str]) -> dict[str, str]:
-    """Folders in the config of ``run``, as paths from the current directory."""
+    """Return folders of ``run``'s config as paths from the current directory."""
     from smalti.track.provenance import directory_of
 
     relative = [path for path in folders.values() if _is_relative(path)]
@@ -80,7 +80,7 @@ def placed(run: str, folders: Mapping[str, str]) -> dict[str, str]:
 
 
 def _relative_paths(config: "RunConfig") -> dict[str, str]:
-    """Field -> relative path, of what a run reads when it resumes."""
+    """Return field -> relative path of everything that a run reads when it resumes."""
     data = config.data
     paths = {f"data.sources.{name}": source.path for name, source in data.sources.items()}
     paths |= {f"data.heldout.{name}": path for name, path in data.heldout.items()}
@@ -95,7 +95,7 @@ def _is_relative(path: str) -> bool:
 
 
 def _absolute(override: str) -> str:
-    """An override with its path made absolute, if that exists (a run folder need not)."""
+    """Return an override with its path made absolute if the path exists; a run folder need not exist."""
     match = _PATHS.fullmatch(override)
     if match is None or not _is_relative(path := match[match.lastindex or 0]):
         return override

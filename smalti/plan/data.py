@@ -1,8 +1,8 @@
-"""The data of a run: epochs and repeats of every source and stage, requests, bytes, dollars, start-up time.
+"""Data of a run: epochs and repeats of every source and stage, requests, bytes, dollars, start-up time.
 
-Computes from counts alone. Sequences and epochs are exact; requests are an upper bound, one for each range (merged
-neighbours and caches lower it; for packed sequences it is a mean). Where a change of seq_len shuffles a source anew,
-the number of repeated tokens is an expectation.
+It is computed from counts alone. Sequences and epochs are exact; requests are an upper bound, one for each range
+(merged neighbours and caches lower it; for packed sequences it is a mean). Where a change of seq_len shuffles a source
+anew, the number of repeated tokens is an expectation.
 """
 
 import math
@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 REPEATS_HALF_LIFE = 15.387756
-"""R*_D: repeats after which a repeated token has lost 1 - 1/e of its worth. Muennighoff et al., "Scaling
+"""R*_D: repeats after which a repeated token has lost 1 - 1/e of its value. Muennighoff et al., "Scaling
 Data-Constrained Language Models", JMLR 26(53), 2025 (arXiv 2305.16264), appendix A; fitted on models of up to 9B
 parameters and 900B tokens."""
 
@@ -43,26 +43,26 @@ class SourceCounts:
 
     name: str
     n_tokens: int
-    """In all documents."""
+    """Tokens of all documents."""
     segments: tuple[EpochCounts, ...] = ()
-    """One for each segment (a span of training with one seq_len)."""
+    """Counts for each segment (a span of training with one seq_len)."""
     token_bytes: int = 2
     stored_bytes: int = 0
     index_bytes: int = 0
-    """Read once for the whole job."""
+    """Bytes of the index, which is read once for the whole job."""
     block_bytes: int = 1
-    """Smallest unit of reading, with its checksum."""
+    """Bytes of the smallest unit of reading, with its checksum."""
     payload_bytes: int = 1
     """Bytes of tokens in a block."""
     digest: str | None = None
-    """Of the source, for its pack index; None where its size is given by hand."""
+    """Digest of the source, for its pack index; None for a size given by hand."""
     layout_known: bool = True
-    """False for foreign formats, where the bytes to read, and so the cost, are not known."""
+    """False for foreign formats, whose bytes to read, and so the cost, are unknown."""
 
 
 @dataclass(frozen=True)
 class StageCounts:
-    """What one stage of the schedule takes; tuples are by source."""
+    """Counts of one stage of the schedule; tuples are by source."""
 
     name: str
     start_step: int
@@ -70,28 +70,28 @@ class StageCounts:
     seq_len: int
     segment: int
     weights: tuple[Fraction, ...]
-    """As they are quantised, at the beginning of the stage."""
+    """Quantised weights at the beginning of the stage."""
     weights_end: tuple[Fraction, ...]
-    """At its end; equal to ``weights`` without a ramp."""
+    """Weights at its end; equal to ``weights`` without a ramp."""
     sequences: tuple[int, ...]
     passed: tuple[int, ...] | None = None
-    """``sequences`` and those of ``data.skip``, which advance in a source too; None: nothing is skipped."""
+    """``sequences`` plus those of ``data.skip``, which also advance in a source; None: nothing is skipped."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How the job reads, and what that costs."""
+    """How a job reads, and the prices."""
 
     ranks: int
     first_batch_sequences: int
-    """Of all ranks."""
+    """Sequences of all ranks."""
     concurrency: int
     """Concurrent requests of one rank."""
     requests_per_s: float
-    """Of the whole job."""
+    """Limit of the whole job."""
     request_latency_s: float = 0.05
     usd_per_million_requests: float = 0.4
-    """The default is that of S3 Standard, us-east-1 (aws.amazon.com/s3/pricing, 2026), as is the next."""
+    """Defaults of this and the next: S3 Standard, us-east-1 (aws.amazon.com/s3/pricing, 2026)."""
     usd_per_gib_month: float = 0.023
     usd_per_gib_egress: float = 0.0
     """0 inside one region; about 0.09 out of S3."""
@@ -99,7 +99,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Share:
-    """What one stage takes of one source."""
+    """Part of one stage that comes from one source."""
 
     name: str
     weight: Fraction
@@ -107,14 +107,14 @@ class Share:
     sequences: int
     tokens: int
     epochs: float
-    """Of this stage alone."""
+    """Epochs of this stage alone."""
     epochs_after: float
-    """Of the run up to the end of this stage."""
+    """Epochs of the run up to the end of this stage."""
 
 
 @dataclass(frozen=True)
 class StagePlan:
-    """One stage."""
+    """Plan of one stage."""
 
     name: str
     start_step: int
@@ -127,41 +127,41 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class SourcePlan:
-    """One source over the whole run."""
+    """Plan of one source over the whole run."""
 
     name: str
     n_tokens: int
     sequences: int
     tokens: int
-    """Taken, padding included."""
+    """Tokens taken, padding included."""
     share_frac: float
-    """Of all tokens of the run."""
+    """Share of all tokens of the run."""
     epochs: float
-    """Epochs, including those of ``data.skip``."""
+    """Epochs, including sequences of ``data.skip``."""
     taken_epochs: float
-    """Without it."""
+    """Epochs without sequences of ``data.skip``."""
     unique_frac: float
-    """Share of the source that is seen at least once; where seq_len changes, its expectation."""
+    """Share of the source that is seen at least once; an expectation where seq_len changes."""
     restart_tokens: float
-    """Repeated only because a change of seq_len shuffled the source anew before it was exhausted."""
+    """Tokens repeated only because a change of seq_len shuffled the source anew before it was exhausted."""
     effective_tokens: float
-    """The worth of the taken tokens in new tokens, by ``WORTH_FORMULA``."""
+    """Value of the taken tokens in new tokens, by ``WORTH_FORMULA``."""
     padding_frac: float
     requests: int | None
-    """None, as the next two: not known."""
+    """Number of requests; None, as for the next two: unknown."""
     read_bytes: int | None
     stored_bytes: int | None
 
     @property
     def worth_frac(self) -> float:
-        """Worth of a taken token relative to a new one."""
+        """Value of a taken token relative to a new one."""
         taken = self.taken_epochs * self.n_tokens
         return self.effective_tokens / taken if taken else 1.0
 
 
 @dataclass(frozen=True)
 class DataPlan:
-    """The data of a run in numbers; what depends on the layout of a source is None where that is not known."""
+    """Plan of the data of a run; values that depend on the layout of a source are None if that is unknown."""
 
     tokens: int
     steps: int
@@ -170,15 +170,15 @@ class DataPlan:
     index_requests: int | None
     index_bytes: int | None
     first_batch_s: float | None
-    """From the first request to the first whole batch on every rank, with nothing cached."""
+    """Time from the first request to the first whole batch on every rank, with nothing cached."""
     tokens_per_s_limit: float | None
-    """The speed that ``requests_per_s`` allows."""
+    """Speed that ``requests_per_s`` allows."""
     requests: int | None
-    """For sequences and indexes, over the whole run."""
+    """Requests for sequences and indexes over the whole run."""
     read_bytes: int | None
-    """The same in bytes."""
+    """Bytes of these requests."""
     stored_bytes: int | None
-    """Of all sources."""
+    """Stored bytes of all sources."""
     requests_usd: float | None
     egress_usd: float | None
     storage_usd_per_month: float | None
@@ -189,7 +189,7 @@ class DataPlan:
         return sum(source.tokens * source.padding_frac for source in self.sources) / self.tokens
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object with units in the names; weights are written as fractions, as they are used."""
+        """Return a JSON object with units in the names; weights are fractions, as they are used."""
         value = asdict(self)
         for stage in value["stages"]:
             stage["era"] = stage.pop("segment")  # the key that scripts read, as in 'smalti data explain --json'
@@ -200,11 +200,11 @@ class DataPlan:
         return {**value, "padding_frac": self.padding_frac, "worth_formula": WORTH_FORMULA}
 
     def above(self, epochs: float) -> tuple[SourcePlan, ...]:
-        """Sources with more than ``epochs`` epochs."""
+        """Return the sources with more than ``epochs`` epochs."""
         return tuple(source for source in self.sources if source.epochs > epochs)
 
     def repeats_text(self, source: SourcePlan, epochs: float) -> str:
-        """A line with the epochs of a source, and the stages in which it exceeds ``epochs``."""
+        """Return a line with the epochs of a source, and the stages in which it exceeds ``epochs``."""
         k = self.sources.index(source)
         details = []
         for stage in self.stages:
@@ -220,7 +220,7 @@ class DataPlan:
 
 
 def plan_data(sources: Sequence[SourceCounts], stages: Sequence[StageCounts], reading: Reading) -> DataPlan:
-    """The plan of a run whose stages take ``stages[i].sequences[k]`` sequences of ``sources[k]``."""
+    """Plan a run whose stages take ``stages[i].sequences[k]`` sequences of ``sources[k]``."""
     planned = _stages(sources, stages)
     tokens = sum(stage.tokens for stage in planned)
     by_source = tuple(
@@ -241,7 +241,7 @@ def plan_data(sources: Sequence[SourceCounts], stages: Sequence[StageCounts], re
 def _costs(
     sources: Sequence[SourceCounts], planned: Sequence[SourcePlan], shortest: int, reading: Reading
 ) -> dict[str, Any]:
-    """The costs, which depend on the layout of the sources; None where one is unknown."""
+    """Return the costs, which depend on the layout of the sources; None where a layout is unknown."""
     known = all(source.layout_known for source in sources)
     requests = len(sources) + sum(source.requests or 0 for source in planned)
     index_bytes = sum(source.index_bytes for source in sources)
@@ -264,7 +264,7 @@ def _costs(
 
 
 def effective_tokens(n_tokens: float, epochs: float, unique_frac: float = 1.0) -> float:
-    """``WORTH_FORMULA`` for ``epochs`` of ``n_tokens``, of which ``unique_frac`` were seen at all."""
+    """Return ``WORTH_FORMULA`` for ``epochs`` of ``n_tokens``, of which the share ``unique_frac`` was seen."""
     unique_frac = min(unique_frac, epochs)
     if unique_frac <= 0:
         return 0.0
@@ -295,7 +295,7 @@ def _passed(stage: StageCounts) -> tuple[int, ...]:
 
 
 def _source(source: SourceCounts, taken: Sequence[tuple[int, int, int, int]], run_tokens: int) -> SourcePlan:
-    """``taken``: (segment, seq_len, sequences, the same with skipped ones) of each stage."""
+    """Plan a source; ``taken``: (segment, seq_len, sequences, sequences with skipped ones) of each stage."""
     by_segment = [0.0] * len(source.segments)
     requests = read_bytes = padding = taken_epochs = 0.0
     for number, seq_len, n, passed in taken:
@@ -328,14 +328,14 @@ def _source(source: SourceCounts, taken: Sequence[tuple[int, int, int, int]], ru
 
 
 def _seen_frac(parts: Sequence[float]) -> float:
-    """Expected share of a source that is seen by independent orders of these epochs each; exact for one."""
+    """Return the expected share of a source that independent orders of these epochs see; exact for one order."""
     if len(parts) < 2 or max(parts) >= 1:
         return min(sum(parts), 1.0)
     return -math.expm1(sum(math.log1p(-part) for part in parts))
 
 
 def _sequence_bytes(source: SourceCounts, segment: EpochCounts, seq_len: int) -> float:
-    """Expected bytes of the blocks of one sequence, whose ranges begin anywhere in a block."""
+    """Return the expected bytes of the blocks of one sequence, whose ranges begin anywhere in a block."""
     wanted_bytes = ((1 - segment.padding_frac) * seq_len + segment.ranges_per_sequence) * source.token_bytes
     first_tokens = segment.ranges_per_sequence * source.token_bytes
     blocks = segment.ranges_per_sequence + max(0.0, wanted_bytes - first_tokens) / source.payload_bytes
@@ -343,7 +343,7 @@ def _sequence_bytes(source: SourceCounts, segment: EpochCounts, seq_len: int) ->
 
 
 def _first_batch_s(reading: Reading, ranges_per_sequence: float) -> float:
-    """Seconds for the indexes, then for the ranges of a rank in rounds or within the job's request limit."""
+    """Return the seconds for the indexes, then for the ranges of a rank in rounds or within the job's request limit."""
     of_rank = -(-reading.first_batch_sequences // reading.ranks) * ranges_per_sequence
     rounds = math.ceil(of_rank / reading.concurrency)
     limit_s = reading.first_batch_sequences * ranges_per_sequence / reading.requests_per_s

@@ -1,7 +1,7 @@
-"""FLOPs of a token under the conventions of others, and conversion of an MFU between them.
+"""FLOPs per token under the conventions of others, and conversion of an MFU between them.
 
-Each convention is the formula that its source prints or runs, with its omissions. An MFU is tokens/s x FLOPs of a token
-/ peak, so it is converted by the quotient of the two counts, whatever the hardware. Differences between peaks (989 and
+Each convention is the formula that its source prints or runs, with its omissions. An MFU is tokens/s x FLOPs per
+token / peak, so the quotient of the two counts converts it, on any hardware. Differences between peaks (989 and
 989.4 TFLOP/s, bf16 and fp8) are left to the caller.
 """
 
@@ -27,22 +27,22 @@ LONGEST = 1_000_000_000
 
 @dataclass(frozen=True)
 class Convention:
-    """One way of counting the FLOPs of a training token, forward and backward."""
+    """A formula for the FLOPs of a training token, forward and backward."""
 
     name: str
-    """As typed: ``llm-foundry``."""
+    """Name as typed: ``llm-foundry``."""
     symbols: str
-    """N parameters, L layers, H heads, Q their width, d the model's, S tokens of a sequence, V vocabulary."""
+    """Formula in N parameters, L layers, H heads, Q their width, d the model's, S tokens per sequence, V vocabulary."""
     note: str
     """What it counts and what it leaves out."""
     source: str
     """Where it is published or implemented."""
     count: Callable[[ModelConfig, int], float]
-    """FLOPs of a token of a sequence of so many tokens."""
+    """Function of a config and a sequence length that returns the FLOPs per token."""
     causal: bool = False
-    """Whether attention is halved for the causal mask."""
+    """True if attention is halved for the causal mask."""
     recomputes_head: bool = False
-    """Whether its HFU lets full recomputation repeat the whole forward pass, output head included."""
+    """True if, in its HFU, full recomputation repeats the whole forward pass, output head included."""
 
 
 def _six_n(config: ModelConfig, seq_len: int) -> float:
@@ -55,13 +55,13 @@ def _six_n_non_embedding(config: ModelConfig, seq_len: int) -> float:
 
 
 def _without_lookup(config: ModelConfig) -> int:
-    """Active parameters with norms and biases; the embedding only where it is tied to the output head."""
+    """Return the active parameters with norms and biases; the embedding only if it is tied to the output head."""
     params = count(config)
     return params.active - (0 if config.tie_word_embeddings else params.embedding)
 
 
 def _whole_attention(config: ModelConfig, seq_len: int) -> int:
-    """12 L H Q S: every layer attends to the whole sequence."""
+    """Return 12 L H Q S: every layer attends to the whole sequence."""
     return 12 * config.num_hidden_layers * config.num_attention_heads * config.width_per_head * seq_len
 
 
@@ -180,12 +180,12 @@ _ALL = (
     ),
 )
 
-CONVENTIONS = {one.name: one for one in _ALL}
-"""By name."""
+CONVENTIONS = {convention.name: convention for convention in _ALL}
+"""Name -> convention."""
 
 
 def convention(name: str) -> Convention:
-    """The convention of that name; UserError with the nearest one otherwise. ``exact`` is also found by its formula."""
+    """Return the named convention; ``exact`` also by its formula. Raises UserError with the nearest name otherwise."""
     typed = name.strip().lower().replace("_", "-")
     resolved = {FORMULA.lower(): "exact", CAUSAL_FORMULA.lower(): "exact-causal"}.get(typed, typed)
     if resolved not in CONVENTIONS:
@@ -199,12 +199,12 @@ def convention(name: str) -> Convention:
 
 
 def flops_per_token(config: ModelConfig, seq_len: int, name: str = "exact") -> float:
-    """FLOPs of forward and backward for one token of a sequence of ``seq_len``, under the convention of that name."""
+    """Return the FLOPs of forward and backward per token of a sequence of ``seq_len``, under the named convention."""
     return float(convention(name).count(config, _checked(seq_len)))
 
 
 def train_flops(config: ModelConfig, tokens: float, seq_len: int, name: str = "exact") -> float:
-    """FLOPs of training on so many tokens, under the convention of that name."""
+    """Return the FLOPs of training on ``tokens``, under the named convention."""
     if not 0 < tokens < math.inf:
         raise UserError(f"{tokens} tokens are out of range", allowed="a number above 0")
     return tokens * flops_per_token(config, seq_len, name)
@@ -216,13 +216,14 @@ def convert_mfu(mfu: float, config: ModelConfig, seq_len: int, *, source: str, t
 
 
 def tokens_per_s(mfu: float, config: ModelConfig, seq_len: int, *, name: str, peak_flops_per_s: float) -> float:
-    """Throughput at an MFU under ``name``; ``peak_flops_per_s`` is that of all devices together."""
+    """Return the throughput at an MFU under ``name``; ``peak_flops_per_s`` is that of all devices together."""
     return _share(mfu) * peak_flops_per_s / flops_per_token(config, seq_len, name)
 
 
 def hfu(mfu: float, config: ModelConfig, seq_len: int, *, recompute: Recompute, name: str = "exact") -> float:
-    """Hardware FLOPs utilisation of a run with that MFU under ``name``: recomputation counts too."""
-    chosen, flops = convention(name), flops_per_token(config, seq_len, name)
+    """Return the hardware FLOPs utilisation of a run with that MFU under ``name``: recomputation counts too."""
+    chosen = convention(name)
+    flops = flops_per_token(config, seq_len, name)
     again = recomputed_flops_per_token(config, seq_len, recompute, causal=chosen.causal)
     if chosen.recomputes_head and recompute == "full":
         again = flops / 3

@@ -1,4 +1,4 @@
-"""Parses quantities as users type them, and keeps the precision with which they were typed.
+"""Parse quantities as users type them, and keep the precision with which they were typed.
 
 Accepts ``7b``, ``1.4T``, ``30k``, ``5.88e21`` and plain numbers. Percent, zero, negative, infinite and out-of-range
 values raise UserError with what to type instead.
@@ -21,18 +21,18 @@ _NUMBER = re.compile(r"(\d[\d_]*)?(?:\.(\d*))?(?:e([+-]?\d+))?\s*([kmbt]?)", re.
 
 @dataclass(frozen=True)
 class Quantity:
-    """A quantity with its text."""
+    """A number with its name and the text that was typed."""
 
     name: str
     value: float
     text: str
-    """As it was typed."""
+    """Text as typed."""
     rounding: float
     """Half of the last digit that was typed, as a share of the value; at most ``MAX_ROUNDING``."""
 
 
 def parse_quantity(name: str, typed: str | float, limits: tuple[float, float]) -> Quantity:
-    """The quantity ``typed``; UserError where it is not a number inside ``limits``."""
+    """Parse ``typed``. Raises UserError if it is not a number inside ``limits``."""
     if isinstance(typed, str):
         value, unit = _parse(name, typed.strip(), limits)
         text = typed.strip()
@@ -44,7 +44,7 @@ def parse_quantity(name: str, typed: str | float, limits: tuple[float, float]) -
 
 
 def require_whole(quantity: Quantity) -> Quantity:
-    """Return ``quantity``; UserError unless it is a whole number."""
+    """Return ``quantity``. Raises UserError unless it is a whole number."""
     if quantity.value != round(quantity.value):
         raise UserError(f"{quantity.name}={quantity.text} is not a whole number", allowed="a whole number from 1")
     return quantity
@@ -71,7 +71,7 @@ def require_in_range(
 
 
 def parse_pairs(words: list[str], known: tuple[str, ...]) -> dict[str, str]:
-    """``key=value`` words as a mapping; a key that is not ``known``, or comes twice, is a UserError."""
+    """Return ``key=value`` words as a mapping. Raises UserError for a key that is not ``known``, or is repeated."""
     values: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -94,20 +94,20 @@ def require_known(key: str, known: tuple[str, ...]) -> None:
 
 
 def format_number(value: float) -> str:
-    """Four digits in the shortest form: 5.88e21, 512, 0.4."""
+    """Format a number with four digits in the shortest form: 5.88e21, 512, 0.4."""
     if not math.isfinite(value):
         return str(value)
     text = f"{value:.4g}"
     return re.sub(r"e([+-])0*", lambda match: "e" + match[1].replace("+", ""), text)
 
 
-def join_texts(given: Mapping[str, Quantity]) -> str:
-    """``name=text`` of all quantities, separated by blanks."""
-    return " ".join(f"{quantity.name}={quantity.text}" for quantity in given.values())
+def join_texts(quantities: Mapping[str, Quantity]) -> str:
+    """Join ``name=text`` of all quantities with blanks."""
+    return " ".join(f"{quantity.name}={quantity.text}" for quantity in quantities.values())
 
 
 def _parse(name: str, text: str, limits: tuple[float, float]) -> tuple[float, float]:
-    """(value, unit of its last digit)."""
+    """Return (value, unit of its last digit)."""
     plain = text.lstrip("-+")
     if plain.lower() in ("nan", "inf", "infinity"):
         require_in_range(name, float(text), text, limits)
@@ -134,7 +134,7 @@ def _parse(name: str, text: str, limits: tuple[float, float]) -> tuple[float, fl
     unit = scale * 10.0 ** -len(fraction or "")
     if (
         fraction is None and not match[3] and not suffix and value >= 1000
-    ):  # the zeros of 1000000 are not all significant
+    ):  # the zeros of 1000000 need not be significant
         digits = whole.replace("_", "")
         unit = 10.0 ** (len(digits) - len(digits.rstrip("0")))
     return (-value if text.startswith("-") else value), unit

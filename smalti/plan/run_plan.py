@@ -1,4 +1,4 @@
-"""Plans a run from its config: parameters, tokens, FLOPs, step time, total time.
+"""Plan a run from its config: parameters, tokens, FLOPs, step time, total time.
 
 The time is the predicted time of a step on a device (``cost/step_time/step.py``; for ranks on one CPU
 ``cost/layout/single_machine.py`` adds communication) times the number of steps, or FLOPs over a given rate. Reading
@@ -26,7 +26,7 @@ CHINCHILLA_TOKENS_PER_PARAM = 20
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The plan of one run. Times are None where no rate is known."""
+    """Plan of one run. Times are None if no rate is known."""
 
     params: Params
     """Parameter counts."""
@@ -37,17 +37,17 @@ class RunPlan:
     global_batch_tokens: float
     """Tokens of one step; the mean where it changes."""
     flops_per_token: float
-    """Forward and backward, under ``FORMULA``; the mean over sequence lengths."""
+    """FLOPs of forward and backward under ``FORMULA``; the mean over sequence lengths."""
     flops_per_token_causal: float
-    """The same with attention halved, for comparison only."""
+    """The same with attention halved for the causal mask, for comparison only."""
     total_flops: float
-    """Of the whole run, under ``FORMULA``."""
+    """FLOPs of the whole run, under ``FORMULA``."""
     step_s: float | None
     """Predicted time of one step; the mean where steps differ."""
     step_s_low: float | None
     """Lower end of its interval; None where a rate was given."""
     step_s_high: float | None
-    """Upper end."""
+    """Upper end of that interval."""
     total_s: float | None
     """Predicted time of all steps."""
     tokens_per_s: float | None
@@ -57,22 +57,23 @@ class RunPlan:
     mfu_frac: float | None
     """Predicted MFU under ``FORMULA``."""
     step: StepTime | None
-    """The parts of the last kind of step; None without a device."""
+    """Parts of the last kind of step; None without a device."""
 
     @property
     def tokens_per_param(self) -> float:
-        """Tokens for each parameter (all of them)."""
+        """Tokens per parameter, all counted."""
         return self.tokens / self.params.total
 
     @property
     def tokens_per_active_param(self) -> float:
-        """Tokens for each active parameter, comparable with Chinchilla's 20."""
+        """Tokens per active parameter, comparable with Chinchilla's 20."""
         return self.tokens / self.params.active
 
     def to_json(self) -> dict[str, Any]:
-        """A flat JSON object with units in the names."""
+        """Return a flat JSON object with units in the names."""
         rest = asdict(self)
-        params, _ = rest.pop("params"), rest.pop("step")
+        params = rest.pop("params")
+        del rest["step"]
         return {
             **{f"params_{name}": value for name, value in params.items()},
             **rest,
@@ -85,8 +86,8 @@ class RunPlan:
 def plan_run(config: RunConfig, *, machine: Hardware | None = None, rate_flops_per_s: float | None = None) -> RunPlan:
     """Plan ``config``.
 
-    ``machine``: a rank's device. ``rate_flops_per_s``: FLOP/s that training reaches on all ranks together, instead of
-    a device. Neither: the times are None. UserError for a rate out of range.
+    ``machine``: a rank's device. ``rate_flops_per_s``: FLOP/s that training reaches on all ranks together, instead of a
+    device. With neither, the times are None. Raises UserError for a rate out of range.
     """
     if rate_flops_per_s is not None and not 0 < rate_flops_per_s <= MOST_FLOPS_PER_S:
         raise UserError(
@@ -95,8 +96,8 @@ def plan_run(config: RunConfig, *, machine: Hardware | None = None, rate_flops_p
         )
     if rate_flops_per_s is not None and machine is not None:
         raise UserError("a device and a rate exclude each other", allowed="one of them")
-    length, by_seq_len, model = config.length, config.tokens_by_seq_len(), config.model
-    steps, tokens = length.total_steps, length.total_tokens
+    model, by_seq_len = config.model, config.tokens_by_seq_len()
+    steps, tokens = config.length.total_steps, config.length.total_tokens
     flops = sum(train_flops_per_token(model, seq_len) * n for seq_len, n in by_seq_len.items())
     causal = sum(train_flops_per_token_causal(model, seq_len) * n for seq_len, n in by_seq_len.items())
     times: list[tuple[int, StepTime]] = []
@@ -128,8 +129,9 @@ def plan_run(config: RunConfig, *, machine: Hardware | None = None, rate_flops_p
 
 
 def steps_by_kind(config: RunConfig) -> dict[tuple[int, int], int]:
-    """(tokens of a step, seq_len) -> number of such steps, in the order of their first step."""
-    length, lengths, counts = config.length, config.seq_len_parts, dict[tuple[int, int], int]()
+    """Return (tokens of a step, seq_len) -> number of such steps, in the order of their first step."""
+    length, lengths = config.length, config.seq_len_parts
+    counts: dict[tuple[int, int], int] = {}
     starts = sorted({start for start, _ in (*length.batches, *lengths) if start < length.total_steps})
     for start, end in zip(starts, [*starts[1:], length.total_steps], strict=True):
         kind = length.batch_tokens(start), [seq_len for first, seq_len in lengths if first <= start][-1]
@@ -138,7 +140,7 @@ def steps_by_kind(config: RunConfig) -> dict[tuple[int, int], int]:
 
 
 def length_text(length: RunLength) -> str:
-    """``600 steps x 8192 tokens``, or with a ramp ``100 steps x 4096 + 500 steps x 8192 tokens``."""
+    """Return ``600 steps x 8192 tokens``, or with a ramp ``100 steps x 4096 + 500 steps x 8192 tokens``."""
     parts = [(start, size) for start, size in length.batches if start < length.total_steps]
     ends = [*(start for start, _ in parts[1:]), length.total_steps]
     return " + ".join(f"{end - start} steps x {n}" for (start, n), end in zip(parts, ends, strict=True)) + " tokens"

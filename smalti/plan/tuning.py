@@ -1,9 +1,9 @@
 """Memory of tuning an existing model on one of several devices: full, LoRA, QLoRA, and DPO with either.
 
-Trainable parameters, frozen weights and optimizer state are exact for each method; activations are those of
+Trainable parameters, frozen weights and optimizer state are exact; activations are those of
 ``cost/memory/activations.py``, an upper estimate where weights are frozen. All weights are sharded evenly (FSDP,
-FSDP-QLoRA). The peaks of all parts are added as if simultaneous (a test compares with ``cost/memory/snapshots.py``).
-Driver, NCCL and allocator are assumed as in ``cost/memory/rank.py``. Optimizer pages in host memory are not counted.
+FSDP-QLoRA). The peaks of all parts are added (a test compares with ``cost/memory/snapshots.py``). Driver, NCCL and
+allocator are assumed as in ``cost/memory/rank.py``. Optimizer pages in host memory are not counted.
 """
 
 import math
@@ -25,14 +25,14 @@ Method = Literal["full", "lora", "qlora", "dpo", "dpo-lora"]
 METHODS: tuple[str, ...] = get_args(Method)
 
 ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""What ``all-linear`` stands for: every matrix of attention and of the MLPs, also of each expert (QLoRA, section 4)."""
+"""Names for ``all-linear``: every matrix of attention and of the MLPs, also of each expert (QLoRA, section 4)."""
 
 RANK = 16
 """Default rank of adapters."""
 
 STATE_BYTES = 16
-"""A trained parameter in mixed precision with Adam: fp32 master, gradient and two moments (ZeRO, Rajbhandari et al.
-2020, section 3.1, counts 16 too, with 16-bit weights and gradients beside fp32 masters)."""
+"""Bytes of a trained parameter in mixed precision with Adam: fp32 master, gradient and two moments (ZeRO, Rajbhandari
+et al. 2020, section 3.1, counts 16 too, with 16-bit weights and gradients beside fp32 masters)."""
 
 LOGITS_BYTES = LossConfig().tile_bytes("cuda")
 """Assumption: bytes of logits at one time, the default of ``train.loss.chunk_bytes`` on a GPU."""
@@ -40,7 +40,7 @@ LOGITS_BYTES = LossConfig().tile_bytes("cuda")
 
 @dataclass(frozen=True)
 class Tuning:
-    """How a model is tuned. A field that the method does not use must be absent."""
+    """Options of tuning. A field that the method does not use must be absent."""
 
     method: Method
     seq_len: int
@@ -50,7 +50,7 @@ class Tuning:
     targets: tuple[str, ...] = ()
     """Matrices that get an adapter; absent: ``ALL_LINEAR``."""
     recompute: bool = True
-    """Each layer is computed again in the backward pass, and keeps its input alone."""
+    """True if each layer saves only its input and is computed again in the backward pass."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -73,7 +73,7 @@ class Tuning:
 
     @property
     def adapts(self) -> bool:
-        """Whether adapters are trained and the rest is frozen."""
+        """True if adapters are trained and the rest is frozen."""
         return self.method in ("lora", "qlora", "dpo-lora")
 
     @property
@@ -88,24 +88,24 @@ class TuningMemory:
 
     devices: int
     trainable_params: int
-    """Of the whole model."""
+    """Trainable parameters of the whole model."""
     state_bytes: int
-    """fp32 masters, gradients and moments of what is trained."""
+    """fp32 masters, gradients and moments of the trained parameters."""
     frozen_bytes: int
-    """The base, where adapters are trained: bf16, or NF4 with all but its matrices in bf16."""
+    """Base model of adapters: in bf16, or its matrices in NF4 and the rest in bf16."""
     reference_bytes: int
-    """DPO's reference in bf16; 0 with adapters: the base without them is the reference."""
+    """Reference model of DPO in bf16; 0 with adapters, whose reference is the base model."""
     gathered_bytes: int
-    """Weights that are whole at one time in the compute format: embedding, head and two blocks of what is sharded, or
-    cast; where they are trained, a block of gradients in fp32 that are being summed over the devices; with NF4 the
-    largest matrix as it is multiplied with."""
+    """Gathered weights at one time in the compute format: embedding, head and two blocks of what is sharded or cast; if
+    trained, also a block of fp32 gradients that are being summed over the devices; with NF4 the largest dequantised
+    matrix."""
     activations_bytes: int
-    """What one microbatch keeps for the backward pass, and the fullest moment inside a block."""
+    """Tensors that one microbatch saves for the backward pass, and the peak inside a block."""
     logits_bytes: int
-    """Logits that exist at one time, in chunks."""
+    """Logits at one time, in chunks."""
     reduced_bytes: int
-    """Gradients of embedding and head while they are summed over the devices, in bf16 and in fp32: at the end of the
-    backward pass, when the three above are gone."""
+    """Gradients of embedding and head while they are summed over the devices, in bf16 and in fp32, at the end of the
+    backward pass, when the three above are freed."""
 
     @property
     def passing_bytes(self) -> int:
@@ -134,13 +134,13 @@ class TuningMemory:
         return self.tensors_bytes + self.reserved_bytes + self.fragmentation_bytes
 
     def to_json(self) -> dict[str, int]:
-        """A JSON object with the parts and their sums."""
+        """Return a JSON object with the parts and their sums."""
         sums = ("tensors_bytes", "reserved_bytes", "fragmentation_bytes", "total_bytes")
         return {**asdict(self), **{name: getattr(self, name) for name in sums}}
 
 
 def lora_params(model: ModelConfig, rank: int, targets: Sequence[str]) -> int:
-    """Parameters of adapters: rank x (inputs + outputs) for each matrix, each expert's too.
+    """Return the parameters of adapters: rank x (inputs + outputs) for each matrix, each expert's too.
 
     Hu et al. 2021, LoRA (arXiv 2106.09685), section 4.1: W + B A, with A of rank x inputs and B of outputs x rank.
     """
@@ -148,7 +148,7 @@ def lora_params(model: ModelConfig, rank: int, targets: Sequence[str]) -> int:
 
 
 class Tuned:
-    """One model and one method of tuning it; sizes are computed once for any number of devices."""
+    """A model and a method of tuning it; sizes are computed once for any number of devices."""
 
     def __init__(self, model: ModelConfig, tuning: Tuning) -> None:
         if tuning.seq_len > model.max_position_embeddings:
@@ -158,7 +158,8 @@ class Tuned:
                 hint="a shorter row, or a model with a larger max_position_embeddings",
             )
         self.model, self.tuning = model, tuning
-        self.rank, self.targets = tuning.rank or RANK, check_targets(model, tuning.targets or ALL_LINEAR)
+        self.rank = tuning.rank or RANK
+        self.targets = check_targets(model, tuning.targets or ALL_LINEAR)
         widest = max(min(weight.rows, weight.columns) for weight in _targeted(model, self.targets))
         if tuning.rank is not None and tuning.rank > widest:
             raise UserError(
@@ -180,7 +181,7 @@ class Tuned:
         self._activations, self._logits = self._of_a_step()
 
     def on(self, devices: int) -> TuningMemory:
-        """Bytes on one of so many devices."""
+        """Return the memory on one of ``devices``."""
         tuning = self.tuning
         cast = not tuning.adapts  # fp32 masters are cast to bf16 when gathered, on one device too
         gathered = (self._whole if devices > 1 or cast else 0) + (4 * self._block if cast else 0)
@@ -197,8 +198,8 @@ class Tuned:
         )
 
     def fewest(self, memory_bytes: float, most: int | None = None) -> TuningMemory | None:
-        """Memory on the fewest devices that fit, up to ``most``; None: no number fits, as some memory is not
-        sharded."""
+        """Return the memory on the fewest devices that fit, up to ``most``; None if no number fits, because some memory
+        is not sharded."""
         on_one, on_two = self.on(1), self.on(2)
         if on_one.total_bytes <= memory_bytes:
             return on_one
@@ -214,24 +215,24 @@ class Tuned:
     def _of_a_step(self) -> tuple[int, int]:
         model, tuning = self.model, self.tuning
         tokens = tuning.rows * tuning.seq_len
-        kept = _activation_bytes(model, tuning, trains_matrices=not tuning.adapts)
+        activations = _activation_bytes(model, tuning, trains_matrices=not tuning.adapts)
         if tuning.adapts:
             ranks = [0] * model.num_hidden_layers
             for weight in _targeted(model, self.targets):
                 chosen = model.moe.num_experts_per_tok if weight.kind == "expert" and model.moe else 1
                 ranks[weight.layer or 0] += self.rank * chosen
-            kept += 2 * tokens * (max(ranks) if tuning.recompute else sum(ranks))
-        return kept, min(LOGITS_BYTES, 10 * tokens * model.vocab_size)
+            activations += 2 * tokens * (max(ranks) if tuning.recompute else sum(ranks))
+        return activations, min(LOGITS_BYTES, 10 * tokens * model.vocab_size)
 
 
 def _activation_bytes(model: ModelConfig, tuning: Tuning, *, trains_matrices: bool) -> int:
-    """Bytes that all blocks save, and the peak inside one, on a GPU in bf16.
+    """Return the bytes that all blocks save plus the peak inside one, on a GPU in bf16.
 
-    With recomputation each keeps its input. Gradients of matrices count in the moment where matrices are trained.
+    With recomputation each block saves only its input. Gradients of matrices count in the peak if they are trained.
     """
     shape = MicrobatchShape(tuning.rows, tuning.seq_len, compute_bytes=2, device="cuda")
     kinds: dict[tuple[int | None, bool], tuple[float, float]] = {}
-    kept = fullest = 0.0
+    saved = peak = 0.0
     for layer in range(model.num_hidden_layers):
         kind = (model.window(layer), model.has_experts(layer))
         if kind not in kinds:
@@ -246,13 +247,13 @@ def _activation_bytes(model: ModelConfig, tuning: Tuning, *, trains_matrices: bo
                 size for name, size in tape.at_most.items() if name.startswith("w.")
             )  # fmt: skip
             kinds[kind] = (block.row if tuning.recompute else size, tape.most_bytes - gradients)
-        kept += kinds[kind][0]
-        fullest = max(fullest, kinds[kind][1] - kinds[kind][0])
-    return math.ceil(kept + fullest)
+        saved += kinds[kind][0]
+        peak = max(peak, kinds[kind][1] - kinds[kind][0])
+    return math.ceil(saved + peak)
 
 
 def check_targets(model: ModelConfig, targets: Sequence[str]) -> tuple[str, ...]:
-    """The matrices by their names, each once; UserError for one that the model does not have."""
+    """Return the names of the matrices, each once. Raises UserError for one that the model does not have."""
     available = [name for name in ALL_LINEAR if model.gated or name != "gate_proj"]
     selected: list[str] = []
     for name in targets:
@@ -275,7 +276,7 @@ def _targeted(model: ModelConfig, targets: Sequence[str]) -> list[Weight]:
 
 
 def _whole_bytes(model: ModelConfig, tensors: list[Weight], scheme: Scheme) -> int:
-    """Embedding, head and two of the largest blocks, as they are gathered."""
+    """Return the bytes of embedding, head and the two largest blocks, as they are gathered."""
     outer = sum(scheme.bytes_of(weight) for weight in tensors if weight.layer is None)
     return outer + sum(sorted(_by_layer(model, tensors, scheme))[-2:])
 

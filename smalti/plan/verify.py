@@ -1,4 +1,4 @@
-"""Compares the plan of a run with what the run measured. Takes values, reads no files."""
+"""Compare the plan of a run with what the run measured; reads no files."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -25,11 +25,11 @@ class Comparison:
 
     @property
     def ratio(self) -> float | None:
-        """Measured / predicted."""
+        """Measured / predicted; None if one is unknown."""
         return self.measured / self.predicted if self.measured is not None and self.predicted else None
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object with the fields and the ratio."""
+        """Return a JSON object with the fields and the ratio."""
         return {**asdict(self), "ratio": self.ratio}
 
 
@@ -43,9 +43,9 @@ def verify(
 ) -> list[Comparison]:
     """Compare ``config``'s plan with what its run logged.
 
-    ``machine``: a rank's device; None: no times are predicted. ``peak_flops_per_s``: the peak of all ranks
-    that the run recorded (published on CUDA, measured on CPU), which both MFUs are of. ``tokens_per_s``: throughput of
-    the logged steps, in order; medians leave the first tenth out. DataError without a logged step.
+    ``machine``: a rank's device; None: no times are predicted. ``peak_flops_per_s``: the peak of all ranks that the run
+    recorded (published on CUDA, measured on CPU), on which both MFUs are based. ``tokens_per_s``: throughput of the
+    logged steps, in order; medians leave the first tenth out. Raises DataError without a logged step.
     """
     if not tokens_per_s:
         raise DataError("the run has not logged its throughput yet", hint="let it run for a few steps")

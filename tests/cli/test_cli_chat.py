@@ -147,7 +147,7 @@ def test_conversation_on_a_terminal(run: Path, request: pytest.FixtureRequest) -
     os.close(child)
     request.addfinalizer(process.kill)
     seen = _read_until(parent, "> ", 60)
-    assert "a base model; it continues each text by itself" in seen
+    assert "a base model; it continues each text on its own" in seen
     for line in ("def add(", "two lines \\", "plain"):
         os.write(parent, line.encode() + b"\n")
         seen = _read_until(parent, "… " if line.endswith("\\") else "\n> ", 30)

@@ -86,7 +86,7 @@ def test_the_code_of_a_stage_is_the_demos_and_the_command_is_named(tmp_path):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "== a title\n$ smalti runs report nowhere" in out
-    assert "the demo stops: 'smalti runs report nowhere' ended with exit code 2" in err
+    assert "the demo has stopped: 'smalti runs report nowhere' exited with code 2" in err
 
 
 def test_a_stage_that_dies_of_a_signal_is_128_and_its_number(tmp_path):
@@ -151,7 +151,7 @@ def test_training_that_is_stopped_through_the_demo_is_saved_and_goes_on(tmp_path
     send(process, number, to_group=to_group)
     _, err = process.communicate(timeout=60)
     assert process.returncode == code, err
-    assert f"ended with exit code {code}" in err
+    assert f"exited with code {code}" in err
     assert folder.status()["state"] == state
     saved = [event["step"] for event in folder.events() if event["event"] == "checkpoint_saved"]
     assert len(saved) == 1

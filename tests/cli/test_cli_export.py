@@ -15,7 +15,7 @@ def test_export_and_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert smalti(["export", str(run), "--dtype", "bf16", "--verify"]) == 0
     out = capsys.readouterr().out
     assert "step 20, bf16, weights " in out
-    assert "transformers gives the same logits: relative error" in out
+    assert "transformers computes the same logits: relative error" in out
     assert f"smalti chat {run}" in out
 
 

@@ -14,11 +14,11 @@ from smalti.plan.laws.fits import Fit
 
 @dataclass(frozen=True)
 class Lifetime:
-    """The cheapest model of one loss over training and use, beside the one that is cheapest to train."""
+    """The cheapest model of one loss over training and inference, beside the one that is cheapest to train."""
 
     optimum: laws.Optimum
     lifetime_flops: float
-    """6 N D + 2 N x weight x inference tokens: of training and use; dollars in units of training FLOPs."""
+    """6 N D + 2 N x weight x inference tokens: of training and inference; dollars in units of training FLOPs."""
     chinchilla: laws.Optimum
     """Of the same loss, with the fewest FLOPs in training."""
     chinchilla_lifetime_flops: float

@@ -284,7 +284,7 @@ def test_active_parameters_that_follow_say_what_to_give() -> None:
         ("parms=7b", "'parms' is not a quantity of this plan"),
         ("gpu=h1000 gpus=8", "the device 'h1000' is not known"),
         ("fit=hoffman flops=1e22", "'hoffman' is not a fit of the loss law"),
-        ("precision=fp4 flops=1e22", "precision=fp4 is not one to plan with"),
+        ("precision=fp4 flops=1e22", "precision=fp4 cannot be planned with"),
         ("precision=fp8 gpus=8 days=1 gpu=a100-40gb", "no fp8 peak is known for"),
         ("model=mpt-8b", "is not a preset"),
         ("inference_mfu=0.3 loss=2.1", "inference_mfu has no effect without inference_tokens"),
@@ -337,7 +337,7 @@ def test_four_digits_are_read_back(value: float) -> None:
 def test_values_that_agree_to_the_digits_given_are_kept() -> None:
     budget = plan("params=7e9 tokens=1.4e11 flops=6e21")
     assert (value(budget, "flops"), value(budget, "params")) == (6e21, 7e9)
-    assert budget.notes[0].startswith("flops=6e21 but 6 x 7e9 x 1.4e11 = 5.88e21: the same to the digits given")
+    assert budget.notes[0].startswith("flops=6e21 but 6 x 7e9 x 1.4e11 = 5.88e21: equal to the digits given")
 
 
 def test_names() -> None:

@@ -243,9 +243,9 @@ def test_experts() -> None:
     assert laws.clark_params(5e6, 128) == pytest.approx(52e6, rel=0.01)  # the paper: as good as one of 55M
     assert laws.clark_params(1e9, 1) == pytest.approx(1e9)
     assert 1e9 < laws.clark_params(1e9, 4) < laws.clark_params(1e9, 64) < 64e9
-    with pytest.raises(UserError, match=r"experts=1000 lie outside"):
+    with pytest.raises(UserError, match=r"experts=1000 are outside"):
         laws.clark_params(1e9, 1000)
-    with pytest.raises(UserError, match="lie outside"):
+    with pytest.raises(UserError, match="are outside"):
         laws.clark_params(2e12, 8)
 
 
@@ -291,7 +291,7 @@ def test_what_lies_outside_the_runs_is_said() -> None:
     told = laws.outside(REFIT, 70e9, 15e12)
     assert "4.32 times the most" in told[0]
     assert "47.2 times" in told[1]
-    assert "214.3 tokens a parameter" in told[2]
+    assert "214.3 tokens per parameter" in told[2]
     assert "fewer than the least" in laws.outside(REFIT, 1e6, 1e9)[0]
 
 

@@ -127,8 +127,8 @@ def test_sums_and_products_of_what_is_not_sure() -> None:
         ("params=7b cost_usd=1e6 tokens_per_chat=100", "tokens_per_chat has no effect without chats"),
         ("pairs=0", "pairs=0 is not a positive number"),
         ("pair=10", "'pair' is not a quantity of this plan"),
-        ("model=mpt-7b params=7b", "params=7b beside model=mpt-7b"),
-        ("params=7b precision=fp4", "precision=fp4 is not one to plan with"),
+        ("model=mpt-7b params=7b", "params=7b and model=mpt-7b exclude each other"),
+        ("params=7b precision=fp4", "precision=fp4 cannot be planned with"),
         ("params=7b gpu=h200x", "the device 'h200x' is not known"),
     ],
 )

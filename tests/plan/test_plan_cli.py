@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import synthetic_machine
 import yaml
+from cli_in_process import output_of
 from example_config import VALUES
 from synthetic_run import metric_rows, write_evals, write_lines
-from typer.testing import CliRunner
 
 from smalti.base.errors import CheckFailed, DataError, UserError
 from smalti.cli.plan import app as plan
@@ -56,15 +56,8 @@ def run_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def call(app: Any, *arguments: str) -> str:
-    result = CliRunner().invoke(app, arguments, catch_exceptions=False, standalone_mode=False)
-    if result.exception is not None:
-        raise result.exception
-    return result.stdout
-
-
 def test_time_with_a_rate(recipe: str) -> None:
-    text = call(plan.app, "time", recipe, "--rate", "5e11")
+    text = output_of(plan.app, "time", recipe, "--rate", "5e11")
     for part in (
         "1.64M total",
         "100 steps x 8192 tokens",
@@ -82,7 +75,7 @@ def test_time_with_a_rate(recipe: str) -> None:
 @pytest.mark.parametrize("verb", ["time", "memory"])
 def test_an_empty_device_is_no_device(recipe: str, verb: str) -> None:
     with pytest.raises(UserError, match="the device '' is not known"):
-        call(plan.app, verb, recipe, "--gpu", "")
+        output_of(plan.app, verb, recipe, "--gpu", "")
 
 
 def test_time_asks_nothing_of_a_network(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,16 +84,16 @@ def test_time_asks_nothing_of_a_network(recipe: str, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("smalti.base.cloud.size_bytes", refuse)
     remote = [f"data.sources.{name}=s3://nowhere/{name}" for name in ("code", "prose")]
-    value = json.loads(call(plan.app, "time", recipe, *remote, "--gpu", "h100-sxm", "--json"))
+    value = json.loads(output_of(plan.app, "time", recipe, *remote, "--gpu", "h100-sxm", "--json"))
     assert value["epochs"] == {}
-    assert "epochs of" not in call(plan.app, "time", recipe, *remote)
+    assert "epochs of" not in output_of(plan.app, "time", recipe, *remote)
 
 
 def test_time_on_a_gpu(recipe: str) -> None:
-    text = call(plan.app, "time", recipe, "--gpu", "h100 sxm", "train.parallel.ranks=8")
+    text = output_of(plan.app, "time", recipe, "--gpu", "h100 sxm", "train.parallel.ranks=8")
     for part in ("8 ranks on NVIDIA H100 SXM", "bound by", "part of a step", "optimizer", "MFU"):
         assert part in text, part
-    value = json.loads(call(plan.app, "time", recipe, "train.parallel.ranks=8", "--gpu", "h100 sxm", "--json"))
+    value = json.loads(output_of(plan.app, "time", recipe, "train.parallel.ranks=8", "--gpu", "h100 sxm", "--json"))
     assert value["device"] == "h100-sxm"
     assert value["step_s_low"] < value["step_s"] < value["step_s_high"]
     assert sum(part["s"] for part in value["step"]["parts"]) == pytest.approx(value["step"]["total_s"])
@@ -109,41 +102,43 @@ def test_time_on_a_gpu(recipe: str) -> None:
 
 
 def test_time_on_a_measured_machine(recipe: str, machine_file: str) -> None:
-    text = call(plan.app, "time", recipe, "--gpu", machine_file)
+    text = output_of(plan.app, "time", recipe, "--gpu", machine_file)
     for part in ("1 rank on A made-up CPU with 2 threads, measured 2026-11-22", "bound by memory", "projections"):
         assert part in text, part
 
 
 def test_time_without_a_device(recipe: str) -> None:
-    assert "unknown without a device" in call(plan.app, "time", recipe)
+    assert "unknown without a device" in output_of(plan.app, "time", recipe)
 
 
 def test_time_refuses(recipe: str) -> None:
     with pytest.raises(UserError, match="the device 'abacus' is not known"):
-        call(plan.app, "time", recipe, "--gpu", "abacus")
+        output_of(plan.app, "time", recipe, "--gpu", "abacus")
     with pytest.raises(UserError, match="exclude each other"):
-        call(plan.app, "time", recipe, "--gpu", "H100 SXM", "--rate", "1")
+        output_of(plan.app, "time", recipe, "--gpu", "H100 SXM", "--rate", "1")
     with pytest.raises(UserError, match="exclude each other"):
-        call(plan.app, "time", recipe, "--measure", "--rate", "1")
+        output_of(plan.app, "time", recipe, "--measure", "--rate", "1")
     with pytest.raises(UserError, match="no bf16 peak is known"):
-        call(plan.app, "time", recipe, "--gpu", "apple-m4-max-36gb")
+        output_of(plan.app, "time", recipe, "--gpu", "apple-m4-max-36gb")
 
 
 def test_memory(recipe: str) -> None:
-    text = call(plan.app, "memory", recipe, "--gpu", "H100 SXM")
+    text = output_of(plan.app, "memory", recipe, "--gpu", "H100 SXM")
     assert "activations" in text
     assert "of 79.6 GiB" in text
-    value = json.loads(call(plan.app, "memory", recipe, "--json"))
+    value = json.loads(output_of(plan.app, "memory", recipe, "--json"))
     assert value["total_bytes"] > value["params_bytes"] > 0
 
 
 def test_verify(run_folder: Path, machine_file: str) -> None:
-    text = call(plan.app, "verify", str(run_folder))
+    text = output_of(plan.app, "verify", str(run_folder))
     assert "tokens_per_s" in text
     assert "830 GFLOP/s" in text
     assert "no time is predicted" in text
-    assert "predicted for A made-up CPU" in call(plan.app, "verify", str(run_folder), "--gpu", machine_file)
-    value = json.loads(call(plan.app, "verify", str(run_folder), "--gpu", machine_file, "--json", "--within", "20"))
+    assert "predicted for A made-up CPU" in output_of(plan.app, "verify", str(run_folder), "--gpu", machine_file)
+    value = json.loads(
+        output_of(plan.app, "verify", str(run_folder), "--gpu", machine_file, "--json", "--within", "20")
+    )
     by_name = {one["name"]: one for one in value["comparisons"]}
     assert by_name["tokens_per_s"]["measured"] == pytest.approx(16_000, rel=0.05)
     assert by_name["tokens"]["ratio"] == 1
@@ -156,33 +151,33 @@ def test_verify_predicts_for_the_gpu_that_a_run_recorded(run_folder: Path) -> No
         [{"time": "2026-03-01T12:00:00.000Z", "attempt": 0, "event": "auto_resolved", "device": "cuda:0",
           "device_name": "NVIDIA H100 80GB HBM3", "peak_flops_per_s": 989.4e12}],
     )  # fmt: skip
-    assert "predicted for NVIDIA H100 SXM" in call(plan.app, "verify", str(run_folder))
+    assert "predicted for NVIDIA H100 SXM" in output_of(plan.app, "verify", str(run_folder))
 
 
 def test_verify_as_a_gate(run_folder: Path, machine_file: str) -> None:
     with pytest.raises(CheckFailed, match="times the predicted"):
-        call(plan.app, "verify", str(run_folder), "--within", "1.0", "--gpu", machine_file)
+        output_of(plan.app, "verify", str(run_folder), "--within", "1.0", "--gpu", machine_file)
     with pytest.raises(UserError, match="is less than 1"):
-        call(plan.app, "verify", str(run_folder), "--within", "0.5")
+        output_of(plan.app, "verify", str(run_folder), "--within", "0.5")
     with pytest.raises(CheckFailed, match="its device is not known"):
-        call(plan.app, "verify", str(run_folder), "--within", "2")
+        output_of(plan.app, "verify", str(run_folder), "--within", "2")
     with pytest.raises(UserError, match="exclude each other"):
-        call(plan.app, "verify", str(run_folder), "--measure", "--gpu", machine_file)
+        output_of(plan.app, "verify", str(run_folder), "--measure", "--gpu", machine_file)
     with pytest.raises(UserError, match="is not a run folder"):
-        call(plan.app, "verify", str(run_folder.parent / "nowhere"))
+        output_of(plan.app, "verify", str(run_folder.parent / "nowhere"))
 
 
 def test_runs_ls_of_nothing(tmp_path: Path) -> None:
-    assert call(runs.app, "ls", str(tmp_path)) == f"no run in {tmp_path}\n"
+    assert output_of(runs.app, "ls", str(tmp_path)) == f"no run in {tmp_path}\n"
     with pytest.raises(DataError, match="no folder"):
-        call(runs.app, "ls", str(tmp_path / "nowhere"))
+        output_of(runs.app, "ls", str(tmp_path / "nowhere"))
 
 
 def test_runs_report_counts_parameters(run_folder: Path) -> None:
-    path = call(runs.app, "report", str(run_folder)).strip()
+    path = output_of(runs.app, "report", str(run_folder)).strip()
     assert "<dd>1.64M</dd>" in Path(path).read_text()
     (run_folder / "config.yaml").write_text("name: of another kind\n")
-    assert Path(call(runs.app, "report", str(run_folder)).strip()).exists()
+    assert Path(output_of(runs.app, "report", str(run_folder)).strip()).exists()
 
 
 VERBS = {plan.app: ("time", "memory", "verify"), runs.app: ("ls", "show", "report")}
@@ -190,7 +185,7 @@ VERBS = {plan.app: ("time", "memory", "verify"), runs.app: ("ls", "show", "repor
 
 @pytest.mark.parametrize(("app", "verb"), [(app, verb) for app, verbs in VERBS.items() for verb in verbs])
 def test_every_verb_shows_an_example(app: Any, verb: str) -> None:
-    assert "Example: smalti " in call(app, verb, "--help")
+    assert "Example: smalti " in output_of(app, verb, "--help")
 
 
 def test_tables() -> None:

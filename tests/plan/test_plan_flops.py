@@ -1,21 +1,17 @@
 """smalti plan flops: the table by convention, one MFU under all of them, what is refused."""
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from cli_in_process import output_of
 
 from smalti.base.errors import UserError
 from smalti.cli.plan import app as plan
 from smalti.plan.flops_conventions import CONVENTIONS
 
-
-def call(*arguments: str) -> str:
-    result = CliRunner().invoke(plan.app, ["flops", *arguments], catch_exceptions=False, standalone_mode=False)
-    if result.exception is not None:
-        raise result.exception
-    return result.stdout
+call = partial(output_of, plan.app, "flops")
 
 
 def test_the_talks_row_under_every_convention() -> None:

@@ -1,22 +1,18 @@
 """smalti plan hardware: the table, one device with its sources, JSON."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from cli_in_process import output_of
 
 from smalti.base.errors import UserError
 from smalti.cli.plan import app as plan
 from smalti.config.hardware import hardware, hardware_names
 
-
-def call(*arguments: str) -> str:
-    result = CliRunner().invoke(plan.app, ["hardware", *arguments], catch_exceptions=False, standalone_mode=False)
-    if result.exception is not None:
-        raise result.exception
-    return result.stdout
+call = partial(output_of, plan.app, "hardware")
 
 
 def test_the_table_has_a_line_for_each_device() -> None:

@@ -74,7 +74,7 @@ def test_curves_in_print_and_as_a_picture(recipe: str, tmp_path: Path) -> None:
     printed = call("scaling", recipe, "--gpus", "64,512,3072", "--plot", str(picture))
     assert "(strong scaling):" in printed
     assert "(weak scaling):" in printed
-    assert "Speed beside a dense model of as many active parameters: " in printed
+    assert "Speed relative to a dense model with as many active parameters: " in printed
     svg = picture.read_text()
     assert svg.startswith("<svg")
     assert "batch that grows" in svg

@@ -35,4 +35,4 @@ def documents(
     ]
     print(table(("file", "documents", "text"), rows))
     for skipped in counts.skipped:
-        print(f"skipped, it does not parse: {skipped}")
+        print(f"note: skipped {skipped}: it does not parse")

@@ -38,7 +38,7 @@ def explain(
     text: Annotated[bool, typer.Option("--text", help="Print the text of the documents.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the documents of a batch, or the steps and rows that learn a document. Nothing is replayed or written.
+    """List the documents of a batch, or the steps and rows that learn a document; nothing is replayed or written.
 
     Steps count as in metrics: step N is the N-th update, and its batch is Stream.batch(N - 1) in Python. A document is
     learned where its tokens are targets. WHICH is its number in the source, or its id if the tokens have ids (id=12 for
@@ -49,11 +49,10 @@ def explain(
     from smalti.cli.tables import print_json
 
     options = {"--step": step, "--position": position, "--document": document}
-    given = [name for name, value in options.items() if value is not None]
-    if len(given) != 1:
-        raise UserError(
-            f"{' and '.join(given) or 'nothing'} is given", allowed="one of --step, --position and --document"
-        )
+    used = [name for name, value in options.items() if value is not None]
+    if len(used) != 1:
+        problem = f"{' and '.join(used)} exclude each other" if used else "nothing to explain is given"
+        raise UserError(problem, allowed="one of --step, --position and --document", hint="--step 1")
     if step is None and (row is not None or rank is not None):
         raise UserError("--row and --rank choose rows of a step", hint="give --step too, or leave them out")
     if row is not None and rank is not None:
@@ -154,7 +153,7 @@ def _step(
     from smalti.base.errors import UserError
 
     if step is not None and step > explanation.schedule.total_steps:
-        raise UserError(f"step {step:,} of the run", allowed=f"1 to {explanation.schedule.total_steps:,}")
+        raise UserError(f"step {step:,} is outside the run", allowed=f"1 to {explanation.schedule.total_steps:,}")
     rows: list[int] | None
     if position is not None:
         place = explanation.place(position)
@@ -175,12 +174,14 @@ def _step(
 
 
 def _document(explanation: "Explanation", name: str, present: int | None) -> dict[str, Any]:
-    """A document and its sightings; steps count from 1."""
+    """A document and the places where it is learned; steps count from 1."""
     from smalti.base.errors import UserError
 
     source, colon, which = name.partition(":")
     if not colon or not which:
-        raise UserError(f"--document {name}", allowed="SOURCE:NUMBER or SOURCE:ID", hint="--document code:12")
+        raise UserError(
+            f"--document {name} names no document", allowed="SOURCE:NUMBER or SOURCE:ID", hint="--document code:12"
+        )
     document = explanation.document(source, which)
     sightings = explanation.sightings(document)
     for sighting in sightings:
@@ -288,7 +289,7 @@ def _document_lines(values: dict[str, Any]) -> list[str]:
     counts = f"{len(sightings):,} sequence{'s'[: len(sightings) != 1]} in {epochs:,} epoch{'s'[: epochs != 1]}"
     if present is not None:
         done = sum(sighting["done"] for sighting in sightings)
-        counts += f": {done:,} before or at step {present:,}, the last one done, and {len(sightings) - done:,} after it"
+        counts += f": {done:,} up to step {present:,}, the last one done, and {len(sightings) - done:,} after it"
     lines += [f"it is in {counts}", ""]
     head = ("step", "row", "rank", "position", "epoch", "sequence", "tokens of the document", "")
     rows = []

@@ -10,7 +10,7 @@ from smalti.cli.extras import need_data_extra
 
 def inspect(
     folder: Annotated[
-        str, typer.Argument(metavar="FOLDER", help="Tokens in any format, or an output of curate, dedup or tokenize.")
+        str, typer.Argument(metavar="FOLDER", help="Tokens in any format, or the output of curate, dedup or tokenize.")
     ],
     fields: Fields = None,
     samples: Annotated[int, typer.Option(min=0, help="Number of documents to print of each part.")] = 2,
@@ -27,16 +27,18 @@ def inspect(
 ) -> None:
     """Print the manifest, document lengths, statistics for each context length, and sample documents.
 
-    For an output of curate or dedup also the drops by rule, with the ids and reasons of some documents. All of them are
-    in FOLDER/drops/SOURCE.parquet.
+    For an output of curate or dedup, also prints the drops by rule, with ids and reasons of some documents; all drops
+    are in FOLDER/drops/SOURCE.parquet.
 
     For each context length L: "in longer" is the share of tokens in documents of L tokens or more. "seen" is the mean
-    number of tokens of the same document before a token in its row. "cut" is the share of documents in more than one
-    row. Both are given for concat (rows of L tokens cut from concatenated documents; the mean over all places of the
-    first cut) and for best-fit (only documents longer than L are cut, every L tokens).
+    number of tokens of the same document before a token in its row. "cut" is the share of documents that are split
+    over rows. Both are given for concat (rows of L tokens cut from concatenated documents; the mean over all places of
+    the first cut) and for best-fit (only documents longer than L are cut, every L tokens).
     """
+    from smalti.cli.plan.plot_file import require_svg
     from smalti.cli.tables import print_json
 
+    require_svg(plot)
     need_data_extra()
     from smalti.data.prepare.inspect import inspect_folder
 
@@ -108,13 +110,11 @@ def _contexts_text(rows: list[dict[str, Any]]) -> str:
 
 
 def _write_plot(path: str, parts: list[dict[str, Any]]) -> None:
-    """Plot the curves of the parts. UserError if there are none, or ``path`` is not an .svg file."""
+    """Plot the curves of the parts. Raises UserError if there are none."""
     from smalti.base import store
     from smalti.base.chart import Series, line_chart, standalone
     from smalti.base.errors import UserError
 
-    if not path.endswith(".svg"):
-        raise UserError(f"--plot {path}", allowed="the name of an .svg file")
     curves = [(part["name"], part["curve"]) for part in parts if part.get("curve")]
     if not curves:
         raise UserError("--plot needs tokens with known document ends, and there are none", hint="leave --plot out")

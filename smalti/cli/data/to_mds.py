@@ -44,7 +44,7 @@ def to_mds(
     from smalti.data.sources.mds_writer import MdsDtype, MdsOptions, plan_mds, write_mds
 
     if dtype is not None and dtype not in get_args(MdsDtype):
-        raise UserError(f"--dtype {dtype}", allowed=", ".join(get_args(MdsDtype)))
+        raise UserError(f"--dtype {dtype} is not known", allowed=", ".join(get_args(MdsDtype)))
     names = tuple(name for name in hashes.replace(" ", "").split(",") if name)
     options = MdsOptions(seq_len, column, cast(MdsDtype | None, dtype), compression, names, shard_bytes)
     source = open_folder(folder, fields or [], tokenizer)
@@ -65,6 +65,6 @@ def to_mds(
         rows += [("shards", f"{report.shards:,}"), ("on disk", format_bytes(report.n_bytes))]
     print(pairs(rows))
     if dry_run:
-        print(f"nothing was written; without --dry-run it goes to {output}")
+        print(f"nothing was written; without --dry-run the data set goes to {output}")
     else:
         print(f"written to {output}; read it with StreamingDataset(local='{output}', batch_size=...)")

@@ -23,7 +23,7 @@ app = typer.Typer(
     help="Parameters, FLOPs, memory and time of a run before it starts.",
 )
 app.command(
-    short_help="From any known quantities of a run, all that follow.",
+    short_help="From the known quantities of a run, all that follow.",
     epilog="Example: smalti plan budget gpu=h100-sxm gpus=512 days=30 --plot budget.svg",
 )(budget)
 app.command(
@@ -70,6 +70,6 @@ app.command(
     epilog="Example: smalti plan layout dbrx-132b --gpu h100-sxm --gpus 3072",
 )(layout)
 app.command(
-    short_help="Predicted speed on more and more devices.",
+    short_help="Predicted speed on growing numbers of devices.",
     epilog="Example: smalti plan scaling dbrx-132b --gpus 64,512,3072 --plot curve.svg",
 )(scaling)

@@ -1,4 +1,4 @@
-"""``smalti plan budget``: from any known quantities of a run, all that follow; printed, and plotted."""
+"""``smalti plan budget``: from the known quantities of a run, all that follow; printed, and plotted."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -23,8 +23,9 @@ def budget(
     Keys: params, active_params, tokens, tokens_per_param, tokens_per_active_param, flops, gpus, gpu, mfu, days,
     gpu_hours, price_usd_per_gpu_hour, cost_usd, inference_tokens, loss. Numbers may be written as 7b, 1.4T or 30k;
     shares are 0 to 1. Also: model (a preset, recipe or folder; its parameters are counted), fit (the scaling law),
-    precision (bf16 or fp8), unique_tokens (repeats beyond them are worth less), experts (for each one used, by Clark
-    et al.), inference_mfu (weighs inference in dollars). What is needed and not given is assumed, and listed.
+    precision (bf16 or fp8), unique_tokens (repeats beyond them are worth less), experts (for each active one, by Clark
+    et al.), inference_mfu (weighs inference in dollars). Quantities that are needed and not given are assumed, and
+    listed.
     """
     from smalti.base.errors import UserError
     from smalti.cli.plan.plot_file import require_svg
@@ -111,16 +112,16 @@ def _lifetime(answer: "Budget") -> Sequence[str]:
         return ()
     value = answer.lifetime
     weight, saving = value["inference_weight"] or 1.0, value["saving_frac"] or 0.0
-    saved = f"this saves {format_frac(saving)}" if saving >= 0 else f"this costs {format_frac(-saving)} more"
+    saved = f"this one saves {format_frac(saving)}" if saving >= 0 else f"this one costs {format_frac(-saving)} more"
     lines = [
-        f"training and use take {format_number(value['lifetime_flops'] or 0)} FLOPs"
-        + (f", those of use counted {weight:.3g} times" if weight != 1 else ""),
+        f"training and inference take {format_number(value['lifetime_flops'] or 0)} FLOPs"
+        + (f", inference counted {weight:.3g} times" if weight != 1 else ""),
         f"the model of this loss that is cheapest to train has {format_count(value['chinchilla_params'] or 0)} "
-        f"parameters and {format_count(value['chinchilla_tokens'] or 0)} tokens and takes "
-        f"{format_number(value['chinchilla_lifetime_flops'] or 0)}: {saved}",
+        f"parameters and {format_count(value['chinchilla_tokens'] or 0)} tokens; training and inference take "
+        f"{format_number(value['chinchilla_lifetime_flops'] or 0)} FLOPs: {saved}",
     ]
     if (usd := value["inference_cost_usd"]) is not None:
-        lines.append(f"use costs {usd:,.0f} USD at the price of the training")
+        lines.append(f"inference costs {usd:,.0f} USD at the price of the training")
     return lines
 
 
@@ -130,7 +131,7 @@ def _repetition(answer: "Budget") -> Sequence[str]:
     if answer.repetition is None:
         return ()
     value = answer.repetition
-    line = f"{value['epochs']:.3g} epochs, worth {format_count(value['effective_tokens'])} tokens never seen"
+    line = f"{value['epochs']:.3g} epochs, worth {format_count(value['effective_tokens'])} unique tokens"
     if "effective_params" in value:
         line += f"; the parameters are worth {format_count(value['effective_params'])}"
     return (line,)

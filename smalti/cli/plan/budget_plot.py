@@ -76,7 +76,7 @@ def _sizes(answer: "Budget") -> str:
     cross = _cross(answer, active, tokens, answer.intervals.get("active_params"), "tokens")
     title = "Tokens by parameters, with lines of the same cost and of the same loss"
     return line_chart(
-        [line for line in lines if line.x], title=title, x_label="parameters that a token meets",
+        [line for line in lines if line.x], title=title, x_label="active parameters",
         log_x=True, log_y=True, crosses=[cross], height=440,
     )  # fmt: skip
 
@@ -85,7 +85,7 @@ def _rules(answer: "Budget") -> list[tuple[str, float, int]]:
     """The lines of optimal models: (name, inference tokens that they are optimal for, colour)."""
     rules = [(f"compute-optimal ({answer.fit.name})", 0.0, _OPTIMAL)]
     served = answer.problem.served(answer.number("mfu"))
-    return [*rules, ("cheapest over training and use", served, _SERVED)] if served else rules
+    return [*rules, ("cheapest over training and inference", served, _SERVED)] if served else rules
 
 
 def _label(answer: "Budget") -> str:

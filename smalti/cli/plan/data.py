@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from smalti.cli.options import Json, Overrides, Recipe
+
 if TYPE_CHECKING:
     from smalti.config.run import RunConfig
     from smalti.data.sources.source import Source
@@ -13,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def data(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A .yaml file, a run folder, or a recipe's name.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="A.B=VALUE", help="Changes to it.")] = None,
+    recipe: Recipe,
+    overrides: Overrides = None,
     tokens: Annotated[
         list[str] | None,
-        typer.Option(metavar="SOURCE=N|FILE", help="Tokens of a source, as code=464e9, or a .yaml of such lines."),
+        typer.Option(metavar="SOURCE=N|FILE", help="Tokens of a source, as code=464e9, or a .yaml file of them."),
     ] = None,
     allow_repeats: Annotated[
         bool, typer.Option("--allow-repeats", help="Accept more than 16 epochs of a source.")
@@ -32,13 +34,13 @@ def data(
     request_latency: Annotated[
         float, typer.Option(min=0, max=3600, help="Seconds until a request is answered.")
     ] = 0.05,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Print what a run reads of each source in each stage (weight, tokens, epochs), and what reading it costs.
+    """Print what a run reads from each source in each stage (weight, tokens, epochs), and what reading costs.
 
-    Weights are shown as quantised. An epoch is all whole sequences of a source; epochs continue over stages, but a
-    stage with another seq_len shuffles a source anew. Above 4 epochs of a source there is a warning, above 16 exit
-    code 3 unless --allow-repeats is given. "worth" is the value of a token compared with a new one, by the formula
+    Weights are shown as quantised. An epoch is all whole sequences of a source; epochs continue across stages, but a
+    stage with another seq_len shuffles a source anew. Above 4 epochs of a source it warns; above 16 it exits with code
+    3, unless --allow-repeats is given. "worth" is the value of a token compared with a new one, by the formula
     below the tables. --tokens gives the size of a source that does not exist yet. Prices default to S3 Standard,
     us-east-1, read inside the region.
     """
@@ -183,7 +185,7 @@ def _costs_text(config: "RunConfig", plan: "DataPlan", reading: "Reading") -> st
         ("limit", f"{speed} by data.fetch.requests_per_s={reading.requests_per_s:g}"),
     ]
     if all(store.is_local(source.path) for source in config.data.sources.values()):
-        lines.append(("", "(local folders ask for none of this; it is what a store would take)"))
+        lines.append(("", "(local folders need none of this; it is what an object store would take)"))
     return pairs(lines)
 
 

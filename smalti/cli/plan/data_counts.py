@@ -1,4 +1,4 @@
-"""The counts that ``smalti plan data`` works with: sizes of sources, sequences of stages, how a job reads.
+"""Counts for ``smalti plan data``: sizes of sources, sequences of stages, how a job reads.
 
 Combines the schedule and the folders of ``data/`` with the arithmetic of ``plan/data.py``.
 """
@@ -24,7 +24,7 @@ _MAX_TOKENS = 10**18
 
 
 def given_tokens(arguments: Sequence[str], config: "RunConfig") -> dict[str, int]:
-    """Source -> tokens, from ``--tokens``. Raises UserError for a name that is no source and for what is no count."""
+    """Parse ``--tokens`` into source -> tokens. Raises UserError for unknown sources and invalid counts."""
     import yaml
 
     from smalti.base.errors import DataError, UserError, nearest
@@ -36,7 +36,10 @@ def given_tokens(arguments: Sequence[str], config: "RunConfig") -> dict[str, int
             values[name] = value
             continue
         if not Path(argument).is_file():
-            raise DataError(f"--tokens {argument}", allowed="SOURCE=N, or a .yaml file of 'SOURCE: N' lines")
+            raise DataError(
+                f"--tokens {argument} is neither SOURCE=N nor a file",
+                allowed="SOURCE=N, or a .yaml file of 'SOURCE: N' lines",
+            )
         try:
             content = yaml.safe_load(Path(argument).read_text())
         except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -66,20 +69,20 @@ def _count(name: str, value: Any) -> int:
     return int(parse_quantity(f"--tokens {name}", value, (1, _MAX_TOKENS)).value)
 
 
-def known_sources(config: "RunConfig", given: Mapping[str, int]) -> dict[str, "SourceCounts"]:
-    """Sizes of each source: as given by hand, else from its folder (sequences are filled in later).
+def known_sources(config: "RunConfig", n_tokens: Mapping[str, int]) -> dict[str, "SourceCounts"]:
+    """Return the sizes of each source: from ``n_tokens``, else from its folder (``make_plan`` adds the sequences).
 
-    DataError for a source with neither.
+    Raises DataError for a source with neither.
     """
     from smalti.data.tokens import format as layout
     from smalti.plan.data import SourceCounts
 
     counts = {}
     for name in sorted(config.data.sources):
-        if name not in given:
+        if name not in n_tokens:
             counts[name] = _from_folder(config, name)
             continue
-        n, width = given[name], layout.token_bytes_for(config.model.vocab_size)
+        n, width = n_tokens[name], layout.token_bytes_for(config.model.vocab_size)
         files, rest = divmod(n, _BY_HAND_FILE_TOKENS)
         counts[name] = SourceCounts(
             name,
@@ -97,21 +100,22 @@ def _from_folder(config: "RunConfig", name: str) -> "SourceCounts":
     from smalti.base.errors import DataError
     from smalti.data.sources.open import open_source, read_index
 
-    given, fetch, tokenizer = config.data.sources[name], config.data.fetch, config.data.tokenizer
+    source_config = config.data.sources[name]
+    fetch, tokenizer = config.data.fetch, config.data.tokenizer
     try:
-        index = read_index(given, fetch, tokenizer=tokenizer)
-        source = open_source(given, index, fetch, tokenizer=tokenizer)
+        index = read_index(source_config, fetch, tokenizer=tokenizer)
+        source = open_source(source_config, index, fetch, tokenizer=tokenizer)
         return counts_of(name, source, len(index))
     except DataError as error:
         raise DataError(
-            f"data.sources.{name} = {given.path}: {error.message}",
+            f"data.sources.{name} = {source_config.path}: {error.message}",
             allowed=error.allowed,
             hint=f"give its size to smalti plan data: --tokens {name}=1e9",
         ) from error
 
 
 def counts_of(name: str, source: "Source", index_bytes: int) -> "SourceCounts":
-    """The counts of an opened source; for formats of others without what reading costs."""
+    """Return the counts of an opened source; what reading costs is only known for Smalti's token files."""
     from smalti.data.tokens import TokenSource
     from smalti.data.tokens import format as layout
     from smalti.plan.data import SourceCounts
@@ -156,7 +160,7 @@ def make_plan(config: "RunConfig", known: Mapping[str, "SourceCounts"], reading:
 
 
 def _epoch(config: "RunConfig", source: "SourceCounts", seq_len: int | None) -> "EpochCounts":
-    """One epoch at a sequence length (None: not read). A source given by hand counts as if it were not padded."""
+    """Count one epoch at a sequence length (None: not read). A source of ``--tokens`` counts as unpadded."""
     from smalti.data.pack import n_sequences
     from smalti.data.pack.index import PackRecord, read_record
     from smalti.plan.data import EpochCounts

@@ -1,4 +1,4 @@
-"""The devices that a command of ``smalti plan`` is about: their options, and which of them suit."""
+"""The devices of a ``smalti plan`` command: the options that choose them, and checks."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,7 +28,7 @@ ASSUMED = f"assumed: --gpu {ASSUMED_GPU}, because none is given"
 
 
 def device_of_run(record: "RunRecord") -> "Hardware | None":
-    """The device of a run's ranks, by the name that its driver gives; None for an unknown one and for a CPU."""
+    """Return the device of a run's ranks by its driver's name; None for a CPU and for an unknown device."""
     from smalti.config.hardware import hardware_of_driver
 
     if not str(record.of_events("device")).startswith("cuda"):
@@ -81,7 +81,7 @@ def usable_bytes(device: "Hardware", usable_frac: float | None, *, reserved_frac
 
 
 def too_small_text(gpu: str) -> str:
-    """The line for a device of which no number is enough."""
+    """Return the line for a device that is too small in any number."""
     from smalti.config.hardware import hardware
     from smalti.plan.serving.devices import max_devices
 

@@ -17,7 +17,7 @@ _SWITCHES = {"true": True, "false": False}
 
 def failures(
     values: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="What is known; gpus is needed.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="What is known; gpus is required.")
     ] = None,
     simulate: Annotated[bool, typer.Option("--simulate", help="Also simulate the run many times.")] = False,
     repeats: Annotated[int | None, typer.Option(help="Simulated runs; absent: 200.")] = None,
@@ -71,8 +71,7 @@ def failures(
 
 
 def setup_from(words: Sequence[str]) -> "Setup":
-    """The setup that ``key=value`` words describe. UserError for unknown or repeated keys and for values that are no
-    numbers."""
+    """Parse ``key=value`` words. Raises UserError for unknown or repeated keys and for values that are no numbers."""
     from smalti.base.errors import UserError
     from smalti.plan.failures.causes import TIMES, with_times
     from smalti.plan.failures.rates import failure_rate
@@ -141,11 +140,11 @@ def _text(expected: "Outlook") -> str:
         lines.append(("calendar", f"{expected.calendar_days:.4g} days for {setup.days:g} days of work"))
     if expected.cost_usd is not None:
         lost = expected.cost_usd * (1 - shares.useful_frac)
-        lines.append(("cost", f"{format_count(expected.cost_usd)} USD, of it {format_count(lost)} USD lost"))
+        lines.append(("cost", f"{format_count(expected.cost_usd)} USD, {format_count(lost)} USD of it lost"))
     if expected.spares_cost_usd is not None:
         lines.append(("", f"{format_count(expected.spares_cost_usd)} USD more for {setup.spares} spare nodes"))
     if expected.spares_p99_nodes is not None:
-        lines.append(("spares", f"{expected.spares_p99_nodes} nodes are enough at 99% of all moments, if every failure "
+        lines.append(("spares", f"{expected.spares_p99_nodes} nodes suffice 99% of the time, if every failure "
                                 "takes its node"))  # fmt: skip
         lines.append(("", f"{expected.spares_p99_by_cause_nodes} if only those do that Llama 3's causes say"))
     for name in setup.assumed:

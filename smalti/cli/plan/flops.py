@@ -29,9 +29,9 @@ def flops(
     gpus: Annotated[int, typer.Option(help="Number of these devices.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Print the FLOPs of a training token as Smalti and others count them.
+    """Print the FLOPs per training token as Smalti and others count them.
 
-    With --mfu, also that utilisation under each convention: the same run and speed by other formulas.
+    With --mfu, also prints the same utilisation under each convention.
     """
     from smalti.cli.tables import print_json
     from smalti.plan.flops_conventions import CONVENTIONS, convention
@@ -53,8 +53,8 @@ def _check(*, mfu: float | None, source: str | None, gpu: str | None, gpus: int)
     from smalti.base.errors import UserError
 
     if mfu is None and (source is not None or gpu is not None):
-        given = f"--from {source}" if source is not None else f"--gpu {gpu}"
-        raise UserError(f"{given} has no effect without an MFU", allowed="both", hint=f"--mfu 0.4 {given}")
+        option = f"--from {source}" if source is not None else f"--gpu {gpu}"
+        raise UserError(f"{option} has no effect without an MFU", allowed="both", hint=f"--mfu 0.4 {option}")
     if gpu is None and gpus != 1:
         raise UserError(
             f"--gpus {gpus} has no effect without --gpu", allowed="both", hint=f"--gpu h100-sxm --gpus {gpus}"
@@ -113,7 +113,9 @@ def _text(shape: "ModelConfig", result: dict[str, Any], rows: list[dict[str, Any
     from smalti.cli.tables import pairs, table
     from smalti.cost.params import count
 
-    params, with_mfu, again = count(shape), result["mfu"] is not None, result["recompute"] != "none"
+    params = count(shape)
+    with_mfu = result["mfu"] is not None
+    again = result["recompute"] != "none"
     exact = next(row["flops_per_token"] for row in rows if row["name"] == "exact")
     head = ["convention", "FLOPs/token", "of exact", *["MFU"] * with_mfu, *["HFU"] * (with_mfu and again)]
     lines = []

@@ -37,9 +37,9 @@ def hardware(
     from smalti.config.hardware import hardware_names
 
     options = {"--save": save, "--threads": threads, "--device": device}
-    given = [option for option, value in options.items() if value is not None]
-    if name != THIS_MACHINE and given:
-        raise UserError(f"{given[0]} has no effect without a measurement", allowed=f"with {THIS_MACHINE}")
+    used = [option for option, value in options.items() if value is not None]
+    if name != THIS_MACHINE and used:
+        raise UserError(f"{used[0]} has no effect without a measurement", allowed=f"with {THIS_MACHINE}")
     if name is None:
         known = [find(each) for each in hardware_names()]
         if as_json:
@@ -55,7 +55,7 @@ def hardware(
 
 
 def _values(device: "Hardware") -> dict[str, Any]:
-    """The content of its file."""
+    """Return the content of the device's file."""
     return device.model_dump(mode="json")
 
 
@@ -85,7 +85,7 @@ def _table_text(devices: "list[Hardware]") -> str:
     ]
     notes = (
         "bf16 and fp8: dense FLOP/s; rates: of one device, in one direction; memory: what programs may take; prices: "
-        "on demand, in the month named.\nsmalti plan hardware NAME prints where each figure is from."
+        "on demand, in the month named.\nsmalti plan hardware NAME prints the source of each figure."
     )
     return f"{table(head, rows)}\n\n{notes}"
 
@@ -98,8 +98,12 @@ def _device_text(device: "Hardware") -> str:
     usable = device.usable_memory_bytes
     node = f"{device.devices_per_node} devices" + (f", {device.node_link}" if device.node_link else "")
     pair = f", {_rate(device.pair_bytes_per_s)} to one of them" if device.pair_bytes_per_s else ""
-    price, lines = device.price, [("name", ", ".join((device.name, *device.aliases))), ("kind", device.kind)]
-    lines += [("dense peaks", peaks or "not published")]
+    price = device.price
+    lines = [
+        ("name", ", ".join((device.name, *device.aliases))),
+        ("kind", device.kind),
+        ("dense peaks", peaks or "not published"),
+    ]
     if device.matmul_frac is not None:
         lines.append(("large matmul", f"{format_frac(device.matmul_frac)} of the bf16 peak"))
     lines += [
@@ -118,7 +122,7 @@ def _device_text(device: "Hardware") -> str:
 
 
 def _measured_text(measured: "Measured") -> str:
-    """Products of a few shapes, copies of a few sizes; the file has all."""
+    """Some of the measured matrix products and copies; the file has all of them."""
     from smalti.base.units import format_bytes, format_flops
     from smalti.cli.tables import pairs
 

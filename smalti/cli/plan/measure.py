@@ -20,11 +20,15 @@ def measure(save: str | None, threads: int | None, device: Literal["cpu", "cuda"
     from smalti.fleet.measure import measured_gpu, measured_machine
 
     if save is not None and not save.endswith((".yaml", ".yml")):
-        raise UserError(f"--save {save}", allowed="a name that ends in .yaml", hint=f"--save {save}.yaml")
+        raise UserError(
+            f"--save {save} is not a .yaml file",
+            allowed="a file whose name ends with .yaml",
+            hint=f"--save {save}.yaml",
+        )
     if save is not None and not Path(save).resolve().parent.is_dir():
-        raise UserError(f"--save {save}: no folder {Path(save).parent}", hint="make it first")
+        raise UserError(f"--save {save}: the folder {Path(save).parent} does not exist", hint="make it first")
     if threads is not None and threads < 1:
-        raise UserError(f"--threads {threads}", allowed="1 or more")
+        raise UserError(f"--threads {threads} is out of range", allowed="1 or more")
     if threads is not None and device == "cuda":
         raise UserError("--threads has no effect on a GPU", allowed="with --device cpu")
     is_gpu = device == "cuda"

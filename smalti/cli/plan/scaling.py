@@ -1,4 +1,4 @@
-"""``smalti plan scaling``: the predicted step on more and more devices; printed, and plotted."""
+"""``smalti plan scaling``: the predicted step on a growing number of devices; printed, and plotted."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from smalti.cost.layout.scaling import Curve, Point
 
 _TITLES = {
-    "strong": "The recipe's batch on all of them (strong scaling)",
-    "weak": "A batch that grows with the devices, to the recipe's (weak scaling)",
-    "dense": "A dense model of as many active parameters, its batch growing likewise",
+    "strong": "The recipe's batch on each number of devices (strong scaling)",
+    "weak": "A batch that grows with the devices, up to the recipe's (weak scaling)",
+    "dense": "A dense model with as many active parameters; its batch grows too",
 }
 
 
@@ -35,7 +35,7 @@ def scaling(
     """Print the predicted step, speed and MFU on each number of devices, for a fixed batch and for one that grows.
 
     The layout is the fastest of those with replicate and shard alone; where none of them fits, of all. An MoE is
-    compared with a dense model of as many active parameters.
+    compared with a dense model that has as many active parameters.
     """
     from smalti.cli.plan.plot_file import require_svg
     from smalti.config.hardware import hardware
@@ -63,14 +63,16 @@ def scaling(
         print(f"\nplot: {plot}")
 
 
-def _numbers(given: str) -> list[int]:
+def _numbers(text: str) -> list[int]:
     from smalti.base.errors import UserError
 
     try:
-        return [int(number) for number in given.split(",")]
+        return [int(number) for number in text.split(",")]
     except ValueError as error:
         raise UserError(
-            f"--gpus {given}", allowed="whole numbers separated by commas", hint="--gpus 8,64,512"
+            f"--gpus {text} is not a list of numbers",
+            allowed="whole numbers separated by commas",
+            hint="--gpus 8,64,512",
         ) from error
 
 
@@ -127,7 +129,7 @@ def _text(config: "RunConfig", device: "Hardware", curves: dict[str, "Curve"]) -
              "memory", "bubble", "network")  # fmt: skip
     lines = [f"{config.name} on {device.title}"]
     for kind, curve in curves.items():
-        ratios = _beside_dense(curve, curves["dense"]) if kind == "weak" and "dense" in curves else ""
+        ratios = _relative_to_dense(curve, curves["dense"]) if kind == "weak" and "dense" in curves else ""
         lines += ["", f"{_TITLES[kind]}:", ""]
         lines.append(table(names, [_row(point) for point in curve.points]) if curve.points else "none")
         lines += [f"{number:,}: {why}" for number, why in curve.missing.items()]
@@ -154,7 +156,7 @@ def _row(point: "Point") -> tuple[str, ...]:
     )
 
 
-def _beside_dense(curve: "Curve", dense: "Curve") -> str:
+def _relative_to_dense(curve: "Curve", dense: "Curve") -> str:
     from smalti.base.units import format_frac
 
     others = {point.prediction.gpus: point.prediction.tokens_per_s for point in dense.points}
@@ -163,4 +165,4 @@ def _beside_dense(curve: "Curve", dense: "Curve") -> str:
         for point in curve.points
         if point.prediction.gpus in others
     ]
-    return f"Speed beside a dense model of as many active parameters: {', '.join(ratios)}" if ratios else ""
+    return f"Speed relative to a dense model with as many active parameters: {', '.join(ratios)}" if ratios else ""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from smalti.cost.layout.scaling import Curve
 
-_LABELS = {"strong": "one batch", "weak": "batch that grows", "dense": "dense model of as many active parameters"}
+_LABELS = {"strong": "one batch", "weak": "batch that grows", "dense": "dense model with as many active parameters"}
 _COLOURS = {"strong": 0, "weak": 1, "dense": 2}
 _IDEAL = 7
 
@@ -31,7 +31,7 @@ def _speed(name: str, device: str, curves: dict[str, "Curve"]) -> str:
         lines.append(
             Series(_LABELS[kind], gpus, [prediction.tokens_per_s for prediction in predictions], colour=_COLOURS[kind])
         )
-    title = f"{name} on {device}: tokens per second; dashed: in proportion to the devices"
+    title = f"{name} on {device}: tokens per second; dashed: proportional to the devices"
     return line_chart(lines, title=title, x_label="devices", log_x=True, log_y=True)
 
 

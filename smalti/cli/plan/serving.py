@@ -136,7 +136,7 @@ def _text(plan: dict[str, Any], served: "Served", load: "Load", gpu: str | None)
                     f"{plan['bits_per_param']:.3f} bits each"),
         ("", kinds),
         ("cache", f"{format_bytes(plan['kv_bytes'])} in {load.kv}, {format_bytes(a_token)} a token"),
-        ("activations", f"{format_bytes(plan['activations_bytes'])}, an estimate"),
+        ("activations", f"{format_bytes(plan['activations_bytes'])} (estimate)"),
         ("total", format_bytes(plan["total_bytes"])),
     ]  # fmt: skip
     return "\n".join([pairs(lines), "", *_table(plan["devices"], gpu), "", *_notes(plan["devices"])])

@@ -39,9 +39,9 @@ def time(
 
     config = load_recipe(recipe, overrides)
     options = {"--gpu": gpu, "--measure": measure or None, "--rate": rate}
-    given = [option for option, value in options.items() if value is not None]
-    if len(given) > 1:
-        raise UserError(f"{' and '.join(given)} exclude each other", allowed="one of them")
+    used = [option for option, value in options.items() if value is not None]
+    if len(used) > 1:
+        raise UserError(f"{' and '.join(used)} exclude each other", allowed="one of them")
     machine = hardware(gpu) if gpu is not None else measure_for(config) if measure else None
     plan = plan_run(config, machine=machine, rate_flops_per_s=rate)
     taken = tokens_by_source(config.data, config.length)

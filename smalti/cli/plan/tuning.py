@@ -91,12 +91,12 @@ def _head(name: str, plan: "Tuned") -> dict[str, Any]:
 
 _NOTES = {
     "state_bytes": "fp32 masters, gradients, two moments",
-    "frozen_bytes": "the base",
-    "reference_bytes": "the reference in bf16",
-    "gathered_bytes": "whole at one time",
-    "activations_bytes": "of a microbatch, an upper estimate",
+    "frozen_bytes": "the base model",
+    "reference_bytes": "the reference model in bf16",
+    "gathered_bytes": "gathered at one time",
+    "activations_bytes": "of a microbatch (upper estimate)",
     "logits_bytes": "in chunks",
-    "reduced_bytes": "gradients of embedding and head, after the three above are gone",
+    "reduced_bytes": "gradients of embedding and head, after the three above are freed",
 }
 
 

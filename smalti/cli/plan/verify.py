@@ -4,15 +4,16 @@ from typing import Annotated, Any
 
 import typer
 
-from smalti.cli.options import Json
+from smalti.cli.options import Json, Run
 from smalti.cli.plan.devices import Gpu, device_of_run
 from smalti.cli.plan.measure import Measure, measure_for
 
 
 def verify(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")],
+    run: Run,
     within: Annotated[
-        float | None, typer.Option(help="Exit 3 unless the measured step time is within this factor of the predicted.")
+        float | None,
+        typer.Option(help="Exit 3 if the measured step time is not within this factor of the predicted one."),
     ] = None,
     gpu: Gpu = None,
     measure: Measure = False,
@@ -21,7 +22,7 @@ def verify(
     """Compare the plan with what the run measured: step time, tokens/s, MFU, time.
 
     Predicts for the GPU that the run recorded, unless another device is given. For a run on a CPU give a file of
-    'smalti plan hardware this-machine --save', or --measure on that machine. MFU is of the run's own peak.
+    'smalti plan hardware this-machine --save', or --measure on that machine. MFU uses the peak that the run recorded.
     """
     from smalti.base.errors import CheckFailed, UserError
     from smalti.cli.tables import print_json

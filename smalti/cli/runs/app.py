@@ -182,9 +182,9 @@ def send_(
         list[str] | None, typer.Argument(metavar="A.B=VALUE", help="Changes to the run's track section.")
     ] = None,
 ) -> None:
-    """Send the metrics, parameters, tags and state that the run's trackers miss. The run must not be training.
+    """Send the metrics, parameters, tags and state that the run's trackers lack. The run must not be training.
 
-    For use after an outage that outlasted the run, or for a run that had no tracker. There is no time limit.
+    Use it after an outage that outlasted the run, or for a run that had no tracker. There is no time limit.
     """
     from smalti.track.run import resolve
     from smalti.track.trackers import send
@@ -196,11 +196,11 @@ def send_(
         raise typer.Exit(3)
 
 
-def _column_names(given: str | None, default: Sequence[str]) -> list[str]:
-    if given is None:
+def _column_names(option: str | None, default: Sequence[str]) -> list[str]:
+    if option is None:
         return list(default)
-    names = [name.strip() for name in given.removeprefix("+").split(",") if name.strip()]
-    return [*default, *names] if given.startswith("+") else names
+    names = [name.strip() for name in option.removeprefix("+").split(",") if name.strip()]
+    return [*default, *names] if option.startswith("+") else names
 
 
 def _parameters(run: Path) -> tuple[int, int] | None:

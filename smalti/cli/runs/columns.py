@@ -34,12 +34,12 @@ class Column:
 
 
 def columns(names: Sequence[str]) -> list[Column]:
-    """The columns of these names; UserError for one that is neither named, nor a metric, nor a config key."""
+    """Return the columns of these names; raises UserError for a name that ``column`` does not know."""
     return [column(name) for name in names]
 
 
 def column(name: str) -> Column:
-    """A named column; else a metric where the name holds ``/``, a config key where it holds ``.`` or is one."""
+    """Return a column of the table, else of a metric (name with ``/``) or of a config key (with ``.``, or ``seed``)."""
     if name in COLUMNS:
         return COLUMNS[name]
     if "/" in name:
@@ -49,13 +49,13 @@ def column(name: str) -> Column:
     close = nearest(name, COLUMNS)
     raise UserError(
         f"'{name}' is not a column",
-        allowed=f"{', '.join(COLUMNS)}; a metric, as loss/train/total; a config key, as train.optimizer.lr",
+        allowed=f"{', '.join(COLUMNS)}; a metric, such as loss/train/total; a config key, such as train.optimizer.lr",
         hint=f"did you mean '{close}'?" if close else None,
     )
 
 
 def conditions(texts: Sequence[str]) -> Callable[[RunSummary], bool]:
-    """The test that all of ``loss<2``, ``state=done``, ``run=lr-*`` hold; a run without a value fails it."""
+    """Return a test whether a run meets all conditions (``loss<2``, ``run=lr-*``); one without a value does not."""
     tests = [_condition(text) for text in texts]
     return lambda run: all(test(run) for test in tests)
 
@@ -79,7 +79,7 @@ def _condition(text: str) -> Callable[[RunSummary], bool]:
     if limit is None and sign not in ("=", "!="):
         raise UserError(
             f"--where '{text}': '{wanted}' is not a number, and {sign} compares numbers",
-            allowed="a number, a percentage as 30%, a time as 90s, 5min or 2h",
+            allowed="a number, a percentage such as 30%, or a time such as 90s, 5min or 2h",
         )
 
     def holds(run: RunSummary) -> bool:

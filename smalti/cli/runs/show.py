@@ -197,7 +197,11 @@ def _attempts_text(attempts: list[dict[str, Any]]) -> str:
             str(attempt.get("code", "-")),
             attempt.get("ended")
             or attempt.get("died")
-            or ("still running, or killed with its machine" if attempt is attempts[-1] else "killed: it wrote no end"),
+            or (
+                "still running, or killed with its machine"
+                if attempt is attempts[-1]
+                else "killed: no end was recorded"
+            ),
         )
         for attempt in attempts
     ]
@@ -266,7 +270,7 @@ def _sizes_text(facts: dict[str, Any]) -> str:
 
 def with_unit(name: str, value: float) -> str:
     """The value of a metric with its unit, as text."""
-    if name == "time/train":  # hours, as the table of names says
+    if name == "time/train":  # in hours
         return f"{format_seconds(value * 3600)} in training steps"
     if name == "time/token":
         return f"{format_count(value)} tokens"

@@ -31,7 +31,7 @@ def train(
     ] = False,
     fork: Annotated[
         bool,
-        typer.Option("--fork", help="Continue from the newest checkpoint with other data, length or rate."),
+        typer.Option("--fork", help="Continue from the newest checkpoint with other data, length or learning rate."),
     ] = False,
     dry_run: Annotated[
         bool,
@@ -50,7 +50,7 @@ def train(
     Ctrl-C saves and exits (code 130), a second one exits at once. SIGTERM saves and exits (code 75).
 
     train.parallel.ranks processes are started on this machine, each with a log in the run's logs/attempt-N. For several
-    machines use torchrun or srun: their world is joined, with its number of ranks and its handling of output.
+    machines use torchrun or srun: each process that they start trains as one rank, and they handle the output.
 
     A run folder resumes in place, also when moved or copied; name= or folder= makes another run of its config. --try 2
     trains, evaluates and saves two steps of the run in a folder that the next trial replaces, without starting the run.
@@ -82,7 +82,7 @@ def train(
         preflight.dry_run(loaded.config, ranks=ranks, fork=planned, gpu=gpu, as_json=as_json)
         return
     _warn(*preflight.check_machine(loaded.config))
-    raise typer.Exit(_as_agent(loaded, ["train", recipe, *overrides, *trials.arguments(trial)], fork=planned))
+    raise typer.Exit(_as_agent(loaded, ["train", recipe, *overrides], fork=planned, trial=trial))
 
 
 def _check_options(
@@ -126,16 +126,17 @@ def _planned_fork(config: "RunConfig") -> "Fork | None":
     return planned
 
 
-def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork | None") -> int:
+def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork | None", trial: int | None) -> int:
     """Open the run folder, run one attempt, and report how it ended."""
     from smalti.base import clock, log
     from smalti.base.env import log_level
     from smalti.base.errors import ExitCode
-    from smalti.cli.train import preflight
+    from smalti.cli.train import preflight, trials
     from smalti.fleet import agent
     from smalti.track import trackers
     from smalti.track.run import RunFolder
 
+    arguments = [*arguments, *trials.arguments(trial)]
     log.setup(log_level())
     _warn(_idle_nodes())
     started_s = clock.now_s()
@@ -175,7 +176,7 @@ def _as_agent(loaded: "Loaded[RunConfig]", arguments: list[str], *, fork: "Fork 
         folder.close()
     if outcome.code == ExitCode.DONE:
         seconds = None if finished else clock.now_s() - started_s
-        print(_done_text(folder, seconds, exportable=why_not is None), file=sys.stderr)
+        print(_done_text(folder, seconds, exportable=why_not is None and trial is None), file=sys.stderr)
         _warn_of_worse(folder)
         if loaded.config.init_from is not None:
             _show_continued(folder)
@@ -209,7 +210,7 @@ def _warn(*texts: str | None) -> None:
 
 
 def _idle_nodes() -> str | None:
-    """The warning that ranks are started on this node alone although the Slurm job has more."""
+    """Return a warning where ranks are started on this node only although the Slurm job has more."""
     from smalti.base.env import nodes_left_out
 
     count = nodes_left_out()
@@ -220,7 +221,7 @@ def _idle_nodes() -> str | None:
 
 
 def _done_text(folder: "RunFolder", seconds: float | None, *, exportable: bool) -> str:
-    """``runs/x: done, 40 steps in 2m03s; next: ...``; ``seconds`` of this attempt; None: it had nothing to do."""
+    """Return ``runs/x: done, 40 steps in 2m03s; next: ...``; ``seconds`` of this attempt, None if it did nothing."""
     from smalti.base.units import format_seconds
 
     rows = folder.metrics()
@@ -248,7 +249,7 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool, trial: int | None) -> i
     else:
         loaded = _of_world(loaded, place.world_size)
         config = loaded.config
-        if place.rank == 0:  # of another launcher: no agent has printed it
+        if place.rank == 0:  # under another launcher no agent has printed it
             from smalti.cli.train import preflight
 
             _warn(preflight.not_exportable(config))
@@ -273,8 +274,8 @@ def _as_rank(loaded: "Loaded[RunConfig]", *, fork: bool, trial: int | None) -> i
 def _evaluation(
     config: "RunConfig", indexes: "Mapping[str, bytes] | None" = None, mesh: "Mesh | None" = None
 ) -> "Evaluate | None":
-    """Return ``heldout_hook``. Rank 0 first warns of data that no agent has checked (``preflight.check_local_data``),
-    because it is in a store or another launcher started the ranks."""
+    """Return ``heldout_hook``. Rank 0 first warns of too many epochs if no agent has (``preflight.check_local_data``),
+    because data is in a store or another launcher started the ranks."""
     from smalti.base import log
     from smalti.base.env import attempt_is_open, world
     from smalti.cli.plan.data import repeat_warnings

@@ -1,7 +1,7 @@
-"""The layout that a run gets on this machine, for the checks before its start and for the dry run.
+"""Resolve the layout of a run on this machine, for the checks before its start and for the dry run.
 
-It is the layout of the ranks if they run on the devices of this machine. For other devices the simple rule of
-``cost/layout/auto.py`` applies, and the printed line says so.
+For devices that this machine does not have, the simple rule of ``cost/layout/auto.py`` applies, and the printed line
+says so.
 """
 
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ _USUAL_NODE = 8
 
 
 def local_layout(config: "RunConfig", ranks: int) -> "Resolved":
-    """UserError with the nearest possible layout where the axes cannot be laid over ``ranks``."""
+    """Return the layout of ``ranks``. Raises UserError with the nearest possible layout if the axes do not fit."""
     from smalti.cost.layout.auto import resolve
 
     return resolve(config, ranks, hardware=_device(config), node_ranks=_node_ranks(config, ranks))
@@ -38,7 +38,7 @@ def layout_lines(config: "RunConfig", ranks: int) -> list[str]:
 
 
 def _device(config: "RunConfig") -> "Hardware | None":
-    """The GPU that the driver lists; only read where a choice depends on it."""
+    """Return the GPU that the driver lists; it is read only where a choice depends on it."""
     from smalti.config.hardware import hardware_of_driver
 
     names = [] if config.train.parallel.device == "cpu" or not config.train.parallel.open_axes else _local_gpus()
@@ -52,8 +52,8 @@ def _local_gpus() -> list[str]:
 
 
 def _node_ranks(config: "RunConfig", ranks: int) -> int:
-    """Ranks on a node: those that a launcher started on this one; else all; for a recipe with GPUs on a machine without
-    any, those of a usual node."""
+    """Return the ranks of a node: as a launcher started them here; else all; for a recipe with GPUs on a machine
+    without any, those of a usual node."""
     from smalti.base.env import inside_world, world
 
     if inside_world():

@@ -46,7 +46,7 @@ def origin_warnings(config: "RunConfig") -> list[str]:
 
 
 def _check_retained(config: "RunConfig") -> None:
-    """Raise where a resumed run would measure data.retain otherwise than before its first step."""
+    """Raise if a resumed run would measure data.retain differently from before its first step."""
     from smalti.track.report.continued import require_alike
     from smalti.track.report.read import read_run
     from smalti.track.run import RunFolder
@@ -56,8 +56,8 @@ def _check_retained(config: "RunConfig") -> None:
 
 
 def data_is_local(config: "RunConfig") -> bool:
-    """Whether all that the run reads is in local folders. Data in a store is checked by rank 0 instead, so that the job
-    reads an index once and not once more on every node."""
+    """Return whether all data of the run is in local folders. Data in a store is checked by rank 0 instead, so that the
+    job reads each index once rather than once per node."""
     from smalti.base import store
 
     sources = config.data.sources.values()
@@ -66,7 +66,7 @@ def data_is_local(config: "RunConfig") -> bool:
 
 
 def check_machine(config: "RunConfig") -> list[str]:
-    """As ``check_local_data``, and raise for a device that this machine does not have."""
+    """Raise for a device that this machine does not have, and for problems of local data; returns warnings."""
     _check_device(config)
     return check_local_data(config)
 
@@ -93,7 +93,7 @@ def _check_device(config: "RunConfig") -> None:
 
 
 def _check_run_folder(folder: str) -> None:
-    """Raise the OSError that making the folder would raise: a file in its place, or no permission."""
+    """Raise the OSError that creating the folder would raise: a file in its place, or no permission."""
     from smalti.base import store
 
     if store.is_local(folder):
@@ -139,7 +139,9 @@ def _check_files(config: "RunConfig") -> None:
         return
     if not store.is_local(cache):
         raise UserError(
-            f"data.fetch.cache={cache} is not a local folder", allowed="a folder on a disk of the node", hint="a path"
+            f"data.fetch.cache={cache} is not a local folder",
+            allowed="a folder on a disk of the node",
+            hint="data.fetch.cache=/tmp/smalti",
         )
     existing = next(path for path in (Path(cache), *Path(cache).absolute().parents) if path.exists())
     try:
@@ -268,7 +270,7 @@ def _order_lines(config: "RunConfig", checked: "Inputs") -> list[str]:
         )
     if data.skip:
         spans = [f"[{begin:,}, {end:,})" for begin, end in data.skip]
-        each = ", each of the positions that the ones before leave" if len(spans) > 1 else ""
+        each = ", each in the positions that remain after those before it" if len(spans) > 1 else ""
         lines.append(f"skip       positions {', then '.join(spans)}{each}")
     if data.takedowns is not None:
         from smalti.data.stream.takedowns import Takedowns

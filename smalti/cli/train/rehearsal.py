@@ -1,4 +1,4 @@
-"""The figures of one rank in ``smalti train --dry-run``: a step rehearsed in this process, next to the planner's.
+"""Figures of one rank in ``smalti train --dry-run``: a step rehearsed in this process, next to the planner's.
 
 Rehearsed figures are counted (``train/rehearsal.py``), planned ones computed (``cost/``), and labelled so. For one rank
 the text has only planned figures and imports no torch; ``--json`` always rehearses. Step time and memory need a device.
@@ -33,7 +33,7 @@ class _Setting:
     microbatch_tokens: int
     device: "Hardware | None"
     memory_bytes: float | None
-    """Of a rank's device, for its tensors; None where the device is not known."""
+    """Memory of a rank's device for tensors; None if the device is unknown."""
 
     @property
     def kind(self) -> str:
@@ -45,7 +45,7 @@ class _Setting:
 
 
 def rehearsal_json(config: "RunConfig", *, gpu: str | None = None) -> dict[str, Any]:
-    """A JSON object of what a rank holds and sends in a step, rehearsed and planned."""
+    """Return what a rank holds and sends in a step, rehearsed and planned, as a JSON object."""
     from smalti.cost.params import count
 
     setting = _setting(config, gpu)
@@ -80,7 +80,7 @@ def rehearsal_json(config: "RunConfig", *, gpu: str | None = None) -> dict[str, 
 
 
 def rehearsal_lines(config: "RunConfig", *, gpu: str | None = None) -> list[str]:
-    """The same as tables, in lines of the dry run."""
+    """Return the figures of ``rehearsal_json`` as tables, in lines of the dry run."""
     setting = _setting(config, gpu)
     planned, rehearsal = _memory(setting), None
     if setting.layout.world_size > 1:
@@ -208,8 +208,8 @@ def _step_time_s(setting: _Setting) -> float | None:
 
 
 def _needed(setting: _Setting, peak_bytes: int, planned: "Memory") -> int:
-    """The peak with the other memory of a GPU. Compiled experts save more than the rehearsed operators, which only the
-    planner counts: for them the larger of both peaks is used."""
+    """Return the peak plus the other memory of a GPU. Compiled experts save more tensors than the rehearsed operators,
+    and only the planner counts them: for these the larger of both peaks is used."""
     from smalti.cost.memory.rank import Assumed
 
     assumed, parallel = Assumed(), setting.config.train.parallel

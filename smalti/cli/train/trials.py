@@ -13,15 +13,15 @@ FOLDER = "runs/.try"
 
 
 def arguments(steps: int | None) -> list[str]:
-    """The arguments of a trial for the ranks; empty where ``steps`` is None."""
+    """Return the arguments of a trial for the ranks; empty if ``steps`` is None."""
     return [] if steps is None else ["--try", str(steps)]
 
 
 def of(loaded: "Loaded[RunConfig]", steps: int | None) -> "Loaded[RunConfig]":
-    """The config of a trial: in an empty folder of trials, without trackers; unchanged where ``steps`` is None.
+    """Return the config of a trial, in an empty folder and without trackers; unchanged if ``steps`` is None.
 
-    The process that starts the ranks empties the folder. UserError where another process trains in it, or where folder=
-    was given.
+    The process that starts the ranks empties the folder. Raises UserError if another process trains in it, or if
+    folder= was given.
     """
     from smalti.base.env import attempt_is_open, inside_world, world
     from smalti.base.errors import UserError

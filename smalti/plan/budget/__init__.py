@@ -1,1 +1,1 @@
-"""Money, compute, parameters and tokens: from whatever is given, the rest."""
+"""Budgets: from some of money, compute, parameters and tokens, the others."""

@@ -1,7 +1,7 @@
-"""Chooses parameters and tokens where the given values leave them open: by a target loss, or optimally.
+"""Choose parameters and tokens where the given values leave them open: by a target loss, or optimally.
 
-The result is one point with the rule that chose it, or None where the values leave too much open. The loss is that of
-the active parameters; for an MoE it is an upper bound, unless ``experts`` asks for Clark's estimate.
+The result is one point and the rule that chose it, or None if too much is open. The loss is that of the active
+parameters; for an MoE it is an upper bound, unless ``experts`` is given (Clark's estimate).
 """
 
 import math
@@ -20,7 +20,7 @@ _LEAST, _MOST = math.log(1e-3), math.log(1e40)
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen quantities, and the rule."""
+    """Names of the chosen quantities, and the rule as text."""
 
     names: tuple[str, ...]
     text: str
@@ -32,23 +32,23 @@ class Law:
 
     fit: Fit
     experts: float | None = None
-    """Experts for each one that a token uses, by Clark et al.; None: experts are left out."""
+    """Experts for each active one, by Clark et al.; None: the law ignores experts."""
     unique_tokens: float | None = None
 
     def params(self, active: float) -> float:
-        """The parameters that the law counts."""
+        """Return the parameters that the law counts."""
         return active if self.experts is None else laws.clark_params(active, self.experts)
 
     def loss(self, active: float, tokens: float) -> float:
-        """Nats a token."""
+        """Return the loss in nats per token."""
         return laws.loss(self.fit, self.params(active), tokens, unique_tokens=self.unique_tokens)
 
     def tokens_for_loss(self, active: float, target: float) -> float:
-        """Tokens that bring ``active`` parameters to the loss ``target``; UserError where none do."""
+        """Return the tokens that bring ``active`` parameters to the loss ``target``. Raises UserError if none do."""
         return laws.tokens_for_loss(self.fit, self.params(active), target, unique_tokens=self.unique_tokens)
 
     def balance(self, active: float, tokens: float, served: float) -> float:
-        """``laws.balance``, for active parameters."""
+        """Return ``laws.balance`` by active parameters."""
         slope = 1.0 if self.experts is None else laws.clark_exponent(self.experts)
         params = self.params(active)
         return math.log(slope) + laws.balance(
@@ -56,7 +56,7 @@ class Law:
         )
 
     def cheapest(self, target: float, served: float) -> tuple[float, float]:
-        """Active parameters and tokens of the least 6 N D + 2 N ``served`` that reach the loss ``target``."""
+        """Return active parameters and tokens that reach the loss ``target`` at the least 6 N D + 2 N ``served``."""
         if self.experts is None:
             return laws.cheapest(self.fit, target, served, self.unique_tokens)
 
@@ -74,19 +74,19 @@ class Law:
         """Logarithm of the largest number of active parameters that the law covers."""
         return _MOST if self.experts is None else math.log(laws.CLARK_PARAMS_MAX)
 
-    def check_loss(self, given: Quantity, active: float, tokens: float) -> str | None:
-        """UserError where the law contradicts a given loss; a note where they differ inside the law's interval."""
+    def check_loss(self, target: Quantity, active: float, tokens: float) -> str | None:
+        """Return a note if ``target`` differs from the law inside its interval. Raises UserError if outside."""
         predicted = self.loss(active, tokens)
-        off = abs(given.value - predicted)
-        if off <= given.value * max(given.rounding, 1e-9):
+        off = abs(target.value - predicted)
+        if off <= target.value * max(target.rounding, 1e-9):
             return None
         interval = laws.loss_interval(self.fit, self.params(active), tokens, unique_tokens=self.unique_tokens)
-        says = f"{self.fit.name} gives {format_number(predicted)}"
+        law_text = f"{self.fit.name} gives {format_number(predicted)}"
         if interval is not None:
-            says += f" ({format_number(interval[0])} to {format_number(interval[1])})"
+            law_text += f" ({format_number(interval[0])} to {format_number(interval[1])})"
         model = f"{format_number(active)} active parameters and {format_number(tokens)} tokens"
-        message = f"loss={given.text} but {says} for {model}"
-        if interval is not None and interval[0] <= given.value <= interval[1]:
+        message = f"loss={target.text} but {law_text} for {model}"
+        if interval is not None and interval[0] <= target.value <= interval[1]:
             return message
         raise UserError(message, allowed="a loss that the law gives", hint="leave loss out, or params, or tokens")
 
@@ -94,7 +94,7 @@ class Law:
 def close(system: System, law: Law, target: float | None, served: float, *, may_choose: bool) -> Choice | None:
     """Determine active parameters and tokens in ``system`` as far as possible; return the choice, if one was made.
 
-    served: inference tokens, weighed in FLOPs of training tokens; they count only where there is a choice.
+    ``served``: inference tokens, weighed in FLOPs of training tokens; they count only where there is a choice.
     """
     free, point, direction = system.line("active_params", "tokens")
     if free == 1 and target is not None:
@@ -106,7 +106,7 @@ def close(system: System, law: Law, target: float | None, served: float, *, may_
             return None
         active, tokens = law.cheapest(target, served)
         _settle(system, active, tokens)
-        what = "least cost of training and use" if served else "least cost of training"
+        what = "least cost of training and inference" if served else "least cost of training"
         return Choice(_ALL, f"of all models of loss={format_number(target)} the one with the {what}, by {law.fit.name}")
     if min(direction) >= 0 and max(direction) > 0 and 0 not in direction:
         return None  # parameters and tokens grow together: there is no optimum
@@ -115,7 +115,7 @@ def close(system: System, law: Law, target: float | None, served: float, *, may_
     t = root(lambda t: sign * law.balance(*_at(point, direction, t), served), low, high)
     active, tokens = _at(point, direction, t)
     _settle(system, active, tokens)
-    rule = "cheapest over training and use for its loss" if served else "compute-optimal"
+    rule = "cheapest over training and inference for its loss" if served else "compute-optimal"
     if direction[0] == 0:
         return Choice(
             ("tokens",), f"the tokens for {format_number(active)} active parameters: {rule} by {law.fit.name}"
@@ -132,7 +132,7 @@ def close(system: System, law: Law, target: float | None, served: float, *, may_
 def _reach(
     system: System, law: Law, target: float, point: tuple[float, float], direction: tuple[float, float]
 ) -> Choice | None:
-    """The point of a line that has the loss ``target``."""
+    """Set the point of a line that has the loss ``target``; return the choice, if there were two."""
     low, high = _ends(law, point, direction)
     choice = None
     if direction[1] < 0:  # so many FLOPs: the loss first falls with the size, then rises
@@ -172,7 +172,7 @@ def _at(point: tuple[float, float], direction: tuple[float, float], t: float) ->
 
 
 def _ends(law: Law, point: tuple[float, float], direction: tuple[float, float]) -> tuple[float, float]:
-    """The range of t in which both stay within their bounds."""
+    """Return the range of t in which both quantities stay within their bounds."""
     low, high = -1e3, 1e3
     for at, step, most in zip(point, direction, (law.most, _MOST), strict=True):
         if step:

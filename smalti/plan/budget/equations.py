@@ -1,7 +1,7 @@
-"""Products of quantities, solved as linear equations of their logarithms.
+"""Solve products of quantities as linear equations of their logarithms.
 
-Which quantities follow from the given ones is decided exactly (elimination over integers), their values to the
-precision of a float. A contradiction is reported with the equation and its numbers.
+Which quantities follow is decided exactly (elimination over fractions); values have the precision of a float. A
+contradiction raises UserError with the equation and its numbers.
 """
 
 import math
@@ -24,7 +24,7 @@ class Equation:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All quantities in it."""
+        """All quantities of the equation."""
         return (self.left, *self.right, *self.under)
 
     @property
@@ -57,16 +57,16 @@ class _Row:
     parts: dict[str, Fraction]
 
     def minus(self, other: "_Row", times: Fraction) -> "_Row":
-        def less(mine: dict[str, Fraction], its: dict[str, Fraction]) -> dict[str, Fraction]:
+        def subtract(left: dict[str, Fraction], right: dict[str, Fraction]) -> dict[str, Fraction]:
             difference = {
-                name: mine.get(name, Fraction(0)) - times * its.get(name, Fraction(0)) for name in {**mine, **its}
+                name: left.get(name, Fraction(0)) - times * right.get(name, Fraction(0)) for name in {**left, **right}
             }
             return {name: value for name, value in difference.items() if value}
 
         return _Row(
-            less(self.coefficients, other.coefficients),
+            subtract(self.coefficients, other.coefficients),
             self.right - float(times) * other.right,
-            less(self.parts, other.parts),
+            subtract(self.parts, other.parts),
         )
 
 
@@ -78,37 +78,38 @@ class System:
         self._rows: dict[str, _Row] = {}
         self._given: dict[str, Quantity] = {}
         self.rounded: list[str] = []
-        """Quantity values that fit together only as they are rounded."""
+        """Notes on values that agree only within the rounding of their digits."""
         for equation in equations:
             self.equate(equation)
 
     def equate(self, equation: Equation) -> bool:
-        """Add an equation; False where the others already imply or contradict it."""
+        """Add an equation; return False if the others already imply or contradict it."""
         if equation not in self.equations:
             self.equations.append(equation)
         exponents = {name: Fraction(power) for name, power in equation.exponents.items()}
         return self._insert(_Row(exponents, math.log(equation.factor), {})) is None
 
-    def give(self, given: Quantity) -> None:
-        """Add a value; UserError where it contradicts the others by more than the digits given leave open."""
-        rest = self._insert(_Row({given.name: Fraction(1)}, math.log(given.value), {given.name: Fraction(1)}))
-        self._given.setdefault(given.name, given)
+    def give(self, quantity: Quantity) -> None:
+        """Add a value. Raises UserError if it contradicts the others by more than the rounding of the digits given."""
+        name = quantity.name
+        rest = self._insert(_Row({name: Fraction(1)}, math.log(quantity.value), {name: Fraction(1)}))
+        self._given.setdefault(name, quantity)
         if rest is None:
             return
         rounding = sum(
-            abs(float(part)) * (given if name == given.name else self._given[name]).rounding
-            for name, part in rest.parts.items()
+            abs(float(part)) * (quantity if other == name else self._given[other]).rounding
+            for other, part in rest.parts.items()
         )
         if abs(rest.right) > min(rounding, MAX_ROUNDING) + 1e-9:
-            message, equation = self._described(given, rest)
-            others = [name for name in self._given if name in rest.parts and name != given.name]
+            message, equation = self._describe(quantity, rest)
+            others = [other for other in self._given if other in rest.parts and other != name]
             raise UserError(
                 message,
                 allowed=f"values with {equation}, to the digits given",
-                hint=f"leave one of them out: {', '.join((*others, given.name))}",
+                hint=f"leave one of them out: {', '.join((*others, name))}",
             )
         if abs(rest.right) > 1e-5:
-            self.rounded.append(f"{self._described(given, rest)[0]}: the same to the digits given, each is kept")
+            self.rounded.append(f"{self._describe(quantity, rest)[0]}: equal to the digits given, both are kept")
 
     def set(self, name: str, value: float) -> None:
         """Add a chosen or assumed value; it must not be determined yet, or be equal."""
@@ -116,29 +117,31 @@ class System:
         assert rest is None or abs(rest.right) < 1e-6, f"{name}={value} contradicts the plan"
 
     def value(self, name: str) -> float | None:
-        """The value where it is determined."""
+        """Return the value if it is determined, else None."""
         row = self._rows.get(name)
         return math.exp(row.right) if row is not None and len(row.coefficients) == 1 else None
 
     def line(self, first: str, second: str) -> tuple[int, tuple[float, float], tuple[float, float]]:
-        """How far two quantities are determined: (degrees of freedom, logarithms at a point, direction).
+        """Return how far two quantities are determined: (degrees of freedom, logarithms at a point, direction).
 
-        With one degree of freedom their logarithms are point + t x direction; with two, direction means nothing.
+        With one degree of freedom their logarithms are point + t x direction; with two, ``direction`` is unused.
         """
-        (at, one), (and_at, other) = self._affine(first), self._affine(second)
-        names = sorted({*one, *other})
+        first_log, first_slopes = self._affine(first)
+        second_log, second_slopes = self._affine(second)
+        point = first_log, second_log
+        names = sorted({*first_slopes, *second_slopes})
         if not names:
-            return 0, (at, and_at), (0.0, 0.0)
-        pairs = [(one.get(name, Fraction(0)), other.get(name, Fraction(0))) for name in names]
+            return 0, point, (0.0, 0.0)
+        pairs = [(first_slopes.get(name, Fraction(0)), second_slopes.get(name, Fraction(0))) for name in names]
         if any(a * d != b * c for a, b in pairs for c, d in pairs):
-            return 2, (at, and_at), (0.0, 0.0)
+            return 2, point, (0.0, 0.0)
         a, b = next(pair for pair in pairs if any(pair))
         sign = -1 if a < 0 or (a == 0 and b < 0) else 1
         size = max(abs(a), abs(b))
-        return 1, (at, and_at), (float(sign * a / size), float(sign * b / size))
+        return 1, point, (float(sign * a / size), float(sign * b / size))
 
     def equation_of(self, name: str) -> Equation | None:
-        """An equation by which ``name`` follows from values that are all known; those of given values first."""
+        """Return an equation by which ``name`` follows from known values, preferably given ones, or None."""
         known = [
             equation
             for equation in self.equations
@@ -153,7 +156,7 @@ class System:
         return row.right, {other: -value for other, value in row.coefficients.items() if other != name}
 
     def _insert(self, row: _Row) -> _Row | None:
-        """Reduce ``row`` and add it; return what is left of it where it adds nothing."""
+        """Reduce ``row`` and add it; return the rest of a row that adds nothing, else None."""
         for name in list(row.coefficients):
             if name in self._rows and name in row.coefficients:
                 row = row.minus(self._rows[name], row.coefficients[name])
@@ -172,23 +175,23 @@ class System:
         self._rows[pivot] = row
         return None
 
-    def _described(self, given: Quantity, rest: _Row) -> tuple[str, str]:
-        """(message of the difference between a value and the others, their equation)."""
-        others = [quantity for name, quantity in self._given.items() if name in rest.parts and name != given.name]
-        words = {quantity.name: quantity.text for quantity in (*others, given)}
-        values = {quantity.name: quantity.value for quantity in (*others, given)}
+    def _describe(self, quantity: Quantity, rest: _Row) -> tuple[str, str]:
+        """Return (message of the difference between a quantity and the others, their equation)."""
+        others = [other for name, other in self._given.items() if name in rest.parts and name != quantity.name]
+        words = {each.name: each.text for each in (*others, quantity)}
+        values = {each.name: each.value for each in (*others, quantity)}
         for name in dict.fromkeys(name for equation in self.equations for name in equation.names):
             if name not in values and (known := self.value(name)) is not None:
                 values[name], words[name] = known, format_number(known)
         for equation in self.equations:
-            if given.name not in equation.names or any(name not in values for name in equation.names):
+            if quantity.name not in equation.names or any(name not in values for name in equation.names):
                 continue
             right = equation.right_side(values)
             if not math.isclose(right, values[equation.left], rel_tol=1e-9):
-                said = f"{equation.left}={words[equation.left]} but {equation.write(words)}"
-                return (
-                    said if said.endswith(format_number(right)) else f"{said} = {format_number(right)}"
-                ), equation.text
-        implied = given.value * math.exp(-rest.right / float(rest.parts[given.name]))
-        given_values = ", ".join(f"{quantity.name}={quantity.text}" for quantity in others)
-        return f"{given.name}={given.text} but {given_values} give {format_number(implied)}", "all equations"
+                message = f"{equation.left}={words[equation.left]} but {equation.write(words)}"
+                if not message.endswith(format_number(right)):
+                    message += f" = {format_number(right)}"
+                return message, equation.text
+        implied = quantity.value * math.exp(-rest.right / float(rest.parts[quantity.name]))
+        given_values = ", ".join(f"{other.name}={other.text}" for other in others)
+        return f"{quantity.name}={quantity.text} but {given_values} give {format_number(implied)}", "all equations"

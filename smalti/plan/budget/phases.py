@@ -1,8 +1,8 @@
-"""The cost of the four phases of a model (pretraining, curriculum, fine-tuning, preference), and how far a budget goes.
+"""Cost of the phases of a model (pretraining, curriculum, fine-tuning, preference), and what a budget pays for.
 
-Computes compute and labelling cost of each phase, with an interval where a price, an MFU or a count is assumed, and the
-cost of the four rungs (prompt, tune, continue, pretrain). Missing counts are assumed only if no count is given, or if a
-budget is. Not included: bought or curated data, staff, evaluation, and the experiments before a run.
+Each phase has a compute and a labelling cost, with an interval where a price, an MFU or a count is assumed; the rungs
+(prompt, tune, continue, pretrain) add them up. Missing counts are assumed only if no count is given, or if a budget is.
+Not included: bought or curated data, staff, evaluation, and experiments before a run.
 """
 
 import math
@@ -14,16 +14,16 @@ from smalti.base.errors import UserError
 from smalti.config.hardware import Hardware, hardware
 from smalti.config.model import ModelConfig
 from smalti.plan.budget.problem import ASSUMED_GPU, ASSUMED_MFU, PRECISIONS, Assumption, counted
-from smalti.plan.budget.problem import LIMITS as OF_A_BUDGET
+from smalti.plan.budget.problem import LIMITS as BUDGET_LIMITS
 from smalti.plan.laws import law as laws
 from smalti.plan.laws.fits import DEFAULT, FITS, Interval, spread
 from smalti.plan.quantities import Quantity, parse_quantity, require_known, require_whole
 
 _SHARED = ("params", "active_params", "gpus", "mfu", "price_usd_per_gpu_hour", "cost_usd")
 LIMITS: dict[str, tuple[float, float]] = {
-    **{name: OF_A_BUDGET[name] for name in _SHARED},
-    "pretraining_tokens": OF_A_BUDGET["tokens"],
-    "curriculum_tokens": OF_A_BUDGET["tokens"],
+    **{name: BUDGET_LIMITS[name] for name in _SHARED},
+    "pretraining_tokens": BUDGET_LIMITS["tokens"],
+    "curriculum_tokens": BUDGET_LIMITS["tokens"],
     "pairs": (1, 1e12),
     "chats": (1, 1e12),
     "comparisons": (1, 1e12),
@@ -63,8 +63,8 @@ CURRICULUM_FRAC = 0.1
 """~1T tokens of higher quality after ~10T (the talk of 2024)."""
 
 TRAIN_FLOPS, DPO_FLOPS = 6, 8
-"""For each active parameter and token: forward and backward; with the forward pass of the reference model (Rafailov et
-al. 2023, arXiv 2305.18290)."""
+"""FLOPs for each active parameter and token: forward and backward; in DPO also the forward pass of the reference model
+(Rafailov et al. 2023, arXiv 2305.18290)."""
 
 RUNGS: Mapping[str, tuple[str, ...]] = {
     "prompt": (),
@@ -72,25 +72,25 @@ RUNGS: Mapping[str, tuple[str, ...]] = {
     "continue": ("curriculum", "fine-tuning", "preference"),
     "pretrain": ("pretraining", "curriculum", "fine-tuning", "preference"),
 }
-"""Rung -> the phases to pay for; earlier ones come with an open model."""
+"""Rung -> the phases to pay for; an open model includes the earlier ones."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its interval; None where nothing in it is assumed."""
+    """A number with its interval; the interval is None where nothing is assumed."""
 
     value: float
     interval: Interval | None = None
 
     def times(self, other: "Estimate | float") -> "Estimate":
-        """The product; distances in logarithms are combined as independent."""
+        """Return the product; distances in logarithms are combined as independent."""
         if not isinstance(other, Estimate):
             other = Estimate(other)
         value = self.value * other.value
         if self.interval is None and other.interval is None:
             return Estimate(value)
-        down = math.hypot(*(math.log(one.value / one.interval[0]) for one in (self, other) if one.interval))
-        up = math.hypot(*(math.log(one.interval[1] / one.value) for one in (self, other) if one.interval))
+        down = math.hypot(*(math.log(factor.value / factor.interval[0]) for factor in (self, other) if factor.interval))
+        up = math.hypot(*(math.log(factor.interval[1] / factor.value) for factor in (self, other) if factor.interval))
         return Estimate(value, (value * math.exp(-down), value * math.exp(up)))
 
     @property
@@ -101,7 +101,7 @@ class Estimate:
 
 
 def total(parts: Sequence[Estimate]) -> Estimate:
-    """The sum; the ends are added too, as fully correlated errors (such as that of an MFU)."""
+    """Return the sum; the ends are added too, as fully correlated errors (such as that of an MFU)."""
     value = sum(part.value for part in parts)
     if all(part.interval is None for part in parts):
         return Estimate(value)
@@ -115,26 +115,26 @@ class Phase:
 
     name: str
     tokens: Estimate | None
-    """Trained on, repeats included."""
+    """Tokens trained on, repeats included."""
     examples: Mapping[str, float]
-    """Kind -> how many; empty where there are only tokens."""
+    """Kind -> number of examples; empty where there are only tokens."""
     flops: Estimate | None
     gpu_hours: Estimate | None
     days: Estimate | None
     compute_usd: Estimate | None
     labelling_usd: Estimate | None
     cost_usd: Estimate | None
-    """Compute and labelling; None where one of them is not known."""
+    """Compute and labelling; None if one of them is unknown."""
 
 
 @dataclass(frozen=True)
 class Rung:
-    """One way to get a model."""
+    """A way to get a model, and what it costs."""
 
     name: str
     phases: tuple[str, ...]
     cost_usd: Estimate | None
-    """None: one of its phases is not known."""
+    """Cost of its phases; None if one is unknown."""
     affordable: str | None
     """``yes``, ``no``, or ``perhaps`` where the budget is inside the interval; None without a budget."""
     pairs_in_reach: float | None
@@ -143,19 +143,19 @@ class Rung:
 
 @dataclass(frozen=True)
 class Phases:
-    """The answer."""
+    """The result of ``solve``."""
 
     phases: tuple[Phase, ...]
     rungs: tuple[Rung, ...]
     rung: str | None
-    """The highest that the budget pays for; None without a budget."""
+    """Highest rung that the budget pays for; None without a budget."""
     cost_usd: float | None
     """The budget."""
     assumptions: tuple[Assumption, ...]
 
     def phase(self, name: str) -> Phase:
-        """The phase of that name."""
-        return next(one for one in self.phases if one.name == name)
+        """Return the phase of that name."""
+        return next(phase for phase in self.phases if phase.name == name)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
@@ -163,7 +163,7 @@ class Phases:
 
 
 def solve(values: Mapping[str, str | float], *, model: ModelConfig | None = None) -> Phases:
-    """The phases that ``values`` (names of ``KEYS``) describe; ``model`` as in ``budget.solve``."""
+    """Return the phases that ``values`` (names of ``KEYS``) describe; ``model`` as in ``budget.solve``."""
     for key in values:
         require_known(key, KEYS)
     return _Problem(values, model).answer()
@@ -174,7 +174,7 @@ class _Problem:
 
     def __init__(self, values: Mapping[str, str | float], model: ModelConfig | None) -> None:
         self.given: dict[str, Quantity] = {
-            one: parse_quantity(one, values[one], LIMITS[one]) for one in LIMITS if one in values
+            name: parse_quantity(name, values[name], LIMITS[name]) for name in LIMITS if name in values
         }
         if isinstance(values.get("gpus"), str):
             require_whole(self.given["gpus"])
@@ -182,7 +182,7 @@ class _Problem:
         self.assumptions: list[Assumption] = []
         self.precision = words.get("precision", "bf16")
         if self.precision not in PRECISIONS:
-            raise UserError(f"precision={self.precision} is not one to plan with", allowed=", ".join(PRECISIONS))
+            raise UserError(f"precision={self.precision} cannot be planned with", allowed=", ".join(PRECISIONS))
         self.active = self._active(words.get("model"), model)
         self.assumes = "cost_usd" in self.given or not any(name in self.given for name in COUNTS)
         if self.assumes and self.active is None:
@@ -194,25 +194,28 @@ class _Problem:
         self.device = self._device(words.get("gpu"))
 
     def answer(self) -> Phases:
-        """All phases and rungs."""
-        pretraining, curriculum = self._count("pretraining_tokens"), self._count("curriculum_tokens")
+        """Return all phases and rungs."""
         phases = (
-            self._phase("pretraining", pretraining, TRAIN_FLOPS, {}),
-            self._phase("curriculum", curriculum, TRAIN_FLOPS, {}),
+            self._phase("pretraining", self._count("pretraining_tokens"), TRAIN_FLOPS, {}),
+            self._phase("curriculum", self._count("curriculum_tokens"), TRAIN_FLOPS, {}),
             self._labelled("fine-tuning", ("pair", "chat"), TRAIN_FLOPS),
             self._labelled("preference", ("comparison",), DPO_FLOPS),
         )
         budget = self.given["cost_usd"].value if "cost_usd" in self.given else None
-        rungs = tuple(self._rung(name, [one for one in phases if one.name in own]) for name, own in RUNGS.items())
-        paid = [one.name for one in rungs if budget is not None and one.cost_usd and one.cost_usd.value <= budget]
+        rungs = tuple(
+            self._rung(rung, [phase for phase in phases if phase.name in names]) for rung, names in RUNGS.items()
+        )
+        paid = [rung.name for rung in rungs if budget is not None and rung.cost_usd and rung.cost_usd.value <= budget]
         self._check_used()
         return Phases(phases, rungs, paid[-1] if paid else None, budget, tuple(self.assumptions))
 
     def _active(self, name: str | None, model: ModelConfig | None) -> float | None:
         sizes = counted(name, model)
-        for one in ("active_params", "params"):
-            if one in self.given and one in sizes:
-                raise UserError(f"{one}={self.given[one].text} beside model={name}", allowed="one of them")
+        for key in ("active_params", "params"):
+            if key in self.given and key in sizes:
+                raise UserError(
+                    f"{key}={self.given[key].text} and model={name} exclude each other", allowed="one of them"
+                )
         if sizes:
             return sizes["active_params"]
         if "active_params" in self.given:
@@ -245,7 +248,7 @@ class _Problem:
         return Estimate(value, interval)
 
     def _assume(self, name: str, value: float, interval: Interval | None, why: str) -> None:
-        if all(one.name != name for one in self.assumptions):
+        if all(assumption.name != name for assumption in self.assumptions):
             self.assumptions.append(Assumption(name, value, interval, why))
 
     def _count(self, name: str) -> Estimate | None:
@@ -259,16 +262,15 @@ class _Problem:
         if name == "curriculum_tokens":
             before = self._count("pretraining_tokens")
             assert before is not None
-            found = before.times(CURRICULUM_FRAC)
-            self._assume(
-                name, found.value, found.interval, "a tenth of the pretraining: ~1T after ~10T (a talk of 2024)"
-            )
-            return found
+            tokens = before.times(CURRICULUM_FRAC)
+            why = "a tenth of the pretraining: ~1T after ~10T (a talk of 2024)"
+            self._assume(name, tokens.value, tokens.interval, why)
+            return tokens
         active = self.active
-        tokens = laws.tokens_for_params(FITS[DEFAULT], active)
+        optimal = laws.tokens_for_params(FITS[DEFAULT], active)
         interval = spread(FITS[DEFAULT], lambda fit: {"tokens": laws.tokens_for_params(fit, active)})["tokens"]
-        self._assume(name, tokens, interval, f"compute-optimal by {DEFAULT}; models with much inference use far more")
-        return Estimate(tokens, interval)
+        self._assume(name, optimal, interval, f"compute-optimal by {DEFAULT}; models with much inference use far more")
+        return Estimate(optimal, interval)
 
     def _labelled(self, name: str, kinds: tuple[str, ...], flops_each: int) -> Phase:
         counts = {kind: count for kind in kinds if (count := self._count(f"{kind}s")) is not None}
@@ -337,15 +339,17 @@ class _Problem:
                     raise UserError(f"{name} has no effect without a model", allowed="with params or model")
 
     def _rung(self, name: str, phases: Sequence[Phase]) -> Rung:
-        known = [one.cost_usd for one in phases if one.cost_usd is not None]
+        known = [phase.cost_usd for phase in phases if phase.cost_usd is not None]
+        names = tuple(phase.name for phase in phases)
         cost = total(known) if len(known) == len(phases) else None
         if "cost_usd" not in self.given:
-            return Rung(name, tuple(one.name for one in phases), cost, None, None)
-        budget, affordable, pairs = self.given["cost_usd"].value, None, None
+            return Rung(name, names, cost, None, None)
+        budget = self.given["cost_usd"].value
+        affordable = pairs = None
         if cost is not None:
             low, high = cost.interval or (cost.value, cost.value)
             affordable = "yes" if high <= budget else "no" if low > budget else "perhaps"
-        compute = [one.compute_usd.value for one in phases if one.compute_usd is not None]
+        compute = [phase.compute_usd.value for phase in phases if phase.compute_usd is not None]
         if phases and len(compute) == len(phases):
             pairs = max(0.0, budget - sum(compute)) / self._take("usd_per_pair").value
-        return Rung(name, tuple(one.name for one in phases), cost, affordable, pairs)
+        return Rung(name, names, cost, affordable, pairs)

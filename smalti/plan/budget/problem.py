@@ -1,4 +1,4 @@
-"""The quantities of a budget and their equations; one set of given values, solved for one fit and one assumed MFU.
+"""Quantities of a budget and their equations, and the solution for one fit and one assumed MFU.
 
 Given values are kept; every other value is derived, an ``Assumption`` or a ``Choice``. Contradictions and derived
 values out of range raise UserError with the equation.
@@ -54,7 +54,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "unique_tokens": (1e3, 1e18),
     "experts": (1, 512),
 }
-"""Number -> the least and the most that is believed. Quantity values are taken in this order."""
+"""Number -> the smallest and largest accepted value. Values are added to the system in this order."""
 
 OF_THE_LAW = ("loss", "inference_tokens", "inference_mfu", "unique_tokens", "experts")
 """Quantities that are in no equation."""
@@ -103,7 +103,7 @@ class Solution:
 
 
 class Problem:
-    """One set of given values. UserError for unknown keys and impossible values."""
+    """One set of given values. Raises UserError for unknown keys and impossible values."""
 
     def __init__(self, values: Mapping[str, str | float], model: ModelConfig | None = None) -> None:
         for key in values:
@@ -131,14 +131,14 @@ class Problem:
 
     def _check_words(self, words: Mapping[str, str]) -> None:
         if self.precision not in PRECISIONS:
-            raise UserError(f"precision={self.precision} is not one to plan with", allowed=", ".join(PRECISIONS))
+            raise UserError(f"precision={self.precision} cannot be planned with", allowed=", ".join(PRECISIONS))
         if "inference_mfu" in self.given and "inference_tokens" not in self.given:
             raise UserError("inference_mfu has no effect without inference_tokens", allowed="both", hint="leave it out")
         if "precision" in words and "gpu" not in words and not any(name in self.given for name in _OF_A_GPU):
             raise UserError("precision has no effect without a GPU", allowed="with gpu=NAME", hint="leave it out")
 
     def solve(self, fit: Fit | None = None, *, mfu: float | None = None, check_it: bool = False) -> Solution:
-        """Solve for ``fit`` (absent: the given one), with ``mfu`` in place of the one that would be assumed."""
+        """Solve for ``fit`` (absent: the given one), with ``mfu`` instead of the assumed one."""
         assumptions: list[Assumption] = []
         law = self.law(fit or self.fit)
         system = System(EQUATIONS)
@@ -148,13 +148,13 @@ class Problem:
         self._assume_rates(system, mfu, assumptions)
         choice = close(system, law, target, self.served(system.value("mfu")), may_choose=True) or choice
         numbers = {name: value for name in LIMITS if (value := system.value(name)) is not None}
-        if check_it:  # as given, without the rounding of the logarithm
+        if check_it:  # assumed values without the rounding of their logarithms
             numbers |= {
                 assumption.name: assumption.value
                 for assumption in assumptions
                 if assumption.name in numbers and not isinstance(assumption.value, str)
             }
-        numbers |= {name: assumption.value for name, assumption in self.given.items()} | self.sizes
+        numbers |= {name: quantity.value for name, quantity in self.given.items()} | self.sizes
         if self.is_dense and "params" in numbers:
             why = "a dense model; for an MoE give both, or model=NAME"
             assumptions.append(Assumption("active_params", "= params", None, why))
@@ -170,7 +170,7 @@ class Problem:
         return Solution(numbers, choice, tuple(assumptions), notes)
 
     def served(self, mfu: float | None) -> float:
-        """Inference tokens, weighed by the cost of an inference FLOP in training FLOPs."""
+        """Return the inference tokens, weighed by the cost of an inference FLOP in training FLOPs."""
         if "inference_tokens" not in self.given:
             return 0.0
         tokens = self.given["inference_tokens"].value
@@ -182,12 +182,12 @@ class Problem:
 
     @property
     def is_dense(self) -> bool:
-        """Whether nothing implies that a token uses only some of the parameters."""
+        """True unless total and active parameters, or experts, are given."""
         both = all(name in self.given or name in self.sizes for name in ("params", "active_params"))
         return not both and "experts" not in self.given
 
     def law(self, fit: Fit) -> Law:
-        """The scaling law of the loss."""
+        """Return the scaling law of the loss."""
         values = {name: self.given[name].value for name in ("experts", "unique_tokens") if name in self.given}
         return Law(fit, **values)
 
@@ -206,9 +206,9 @@ class Problem:
             system.equate(DENSE)
         for name, size in self.sizes.items():
             system.give(Quantity(name, size, f"{format_number(size)} ({self.model_name})", 1e-12))
-        for name, given in self.given.items():
+        for name, quantity in self.given.items():
             if name not in OF_THE_LAW and name not in self.sizes:
-                system.give(given)
+                system.give(quantity)
 
     def _assume_rates(self, system: System, mfu: float | None, assumptions: list[Assumption]) -> None:
         if self.device is None:
@@ -226,7 +226,7 @@ class Problem:
     def _check(
         self, system: System, law: Law, numbers: Mapping[str, float], assumptions: list[Assumption]
     ) -> tuple[str, ...]:
-        """Return notes; UserError for derived values out of range, and for a loss that contradicts the law."""
+        """Return notes. Raises UserError for derived values out of range, and for a loss that contradicts the law."""
         for name, value in numbers.items():
             if name not in self.given:
                 equation = system.equation_of(name)
@@ -256,14 +256,14 @@ _NEEDS_A_MODEL = ("inference_tokens", "unique_tokens", "experts")
 _OF_A_GPU = ("cost_usd", "gpu_hours", "gpus", "days", "mfu", "price_usd_per_gpu_hour")
 
 
-def _device(name: str | None, given: Mapping[str, Quantity]) -> Hardware | None:
-    if name is None and not any(key in given for key in _OF_A_GPU):
+def _device(name: str | None, quantities: Mapping[str, Quantity]) -> Hardware | None:
+    if name is None and not any(key in quantities for key in _OF_A_GPU):
         return None
     return hardware(name or ASSUMED_GPU)
 
 
 def counted(name: str | None, model: ModelConfig | None) -> dict[str, float]:
-    """``params`` and ``active_params`` of ``model``, or of the preset ``name``; empty without a name."""
+    """Count ``params`` and ``active_params`` of ``model``, or of the preset ``name``; empty without a name."""
     if name is None:
         return {}
     sizes = count(model or from_dict(ModelConfig, {"preset": name}, f"model={name}").config)

@@ -1,9 +1,9 @@
-"""Solves the budget of a run: from any given quantities all that follow, under one set of names.
+"""Solve the budget of a run: from the given quantities, all that follow.
 
-Given values are kept; assumed and chosen ones are listed with interval and reason. A choice is made only where the
-given values leave one: the compute-optimal model of a budget, a size or a loss, or with ``inference_tokens`` the
-cheapest over training and use. Intervals are those of the fit's constants and of an assumed MFU. Layout, memory,
-failures and work besides the run itself are not considered.
+Given values are kept; assumed and chosen ones are listed with interval and reason. If the values leave a choice, it is
+the compute-optimal model of a budget, a size or a loss, or with ``inference_tokens`` the cheapest over training and
+inference. Intervals are those of the fit's constants and of an assumed MFU. Layout, memory and failures are not
+considered.
 """
 
 import math
@@ -24,7 +24,7 @@ NAMES = (
     "params", "active_params", "tokens", "tokens_per_param", "tokens_per_active_param", "flops", "gpus", "gpu", "mfu",
     "days", "gpu_hours", "price_usd_per_gpu_hour", "cost_usd", "inference_tokens", "loss",
 )  # fmt: skip
-"""What every answer has, in this order; None where it does not follow."""
+"""Names of an answer's values, in this order; a value that does not follow is None."""
 
 COMPARED = ("besiroglu-2024", "hoffmann-2022")
 """The fits that are always compared."""
@@ -32,31 +32,31 @@ COMPARED = ("besiroglu-2024", "hoffmann-2022")
 
 @dataclass(frozen=True)
 class Budget:
-    """The answer."""
+    """The result of ``solve``."""
 
     values: Mapping[str, float | str | None]
-    """By ``NAMES``."""
+    """Name of ``NAMES`` -> value."""
     origins: Mapping[str, str]
-    """Name -> given, counted, assumed, chosen, or the equation that it follows by."""
+    """Name -> given, counted, assumed, chosen, or the equation by which it follows."""
     intervals: Mapping[str, Interval]
-    """Of what depends on the fit or on an assumed MFU."""
+    """Intervals of values that depend on the fit or on an assumed MFU."""
     assumptions: tuple[Assumption, ...]
     notes: tuple[str, ...]
     """Limits of the answer."""
     choice: str | None
-    """What was chosen, and by which rule; None: nothing."""
+    """The choice and its rule; None: nothing was chosen."""
     fit: Fit
     other_fits: Mapping[str, Mapping[str, float]]
     """The results of other published fits."""
     lifetime: Mapping[str, float | None] | None
-    """Training and use together; None without ``inference_tokens``."""
+    """Training and inference together; None without ``inference_tokens``."""
     repetition: Mapping[str, float] | None
     """Epochs and what they are worth; None without ``unique_tokens``."""
     problem: Problem
     """The problem that was solved."""
 
     def number(self, name: str) -> float | None:
-        """A value that is a number, or None."""
+        """Return a value that is a number or None."""
         value = self.values[name]
         assert not isinstance(value, str)
         return value
@@ -84,10 +84,10 @@ class Budget:
 
 
 def solve(values: Mapping[str, str | float], *, model: ModelConfig | None = None) -> Budget:
-    """The budget that follows from ``values`` (names of ``plan.budget.problem.KEYS``).
+    """Return the budget that follows from ``values`` (names of ``plan.budget.problem.KEYS``).
 
-    model: that of ``values["model"]``, where it is not a preset. UserError for unknown keys, contradictions and values
-    out of range.
+    ``model``: the model of ``values["model"]`` if that is no preset. Raises UserError for unknown keys, contradictions
+    and values out of range.
     """
     problem = Problem(values, model)
     solution = problem.solve(check_it=True)
@@ -123,9 +123,10 @@ def solve(values: Mapping[str, str | float], *, model: ModelConfig | None = None
 
 
 def _origins(problem: Problem, solution: Solution) -> dict[str, str]:
-    """The origin of each value: given ones first, then those that follow by an equation, chosen ones last."""
-    values, chosen = solution.values, solution.choice.names if solution.choice else ()
-    assumed = {one.name for one in solution.assumptions if not isinstance(one.value, str)}
+    """Return the origin of each value; an equation of given values takes precedence over a choice."""
+    values = solution.values
+    chosen = solution.choice.names if solution.choice else ()
+    assumed = {each.name for each in solution.assumptions if not isinstance(each.value, str)}
     origins = dict.fromkeys(problem.given, "given") | dict.fromkeys(assumed, "assumed")
     origins |= dict.fromkeys(problem.sizes, f"counted from {problem.model_name}")
     _follow(problem, values, origins)
@@ -152,10 +153,10 @@ def _follow(problem: Problem, values: Mapping[str, float], origins: dict[str, st
 
 
 def _intervals(problem: Problem, solution: Solution) -> tuple[dict[str, Interval], list[str]]:
-    """(intervals of every value that depends on the fit or on the assumed MFU, notes about them).
+    """Return (intervals of every value that depends on the fit or on the assumed MFU, notes about them).
 
-    The half width by the fit is the root of summed squares over its independent directions; that by the MFU is what
-    its ends give. Both are put together as independent.
+    The half width by the fit is the root of summed squares over its independent directions; the MFU's is taken at its
+    ends. Both are combined as independent.
     """
     centre = {name: math.log(value) for name, value in solution.values.items()}
     fit_squares = dict.fromkeys(centre, 0.0)
@@ -172,13 +173,13 @@ def _intervals(problem: Problem, solution: Solution) -> tuple[dict[str, Interval
                 mfu_ends[name] = (max(0.0, -min(moved)), max(0.0, *moved))
     except UserError as error:
         return {}, [f"no intervals: inside them {error.message}"]
-    found = {}
+    intervals = {}
     for name, value in centre.items():
         by_fit = DEVIATIONS * math.sqrt(fit_squares[name])
         down, up = (math.hypot(by_fit, end) for end in mfu_ends.get(name, (0.0, 0.0)))
         if down + up > 1e-9:
-            found[name] = (math.exp(value - down), math.exp(value + up))
-    return found, []
+            intervals[name] = (math.exp(value - down), math.exp(value + up))
+    return intervals, []
 
 
 def _notes(problem: Problem, values: Mapping[str, float]) -> list[str]:
@@ -193,19 +194,20 @@ def _notes(problem: Problem, values: Mapping[str, float]) -> list[str]:
         if law.experts is not None:
             notes.append(
                 f"the law counts {format_number(law.params(active))} parameters (Clark et al. 2022): fitted up to 1.3B "
-                "active ones, on 130B tokens, with one expert a token"
+                "active ones, on 130B tokens, with one expert per token"
             )
         elif total and total > active * 1.01:
             notes.append(
                 f"the law counts the {format_number(active)} active parameters alone: a dense model of that size; the "
-                "other experts lower the loss by an amount that is not in it "
+                "other experts lower the loss further, which is not included "
                 f"(experts={format_number(total / active)}, for example, estimates it by Clark et al. 2022)"
             )
         if law.unique_tokens and tokens > MANY_EPOCHS * law.unique_tokens:
             epochs = tokens / law.unique_tokens
             strength = "worth almost nothing" if epochs > TOO_MANY_EPOCHS else "worth less than new tokens"
             notes.append(f"the data is repeated for {epochs:.3g} epochs: the last repeats are {strength}")
-    mfu, (_, (_, usual), _) = values.get("mfu"), ASSUMED_MFU[problem.precision]
+    mfu = values.get("mfu")
+    _, (_, usual), _ = ASSUMED_MFU[problem.precision]
     if mfu and mfu > usual * 1.2 and "mfu" not in problem.given:
         notes.append(f"an MFU of {mfu:.3g} is more than large runs reach ({usual:g})")
     return notes
@@ -225,12 +227,13 @@ def _other_fits(problem: Problem) -> dict[str, dict[str, float]]:
 
 
 def _lifetime(problem: Problem, values: Mapping[str, float]) -> dict[str, float | None] | None:
-    """Training and use of the model, compared with the compute-optimal one of the same loss."""
+    """Compare training and inference of the model with the compute-optimal one of the same loss."""
     if "inference_tokens" not in values or not all(name in values for name in ("active_params", "tokens", "loss")):
         return None
     active, tokens, served = values["active_params"], values["tokens"], problem.served(values.get("mfu"))
     plain, plain_tokens = problem.law(problem.fit).cheapest(values["loss"], 0.0)
-    total, of_plain = 6 * active * tokens + 2 * active * served, 6 * plain * plain_tokens + 2 * plain * served
+    total = 6 * active * tokens + 2 * active * served
+    plain_total = 6 * plain * plain_tokens + 2 * plain * served
     cost = None
     if problem.device and "inference_mfu" in values and "price_usd_per_gpu_hour" in values:
         usd = laws.usd_per_flop(
@@ -244,8 +247,8 @@ def _lifetime(problem: Problem, values: Mapping[str, float]) -> dict[str, float 
         "lifetime_flops": total,
         "chinchilla_params": plain,
         "chinchilla_tokens": plain_tokens,
-        "chinchilla_lifetime_flops": of_plain,
-        "saving_frac": 1 - total / of_plain,
+        "chinchilla_lifetime_flops": plain_total,
+        "saving_frac": 1 - total / plain_total,
     }
 
 

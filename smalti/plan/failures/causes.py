@@ -1,10 +1,7 @@
-"""The causes of Llama 3 405B's interruptions with their counts, and which of them take a node away.
+"""Causes of Llama 3 405B's interruptions with their counts, and which of them take a node away.
 
-Counts: Llama Team 2024 (arXiv 2407.21783), table 5: 419 unexpected interruptions in 54 days on 16,384 H100. The paper
-prints 30.1 % beside the 148 faulty GPUs, but 148 of 419 are 35.3 %: 30.1 %, and the 58.7 % that its text gives for all
-GPU issues, would be 126, with which the counts add up to 397. Times of detection and restart by cause are not
-published: those of the job are used unless the user gives others. Which cause takes the node away is our reading, not
-the paper's.
+Source: Llama Team 2024 (arXiv 2407.21783). Detection and restart times by cause are not published: those of the job are
+used unless the user gives others. Which cause takes the node away is our reading, not the paper's.
 """
 
 from dataclasses import dataclass, replace
@@ -16,27 +13,27 @@ from smalti.plan.failures.goodput import Recovery
 Kind = Literal["gpu", "host", "network", "software", "unknown"]
 
 UNEXPECTED, PLANNED, GPUS, DAYS = 419, 47, 16_384, 54
-"""Interruptions that were not planned and that were, GPUs, and days of the snapshot that the paper counts."""
+"""Unplanned and planned interruptions, GPUs, and days of the period that the paper counts."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """One cause of failures; None: the time of the job."""
+    """One cause of failures; a time of None is that of the job."""
 
     name: str
-    """As it is typed: ``faulty-gpu``."""
+    """Name as typed: ``faulty-gpu``."""
     n: int
-    """How many of the 419."""
+    """Count among the 419 interruptions."""
     kind: Kind
-    """What failed."""
+    """Kind of component that failed."""
     loses_node: bool
-    """The node goes to repair and a spare takes its place."""
+    """True if the node goes to repair and a spare takes its place."""
     detect_s: float | None = None
-    """From the failure to the decision to restart."""
+    """Time from the failure to the decision to restart."""
     restart_s: float | None = None
-    """From that decision to the first step."""
+    """Time from that decision to the first step."""
     repair_days: float | None = None
-    """Until the node is back."""
+    """Time until the node is back."""
 
 
 LLAMA_3 = (
@@ -59,16 +56,19 @@ LLAMA_3 = (
     Cause("cpu", 2, "host", True),
     Cause("memory", 2, "host", True),
 )
-"""Table 5 of the paper; the counts add up to 419."""
+"""Table 5 of the paper: 419 unexpected interruptions in 54 days on 16,384 H100.
+
+The paper prints 30.1 % beside the 148 faulty GPUs, but 148 of 419 are 35.3 %: 30.1 %, and the 58.7 % that its text
+gives for all GPU issues, would be 126, with which the counts add up to 397."""
 
 TIMES = ("detect_s", "restart_s", "repair_days")
 """Times that may be given for one cause."""
 
 
-def with_times(given: dict[tuple[str, str], float]) -> tuple[Cause, ...]:
-    """The causes, with ``(cause, time) -> value`` instead of those of the job. UserError for an unknown cause."""
+def with_times(values: dict[tuple[str, str], float]) -> tuple[Cause, ...]:
+    """Return the causes with the times ``(cause, time) -> value`` set. Raises UserError for an unknown cause."""
     names = [cause.name for cause in LLAMA_3]
-    for name, _ in given:
+    for name, _ in values:
         if name not in names:
             close = nearest(name, names)
             raise UserError(
@@ -77,13 +77,13 @@ def with_times(given: dict[tuple[str, str], float]) -> tuple[Cause, ...]:
                 hint=f"did you mean '{close}'?" if close else None,
             )
     times: dict[str, dict[str, Any]] = {name: {} for name in names}
-    for (name, time), value in given.items():
+    for (name, time), value in values.items():
         times[name][time] = value
     return tuple(replace(cause, **times[cause.name]) for cause in LLAMA_3)
 
 
 def recoveries(causes: tuple[Cause, ...], detect_s: float, restart_s: float) -> tuple[Recovery, ...]:
-    """The recovery from each cause, with its share of the failures."""
+    """Return the recovery from each cause, with its share of the failures."""
     total = sum(cause.n for cause in causes)
     return tuple(
         Recovery(
@@ -96,5 +96,5 @@ def recoveries(causes: tuple[Cause, ...], detect_s: float, restart_s: float) -> 
 
 
 def node_loss_frac(causes: tuple[Cause, ...]) -> float:
-    """Share of the failures that take a node away."""
+    """Return the share of the failures that take a node away."""
     return sum(cause.n for cause in causes if cause.loses_node) / sum(cause.n for cause in causes)

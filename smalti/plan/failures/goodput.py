@@ -1,10 +1,8 @@
-"""Goodput of a run that fails and resumes, in closed form: the checkpoint interval, where the hours go, spare nodes.
+"""Closed-form goodput of a run that fails and resumes: the checkpoint interval, where the hours go, spare nodes.
 
-The expectations are exact under one model: failures at a constant rate (exponential gaps); a segment is ``interval_s``
-of work and a stall of ``stall_s`` for its checkpoint, which counts ``upload_s`` after the stall; a failure loses all
-work since the newest checkpoint that counts; detection and restart take fixed times. Not included: waiting for spare
-nodes and bursts of failures (``plan/failures/simulate.py`` has both), planned pauses. The derivation is in
-docs/concepts/plan/reliability.md.
+The expectations are exact for failures at a constant rate (exponential gaps), checkpoints that count ``upload_s`` after
+their stall, and fixed detection and restart times; docs/concepts/plan/reliability.md derives them. Waiting for spare
+nodes and bursts of failures are in ``plan/failures/simulate.py``; planned pauses are not included.
 """
 
 import math
@@ -15,14 +13,14 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True)
 class Recovery:
-    """How a job comes back from one kind of failure."""
+    """Recovery of a job from one kind of failure."""
 
     detect_s: float
-    """From the failure to the decision to restart."""
+    """Time from the failure to the decision to restart."""
     restart_s: float
-    """From that decision to the first step, loading the checkpoint included."""
+    """Time from that decision to the first step, including loading the checkpoint."""
     frac: float = 1.0
-    """Share of the failures that are of this kind."""
+    """Share of the failures of this kind."""
 
     @property
     def whole_s(self) -> float:
@@ -39,13 +37,13 @@ class Timing:
     stall_s: float
     """Duration of the stall of training at each checkpoint."""
     interval_s: float
-    """Work between two checkpoints."""
+    """Work between two checkpoints; a failure loses all work since the newest checkpoint that counts."""
     recoveries: tuple[Recovery, ...]
     """Kinds of failures; their shares add up to 1."""
     upload_s: float = 0.0
-    """From the end of the stall until the checkpoint counts (asynchronous saving)."""
+    """Time from the end of the stall until the checkpoint counts (asynchronous saving)."""
     restarts_fail: bool = False
-    """Failures also occur while the job is down, and the recovery then starts over."""
+    """True if failures also occur while the job is down; the recovery then starts over."""
 
 
 @dataclass(frozen=True)
@@ -59,36 +57,40 @@ class Shares:
     redone_frac: float
     """Lost work and stalls since the last checkpoint that counted."""
     detect_frac: float
-    """From failure to decision."""
+    """Time from failures to the decision to restart."""
     restart_frac: float
-    """From decision to the first step."""
+    """Time from that decision to the first step."""
 
 
 def mtbf_s(failures_per_1000_gpu_days: float, gpus: int) -> float:
-    """Mean time between failures of a job that ends when any of its GPUs' nodes fails; infinite at a rate of 0."""
+    """Return the mean time between failures of a job that ends when any of its nodes fails; infinite at a rate of 0."""
     per_day = failures_per_1000_gpu_days * gpus / 1000
     return DAY_S / per_day if per_day else math.inf
 
 
 def downtime_s(timing: Timing) -> float:
-    """Expected time from a failure to the first step after it.
+    """Return the expected time from a failure to the first step after it.
 
-    The mean R of detection + restart; with ``restarts_fail`` M (e^(R/M) - 1) (Daly 2006), for several kinds of failures
-    M (1 - q) / q with q the mean of e^(-R/M), the probability of a recovery without a failure.
+    It is the mean R of detection + restart; with ``restarts_fail`` M (e^(R/M) - 1) (Daly 2006), for several kinds of
+    failures M (1 - q) / q with q the mean of e^(-R/M), the probability of a recovery without a failure.
     """
     if not _recoveries_fail(timing):
-        return sum(one.frac * one.whole_s for one in timing.recoveries)
+        return sum(recovery.frac * recovery.whole_s for recovery in timing.recoveries)
     return _over_attempts(
-        timing.mtbf_s * sum(one.frac * -math.expm1(-one.whole_s / timing.mtbf_s) for one in timing.recoveries), timing
+        timing.mtbf_s
+        * sum(recovery.frac * -math.expm1(-recovery.whole_s / timing.mtbf_s) for recovery in timing.recoveries),
+        timing,
     )
 
 
 def _detecting_s(timing: Timing) -> float:
-    """The part of the downtime that is detection."""
+    """Return the part of the downtime that is detection."""
     if not _recoveries_fail(timing):
-        return sum(one.frac * one.detect_s for one in timing.recoveries)
+        return sum(recovery.frac * recovery.detect_s for recovery in timing.recoveries)
     return _over_attempts(
-        timing.mtbf_s * sum(one.frac * -math.expm1(-one.detect_s / timing.mtbf_s) for one in timing.recoveries), timing
+        timing.mtbf_s
+        * sum(recovery.frac * -math.expm1(-recovery.detect_s / timing.mtbf_s) for recovery in timing.recoveries),
+        timing,
     )
 
 
@@ -97,13 +99,13 @@ def _recoveries_fail(timing: Timing) -> bool:
 
 
 def _over_attempts(time_s: float, timing: Timing) -> float:
-    """Time of one attempt at recovery -> of all until one succeeds; infinite where none can."""
-    success_frac = sum(one.frac * math.exp(-one.whole_s / timing.mtbf_s) for one in timing.recoveries)
+    """Convert the time of one attempt at recovery to that of all until one succeeds; infinite if none can."""
+    success_frac = sum(recovery.frac * math.exp(-recovery.whole_s / timing.mtbf_s) for recovery in timing.recoveries)
     return time_s / success_frac if success_frac else math.inf
 
 
 def shares(timing: Timing) -> Shares:
-    """Where the hours go in the long run.
+    """Return where the hours go in the long run.
 
     An attempt lives M on average and leaves E[n] = e^(-U/M) / (e^(L/M) - 1) checkpoints that count, L = tau + C:
     goodput = tau E[n] / (M + D). With U = 0 this is tau / [(M + D) (e^((tau + C)/M) - 1)].
@@ -111,7 +113,7 @@ def shares(timing: Timing) -> Shares:
     mean, length = timing.mtbf_s, timing.interval_s + timing.stall_s
     if math.isinf(mean):
         return Shares(timing.interval_s / length, timing.stall_s / length, 0.0, 0.0, 0.0)
-    # e^(-x) of large x is 0, where e^x would be more than a float holds
+    # e^(-x) of a large x is 0; e^x would overflow
     saved = math.exp(-(timing.upload_s + length) / mean) / -math.expm1(-length / mean)
     down = downtime_s(timing)
     cycle, detect = mean + down, _detecting_s(timing)
@@ -127,17 +129,17 @@ def shares(timing: Timing) -> Shares:
 
 
 def goodput_frac(timing: Timing) -> float:
-    """Share of the hours that is useful work (0..1)."""
+    """Return the share of the hours that is useful work (0..1)."""
     return shares(timing).useful_frac
 
 
 def young_s(stall_s: float, mtbf_s: float) -> float:
-    """Checkpoint interval sqrt(2 C M): first order, good while C is far below M (Young 1974)."""
+    """Return the checkpoint interval sqrt(2 C M): first order, good while C is far below M (Young 1974)."""
     return math.sqrt(2 * stall_s * mtbf_s)
 
 
 def daly_s(stall_s: float, mtbf_s: float) -> float:
-    """Checkpoint interval of higher order (Daly 2006); M itself where C is 2 M or more."""
+    """Return the checkpoint interval of higher order (Daly 2006); M if C is 2 M or more."""
     if stall_s >= 2 * mtbf_s:
         return mtbf_s
     ratio = math.sqrt(stall_s / (2 * mtbf_s))
@@ -145,9 +147,9 @@ def daly_s(stall_s: float, mtbf_s: float) -> float:
 
 
 def optimal_s(stall_s: float, mtbf_s: float) -> float:
-    """The interval of the highest goodput, by bisection: the root of x = 1 - e^(-x - C/M), x = tau / M.
+    """Return the interval of the highest goodput, by bisection: the root of x = 1 - e^(-x - C/M), x = tau / M.
 
-    Detection, restart and upload do not change it. For a stall above 0 and a finite MTBF.
+    Detection, restart and upload do not change it. Needs a stall above 0 and a finite MTBF.
     """
     if not (0 < stall_s < math.inf and 0 < mtbf_s < math.inf):
         raise ValueError("the optimal interval exists for a stall above 0 and a finite MTBF only")
@@ -164,7 +166,7 @@ def optimal_s(stall_s: float, mtbf_s: float) -> float:
 
 
 def poisson_quantile(mean: float, frac: float) -> int:
-    """The smallest n with P(count <= n) >= ``frac`` for a Poisson count of this mean."""
+    """Return the smallest n with P(count <= n) >= ``frac`` for a Poisson count of this mean."""
     if mean <= 0:
         return 0
     reach = 40 * math.sqrt(mean) + 40  # probabilities further from the mean are below float rounding
@@ -177,13 +179,13 @@ def poisson_quantile(mean: float, frac: float) -> int:
 
 
 def poisson_interval(mean: float, frac: float = 0.95) -> tuple[int, int]:
-    """The interval that holds a Poisson count of this mean with at least probability ``frac``."""
+    """Return the interval that contains a Poisson count of this mean with at least probability ``frac``."""
     tail = (1 - frac) / 2
     return poisson_quantile(mean, tail), poisson_quantile(mean, 1 - tail)
 
 
 def spare_nodes(nodes: int, failures_per_node_day: float, repair_days: float, frac: float = 0.99) -> int:
-    """Spares that are enough at a share ``frac`` of all moments: a quantile of Poisson(nodes x rate x repair time).
+    """Return the spares that suffice a share ``frac`` of the time: a quantile of Poisson(nodes x rate x repair time).
 
     Nodes in repair are a Poisson count whatever the spread of repair times (M/G/infinity; Palm 1943), as long as every
     failure takes its node away and none is down for another reason.

@@ -1,6 +1,6 @@
 """Published failure rates of GPUs, by name and with their source.
 
-Every rate is printed in its source, or follows from it by the arithmetic next to it. A rate counts interruptions of a
+Every rate is printed in its source, or follows from it by the arithmetic given. A rate counts interruptions of a
 job for each 1,000 GPU-days, whatever their cause.
 """
 
@@ -11,18 +11,18 @@ from smalti.base.errors import UserError, nearest
 
 @dataclass(frozen=True)
 class FailureRate:
-    """A measured rate; ``low`` and ``high`` where the source gives more than one figure or a count."""
+    """A measured rate, with ``low`` and ``high`` where the source gives several figures or a count."""
 
     name: str
-    """``llama-3``."""
+    """Name as typed: ``llama-3``."""
     per_1000_gpu_days: float
     """Interruptions of a job for each 1,000 GPU-days."""
     source: str
     """What was measured, and where it is printed."""
     low: float | None = None
-    """Lower end of what the source supports."""
+    """Lower end of the range that the source supports."""
     high: float | None = None
-    """Upper end."""
+    """Upper end of that range."""
 
 
 RATES = (
@@ -42,7 +42,7 @@ RATES = (
     FailureRate("meta-rsc-2", 2.34 / 8, "Meta RSC-2, A100: 2.34 for each 1,000 node-days (arXiv 2410.21680); / 8"),
     FailureRate(
         "ft-hsdp", 2.3 / 8, "FT-HSDP: 2.3 interruptions for each 1,000 servers a day (arXiv 2602.00277, read second "
-        "hand); / 8. The one interruption in 18 minutes of 100,000 GPUs that is told beside it is 0.8", 2.3 / 8, 0.8,
+        "hand); / 8. The one interruption in 18 minutes on 100,000 GPUs that it also reports is 0.8", 2.3 / 8, 0.8,
     ),
 )  # fmt: skip
 """All named rates."""
@@ -53,7 +53,7 @@ SMALL_JOB_MEASURED_H, SMALL_JOB_SCALED_H = 7.9, 28.8
 
 
 def failure_rate(name: str) -> FailureRate:
-    """The rate of that name; UserError with the nearest otherwise."""
+    """Return the rate of that name. Raises UserError with the nearest name otherwise."""
     rates = {rate.name: rate for rate in RATES}
     if name not in rates:
         close = nearest(name, rates)

@@ -25,36 +25,36 @@ class Outlook:
     setup: Setup
     mtbf_s: float
     failures_per_day: float
-    """While the job is up."""
+    """Failures of a day during which the job is up."""
     interval_s: float
-    """Between checkpoints, as used."""
+    """Checkpoint interval that is used."""
     young_s: float
-    """By Young's formula."""
+    """Checkpoint interval by Young's formula."""
     daly_s: float
-    """By Daly's."""
+    """Checkpoint interval by Daly's formula."""
     optimal_s: float | None
-    """The exact optimum; None without stalls or without failures."""
+    """Exact optimum of the checkpoint interval; None without stalls or without failures."""
     shares: Shares
     """Where the hours go."""
     other_goodput_frac: float
     """Goodput with ``failures_during_restart`` inverted."""
     calendar_days: float | None
     failures: float | None
-    """Expected in the run."""
+    """Expected number in the run."""
     failures_interval: tuple[int, int] | None
     """Range of 95 % of runs at this rate."""
     goodput_interval_frac: tuple[float, float] | None
-    """Goodput at those counts."""
+    """Goodput at the ends of ``failures_interval``, the lower first."""
     gpu_hours: float | None
-    """Of the job, spares not counted."""
+    """GPU-hours of the job, without spares."""
     cost_usd: float | None
-    """Of these hours."""
+    """Cost of ``gpu_hours``."""
     spares_cost_usd: float | None
-    """Of the spares for the same time; None without spares or price."""
+    """Cost of the spares for the same time; None without spares or price."""
     spares_p99_nodes: int | None
-    """Enough at 99 % of all moments, if every failure takes its node."""
+    """Spares that suffice 99 % of the time if every failure takes its node away."""
     spares_p99_by_cause_nodes: int | None
-    """The same, if only failures of causes that lose the node take it."""
+    """The same if only the causes with ``loses_node`` do."""
 
     @property
     def lost_gpu_hours(self) -> dict[str, float] | None:
@@ -71,18 +71,21 @@ class Outlook:
         if self.gpu_hours is None:
             return None
         timing = self.setup.timing
-        down = [goodput.downtime_s(replace(timing, recoveries=(replace(one, frac=1.0),))) for one in timing.recoveries]
-        redone, standing = self.shares.redone_frac, self.shares.detect_frac + self.shares.restart_frac
-        weights = [one.frac * time for one, time in zip(timing.recoveries, down, strict=True)]
+        down_s = [
+            goodput.downtime_s(replace(timing, recoveries=(replace(each, frac=1.0),))) for each in timing.recoveries
+        ]
+        redone_frac = self.shares.redone_frac
+        down_frac = self.shares.detect_frac + self.shares.restart_frac
+        weights = [recovery.frac * time_s for recovery, time_s in zip(timing.recoveries, down_s, strict=True)]
         total = sum(weights) or 1.0
         return {
-            cause.name: self.gpu_hours * (one.frac * redone + weight / total * standing)
-            for cause, one, weight in zip(self.setup.causes, timing.recoveries, weights, strict=True)
+            cause.name: self.gpu_hours * (recovery.frac * redone_frac + weight / total * down_frac)
+            for cause, recovery, weight in zip(self.setup.causes, timing.recoveries, weights, strict=True)
         }
 
 
 def outlook(setup: Setup) -> Outlook:
-    """The expected figures of ``setup``. UserError where the job makes no progress."""
+    """Return the expected figures of ``setup``. Raises UserError if the job makes no progress."""
     mean, stall, timing = setup.mtbf_s, setup.checkpoint_stall_s, setup.timing
     shares = goodput.shares(timing)
     if shares.useful_frac < 1e-6:
@@ -123,7 +126,7 @@ def outlook(setup: Setup) -> Outlook:
 
 
 def _spares(setup: Setup) -> tuple[int | None, int | None]:
-    """Spares that are enough at 99 % of moments, if every failure takes its node, and if only some causes do."""
+    """Return the spares that suffice 99 % of the time if every failure takes its node, and if only some causes do."""
     if setup.repair_days is None:
         return None, None
     per_node_day = setup.failures_per_1000_gpu_days * setup.gpus / setup.nodes / 1000
@@ -139,7 +142,7 @@ def _spares(setup: Setup) -> tuple[int | None, int | None]:
 def _goodput_between(
     timing: Timing, expected: float | None, counted: tuple[int, int] | None
 ) -> tuple[float, float] | None:
-    """Goodput at the ends of the interval of failures, the lower first."""
+    """Return the goodput at the ends of the interval of failures, the lower first."""
     if not expected or counted is None:
         return None
     few, many = (replace(timing, mtbf_s=timing.mtbf_s * expected / n if n else math.inf) for n in counted)
@@ -147,7 +150,7 @@ def _goodput_between(
 
 
 def warnings(expected: Outlook) -> list[str]:
-    """Warnings about the figures."""
+    """Return warnings about the figures."""
     setup, notes = expected.setup, []
     if setup.gpus <= SMALL_JOB_GPUS:
         factor = SMALL_JOB_SCALED_H / SMALL_JOB_MEASURED_H
@@ -160,7 +163,7 @@ def warnings(expected: Outlook) -> list[str]:
     mean_h = DAYS * 24 / UNEXPECTED
     if expected.shares.useful_frac < 0.9 and expected.mtbf_s / 3600 >= mean_h:
         notes.append(
-            f"below what others reach: Llama 3 405B was more than 90% effective on {GPUS:,} GPUs that failed every "
+            f"lower than others report: Llama 3 405B was more than 90% effective on {GPUS:,} GPUs that failed every "
             f"{mean_h:.1f} h (arXiv 2407.21783)"
         )
     down = goodput.downtime_s(setup.timing)
@@ -178,8 +181,8 @@ def warnings(expected: Outlook) -> list[str]:
     enough = expected.spares_p99_by_cause_nodes
     if setup.spares is not None and enough is not None and setup.spares < enough:
         notes.append(
-            f"{setup.spares} spares are fewer than the {enough} that are enough at 99% of all moments: the job will "
-            "wait for repairs, which only --simulate counts"
+            f"{setup.spares} spares are fewer than the {enough} that suffice 99% of the time: the job will wait for "
+            "repairs, which only --simulate counts"
         )
     if not setup.failures_per_1000_gpu_days:
         notes.append("these figures assume no failures")
@@ -187,7 +190,7 @@ def warnings(expected: Outlook) -> list[str]:
 
 
 def goodput_at(setup: Setup, *, gpus: int, failures_per_1000_gpu_days: float) -> float:
-    """Goodput of the same job on other GPUs or at another rate, at its optimal interval unless one is given."""
+    """Return the goodput of the job on other GPUs or at another rate, at its optimal interval unless one is given."""
     mean = goodput.mtbf_s(failures_per_1000_gpu_days, gpus)
     interval = setup.checkpoint_interval_s
     if interval is None:
@@ -196,7 +199,7 @@ def goodput_at(setup: Setup, *, gpus: int, failures_per_1000_gpu_days: float) ->
 
 
 def goodput_by_rate(setup: Setup) -> dict[str, float]:
-    """Goodput of the same job at each rate that others measured."""
+    """Return the goodput of the job at each published rate."""
     return {
         rate.name: goodput_at(setup, gpus=setup.gpus, failures_per_1000_gpu_days=rate.per_1000_gpu_days)
         for rate in RATES
@@ -204,10 +207,10 @@ def goodput_by_rate(setup: Setup) -> dict[str, float]:
 
 
 def to_json(expected: Outlook) -> dict[str, Any]:
-    """A JSON object with units in the names; null where a value is unknown or infinite."""
-    setup, during = expected.setup, expected.setup.failures_during_restart
+    """Return a JSON object with units in the names; unknown and infinite values are null."""
+    setup = expected.setup
     pair = expected.shares.useful_frac, expected.other_goodput_frac
-    with_during, without = pair if during else pair[::-1]
+    with_during, without = pair if setup.failures_during_restart else pair[::-1]
     return {
         **{name: getattr(setup, name) for name in NAMES},
         "assumed": {name: {"value": ASSUMED[name][0], "source": ASSUMED[name][1]} for name in setup.assumed},

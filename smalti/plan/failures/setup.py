@@ -1,4 +1,4 @@
-"""The inputs of ``smalti plan failures``: a job, its cluster, its checkpoints and restarts.
+"""Inputs of ``smalti plan failures``: a job, its cluster, its checkpoints and restarts.
 
 Missing values are named assumptions (``Setup.assumed``) with their source; impossible, contradictory and ineffective
 values raise UserError. The figures are computed in ``plan/failures/reliability.py``.
@@ -50,38 +50,38 @@ WHOLE = ("gpus", "gpus_per_node", "spares")
 
 @dataclass(frozen=True)
 class Setup:
-    """A job and the cluster that it runs on. UserError for impossible values."""
+    """A job and the cluster that it runs on. Raises UserError for impossible values."""
 
     gpus: int
-    """GPUs of the job, spares not counted."""
+    """GPUs of the job, without spares."""
     failures_per_1000_gpu_days: float = ASSUMED["failures_per_1000_gpu_days"][0]
     """Interruptions of the job for each 1,000 GPU-days."""
     gpus_per_node: int = int(ASSUMED["gpus_per_node"][0])
     """GPUs that are lost together when one of them fails."""
     detect_s: float = ASSUMED["detect_s"][0]
-    """From a failure to the decision to restart."""
+    """Time from a failure to the decision to restart."""
     restart_s: float = ASSUMED["restart_s"][0]
-    """From that decision to the first step."""
+    """Time from that decision to the first step."""
     checkpoint_stall_s: float = ASSUMED["checkpoint_stall_s"][0]
     """Duration of the stall of training at each checkpoint."""
     checkpoint_interval_s: float | None = None
     """Work between two checkpoints; None: the optimum."""
     checkpoint_upload_s: float = 0.0
-    """From the end of the stall until the checkpoint counts."""
+    """Time from the end of the stall until the checkpoint counts."""
     failures_during_restart: bool = False
-    """Failures also occur while the job is down."""
+    """True if failures also occur while the job is down."""
     days: float | None = None
     """Days of the run without a failure and without a checkpoint."""
     price_usd_per_gpu_hour: float | None = None
-    """Of one GPU."""
+    """Price of one GPU."""
     spares: int | None = None
-    """Nodes that are kept beside the job; None: unlimited."""
+    """Spare nodes; None: unlimited."""
     repair_days: float | None = None
-    """Until a node that failed is back."""
+    """Time until a failed node is back."""
     causes: tuple[Cause, ...] = LLAMA_3
     """Mix of the failures."""
     assumed: tuple[str, ...] = ()
-    """Names of what was not given."""
+    """Names of the values that were not given."""
 
     def __post_init__(self) -> None:
         for name, (low, high) in LIMITS.items():
@@ -90,14 +90,14 @@ class Setup:
                 _check(name, value, low, high)
         for cause in self.causes:
             for name in ("detect_s", "restart_s", "repair_days"):
-                value, (low, high) = getattr(cause, name), LIMITS[name]
+                value = getattr(cause, name)
                 if value is not None:
-                    _check(f"{name}.{cause.name}", value, low, high)
+                    _check(f"{name}.{cause.name}", value, *LIMITS[name])
         _check_together(self)
 
     @property
     def nodes(self) -> int:
-        """Nodes of the job; the last may be shared."""
+        """Number of nodes of the job; the last may be shared."""
         return -(-self.gpus // self.gpus_per_node)
 
     @property
@@ -107,19 +107,19 @@ class Setup:
 
     @property
     def interval_s(self) -> float:
-        """The interval between checkpoints: as given, or the optimum, at least the time of an upload."""
+        """Interval between checkpoints: as given, or the optimum, but at least the time of an upload."""
         if self.checkpoint_interval_s is not None:
             return self.checkpoint_interval_s
         return max(goodput.optimal_s(self.checkpoint_stall_s, self.mtbf_s), self.checkpoint_upload_s)
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:
-        """The recovery from each cause."""
+        """Recovery from each cause."""
         return recoveries(self.causes, self.detect_s, self.restart_s)
 
     @property
     def timing(self) -> Timing:
-        """The inputs of the closed form."""
+        """Inputs of the closed form."""
         return Timing(
             mtbf_s=self.mtbf_s,
             stall_s=self.checkpoint_stall_s,
@@ -130,19 +130,19 @@ class Setup:
         )
 
 
-def setup_of(given: Mapping[str, Any], causes: tuple[Cause, ...] = LLAMA_3) -> Setup:
-    """A setup from named values; missing ones are assumed, and listed. ``gpus`` is required."""
-    if "gpus" not in given:
+def setup_of(values: Mapping[str, Any], causes: tuple[Cause, ...] = LLAMA_3) -> Setup:
+    """Build a setup from named values; missing ones are assumed, and listed. ``gpus`` is required."""
+    if "gpus" not in values:
         raise UserError("the number of GPUs is not given", hint="smalti plan failures gpus=3072")
-    return Setup(**given, causes=causes, assumed=tuple(name for name in ASSUMED if name not in given))
+    return Setup(**values, causes=causes, assumed=tuple(name for name in ASSUMED if name not in values))
 
 
 NAMES = tuple(field.name for field in fields(Setup) if field.name not in ("causes", "assumed"))
-"""Keys."""
+"""Names of all inputs."""
 
 
 def _check(name: str, value: Any, low: float, high: float) -> None:
-    """UserError unless ``value`` is a number in the range (and whole, where it must be)."""
+    """Raise UserError unless ``value`` is a number in the range (and whole, where it must be)."""
     whole = name in WHOLE
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not number or not low <= value <= high or (whole and value != int(value)):
@@ -153,7 +153,7 @@ def _check(name: str, value: Any, low: float, high: float) -> None:
 
 
 def _check_together(setup: Setup) -> None:
-    """UserError for values that contradict each other or have no effect."""
+    """Raise UserError for values that contradict each other or have no effect."""
     if setup.checkpoint_interval_s is None:
         if not setup.failures_per_1000_gpu_days:
             raise UserError(

@@ -1,10 +1,8 @@
-"""Simulates a run with failures many times: the effect of chance, of few spare nodes and of bursts of failures.
+"""Simulate a run with failures many times: the effect of chance, of few spare nodes and of bursts of failures.
 
-An attempt alternates ``interval_s`` of work and a stall, until the next failure; a checkpoint counts
-``checkpoint_upload_s`` after its stall. A failure costs its cause's detection, the wait for a spare node if needed, and
-the restart. With ``failures_during_restart`` a failure in these starts the recovery over; a waiting job does not fail.
-With exponential gaps and enough spares the mean is that of ``plan/failures/goodput.py``. Not modelled: idle spares that
-fail, failures of several nodes, planned pauses.
+Work and checkpoints are as in ``plan/failures/goodput.py``, whose mean results with exponential gaps and enough spares.
+A failure also costs the wait for a spare node; a waiting job does not fail. Not modelled: idle spares that fail,
+failures of several nodes, planned pauses.
 """
 
 import heapq
@@ -22,12 +20,12 @@ from smalti.plan.failures.goodput import DAY_S
 from smalti.plan.failures.setup import Setup
 
 MOST_FAILURES = 5_000_000
-"""Of all repeats together; takes some minutes."""
+"""Limit of failures over all repeats, which take some minutes to simulate."""
 
 
 @dataclass
 class Run:
-    """One run, in seconds of the whole job."""
+    """Where the time of one simulated run went, in seconds of the whole job."""
 
     useful_s: float = 0.0
     """Useful work."""
@@ -38,45 +36,45 @@ class Run:
     detect_s: float = 0.0
     restart_s: float = 0.0
     wait_s: float = 0.0
-    """For a spare node."""
+    """Waiting for spare nodes."""
     waits: int = 0
-    """How often it waited."""
+    """Number of waits."""
     failures: dict[str, int] = field(default_factory=dict)
-    """Cause -> how often."""
+    """Cause -> number of failures."""
     lost_s: dict[str, float] = field(default_factory=dict)
-    """Cause -> redone, detection, restart and waiting because of it."""
+    """Cause -> time of redone work, detection, restart and waiting."""
     most_in_repair: int = 0
-    """Nodes, at the worst moment."""
+    """Largest number of nodes in repair at a time."""
     in_repair: dict[int, int] = field(default_factory=dict)
-    """Nodes in repair at a failure -> how often."""
+    """Nodes in repair at a failure -> number of failures."""
 
     @property
     def total_s(self) -> float:
-        """From the first step to the last checkpoint."""
+        """Time from the first step to the last checkpoint."""
         return self.useful_s + self.stall_s + self.redone_s + self.detect_s + self.restart_s + self.wait_s
 
     @property
     def goodput_frac(self) -> float:
-        """Share of it that is useful work."""
+        """Share of the time that is useful work."""
         return self.useful_s / self.total_s
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A quantity over the repeats."""
+    """Mean and percentiles of a quantity over the repeats."""
 
     mean: float
     error: float
     """Standard error of the mean."""
     low: float
-    """5 % of the repeats are at or below."""
+    """5th percentile."""
     median: float
     high: float
-    """95 % are."""
+    """95th percentile."""
 
     @classmethod
     def of(cls, values: list[float]) -> "Spread":
-        """From the value of each repeat."""
+        """Return the spread of the values of the repeats."""
         ordered, n = sorted(values), len(values)
         mean = math.fsum(values) / n
         variance = math.fsum((value - mean) ** 2 for value in values) / max(1, n - 1)
@@ -87,7 +85,7 @@ def simulate(setup: Setup, *, repeats: int, seed: int = 0, burst: float = 1.0) -
     """Simulate ``setup`` ``repeats`` times; equal seeds give equal results on every machine.
 
     ``burst``: shape of the Weibull distribution of the gaps between failures, their mean unchanged: 1 is exponential,
-    less gives bursts (many short gaps, few long ones). UserError where it would take too long.
+    less gives bursts (many short gaps, few long ones). Raises UserError if the simulation would take too long.
     """
     if setup.days is None:
         raise UserError("a simulation needs the length of the run", hint="days=90")
@@ -120,7 +118,7 @@ class _Simulation:
         self.repairs: list[float] = []
 
     def run(self) -> Run:
-        """From the first step to the last checkpoint."""
+        """Simulate from the first step to the last checkpoint."""
         gap_s = self._gap()
         while True:
             failed_after_s = self._attempt(gap_s)
@@ -129,7 +127,10 @@ class _Simulation:
             gap_s = self._recover(failed_after_s)
 
     def _attempt(self, gap_s: float) -> float | None:
-        """Work until the failure in ``gap_s``; what it throws away, or None where the run is done before."""
+        """Work until the failure in ``gap_s``; return the time of lost work, or None if the run is done before.
+
+        An attempt alternates ``interval_s`` of work and a stall; a checkpoint counts ``checkpoint_upload_s`` after it.
+        """
         setup, done = self.setup, self.done
         left_s = self.work_s - done.useful_s
         segments = max(1, math.ceil(left_s / self.interval_s - 1e-9))
@@ -147,7 +148,10 @@ class _Simulation:
         return gap_s - saved * length_s
 
     def _recover(self, redone_s: float) -> float:
-        """From a failure to the first step; returns the time from there to the next failure."""
+        """Recover from a failure; return the time from the next step to the next failure.
+
+        With ``failures_during_restart`` a failure in the meantime starts the recovery over.
+        """
         setup, done = self.setup, self.done
         while True:
             cause, gap_s = self._cause(), self._gap()
@@ -171,7 +175,7 @@ class _Simulation:
                 return gap_s - up_s if setup.failures_during_restart else gap_s
 
     def _replace(self, cause: Cause, detected_s: float) -> float:
-        """Send a lost node to repair; how long the job then waits until it has all its nodes."""
+        """Send a lost node to repair; return how long the job waits until it has all its nodes."""
         days = cause.repair_days or self.setup.repair_days
         if days is None:
             return 0.0
@@ -188,13 +192,13 @@ class _Simulation:
         return max(0.0, heapq.nsmallest(missing, self.repairs)[-1] - detected_s) if missing > 0 else 0.0
 
     def _gap(self) -> float:
-        """Time to the next failure."""
+        """Draw the time to the next failure."""
         if math.isinf(self.scale_s):
             return math.inf
         return self.draw.weibullvariate(self.scale_s, self.burst)
 
     def _cause(self) -> Cause:
-        """One of the causes, by how often each was counted."""
+        """Draw a cause in proportion to the counts."""
         return self.setup.causes[bisect(self.bounds, self.draw.randrange(self.bounds[-1]))]
 
 
@@ -216,13 +220,13 @@ class SimulationSummary:
     failures_by_cause: dict[str, float]
     """Cause -> failures of a run, on average; the most frequent first."""
     lost_h_by_cause: dict[str, float]
-    """Cause -> hours of the job of a run, on average."""
+    """Cause -> hours that the job loses in a run, on average."""
 
 
 def summary(runs: list[Run]) -> SimulationSummary:
-    """Means and spreads over ``runs``."""
+    """Return means and spreads over ``runs``."""
     n, total_s = len(runs), math.fsum(run.total_s for run in runs)
-    parts = [one.name for one in fields(Run) if one.name.endswith("_s") and one.name != "lost_s"]
+    parts = [part.name for part in fields(Run) if part.name.endswith("_s") and part.name != "lost_s"]
     count: dict[str, float] = {}
     lost: dict[str, float] = {}
     for run in runs:

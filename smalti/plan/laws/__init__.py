@@ -1,1 +1,1 @@
-"""Scaling laws: loss from parameters and tokens, and what is best for a budget."""
+"""Scaling laws: loss by parameters and tokens, and the optimum for a budget."""

@@ -1,13 +1,13 @@
-"""Finds the zero of a falling function by bisection."""
+"""Find the zero of a falling function by bisection."""
 
 from collections.abc import Callable
 
 WIDEST = 92.0
-"""Logarithm of 1e40: no count of parameters, tokens or FLOPs is larger."""
+"""Logarithm of 1e40, which no count of parameters, tokens or FLOPs exceeds."""
 
 
 def root(falling: Callable[[float], float], low: float = -WIDEST, high: float = WIDEST) -> float:
-    """The zero of ``falling`` inside [low, high] to the precision of a float; an end where there is none."""
+    """Return the zero of ``falling`` in [low, high] to the precision of a float; an end if there is none."""
     for _ in range(200):
         middle = 0.5 * (low + high)
         if not low < middle < high:

@@ -1,8 +1,8 @@
-"""Published fits of the loss law L(N, D) = E + A / N^alpha + B / D^beta, by name, with what is known of their errors.
+"""Published fits of the loss law L(N, D) = E + A / N^alpha + B / D^beta, by name, with their errors.
 
 Each fit has its printed constants, their source, the range of its runs, and the covariance for intervals. The constants
-in the text of Hoffmann et al. are rounded so far that they give another optimum; they are kept under a name that says
-so. A fit on one's own runs is another ``Fit``.
+in the text of Hoffmann et al. are rounded so far that they give another optimum: ``hoffmann-2022-rounded``. A fit on
+one's own runs is another ``Fit``.
 """
 
 import math
@@ -21,21 +21,21 @@ DEVIATIONS = 1.2815515655446004
 
 @dataclass(frozen=True)
 class Fit:
-    """Constants of the law, with their errors and the range that they were fitted in; losses are nats a token."""
+    """Constants of the law, with their errors and the range of the runs behind them; losses are nats per token."""
 
     name: str
     source: str
     """Paper and table."""
     E: float
-    """The irreducible loss."""
+    """Irreducible loss."""
     A: float
     B: float
     alpha: float
     beta: float
     covariance: tuple[tuple[float, ...], ...] | None
-    """Of (log A, log B, log E, alpha, beta); None: not published."""
+    """Covariance of (log A, log B, log E, alpha, beta); None: not published."""
     interval_source: str
-    """The source of ``covariance``, or why there is none."""
+    """Source of ``covariance``, or why there is none."""
     params_range: Interval
     """Smallest and largest model of the runs behind it."""
     tokens_range: Interval
@@ -49,7 +49,7 @@ class Fit:
             )
 
     def moved(self, step: tuple[float, ...]) -> "Fit":
-        """The fit with (log A, log B, log E, alpha, beta) moved by ``step``."""
+        """Return the fit with (log A, log B, log E, alpha, beta) moved by ``step``."""
         return replace(
             self,
             A=self.A * math.exp(step[0]),
@@ -79,8 +79,8 @@ _BOOTSTRAP = (
     (-1.360652675e-03, 8.302587643e-03, 1.663352964e-04, -8.457557164e-05, 4.064207795e-04),
 )
 """Covariance of (log A, log B, log E, alpha, beta) over 20,000 bootstrap samples of the 240 runs that Besiroglu et al.
-read off Hoffmann et al.'s figure 4 and keep, each fitted as in the paper (sum of Huber losses of the logarithm, delta
-1e-3). The paper prints only the standard errors, from 4,000 samples; a test holds these to them."""
+extracted from Hoffmann et al.'s figure 4 and kept, each fitted as in the paper (sum of Huber losses of the logarithm,
+delta 1e-3). The paper prints only the standard errors, from 4,000 samples; a test compares."""
 
 BESIROGLU = Fit(
     name="besiroglu-2024",
@@ -163,7 +163,7 @@ DEFAULT = BESIROGLU.name
 
 
 def fit_named(name: str) -> Fit:
-    """The fit of that name; UserError with the nearest one otherwise."""
+    """Return the fit of that name. Raises UserError with the nearest name otherwise."""
     if name not in FITS:
         close = nearest(name, FITS)
         raise UserError(
@@ -175,11 +175,11 @@ def fit_named(name: str) -> Fit:
 
 
 def spread(fit: Fit, values: Callable[[Fit], Mapping[str, float]]) -> dict[str, Interval | None]:
-    """``LEVEL`` intervals of positive quantities that are computed from a fit; None where the fit has no errors.
+    """Return ``LEVEL`` intervals of positive quantities computed from a fit; None where the fit has no errors.
 
-    First order in the logarithm of each quantity: the half width is the root of the summed squares of what one standard
-    deviation along each direction changes. A quantity that does not exist on one side (a loss that the fit's floor
-    passes) has no interval.
+    First order in the logarithm of each quantity: the half width is the root of the summed squared changes by one
+    standard deviation along each direction. Without a value on one side (a loss below the moved fit's floor) there is
+    no interval.
     """
     centre = values(fit)
     if not fit.deviations:
@@ -196,7 +196,7 @@ def spread(fit: Fit, values: Callable[[Fit], Mapping[str, float]]) -> dict[str, 
 
 
 def around(value: float, half_width: float) -> Interval:
-    """``value`` divided and multiplied by the exponential of ``half_width``."""
+    """Return ``value`` divided and multiplied by the exponential of ``half_width``."""
     return value * math.exp(-half_width), value * math.exp(half_width)
 
 

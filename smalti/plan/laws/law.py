@@ -1,9 +1,8 @@
 """Scaling laws: the loss of a model by parameters and tokens, and the optimum for a budget or a loss.
 
 L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, arXiv 2203.15556, approach 3); training costs 6 N D FLOPs.
-With ``unique_tokens`` both are effective ones (Muennighoff et al. 2023, arXiv 2305.16264). For an MoE, N counts the
-active parameters, unless the caller says otherwise. The interval of an optimum is that of the fit's constants alone,
-not of other data, another tokenizer, or sizes outside the fit's range (``outside`` reports those).
+With ``unique_tokens``, N and D are effective ones (Muennighoff et al. 2023, arXiv 2305.16264). For an MoE, N usually
+counts the active parameters. Intervals cover the fit's constants alone, not other data or sizes (``outside``).
 """
 
 import math
@@ -19,7 +18,7 @@ from smalti.plan.quantities import format_number
 __all__ = ["FITS", "Fit", "Interval", "fit_named"]
 
 EXCESS_PARAMS_HALF_LIFE = 5.309743
-"""R*_N: parameters beyond those that suit the unique tokens lose their worth as repeated tokens do, but sooner
+"""R*_N: parameters in excess of the optimum for the unique tokens lose their value as repeated tokens do, but sooner
 (Muennighoff et al. 2023, appendix A)."""
 
 CLARK_PARAMS_MAX, CLARK_EXPERTS_MAX = 937e9, 512
@@ -27,7 +26,7 @@ _S_BASE = (-0.082, -0.108, 0.009, 1.847, 314.478)
 """a, b, c, E_start and E_max of Clark et al. 2022, table 3."""
 
 STEADY_TOKENS_PER_PARAM = 100
-"""Fits from runs below this overstate what more tokens bring above it (Sardana & Frankle 2024)."""
+"""Fits from runs below this overstate the gain from more tokens above it (Sardana & Frankle 2024)."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +35,13 @@ class Optimum:
 
     fit: str
     params: float
-    """Those that the law counts: for an MoE the active ones."""
+    """Parameters that the law counts: for an MoE the active ones."""
     tokens: float
     flops: float
     """6 x params x tokens."""
     loss: float
     intervals: Mapping[str, Interval | None]
-    """Of ``params``, ``tokens``, ``tokens_per_param``, ``flops`` and ``loss``, where the fit has errors."""
+    """Intervals of ``params``, ``tokens``, ``tokens_per_param``, ``flops`` and ``loss``, if the fit has errors."""
 
     @property
     def tokens_per_param(self) -> float:
@@ -51,22 +50,22 @@ class Optimum:
 
 
 def loss(fit: Fit, params: float, tokens: float, *, unique_tokens: float | None = None) -> float:
-    """Loss in nats a token of ``params`` trained on ``tokens``, which repeat ``unique_tokens`` where that is less."""
+    """Return the loss in nats per token of ``params`` trained on ``tokens``, repeating ``unique_tokens`` if fewer."""
     n, d = _effective(fit, params, tokens, unique_tokens)
     return float(fit.E + fit.A * n**-fit.alpha + fit.B * d**-fit.beta)
 
 
 def loss_interval(fit: Fit, params: float, tokens: float, *, unique_tokens: float | None = None) -> Interval | None:
-    """Interval of ``loss``; None where the fit has no errors."""
-    return spread(fit, lambda one: {"loss": loss(one, params, tokens, unique_tokens=unique_tokens)})["loss"]
+    """Return the interval of ``loss``; None if the fit has no errors."""
+    return spread(fit, lambda moved: {"loss": loss(moved, params, tokens, unique_tokens=unique_tokens)})["loss"]
 
 
 def effective_params(fit: Fit, params: float, unique_tokens: float) -> float:
-    """What ``params`` are worth when only ``unique_tokens`` are there: U + U R* (1 - exp(-R / R*)), R = params / U - 1.
+    """Return the effective parameters for ``unique_tokens``: U + U R* (1 - exp(-R / R*)), R = params / U - 1.
 
-    U are the parameters that are best for ``unique_tokens`` seen once (or all, where they are fewer). The paper takes
-    the unique tokens of the run for it, this the unique tokens there are, so that the law is Chinchilla's where data
-    is no limit; where data repeats, both are the same.
+    U is the optimal number of parameters for ``unique_tokens`` seen once, or ``params`` if those are fewer. The paper
+    counts the unique tokens that the run sees; here it is all unique tokens that exist, so that the law is Chinchilla's
+    if data is no limit. Where data repeats, both are the same.
     """
     suited = min(params, params_for_tokens(fit, unique_tokens))
     excess = params / suited - 1
@@ -74,17 +73,17 @@ def effective_params(fit: Fit, params: float, unique_tokens: float) -> float:
 
 
 def params_for_tokens(fit: Fit, tokens: float) -> float:
-    """Parameters of which ``tokens`` are the compute-optimal number: A alpha N^-alpha = B beta D^-beta."""
+    """Return the parameters for which ``tokens`` are compute-optimal: A alpha N^-alpha = B beta D^-beta."""
     return float((fit.alpha * fit.A / (fit.beta * fit.B) * tokens**fit.beta) ** (1 / fit.alpha))
 
 
 def tokens_for_params(fit: Fit, params: float) -> float:
-    """Compute-optimal tokens of ``params``."""
+    """Return the compute-optimal tokens for ``params``."""
     return float((fit.beta * fit.B / (fit.alpha * fit.A) * params**fit.alpha) ** (1 / fit.beta))
 
 
 def tokens_for_loss(fit: Fit, params: float, target: float, *, unique_tokens: float | None = None) -> float:
-    """Tokens that bring ``params`` to the loss ``target``; UserError where no number does."""
+    """Return the tokens that bring ``params`` to the loss ``target``. Raises UserError if no number does."""
     _positive(params=params, loss=target)
     worth = params if unique_tokens is None else effective_params(fit, params, unique_tokens)
     least = fit.E + fit.A * worth**-fit.alpha
@@ -99,7 +98,7 @@ def tokens_for_loss(fit: Fit, params: float, target: float, *, unique_tokens: fl
 
 
 def _taken(worth: float, unique: float, half_life: float) -> float:
-    """The inverse of effective tokens: how many must be taken for ``worth``; infinite where no number is enough."""
+    """Return the tokens of which ``worth`` are the effective tokens; infinite if no number is enough."""
     if worth <= unique:
         return worth
     faded = (worth / unique - 1) / half_life
@@ -107,18 +106,19 @@ def _taken(worth: float, unique: float, half_life: float) -> float:
 
 
 def clark_params(params: float, experts: float) -> float:
-    """Parameters of a dense model as good as one of ``params`` active ones with ``experts`` for each one used.
+    """Return the parameters of a dense model with the loss of ``params`` active ones and ``experts`` for each active.
 
     Clark et al. 2022 (arXiv 2202.01169), effective parameters with the constants of S-BASE: log10 L = a log N +
     b log E' + c log N log E' + d with a saturating E'. Fitted on models of 15M to 1.3B active parameters, 2 to 512
-    experts of which a token uses one, all trained on 130B tokens; by it routing helps no more at ``CLARK_PARAMS_MAX``
-    active parameters. Other work finds larger gains for finer experts and longer training: it is an estimate.
+    experts of which a token uses one, all trained on 130B tokens; by this law routing no longer helps from
+    ``CLARK_PARAMS_MAX`` active parameters on. An estimate: other work finds larger gains for finer experts and longer
+    training.
     """
     _positive(params=params, experts=experts)
     if params > CLARK_PARAMS_MAX or not 1 <= experts <= CLARK_EXPERTS_MAX:
         raise UserError(
-            f"params={params:.4g} with experts={experts:.4g} lie outside what Clark et al. 2022 describes",
-            allowed=f"params up to {CLARK_PARAMS_MAX:.3g}, 1 to {CLARK_EXPERTS_MAX} experts for each one used",
+            f"params={params:.4g} with experts={experts:.4g} are outside the range of Clark et al. 2022",
+            allowed=f"params up to {CLARK_PARAMS_MAX:.3g}, 1 to {CLARK_EXPERTS_MAX} experts for each active one",
             hint="leave experts out: the law then counts the active parameters alone",
         )
     a, b, c, start, _ = _S_BASE
@@ -128,7 +128,7 @@ def clark_params(params: float, experts: float) -> float:
 
 
 def clark_exponent(experts: float) -> float:
-    """How many percent ``clark_params`` grow with a percent more active parameters; below 1."""
+    """Return d log ``clark_params`` / d log params, which is below 1."""
     a, _, c, start, _ = _S_BASE
     return (a + c * math.log10(_saturated(experts))) / (a + c * math.log10(start))
 
@@ -141,12 +141,12 @@ def _saturated(experts: float) -> float:
 def balance(
     fit: Fit, params: float, tokens: float, *, served_tokens: float = 0.0, unique_tokens: float | None = None
 ) -> float:
-    """Above 0 where more parameters pay more, below 0 where more tokens do; 0 on the line of optima.
+    """Return a value above 0 where more parameters pay more, below 0 where more tokens do, and 0 at the optimum.
 
-    At the least cost N (D + I / 3) of a loss, a percent of N and a percent of D lower the loss in proportion to what
-    they cost: (alpha A N^-alpha) / (beta B D^-beta) = (D + I / 3) / D, with I = ``served_tokens``, the inference tokens
-    times what an inference FLOP costs in training FLOPs (Sardana & Frankle 2024; I = 0 is Chinchilla's). It
-    falls with N and rises with D, so that there is one zero on every line.
+    At the least cost N (D + I / 3) of a loss, a percent of N and a percent of D lower the loss in proportion to their
+    cost: (alpha A N^-alpha) / (beta B D^-beta) = (D + I / 3) / D, with I = ``served_tokens``, the inference tokens
+    times the cost of an inference FLOP in training FLOPs (Sardana & Frankle 2024; I = 0 is Chinchilla's). The value
+    falls with N and rises with D, so there is one zero on every line.
     """
     n, d = _effective(fit, params, tokens, unique_tokens)
     by_params = math.log(fit.alpha * fit.A) - fit.alpha * math.log(n)
@@ -160,16 +160,17 @@ def balance(
 
 
 def compute_optimal(fit: Fit, flops: float, *, unique_tokens: float | None = None) -> Optimum:
-    """The lowest loss that ``flops`` of training reach: N = G (C / 6)^(beta / (alpha + beta))."""
+    """Return the model of the lowest loss for ``flops`` of training: N = G (C / 6)^(beta / (alpha + beta))."""
     _positive(flops=flops)
 
-    def solve(one: Fit) -> tuple[float, float]:
+    def solve(moved: Fit) -> tuple[float, float]:
         if unique_tokens is None:
-            g = (one.alpha * one.A / (one.beta * one.B)) ** (1 / (one.alpha + one.beta))
-            n = g * (flops / 6) ** (one.beta / (one.alpha + one.beta))
+            exponent = 1 / (moved.alpha + moved.beta)
+            g = (moved.alpha * moved.A / (moved.beta * moved.B)) ** exponent
+            n = g * (flops / 6) ** (moved.beta / (moved.alpha + moved.beta))
         else:
             n = math.exp(
-                root(lambda x: balance(one, math.exp(x), flops / 6 / math.exp(x), unique_tokens=unique_tokens))
+                root(lambda x: balance(moved, math.exp(x), flops / 6 / math.exp(x), unique_tokens=unique_tokens))
             )
         return n, flops / 6 / n
 
@@ -177,18 +178,18 @@ def compute_optimal(fit: Fit, flops: float, *, unique_tokens: float | None = Non
 
 
 def lifetime_flops(model: Optimum, served_tokens: float) -> float:
-    """6 N D + 2 N I."""
+    """Return the FLOPs of training and inference: 6 N D + 2 N I."""
     return model.flops + 2 * model.params * served_tokens
 
 
 def usd_per_flop(usd_per_gpu_hour: float, peak_flops_per_s: float, mfu: float) -> float:
-    """Dollars of one model FLOP on a GPU that reaches the share ``mfu`` of its peak."""
+    """Return the dollars of one model FLOP on a GPU that reaches the share ``mfu`` of its peak."""
     _positive(usd_per_gpu_hour=usd_per_gpu_hour, peak_flops_per_s=peak_flops_per_s, mfu=mfu)
     return usd_per_gpu_hour / (3600 * peak_flops_per_s * mfu)
 
 
 def outside(fit: Fit, params: float, tokens: float) -> list[str]:
-    """Notes on what is outside the range of the runs behind the fit."""
+    """Return notes on numbers outside the range of the runs behind the fit."""
     notes = []
     for what, value, (low, high) in (("parameters", params, fit.params_range), ("tokens", tokens, fit.tokens_range)):
         if value > high:
@@ -202,8 +203,8 @@ def outside(fit: Fit, params: float, tokens: float) -> list[str]:
             )
     if tokens / params > STEADY_TOKENS_PER_PARAM:
         notes.append(
-            f"{tokens / params:.4g} tokens a parameter: fits from runs below {STEADY_TOKENS_PER_PARAM} overstate what "
-            "more tokens bring there (Sardana & Frankle 2024)"
+            f"{tokens / params:.4g} tokens per parameter: fits from runs below {STEADY_TOKENS_PER_PARAM} overstate the "
+            "gain from more tokens there (Sardana & Frankle 2024)"
         )
     return notes
 
@@ -211,15 +212,16 @@ def outside(fit: Fit, params: float, tokens: float) -> list[str]:
 def cheapest(
     fit: Fit, target: float, served_tokens: float = 0.0, unique_tokens: float | None = None
 ) -> tuple[float, float]:
-    """Parameters and tokens of the least N (D + ``served_tokens`` / 3) that reach the loss ``target``."""
+    """Return the parameters and tokens that reach the loss ``target`` at the least N (D + ``served_tokens`` / 3)."""
     if unique_tokens is not None:
         return _cheapest_repeated(fit, target, served_tokens, unique_tokens)
     rest = target - fit.E
     if rest <= 0:
         raise _unreachable(fit, target, fit.E, "any model")
 
-    def pair(logit: float) -> tuple[float, float]:  # of the share that the tokens have in the loss above the floor
-        of_params, of_tokens = rest / (1 + math.exp(logit)), rest / (1 + math.exp(-logit))
+    def pair(logit: float) -> tuple[float, float]:  # logit of the tokens' share of the loss above the floor
+        of_params = rest / (1 + math.exp(logit))
+        of_tokens = rest / (1 + math.exp(-logit))
         return (fit.A / of_params) ** (1 / fit.alpha), (fit.B / of_tokens) ** (1 / fit.beta)
 
     return pair(root(lambda x: balance(fit, *pair(x), served_tokens=served_tokens), low=-60.0, high=60.0))
@@ -242,9 +244,9 @@ def _cheapest_repeated(fit: Fit, target: float, served: float, unique_tokens: fl
 
 
 def _optimum(fit: Fit, solve: Callable[[Fit], tuple[float, float]], unique_tokens: float | None) -> Optimum:
-    def values(one: Fit) -> dict[str, float]:
-        n, d = solve(one)
-        reached = loss(one, n, d, unique_tokens=unique_tokens)
+    def values(moved: Fit) -> dict[str, float]:
+        n, d = solve(moved)
+        reached = loss(moved, n, d, unique_tokens=unique_tokens)
         return {"params": n, "tokens": d, "flops": 6 * n * d, "loss": reached, "tokens_per_param": d / n}
 
     best = values(fit)
@@ -270,5 +272,5 @@ def _unreachable(fit: Fit, target: float, least: float, what: str) -> UserError:
     return UserError(
         f"a loss of {target:.6g} is out of reach of {what}: {fit.name} goes down to {least:.6g}",
         allowed=f"a loss above {least:.6g}",
-        hint="a loss is in nats a token, of the data and tokenizer that the fit was made with",
+        hint="a loss is in nats per token, for the data and tokenizer of the fit",
     )

@@ -1,1 +1,1 @@
-"""The memory of a model that answers, by format of its weights, and the devices that hold it."""
+"""Memory of serving a model by format of its weights, and the devices that hold it."""

@@ -37,30 +37,30 @@ MOST_STAGES = 64
 
 @dataclass(frozen=True)
 class Speed:
-    """Decoding with the load's batch at its full context."""
+    """Speed of decoding with the load's batch at its full context."""
 
     bytes_touched: float
     """Bytes read in sequence for one step: tensor parts in parallel, stages one after the other."""
     experts_touched: float | None
-    """Distinct experts of a layer that one step is expected to use; None: it has none."""
+    """Distinct experts of a layer that one step is expected to use; None for a dense model."""
     bound: str
-    """``memory`` or ``compute``: what takes longer."""
+    """``memory`` or ``compute``, whichever takes longer."""
     most_tokens_per_s: float
-    """Of the whole batch, at the full bandwidth and peak."""
+    """Upper bound for the whole batch, at the full bandwidth and peak."""
     low_tokens_per_s: float
     high_tokens_per_s: float
-    """Expected of current engines."""
+    """``low`` to ``high``: the speed that current engines reach."""
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
+        """Return a JSON object."""
         return asdict(self)
 
 
 def usable_memory_bytes(
     hardware: Hardware, usable_frac: float | None = None, *, reserved_frac: float = RESERVED_FRAC
 ) -> float:
-    """Bytes that a model may take of a device: ``usable_frac`` of its memory; absent, what the system lets programs
-    take, or all but ``reserved_frac``."""
+    """Return the bytes of a device that a model may use: ``usable_frac`` of its memory; if None, what the system lets
+    programs use, or all but ``reserved_frac``."""
     if usable_frac is not None:
         return hardware.memory_bytes * usable_frac
     if hardware.usable_memory_bytes is not None:
@@ -69,14 +69,14 @@ def usable_memory_bytes(
 
 
 def max_devices(hardware: Hardware) -> int | None:
-    """The largest number that can serve one model: a node for devices without a network; None: unlimited."""
+    """Return the most devices that can serve one model: a node for devices without a network; None: unlimited."""
     return hardware.devices_per_node if hardware.network_bytes_per_s is None else None
 
 
 def splits(model: ModelConfig, hardware: Hardware) -> list[Split]:
-    """Possible splits of a model over devices, by number of devices; for equal numbers the most tensor parts first.
+    """Return the possible splits of a model, by number of devices; for equal numbers the most tensor parts first.
 
-    Matrices are split within a node; stages may be on other nodes where the device has a network.
+    Matrices are split within a node; stages may be on other nodes if the device has a network.
     """
     largest = max_devices(hardware)
     candidates = [
@@ -89,7 +89,7 @@ def splits(model: ModelConfig, hardware: Hardware) -> list[Split]:
 
 
 def smallest_split(served: Served, load: Load, hardware: Hardware, room: float) -> tuple[Split, DeviceMemory] | None:
-    """The split over the fewest devices, and the bytes on the fullest; None where nothing fits."""
+    """Return the split over the fewest devices, and the memory of the fullest device; None if nothing fits."""
     for split in splits(served.model, hardware):
         memory = device_memory(served, load, split)
         if memory.total_bytes <= room:
@@ -98,7 +98,7 @@ def smallest_split(served: Served, load: Load, hardware: Hardware, room: float) 
 
 
 def distinct_experts(model: ModelConfig, tokens: int) -> float | None:
-    """Experts of a layer that ``tokens`` tokens are expected to use: E (1 - (1 - k/E)^B), were the router uniform."""
+    """Return the expected distinct experts of a layer for ``tokens``: E (1 - (1 - k/E)^B), for a uniform router."""
     if model.moe is None:
         return None
     experts, chosen = model.moe.num_experts, model.moe.num_experts_per_tok
@@ -106,9 +106,10 @@ def distinct_experts(model: ModelConfig, tokens: int) -> float | None:
 
 
 def touched_bytes(served: Served, load: Load, split: Split) -> float:
-    """Bytes read in sequence for a decode step: tensor parts in parallel, stages one after the other.
+    """Return the bytes read in sequence for a decode step: tensor parts in parallel, stages one after the other.
 
-    All weights but the embedding (a lookup; a tied one is the head), of the experts those expected, and the cache.
+    These are all weights but the embedding (a lookup; a tied one is the head), of the experts the expected number, and
+    the cache.
     """
     share = served.share(split.tensor)
     experts = distinct_experts(served.model, load.batch) or 0.0
@@ -118,14 +119,15 @@ def touched_bytes(served: Served, load: Load, split: Split) -> float:
 
 
 def speed(served: Served, load: Load, split: Split, hardware: Hardware) -> Speed:
-    """Tokens/s of decoding: batch / max(bytes touched / bandwidth, FLOPs / peak).
+    """Return the speed of decoding: batch / max(bytes touched / bandwidth, FLOPs / peak).
 
-    Databricks, LLM Inference Performance Engineering, 2023-10 (MBU). FLOPs: 2 for each parameter that a token is
-    multiplied with and 4 for each head's number of each cached token. The peak is that of bf16; where none is known
+    Source: Databricks, LLM Inference Performance Engineering, 2023-10 (MBU). FLOPs: 2 for each parameter in a matmul of
+    the token, and 4 for each element of the heads and each cached token. The peak is that of bf16; if it is unknown,
     only memory counts.
     """
-    model, bytes_each = served.model, touched_bytes(served, load, split)
-    memory_s = bytes_each / hardware.memory_bytes_per_s
+    model = served.model
+    bytes_touched = touched_bytes(served, load, split)
+    memory_s = bytes_touched / hardware.memory_bytes_per_s
     width = model.num_attention_heads * model.width_per_head
     flops = 2 * count(model).matmul_active + 4 * width * served.keys(load)
     peak = hardware.peak_flops_per_s.get("bf16")
@@ -133,7 +135,7 @@ def speed(served: Served, load: Load, split: Split, hardware: Hardware) -> Speed
     most = load.batch / max(memory_s, compute_s)
     low, high = ALONE_FRAC if split.devices == 1 else JOINED_FRAC
     return Speed(
-        bytes_touched=bytes_each,
+        bytes_touched=bytes_touched,
         experts_touched=distinct_experts(model, load.batch),
         bound="memory" if memory_s >= compute_s else "compute",
         most_tokens_per_s=most,

@@ -17,17 +17,17 @@ QUANTISED: tuple[Kind, ...] = ("attention", "mlp", "expert")
 
 @dataclass(frozen=True)
 class Scheme:
-    """``bits`` a weight; each group of ``group`` inputs of an output row (0: the whole row) adds ``scale_bits``."""
+    """A weight format: ``bits`` per weight, plus ``scale_bits`` per ``group`` inputs of a row (0: the whole row)."""
 
     bits: float
     group: int
     scale_bits: float
     source: str
     everything: bool = False
-    """Applies to all tensors, not only to the quantised kinds."""
+    """True if it applies to all tensors, not only to ``QUANTISED``."""
 
     def bytes_of(self, weight: Weight) -> int:
-        """Of one tensor, rounded up."""
+        """Return the bytes of one tensor, rounded up."""
         if not self.everything and weight.kind not in QUANTISED:
             return 2 * weight.params
         groups = -(-weight.columns // self.group) if self.group else 1
@@ -45,7 +45,7 @@ SCHEMES: dict[str, Scheme] = {
     "mxfp4": Scheme(4, 32, 8, "blocks of 32 with an 8-bit scale (OCP Microscaling 1.0): 4.25 bits"),
     "nvfp4": Scheme(4, 16, 8, "blocks of 16 with an FP8 scale (NVIDIA NVFP4): 4.5 bits"),
 }
-"""By name. 'llm-compressor' is that of vLLM; QLoRA is Dettmers et al. 2023 (arXiv 2305.14314), section 3."""
+"""Name -> scheme. 'llm-compressor' is that of vLLM; QLoRA is Dettmers et al. 2023 (arXiv 2305.14314), section 3."""
 
 WEIGHT_FORMATS = (*SCHEMES, *MIXES)
 """All names that ``--weights`` takes."""
@@ -53,7 +53,7 @@ WEIGHT_FORMATS = (*SCHEMES, *MIXES)
 
 @dataclass(frozen=True)
 class KVFormat:
-    """Bits of a number in the cache, and additional bits of each head and token."""
+    """A cache format: ``bits`` per number, and additional bits per head and token."""
 
     bits: float
     head_bits: int
@@ -63,32 +63,32 @@ class KVFormat:
 KV_FORMATS: dict[str, KVFormat] = {
     "fp32": KVFormat(32, 0, "4 bytes; this engine on a CPU"),
     "bf16": KVFormat(16, 0, "2 bytes"),
-    "fp8": KVFormat(8, 0, "one scale a layer (vLLM)"),
+    "fp8": KVFormat(8, 0, "one scale per layer (vLLM)"),
     "int8": KVFormat(8, 32, "a 16-bit scale and zero for each head and token (LMDeploy)"),
     "q8_0": KVFormat(8.5, 0, "blocks of 32 with a 16-bit scale (llama.cpp)"),
     "q4_0": KVFormat(4.5, 0, "blocks of 32 with a 16-bit scale (llama.cpp)"),
 }
-"""By name."""
+"""Name -> format."""
 
 
 def tensor_bytes(model: ModelConfig, weight: Weight, form: str) -> int:
-    """Bytes of one tensor in a format of weights."""
+    """Return the bytes of one tensor in a weight format."""
     return gguf_bytes(model, weight, form) if form in MIXES else SCHEMES[form].bytes_of(weight)
 
 
 def kv_bytes_per_token(model: ModelConfig, form: str) -> float:
-    """Bytes of keys and values of one token in one layer: 2 x key/value heads x head width, and scales."""
+    """Return the bytes of keys and values of one token in one layer: 2 x key/value heads x head width, and scales."""
     known = KV_FORMATS[form]
     return 2 * model.kv_heads * (model.width_per_head * known.bits + known.head_bits) / 8
 
 
 def weight_format(name: str) -> str:
-    """The name in lower case; UserError for an unknown one."""
+    """Return the name of a weight format in lower case. Raises UserError for an unknown one."""
     return _known(name, WEIGHT_FORMATS, "weights")
 
 
 def kv_format(name: str) -> str:
-    """As ``weight_format``, of the cache."""
+    """Return the name of a cache format in lower case. Raises UserError for an unknown one."""
     return _known(name, tuple(KV_FORMATS), "kv")
 
 

@@ -16,7 +16,7 @@ _BLOCKS: dict[str, tuple[int, int]] = {
 """Block format -> weights in a block, and its bytes with scales and minima."""
 
 _LARGER = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
-"""The format of rows that are not a multiple of 256."""
+"""Format -> the format used for rows that are not a multiple of 256."""
 
 MIXES: dict[str, str] = {
     "q2_k": "q2_k", "q3_k_s": "q3_k", "q3_k_m": "q3_k", "q3_k_l": "q3_k", "q4_0": "q4_0", "q4_k_s": "q4_k",
@@ -29,7 +29,7 @@ _FUSED = ("dbrx", "mpt")
 
 
 def gguf_bytes(model: ModelConfig, weight: Weight, mix: str) -> int:
-    """Bytes of one tensor in a mix."""
+    """Return the bytes of one tensor in a mix."""
     form = _fitting(weight, _chosen(model, weight, mix))
     block, size_bytes = _BLOCKS[form]
     return weight.params // block * size_bytes
@@ -62,7 +62,7 @@ def _chosen(model: ModelConfig, weight: Weight, mix: str) -> str:
 
 
 def _of_values(model: ModelConfig, layer: int, mix: str) -> str:
-    """The format of the value projection, which gets more bits because its few weights matter much."""
+    """Return the format of the value projection, which gets more bits because its few weights matter much."""
     if _eight_experts(model):
         return "q8_0"
     grouped = model.num_attention_heads // model.kv_heads >= 4
@@ -97,7 +97,7 @@ def _of_output(model: ModelConfig, mix: str) -> str:
 
 
 def _has_more_bits(model: ModelConfig, layer: int) -> bool:
-    """The first and the last eighth of the layers, and every third between."""
+    """Return whether a layer is in the first or last eighth, or every third between."""
     eighth = model.num_hidden_layers // 8
     return layer < eighth or layer >= 7 * model.num_hidden_layers // 8 or (layer - eighth) % 3 == 2
 

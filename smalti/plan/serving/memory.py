@@ -25,7 +25,7 @@ GRAIN_TOKENS = 64
 checks)."""
 
 PREFILL_TOKENS = 2048
-"""Assumption: tokens that a step reads at most, prompts in pieces (vLLM's ``max_num_batched_tokens``)."""
+"""Assumption: most prompt tokens of a step, with chunked prefill (vLLM's ``max_num_batched_tokens``)."""
 
 MOST_BATCH = 1_000_000
 
@@ -40,10 +40,10 @@ class Load:
     batch: int = 1
     kv: str = "bf16"
     cache: Cache = "paged"
-    """``paged``: whole blocks of 16 tokens, and in a layer with a window only the blocks that it reaches. ``smalti``:
-    the engine of ``smalti serve``: rows of 64 x a power of two tokens in every layer, and spare rows."""
+    """``paged``: whole blocks of 16 tokens, and in a layer with a window only the blocks within it. ``smalti``: the
+    engine of ``smalti serve``, with rows of 64 x a power of two tokens in every layer, and spare rows."""
     prefill_tokens: int = PREFILL_TOKENS
-    """Tokens of prompts that one step reads at most."""
+    """Most prompt tokens that one step processes."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv", kv_format(self.kv))
@@ -64,7 +64,7 @@ class Split:
 
     @property
     def devices(self) -> int:
-        """Of all."""
+        """Number of devices."""
         return self.tensor * self.stages
 
     def __str__(self) -> str:
@@ -82,16 +82,16 @@ class DeviceMemory:
 
     @property
     def total_bytes(self) -> int:
-        """Their sum."""
+        """Sum of the parts."""
         return self.weights_bytes + self.kv_bytes + self.activations_bytes
 
     def to_json(self) -> dict[str, int]:
-        """A JSON object with the parts and their sum."""
+        """Return a JSON object with the parts and their sum."""
         return {**asdict(self), "total_bytes": self.total_bytes}
 
 
 class Served:
-    """One model in one weight format; the sizes of its tensors are computed once for all loads and splits."""
+    """A model in a weight format; the sizes of its tensors are computed once for all loads and splits."""
 
     def __init__(self, model: ModelConfig, form: str) -> None:
         self.model, self.form = model, weight_format(form)
@@ -103,7 +103,7 @@ class Served:
 
     @cached_property
     def bytes_by_kind(self) -> dict[str, int]:
-        """Weights by kind of tensor."""
+        """Bytes of the weights by kind of tensor."""
         sizes = dict[str, int].fromkeys(KINDS, 0)
         for weight, size in self._sized:
             sizes[weight.kind] += size
@@ -111,40 +111,40 @@ class Served:
 
     @property
     def weights_bytes(self) -> int:
-        """All weights."""
+        """Bytes of all weights."""
         return sum(self.bytes_by_kind.values())
 
     def share(self, tensor: int) -> "Share":
-        """What one of ``tensor`` parts holds."""
+        """Return the weights of one of ``tensor`` parts."""
         if tensor not in self._shares:
             self._shares[tensor] = Share(self.model, self._sized, tensor)
         return self._shares[tensor]
 
     def kv_bytes(self, load: Load, tensor: int = 1, layers: range | None = None) -> float:
-        """Bytes of the cache of ``layers`` (absent: all) on each of ``tensor`` devices."""
+        """Return the bytes of the cache of ``layers`` (None: all) on each of ``tensor`` devices."""
         layers = layers if layers is not None else range(self.model.num_hidden_layers)
         held = 0
-        for those in self._windows.values():
-            count = bisect_left(those, layers.stop) - bisect_left(those, layers.start)
-            held += count * held_tokens(self.model, load, those[0])
+        for same in self._windows.values():
+            count = bisect_left(same, layers.stop) - bisect_left(same, layers.start)
+            held += count * held_tokens(self.model, load, same[0])
         per_token = kv_bytes_per_token(self.model, load.kv) / self.model.kv_heads
         return per_token * kv_heads_per_device(self.model, tensor) * held_rows(load) * held
 
     def keys(self, load: Load) -> int:
-        """Cached tokens that a new token attends to, summed over layers."""
+        """Return the cached tokens that a new token attends to, summed over layers."""
         longest = load.context_tokens
-        return sum(min(longest, window or longest) * len(those) for window, those in self._windows.items())
+        return sum(min(longest, window or longest) * len(same) for window, same in self._windows.items())
 
 
 class Share:
-    """Bytes of the weights on one of ``tensor`` devices, and what a decode step reads of them."""
+    """Bytes of the weights on one of ``tensor`` devices, and how many of them a decode step reads."""
 
     def __init__(self, model: ModelConfig, sized: Iterable[tuple[Weight, int]], tensor: int) -> None:
         layers = [0.0] * model.num_hidden_layers
         self.first = self.last = 0.0
-        """Before the first block, and behind the last."""
+        """Bytes before the first block, and after the last."""
         self.read = self.expert = 0.0
-        """Read in every step, and for each distinct expert of the layers. The embedding is a lookup; tied, the head."""
+        """Bytes read in every step, and per distinct expert. The embedding is a lookup; a tied one is the head."""
         for weight, whole in sized:
             size = whole * _part(model, weight, tensor)
             if weight.layer is not None:
@@ -158,14 +158,14 @@ class Share:
             elif weight.kind != "embedding" or model.tie_word_embeddings:
                 self.read += size
         self.before = [0.0, *accumulate(layers)]
-        """Of the layers before each layer."""
+        """Bytes of the layers before each layer."""
 
 
 def device_memory(served: Served, load: Load, split: Split | None = None) -> DeviceMemory:
-    """Bytes on the fullest device of a split (absent: one device).
+    """Return the memory of the fullest device of a split (None: one device).
 
-    Tensor parts (Megatron-LM, Shoeybi et al. 2019): heads, columns and experts' widths are shared, norms and routers
-    are on every device, key/value heads are repeated where there are more parts than heads. Stages hold equal runs of
+    Tensor parts (Megatron-LM, Shoeybi et al. 2019) split heads, columns and experts' widths; norms and routers are on
+    every device, and key/value heads are repeated if there are more parts than heads. Stages have equal numbers of
     layers; a tied embedding is on the first stage and on the last.
     """
     split = split or Split()
@@ -189,9 +189,9 @@ def device_memory(served: Served, load: Load, split: Split | None = None) -> Dev
 
 
 def held_tokens(model: ModelConfig, load: Load, layer: int) -> int:
-    """Tokens that the cache of one request holds in a layer.
+    """Return the tokens that the cache of one request holds in a layer.
 
-    Paged: whole blocks; a window of W tokens lies in at most ceil((W - 1) / 16) + 1 blocks.
+    Paged: whole blocks; a window of W tokens spans at most ceil((W - 1) / 16) + 1 blocks.
     """
     if load.cache == "smalti":
         capacity = GRAIN_TOKENS
@@ -205,7 +205,7 @@ def held_tokens(model: ModelConfig, load: Load, layer: int) -> int:
 
 
 def held_rows(load: Load) -> int:
-    """Rows that the cache has for a batch: of this engine, those of a bucket that only grew (``CacheBucket``)."""
+    """Return the rows of the cache for a batch; in this engine, of a bucket that only grew (``CacheBucket``)."""
     rows = 0
     while load.cache == "smalti" and rows < load.batch:
         rows += 1 + rows // 4
@@ -213,13 +213,14 @@ def held_rows(load: Load) -> int:
 
 
 def step_activation_bytes(served: Served, load: Load, tensor: int = 1) -> int:
-    """Estimated bytes that are alive at one time while a step processes prompts and adds a token to each row.
+    """Estimate the bytes that are alive at one time while a step processes prompts and adds a token to each row.
 
-    For each token of the step: the residual and what is read of it, and the widest of attention (query, key, value,
-    output) and of the MLP (gate, up and product; of experts, for each that it is sent to, also input and output), in
-    the format of the matmuls (2 bytes; 4 with fp32 weights). For each row its logits and probabilities in fp32.
+    For each token of the step: the residual and its normalised copy, and the wider of attention (query, key, value,
+    output) and the MLP (gate, up and product; for each expert of the token also input and output), in the format of
+    the matmuls (2 bytes; 4 with fp32 weights). For each row its logits and probabilities in fp32.
     """
-    model, tokens = served.model, max(load.batch, min(load.prefill_tokens, load.batch * load.context_tokens))
+    model = served.model
+    tokens = max(load.batch, min(load.prefill_tokens, load.batch * load.context_tokens))
     width, hidden = model.width_per_head, model.hidden_size
     attention = 2 * (model.num_attention_heads + kv_heads_per_device(model, tensor) * tensor) * width
     inner = 3 if model.gated else 2
@@ -235,7 +236,7 @@ def step_activation_bytes(served: Served, load: Load, tensor: int = 1) -> int:
 
 
 def largest_context(served: Served, load: Load, split: Split, room_bytes: float) -> int:
-    """The longest context of ``load.batch`` requests that fits, at most the model's own; 0: none does."""
+    """Return the longest context of ``load.batch`` requests that fits, up to the model's maximum; 0: none does."""
 
     def fits(tokens: int) -> bool:
         return device_memory(served, _changed(load, context_tokens=tokens), split).total_bytes <= room_bytes
@@ -244,7 +245,7 @@ def largest_context(served: Served, load: Load, split: Split, room_bytes: float)
 
 
 def largest_batch(served: Served, load: Load, split: Split, room_bytes: float) -> int:
-    """The most requests of ``load.context_tokens`` each that fit; 0: none does."""
+    """Return the most requests of ``load.context_tokens`` each that fit; 0: none does."""
 
     def fits(batch: int) -> bool:
         return device_memory(served, _changed(load, batch=batch), split).total_bytes <= room_bytes
@@ -253,7 +254,7 @@ def largest_batch(served: Served, load: Load, split: Split, room_bytes: float) -
 
 
 def tensor_sizes(model: ModelConfig, most: int) -> list[int]:
-    """Tensor parallel sizes up to ``most``: they must divide heads and widths, experts' widths too."""
+    """Return the tensor parallel sizes up to ``most``: divisors of heads, widths and experts' widths."""
     widths = {model.intermediate_size, model.expert_width}
     return [
         size
@@ -272,7 +273,7 @@ def _changed(load: Load, **changes: Any) -> Load:
 
 
 def _largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest number up to ``most`` for which ``fits`` holds, by bisection."""
+    """Return the largest number up to ``most`` for which ``fits`` is true, by bisection."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
@@ -281,12 +282,12 @@ def _largest(fits: Callable[[int], bool], most: int) -> int:
 
 
 def kv_heads_per_device(model: ModelConfig, tensor: int) -> int:
-    """Key/value heads on one of ``tensor`` devices."""
+    """Return the key/value heads on one of ``tensor`` devices."""
     return max(1, model.kv_heads // tensor)
 
 
 def _part(model: ModelConfig, weight: Weight, tensor: int) -> float:
-    """The share of a tensor on one of ``tensor`` devices."""
+    """Return the share of a weight on one of ``tensor`` devices."""
     if weight.kind in ("norm", "router") or weight.name in ("o_proj.bias", "down_proj.bias"):
         return 1.0
     if weight.name.startswith(("k_proj", "v_proj")):

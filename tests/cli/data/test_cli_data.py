@@ -1,8 +1,7 @@
 """``smalti data`` as a command: the demo's chain on a small library, JSON for programs, errors in three lines."""
 
-import json
-
 import pytest
+from cli_in_process import json_of
 from synthetic_library import synthetic_library
 
 from smalti.base.errors import UserError
@@ -18,10 +17,6 @@ def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     synthetic_library(tmp_path / "lib", monkeypatch)
     return tmp_path
-
-
-def json_of(capsys) -> dict:
-    return json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from cli_in_process import json_of
 from example_config import VALUES
 
 from smalti.base.units import format_count
@@ -49,10 +50,6 @@ def write(folder: Path, tokenizer: Tokenizer, texts: list[str]) -> None:
     with TokenWriter(folder, **options) as writer:
         for text in texts:
             writer.add(np.array(tokenizer.encode(text)), len(text), text.partition(" says")[0].replace(" ", "-"))
-
-
-def json_of(capsys) -> dict:
-    return json.loads(capsys.readouterr().out)
 
 
 def test_the_batch_of_a_step(place, capsys):
@@ -99,7 +96,7 @@ def test_where_a_document_is_learned(place, capsys):
     out = capsys.readouterr().out
     assert "document 3 (document-3) of code" in out
     assert "   | document 3 says" in out
-    assert "before or at step 3, the last one done" in out
+    assert "up to step 3, the last one done" in out
 
 
 def test_what_a_run_has_learned_is_told_from_its_own_data(place, capsys):
@@ -134,8 +131,8 @@ def test_a_document_that_is_taken_down(place, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "nothing is given"),
-        (["--step", "1", "--position", "2"], "--step and --position is given"),
+        ([], "nothing to explain is given"),
+        (["--step", "1", "--position", "2"], "--step and --position exclude each other"),
         (["--step", "7"], "allowed: 1 to 6"),
         (["--position", "48"], "0 to 47"),
         (["--position", "9" * 25], "0 to 47"),

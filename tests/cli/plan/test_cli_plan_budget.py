@@ -46,8 +46,8 @@ def test_json_has_every_name(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_else_is_told() -> None:
-    assert "use costs" in text("loss=2.0", "inference_tokens=1e13", "inference_mfu=0.2", "gpu=h100-sxm")
-    assert "29.8 epochs, worth 140B tokens never seen" in text("flops=1e22", "unique_tokens=10b")
+    assert "inference costs" in text("loss=2.0", "inference_tokens=1e13", "inference_mfu=0.2", "gpu=h100-sxm")
+    assert "29.8 epochs, worth 140B unique tokens" in text("flops=1e22", "unique_tokens=10b")
     assert "tokens_per_active_param" in text("params=132b", "active_params=36b", "tokens=12T")
     assert "tokens_per_active_param" not in text("params=132b", "tokens=12T").partition("by other fits")[0]
 

@@ -2,28 +2,24 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from typer.testing import CliRunner
+from cli_in_process import output_of
 
 from smalti.base.errors import UserError
 from smalti.cli.plan import app as plan
 from smalti.cli.plan.failures import setup_from
 
-
-def call(*arguments: str) -> str:
-    result = CliRunner().invoke(plan.app, ["failures", *arguments], catch_exceptions=False, standalone_mode=False)
-    if result.exception is not None:
-        raise result.exception
-    return result.stdout
+call = partial(output_of, plan.app, "failures")
 
 
 def test_what_it_prints() -> None:
     text = call("gpus=3072", "days=75", "price_usd_per_gpu_hour=3", "repair_days=2", "spares=13")
-    for part in ("3,072 GPUs on 384 nodes", "one in 7h48m", "90.6%", "82.76 days for 75", "13 nodes are enough",
+    for part in ("3,072 GPUs on 384 nodes", "one in 7h48m", "90.6%", "82.76 days for 75", "13 nodes suffice",
                  "repeated work", "assumed", "MegaScale", "meta-rsc-1"):  # fmt: skip
         assert part in text, part
 

@@ -56,7 +56,7 @@ def test_a_moved_run_resumes_where_it_is(work: Path, given: str) -> None:
     first = done.stdout.splitlines()[0]
     assert first.endswith("(exists: would resume from step 10)"), first
     assert first.partition("->  ")[2].split()[0].rstrip("/").endswith("link" if given == "link" else "was-t")
-    assert f"begin in {work}, where it was started" in done.stderr
+    assert f"start from {work}, where it was started" in done.stderr
 
 
 @pytest.mark.slow

@@ -112,7 +112,7 @@ def test_the_dry_run_tells_what_is_not_by_default(work, dry_run):
     for line in (
         "stage 1    from step 32, seq_len 64",
         "shuffle    window: 64 chunks of 524k tokens",
-        "skip       positions [0, 10), then [0, 9), each of the positions that the ones before leave",
+        "skip       positions [0, 10), then [0, 9), each in the positions that remain after those before it",
         "takedowns  0 documents of none.jsonl: the list is empty, so it has no effect",
         "cache      kept, at most 100.0 GiB",
     ):
