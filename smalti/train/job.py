@@ -29,7 +29,7 @@ from smalti.distributed.parallel import mesh as meshes
 from smalti.distributed.parallel.mesh import Mesh
 from smalti.distributed.parallel.parallelize import parallelize
 from smalti.distributed.parallel.pipeline import StagedDecoder
-from smalti.model.blocks.attention.choice import described
+from smalti.model.blocks.attention.choice import kernel_names
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
 from smalti.track.events import EventLog, NoEventLog
@@ -253,7 +253,7 @@ def _describe_model(config: JobConfig, layout: Layout, device: torch.device) -> 
         return {}
     params, dtype = count(config.model), fsdp.DTYPES[config.train.precision.compute]
     tokens, packed = max(config.data.seq_lens), config.data.mask_documents
-    kernels: dict[str, str] = dict(described(config.model, device, dtype, tokens, documents=packed))
+    kernels: dict[str, str] = dict(kernel_names(config.model, device, dtype, tokens, documents=packed))
     if layout.sequence > 1 and config.train.parallel.context == "ring":
         kernels = dict.fromkeys(kernels, "ring")
     return {"params_total": params.total, "params_active": params.active, "attention": kernels}

@@ -1,5 +1,6 @@
 """Every kernel of attention against one naive reference in float64, forward and backward."""
 
+import logging
 import math
 
 import pytest
@@ -69,9 +70,9 @@ def cases(draw, longest):
 
 def attend_of(kernel, config, window, documents, inputs, *, backward=True):
     like = torch.empty(inputs[0].shape[0], inputs[0].shape[2], 1, dtype=inputs[0].dtype)
-    asked = choice._asked(config, window, like.shape[1], documents is not None, backward)
-    kernel = kernel or choice.choose("cpu", like.dtype, asked)
-    return choice._build(kernel, asked, like, scores_of(config, like.device), documents)
+    needs = choice._needs(config, window, like.shape[1], documents is not None, backward)
+    kernel = kernel or choice.choose("cpu", like.dtype, needs)
+    return choice._build(kernel, needs, like, scores_of(config, like.device), documents)
 
 
 def both(attend, inputs, wanted):
@@ -225,8 +226,8 @@ def test_alibi_slopes_are_those_of_transformers(heads):
 
 def test_the_rule_of_choice_on_a_cpu():
     def chosen(dtype=torch.float32, *, tokens=300, documents=False, backward=True, window=None, **changes):
-        asked = choice._asked(dense(**changes), window, tokens, documents, backward)
-        return choice.choose("cpu", dtype, asked)
+        needs = choice._needs(dense(**changes), window, tokens, documents, backward)
+        return choice.choose("cpu", dtype, needs)
 
     assert chosen() == chosen(torch.bfloat16) == "spans"
     assert chosen(torch.float64) == chosen(tokens=2000) == chosen(backward=False) == "sdpa"
@@ -240,21 +241,41 @@ def test_the_rule_of_choice_on_a_cpu():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
-def test_a_kernel_that_does_not_run_is_told_with_its_reason():
-    asked = choice._small(choice._asked(dense(), None, 512, True, True))
-    assert "varlen" not in choice.here(2048)["cpu bf16"].values()
-    assert choice.problem("documents", "cpu", torch.float32, asked) is None
-    assert choice.problem("varlen", "cpu", torch.float32, asked)
-    assert "backward" in str(choice.problem("flex", "cpu", torch.float32, asked))
-    assert choice.problem("flex", "cpu", torch.float32, asked._replace(backward=False)) is None
+def test_the_reason_why_a_kernel_fails_is_returned():
+    needs = choice._small_case(choice._needs(dense(), None, 512, True, True))
+    assert "varlen" not in choice.kernels_on_this_machine(2048)["cpu bf16"].values()
+    assert choice.probe_kernel("documents", "cpu", torch.float32, needs) is None
+    assert choice.probe_kernel("varlen", "cpu", torch.float32, needs)
+    assert "backward" in str(choice.probe_kernel("flex", "cpu", torch.float32, needs))
+    assert choice.probe_kernel("flex", "cpu", torch.float32, needs._replace(backward=False)) is None
 
 
-def test_a_run_is_told_the_kernel_of_each_kind_of_layer():
+def test_a_failing_kernel_is_named_in_one_warning(monkeypatch, caplog):
+    problems = {"varlen": "RuntimeError: needs another GPU", "flex": "InductorError: no compiler\nand more lines"}
+    monkeypatch.setattr(choice, "find_spec", lambda name: object())
+    monkeypatch.setattr(choice, "probe_kernel", lambda kernel, *_: problems.get(kernel))
+    monkeypatch.setattr(logging.getLogger("smalti"), "propagate", True)
+    choice._warn_once.cache_clear()
+    packed = choice._needs(dense(), None, 512, True, True)
+    assert [choice.choose("cuda", torch.bfloat16, packed) for _ in range(2)] == ["dense", "dense"]
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(lines) == 2
+    assert "'varlen' does not run here (RuntimeError: needs another GPU); 'flex' is used instead" in lines[0]
+    assert "'flex' does not run here (InductorError: no compiler); 'dense' is used instead" in lines[1]
+    del problems["flex"]
+    assert choice.choose("cuda", torch.bfloat16, packed) == "flex"
+    assert choice.choose("cuda", torch.float32, packed) == "flex"  # varlen has no float32, which is no failure
+    assert choice.choose("cuda", torch.float32, packed, probe=False) == "flex"
+    assert len(caplog.records) == 2
+    choice._warn_once.cache_clear()
+
+
+def test_names_of_the_kernel_of_each_kind_of_layer():
     config = dense(sliding_window=100, layer_types=("full_attention", "sliding_attention"))
-    told = choice.described(config, torch.device("cpu"), torch.bfloat16, 2000, documents=False)
-    assert told == {"full_attention": "sdpa", "sliding_attention": "spans"}
-    told = choice.described(dense(sliding_window=100), torch.device("cpu"), torch.bfloat16, 2000, documents=True)
-    assert told == {"sliding_attention": "documents"}
+    names = choice.kernel_names(config, torch.device("cpu"), torch.bfloat16, 2000, documents=False)
+    assert names == {"full_attention": "sdpa", "sliding_attention": "spans"}
+    names = choice.kernel_names(dense(sliding_window=100), torch.device("cpu"), torch.bfloat16, 2000, documents=True)
+    assert names == {"sliding_attention": "documents"}
 
 
 @given(st.integers(1, 4), st.integers(1, 60), st.floats(0, 1), st.integers(0, 1 << 30), st.booleans())
@@ -310,10 +331,10 @@ def test_the_kernels_of_a_gpu_agree_with_the_reference(kernel, kind):
     exact = both(attend_of("dense", config, window, documents, wide), wide, wanted.double())
     there = [part.to("cuda", torch.bfloat16) for part in inputs]
     like = torch.empty(2, 300, 1, dtype=torch.bfloat16, device="cuda")
-    asked = choice._asked(config, window, 300, documents is not None, True)
-    chosen = kernel or choice.choose("cuda", like.dtype, asked)
+    needs = choice._needs(config, window, 300, documents is not None, True)
+    chosen = kernel or choice.choose("cuda", like.dtype, needs)
     assert kernel or chosen == ("varlen" if simple else "flex")
     on_gpu = None if documents is None else documents.cuda()
-    attend = choice._build(chosen, asked, like, scores_of(config, like.device), on_gpu)
+    attend = choice._build(chosen, needs, like, scores_of(config, like.device), on_gpu)
     mixed, gradients = both(attend, there, wanted.to("cuda", torch.bfloat16))
     assert_near((mixed.cpu(), [gradient.cpu() for gradient in gradients]), exact, 3e-2)

@@ -104,9 +104,9 @@ def _attention() -> list[str]:
 
 def _attention_kernels() -> dict[str, dict[str, str]]:
     """Device and dtype -> what a model needs of attention -> the kernel that trains rows of 2,048 tokens."""
-    from smalti.model.blocks.attention.choice import here
+    from smalti.model.blocks.attention.choice import kernels_on_this_machine
 
-    return {name: dict(chosen) for name, chosen in here(2048).items()}
+    return {name: dict(chosen) for name, chosen in kernels_on_this_machine(2048).items()}
 
 
 def _cpu_capability() -> str:

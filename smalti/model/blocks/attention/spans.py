@@ -1,13 +1,7 @@
-"""Attention on the CPU as plain matmuls over spans: some queries, and the keys that they may see.
+"""Attention on the CPU as plain matrix products over spans: a block of queries and the keys that they attend to.
 
-Why it exists: torch's fused CPU kernel computes the scores again in its backward pass, and knows no window, no soft cap
-and no bias but a whole [T, T] mask.
-
-Guarantees: what is not seen is not computed, up to the edges of blocks of 128 queries; the mask is one strip of
-[128, T + 128] for all blocks and layers, as causality, window and ALiBi depend on distances alone; short documents of a
-packed row share a block, with a mask of [128, 128]. The scores are rounded to the input's dtype before the softmax, as
-in transformers' eager attention; with ALiBi or a soft cap what follows is in float32. Sums go in a fixed order: the
-same bits on every call. With ``keep`` the probabilities stay for backward, otherwise they are computed again.
+torch's fused CPU kernel recomputes the scores in its backward pass, and supports windows and biases only as a whole
+[T, T] mask, and no soft cap.
 
 Shapes: B rows, T tokens in a row, H query heads, K key/value heads, G = H / K query heads per key head, d width of a
 head, b rows of a span, t its queries, s keys that they may see, g = G t.
@@ -36,44 +30,50 @@ class Span(NamedTuple):
 
 
 class Strip:
-    """The bias of every block of queries, as a view of one tensor."""
+    """The bias of every block of queries, as a view of one tensor [128, T + 128] for all blocks and layers.
+
+    That is enough because causality, window and ALiBi depend on distances alone.
+    """
 
     def __init__(self, tokens: int, window: int | None, scores: Scores, dtype: torch.dtype) -> None:
-        """``tokens``: the longest row or document."""
+        """``tokens``: length of the longest row or document."""
         self.window = window
-        # Causality alone shows only in the last keys of a block, and a window in those that it can reach.
+        # Causality alone masks only the last keys of a block, and a window only those that it can reach.
         past = 0 if scores.slopes_KG is None else tokens
         self.past = past if window is None else min(tokens, window + BLOCK_TOKENS)
         distance = torch.arange(BLOCK_TOKENS)[:, None] + self.past - torch.arange(self.past + BLOCK_TOKENS)
         self.bias = bias_of_distance(distance, window, scores, dtype=dtype)
 
     def at(self, tokens: int, past: int) -> Tensor:
-        """The bias of ``tokens`` queries that have up to ``past`` keys before the first of them."""
+        """Return the bias of ``tokens`` queries with up to ``past`` keys before the first of them."""
         return self.bias[..., :tokens, self.past - min(past, self.past) : self.past + tokens]
 
     def spans(self, rows: slice, begin: int, end: int) -> list[Span]:
-        """The spans of one document, or of whole rows."""
-        found = []
+        """Return the spans of one document, or of whole rows."""
+        spans = []
         for first_query in range(begin, end, BLOCK_TOKENS):
             last = min(first_query + BLOCK_TOKENS, end)
             first_key = begin if self.window is None else max(begin, first_query - self.window + 1)
-            found.append(Span(rows, first_query, last, first_key, self.at(last - first_query, first_query - first_key)))
-        return found
+            spans.append(Span(rows, first_query, last, first_key, self.at(last - first_query, first_query - first_key)))
+        return spans
 
     def packed(self, rows: slice, ends: list[int], begin: int = 0) -> list[Span]:
-        """The spans of documents that follow each other in a row, up to ``ends``: short neighbours share one."""
-        found: list[Span] = []
-        together: list[int] = []
+        """Return the spans of consecutive documents of a row that end at ``ends``.
+
+        Consecutive short documents share a span, with a mask of at most [128, 128].
+        """
+        spans: list[Span] = []
+        short_ends: list[int] = []
         for end in [*ends, None]:
-            if together and (end is None or end - begin > BLOCK_TOKENS):
-                found.append(self._shared(rows, begin, together))
-                begin, together = together[-1], []
+            if short_ends and (end is None or end - begin > BLOCK_TOKENS):
+                spans.append(self._shared(rows, begin, short_ends))
+                begin, short_ends = short_ends[-1], []
             if end is not None and end - begin > BLOCK_TOKENS:
-                found += self.spans(rows, begin, end)
+                spans += self.spans(rows, begin, end)
                 begin = end
             elif end is not None:
-                together.append(end)
-        return found
+                short_ends.append(end)
+        return spans
 
     def _shared(self, rows: slice, begin: int, ends: list[int]) -> Span:
         tokens = ends[-1] - begin
@@ -86,7 +86,12 @@ class Strip:
 
 
 class Spans:
-    """Attention over spans that hold every token of a batch once as a query."""
+    """Attention over spans that contain every token of a batch once as a query.
+
+    Keys outside a span are not computed. The scores are rounded to the input's dtype before the softmax, as in
+    transformers' eager attention; with ALiBi or a soft cap they are in float32 from there on. Sums have a fixed order,
+    so every call gives the same bits. ``keep``: save the probabilities for backward instead of recomputing them.
+    """
 
     def __init__(self, spans: list[Span], scores: Scores, *, keep: bool) -> None:
         self.spans, self.scores, self.keep = spans, scores, keep
@@ -105,21 +110,21 @@ class _OverSpans(torch.autograd.Function):
         query_BKGTd = (query_BHTd * over.scores.scale).unflatten(1, (groups, -1))
         out_BTHd = query_BHTd.new_empty(batch, time, heads, width)
         out_BKGTd = out_BTHd.transpose(1, 2).unflatten(1, (groups, -1))
-        kept = []
+        saved = []
         for span in over.spans:
             probability_bKgs, _ = _probabilities(query_BKGTd, key_BKTd, span, over.scores)
             mixed_bKgd = probability_bKgs @ value_BKTd[span.rows, :, span.first : span.end]
             out_BKGTd[span.rows, :, :, span.begin : span.end] = mixed_bKgd.unflatten(2, (-1, span.end - span.begin))
             if over.keep:
-                kept.append(probability_bKgs)
+                saved.append(probability_bKgs)
         ctx.over = over
-        ctx.save_for_backward(query_BKGTd, key_BKTd, value_BKTd, *kept)
+        ctx.save_for_backward(query_BKGTd, key_BKTd, value_BKTd, *saved)
         return out_BTHd
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_BTHd: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        query_BKGTd, key_BKTd, value_BKTd, *kept = ctx.saved_tensors
+        query_BKGTd, key_BKTd, value_BKTd, *saved = ctx.saved_tensors
         over: Spans = ctx.over
         grad_BKGTd = grad_BTHd.transpose(1, 2).unflatten(1, (query_BKGTd.shape[1], -1))
         d_query_BTHd = torch.empty_like(grad_BTHd, memory_format=torch.contiguous_format)
@@ -130,8 +135,8 @@ class _OverSpans(torch.autograd.Function):
         for index, span in enumerate(over.spans):
             rows, begin, end = span.rows, span.begin, span.end
             keys = (rows, slice(None), slice(span.first, end))
-            if kept:
-                probability_bKgs, slope_bKgs = kept[index], None
+            if saved:
+                probability_bKgs, slope_bKgs = saved[index], None
             else:
                 probability_bKgs, slope_bKgs = _probabilities(query_BKGTd, key_BKTd, span, over.scores)
             grad_bKgd = grad_BKGTd[rows, :, :, begin:end].flatten(2, 3)
@@ -150,7 +155,7 @@ class _OverSpans(torch.autograd.Function):
 
 
 def _probabilities(query_BKGTd: Tensor, key_BKTd: Tensor, span: Span, scores: Scores) -> tuple[Tensor, Tensor | None]:
-    """[b, K, g, s], and the derivative of the soft cap where there is one."""
+    """Return the probabilities [b, K, g, s], and the derivative of the soft cap or None."""
     rows, begin, end = span.rows, span.begin, span.end
     score_bKgs = query_BKGTd[rows, :, :, begin:end].flatten(2, 3) @ key_BKTd[rows, :, span.first : end].transpose(
         -2, -1
