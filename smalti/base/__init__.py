@@ -1,1 +1,1 @@
-"""What belongs to no area: errors, storage, environment, logging, randomness, units, hashing, clock, charts."""
+"""Code that belongs to no area: errors, storage, environment, logging, randomness, units, hashing, clock, charts."""

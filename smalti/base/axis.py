@@ -1,35 +1,35 @@
-"""The axes of charts: round numbers on them, from values to pixels, numbers as short text."""
+"""The axes of charts: ticks at round numbers, the scale from values to pixels, numbers as short text."""
 
 import math
 from collections.abc import Sequence
 
 
 def ticks(low: float, high: float, *, count: int = 5) -> list[float]:
-    """Round numbers (1, 2, 2.5 or 5 times a power of ten) inside [low, high], about ``count`` of them."""
+    """Return about ``count`` round numbers (1, 2, 2.5 or 5 times a power of ten) inside [low, high]."""
     if not high > low:
         return [low]
     rough = (high - low) / max(1, count)
     power = 10.0 ** math.floor(math.log10(rough))
     step = power * min((1, 2, 2.5, 5, 10), key=lambda m: abs(math.log(m * power / rough)))
     first = math.ceil(low / step - 1e-9)
-    found = [first * step + i * step for i in range(int((high - first * step) / step + 1e-9) + 1)]
-    return [0.0 if abs(value) < step * 1e-9 else value for value in found]
+    values = [first * step + i * step for i in range(int((high - first * step) / step + 1e-9) + 1)]
+    return [0.0 if abs(value) < step * 1e-9 else value for value in values]
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Round numbers inside [low, high] for a logarithmic axis: decades, or finer where there are few of them."""
+    """Return round numbers inside [low, high] for a logarithmic axis: decades, or finer ones if these are few."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     for steps in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)):
         stride = max(1, (last - first) // 6) if len(steps) == 1 else 1
-        found = [m * 10.0**e for e in range(first, last + 1, stride) for m in steps]
-        found = [value for value in found if low * 0.999 <= value <= high * 1.001]
-        if len(found) >= 4:
-            return found
+        values = [m * 10.0**e for e in range(first, last + 1, stride) for m in steps]
+        inside = [value for value in values if low * 0.999 <= value <= high * 1.001]
+        if len(inside) >= 4:
+            return inside
     return ticks(low, high)
 
 
 class Scale:
-    """From values to pixels."""
+    """Maps values to pixels."""
 
     def __init__(
         self, values: Sequence[float], begin: float, end: float, *, log: bool = False, loose: bool = False
@@ -49,7 +49,7 @@ class Scale:
 
     def __call__(self, value: float) -> float:
         if self.log:
-            low = math.log(self.low)  # differences of logarithms: a ratio of the values may pass what a float holds
+            low = math.log(self.low)  # differences of logarithms: a ratio of the values may overflow a float
             frac = (math.log(value) - low) / (math.log(self.high) - low)
         else:
             frac = (value - self.low) / (self.high - self.low)
@@ -64,7 +64,7 @@ def percent(value: float) -> str:
 
 
 def short(value: float) -> str:
-    """At most five characters or so, as an axis takes it: 0, 0.5, 12, 1.5k, 2M, 3e-04, 5e21."""
+    """Return a number as about five characters, for an axis: 0, 0.5, 12, 1.5k, 2M, 3e-04, 5e21."""
     size = abs(value)
     if size >= 1e15:
         return f"{value:.3g}".replace("e+", "e")

@@ -1,4 +1,4 @@
-"""Charts as SVG text, without dependencies or scripts; all plots of Smalti are drawn here.
+"""Draws charts as SVG text, without dependencies or scripts; draws all plots of Smalti.
 
 Equal input gives equal text. Labels are escaped. Colours, a light and a dark set, are CSS variables in ``CSS``, which a
 page includes once (``standalone`` includes it in a single chart). Hovering shows the values of the nearest point.
@@ -50,18 +50,18 @@ class Series:
     dashed: bool = False
     """Drawn with gaps, without legend and hover: a bound."""
     colour: int | None = None
-    """Which of the eight colours; absent: the next."""
+    """Number of one of the eight colours; None: the next."""
     named_at_end: bool = False
-    """The name stands at the last point, and not in the legend: one of a family of lines."""
+    """Named at its last point instead of in the legend: one of a family of lines."""
 
     @property
     def is_plain(self) -> bool:
-        """Has a place in the legend, and shows its values."""
+        """True for a line with an entry in the legend and hover values."""
         return not (self.faint or self.dashed or self.named_at_end)
 
     @property
     def style(self) -> str:
-        """CSS classes beside those of every line."""
+        """CSS classes in addition to those of every line."""
         return " faint" * self.faint + " dashed" * self.dashed + " family" * self.named_at_end
 
 
@@ -75,12 +75,12 @@ class Marker:
 
 @dataclass(frozen=True)
 class Cross:
-    """A point with what is known about it, drawn over the lines; it belongs inside the range of them."""
+    """A point with intervals, drawn over the lines; it must be inside their range."""
 
     x: float
     y: float
     label: str
-    """Its hover title."""
+    """Hover title."""
     x_interval: tuple[float, float] | None = None
     y_interval: tuple[float, float] | None = None
     colour: int = 6
@@ -88,7 +88,7 @@ class Cross:
 
 @dataclass(frozen=True)
 class Bar:
-    """A named value, with what is known about it."""
+    """A named value, with an interval and a reference value."""
 
     label: str
     value: float
@@ -97,9 +97,9 @@ class Bar:
     reference: float | None = None
     """Drawn as a tick: chance, or another program's result."""
     text: str | None = None
-    """Printed behind the bar; absent: the value."""
+    """Printed after the bar; None: the value."""
     colour: int = 0
-    """Which of the eight colours."""
+    """Number of one of the eight colours."""
 
 
 def line_chart(
@@ -116,14 +116,14 @@ def line_chart(
     width: int = 720,
     height: int = 280,
 ) -> str:
-    """Lines over a common x axis. ``log_x`` and ``log_y`` drop points at or below 0; without a point it says so."""
+    """Draw lines over a common x axis. ``log_x`` and ``log_y`` drop points at or below 0; without points: "no data"."""
 
     def ok(x: float, y: float) -> bool:
         return _finite(x, y) and not (log_x and x <= 0) and not (log_y and y <= 0)
 
     clean = [[(x, y) if ok(x, y) else None for x, y in zip(s.x, s.y, strict=True)] for s in series]
     points = [point for line in clean for point in line if point is not None]
-    colours = [index if one.colour is None else one.colour for index, one in enumerate(series)]
+    colours = [index if s.colour is None else s.colour for index, s in enumerate(series)]
     frame = _Frame(title, width, height, [(s.name, c) for s, c in zip(series, colours, strict=True) if s.is_plain])
     if not points:
         return frame.empty()
@@ -134,12 +134,12 @@ def line_chart(
     body = [frame.axes(x_scale, y_scale, x_label, write_y)]
     hovered: list[tuple[int, str, list[tuple[float, float]]]] = []
     names: list[str] = []
-    for one, line, colour in zip(series, clean, colours, strict=True):
-        body.append(_polyline(line, x_scale, y_scale, colour, one.style, frame.right - frame.left))
-        if one.named_at_end:
-            names.append(_end_name(line, one.name, x_scale, y_scale, frame))
-        if one.is_plain:
-            hovered.append((colour, one.name, [point for point in line if point is not None]))
+    for s, line, colour in zip(series, clean, colours, strict=True):
+        body.append(_polyline(line, x_scale, y_scale, colour, s.style, frame.right - frame.left))
+        if s.named_at_end:
+            names.append(_end_name(line, s.name, x_scale, y_scale, frame))
+        if s.is_plain:
+            hovered.append((colour, s.name, [point for point in line if point is not None]))
     for marker in markers:
         if x_scale.low <= marker.x <= x_scale.high:
             at = _n(x_scale(marker.x))
@@ -149,7 +149,7 @@ def line_chart(
             )
     body += names  # over all lines
     body.append(_hovers(hovered, x_scale, y_scale, frame, x_label, write_y))
-    body += [_cross(one, x_scale, y_scale) for one in crosses]
+    body += [_cross(cross, x_scale, y_scale) for cross in crosses]
     return frame.wrap("".join(body))
 
 
@@ -163,7 +163,7 @@ def stacked_area(
     width: int = 720,
     height: int = 220,
 ) -> str:
-    """Shares of a whole over x: at each x the layers are scaled to sum to 1; an x where they sum to 0 is dropped."""
+    """Draw shares of a whole over x: at each x the layers are scaled to sum to 1; an x with sum 0 is dropped."""
     rows = [(at, [max(0.0, values[i]) for values in layers.values()]) for i, at in enumerate(x)]
     rows = [(at, row) for at, row in rows if _finite(at, *row) and sum(row) > 0]
     chosen = list(colours) if colours is not None else list(range(len(layers)))
@@ -192,7 +192,7 @@ def stacked_area(
 
 
 def bar_chart(bars: Sequence[Bar], *, title: str, low: float = 0.0, high: float | None = None, width: int = 720) -> str:
-    """Horizontal bars from ``low``; whiskers and reference ticks where given."""
+    """Draw horizontal bars from ``low``, with whiskers for intervals and ticks for references."""
     row, head = 24, 34
     known = [bar for bar in bars if math.isfinite(bar.value)]
     if not known:
@@ -225,7 +225,7 @@ def bar_chart(bars: Sequence[Bar], *, title: str, low: float = 0.0, high: float 
 
 
 def column(charts: Sequence[str], *, title: str, gap: int = 14) -> str:
-    """Charts of this module one above the other, as one."""
+    """Combine charts of this module into one, one above the other."""
     parts, width, top = [], 0, 0
     for svg in charts:
         _, _, wide, high = (int(value) for value in svg.partition('viewBox="')[2].partition('"')[0].split())
@@ -236,7 +236,7 @@ def column(charts: Sequence[str], *, title: str, gap: int = 14) -> str:
 
 
 def standalone(svg: str) -> str:
-    """The chart as a file of its own, with its style inside."""
+    """Return a chart as the text of an SVG file, with the style inside."""
     head, _, rest = svg.partition(">")
     return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{escape(CSS, quote=False)}</style>{rest}'
 
@@ -307,8 +307,7 @@ def _polyline(
         if len(run) == 1:
             parts.append(f'<circle class="f{colour % _COLOURS}" cx="{_n(run[0][0])}" cy="{_n(run[0][1])}" r="3"/>')
             continue
-        kept = _thin(run, int(pixels))
-        path = "L".join(f"{_n(px)} {_n(py)}" for px, py in kept)
+        path = "L".join(f"{_n(px)} {_n(py)}" for px, py in _thin(run, int(pixels)))
         parts.append(f'<path class="{kind}" d="M{path}"/>')
     return "".join(parts)
 
@@ -322,29 +321,29 @@ def _end_name(line: Sequence[tuple[float, float] | None], name: str, x: Scale, y
     return f'<text class="e" {place} y="{_n(y(known[-1][1]) - 4)}">{escape(name)}</text>'
 
 
-def _cross(one: Cross, x: Scale, y: Scale) -> str:
-    at, up, colour = _n(x(one.x)), _n(y(one.y)), one.colour % _COLOURS
+def _cross(cross: Cross, x: Scale, y: Scale) -> str:
+    at, up, colour = _n(x(cross.x)), _n(y(cross.y)), cross.colour % _COLOURS
     path = ""
-    if one.x_interval is not None:
-        path += f"M{_n(x(one.x_interval[0]))} {up}H{_n(x(one.x_interval[1]))}"
-    if one.y_interval is not None:
-        path += f"M{at} {_n(y(one.y_interval[0]))}V{_n(y(one.y_interval[1]))}"
+    if cross.x_interval is not None:
+        path += f"M{_n(x(cross.x_interval[0]))} {up}H{_n(x(cross.x_interval[1]))}"
+    if cross.y_interval is not None:
+        path += f"M{at} {_n(y(cross.y_interval[0]))}V{_n(y(cross.y_interval[1]))}"
     lines = f'<path class="l s{colour}" d="{path}"/>' if path else ""
-    return f'<g><title>{escape(one.label)}</title>{lines}<circle class="f{colour}" cx="{at}" cy="{up}" r="4"/></g>'
+    return f'<g><title>{escape(cross.label)}</title>{lines}<circle class="f{colour}" cx="{at}" cy="{up}" r="4"/></g>'
 
 
 def _thin(run: list[tuple[float, float]], columns: int) -> list[tuple[float, float]]:
-    """At most four points for each pixel column (first, lowest, highest, last), so that no spike is lost."""
+    """Return at most four points for each pixel column (first, lowest, highest, last), so that no spike is lost."""
     if len(run) <= 2 * columns:
         return run
     by_column: dict[int, list[tuple[float, float]]] = {}
     for point in run:
         by_column.setdefault(int(point[0]), []).append(point)
-    kept: list[tuple[float, float]] = []
+    thinned: list[tuple[float, float]] = []
     for points in by_column.values():
         extremes = [points[0], min(points, key=lambda p: p[1]), max(points, key=lambda p: p[1]), points[-1]]
-        kept += sorted(dict.fromkeys(extremes))
-    return kept
+        thinned += sorted(dict.fromkeys(extremes))
+    return thinned
 
 
 def _hovers(
@@ -357,7 +356,7 @@ def _hovers(
     *,
     dots: bool = True,
 ) -> str:
-    """Invisible strips over the plot; the one under the pointer shows a guide, a dot on each line, and a title."""
+    """Draw invisible strips over the plot: that under the pointer shows a guide, a dot on each line, and a title."""
     places = sorted({point[0] for _, _, line in lines for point in line})
     if len(places) > _HOVERS:
         places = [places[round(i * (len(places) - 1) / (_HOVERS - 1))] for i in range(_HOVERS)]
@@ -395,6 +394,6 @@ def _finite(*values: float) -> bool:
 
 
 def _n(value: float) -> str:
-    """A pixel coordinate: two decimals at most, no trailing zeros, no -0."""
+    """Return a pixel coordinate as text: at most two decimals, no trailing zeros, no -0."""
     text = f"{value:.2f}".rstrip("0").rstrip(".")
     return "0" if text == "-0" else text

@@ -225,23 +225,23 @@ def _address(root: str, settings: env.StoreSettings) -> tuple[str, dict[str, Any
     if parts.scheme == "hf":
         return f"{settings.hub_endpoint}/{root.removeprefix('hf://')}", {}
     options: dict[str, Any] = {}
-    given = dict(parse_qsl(parts.query, keep_blank_values=True))
-    for name in given:
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    for name in query:
         if parts.scheme not in ("s3", "s3a") or name not in _S3_OPTIONS:
             raise UserError(
                 f"'{name}' in {root}", allowed="in s3:// URLs: ?" + "=...&".join(_S3_OPTIONS) + "=...; elsewhere none"
             )
-    if "endpoint" in given:
-        options["endpoint"] = given["endpoint"]
+    if "endpoint" in query:
+        options["endpoint"] = query["endpoint"]
         if settings.s3_endpoint:
             raise UserError(
                 f"AWS_ENDPOINT_URL_S3 is set, and would override the endpoint in {root}",
                 hint="set AWS_ENDPOINT_URL instead; an endpoint in a URL overrides that",
             )
-    if "region" in given:
-        options["region"] = given["region"]
-    if "keys" in given:
-        key, secret = env.store_keys(given["keys"])
+    if "region" in query:
+        options["region"] = query["region"]
+    if "keys" in query:
+        key, secret = env.store_keys(query["keys"])
         # not as options: a session token in the environment belongs to other keys
         credential = {"access_key_id": key, "secret_access_key": secret, "token": None, "expires_at": None}
         options["credential_provider"] = lambda: credential
@@ -249,7 +249,10 @@ def _address(root: str, settings: env.StoreSettings) -> tuple[str, dict[str, Any
 
 
 def _hub(rest: str) -> tuple[str, str]:
-    """``hf://datasets/ORG/NAME@REVISION/path`` is ``https://huggingface.co/datasets/ORG/NAME/resolve/REVISION/path``."""
+    """Split the rest of an ``hf://`` URL into (root, path).
+
+    ``hf://datasets/ORG/NAME@REVISION/path`` is ``https://huggingface.co/datasets/ORG/NAME/resolve/REVISION/path``.
+    """
     match = re.fullmatch(
         r"((?:datasets/|spaces/|buckets/)?)((?!datasets/|spaces/|buckets/)[\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.*))?",
         rest.strip("/"),

@@ -48,34 +48,34 @@ def world() -> World:
     """Return the rank of this process from torchrun's variables; where they are not set, from Slurm's."""
     if not inside_world():
         return World()
-    given = os.environ
-    by_slurm = "RANK" not in given or "WORLD_SIZE" not in given
+    variables = os.environ
+    by_slurm = "RANK" not in variables or "WORLD_SIZE" not in variables
     names = ("SLURM_PROCID", "the tasks of the step") if by_slurm else ("RANK", "WORLD_SIZE")
-    rank = whole(given, names[0], 0)
-    size = slurm.task_count(given) if by_slurm else whole(given, "WORLD_SIZE", 1)
+    rank = whole(variables, names[0], 0)
+    size = slurm.task_count(variables) if by_slurm else whole(variables, "WORLD_SIZE", 1)
     if not 0 <= rank < size:
         raise UserError(f"{names[0]}={rank} is not a rank of {names[1]}={size}", allowed=f"0 to {size - 1}")
     if by_slurm:
         return World(
             rank=rank,
-            local_rank=whole(given, "SLURM_LOCALID", rank),
+            local_rank=whole(variables, "SLURM_LOCALID", rank),
             world_size=size,
-            local_world_size=slurm.tasks_here(given),
-            attempt=whole(given, "SLURM_RESTART_COUNT", 0),
-            master_addr=given.get("MASTER_ADDR") or slurm.address(given),
-            master_port=whole(given, "MASTER_PORT", slurm.port(given)),
+            local_world_size=slurm.tasks_here(variables),
+            attempt=whole(variables, "SLURM_RESTART_COUNT", 0),
+            master_addr=variables.get("MASTER_ADDR") or slurm.address(variables),
+            master_port=whole(variables, "MASTER_PORT", slurm.port(variables)),
             launcher="srun",
         )
     return World(
         rank=rank,
-        local_rank=whole(given, "LOCAL_RANK", rank),
+        local_rank=whole(variables, "LOCAL_RANK", rank),
         world_size=size,
-        local_world_size=whole(given, "LOCAL_WORLD_SIZE", size),
-        attempt=whole(given, "SMALTI_ATTEMPT", whole(given, "TORCHELASTIC_RESTART_COUNT", 0)),
-        master_addr=given.get("MASTER_ADDR", "127.0.0.1"),
-        master_port=whole(given, "MASTER_PORT", 0),
+        local_world_size=whole(variables, "LOCAL_WORLD_SIZE", size),
+        attempt=whole(variables, "SMALTI_ATTEMPT", whole(variables, "TORCHELASTIC_RESTART_COUNT", 0)),
+        master_addr=variables.get("MASTER_ADDR", "127.0.0.1"),
+        master_port=whole(variables, "MASTER_PORT", 0),
         launcher=_launcher(),
-        store_is_up=given.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        store_is_up=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
 
 
@@ -104,7 +104,7 @@ def grow_gpu_segments() -> None:
 
 
 def child_environment(extra: dict[str, str]) -> dict[str, str]:
-    """A copy of this environment updated with ``extra``, for a child process."""
+    """Return a copy of this environment updated with ``extra``, for a child process."""
     return {**os.environ, **extra}
 
 
@@ -155,9 +155,12 @@ class StoreSettings:
 
 
 def store_settings() -> StoreSettings:
-    """Endpoint and token of the Hugging Face Hub (``HF_ENDPOINT``; ``HF_TOKEN``, or what its own login has saved), and
-    the variables of other stores. One that is empty counts as not set: it is taken out of the environment, because
-    obstore, which reads it there, ends in a panic over an empty endpoint."""
+    """Return the endpoint and token of the Hugging Face Hub (``HF_ENDPOINT``; ``HF_TOKEN``, or the token that its login
+    has saved), and the variables of other stores.
+
+    An empty variable counts as not set. It is removed from the environment, because obstore reads it there and panics
+    on an empty endpoint.
+    """
     token = os.environ.get("HF_TOKEN") or None
     if token is None:
         home = os.environ.get("HF_HOME", os.path.join(os.path.expanduser("~"), ".cache", "huggingface"))

@@ -1,10 +1,10 @@
 """The exceptions and their exit codes.
 
-SmaltiError             exit 1    a bug, unless one of the subclasses below
-├── UserError           exit 2    the request cannot be carried out as given
-│   └── DataError       exit 2    a file or folder that was named is missing, corrupt or does not fit
-├── CheckFailed         exit 3    the command ran, and its answer is no
-├── RetryableError      exit 75   a fault outside the request: run the same command again
+SmaltiError             exit 1    base class; raised itself, a bug
+├── UserError           exit 2    the request cannot be carried out
+│   └── DataError       exit 2    a named file or folder is missing or corrupt
+├── CheckFailed         exit 3    a check failed, or a bound was not met
+├── RetryableError      exit 75   a fault outside the request: try again
 └── Interrupted         exit 130  stopped by Ctrl-C, after saving
 """
 
@@ -14,7 +14,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Exit codes of the process; launchers decide on a restart by them."""
+    """Exit codes of the process, by which launchers decide on a restart."""
 
     DONE = 0
     BUG = 1
@@ -46,7 +46,7 @@ class SmaltiError(Exception):
 
 
 class UserError(SmaltiError):
-    """The request cannot be carried out as given: names the value, what is allowed, and what to type."""
+    """The request cannot be carried out. The message has the value, what is allowed, and what to type."""
 
     exit_code = ExitCode.USAGE
 
@@ -73,9 +73,9 @@ class Interrupted(SmaltiError):
     exit_code = ExitCode.INTERRUPTED
 
 
-def nearest(given: str, allowed: Iterable[str], *, alike_frac: float = 0.5) -> str | None:
-    """Return the entry of ``allowed`` most similar to ``given`` (difflib's ratio at least ``alike_frac``), or None."""
-    matches = difflib.get_close_matches(given, list(allowed), n=1, cutoff=alike_frac)
+def nearest(name: str, allowed: Iterable[str], *, alike_frac: float = 0.5) -> str | None:
+    """Return the entry of ``allowed`` most similar to ``name`` (difflib's ratio at least ``alike_frac``), or None."""
+    matches = difflib.get_close_matches(name, list(allowed), n=1, cutoff=alike_frac)
     return matches[0] if matches else None
 
 

@@ -1,4 +1,4 @@
-"""Digests: SHA-256 where identity must hold against everything, XXH3-64 where a block is checked on every read."""
+"""Digests: SHA-256 for identity, XXH3-64 for checksums of blocks, which are checked on every read."""
 
 import hashlib
 import json
@@ -25,12 +25,12 @@ def sha256_file(path: str | Path) -> str:
 
 
 def digest_json(value: Any) -> str:
-    """SHA-256 of a JSON value in canonical form (sorted keys, no spaces): equal values, equal digests."""
+    """Return the SHA-256 of a JSON value in canonical form (sorted keys, no spaces): equal values, equal digests."""
     return sha256_bytes(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode())
 
 
 def xxh3(data: bytes | memoryview, seed: int = 0) -> int:
-    """XXH3-64 of ``data`` as an unsigned integer, seeded (u64): about 20 GB/s, no protection against an adversary."""
+    """Return the XXH3-64 of ``data`` as an unsigned integer, with a seed (u64). About 20 GB/s; not cryptographic."""
     return xxhash.xxh3_64_intdigest(data, seed)
 
 

@@ -1,4 +1,4 @@
-"""How long work reports its progress: a callback that a caller may pass."""
+"""The callback by which long work reports its progress to the caller."""
 
 from typing import Protocol
 

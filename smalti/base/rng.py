@@ -1,4 +1,4 @@
-"""Keys for every random draw. A key depends on what is drawn (seed, step, name ...), never on rank or history."""
+"""Keys of random draws. A key depends on what is drawn (seed, step, name ...), never on rank or history."""
 
 import hashlib
 import operator
@@ -7,10 +7,10 @@ _MASK_63 = (1 << 63) - 1
 
 
 def derive_key(*parts: int | str) -> int:
-    """A 63-bit key from an ordered list of integers and strings; equal parts give equal keys on every machine.
+    """Return a 63-bit key of a list of integers and strings; equal parts give equal keys on every machine.
 
     The parts are hashed with their type and length, so ("ab", "c") and ("a", "bc") differ, as do 1 and "1".
-    A float is a TypeError: its text is not the same everywhere.
+    Raises TypeError for a float, whose text is not the same everywhere.
     """
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:

@@ -18,7 +18,7 @@ from smalti.base.errors import DataError
 
 
 def is_local(url: str | Path) -> bool:
-    """True for a plain path, False for a URL with a scheme."""
+    """Return whether this is a plain path and not a URL with a scheme."""
     return "://" not in str(url)
 
 
@@ -29,7 +29,7 @@ def join(url: str | Path, *parts: str) -> str:
 
 
 def exists(url: str | Path) -> bool:
-    """True if a file is there; a folder too, but in stores of clouds, which have none."""
+    """Return whether a file exists; or a folder, except in object stores, which have none."""
     if is_local(url):
         return os.path.exists(url)
     if cloud.is_cloud(str(url)):
@@ -39,7 +39,7 @@ def exists(url: str | Path) -> bool:
 
 
 def size_bytes(url: str | Path) -> int:
-    """Size of a file."""
+    """Return the size of a file."""
     if cloud.is_cloud(str(url)):
         size = cloud.size_bytes(str(url))
         if size is None:
@@ -50,7 +50,7 @@ def size_bytes(url: str | Path) -> int:
 
 
 def read_bytes(url: str | Path) -> bytes:
-    """The whole file."""
+    """Return the whole file."""
     if cloud.is_cloud(str(url)):
         try:
             return cloud.read_bytes(str(url))
@@ -61,7 +61,7 @@ def read_bytes(url: str | Path) -> bytes:
 
 
 def read_range(url: str | Path, start: int, length: int) -> bytes:
-    """``length`` bytes from ``start`` (fewer only at the end of the file); both at least 0."""
+    """Return ``length`` bytes from ``start`` (fewer only at the end of the file); both at least 0."""
     assert start >= 0, start
     assert length >= 0, length
     try:  # asking first whether it exists would be a second request
@@ -74,7 +74,7 @@ def read_range(url: str | Path, start: int, length: int) -> bytes:
 
 
 def read_text(url: str | Path) -> str:
-    """The whole file as UTF-8."""
+    """Return the whole file as UTF-8 text."""
     try:
         return read_bytes(url).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -82,7 +82,7 @@ def read_text(url: str | Path) -> str:
 
 
 def read_json(url: str | Path) -> Any:
-    """A JSON file; a file that does not parse is a DataError."""
+    """Return the value of a JSON file. Raises DataError where it cannot be parsed."""
     try:
         return json.loads(read_text(url))
     except ValueError as error:
@@ -90,7 +90,7 @@ def read_json(url: str | Path) -> Any:
 
 
 def list_folder(url: str | Path) -> list[str]:
-    """Sorted base names in a folder; one that does not exist, or a file, is a DataError and not an empty list."""
+    """Return the sorted base names in a folder. Raises DataError where it does not exist or is a file."""
     if cloud.is_cloud(str(url)):
         names_in_store = cloud.names(str(url))
         if not names_in_store:
@@ -153,7 +153,7 @@ def open_write(url: str | Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _put_at_the_end(url: str) -> Iterator[IO[bytes]]:
-    """A local temporary file that is put under ``url`` when the block ends without an error.
+    """Open a local temporary file that is uploaded to ``url`` when the block ends without an error.
 
     fsspec's own file objects commit what they hold when they are closed, also on the way out of an exception.
     """

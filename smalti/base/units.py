@@ -1,4 +1,4 @@
-"""Numbers for people: counts, bytes, seconds. Files and metrics hold plain numbers; only printing rounds."""
+"""Formats numbers as text: counts, bytes, seconds. Files and metrics have plain numbers; only output is rounded."""
 
 import math
 
@@ -7,7 +7,7 @@ _BYTE_SUFFIXES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def format_count(value: float) -> str:
-    """1234567 -> '1.23M', 999999 -> '1M'. Decimal steps of a thousand, three digits."""
+    """Return a count with three digits and a decimal suffix: 1234567 -> '1.23M', 999999 -> '1M'."""
     if not math.isfinite(value):
         return str(value)
     amount, step = float(value), 0
@@ -25,7 +25,7 @@ def format_quantity(n: int, noun: str) -> str:
 
 
 def format_flops(value: float) -> str:
-    """8.3e11 -> '830 GFLOP'. Write '/s' behind it for a rate."""
+    """Return a number of FLOPs as text: 8.3e11 -> '830 GFLOP'. Append '/s' for a rate."""
     text = format_count(value)
     digits = text.rstrip("kMBTPEZY")
     suffix = {"B": "G", "": ""}.get(text[len(digits) :], text[len(digits) :])
@@ -33,7 +33,7 @@ def format_flops(value: float) -> str:
 
 
 def format_bytes(value: float) -> str:
-    """1536 -> '1.5 KiB'. Binary steps."""
+    """Return a size with a binary suffix: 1536 -> '1.5 KiB'."""
     if not math.isfinite(value):
         return f"{value} B"
     amount, step = float(value), 0
@@ -43,12 +43,12 @@ def format_bytes(value: float) -> str:
 
 
 def format_byte_rate(value: float) -> str:
-    """3.35e12 -> '3.35 TB/s'. Decimal steps, as links and memories are sold."""
+    """Return a rate with a decimal suffix, as in the specifications of links and memory: 3.35e12 -> '3.35 TB/s'."""
     return format_flops(value).replace("FLOP", "B") + "/s"
 
 
 def format_seconds(value: float) -> str:
-    """75 -> '1m15s', 0.0123 -> '12.3ms'."""
+    """Return a duration as text: 75 -> '1m15s', 0.0123 -> '12.3ms'."""
     if not math.isfinite(value):
         return str(value)
     if value < 0:
@@ -68,7 +68,7 @@ def format_seconds(value: float) -> str:
 
 
 def format_frac(value: float) -> str:
-    """0.1234 -> '12.3%'. Percent exist only in print."""
+    """Return a fraction as a percentage: 0.1234 -> '12.3%'. Only output has percentages."""
     return f"{value * 100:.1f}%"
 
 

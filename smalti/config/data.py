@@ -61,7 +61,7 @@ class SourceConfig(Config):
 
     @model_serializer(mode="wrap")
     def _short(self, full: SerializerFunctionWrapHandler) -> Any:
-        """A section with only a path is written as the path."""
+        """Write a section that has only a path as that path."""
         return self.path if self == SourceConfig(path=self.path) else full(self)
 
 

@@ -49,7 +49,7 @@ class RunLength:
 
     @classmethod
     def of(cls, train: LengthConfig, history: Sequence[PastLength] = ()) -> Self:
-        """The length of a run of this config, whose first steps were those of ``history``.
+        """Return the length of a run of this config, whose first steps were those of ``history``.
 
         Raises NotAllowed for a ramp whose parts are empty or pass the end, and for an end before the last fork.
         """
@@ -60,7 +60,7 @@ class RunLength:
 
     @classmethod
     def _behind(cls, former: Self | None, at: int, train: LengthConfig) -> Self:
-        """The first ``at`` steps of ``former``, then what ``train`` says of later ones."""
+        """Return the first ``at`` steps of ``former``, followed by the steps of ``train``."""
         parts = [part for part in former.batches if part[0] < at] if former else []
         start, tokens = at, former.tokens(at) if former else 0
         for index, part in enumerate(train.batch_ramp):
@@ -96,7 +96,7 @@ class RunLength:
 
     @classmethod
     def of_plain(cls, config: Mapping[str, Any]) -> Self | None:
-        """The length of a run whose config is plain values, of any version; None where they do not tell."""
+        """Return the length of a run from plain values of its config, of any version; None if they do not define it."""
         train = config.get("train")
         if not isinstance(train, Mapping):
             return None
@@ -113,22 +113,25 @@ class RunLength:
         return self.tokens(self.total_steps)
 
     def batch_tokens(self, step: int) -> int:
-        """Tokens of update ``step`` (from 0)."""
+        """Return the tokens of update ``step`` (from 0)."""
         return self.batches[bisect_right(self.batches, step, key=lambda part: part[0]) - 1][1]
 
     def tokens(self, steps: int) -> int:
-        """Tokens of the first ``steps`` updates."""
+        """Return the tokens of the first ``steps`` updates."""
         ends = [*(start for start, _ in self.batches[1:]), steps]
         return sum(
             max(0, min(end, steps) - start) * size for (start, size), end in zip(self.batches, ends, strict=True)
         )
 
     def step_at(self, duration: str) -> int:
-        """The step nearest to ``100step``, ``2e9tok`` or ``0.8run`` (a share of the steps), from the start."""
+        """Return the step nearest to ``100step``, ``2e9tok`` or ``0.8run`` (a fraction of the steps), from the start."""
         return int(self.exact_steps(duration) + 0.5)
 
     def exact_steps(self, duration: str) -> float:
-        """Steps from the start of the run to ``duration``, not rounded; the last batch goes on behind the end."""
+        """Return the steps from the start of the run to ``duration``, not rounded.
+
+        Steps beyond the end have the size of the last batch.
+        """
         amount, unit = split_duration(duration)
         assert unit in ("step", "tok", "run"), duration
         if unit != "tok":
@@ -136,7 +139,7 @@ class RunLength:
         return self._steps_of(amount)
 
     def exact_last_steps(self, duration: str) -> float:
-        """Steps from ``duration`` before the end of the run to its end, not rounded."""
+        """Return the steps from ``duration`` before the end of the run to its end, not rounded."""
         amount, unit = split_duration(duration)
         if unit != "tok":
             return self.exact_steps(duration)
@@ -184,7 +187,7 @@ def check_schedule(length: RunLength, duration: str, warmup: str, decay: str) ->
 
 
 def to_seconds(cadence: str) -> float | None:
-    """Seconds of a cadence in wall-clock time; None for one in steps, tokens or a share of the run."""
+    """Return the seconds of a cadence in wall-clock time; None for steps, tokens or a fraction of the run."""
     amount, unit = split_duration(cadence)
     factor = {"s": 1, "min": 60, "h": 3600}.get(unit)
     return None if factor is None else amount * factor

@@ -1,7 +1,7 @@
-"""A fork: changed settings of a run from its newest checkpoint on. Which fields may change, and what the past was.
+"""A fork: changed settings of a run from its newest checkpoint on. Which fields may change, and the history of forks.
 
-Guarantees: the new config still fixes every number of the whole run, steps before the fork included; only what was
-lived is kept (a fork that never made a step leaves no trace). Knows nothing of checkpoints or data.
+The new config determines every number of the whole run, including the steps before the fork. The history has only steps
+that were trained: a fork without a step leaves no entry.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from smalti.config.run import JobConfig, RunConfig
 
 J = TypeVar("J", bound=JobConfig)
 
-FUTURE = (
+FORK_FIELDS = (
     "data.sources",
     "data.seq_len",
     "data.stages",
@@ -28,7 +28,7 @@ FUTURE = (
     "train.schedule",
     "train.optimizer.lr",
 )
-"""Identity fields that say what is learned when, and how fast: a fork may change them, the others are the run."""
+"""Identity fields that a fork may change: data, length and learning rate."""
 
 
 @dataclass(frozen=True)
@@ -39,23 +39,23 @@ class Fork:
     after: RunConfig
     at_step: int
     changes: tuple[str, ...]
-    """What differs, a line each: ``train.duration: 100step -> 200step``."""
+    """The differences, a line each: ``train.duration: 100step -> 200step``."""
 
     def accepting(self, digest: str) -> "Fork":
-        """The same with the digest of the new future's data on record."""
+        """Return the fork with the digest of its data schedule recorded."""
         return self._recording(accepted=digest)
 
     def continuing(self) -> "Fork":
-        """The same with the order of the data going on as if the run had had its later config from the beginning."""
+        """Return the fork with the data order of a run that had the later config from its first step."""
         return self._recording(order_continues=True)
 
     @property
     def order_continues(self) -> bool:
-        """Whether the shares of sources are not counted anew from the fork on."""
+        """True if the data order continues; False if the shares of sources are counted from the fork on."""
         return self.after.data.history[-1].order_continues
 
     def lines(self) -> list[str]:
-        """What changes after the fork, and whether the order of the data does, for people."""
+        """Return lines that describe the changes, and whether the data order changes, for output."""
         order = (
             "stays, but for these changes" if self.order_continues else "changes: shares of sources are counted anew"
         )
@@ -70,20 +70,20 @@ class Fork:
 
 
 def fork(before: RunConfig, wanted: RunConfig, at_step: int, digest: str) -> Fork:
-    """Give the run ``before``, of which ``at_step`` steps are done, the future that ``wanted`` describes.
+    """Return the fork of the run ``before`` after ``at_step`` steps that continues with the config ``wanted``.
 
-    ``digest`` names the future that the run had (of its newest checkpoint). UserError for a difference that is not of
-    the future, and for a future that the run cannot have.
+    digest: that of the data schedule in the newest checkpoint. Raises UserError for a difference in a field that is not
+    in ``FORK_FIELDS``, and for a config that is invalid after these steps.
     """
     if wanted.data.history not in ((), before.data.history):
         raise UserError(f"data.history is not that of {before.run_folder}", allowed="none; the run folder knows it")
-    others = [line for line in difference(before, wanted) if not _is_future(line)]
+    others = [line for line in difference(before, wanted) if not _may_change(line)]
     if others:
         raise UserError(
-            f"--fork changes the future of {before.run_folder}; these fields are the run itself (there -> here):"
+            f"--fork cannot change these fields of {before.run_folder} (there -> here):"
             + "".join(f"\n  {line}" for line in others),
-            allowed=", ".join(FUTURE),
-            hint="take them back, or start a new run: name=NEW_NAME init_from=" + before.run_folder,
+            allowed=", ".join(FORK_FIELDS),
+            hint="undo these changes, or start a new run: name=NEW_NAME init_from=" + before.run_folder,
         )
     history = _history(before, at_step, digest)
     after = _with(wanted, history, before, f"--fork at step {at_step}")
@@ -92,25 +92,25 @@ def fork(before: RunConfig, wanted: RunConfig, at_step: int, digest: str) -> For
 
 
 def with_history(config: J, stored: JobConfig) -> J:
-    """``config``, as a recipe gives it, with the history that only the run folder knows, where nothing else differs."""
+    """Return ``config``, that of a recipe, with the history of the run folder's config if nothing else differs."""
     if not isinstance(config, RunConfig) or not isinstance(stored, RunConfig):
         return config
     if config.data.history or not stored.data.history:
         return config
     try:
         known = _with(config, stored.data.history, stored, f"{stored.run_folder}/config.yaml")
-    except UserError:  # what differs does not even go with that history
+    except UserError:  # the config is invalid with that history
         return config
     return config if difference(known, stored) else cast(J, known)
 
 
 def is_of_history(line: str) -> bool:
-    """Whether a line of a difference is about what forks left behind."""
+    """Return whether a line of a difference is about the history of forks."""
     return line.partition(": ")[0].startswith("data.history")
 
 
 def _with(config: RunConfig, history: Sequence[PastConfig], stored: RunConfig, label: str) -> RunConfig:
-    """With that history, and the sources that it read, which a recipe may no longer name."""
+    """Return the config with a history and its sources, which a recipe may no longer name."""
     tree = config.model_dump(mode="json")
     names = {name for past in history for stage in past.stages for name in stage.names}
     sources = stored.model_dump(mode="json")["data"]["sources"]
@@ -120,15 +120,15 @@ def _with(config: RunConfig, history: Sequence[PastConfig], stored: RunConfig, l
 
 
 def _history(before: RunConfig, at_step: int, digest: str) -> Sequence[PastConfig]:
-    """What was lived: the history as far as ``at_step``, and the config that held until then."""
-    kept = [past for past in before.data.history if past.at_step < at_step]
-    never_lived = [past for past in before.data.history if past.at_step >= at_step]
-    if never_lived:
+    """Return the history of the steps that were trained: earlier forks before ``at_step``, and the config until then."""
+    trained = [past for past in before.data.history if past.at_step < at_step]
+    untrained = [past for past in before.data.history if past.at_step >= at_step]
+    if untrained:
         new = {"at_step": at_step, "digest": digest, "accepted": "", "order_continues": False}
-        return [*kept, never_lived[0].model_copy(update=new)]
+        return [*trained, untrained[0].model_copy(update=new)]
     data, train = before.data, before.train
     return [
-        *kept,
+        *trained,
         PastConfig(
             at_step=at_step,
             digest=digest,
@@ -144,6 +144,6 @@ def _history(before: RunConfig, at_step: int, digest: str) -> Sequence[PastConfi
     ]
 
 
-def _is_future(line: str) -> bool:
+def _may_change(line: str) -> bool:
     key = line.partition(": ")[0]
-    return any(key == field or key.startswith(f"{field}.") for field in (*FUTURE, "data.history"))
+    return any(key == field or key.startswith(f"{field}.") for field in (*FORK_FIELDS, "data.history"))

@@ -1,8 +1,7 @@
-"""Devices as data: ``presets/hardware/NAME.yaml``, a file of the user's, or what was measured on this machine.
+"""Devices as data: ``presets/hardware/NAME.yaml``, or a YAML file of the user or of a measured machine.
 
-Guarantees: every figure names its source; an unknown device is refused and never taken for a similar one; no two
-devices of the package answer to one name. Peaks are dense; vendors print twice as much "with sparsity". Knows no
-formula and measures nothing.
+Guarantees: every figure has a source; an unknown device raises UserError and is never taken for a similar one; each
+name is that of one device. Peaks are dense; vendors print twice as much "with sparsity".
 """
 
 import re
@@ -33,59 +32,59 @@ _FIGURES = ("peak_flops_per_s", "matmul_frac", "memory_bytes", "usable_memory_by
 
 
 class Price(Config):
-    """What an hour of one device usually costs."""
+    """The usual price of an hour of one device."""
 
     usd_per_hour: Rate
     """Usual on-demand price."""
     date: str = Field(pattern=r"\d{4}-\d{2}")
-    """The month that it held in, as 2026-05."""
+    """Month of the price, as 2026-05."""
     source: str = Field(min_length=1)
-    """Where it is printed."""
+    """Source of the price."""
 
 
 class Hardware(Config):
-    """One device, and how it is joined to others; rates are of one device, in one direction."""
+    """One device and its links to others; rates are of one device, in one direction."""
 
     name: str = Field(pattern=r"[a-z0-9][a-z0-9.-]*")
-    """``h100-sxm``."""
+    """Name in commands, as ``h100-sxm``."""
     title: str = Field(min_length=1)
-    """``NVIDIA H100 SXM 80 GB``."""
+    """Full name, as ``NVIDIA H100 SXM 80 GB``."""
     kind: Literal["cuda", "rocm", "mps", "cpu"]
-    """What PyTorch reaches it by."""
+    """PyTorch's backend for it."""
     aliases: tuple[str, ...] = ()
-    """Other names that people write, in small letters."""
+    """Other names in use, in lower case."""
     drivers: tuple[str, ...] = ()
-    """Regular expressions on the name that the driver reports; none where that name does not tell the device."""
+    """Regular expressions on the name that the driver reports; none where that name does not identify the device."""
     peak_flops_per_s: dict[Precision, Rate] = Field(default_factory=dict)
     """Dense peaks of matrix multiplication by format, sums kept in fp32; empty: not published."""
     matmul_frac: Real | None = Field(default=None, gt=0, le=1)
     """Share of the bf16 peak that a large plain matmul reaches; None: not known."""
     memory_bytes: Rate
-    """Device memory as its driver reports it; where no such reading is known, the vendor's GB of 1e9 bytes."""
+    """Device memory as its driver reports it; if unknown, the vendor's GB of 1e9 bytes."""
     usable_memory_bytes: Rate | None = None
-    """What programs may take of it where the system sets a limit (memory shared with the CPU)."""
+    """Part of it that programs may use where the system sets a limit (memory shared with the CPU)."""
     memory_bytes_per_s: Rate
-    """Its bandwidth."""
+    """Bandwidth of the device memory."""
     devices_per_node: Count = 1
-    """Devices in a usual node: those that ``node_bytes_per_s`` joins."""
+    """Devices in a usual node, connected by ``node_link``."""
     node_link: str | None = None
-    """What joins the devices of a node, as ``NVLink 4 and NVSwitch``."""
+    """Link between the devices of a node, as ``NVLink 4 and NVSwitch``."""
     node_bytes_per_s: Rate | None = None
-    """To all other devices of its node together; None: alone."""
+    """Bandwidth to all other devices of its node together; None: a single device."""
     pair_bytes_per_s: Rate | None = None
-    """To one other device of its node, where that is less; None: as ``node_bytes_per_s``."""
+    """Bandwidth to one other device of its node if that is less; None: ``node_bytes_per_s``."""
     host_bytes_per_s: Rate | None = None
-    """To the memory of its host; None: it is the same memory, or not known."""
+    """Bandwidth to the memory of its host; None: the same memory, or unknown."""
     network_bytes_per_s: Rate | None = None
-    """Its share of the network between nodes in a usual cluster; None: not joined."""
+    """Bandwidth of its share of the network between nodes in a usual cluster; None: no network."""
     price: Price | None = None
-    """None: not rented by the hour, or no price was found."""
+    """Usual price; None: not rented by the hour, or unknown."""
     sources: dict[str, str]
-    """Field -> where the figure is printed."""
+    """Source of each figure, by field."""
     notes: tuple[str, ...] = ()
-    """What else one should know."""
+    """Further notes."""
     measured: Measured | None = None
-    """What micro-benchmarks found on it; None: its published figures are all that is known."""
+    """Results of micro-benchmarks on it; None: only published figures are known."""
 
     @field_validator("drivers")
     @classmethod
@@ -102,8 +101,7 @@ class Hardware(Config):
         unknown = sorted(set(self.sources) - set(type(self).model_fields))
         if unknown:
             raise NotAllowed(f"sources names {', '.join(unknown)}", allowed=", ".join(_FIGURES), hint="delete it there")
-        given = [name for name in _FIGURES if getattr(self, name)]
-        missing = [name for name in given if not self.sources.get(name)]
+        missing = [name for name in _FIGURES if getattr(self, name) and not self.sources.get(name)]
         if missing:
             raise NotAllowed(
                 f"no source is named for {', '.join(missing)}",
@@ -137,11 +135,11 @@ class Hardware(Config):
         return self
 
     def peak(self, precision: str) -> float | None:
-        """The dense peak in that format; None where it is not known."""
+        """Return the dense peak in a format; None where it is unknown."""
         return {str(name): peak for name, peak in self.peak_flops_per_s.items()}.get(precision)
 
     def require_peak(self, precision: str) -> float:
-        """The dense peak in that format; UserError where it is not known."""
+        """Return the dense peak in a format. Raises UserError where it is unknown."""
         peak = self.peak(precision)
         if peak is None:
             raise UserError(
@@ -153,30 +151,30 @@ class Hardware(Config):
 
     @property
     def available_memory_bytes(self) -> float:
-        """What programs may take: ``usable_memory_bytes`` where there is a limit, otherwise all."""
+        """Memory that programs may use: ``usable_memory_bytes`` where there is a limit, otherwise all."""
         return self.usable_memory_bytes or self.memory_bytes
 
 
 @cache
 def hardware_names() -> tuple[str, ...]:
-    """Names of the devices in the package, sorted."""
+    """Return the names of the devices in the package, sorted."""
     return tuple(sorted(entry.name.removesuffix(".yaml") for entry in _folder().iterdir() if _is_yaml(entry.name)))
 
 
 def hardware(name_or_path: str) -> Hardware:
-    """The device of that name (``h100-sxm``, ``H100 SXM``), as its driver reports it, or of a .yaml file.
+    """Return the device of a name (``h100-sxm``, ``H100 SXM``), of a name that a driver reports, or of a .yaml file.
 
-    UserError with the nearest name otherwise.
+    Raises UserError with the nearest name otherwise.
     """
     if _is_yaml(name_or_path):
         return read_hardware(name_or_path)
     name = re.sub(r"[\s_]+", "-", name_or_path.strip().lower())
     if name in hardware_names():
         return _preset(name)
-    known = next((one for one in _presets() if name in one.aliases), None) or hardware_of_driver(name_or_path)
+    known = next((preset for preset in _presets() if name in preset.aliases), None) or hardware_of_driver(name_or_path)
     if known is not None:
         return known
-    several = [one for one in hardware_names() if name and one.startswith(f"{name}-")]
+    several = [preset for preset in hardware_names() if name and preset.startswith(f"{name}-")]
     close = nearest(name, hardware_names())
     raise UserError(
         f"'{name_or_path}' is several devices" if several else f"the device '{name_or_path}' is not known",
@@ -191,22 +189,22 @@ def hardware(name_or_path: str) -> Hardware:
 
 
 def hardware_of_driver(reported: str) -> Hardware | None:
-    """The device that a driver reports as ``reported`` ('NVIDIA H100 80GB HBM3'); None where it is not known.
+    """Return the device that a driver reports as ``reported`` ('NVIDIA H100 80GB HBM3'); None for an unknown one.
 
-    A part of a device (``MIG 3g.40gb``) has not its figures, so it is not known either.
+    A part of a device (``MIG 3g.40gb``) is unknown too, as it has other figures.
     """
     if re.search(r"\bMIG\b", reported, re.IGNORECASE):
         return None
-    return next((one for one in _presets() if answers(one, reported)), None)
+    return next((preset for preset in _presets() if is_reported_as(preset, reported)), None)
 
 
-def answers(known: Hardware, reported: str) -> bool:
-    """Whether a driver's name for a device is one of ``known``'s."""
-    return any(re.search(pattern, reported, re.IGNORECASE) for pattern in known.drivers)
+def is_reported_as(device: Hardware, reported: str) -> bool:
+    """Return whether a driver reports ``device`` by this name."""
+    return any(re.search(pattern, reported, re.IGNORECASE) for pattern in device.drivers)
 
 
 def read_hardware(path: str) -> Hardware:
-    """The device of a file; UserError with the line of what is wrong."""
+    """Return the device of a file. Raises UserError with the line of each problem."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -16,7 +16,7 @@ OptimizerName = Literal["adamw", "lion"]
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What is known of an update rule without torch."""
+    """An update rule as the planner needs it, without torch."""
 
     moments: int
     """Tensors in fp32 that it keeps for each parameter."""

@@ -1,6 +1,6 @@
-"""Paths and URLs in a config: refused before anything is opened where they cannot be meant, or hold a secret.
+"""Validates paths and URLs in a config: schemes, and URLs with credentials, which raise NotAllowed.
 
-Guarantees: an error about a URL with credentials does not repeat it. Does not look whether anything is there.
+An error about a URL with credentials does not repeat it. Whether a file exists is not checked.
 """
 
 import re
@@ -20,8 +20,8 @@ _ENVIRONMENT = "keys come from the environment (AWS_ACCESS_KEY_ID ...; a second 
 
 
 def check_place(text: str) -> str:
-    """``text``, a path or URL. Raises NotAllowed for an unknown scheme, a URL without a bucket, repository or host, and
-    one that holds credentials."""
+    """Return ``text``, a path or URL. Raises NotAllowed for an unknown scheme, for a URL without a bucket, repository or
+    host, and for one with credentials."""
     scheme, mark, rest = re.sub(r"^([a-z]+::)+", "", text).partition("://")
     if not mark:
         one_slash = re.match(r"([a-z][a-z0-9]+):/", text)
@@ -38,7 +38,7 @@ def check_place(text: str) -> str:
     if scheme not in SCHEMES and not _fsspec_knows(scheme):
         close = nearest(scheme.lower(), SCHEMES)
         raise NotAllowed(
-            f"'{_shown(text)}' has the scheme '{scheme}://', which nothing here reads",
+            f"'{_shown(text)}' has the scheme '{scheme}://', which is not supported",
             allowed=_KNOWN,
             hint=f"did you mean {close}://?" if close else "copy the data to one of those, or to a local folder",
         )
@@ -55,7 +55,7 @@ Place = Annotated[str, AfterValidator(check_place)]
 
 
 def check_local(text: str) -> str:
-    """``text``, a local path. Raises NotAllowed for a URL."""
+    """Return ``text``, a local path. Raises NotAllowed for a URL."""
     if "://" in text:
         raise NotAllowed(
             f"'{_shown(text)}' is not a local path",
@@ -66,7 +66,7 @@ def check_local(text: str) -> str:
 
 
 LocalFolder = Annotated[str, AfterValidator(check_local)]
-"""A folder that is written, with renames and locks: object stores have neither."""
+"""A folder for output, which needs renames and locks: object stores have neither."""
 
 
 def _refuse_credentials(scheme: str, host: str, query: str) -> None:

@@ -184,12 +184,12 @@ def _problem(schema: Schema, path: Path, item: Any, value: Any, origins: Mapping
     if item["type"] == "extra_forbidden":
         parent, parent_node = schema.follow(path[:-1])
         keys = schema.keys(parent_node)
-        section, given = dotted(parent) or "the top level", _at(value, path)
-        typed = where == COMMAND_LINE and not isinstance(given, dict | list)
+        section, entry = dotted(parent) or "the top level", _at(value, path)
+        typed = where == COMMAND_LINE and not isinstance(entry, dict | list)
         return Problem(
-            f"{where}: unknown key {key} = {inline(given)}",
+            f"{where}: unknown key {key} = {inline(entry)}",
             f"the keys of {section}: {', '.join(keys)}",
-            _right_key(schema, path, keys, f"={inline(given)}" if typed else ""),
+            _right_key(schema, path, keys, f"={inline(entry)}" if typed else ""),
         )
     if item["type"] == "missing":
         kind = schema.describe(node)
@@ -209,15 +209,15 @@ def _problem(schema: Schema, path: Path, item: Any, value: Any, origins: Mapping
         if schema.keys(node):
             return Problem(f"{where}: {key + ': ' if key else ''}{text}", None, None)
         return Problem(f"{where}: {key} = {inline(_at(value, path))}: {text}", schema.describe(node), None)
-    given = _at(value, path)
+    entry = _at(value, path)
     return Problem(
-        f"{where}: {key} = {inline(given)} is not allowed", schema.describe(node), _right_value(schema, node, given)
+        f"{where}: {key} = {inline(entry)} is not allowed", schema.describe(node), _right_value(schema, node, entry)
     )
 
 
-def _right_value(schema: Schema, node: Mapping[str, Any], given: Any) -> str | None:
-    """Return a hint with the named value nearest to the given one."""
-    close = nearest(str(given), schema.choices(node))
+def _right_value(schema: Schema, node: Mapping[str, Any], value: Any) -> str | None:
+    """Return a hint with the allowed name nearest to ``value``."""
+    close = nearest(str(value), schema.choices(node))
     return f"did you mean '{close}'?" if close else None
 
 
@@ -227,16 +227,18 @@ def _right_key(schema: Schema, path: Path, siblings: list[str], value: str) -> s
     ``value`` is appended to keys from the command line, so that the hint can be typed as it is.
     """
     name, paths = str(path[-1]), list(schema.all_paths())
-    same = [one for one in paths if one.rsplit(".", 1)[-1] == name]
+    same = [key for key in paths if key.rsplit(".", 1)[-1] == name]
     foreign = _OTHER_NAMES.get(name)
-    close = [dotted((*path[:-1], one)) for one in [nearest(name, siblings, alike_frac=0.6)] if one]
-    by_last = {one.rsplit(".", 1)[-1]: one for one in reversed(paths)}
-    far = [by_last[one] for one in [nearest(name, by_last, alike_frac=0.7)] if one]
+    sibling = nearest(name, siblings, alike_frac=0.6)
+    close = [dotted((*path[:-1], sibling))] if sibling else []
+    by_last = {key.rsplit(".", 1)[-1]: key for key in reversed(paths)}
+    elsewhere = nearest(name, by_last, alike_frac=0.7)
+    far = [by_last[elsewhere]] if elsewhere else []
     if foreign in paths:
         return f"did you mean {foreign}?"  # without the value, whose unit may differ
     likely = same[:_MOST_PLACES] or close or far
     return (
-        f"did you mean {' or '.join(one + value for one in likely)}?"
+        f"did you mean {' or '.join(key + value for key in likely)}?"
         if likely
         else "delete it; 'smalti config schema' lists every key"
     )

@@ -29,7 +29,7 @@ class JobConfig(Config):
     train: TrainConfig
     """Length, batch, optimizer and placement of the training."""
     track: TrackConfig = TrackConfig()
-    """Where metrics go."""
+    """Where metrics are written."""
     profile: ProfileConfig = ProfileConfig()
     """Steps to profile."""
 

@@ -48,7 +48,7 @@ _DURATION = re.compile(r"(?P<amount>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)(?P<unit>step
 
 
 def split_duration(text: str) -> tuple[float, str]:
-    """'2e9tok' -> (2e9, 'tok'); units: step, tok, run (a fraction of the run), s, min, h."""
+    """Split '2e9tok' into (2e9, 'tok'). Units: step, tok, run (a fraction of the run), s, min, h."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"'{text}' is not a length of time or training; write a number and a unit")

@@ -1,4 +1,4 @@
-"""A config as text: YAML that loads back equal, YAML with the origin of each value, JSON Schema for editors."""
+"""Formats a config as text: YAML that loads back equal, YAML with the origin of each value, JSON Schema."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def dump(config: Config) -> str:
-    """The resolved config as YAML; loading it gives an equal config."""
+    """Return the resolved config as YAML; loading it gives an equal config."""
     return to_yaml(config.model_dump(mode="json"))
 
 
 def show(loaded: "Loaded[Any]") -> str:
-    """The resolved config as YAML with the origin of each value in a comment."""
+    """Return the resolved config as YAML with the origin of each value in a comment."""
     lines: list[tuple[str, str]] = []
     _show(loaded.config.model_dump(mode="json"), (), loaded.origins, lines)
     width = min(max((len(text) for text, _ in lines), default=0), 70)
@@ -27,7 +27,7 @@ def show(loaded: "Loaded[Any]") -> str:
 
 
 def json_schema(model: type[Config]) -> dict[str, Any]:
-    """JSON Schema of the YAML, for editors. Nothing is ``required`` in it: a base or a preset may supply any key."""
+    """Return the JSON Schema of the YAML, for editors. No key is ``required``: a base or a preset may supply any."""
     schema = model.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     for section in [schema, *schema.get("$defs", {}).values()]:
@@ -47,7 +47,7 @@ def json_schema(model: type[Config]) -> dict[str, Any]:
 
 
 def flatten(value: Any, path: Path = ()) -> dict[str, Any]:
-    """Return the leaves of nested plain values by dotted key. A list of plain values and an empty container are leaves."""
+    """Return the leaves of nested plain values by dotted key; lists of plain values and empty containers are leaves."""
     children: list[tuple[str | int, Any]] = []
     if isinstance(value, Mapping):
         children = list(value.items())

@@ -1,4 +1,4 @@
-"""The table of token formats: by what a format is recognised, and which options of a source it takes.
+"""The table of token formats: how a format is detected, and which options of a source it takes.
 
 A new format is its name and its row here, and its reader: ``smalti/data/sources/readers/NAME.py`` with the functions of
 ``Reader`` (``smalti/data/sources/open.py``).
@@ -12,7 +12,7 @@ FormatName = Literal["smalti", "mds", "megatron", "raw", "litdata", "text"]
 
 @dataclass(frozen=True)
 class TokenFormat:
-    """What is known of a format without reading files. It has an index file, or its files have suffixes."""
+    """A token format. It has an index file, or its files have suffixes."""
 
     options: tuple[str, ...] = ()
     """Fields of ``SourceConfig`` that it takes. With ``files``, ``path`` may also be a single file."""
@@ -21,7 +21,7 @@ class TokenFormat:
     index_key: str = ""
     """The key by which an index file of this format differs from those of others with the same name."""
     suffixes: tuple[str, ...] = ()
-    """How the names of its files end."""
+    """Suffixes of the names of its files."""
 
 
 FORMATS: dict[FormatName, TokenFormat] = {

@@ -1,7 +1,7 @@
-"""YAML with the line of every key, and back to text.
+"""Parses YAML with the line of every key, and writes plain values as YAML.
 
-Guarantees: YAML 1.2's plain values (``1e-3`` is a number; ``no``, ``on`` and ``2024-01-01`` are text), duplicate keys
-and anchors refused, keys always text, ``to_yaml`` gives text that ``parse`` reads back equal. Does not know the schema.
+Plain values are those of YAML 1.2 (``1e-3`` is a number; ``no``, ``on`` and ``2024-01-01`` are text). Duplicate keys
+and anchors raise UserError; keys are always text; ``parse`` reads the output of ``to_yaml`` back equal.
 """
 
 import re
@@ -15,7 +15,7 @@ from smalti.base.errors import UserError
 Path = tuple[str | int, ...]
 
 MOST_LEVELS = 50
-"""A config has about 8; what reads, merges and prints it calls itself once a level."""
+"""Most levels of a YAML text; a config has about 8. Reading, merging and printing recurse once a level."""
 
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
 _NULL = re.compile(r"~|null|Null|NULL|")
@@ -100,7 +100,7 @@ def _build_mapping(node: yaml.MappingNode, path: Path, origins: dict[Path, str],
 
 
 def _plain(text: str) -> Any:
-    """The value of an unquoted scalar under YAML 1.2's core schema."""
+    """Return the value of an unquoted scalar under YAML 1.2's core schema."""
     if _NULL.fullmatch(text):
         return None
     if _BOOL.fullmatch(text):
@@ -136,23 +136,23 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def to_yaml(value: Any) -> str:
-    """Block-style YAML of plain values (dict, list, text, numbers, None), keys in their order."""
+    """Return block-style YAML of plain values (dict, list, text, numbers, None), keys in their order."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=110, allow_unicode=True)
 
 
 def inline(value: Any) -> str:
-    """One line of YAML for a value: ``[0.9, 0.95]``, ``'1e3'``, ``null``."""
+    """Return a value as one line of YAML: ``[0.9, 0.95]``, ``'1e3'``, ``null``."""
     text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=True, width=10**9, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...").strip()
 
 
 def dotted(path: Path) -> str:
-    """('data', 'stages', 0) -> 'data.stages.0'."""
+    """Return a path as a dotted key: ('data', 'stages', 0) -> 'data.stages.0'."""
     return ".".join(str(part) for part in path)
 
 
 def paths_of(value: Any) -> list[Path]:
-    """Every path below a plain value."""
+    """Return every path below a plain value."""
     if isinstance(value, dict):
         items: list[tuple[str | int, Any]] = list(value.items())
     elif isinstance(value, list):

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from synthetic_machine import machine, values
 
 from smalti.base.errors import DataError, UserError
-from smalti.config.hardware import Hardware, answers, hardware, hardware_names, hardware_of_driver, read_hardware
+from smalti.config.hardware import Hardware, hardware, hardware_names, hardware_of_driver, is_reported_as, read_hardware
 
 ISSUE = ("a100-40gb", "a100-80gb", "h100-sxm", "h100-pcie", "h200", "b200", "gb200", "mi300x", "l40s", "rtx4090")
 
@@ -90,7 +90,9 @@ def test_names_of_drivers(reported: str, name: str) -> None:
     known = hardware_of_driver(reported)
     assert known is not None
     assert known.name == name
-    assert [one for one in hardware_names() if answers(hardware(one), reported)] == [name], "one device, not the first"
+    assert [one for one in hardware_names() if is_reported_as(hardware(one), reported)] == [name], (
+        "one device, not the first"
+    )
 
 
 @pytest.mark.parametrize("reported", UNKNOWN)
@@ -100,7 +102,7 @@ def test_what_only_looks_alike_is_not_known(reported: str) -> None:
 
 @given(st.sampled_from(DRIVERS), st.text(alphabet="ABHLGX0123489 -", max_size=6))
 def test_a_longer_name_is_never_two_devices(pair: tuple[str, str], more: str) -> None:
-    assert sum(answers(hardware(one), pair[0] + more) for one in hardware_names()) <= 1
+    assert sum(is_reported_as(hardware(one), pair[0] + more) for one in hardware_names()) <= 1
 
 
 @pytest.mark.parametrize(
