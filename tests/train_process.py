@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,38 +21,59 @@ model:
   num_attention_heads: 2
 data:
   sources: {a: tokens/a, b: tokens/b}
+  heldout: {h: tokens/h}
   seq_len: 32
   stages:
-  - weights: {a: 1, b: 2}
+  - until: 0.8run
+    weights: {a: 1, b: 2}
+  - weights: {b: 1}
 train:
-  duration: DURATION
+  duration: 40step
   global_batch_tokens: 256
   optimizer: {lr: 1e-3}
-  parallel: {device: cpu, threads: 1, join_timeout: 40s}
+  parallel: {ranks: 2, device: cpu, threads: 1, join_timeout: 40s}
   checkpoint: {every: 10step}
+  eval_every: 1run
 """
 
 
-def write_recipe(work: Path, *, duration: str = "30step") -> None:
-    """``r.yaml`` in ``work``, and the token files that it names."""
-    for seed, name in enumerate("ab"):
-        rng = np.random.default_rng(seed)
-        with TokenWriter(work / "tokens" / name, vocab_size=512, eod_id=0, tokenizer_digest="ab" * 32) as writer:
-            for _ in range(30):
-                ids = rng.integers(1, 500, size=rng.integers(20, 200))
-                writer.add(ids, 4 * ids.size)
-    (work / "r.yaml").write_text(RECIPE.replace("DURATION", duration))
+def write_tokens(folder: Path, seed: int, *, tokenizer: str = "ab" * 32, vocab_size: int = 512) -> None:
+    """Write 30 random documents."""
+    rng = np.random.default_rng(seed)
+    with TokenWriter(folder, vocab_size=vocab_size, eod_id=0, tokenizer_digest=tokenizer) as writer:
+        for _ in range(30):
+            ids = rng.integers(1, 500, size=rng.integers(20, 200))
+            writer.add(ids, 4 * ids.size)
 
 
-def train(work: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """``smalti train ARGUMENTS`` in ``work``; ``more``: of the environment."""
-    command = [sys.executable, "-m", "smalti", "train", *arguments]
+def write_recipe(work: Path, text: str = RECIPE) -> None:
+    """Write ``r.yaml`` into ``work``, and the token files that ``RECIPE`` names."""
+    for seed, name in enumerate("abh"):
+        write_tokens(work / "tokens" / name, seed)
+    (work / "r.yaml").write_text(text)
+
+
+def one_rank(duration: str = "30step") -> str:
+    """Return ``RECIPE`` for one rank."""
+    return RECIPE.replace("ranks: 2", "ranks: 1").replace("40step", duration)
+
+
+def train(
+    work: Path,
+    *arguments: str,
+    under: tuple[str, ...] = (),
+    preexec_fn: Callable[[], None] | None = None,
+    **variables: str,
+) -> subprocess.CompletedProcess[str]:
+    """Run ``smalti train ARGUMENTS`` in ``work``, with these environment variables; ``under``: options of Python."""
+    command = [sys.executable, *under, "-m", "smalti", "train", *arguments]
     return subprocess.run(
-        command, cwd=work, env=environment(more), capture_output=True, text=True, timeout=240, check=False
-    )
+        command, cwd=work, env=environment(variables), capture_output=True, text=True, timeout=240, check=False,
+        preexec_fn=preexec_fn,
+    )  # fmt: skip
 
 
 def losses(folder: Path) -> list[tuple[int, float]]:
-    """(step, training loss) of a run, to the bit."""
+    """Return (step, training loss) of a run, to the bit."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [(line["step"], line["loss/train/total"]) for line in lines if "loss/train/total" in line]

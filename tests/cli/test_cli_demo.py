@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import PROVE
-from test_cli_train import RECIPE, write_tokens
+from train_process import write_recipe
 
 from smalti.track.run import RunFolder
 
@@ -140,9 +140,7 @@ def test_a_killed_demo_takes_its_stage_with_it(tmp_path):
      *([(signal.SIGINT, False, 130, "interrupted")] if PROVE else [])],
 )  # fmt: skip
 def test_training_that_is_stopped_through_the_demo_is_saved_and_goes_on(tmp_path, number, to_group, code, state):
-    for seed, name in enumerate("abh"):
-        write_tokens(tmp_path / "tokens" / name, seed)
-    (tmp_path / "r.yaml").write_text(RECIPE)
+    write_recipe(tmp_path)
     command = ("stage", "train", "r.yaml", "train.duration=20000step", "train.checkpoint.every=1run")
     process, folder = drive(tmp_path, *command), RunFolder(tmp_path / "runs/t")
     while not folder.metrics():

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from train_process import losses, train, write_recipe
+from train_process import losses, one_rank, train, write_recipe
 
 from smalti.config.identity import difference, placement_difference
 from smalti.config.load import load
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.exhaustive
 def test_one_two_and_four_ranks_change_one_word_and_learn_the_same(tmp_path: Path):
-    write_recipe(tmp_path)
+    write_recipe(tmp_path, one_rank())
     curves, configs = {}, {}
     for ranks in (1, 2, 4):
         changes = [f"train.parallel.ranks={ranks}", f"name=of-{ranks}", "train.precision.compute=fp32"]
@@ -33,7 +33,7 @@ def test_one_two_and_four_ranks_change_one_word_and_learn_the_same(tmp_path: Pat
 
 @pytest.mark.exhaustive
 def test_a_launchers_number_counts_and_that_is_said(tmp_path: Path):
-    write_recipe(tmp_path)
+    write_recipe(tmp_path, one_rank())
     world = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     done = train(tmp_path, "r.yaml", "train.parallel.ranks=4", **world)
     assert done.returncode == 0, done.stderr

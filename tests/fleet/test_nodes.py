@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from network_nodes import Nodes, nodes, wait_for, why_not
-from train_process import losses, train, write_recipe
+from train_process import losses, one_rank, train, write_recipe
 
 from smalti.track.run import RunFolder
 
@@ -39,7 +39,7 @@ def said_by(processes, seconds: float) -> list[str]:
 
 @pytest.mark.exhaustive
 def test_two_nodes_of_two_ranks_are_one_node_of_four(two, tmp_path):
-    write_recipe(tmp_path)
+    write_recipe(tmp_path, one_rank())
     assert (done := train(tmp_path, "r.yaml", "name=one", "train.parallel.ranks=4")).returncode == 0, done.stderr
     started = torchrun(two, tmp_path, "two")
     texts = said_by(started, 120)
@@ -50,7 +50,7 @@ def test_two_nodes_of_two_ranks_are_one_node_of_four(two, tmp_path):
 
 @pytest.mark.exhaustive
 def test_a_line_that_is_cut_ends_both_sides_with_the_silent_ranks_named_and_the_run_goes_on(two, tmp_path):
-    write_recipe(tmp_path, duration="150step")
+    write_recipe(tmp_path, one_rank("150step"))
     assert (done := train(tmp_path, "r.yaml", "name=one", "train.parallel.ranks=2")).returncode == 0, done.stderr
     changes = ("train.parallel.timeout=5s", "train.checkpoint.every=10step")
     started = torchrun(two, tmp_path, "cut", *changes, ranks=1)
@@ -75,10 +75,10 @@ def test_a_line_that_is_cut_ends_both_sides_with_the_silent_ranks_named_and_the_
 
 @pytest.mark.exhaustive
 def test_a_node_with_another_recipe_is_refused_on_both(two, tmp_path):
-    write_recipe(tmp_path)
+    write_recipe(tmp_path, one_rank())
     own = tmp_path / "n2"
     own.mkdir()
-    write_recipe(own)
+    write_recipe(own, one_rank())
     text = (own / "r.yaml").read_text()
     (own / "r.yaml").write_text(text.replace("lr: 1e-3", "lr: 2e-3"))
     command = [sys.executable, "-m", "smalti", "train", "r.yaml"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from network_nodes import wait_for
 from slurm_cluster import Slurm, slurm, smalti, why_not
-from train_process import losses, train, write_recipe
+from train_process import losses, one_rank, train, write_recipe
 
 from smalti.track.run import RunFolder
 
@@ -27,7 +27,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.mark.exhaustive
 def test_srun_on_two_nodes_is_the_run_that_the_agent_makes(cluster: Slurm, tmp_path: Path):
-    write_recipe(tmp_path)
+    write_recipe(tmp_path, one_rank())
     assert (done := train(tmp_path, "r.yaml", "name=one", "train.parallel.ranks=2")).returncode == 0, done.stderr
     text = cluster.call("srun", "-N2", "-n2", *smalti("train", "r.yaml", "name=two"), cwd=tmp_path, timeout_s=120)
     assert "runs/two: joining 2 ranks of srun" in text
@@ -37,7 +37,7 @@ def test_srun_on_two_nodes_is_the_run_that_the_agent_makes(cluster: Slurm, tmp_p
 
 @pytest.mark.exhaustive
 def test_the_script_of_the_guide_requeues_a_job_that_was_stopped_and_it_goes_on(cluster: Slurm, tmp_path: Path):
-    write_recipe(tmp_path, duration="150step")
+    write_recipe(tmp_path, one_rank("150step"))
     script = re.search(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", GUIDE.read_text(), re.DOTALL)
     assert script is not None
     text = script[1].replace("--nodes=16", "--nodes=2").replace("--ntasks-per-node=8", "--ntasks-per-node=1")
@@ -61,7 +61,7 @@ def test_the_script_of_the_guide_requeues_a_job_that_was_stopped_and_it_goes_on(
 
 @pytest.mark.exhaustive
 def test_one_task_starts_the_ranks_of_its_node_and_scancel_saves(cluster: Slurm, tmp_path: Path):
-    write_recipe(tmp_path, duration="4000step")
+    write_recipe(tmp_path, one_rank("4000step"))
     command = smalti("train", "r.yaml", "train.parallel.ranks=2")
     process = cluster.start("srun", "-J", "alone", "-n1", *command, cwd=tmp_path)
     wait_for(tmp_path / "runs/t/checkpoints/latest", process)
@@ -102,7 +102,7 @@ if os.environ.get("SLURM_PROCID") == "{rank}":
 def test_srun_ends_with_what_one_rank_says_unless_the_store_went_with_it(
     cluster: Slurm, tmp_path: Path, rank: int, code: int, said: str
 ):
-    write_recipe(tmp_path)
+    write_recipe(tmp_path, one_rank())
     (tmp_path / "site").mkdir()
     (tmp_path / "site/sitecustomize.py").write_text(FAILS.format(rank=rank))
     command = ["env", f"PYTHONPATH={tmp_path / 'site'}", *smalti("train", "r.yaml")]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from cli_in_process import run_cli
-from test_cli_train import RECIPE, train, write_tokens
 from tiny_runs import tiny_run
+from train_process import train, write_recipe
 
 from smalti.config.load import load
 from smalti.config.run import RunConfig
@@ -21,9 +21,7 @@ def work(tmp_path: Path) -> Path:
     """``work/runs/t`` with a checkpoint after 10 steps and none of its tensors, started in ``work``; and a folder
     ``elsewhere``."""
     work = tmp_path / "work"
-    for seed, name in enumerate("abh"):
-        write_tokens(work / "tokens" / name, seed)
-    (work / "r.yaml").write_text(RECIPE)
+    write_recipe(work)
     (tmp_path / "elsewhere").mkdir()
     with contextlib.chdir(work):
         loaded = load(RunConfig, "r.yaml")

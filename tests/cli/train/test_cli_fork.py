@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cli_in_process import run_cli
-from test_cli_train import RECIPE, losses, train, write_tokens
+from train_process import RECIPE, losses, train, write_tokens
 
 from smalti.track.run import RunFolder
 

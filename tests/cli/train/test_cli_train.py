@@ -1,6 +1,5 @@
 """``smalti train``: what is refused before a process starts, and a real run that is killed and resumed."""
 
-import json
 import os
 import re
 import resource
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from train_process import losses, train, write_recipe, write_tokens
 
 from smalti.cli.main import run as run_command
 from smalti.cli.train.app import _evaluation
@@ -26,54 +26,12 @@ from smalti.track.run import RunFolder
 DryRun = Callable[..., tuple[int, str, str]]
 LIMIT_BYTES = 12_000
 """More than any file of a toy run but its metrics and checkpoints."""
-RECIPE = """\
-name: t
-model:
-  vocab_size: 512
-  hidden_size: 32
-  intermediate_size: 64
-  num_hidden_layers: 2
-  num_attention_heads: 2
-data:
-  sources: {a: tokens/a, b: tokens/b}
-  heldout: {h: tokens/h}
-  seq_len: 32
-  stages:
-  - until: 0.8run
-    weights: {a: 1, b: 2}
-  - weights: {b: 1}
-train:
-  duration: 40step
-  global_batch_tokens: 256
-  optimizer: {lr: 1e-3}
-  parallel: {ranks: 2, device: cpu, threads: 1}
-  checkpoint: {every: 10step}
-  eval_every: 1run
-"""
-
-
-def write_tokens(folder: Path, seed: int, *, tokenizer: str = "ab" * 32, vocab_size: int = 512) -> None:
-    rng = np.random.default_rng(seed)
-    with TokenWriter(folder, vocab_size=vocab_size, eod_id=0, tokenizer_digest=tokenizer) as writer:
-        for _ in range(30):
-            ids = rng.integers(1, 500, size=rng.integers(20, 200))
-            writer.add(ids, 4 * ids.size)
 
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    for seed, name in enumerate("abh"):
-        write_tokens(tmp_path / "tokens" / name, seed)
-    (tmp_path / "r.yaml").write_text(RECIPE)
+    write_recipe(tmp_path)
     return tmp_path
-
-
-def train(work: Path, *arguments: str, under: tuple[str, ...] = (), **options) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *under, "-m", "smalti", "train", *arguments]
-    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-    return subprocess.run(
-        command, cwd=work, env=environment, capture_output=True, text=True, timeout=240, check=False, **options
-    )
 
 
 @pytest.fixture
@@ -339,8 +297,3 @@ def test_a_stop_before_the_first_step_is_143_and_says_that_nothing_was_saved(wor
     assert process.returncode == 143, text
     assert f"error: stopped by {number.name} before the first step; nothing was saved" in text
     assert "Traceback" not in text
-
-
-def losses(folder: Path) -> list[tuple[int, float]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [(line["step"], line["loss/train/total"]) for line in lines if "loss/train/total" in line]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from cli_in_process import run_cli
-from test_cli_train import RECIPE, losses, train, write_tokens
 from tiny_runs import tiny_run
+from train_process import RECIPE, losses, train, write_recipe
 
 from smalti.config.load import load
 from smalti.config.run import RunConfig
@@ -22,9 +22,7 @@ track: {sinks: [tensorboard]}
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    for seed, name in enumerate("abh"):
-        write_tokens(tmp_path / "tokens" / name, seed)
-    (tmp_path / "r.yaml").write_text(RECIPE.replace("ranks: 2", "ranks: 1") + AWKWARD)
+    write_recipe(tmp_path, RECIPE.replace("ranks: 2", "ranks: 1") + AWKWARD)
     return tmp_path
 
 
