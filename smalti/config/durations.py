@@ -124,7 +124,7 @@ class RunLength:
         )
 
     def step_at(self, duration: str) -> int:
-        """Return the step nearest to ``100step``, ``2e9tok`` or ``0.8run`` (a fraction of the steps), from the start."""
+        """Return the step nearest to ``100step``, ``2e9tok`` or ``0.8run`` (a fraction of the steps)."""
         return int(self.exact_steps(duration) + 0.5)
 
     def exact_steps(self, duration: str) -> float:

@@ -120,7 +120,7 @@ def _with(config: RunConfig, history: Sequence[PastConfig], stored: RunConfig, l
 
 
 def _history(before: RunConfig, at_step: int, digest: str) -> Sequence[PastConfig]:
-    """Return the history of the steps that were trained: earlier forks before ``at_step``, and the config until then."""
+    """Return the history of the steps that were trained: the forks before ``at_step``, and the config until then."""
     trained = [past for past in before.data.history if past.at_step < at_step]
     untrained = [past for past in before.data.history if past.at_step >= at_step]
     if untrained:

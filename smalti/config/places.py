@@ -20,8 +20,10 @@ _ENVIRONMENT = "keys come from the environment (AWS_ACCESS_KEY_ID ...; a second 
 
 
 def check_place(text: str) -> str:
-    """Return ``text``, a path or URL. Raises NotAllowed for an unknown scheme, for a URL without a bucket, repository or
-    host, and for one with credentials."""
+    """Return ``text``, a path or URL.
+
+    Raises NotAllowed for an unknown scheme, and for a URL without a bucket, repository or host, or with credentials.
+    """
     scheme, mark, rest = re.sub(r"^([a-z]+::)+", "", text).partition("://")
     if not mark:
         one_slash = re.match(r"([a-z][a-z0-9]+):/", text)
