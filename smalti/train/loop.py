@@ -225,8 +225,8 @@ class _Loop:
         try:
             job.recorder.flush(_data_metrics(job))
         except NotFinite as error:
-            self._return_to_last_good_step(worlds.mark_raised_on_all_ranks(error))
-            raise
+            self._return_to_last_good_step(error)
+            raise error from worlds.RaisedOnAllRanks()
         self._log_when.done()
 
     def evaluate_if_due(self) -> None:
@@ -377,7 +377,7 @@ def _end(job: Job, stop: Stop) -> None:
     saved = f"stopped at step {step} of {job.total_steps} with a checkpoint saved"
     text = saved if step else "stopped before the first step; nothing was saved"
     kind = Interrupted if stop == Stop.INTERRUPTED else RetryableError
-    raise worlds.mark_raised_on_all_ranks(kind(text, hint="run the same command again to go on"))
+    raise kind(text, hint="run the same command again to go on") from worlds.RaisedOnAllRanks()
 
 
 def _data_metrics(job: Job) -> dict[str, float]:

@@ -1,1 +1,1 @@
-"""The ranks: start, agree, notice that one is lost."""
+"""The process group of an attempt: joining, the handshake, and lost ranks."""

@@ -1,9 +1,7 @@
 """The handshake of the ranks before they train: all are present, with the same versions, config and kind of device.
 
-Guarantees: either all ranks that came begin, or all of them are refused with the same text, within seconds of the last
-arrival, or within ``timeout_s`` where one is missing; the ranks that differ or miss are named, with their host and what
-differs. A rank that comes later gets an error that says so. Rank 0 alone compares; the others write one card, and wait.
-Does not promise anything about what happens later (``smalti/distributed/group/lost.py``).
+Rank 0 alone compares; each of the others writes one card and waits. Ranks that are lost later are handled by
+``smalti/distributed/group/lost.py``.
 """
 
 import json
@@ -20,12 +18,13 @@ from smalti.config.identity import differing_rows
 
 _POLL_S = 0.1
 _MORE_S = 1.0
-"""How long other ranks that differ may come, once one has: then they are all named."""
-_HEARD_S = 10.0
-"""How long rank 0, which may hold the store, waits for the others to read the answer."""
-_SHOWN = 6
+"""How long rank 0 waits for more ranks after the first one that differs, so that all of them are named."""
+_READ_S = 10.0
+"""How long rank 0, which may hold the store, waits for the others to read the verdict."""
 _DIGESTS = ("run", "placement")
-"""Of the config; which values differ says more."""
+"""Values of a card that are digests of the config."""
+_SHOWN = 6
+"""Most values of the config that are named."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Card:
     same: Mapping[str, Any] = field(default_factory=dict)
     """Values that must be equal on all ranks: versions, number of ranks, kind of device, digests of the config."""
     trouble: str | None = None
-    """Why this rank cannot train."""
+    """Reason why this rank cannot train, if any."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +55,15 @@ class Verdict:
 def meet(
     store: dist.Store, rank: int, world_size: int, card: Card, config: Mapping[str, Any], timeout_s: float
 ) -> tuple[str, ...]:
-    """The host of each rank, once all are here and alike.
+    """Wait until all ranks are present and alike, and return the host of each.
 
-    config: dotted name -> value; looked at only where the digests in the cards differ. Raises UserError or
-    RetryableError on all ranks that are here.
+    config: dotted name -> value; compared only where the digests in the cards differ. Raises UserError on all ranks
+    that are present where some differ, RetryableError where some are missing; the text is the same on all, and names
+    those ranks, their hosts and the differences. Raised within seconds of the last arrival, or after ``timeout_s``
+    where a rank is missing. A rank that comes after the verdict gets a RetryableError that says so.
     """
     if store.check(["verdict"]) or store.add(f"claims/{rank}", 1) > 1:
-        raise _late(store, rank, card)
+        raise _error_of_late_rank(store, rank, card)
     store.set(f"config/{rank}", json.dumps(dict(config)))
     store.set(f"card/{rank}", json.dumps(asdict(card)))
     if rank == 0:
@@ -71,7 +72,7 @@ def meet(
         if verdict.kind != "begin":
             _wait_for_readers(store, world_size)
     else:
-        verdict = _await(store, rank, timeout_s)
+        verdict = _read_verdict(store, rank, timeout_s)
     if verdict.kind == "begin":
         return tuple(verdict.hosts)
     kind = UserError if verdict.kind == "refused" else RetryableError
@@ -79,7 +80,7 @@ def meet(
 
 
 def names_of(ranks: Iterable[int], hosts: Sequence[str] = ()) -> str:
-    """``ranks 2-3 (b) and 5 (c)``; without hosts ``ranks 2-3, 5``."""
+    """Return ``ranks 2-3 (b) and 5 (c)``; without hosts ``ranks 2-3, 5``."""
     wanted = sorted(ranks)
     parts = []
     for host in dict.fromkeys(hosts[rank] for rank in wanted) if hosts else [""]:
@@ -98,7 +99,7 @@ def _spans(ranks: Sequence[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
-def _late(store: dist.Store, rank: int, card: Card) -> RetryableError:
+def _error_of_late_rank(store: dist.Store, rank: int, card: Card) -> RetryableError:
     who = f"rank {rank} ({card.host}, process {card.process})"
     if store.check(["verdict"]):
         verdict = _read(store)
@@ -121,21 +122,23 @@ def _judge(store: dist.Store, world_size: int, timeout_s: float) -> Verdict:
     """Wait for all cards and compare them with that of rank 0."""
     end_s = time.monotonic() + timeout_s
     cards: dict[int, dict[str, Any]] = {}
-    missing, apart = set(range(world_size)), False
+    missing = set(range(world_size))
+    any_differs = False
     while missing:
         for rank in sorted(missing):
             if store.check([f"card/{rank}"]):
                 cards[rank] = json.loads(store.get(f"card/{rank}"))
                 missing.discard(rank)
-                if not apart and _differs(cards, rank):
-                    apart, end_s = True, min(end_s, time.monotonic() + _MORE_S)
+                if not any_differs and _differs(cards, rank):
+                    any_differs = True
+                    end_s = min(end_s, time.monotonic() + _MORE_S)
         if time.monotonic() >= end_s:
             break
         if missing:
             time.sleep(_POLL_S)
-    fault = _faults(store, cards)
-    if fault:
-        return fault
+    refusal = _refusal(store, cards)
+    if refusal:
+        return refusal
     if missing:
         hosts = [cards[rank]["host"] for rank in sorted(cards)]
         came = f"{len(cards)} of {world_size} ranks came, on {', '.join(dict.fromkeys(hosts))}"
@@ -153,8 +156,8 @@ def _differs(cards: Mapping[int, Mapping[str, Any]], rank: int) -> bool:
     return bool(card["trouble"]) or (0 in cards and bool(differing_rows([cards[0]["same"], card["same"]])))
 
 
-def _faults(store: dist.Store, cards: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
-    """The ranks that say they cannot train; else those that are not like rank 0. None: all are alike."""
+def _refusal(store: dist.Store, cards: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
+    """Name the ranks that cannot train; if none, those that differ from rank 0. None: all are alike."""
     troubled = [rank for rank in sorted(cards) if cards[rank]["trouble"]]
     if troubled:
         first = cards[troubled[0]]
@@ -183,12 +186,10 @@ def _who(ranks: Sequence[int], cards: Mapping[int, Mapping[str, Any]]) -> str:
 
 
 def _difference(store: dist.Store, cards: Mapping[int, Mapping[str, Any]], rank: int) -> str:
-    """``smalti 0.1.0 -> 0.2.0``, or the values of the config that differ; rank 0's come first."""
-    apart = differing_rows([cards[0]["same"], cards[rank]["same"]])
-    plain = [
-        f"{name}: {ours} -> {theirs}" for name, (ours, theirs) in apart.items() if name not in ("run", "placement")
-    ]
-    if len(plain) == len(apart):
+    """Return ``smalti 0.1.0 -> 0.2.0``, or the values of the config that differ; rank 0's come first."""
+    differences = differing_rows([cards[0]["same"], cards[rank]["same"]])
+    plain = [f"{name}: {ours} -> {theirs}" for name, (ours, theirs) in differences.items() if name not in _DIGESTS]
+    if len(plain) == len(differences):
         return "; ".join(plain)
     configs = [json.loads(store.get(f"config/{which}")) for which in (0, rank)]
     lines = [f"{key}: {ours} -> {theirs}" for key, (ours, theirs) in differing_rows(configs).items()]
@@ -196,14 +197,14 @@ def _difference(store: dist.Store, cards: Mapping[int, Mapping[str, Any]], rank:
     return "; ".join([*plain, *lines[:_SHOWN]]) + more
 
 
-def _await(store: dist.Store, rank: int, timeout_s: float) -> Verdict:
-    """What rank 0 has found. It may have come last, and then waits for others as long again."""
+def _read_verdict(store: dist.Store, rank: int, timeout_s: float) -> Verdict:
+    """Wait for the verdict of rank 0, which may come last and then waits as long again for others."""
     seconds = timedelta(seconds=timeout_s + _MORE_S)
     try:
         store.wait(["card/0"], seconds)
         store.wait(["verdict"], seconds)
         verdict = _read(store)
-        store.add("heard", 1)
+        store.add("readers", 1)
     except RuntimeError as error:
         raise RetryableError(
             f"rank {rank} got no answer from rank 0 within {timeout_s:g} s: it did not come, or is gone",
@@ -213,9 +214,9 @@ def _await(store: dist.Store, rank: int, timeout_s: float) -> Verdict:
 
 
 def _wait_for_readers(store: dist.Store, world_size: int) -> None:
-    end_s = time.monotonic() + _HEARD_S
+    end_s = time.monotonic() + _READ_S
     came = sum(store.check([f"card/{rank}"]) for rank in range(1, world_size))
-    while time.monotonic() < end_s and store.add("heard", 0) < came:
+    while time.monotonic() < end_s and store.add("readers", 0) < came:
         time.sleep(_POLL_S)
 
 

@@ -1,10 +1,7 @@
 """Names the ranks that do not answer when a collective fails.
 
-An error of torch's libraries that means a lost or silent peer becomes a LostPeer, which names the ranks that did not
-answer with their hosts, after some seconds. Every other error is raised as it is; the other ranks get its text, and its
-exit code where it would occur again. A rank that is cut off from the store can only name the ranks on the host of the
-store. A rank may ask some seconds after the others, or die while it asks. Which of several silent ranks was the first
-is not known; one that asks late may have been named as silent before.
+Each rank that is left reports to the store that it is present, or which error it ended with; the ranks without a report
+are the silent ones. Which of several silent ranks was the first is not known.
 """
 
 import json
@@ -23,13 +20,13 @@ from smalti.base.errors import DataError, ExitCode, RetryableError, SmaltiError
 from smalti.distributed.group.handshake import names_of
 
 T = TypeVar("T")
-Said = dict[int, tuple[str, int]]
-"""Rank -> why it ended by itself and with which exit code; "" where it too has lost somebody."""
+Reports = dict[int, tuple[str, int]]
+"""Rank -> the error that it ended with and its exit code; the text is "" where it too has lost another rank."""
 
 LISTEN_S = 5.0
-"""How long the ranks that are left wait for each other to say so."""
+"""How long the ranks that are left wait for the reports of each other."""
 _ANSWER_S = 3.0
-"""A store that takes longer than this to answer is behind a cut line."""
+"""A store that takes longer than this to answer cannot be reached."""
 _POLL_S = 0.1
 _ROUNDS = 2
 _SURE = (ExitCode.BUG, ExitCode.USAGE, ExitCode.CHECK_FAILED)
@@ -40,27 +37,33 @@ _LOST_PEER = re.compile(
     r"|ncclRemoteError|communicator was aborted|no route to host|network is unreachable|recvBytes|sendBytes",
     re.IGNORECASE,
 )
-"""What gloo, NCCL and torch's store say when the other side is gone or silent. Their names alone say nothing: a
-collective that our own ranks enter with unequal tensors is reported by the same libraries, and is a bug."""
+"""Messages of gloo, NCCL and torch's store when the other side is gone or silent. An error of these libraries is not
+enough: a collective that our own ranks enter with unequal tensors is reported by them too, and is a bug."""
 
 
 class LostPeer(RetryableError):
-    """This rank cannot go on, because another one is gone or silent. Where that one has said that it would fail again,
-    ``exit_code`` is what it ends with."""
+    """This rank cannot continue, because another one is gone or silent.
+
+    ``exit_code`` is that of the other rank where it has reported an error that would occur again.
+    """
 
     writes = False
-    """Whether this rank, of all that are left, is to put the end on record."""
+    """True on one of the ranks that are left: the one that records the end of the attempt."""
 
 
 def lost_peer(error: BaseException) -> bool:
-    """True where a library's error means that another rank is gone or silent, and not that ours did wrong."""
+    """Return whether a library's error means that another rank is gone or silent, and not that ours has a bug."""
     return isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None
 
 
 def raise_with_lost_ranks(error: Exception, hosts: Sequence[str], *, ask: bool = True) -> NoReturn:
     """Raise ``error``; in a world of several ranks, where it means a lost peer, as LostPeer with the silent ones named.
 
-    Call it before the world is left. hosts: of each rank. ask: False where the launcher knows who has died.
+    That takes some seconds, in the process group, which must still exist. Every other error is raised as it is; the
+    other ranks get its text, and its exit code where it would occur again. A rank that cannot reach the store names
+    the ranks on the host of the store. A rank that reports seconds after the others may have been named as silent.
+
+    hosts: of each rank. ask: False where the launcher knows which rank has died.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         raise error
@@ -70,27 +73,29 @@ def raise_with_lost_ranks(error: Exception, hosts: Sequence[str], *, ask: bool =
         with suppress(RuntimeError):
             _within(_ANSWER_S, lambda: store.set(f"lost/{rank}", report))
         raise error
-    said = _ask(store, rank) if ask else {}
-    who = _silent(said, rank, hosts) if ask else "another rank"
+    reports = _exchange_reports(store, rank) if ask else {}
+    who = _describe_lost(reports, hosts) if ask else "another rank"
     reason = _ABOUT.sub("", str(error).strip().splitlines()[0])[:300]
     again = "run the same command again; it goes on from the newest checkpoint"
-    codes = [code for text, code in (said or {}).values() if text and code != ExitCode.RETRY]
+    codes = [code for text, code in (reports or {}).values() if text and code != ExitCode.RETRY]
     lost = LostPeer(
         f"rank {rank} lost {who}: {reason}",
         hint="fix what that rank reports; the same command would end in the same way" if codes else again,
     )
     if codes:
         lost.exit_code = ExitCode(codes[0])
-    # Those that are cut off from the store get no report of each other, but know that rank 0 may be gone.
-    left = [one for one, (text, _) in said.items() if not text] if said else _beside_first(hosts)
+    # Ranks that cannot reach the store have no reports of each other, but know that rank 0 may be gone.
+    left = [other for other, (text, _) in reports.items() if not text] if reports else _ranks_off_host_of_rank0(hosts)
     lost.writes = ask and rank == min(left, default=rank)
     raise lost from error
 
 
 def _code(error: Exception) -> ExitCode:
-    """What the others are to end with: 75, unless the same command would surely fail here again. An error of torch, the
-    system or memory may be one of this device, driver or disk, and another try may find a better one; and so may a file
-    that this rank does not find, or finds damaged."""
+    """Return the exit code for the other ranks: 75, unless the same command would surely fail again.
+
+    Errors of torch, the system or memory may be due to this device, driver or disk, and a file that is missing or
+    damaged to this host; another attempt may run elsewhere.
+    """
     if isinstance(error, DataError):
         return ExitCode.RETRY
     if isinstance(error, SmaltiError):
@@ -98,66 +103,71 @@ def _code(error: Exception) -> ExitCode:
     return ExitCode.RETRY if isinstance(error, (RuntimeError, OSError, MemoryError)) else ExitCode.BUG
 
 
-def _beside_first(hosts: Sequence[str]) -> list[int]:
-    """The ranks that are not on the host of rank 0."""
+def _ranks_off_host_of_rank0(hosts: Sequence[str]) -> list[int]:
+    """Return the ranks that are not on the host of rank 0; if all are, all but rank 0."""
     return [rank for rank, host in enumerate(hosts) if host != hosts[0]] or list(range(1, len(hosts)))
 
 
-def _ask(store: dist.Store, rank: int) -> Said | None:
-    """What the ranks have said within some seconds; None where the store itself does not answer."""
+def _exchange_reports(store: dist.Store, rank: int) -> Reports | None:
+    """Return the reports of the ranks after some seconds; None where the store itself does not answer."""
     with suppress(ValueError):  # not the main thread
-        # A launcher that sees the first rank end stops the others, which would then name nobody.
+        # A launcher that sees the first rank end stops the others, which could then name no rank.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     size, seconds = dist.get_world_size(), LISTEN_S + _ANSWER_S
-    if not _within(seconds, lambda: _come(store, rank)):
+    if not _within(seconds, lambda: _report_present(store, rank)):
         return None
-    said = _within((_ROUNDS + 1) * seconds, lambda: _listen(store, rank, size))
-    if said is not None and rank == 0:  # the store is gone with this rank: the others are to have read it
-        keys = [f"lost/heard/{other}" for other, (text, _) in said.items() if not text]
+    reports = _within((_ROUNDS + 1) * seconds, lambda: _collect(store, rank, size))
+    if reports is not None and rank == 0:  # the store ends with this rank, so the others must have read it before
+        keys = [f"lost/done/{other}" for other, (text, _) in reports.items() if not text]
         _within(_ANSWER_S, lambda: _wait(lambda: store.check(keys), _ANSWER_S))
-    return said
+    return reports
 
 
-def _come(store: dist.Store, rank: int) -> bool:
-    """Say that this rank is there; True once the store has it."""
+def _report_present(store: dist.Store, rank: int) -> bool:
+    """Report that this rank is present; True once the store has the report."""
     store.set(f"lost/{rank}", json.dumps(["", ExitCode.RETRY]))
     return store.check([f"lost/{rank}"])
 
 
-def _listen(store: dist.Store, rank: int, size: int) -> Said:
-    """What a round has found that knows of this rank. One that is not in the list has come after that round, and a
-    round without a list has lost the rank that looked: both ask in the next. After the last, each looks for itself."""
+def _collect(store: dist.Store, rank: int, size: int) -> Reports:
+    """Return the reports of the first round that includes this rank.
+
+    A rank that is missing in a round has reported after it; a round without any report has lost the rank that read for
+    all. Both take part in the next round. After the last one each rank reads the reports itself.
+    """
     for number in range(1, _ROUNDS + 1):
-        said = _round(store, size, number)
-        if rank in said:
+        reports = _round(store, size, number)
+        if rank in reports:
             break
     else:
-        said = _look(store, size, 0)
-    store.set(f"lost/heard/{rank}", "")
-    return said
+        reports = _read_reports(store, size, 0)
+    store.set(f"lost/done/{rank}", "")
+    return reports
 
 
-def _round(store: dist.Store, size: int, number: int) -> Said:
-    """One of those that ask looks for all of them: each for itself, thousands would ask the store for minutes. Empty
-    where that one did not come back."""
-    key = f"lost/said/{number}"
-    if store.add(f"lost/asking/{number}", 1) == 1:
-        reports = _look(store, size, LISTEN_S)
+def _round(store: dist.Store, size: int, number: int) -> Reports:
+    """Have one rank read the reports for all: if each did, thousands of ranks would query the store for minutes.
+
+    Empty where that rank was lost meanwhile.
+    """
+    key = f"lost/reports/{number}"
+    if store.add(f"lost/readers/{number}", 1) == 1:
+        reports = _read_reports(store, size, LISTEN_S)
         store.set(key, json.dumps(list(reports.items())))
         return reports
-    with suppress(RuntimeError):  # that it did not come in time; where the store is gone, the next call says so
+    with suppress(RuntimeError):  # a timeout; if the store is gone, the next call raises
         store.wait([key], timedelta(seconds=LISTEN_S + _ANSWER_S))
     if not store.check([key]):
         return {}
     return {int(other): (str(text), int(code)) for other, (text, code) in json.loads(store.get(key))}
 
 
-def _look(store: dist.Store, size: int, seconds: float) -> Said:
-    """What every rank has said, once all have or some seconds have passed."""
+def _read_reports(store: dist.Store, size: int, seconds: float) -> Reports:
+    """Return the reports that exist once all ranks have reported, or after ``seconds``."""
     missing = set(range(size))
-    reports = Said()
+    reports = Reports()
 
-    def all_here() -> bool:
+    def complete() -> bool:
         arrived = {other for other in missing if store.check([f"lost/{other}"])}
         missing.difference_update(arrived)
         for other in arrived:
@@ -165,27 +175,27 @@ def _look(store: dist.Store, size: int, seconds: float) -> Said:
             reports[other] = (str(text), int(code))
         return not missing
 
-    _wait(all_here, seconds)
+    _wait(complete, seconds)
     return reports
 
 
-def _silent(said: Said | None, rank: int, hosts: Sequence[str]) -> str:
-    """Who has not said that it is still there, or has said that it ends."""
+def _describe_lost(reports: Reports | None, hosts: Sequence[str]) -> str:
+    """Name the ranks that have reported an error; if none has, those without a report."""
     size = dist.get_world_size()
-    if said is None:
+    if reports is None:
         first = [other for other in range(size) if hosts and hosts[other] == hosts[0]] or [0]
         return f"{names_of(first, hosts)}: the store, which is at rank 0, does not answer"
-    ended = {other: text for other, (text, _) in said.items() if text}
+    ended = {other: text for other, (text, _) in reports.items() if text}
     if ended:
         return "; ".join(f"{names_of([other], hosts)}, which ended with {text}" for other, text in ended.items())
-    silent = set(range(size)) - set(said)
+    silent = set(range(size)) - set(reports)
     if not silent:
         return "a connection, though all ranks are there"
     return f"{names_of(silent, hosts)}, which {'does' if len(silent) == 1 else 'do'} not answer"
 
 
 def _wait(ready: Callable[[], bool], seconds: float) -> None:
-    """Until ``ready``, or some seconds have passed."""
+    """Wait until ``ready``, or until some seconds have passed."""
     end_s = time.monotonic() + seconds
     while not ready() and time.monotonic() < end_s:
         time.sleep(_POLL_S)
@@ -196,7 +206,7 @@ def _store() -> dist.Store:
 
 
 def _within(seconds: float, work: Callable[[], T]) -> T | None:
-    """What ``work`` gives, or None where it takes longer or fails: a store behind a cut line never answers."""
+    """Return the result of ``work``, or None where it takes longer or fails: a store out of reach never answers."""
     results: list[T] = []
 
     def run() -> None:

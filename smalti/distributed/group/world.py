@@ -1,8 +1,7 @@
-"""The process group of one attempt, and what its ranks do together.
+"""The process group of one attempt, and work that its ranks do together.
 
 A world that was started by our agent, torchrun or srun is joined; otherwise a world of one is made without any socket.
-Every rendezvous key is prefixed by the attempt, so a restarted attempt never reads the addresses of a dead one (gloo
-does, with torchrun's own shared store: docs/log.md). Before any collective the ranks shake hands (``handshake.py``).
+Before any collective the ranks shake hands (``handshake.py``).
 """
 
 import os
@@ -22,9 +21,13 @@ from smalti.base.errors import RetryableError, UserError
 from smalti.distributed.group.handshake import Card, meet
 
 T = TypeVar("T")
-E = TypeVar("E", bound=Exception)
 
-_BY_ALL = "raised_by_all_ranks"
+
+class RaisedOnAllRanks(Exception):
+    """The ``__cause__`` of an error that all ranks raise at the same place: ``raise error from RaisedOnAllRanks()``.
+
+    The ranks can still communicate after such an error (``may_leave``).
+    """
 
 
 def pick_device(choice: str, world: World) -> torch.device:
@@ -55,16 +58,17 @@ def join(
     config: Mapping[str, Any] | None = None,
     trouble: str | None = None,
 ) -> tuple[str, ...]:
-    """Initialise torch.distributed for this rank, and return the host of each rank.
+    """Initialise torch.distributed for this rank, unless the caller has, and return the host of each rank.
 
-    Empty in a world of one. Where torch.distributed is initialised already, nothing is done and hosts are not known.
-
-    A collective that waits longer than ``timeout_s`` raises; ranks wait ``join_timeout_s`` for each other. With CUDA
-    the group holds NCCL for device tensors and gloo for CPU tensors (votes, checkpoint plans). same, config, trouble:
-    what this rank says of itself beside versions and kind of device (``handshake.Card``).
+    A world of one has no hosts. A collective that waits longer than ``timeout_s`` raises; ranks wait ``join_timeout_s``
+    for each other. Every rendezvous key is prefixed by the attempt, so a restarted attempt never reads the addresses of
+    a dead one (gloo does, with torchrun's own shared store: docs/log.md). With CUDA the group holds NCCL for device
+    tensors and gloo for CPU tensors (votes, checkpoint plans). same, config, trouble: facts of this rank for the
+    handshake, beside versions and kind of device (``handshake.Card``); a process group that the caller has initialised
+    is taken without one.
     """
     if dist.is_initialized():
-        return ()
+        return _gather_hosts()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_s)
     hosts: tuple[str, ...] = ()
@@ -83,6 +87,14 @@ def join(
         store.set_timeout(timeout)
     dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.world_size, timeout=timeout)
     return hosts
+
+
+def _gather_hosts() -> tuple[str, ...]:
+    if dist.get_world_size() == 1:
+        return ()
+    hosts = [""] * dist.get_world_size()
+    dist.all_gather_object(hosts, socket.gethostname())
+    return tuple(hosts)
 
 
 def _connect(world: World, timeout_s: float) -> dist.Store:
@@ -135,7 +147,7 @@ def broadcast_from_rank0(work: Callable[[], T]) -> T:
     dist.broadcast_object_list(answer, src=0)
     result, failure = answer
     if failure is not None:
-        raise mark_raised_on_all_ranks(failure)
+        raise failure from RaisedOnAllRanks("rank 0 failed")
     return result  # type: ignore[no-any-return]
 
 
@@ -148,8 +160,9 @@ def together(work: Callable[[], T]) -> T:
         failure = _as_sent(error)
     failures: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(failures, failure)
-    for failed in filter(None, failures):
-        raise mark_raised_on_all_ranks(failed)
+    for rank, failed in enumerate(failures):
+        if failed is not None:
+            raise failed from RaisedOnAllRanks(f"rank {rank} failed")
     return result  # type: ignore[return-value]
 
 
@@ -162,17 +175,14 @@ def _as_sent(error: Exception) -> Exception:
     return error
 
 
-def mark_raised_on_all_ranks(error: E) -> E:
-    """Mark ``error`` as one that all ranks raise at the same place, and return it."""
-    vars(error)[_BY_ALL] = True
-    return error
-
-
 def may_leave(error: BaseException | None) -> bool:
-    """Return whether the ranks can still communicate after ``error``: one that this rank alone has raised leaves the
-    others in a collective, and to take the group down would wait for them (NCCL) for ever."""
+    """Return whether the ranks can still communicate after ``error``.
+
+    After an error that one rank alone has raised, the others wait in a collective, and destroying the group would wait
+    for them; with NCCL, forever.
+    """
     alone = not dist.is_initialized() or dist.get_world_size() == 1
-    return alone or error is None or _BY_ALL in vars(error)
+    return alone or error is None or isinstance(error.__cause__, RaisedOnAllRanks)
 
 
 def leave() -> None:

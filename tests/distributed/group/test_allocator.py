@@ -28,6 +28,6 @@ def faults_of_the_third_pass(how: str) -> int:
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="speaks to glibc")
 def test_freed_memory_is_used_again_without_page_faults():
-    plain, kept = faults_of_the_third_pass("plain"), faults_of_the_third_pass("keep")
-    assert kept < 100, kept
+    plain, keeping = faults_of_the_third_pass("plain"), faults_of_the_third_pass("keep")
+    assert keeping < 100, keeping
     assert plain > 1_000, plain  # otherwise this test shows nothing, and the call is not needed any more

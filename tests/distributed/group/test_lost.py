@@ -20,15 +20,15 @@ def _wait_for_a_silent_one(rank: int, ask: bool) -> Any:
     store = dist.distributed_c10d._get_default_store()
     lost.LISTEN_S = 2.0
     if rank == 2:
-        store.wait(["told/0", "told/1"])
+        store.wait(["done/0", "done/1"])
         return None
     try:
         dist.all_reduce(torch.ones(1), group=group)
     except RuntimeError as error:
-        with pytest.raises(lost.LostPeer) as told:
+        with pytest.raises(lost.LostPeer) as raised:
             lost.raise_with_lost_ranks(error, HOSTS, ask=ask)
-        store.set(f"told/{rank}", "")
-        return told.value.message, int(told.value.exit_code)
+        store.set(f"done/{rank}", "")
+        return raised.value.message, int(raised.value.exit_code)
     return "nothing was lost"
 
 
@@ -46,11 +46,11 @@ def _wait_for_one_that_fails(rank: int, failure: Exception) -> Any:
     error = failure if rank == 1 else RuntimeError("Connection closed by peer")
     if rank != 1:
         store.wait(["lost/1"])
-    with pytest.raises(Exception, match=r"no|lost") as told:
+    with pytest.raises(Exception, match=r"no|lost") as raised:
         lost.raise_with_lost_ranks(error, HOSTS)
     dist.barrier()
-    left = (int(told.value.exit_code), told.value.writes) if isinstance(told.value, lost.LostPeer) else None
-    return type(told.value).__name__, str(told.value).splitlines()[0], left
+    left = (int(raised.value.exit_code), raised.value.writes) if isinstance(raised.value, lost.LostPeer) else None
+    return type(raised.value).__name__, str(raised.value).splitlines()[0], left
 
 
 @pytest.mark.parametrize(("failure", "code"), [(UserError("no"), 2), (RetryableError("no"), 75)])
@@ -58,9 +58,9 @@ def test_a_rank_that_failed_by_itself_is_named_with_its_error_and_ends_all_with_
     first, second, third = run_ranks(3, _wait_for_one_that_fails, failure)
     name = type(failure).__name__
     assert second == (name, "no", None)
-    said = f"lost rank 1 (a), which ended with {name}: no: Connection closed by peer"
-    assert first == ("LostPeer", f"rank 0 {said}", (code, True)), "the first that is left puts it on record"
-    assert third == ("LostPeer", f"rank 2 {said}", (code, False))
+    text = f"lost rank 1 (a), which ended with {name}: no: Connection closed by peer"
+    assert first == ("LostPeer", f"rank 0 {text}", (code, True)), "the first that is left puts it on record"
+    assert third == ("LostPeer", f"rank 2 {text}", (code, False))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ class _Slow:
 
 
 def _leave_at_different_times(rank: int) -> Any:
-    """The store is at rank 0, which asks first; rank 1 asks later, and reads slowly; rank 2 is silent."""
+    """The store is at rank 0, which reports first; rank 1 reports later, and reads slowly; rank 2 is silent."""
     meeting = dist.distributed_c10d._get_default_store()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if rank == 0 else None
     if store is not None:
@@ -104,16 +104,16 @@ def _leave_at_different_times(rank: int) -> Any:
         store = dist.TCPStore("127.0.0.1", int(meeting.get("port")), is_master=False, wait_for_workers=False)
     lost.LISTEN_S, lost._store = 2.0, lambda: store
     if rank == 2:
-        meeting.wait(["told/0", "told/1"])
+        meeting.wait(["done/0", "done/1"])
         return None
     if rank == 1:
         store.wait(["lost/0"])
         lost._store = lambda: _Slow(store)
         time.sleep(1)
-    with pytest.raises(lost.LostPeer) as told:
+    with pytest.raises(lost.LostPeer) as raised:
         lost.raise_with_lost_ranks(RuntimeError("Connection closed by peer"), HOSTS)
-    meeting.set(f"told/{rank}", "")
-    return told.value.message, told.value.writes  # and with rank 0 goes its store
+    meeting.set(f"done/{rank}", "")
+    return raised.value.message, raised.value.writes  # and with rank 0 goes its store
 
 
 @pytest.mark.slow
@@ -123,58 +123,58 @@ def test_rank_0_stays_with_its_store_until_the_others_know_who_is_silent():
     assert second == ("rank 1 lost rank 2 (b), which does not answer: Connection closed by peer", False)
 
 
-def _listen_beside_one_that_died(rank: int) -> Any:
-    """Rank 1 was the first to ask, and was killed before it could say what it found."""
+def _report_beside_one_that_died(rank: int) -> Any:
+    """Rank 1 was the first to read for all, and was killed before it could store the reports."""
     store = dist.distributed_c10d._get_default_store()
     lost.LISTEN_S = lost._ANSWER_S = 0.3
     if rank == 1:
         store.set("lost/1", '["", 75]')
-        store.add("lost/asking/1", 1)
-        store.set("asked", "")
-        store.wait(["told/0", "told/2"])
+        store.add("lost/readers/1", 1)
+        store.set("reading", "")
+        store.wait(["done/0", "done/2"])
         return None
-    store.wait(["asked"])
-    with pytest.raises(lost.LostPeer) as told:
+    store.wait(["reading"])
+    with pytest.raises(lost.LostPeer) as raised:
         lost.raise_with_lost_ranks(RuntimeError("Connection closed by peer"), HOSTS)
-    store.set(f"told/{rank}", "")
-    return told.value.message.partition(":")[0], told.value.writes
+    store.set(f"done/{rank}", "")
+    return raised.value.message.partition(":")[0], raised.value.writes
 
 
 @pytest.mark.slow
-def test_a_rank_that_dies_while_it_looks_does_not_put_the_blame_on_rank_0():
-    first, _, third = run_ranks(3, _listen_beside_one_that_died)
+def test_a_rank_that_dies_while_it_reads_for_all_does_not_put_the_blame_on_rank_0():
+    first, _, third = run_ranks(3, _report_beside_one_that_died)
     assert first == ("rank 0 lost a connection, though all ranks are there", True)
     assert third == ("rank 2 lost a connection, though all ranks are there", False)
 
 
 def _notice_late(rank: int) -> Any:
-    """Rank 3 is silent; rank 2 asks when the others have heard the list already."""
+    """Rank 3 is silent; rank 2 reports when the others have read the reports already."""
     store = dist.distributed_c10d._get_default_store()
     lost.LISTEN_S = lost._ANSWER_S = 0.3
     if rank == 3:
-        store.wait([f"told/{other}" for other in range(3)])
+        store.wait([f"done/{other}" for other in range(3)])
         return None
     if rank == 2:
-        store.wait(["told/0", "told/1"])
-    with pytest.raises(lost.LostPeer) as told:
+        store.wait(["done/0", "done/1"])
+    with pytest.raises(lost.LostPeer) as raised:
         lost.raise_with_lost_ranks(RuntimeError("Connection closed by peer"), (*HOSTS, "b"))
-    store.set(f"told/{rank}", "")
-    return told.value.message.partition(":")[0], told.value.writes
+    store.set(f"done/{rank}", "")
+    return raised.value.message.partition(":")[0], raised.value.writes
 
 
-def test_a_rank_that_asks_late_does_not_take_the_others_that_answer_for_silent():
+def test_a_rank_that_reports_late_does_not_name_the_others_as_silent():
     assert run_ranks(4, _notice_late)[2] == ("rank 2 lost rank 3 (b), which does not answer", False)
 
 
-def test_a_rank_that_no_round_has_found_looks_for_itself(monkeypatch):
+def test_a_rank_that_no_round_includes_reads_for_itself(monkeypatch):
     monkeypatch.setattr(lost, "LISTEN_S", 0.1)
     store = dist.HashStore()
     for other in (0, 1):
-        lost._come(store, other)
+        lost._report_present(store, other)
     for number in range(1, lost._ROUNDS + 1):
         assert sorted(lost._round(store, 3, number)) == [0, 1]
-    lost._come(store, 2)
-    assert sorted(lost._listen(store, 2, 3)) == [0, 1, 2]
+    lost._report_present(store, 2)
+    assert sorted(lost._collect(store, 2, 3)) == [0, 1, 2]
 
 
 class _NoStore:
@@ -218,6 +218,6 @@ def test_what_gloo_says_around_a_reason_is_left_out(monkeypatch, text):
 
 def test_alone_an_error_stays_what_it_is():
     error = RuntimeError("Connection closed by peer")
-    with pytest.raises(RuntimeError) as told:
+    with pytest.raises(RuntimeError) as raised:
         lost.raise_with_lost_ranks(error, ())
-    assert told.value is error
+    assert raised.value is error

@@ -1,12 +1,15 @@
-"""What rank 0 does for all: everybody gets its answer, or raises what it raised; nobody waits for ever."""
+"""Work of rank 0 for all ranks: each gets its result or raises its error. A group of the caller has hosts too."""
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from gloo_ranks import run_ranks
 
+from smalti.base import env
 from smalti.base.errors import DataError, SmaltiError
-from smalti.distributed.group.world import broadcast_from_rank0
+from smalti.distributed.group import world
+from smalti.distributed.group.world import broadcast_from_rank0, may_leave, together
 
 
 class _Unsendable(Exception):
@@ -32,22 +35,22 @@ def _unsendable() -> None:
     raise _Unsendable(3, "a kind")
 
 
-def _told(rank: int, work: Callable[[], Any]) -> tuple[Any, int]:
-    """What came of it on this rank, and how often this rank did the work."""
+def _outcome(rank: int, work: Callable[[], Any]) -> tuple[Any, int]:
+    """Result or error on this rank, and how often this rank did the work."""
     calls: list[int] = []
 
     def counted() -> Any:
         calls.append(rank)
         return work()
 
-    found: Any
+    outcome: Any
     try:
-        found = broadcast_from_rank0(counted)
+        outcome = broadcast_from_rank0(counted)
     except SmaltiError as error:
-        found = (type(error).__name__, error.message, error.allowed, error.hint)
+        outcome = (type(error).__name__, error.message, error.allowed, error.hint)
     except Exception as error:
-        found = (type(error).__name__, str(error))
-    return found, len(calls)
+        outcome = (type(error).__name__, str(error))
+    return outcome, len(calls)
 
 
 EXPECTED: dict[Callable[[], Any], Any] = {
@@ -58,11 +61,39 @@ EXPECTED: dict[Callable[[], Any], Any] = {
 }
 
 
-def _each_told(rank: int) -> list[tuple[Any, int]]:
-    return [_told(rank, work) for work in EXPECTED]
+def _outcomes(rank: int) -> list[tuple[Any, int]]:
+    return [_outcome(rank, work) for work in EXPECTED]
 
 
 def test_all_ranks_get_what_the_first_one_found() -> None:
-    first, second = run_ranks(2, _each_told, timeout_s=60)
+    first, second = run_ranks(2, _outcomes, timeout_s=60)
     for expected, of_first, of_second in zip(EXPECTED.values(), first, second, strict=True):
         assert (of_first, of_second) == ((expected, 1), (expected, 0))
+
+
+def _fail_on_rank_1(rank: int) -> list[tuple[str, bool]]:
+    def work() -> None:
+        if rank == 1:
+            _os_error()
+
+    errors = []
+    for raises in (lambda: together(work), _os_error):
+        try:
+            raises()
+        except OSError as error:
+            errors.append((str(error), may_leave(error)))
+    return errors
+
+
+def test_the_ranks_can_communicate_after_an_error_that_all_raise() -> None:
+    text = "[Errno 13] Permission denied: 'x'"
+    assert run_ranks(2, _fail_on_rank_1, timeout_s=60) == [[(text, True), (text, False)]] * 2
+
+
+def _join(rank: int) -> tuple[str, ...]:
+    world.socket.gethostname = lambda: f"host-{rank}"
+    return world.join(env.world(), torch.device("cpu"), 60.0)
+
+
+def test_a_process_group_of_the_caller_has_hosts_too() -> None:
+    assert run_ranks(2, _join, timeout_s=60) == [("host-0", "host-1")] * 2
