@@ -1,22 +1,27 @@
 """The probe of a machine: it measures every kind of work of a step; its answer is read, and its failures told."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from example_config import example_config
 from synthetic_machine import machine as synthetic_machine
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from smalti.base.errors import SmaltiError, UserError
 from smalti.cli.plan.measure import measure as measure_here
 from smalti.cli.plan.measure import write
 from smalti.config.hardware import hardware
 from smalti.config.measured import Measured
+from smalti.config.optimizer import OPTIMIZERS, OptimizerConfig, OptimizerName
 from smalti.cost.step_time.step import step_time
 from smalti.cost.step_time.work import KINDS
 from smalti.distributed.group import allocator
 from smalti.fleet import measure
 from smalti.fleet.probes import gpu, machine
+from smalti.train.optim import build_optimizer
 
 
 @pytest.fixture
@@ -61,6 +66,36 @@ def test_what_a_gpu_is_measured_by(monkeypatch: pytest.MonkeyPatch) -> None:
         measure_here(None, None, "cuda")
     with pytest.raises(UserError, match="no effect on a GPU"):
         measure_here(None, 2, "cuda")
+
+
+class _Ops(TorchDispatchMode):
+    """The operators that torch calls inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "aten":
+            self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_updates_launch_the_kernels_of_training(name: OptimizerName) -> None:
+    model = nn.ParameterList(torch.randn(8) for _ in range(8))
+    for weight in model:
+        weight.grad = torch.randn(8)
+    trained = build_optimizer(model, OptimizerConfig(name=name, lr=1e-9)).step
+    probed = dict(machine._of_parameters(64, torch.device("cpu")))[name]
+    ops = []
+    with torch.no_grad():
+        for update in (trained, probed):
+            update()  # torch's AdamW allocates its moments in the first
+            with _Ops() as launched:
+                update()
+            ops.append(launched.names)
+    assert ops[0] == ops[1] != []
 
 
 def test_operands_lie_as_a_linear_layer_has_them() -> None:

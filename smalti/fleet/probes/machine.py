@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.sgd import sgd
 
 SIDES = (64, 256, 1024, 4096)
 LARGEST_FLOPS = 2**32
@@ -307,18 +308,42 @@ def _of_logits(elements: int, device: torch.device, dtype: torch.dtype) -> Itera
 
 
 def _of_parameters(elements: int, device: torch.device) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """What a step does to gradients and weights in fp32, in eight tensors."""
-    from smalti.config.optimizer import OPTIMIZERS, OptimizerConfig
-    from smalti.train.optim import build_optimizer
+    """Clipping and updates in fp32, over eight tensors of weights and their gradients."""
+    from smalti.config.optimizer import OPTIMIZERS
 
-    weights = nn.ParameterList(torch.randn(elements // 8, device=device) for _ in range(8))
+    weights = [nn.Parameter(torch.randn(elements // 8, device=device)) for _ in range(8)]
     gradients = [torch.randn_like(weight) for weight in weights]
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.grad = gradient
     yield "square_norm", lambda: torch._foreach_norm(gradients)
     yield "scale", lambda: torch._foreach_mul_(gradients, 0.999)
-    for name in OPTIMIZERS:
-        yield name, build_optimizer(weights, OptimizerConfig(name=name, lr=1e-9)).step
+    updates = {"adamw": torch.optim.AdamW(weights, lr=1e-9, fused=True).step, "lion": _lion_update(weights, gradients)}
+    for name, rule in OPTIMIZERS.items():
+        yield name, updates.get(name) or _passes(gradients, round(rule.update_values / 2))
+
+
+def _lion_update(weights: list[nn.Parameter], gradients: list[Tensor]) -> Callable[[], None]:
+    """Return a function that launches the kernels of ``Lion.step`` in ``smalti/train/optim.py``."""
+    averages = [torch.zeros_like(gradient) for gradient in gradients]
+
+    def update() -> None:
+        directions = list(torch._foreach_lerp(averages, gradients, 0.1))
+        torch._foreach_sign_(directions)
+        for values, changes in ((list(weights), directions), (averages, gradients)):
+            sgd(values, changes, [None] * len(values), fused=True, lr=1e-9, weight_decay=0.0, momentum=0.0,
+                dampening=0.0, nesterov=False, maximize=False)  # fmt: skip
+
+    return update
+
+
+def _passes(tensors: list[Tensor], number: int) -> Callable[[], None]:
+    """Return a function that reads and writes ``tensors`` so many times; for an optimizer without kernels here."""
+
+    def scale() -> None:
+        for _ in range(number):
+            torch._foreach_mul_(tensors, 1.0)
+
+    return scale
 
 
 if __name__ == "__main__":
