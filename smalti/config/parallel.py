@@ -7,6 +7,9 @@ from pydantic import model_validator
 from smalti.config.schema import Config, Count, NotAllowed, WallTime, Whole, placement
 
 Axis = Count | Literal["auto"]
+DispatchMode = Literal["exact", "static"]
+Context = Literal["ulysses", "ring"]
+PipelineSchedule = Literal["1f1b", "interleaved", "zero_bubble"]
 
 
 class ParallelConfig(Config):
@@ -30,11 +33,11 @@ class ParallelConfig(Config):
     """Sequence parallel size: ranks over which each sequence is split, for long contexts."""
     pipeline: Axis = placement(1)
     """Pipeline parallel size: ranks over which the layers are split."""
-    dispatch: Literal["exact", "static"] = placement("exact")
+    dispatch: DispatchMode = placement("exact")
     """How tokens are sent to experts on other ranks: in their exact number, or in worst-case buffers."""
-    context: Literal["ulysses", "ring"] = placement("ulysses")
+    context: Context = placement("ulysses")
     """Algorithm of sequence parallelism: all-to-all from tokens to heads, or keys and values in a ring."""
-    pipeline_schedule: Literal["1f1b", "interleaved", "zero_bubble"] = placement("1f1b")
+    pipeline_schedule: PipelineSchedule = placement("1f1b")
     """Schedule of the microbatches in the pipeline."""
     threads: Count | Literal["auto"] = placement("auto")
     """CPU threads of each rank; auto: cores / ranks."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from smalti.base.errors import UserError
+from smalti.config.parallel import PipelineSchedule
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout
 from smalti.cost.batch import usual_microbatch
-from smalti.cost.layout.rules import Schedule
 from smalti.cost.memory.fit import largest_microbatch
 
 
@@ -118,7 +118,7 @@ def check_pipeline(config: RunConfig, layout: Layout, microbatch_tokens: int) ->
         raise UserError(problem, hint=f"train.microbatch_tokens={cuts[nearest] * seq_len}")
 
 
-def why_not_microbatches(microbatches: int, pipeline: int, schedule: Schedule) -> str | None:
+def why_not_microbatches(microbatches: int, pipeline: int, schedule: PipelineSchedule) -> str | None:
     """Why a pipeline of so many ranks cannot run so many microbatches in a step; None where it can."""
     if microbatches < pipeline:
         return f"make {microbatches} microbatch{'es' * (microbatches > 1)}: fewer than ranks, of which some would idle"

@@ -19,13 +19,14 @@ from torch.nn import functional as F
 
 from smalti.base.errors import UserError
 from smalti.config.model import ModelConfig
+from smalti.config.parallel import PipelineSchedule
 from smalti.cost.microbatch import why_not_microbatches
-from smalti.distributed.parallel.pipeline import Schedule, Stage, StagedDecoder
+from smalti.distributed.parallel.pipeline import Stage, StagedDecoder
 from smalti.model.decoder import DecoderOutput
 from smalti.train.batches import IGNORE, Microbatch
 from smalti.train.step import Loss, Metrics, Phase, TrainState
 
-_CLASSES: dict[Schedule, str] = {
+_CLASSES: dict[PipelineSchedule, str] = {
     "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zero_bubble": "ZBVZeroBubble",
 }  # fmt: skip
 
@@ -33,7 +34,7 @@ _CLASSES: dict[Schedule, str] = {
 class PipelineForwardBackward:
     """A ``ForwardBackward`` by one of torch's schedules."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: PipelineSchedule) -> None:
         self._name = schedule
         self._built: dict[tuple[int, tuple[int, ...]], _Built] = {}
 
@@ -89,11 +90,11 @@ class _Built(NamedTuple):
     stages: "list[_OneStage]"
 
 
-def _build(model: StagedDecoder, name: Schedule, microbatches: int, shape: tuple[int, ...]) -> _Built:
+def _build(model: StagedDecoder, name: PipelineSchedule, microbatches: int, shape: tuple[int, ...]) -> _Built:
     device = next(model.parameters()).device
     x_STD = torch.empty(shape, dtype=model.compute, device="meta", requires_grad=True)
     total = torch.empty((), device="meta", requires_grad=True)
-    modules = [_OneStage(model, stage) for stage in model.own]
+    modules = [_OneStage(model, stage) for stage in model.local_stages]
     stages = [
         _WideStage(
             module,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from smalti.config.parallel import Context, DispatchMode
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout, layout_of
 from smalti.cost.batch import rows_per_rank, split, usual_microbatch
@@ -20,8 +21,6 @@ from smalti.cost.units import FORMAT_BYTES, Unit, keeps_gathered, units
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv"]
 Axis = Literal["replicate", "shard", "sequence", "tensor", "pipeline", "expert", "expert_shard", "world"]
 When = Literal["forward", "backward", "step"]
-Dispatch = Literal["exact", "static"]
-Context = Literal["ulysses", "ring"]
 
 VOTES = 4
 """Values that ranks vote on in each step (``train/loop.py``)."""
@@ -117,7 +116,7 @@ def collectives(
     layout: Layout | None = None,
     microbatch_tokens: int | None = None,
     *,
-    dispatch: Dispatch = "exact",
+    dispatch: DispatchMode = "exact",
     context: Context = "ulysses",
     batch: tuple[int, int] | None = None,
     device: str | None = None,
@@ -150,7 +149,7 @@ class _Plan:
     config: RunConfig
     layout: Layout
     cut: Cut
-    dispatch: Dispatch
+    dispatch: DispatchMode
     context: Context
 
     @property

@@ -15,10 +15,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from smalti.config.hardware import Hardware
+from smalti.config.parallel import Context, DispatchMode
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout
 from smalti.cost.flops import train_flops_per_token
-from smalti.cost.layout.collectives import Collective, Context, Cut, Dispatch, collectives, cut, group
+from smalti.cost.layout.collectives import Collective, Cut, collectives, cut, group
 from smalti.cost.layout.network import cost, links
 from smalti.cost.step_time.step import StepTime, step_time
 
@@ -90,7 +91,7 @@ def predict(
     layout: Layout,
     microbatch_tokens: int | None = None,
     *,
-    dispatch: Dispatch = "exact",
+    dispatch: DispatchMode = "exact",
     context: Context = "ulysses",
     step_of_rank: StepTime | None = None,
 ) -> Prediction:

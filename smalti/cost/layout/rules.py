@@ -8,11 +8,12 @@ sequence axis only where rows have ``LONG_ROW_TOKENS``, ranks outnumber rows, or
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 from smalti.base.errors import UserError
 from smalti.config.hardware import Hardware
 from smalti.config.model import ModelConfig
+from smalti.config.parallel import Context, PipelineSchedule
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout
 
@@ -21,9 +22,6 @@ LONG_ROW_TOKENS = 32_768
 
 MOST_GPUS = 1_000_000
 """More cannot be asked for."""
-
-Schedule = Literal["1f1b", "interleaved", "zero_bubble"]
-Context = Literal["ulysses", "ring"]
 
 AXES = ("tensor", "pipeline", "sequence", "expert")
 """Axes beside replicate and shard, in the order in which they are tried."""
@@ -210,7 +208,7 @@ def why_not_slices(tokens: int, tensor: int) -> str | None:
     return f"{tokens:,} tokens of a row on a rank are not a multiple" if tokens % tensor else None
 
 
-def why_not_pipeline(model: ModelConfig, size: int, schedule: Schedule = "1f1b") -> str | None:
+def why_not_pipeline(model: ModelConfig, size: int, schedule: PipelineSchedule = "1f1b") -> str | None:
     """Why the layers cannot be spread over ``size`` pipeline ranks; None where they can.
 
     Interleaved and zero-bubble schedules give each rank two pipeline stages; zero bubble lays them as a V, so that the
@@ -235,7 +233,7 @@ def why_not_few_rows(rows: int, pipeline: int) -> str | None:
     )
 
 
-def _uneven(model: ModelConfig, size: int, schedule: Schedule) -> str | None:
+def _uneven(model: ModelConfig, size: int, schedule: PipelineSchedule) -> str | None:
     """What the planner leaves out beside: the fullest rank would set the pace."""
     layers, stages = model.num_hidden_layers, stage_count(size, schedule)
     if layers % stages == 0:
@@ -245,7 +243,7 @@ def _uneven(model: ModelConfig, size: int, schedule: Schedule) -> str | None:
     )
 
 
-def stage_count(size: int, schedule: Schedule) -> int:
+def stage_count(size: int, schedule: PipelineSchedule) -> int:
     """Pipeline stages of ``size`` ranks."""
     return size if schedule == "1f1b" or size == 1 else 2 * size
 

@@ -1,12 +1,7 @@
-"""Attention of some queries over keys that come in blocks, one block after the other (online softmax).
+"""Attention of some queries over blocks of keys, one block after the other (online softmax).
 
-Milakov and Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135. The scores of one tile (some queries
-by some keys) exist at a time; maxima, sums and outputs are kept in float32 and corrected as blocks come. Backward
-computes the scores again from the log of the sums.
-
-Promises: a score is made as ``model.blocks.attention.scores`` says, with windows, packed documents, ALiBi and soft cap.
-Tiles that nothing sees are left out: by causality and window everywhere, by documents where they lie on the CPU (to ask
-an accelerator for them would wait for it). Products are in the dtype of the inputs, all else in float32 (or wider).
+Milakov and Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135. Products are in the dtype of the
+inputs, everything else in float32 (or wider).
 
 Shapes: B rows, T tokens of a row, t queries, s keys, q and u those of a tile, K key/value heads, G query heads for
 each, d width of a head, g = G q.
@@ -24,29 +19,32 @@ _TILE_ON_CPU, _TILE = (128, 1024), (1024, 2048)
 
 
 class Chunk(NamedTuple):
-    """Tokens of a row that follow each other."""
+    """Consecutive tokens of a row."""
 
     first: int
-    """In the row."""
+    """Position of the first token in the row."""
     at: int
-    """The same token's place in the tensor that holds the chunk."""
+    """Index of the same token in the tensor that holds the chunk."""
     tokens: int
 
 
 class Tile(NamedTuple):
-    """Some queries by some keys, as slices of the tensors that hold them."""
+    """Some queries by some keys, as slices of the tensors that hold them. One tile of scores exists at a time."""
 
     queries: slice
     keys: slice
     first_query: int
-    """In the row."""
+    """Position of its first query in the row."""
     first_key: int
     masked: bool
     """True if some of these keys are hidden from some of these queries."""
 
 
 class Documents:
-    """Start of each token's document, [B, T]; and on the CPU its least and largest over the rows."""
+    """Start of each token's document, [B, T]; and on the CPU its least and largest over the rows.
+
+    Reading them from an accelerator would wait for it.
+    """
 
     def __init__(self, documents_BT: Tensor) -> None:
         along_T = torch.arange(documents_BT.shape[1], device=documents_BT.device)
@@ -57,7 +55,11 @@ class Documents:
 
 
 class Blockwise:
-    """Computes attention scores per tile and lists the tiles that are not fully masked."""
+    """Computes attention scores per tile and lists the tiles that are not fully masked.
+
+    A score is that of ``model.blocks.attention.scores``, with windows, packed documents, ALiBi and soft cap. Tiles are
+    left out by causality and window; by documents only where these are on the CPU.
+    """
 
     def __init__(self, scores: Scores, window: int | None, documents: Documents | None, device: torch.device) -> None:
         self.scores, self.window, self.documents = scores, window, documents
@@ -88,7 +90,7 @@ class Blockwise:
         return tiles
 
     def _reach(self, query: int) -> int:
-        """The first key that a query or one behind it may see."""
+        """Return the first key that a query, or any after it, can attend to."""
         reach = 0 if self.window is None else query - self.window + 1
         return max(reach, self.documents.least[query]) if self.documents and self.documents.known else reach
 
@@ -98,8 +100,8 @@ class Blockwise:
         other = self.documents is not None and (not self.documents.known or self.documents.largest[last] > first_key)
         return late or far or other
 
-    def made(self, query_BKGqd: Tensor, key_BKud: Tensor, tile: Tile) -> tuple[Tensor, Tensor | None]:
-        """Scores [B, K, g, u] in float32, before the softmax, and the derivative of the soft cap where there is one."""
+    def scores_of_tile(self, query_BKGqd: Tensor, key_BKud: Tensor, tile: Tile) -> tuple[Tensor, Tensor | None]:
+        """Return the scores [B, K, g, u] in float32, before the softmax, and the derivative of the soft cap, if any."""
         score_BKgu = query_BKGqd.flatten(2, 3) @ key_BKud.transpose(-2, -1)
         score_BKgu = score_BKgu.to(torch.promote_types(score_BKgu.dtype, torch.float32)).mul_(self.scores.scale)
         slope_BKgu = None
@@ -126,7 +128,10 @@ class Blockwise:
 
 
 class Sums:
-    """Partial attention output of t queries after some blocks of keys."""
+    """Partial attention output of t queries after some blocks of keys.
+
+    Maxima, sums and outputs are in float32, and are corrected with each block.
+    """
 
     def __init__(self, query_BKGtd: Tensor) -> None:
         wide = torch.promote_types(query_BKGtd.dtype, torch.float32)
@@ -135,14 +140,14 @@ class Sums:
         self.top_BKGt = torch.full_like(self.sum_BKGt, -torch.inf)
 
     def add(self, how: Blockwise, tiles: list[Tile], query_BKGtd: Tensor, key_BKsd: Tensor, value_BKsd: Tensor) -> None:
-        """One block of keys."""
+        """Add one block of keys."""
         for tile in tiles:
             mine = (..., tile.queries)
             query_BKGqd = query_BKGtd[..., tile.queries, :]
-            score_BKgu, _ = how.made(query_BKGqd, key_BKsd[:, :, tile.keys], tile)
+            score_BKgu, _ = how.scores_of_tile(query_BKGqd, key_BKsd[:, :, tile.keys], tile)
             score_BKGqu = score_BKgu.unflatten(2, query_BKGqd.shape[2:4])
             top_BKGq = torch.maximum(self.top_BKGt[mine], score_BKGqu.amax(dim=-1))
-            # A row that has seen nothing yet has -inf for its maximum, and -inf - -inf is no number.
+            # The maximum of a query without any key so far is -inf, and -inf - -inf is NaN.
             safe_BKGq = top_BKGq.clamp(min=torch.finfo(top_BKGq.dtype).min)
             probability_BKGqu = score_BKGqu.sub_(safe_BKGq[..., None]).exp_()
             fade_BKGq = (self.top_BKGt[mine] - safe_BKGq).exp_()
@@ -153,12 +158,15 @@ class Sums:
             self.top_BKGt[mine] = top_BKGq
 
     def done(self) -> tuple[Tensor, Tensor]:
-        """Output [B, K, G, t, d] and log of the sums [B, K, G, t], both float32."""
+        """Return the output [B, K, G, t, d] and the log of the sums [B, K, G, t], both float32."""
         return self.out_BKGtd / self.sum_BKGt[..., None], self.top_BKGt + self.sum_BKGt.log()
 
 
 class Gradients:
-    """Gradients of t queries after some blocks of keys; those of a block's keys and values are returned by ``add``."""
+    """Gradients of t queries after some blocks of keys; ``add`` returns those of a block's keys and values.
+
+    The scores are computed again from the log of the sums.
+    """
 
     def __init__(self, query_BKGtd: Tensor, grad_BKGtd: Tensor, out_BKGtd: Tensor, log_sum_BKGt: Tensor) -> None:
         wide = log_sum_BKGt.dtype
@@ -167,14 +175,14 @@ class Gradients:
         self.share_BKGt = (grad_BKGtd.to(wide) * out_BKGtd).sum(dim=-1)
 
     def add(self, how: Blockwise, tiles: list[Tile], key_BKsd: Tensor, value_BKsd: Tensor) -> Tensor:
-        """[2, B, K, s, d] float32: the gradients of a block's keys and values."""
+        """Add a block, and return the gradients of its keys and values: [2, B, K, s, d], float32."""
         d_pair = self.d_query_BKGtd.new_zeros((2, *key_BKsd.shape))
         for tile in tiles:
             query_BKGqd, key_BKud = self.query_BKGtd[..., tile.queries, :], key_BKsd[:, :, tile.keys]
             log_sum_BKg1, share_BKg1 = (
                 each[..., tile.queries].flatten(2, 3)[..., None] for each in (self.log_sum_BKGt, self.share_BKGt)
             )
-            score_BKgu, slope_BKgu = how.made(query_BKGqd, key_BKud, tile)
+            score_BKgu, slope_BKgu = how.scores_of_tile(query_BKGqd, key_BKud, tile)
             probability_BKgu = score_BKgu.sub_(log_sum_BKg1).exp_()
             grad_BKgd = self.grad_BKGtd[..., tile.queries, :].flatten(2, 3)
             d_pair[1][:, :, tile.keys] += probability_BKgu.to(grad_BKgd.dtype).transpose(-2, -1) @ grad_BKgd

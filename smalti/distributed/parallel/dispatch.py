@@ -1,9 +1,4 @@
-"""Tokens to the ranks of their experts and back, for one layer: ``Exact`` and ``Static`` in place of its ``Experts``.
-
-Both compute what one process with all experts does, forward and backward, but for the order of sums; no token is
-dropped. ``Exact`` sends as many rows as there are; the host has to know how many, and waits for one small copy a layer,
-as late as possible. ``Static`` sends buffers that hold the worst case and never waits; all ranks must have the same
-number of tokens.
+"""All-to-all of tokens to the ranks of their experts and back: ``Exact`` and ``Static`` replace a layer's ``Experts``.
 
 Shapes: N tokens of this rank, D hidden, k experts per token, S = N * k slots sorted by expert (as in
 ``model/blocks/moe/experts.py``), W ranks, E experts, e = E / W on each rank, C rows of a pair of ranks at most,
@@ -34,15 +29,15 @@ class PendingDispatch:
     order_S: Tensor
     slot_Nk: Tensor
     end_E: Tensor
-    """The results of ``slots``."""
+    """Last slot of each expert, plus one. These three are the results of ``slots``."""
     arriving_We: Tensor
-    """int64: rows from each rank for each expert of this one."""
+    """Rows from each rank for each expert of this one, int64."""
     sizes: "Sizes | None"
-    """Rows for and from each rank, on their way to the host."""
+    """Rows to and from each rank, being copied to the host."""
 
 
 class Sizes:
-    """A small table of numbers on its way to the host."""
+    """Asynchronous copy of a small table to the host."""
 
     def __init__(self, table: Tensor) -> None:
         self._event: torch.cuda.Event | None = None
@@ -53,14 +48,14 @@ class Sizes:
             self._event.record()
 
     def wait(self) -> list[list[int]]:
-        """The only wait for the device that a step of training has."""
+        """Wait for the copy and return the table. No other call of a training step waits for the device."""
         if self._event is not None:
             self._event.synchronize()
         return self._table.tolist()  # type: ignore[no-any-return]
 
 
 class LocalExperts(Experts):
-    """Takes the place of ``experts``, with its parameters: computes with this rank's part of DTensors."""
+    """Replaces ``experts`` and takes over its parameters: computes with this rank's part of DTensors."""
 
     def __init__(self, experts: Experts) -> None:
         nn.Module.__init__(self)
@@ -69,24 +64,28 @@ class LocalExperts(Experts):
         self.activation, self.activation_backward = experts.activation, experts.activation_backward
 
     def weights(self) -> Weights:
-        """This rank's part of each."""
+        """Return this rank's part of each weight."""
         gate = None if self.gate_proj is None else local(self.gate_proj)
         return Weights(gate, local(self.up_proj), local(self.down_proj))
 
 
 class Dispatch(LocalExperts):
-    """Base class of the two modes. Replaces ``experts``, of which each rank of ``group`` holds an equal part."""
+    """Base class of the two modes. Replaces ``experts``, of which each rank of ``group`` holds an equal part.
+
+    Both compute what one process with all experts does, forward and backward, except for the order of sums; no token is
+    dropped.
+    """
 
     def __init__(self, experts: Experts, group: dist.ProcessGroup) -> None:
         super().__init__(experts)
         self.group, self.ranks, self.place = group, group.size(), group.rank()
-        self.own = experts.up_proj.shape[0] // self.ranks
+        self.local_experts = experts.up_proj.shape[0] // self.ranks
 
     @torch.compiler.disable
     def begin(self, expert_Nk: Tensor) -> PendingDispatch:
-        """Tell each rank how many rows will come for each of its experts."""
-        order_S, slot_Nk, end_E = slots(expert_Nk, self.own * self.ranks)
-        leaving_We = F.pad(end_E.to(torch.int64), (1, 0)).diff().view(self.ranks, self.own)
+        """Send each rank the number of rows for each of its experts."""
+        order_S, slot_Nk, end_E = slots(expert_Nk, self.local_experts * self.ranks)
+        leaving_We = F.pad(end_E.to(torch.int64), (1, 0)).diff().view(self.ranks, self.local_experts)
         arriving_We = _sent(leaving_We, None, None, self.group)
         return PendingDispatch(order_S, slot_Nk, end_E, arriving_We, self.sizes(leaving_We, arriving_We))
 
@@ -98,23 +97,26 @@ class Dispatch(LocalExperts):
         return self.over_ranks(x_ND, weight_Nk, pending or self.begin(expert_Nk))
 
     def sizes(self, leaving_We: Tensor, arriving_We: Tensor) -> Sizes | None:
-        """Row counts that the host must know; None: it needs none."""
+        """Return the row counts that the host must know, if any."""
         return None
 
     def over_ranks(self, x_ND: Tensor, weight_Nk: Tensor, pending: PendingDispatch) -> Tensor:
-        """[N, D] through the experts of all ranks."""
+        """Compute the output [N, D] of the experts of all ranks."""
         raise NotImplementedError
 
-    def own_experts(self, rows_RD: Tensor, label_R: Tensor, *, spare: bool) -> Tensor:
-        """[R, D] through this rank's experts, each row through the one that its label names."""
+    def run_local_experts(self, rows_RD: Tensor, label_R: Tensor, *, spare: bool) -> Tensor:
+        """Compute the output [R, D] of this rank's experts; ``label_R`` names the expert of each row."""
         return self.through(rows_RD, label_R[:, None], None, self.weights(), spare=spare)
 
 
 class Exact(Dispatch):
-    """Dispatch that sends exactly the chosen rows."""
+    """Dispatch that sends exactly the chosen rows.
+
+    The host must know how many, and waits for one small copy per layer, as late as possible.
+    """
 
     assumes_even_load = False
-    """Reckon with as many rows for each rank, without looking: to trace a step whose tensors hold nothing."""
+    """Assume the same number of rows for each rank: for tracing a step whose tensors have no values."""
 
     def sizes(self, leaving_We: Tensor, arriving_We: Tensor) -> Sizes | None:
         return None if self.assumes_even_load else Sizes(torch.stack([leaving_We.sum(dim=1), arriving_We.sum(dim=1)]))
@@ -123,11 +125,11 @@ class Exact(Dispatch):
         rows_SD: Tensor = _Leave.apply(x_ND, pending.order_S, pending.slot_Nk, None, 0)
         leaving, arriving = self._even(rows_SD.shape[0]) if pending.sizes is None else pending.sizes.wait()
         rows_RD = _sent(rows_SD, arriving, leaving, self.group)
-        del rows_SD  # while the experts compute, what came is enough
-        label_R = _labels(pending.arriving_We.flatten(), rows_RD.shape[0]) % self.own
-        if not rows_RD.shape[0]:  # a row of no expert: kernels of every device take one, and gradients are zeros
-            rows_RD, label_R = F.pad(rows_RD, (0, 0, 0, 1)), label_R.new_full((1,), self.own)
-        y_RD = self.own_experts(rows_RD, label_R, spare=sum(arriving) == 0)[: sum(arriving)]
+        del rows_SD  # frees memory while the experts compute
+        label_R = _labels(pending.arriving_We.flatten(), rows_RD.shape[0]) % self.local_experts
+        if not rows_RD.shape[0]:  # a row of no expert: every kernel takes it, and its gradients are zeros
+            rows_RD, label_R = F.pad(rows_RD, (0, 0, 0, 1)), label_R.new_full((1,), self.local_experts)
+        y_RD = self.run_local_experts(rows_RD, label_R, spare=sum(arriving) == 0)[: sum(arriving)]
         back_SD = _sent(y_RD, leaving, arriving, self.group)
         del rows_RD, y_RD
         return _Return.apply(back_SD, weight_Nk, pending.order_S, pending.slot_Nk, None)
@@ -138,22 +140,25 @@ class Exact(Dispatch):
 
 
 class Static(Dispatch):
-    """Buffers of the worst case: all tokens of a rank at one other, each at as many experts as that one has."""
+    """Dispatch in buffers of the worst case: all tokens of a rank choose experts of one other rank.
+
+    It never waits for the device. All ranks must have the same number of tokens.
+    """
 
     def over_ranks(self, x_ND: Tensor, weight_Nk: Tensor, pending: PendingDispatch) -> Tensor:
-        most = x_ND.shape[0] * min(weight_Nk.shape[1], self.own)
+        most = x_ND.shape[0] * min(weight_Nk.shape[1], self.local_experts)
         place_S = self._places(pending, most)
         rows_PD: Tensor = _Leave.apply(x_ND, pending.order_S, pending.slot_Nk, place_S, self.ranks * most)
-        label_P = _labels(pending.arriving_We, most).flatten()  # behind the last that came: no expert
+        label_P = _labels(pending.arriving_We, most).flatten()  # rows after the last received one have no expert
         arrived_PD = _sent(rows_PD, None, None, self.group)
         del rows_PD
-        y_PD = self.own_experts(arrived_PD, label_P, spare=True)
+        y_PD = self.run_local_experts(arrived_PD, label_P, spare=True)
         back_PD = _sent(y_PD, None, None, self.group)
         del arrived_PD, y_PD
         return _Return.apply(back_PD, weight_Nk, pending.order_S, pending.slot_Nk, place_S)
 
     def _places(self, pending: PendingDispatch, most: int) -> Tensor:
-        """[S] where in the buffer each slot travels: those for a rank lie at the begin of its part."""
+        """Return the row [S] of each slot in the buffer; the rows for a rank are at the beginning of its part."""
         end_W = pending.end_E.view(self.ranks, -1)[:, -1].to(torch.int64)
         begin_W = F.pad(end_W[:-1], (1, 0))
         slot_S = torch.arange(pending.order_S.shape[0], device=end_W.device)
@@ -162,7 +167,7 @@ class Static(Dispatch):
 
 
 def _sent(rows: Tensor, arriving: list[int] | None, leaving: list[int] | None, group: dist.ProcessGroup) -> Tensor:
-    """Parts of ``rows`` to each rank, theirs in return, with its gradient; without sizes in equal parts."""
+    """Exchange parts of ``rows`` between all ranks (all-to-all with a gradient); without sizes, in equal parts."""
     received = collectives.all_to_all_single_autograd(rows, arriving, leaving, group)  # type: ignore[no-untyped-call]
     return collectives.wait_tensor(received)  # type: ignore[no-any-return]
 
@@ -174,7 +179,7 @@ def _labels(counts: Tensor, rows: int) -> Tensor:
 
 
 class _Leave(torch.autograd.Function):
-    """Rows of the slots [S, D], or at their places in a buffer [P, D] that is zero elsewhere."""
+    """Gathers the rows of the slots: [S, D], or [P, D] with each at its row of a buffer that is zero elsewhere."""
 
     @staticmethod
     def forward(
@@ -193,7 +198,7 @@ class _Leave(torch.autograd.Function):
 
 
 class _Return(torch.autograd.Function):
-    """Each token's k rows, from where ``_Leave`` put them, times their weights: [N, D]."""
+    """Sums each token's k rows, placed as by ``_Leave``, times their weights: [N, D]."""
 
     @staticmethod
     def forward(

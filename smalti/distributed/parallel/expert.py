@@ -6,7 +6,7 @@ width. Names and global shapes of parameters stay the same.
 Shapes: E experts, F width inside an expert, D hidden.
 """
 
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -15,15 +15,14 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 
 from smalti.config.model import ModelConfig
+from smalti.config.parallel import DispatchMode
 from smalti.cost.layout.rules import divisors, require, why_not_expert
 from smalti.distributed.parallel.dispatch import Exact, Static
 from smalti.distributed.parallel.mesh import Mesh
 from smalti.model.blocks.moe.experts import Experts
 
-Mode = Literal["exact", "static"]
 
-
-def apply(model: nn.Module, mesh: Mesh, *, dispatch: Mode) -> None:
+def apply(model: nn.Module, mesh: Mesh, *, dispatch: DispatchMode) -> None:
     """Make the experts' weights DTensors of the axis, and replace ``Experts`` by modules that send tokens to them.
 
     ``model`` is on the meta device. After ``tensor.apply``, whose cut of the width it keeps; before ``fsdp.shard``.

@@ -1,11 +1,9 @@
-"""The one device mesh of an attempt: every rank of the world along the axes of a ``cost.axes.Layout``.
-
-There is one root mesh, so that DTensors of different axes compose; ranks are numbered from the innermost axis: tensor,
-sequence, shard, replicate, pipeline, as ``cost.layout.collectives.group`` counts. Weights are spread over shard x
-sequence, the axis that is called ``shard`` here; experts over the inner part of it, ``expert``, and what is left,
-``expert_shard``. Initialises nothing: the process group is ``distributed/group/world.py``'s.
+"""The device mesh of an attempt: every rank of the world along the axes of a ``cost.axes.Layout``.
 
     pipeline  x  replicate  x  [ shard x sequence  =  expert_shard x expert ]  x  tensor
+
+Ranks are numbered from the innermost axis, as by ``cost.layout.collectives.group``. Weights are sharded over shard x
+sequence, which this module calls ``shard``; experts over its inner part, ``expert``, and the rest, ``expert_shard``.
 """
 
 import warnings
@@ -22,11 +20,11 @@ from smalti.cost.layout.collectives import Axis
 
 @dataclass(frozen=True)
 class Mesh:
-    """The mesh of a layout; made by ``build``."""
+    """The mesh of a layout; built by ``build``. It has one root, so that DTensors of different axes compose."""
 
     layout: Layout
     root: DeviceMesh
-    """All ranks, along the finest dims: what shard, sequence, expert and expert_shard are joined from."""
+    """All ranks, along the finest dims, from which shard, sequence, expert and expert_shard are joined."""
 
     @cached_property
     def weights(self) -> DeviceMesh:
@@ -39,26 +37,29 @@ class Mesh:
         return self._with_replicate("expert_shard")
 
     def axis(self, name: Axis) -> DeviceMesh:
-        """The ranks along an axis that include this one, as a mesh of one dim."""
+        """Return the ranks along an axis that include this one, as a mesh of one dim."""
         dim = self.dim(name)
         return self._joined[dim] if dim in self._joined else self.root[dim]
 
     def group(self, name: Axis) -> dist.ProcessGroup:
-        """The same as a process group."""
+        """Return the ranks along an axis that include this one, as a process group."""
         return dist.group.WORLD if name == "world" else self.axis(name).get_group()  # type: ignore[return-value]
 
     def local_rank(self, name: Axis) -> int:
-        """Number of this rank along an axis, from 0."""
+        """Return the number of this rank along an axis, from 0."""
         return dist.get_rank() if name == "world" else self.axis(name).get_local_rank()
 
     @property
     def data_rank(self) -> int:
-        """Which rows this rank reads, of ``layout.data_ranks``: sequence, tensor and pipeline ranks read alike."""
-        ways = self.layout.tensor * self.layout.sequence
-        return dist.get_rank() // ways % self.layout.data_ranks
+        """Number of this rank among the ``layout.data_ranks`` that read different rows.
+
+        Sequence, tensor and pipeline ranks read the same rows.
+        """
+        ranks_of_row = self.layout.tensor * self.layout.sequence
+        return dist.get_rank() // ranks_of_row % self.layout.data_ranks
 
     def dim(self, name: Axis) -> str:
-        """The dim of ``root`` that an axis is, or is joined from others as."""
+        """Return the dim of ``root`` for an axis, which is joined from finer dims where necessary."""
         parts = _finest(self.layout)[1].get(name, (name,))
         if len(parts) == 1:
             return parts[0]
@@ -80,9 +81,12 @@ class Mesh:
 
 
 def build(device: torch.device, layout: Layout | None = None) -> Mesh:
-    """The mesh of ``layout`` over the world, absent one axis ``shard``; every rank of it must call this."""
+    """Build the mesh of ``layout`` over the world; without one, all ranks form the axis ``shard``. A collective.
+
+    The process group must exist (``distributed/group/world.py``).
+    """
     layout = layout or Layout(shard=dist.get_world_size())
-    assert layout.world_size == dist.get_world_size(), f"{layout} is not of {dist.get_world_size()} ranks"
+    assert layout.world_size == dist.get_world_size(), f"{layout} does not have {dist.get_world_size()} ranks"
     inner, _ = _finest(layout)
     sizes = {"pipeline": layout.pipeline, "replicate": layout.replicate, **inner, "tensor": layout.tensor}
     sizes = {name: size for name, size in sizes.items() if size > 1 or name in inner}
@@ -94,8 +98,8 @@ def build(device: torch.device, layout: Layout | None = None) -> Mesh:
 
 
 def _finest(layout: Layout) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
-    """The dims that shard x sequence = expert_shard x expert is cut into, from the outermost, with their sizes; and
-    which of them each axis is joined from. ``Layout`` has seen to it that of sequence and expert one divides the other.
+    """Return the finest dims of shard x sequence = expert_shard x expert, from the outermost, with their sizes; and the
+    dims that each axis is joined from. ``Layout`` guarantees that of sequence and expert one divides the other.
     """
     shard, sequence, expert = layout.shard, layout.sequence, layout.expert
     if expert >= sequence:

@@ -1,9 +1,7 @@
 """How a plain model becomes a parallel one: every axis of the mesh, in the only order in which they work.
 
-The model is a ``Decoder`` on the meta device, or any ``nn.Module`` for replicate and shard alone. The steps before FSDP
-change shapes only. Names and global shapes of parameters never change, so initial weights, checkpoints and exports do
-not depend on the mesh. Weights come last, from the caller: ``fsdp.materialize`` draws them, or ``fsdp.allocate`` makes
-room for a checkpoint.
+Names and global shapes of parameters never change, so initial weights, checkpoints and exports do not depend on the
+mesh.
 """
 
 from torch import nn
@@ -18,10 +16,12 @@ from smalti.distributed.parallel.recompute import recompute
 def parallelize(
     model: nn.Module, mesh: Mesh, parallel: ParallelConfig, precision: PrecisionConfig, *, compile_blocks: bool = False
 ) -> nn.Module:
-    """Apply all axes of ``mesh`` to ``model``, in place where layers are not cut into stages. A collective.
+    """Apply all axes of ``mesh`` to ``model``, in place unless its layers are split into pipeline stages. A collective.
 
-    The sizes of the axes are those of ``mesh.layout``; ``parallel`` gives their options. An axis of size 1 changes
-    nothing. UserError with the nearest size where the model does not allow one.
+    ``model`` is a ``Decoder`` on the meta device, or any ``nn.Module`` for replicate and shard alone. The sizes of the
+    axes are those of ``mesh.layout``; ``parallel`` gives their options. An axis of size 1 changes nothing. The caller
+    allocates the weights afterwards: ``fsdp.materialize`` draws them, ``fsdp.allocate`` leaves them to a checkpoint.
+    UserError with the nearest size where the model does not allow one.
     """
     # First, so that nothing is done to layers of other ranks: a model with the layers of this rank's pipeline stages.
     compute = fsdp.DTYPES[precision.compute]

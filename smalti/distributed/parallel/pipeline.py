@@ -1,33 +1,29 @@
-"""Pipeline parallelism: the layers of a decoder spread over the ranks of the axis ``pipeline``.
+"""Pipeline parallelism: the layers of a decoder split over the ranks of the axis ``pipeline``.
 
-A rank holds its own layers alone, under the names that they have in the whole model; the embedding is with the first
-pipeline stage, the last norm and the head with the last one. Called as any decoder without gradients, ``StagedDecoder``
-returns what the whole model would, on every rank, so evaluation needs no other code; its pipeline stages run one after
-the other. A step of training runs them by a schedule: ``train/pipeline.py``.
+A step of training runs the pipeline stages by a schedule: ``train/pipeline.py``.
 
 Shapes: B batch, T time, D hidden, V vocabulary, L layers with experts, E experts.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from smalti.config.model import ModelConfig
+from smalti.config.parallel import PipelineSchedule
 from smalti.cost.layout.rules import require, stage_count, why_not_pipeline
 from smalti.distributed.parallel.mesh import Mesh
 from smalti.model.blocks.kv_cache import Cache
 from smalti.model.blocks.moe import RouterStats, over_layers
 from smalti.model.decoder import Decoder, DecoderOutput, Head
 
-Schedule = Literal["1f1b", "interleaved", "zero_bubble"]
-
 
 @dataclass(frozen=True)
 class Stage:
-    """A pipeline stage: neighbouring layers."""
+    """A pipeline stage: consecutive layers."""
 
     index: int
     layers: range
@@ -41,11 +37,11 @@ class Stage:
         return self.index == 0
 
 
-def stages_of(layers: int, places: int, schedule: Schedule) -> list[Stage]:
-    """All pipeline stages, in the order of the layers; where these do not divide, earlier ones have one more.
+def stages_of(layers: int, places: int, schedule: PipelineSchedule) -> list[Stage]:
+    """Return all pipeline stages in the order of the layers; if these do not divide, earlier stages have one more.
 
-    1f1b: one a rank. interleaved: two a rank, ``places`` apart. zero_bubble: two a rank, placed as a V, so that the
-    first rank has the first and the last (arXiv:2401.10241, section 6).
+    1f1b: one per rank. interleaved: two per rank, ``places`` apart. zero_bubble: two per rank, placed as a V, so that
+    the first rank has the first and the last (arXiv:2401.10241, section 6).
     """
     count = stage_count(places, schedule)
     assert layers >= count, "why_not_pipeline"
@@ -59,11 +55,11 @@ def stages_of(layers: int, places: int, schedule: Schedule) -> list[Stage]:
     ]
 
 
-def apply(model: nn.Module, mesh: Mesh, *, schedule: Schedule, compute: torch.dtype) -> nn.Module:
-    """A model with this rank's layers alone in place of a Decoder on the meta device. Before every other axis.
+def apply(model: nn.Module, mesh: Mesh, *, schedule: PipelineSchedule, compute: torch.dtype) -> nn.Module:
+    """Return a model with only this rank's layers in place of a Decoder on the meta device. Before every other axis.
 
-    compute: the dtype of what the blocks compute, and so of what travels between pipeline stages. UserError with the
-    nearest size where there are too few layers, or the embedding is the head too.
+    compute: the dtype of activations, and so of the tensors sent between pipeline stages. UserError with the nearest
+    size where there are too few layers, or the embedding is the head too.
     """
     layout = mesh.layout
     if layout.pipeline == 1:
@@ -80,47 +76,54 @@ class Shapes(NamedTuple):
 
     parameters: dict[str, tuple[int, ...]]
     buffers: dict[str, tuple[int, ...]]
-    """Those that a ``state_dict`` has."""
+    """Persistent buffers, which are in the ``state_dict``."""
 
 
 def whole_shapes(model: nn.Module) -> Shapes:
-    """Names and shapes of all tensors of the model, those of other ranks' pipeline stages included; of all ranks."""
+    """Return names and shapes of all tensors of the model, including other ranks' pipeline stages. A collective."""
     parameters = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     others = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in parameters}
-    own = Shapes(parameters, others)
+    shapes = Shapes(parameters, others)
     if not isinstance(model, StagedDecoder):
-        return own
-    parts = [own] * dist.get_world_size(model.group)
-    dist.all_gather_object(parts, own, group=model.group)
-    return Shapes(*({name: shape for one in kind for name, shape in one.items()} for kind in zip(*parts, strict=True)))
+        return shapes
+    parts = [shapes] * dist.get_world_size(model.group)
+    dist.all_gather_object(parts, shapes, group=model.group)
+    return Shapes(
+        *({name: shape for part in kind for name, shape in part.items()} for kind in zip(*parts, strict=True))
+    )
 
 
 class StagedDecoder(Decoder):
-    """A decoder of which this rank has some pipeline stages, under the names that the whole model has."""
+    """A decoder with only this rank's pipeline stages, whose parameters have the names of the whole model.
 
-    def __init__(self, config: ModelConfig, mesh: Mesh, schedule: Schedule, compute: torch.dtype) -> None:
+    The first stage includes the embedding, the last one the last norm and the head. Called as any decoder, without
+    gradients, it returns the whole model's output on every rank, so evaluation needs no other code; the stages then run
+    one after the other.
+    """
+
+    def __init__(self, config: ModelConfig, mesh: Mesh, schedule: PipelineSchedule, compute: torch.dtype) -> None:
         super().__init__(config)
         self.stages = stages_of(config.num_hidden_layers, mesh.layout.pipeline, schedule)
-        self.own = [stage for stage in self.stages if stage.place == mesh.local_rank("pipeline")]
+        self.local_stages = [stage for stage in self.stages if stage.place == mesh.local_rank("pipeline")]
         self.compute, self.group = compute, mesh.group("pipeline")
         self._slices = mesh.layout.tensor
-        layers = {layer for stage in self.own for layer in stage.layers}
+        layers = {layer for stage in self.local_stages for layer in stage.layers}
         for name, _ in list(self.blocks.named_children()):
             if int(name) not in layers:
                 delattr(self.blocks, name)
-        if not any(stage.is_first for stage in self.own):
+        if not any(stage.is_first for stage in self.local_stages):
             self.embed, self.embedding_norm = None, None  # type: ignore[assignment]
-        if not any(stage.is_last for stage in self.own):
+        if not any(stage.is_last for stage in self.local_stages):
             self.norm, self.lm_head = None, None  # type: ignore[assignment]
 
     @property
     def own_rows(self) -> list[int]:
-        """Which of the L layers with experts are this rank's."""
-        own = {layer for stage in self.own for layer in stage.layers}
-        return [row for row, layer in enumerate(_with_experts(self.config)) if layer in own]
+        """Indices of this rank's layers among the L layers with experts."""
+        layers = {layer for stage in self.local_stages for layer in stage.layers}
+        return [row for row, layer in enumerate(_with_experts(self.config)) if layer in layers]
 
     def shape_between(self, input_ids_BT: Tensor) -> tuple[int, ...]:
-        """The shape of what travels between pipeline stages for these tokens: [B, T, D], or a tensor rank's slice."""
+        """Return the shape of activations between pipeline stages: [B, T, D], or a tensor rank's slice."""
         rows, tokens = input_ids_BT.shape
         return rows, tokens // self._slices, self.config.hidden_size
 
@@ -139,8 +142,8 @@ class StagedDecoder(Decoder):
     ) -> DecoderOutput:
         """Compute ``Decoder.forward`` for the whole model and without gradients; the value is the same on every rank.
 
-        With ``stage``, one of this rank's: that one alone, after what the one before gave as ``x_BTD``; its output is
-        the value, its router sums those of its layers, with zeros for the others.
+        With ``stage``, one of this rank's: compute that stage alone, from ``x_BTD``, the output of the stage before.
+        The value is its output; the router sums are those of its layers, with zeros for the others.
         """
         assert cache is None, "a model in pipeline stages does not generate"
         if stage is not None:
@@ -163,7 +166,7 @@ class StagedDecoder(Decoder):
     ) -> DecoderOutput:
         if stage.is_first:
             x_BTD = self.enter(input_ids_BT)
-        assert x_BTD is not None, "a pipeline stage goes on from the one before it"
+        assert x_BTD is not None, "a pipeline stage needs the output of the one before it"
         x_BTD, per_layer = self.through(
             x_BTD, positions_BT, documents_BT, n_documents=n_documents, mask_BT=mask_BT, layers=stage.layers
         )
@@ -179,7 +182,7 @@ class StagedDecoder(Decoder):
         mask_BT: Tensor | None,
         head: Head | None,
     ) -> DecoderOutput:
-        """One pipeline stage after the other; the last one's value and the sums of all to every rank."""
+        """Run one stage after the other; return the last one's value and the sums of all on every rank."""
         place, device = dist.get_group_rank(self.group, dist.get_rank()), input_ids_BT.device
         x_BTD, sums = None, _over_all({}, self.config, device)
         for stage, after in zip(self.stages, [*self.stages[1:], None], strict=True):
@@ -221,7 +224,7 @@ def _with_experts(config: ModelConfig) -> list[int]:
 
 
 def _over_all(per_layer: dict[int, RouterStats], config: ModelConfig, device: torch.device) -> RouterStats | None:
-    """The sums of all layers with experts, zeros for those that are not in ``per_layer``; None for a dense model."""
+    """Return the sums of all layers with experts, zeros for those not in ``per_layer``; None for a dense model."""
     if config.moe is None:
         return None
     zero, zero_E = torch.zeros((), device=device), torch.zeros(config.moe.num_experts, device=device)

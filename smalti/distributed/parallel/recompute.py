@@ -1,4 +1,4 @@
-"""Activation checkpointing of any block, without a wrapper module, whose name would be part of every parameter's."""
+"""Activation checkpointing of any block, in place."""
 
 from functools import cache
 from typing import Any
@@ -8,10 +8,12 @@ from torch.utils.checkpoint import checkpoint
 
 
 def recompute(block: nn.Module) -> None:
-    """Keep only the inputs of ``block`` in the forward pass and run it again in the backward pass.
+    """Save only the inputs of ``block`` in the forward pass and run it again in the backward pass.
 
-    In place, by a subclass of the block's own class, as ``fully_shard`` of FSDP2 does.
+    Replaces the block's class by a subclass of it, as ``fully_shard`` of FSDP2 does.
     """
+    # torch's CheckpointWrapper would become part of every parameter's name, and torch.compile (torch 2.13) cannot trace
+    # the hooks of torch.distributed._composable.checkpoint, so that the block would run in eager mode.
     block.__class__ = _recomputed(type(block))  # type: ignore[arg-type]
 
 

@@ -1,14 +1,6 @@
 """Ring attention: each rank keeps its queries and receives the keys and values of the others one rank at a time.
 
-Liu et al. 2023, arXiv:2310.01889. A row is cut into two chunks for each rank, and rank r has the r-th of them and the
-r-th from the end, so that under causality all have the same work in each turn (Llama 3, arXiv:2407.21783, section
-3.3.2). In turn s a rank attends over what the rank s places before it holds, while that of turn s + 1 is on its way.
-Each is sent by its owner, not handed on from neighbour to neighbour: the bytes are the same, and turns in which a
-window shows no rank anything are left out. Backward goes round once more, and each rank sends the gradients of what it
-got, in float32, back to their owner.
-
-Any number of heads is allowed. Only the query, key and value of this rank, its output and the logs of its sums are kept
-for backward. All sums go in a fixed order.
+Liu et al. 2023, arXiv:2310.01889; docs/concepts/distributed/sequence-parallel.md. All sums are added in a fixed order.
 
 Shapes: B rows, T tokens of a row, t tokens of it on this rank, n ranks, H query heads, K key/value heads, G = H / K, d
 width of a head.
@@ -30,7 +22,10 @@ from smalti.model.blocks.attention.scores import Attend, HeadPart, scores_of
 
 
 class Ring:
-    """``kernels_of`` of a decoder whose rows are shared by the ranks of ``group``; ``part``: the heads of them all."""
+    """A ``kernels_of`` for a decoder whose rows are split over the ranks of ``group``; ``part``: the heads of them all.
+
+    Any number of heads is allowed.
+    """
 
     def __init__(self, group: dist.ProcessGroup, part: HeadPart) -> None:
         self.group, self.part = group, part
@@ -49,13 +44,22 @@ class Ring:
 
 
 def chunks(local_rank: int, ranks: int, tokens: int) -> list[Chunk]:
-    """The two chunks, together ``tokens``, of each row that rank ``local_rank`` of the group holds."""
+    """Return the two chunks, together ``tokens``, of each row that rank ``local_rank`` of the group holds.
+
+    A row is cut into two chunks per rank, and rank r has the r-th of them and the r-th from the end, so that under
+    causality all ranks have the same work in each turn (Llama 3, arXiv:2407.21783, section 3.3.2).
+    """
     half = tokens // 2
     return [Chunk(number * half, at * half, half) for at, number in enumerate((local_rank, 2 * ranks - 1 - local_rank))]
 
 
 class _Attend:
-    """An ``Attend`` over the rows of a batch, for the layers of one window."""
+    """An ``Attend`` over the rows of a batch, for the layers of one window.
+
+    In turn s a rank attends over the chunks of the rank s places before it, while those of turn s + 1 are received.
+    Their owner sends them; they are not forwarded from neighbour to neighbour: the number of bytes is the same, and
+    turns in which the window hides all keys from all ranks are left out.
+    """
 
     def __init__(self, group: dist.ProcessGroup, blockwise: Blockwise, tokens: int) -> None:
         self.group, self.blockwise = group, blockwise
@@ -104,6 +108,11 @@ class _Attend:
 
 
 class _OverRing(torch.autograd.Function):
+    """Saves query, key and value of this rank, its output and the logs of its sums.
+
+    Backward receives the keys and values once more, and sends their gradients, in float32, back to their owner.
+    """
+
     @staticmethod
     def forward(ctx: Any, query_BHtd: Tensor, key_BKtd: Tensor, value_BKtd: Tensor, over: _Attend) -> Tensor:
         query_BKGtd = query_BHtd.unflatten(1, (key_BKtd.shape[1], -1))
@@ -137,7 +146,7 @@ class _OverRing(torch.autograd.Function):
             if wait is not None:
                 total += wait()
             wait = over.exchange(d_pair, send_offset=-turn, recv_offset=turn)
-        assert total is not None, "the first turn is over what this rank holds itself"
+        assert total is not None, "the first turn is over this rank's own keys"
         if wait is not None:
             total += wait()
         d_key_BKtd, d_value_BKtd = total.to(key_BKtd.dtype)

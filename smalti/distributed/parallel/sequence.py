@@ -1,24 +1,20 @@
-"""Sequence parallelism: each row of tokens is shared by the ranks of the axis ``sequence``.
+"""Sequence parallelism: each row of tokens is split over the ranks of the axis ``sequence``.
 
     ulysses   all-to-all: a slice of all heads for all tokens of some heads, and back (distributed/parallel/ulysses.py)
     ring      each rank receives the keys and values of the others, one rank at a time (distributed/parallel/ring.py)
-
-Loss, gradients and metrics are those of whole rows, up to rounding. What depends on a whole row and is not a sum over
-tokens is set here: which tokens a rank has, attention, counts of the routers' balance loss, and the length that
-``dynamic`` and ``longrope`` depend on. ``fsdp.shard`` shards weights over shard x sequence.
 
 Shapes: S rows, T tokens of a row, t tokens of it on this rank, B rows of a batch, E experts.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from smalti.base.errors import UserError
+from smalti.config.parallel import Context
 from smalti.cost.layout.rules import require, why_not_sequence
 from smalti.distributed.parallel.mesh import Mesh
 from smalti.distributed.parallel.ring import Ring
@@ -27,11 +23,14 @@ from smalti.model.blocks.attention.scores import HeadPart
 from smalti.model.blocks.moe import MoE
 from smalti.model.decoder import Decoder
 
-Context = Literal["ulysses", "ring"]
-
 
 def apply(model: nn.Module, mesh: Mesh, *, context: Context) -> None:
-    """Make attention see the whole row, and sums over a row be those of the whole row. Before ``fsdp.shard``."""
+    """Replace what depends on a whole row and is not a sum over tokens. Before ``fsdp.shard``.
+
+    That is attention, positions, the counts of the routers' balance loss, and the length that ``dynamic`` and
+    ``longrope`` depend on. Loss, gradients and metrics are those of whole rows, up to rounding. ``fsdp.shard`` shards
+    weights over shard x sequence.
+    """
     ranks, tensor = mesh.layout.sequence, mesh.layout.tensor
     if ranks == 1:
         return
@@ -57,7 +56,7 @@ def apply(model: nn.Module, mesh: Mesh, *, context: Context) -> None:
 
 
 def own_part(mesh: Mesh, *, context: Context) -> Callable[[Tensor], Tensor]:
-    """[S, T] -> [S, t]: the tokens of each row that are this rank's; the whole row where the axis is 1.
+    """Return a function [S, T] -> [S, t] that selects this rank's tokens of each row; all where the axis is 1.
 
     Ulysses: the r-th of n slices. Ring: the r-th of 2 n and the r-th from the end (see distributed/parallel/ring.py).
     """
@@ -71,11 +70,11 @@ def own_part(mesh: Mesh, *, context: Context) -> Callable[[Tensor], Tensor]:
     def part(rows_ST: Tensor) -> Tensor:
         tokens = rows_ST.shape[1]
         if tokens % parts:
-            near = max(parts, round(tokens / parts) * parts)
+            nearest = max(parts, round(tokens / parts) * parts)
             raise UserError(
                 f"rows of {tokens:,} tokens cannot be shared by {ranks} ranks (context {context})",
                 allowed=f"a multiple of {parts} tokens",
-                hint=f"data.seq_len={near}",
+                hint=f"data.seq_len={nearest}",
             )
         cut_SPt = rows_ST.unflatten(1, (parts, -1))
         return torch.cat([cut_SPt[:, number] for number in numbers], dim=1)
@@ -85,7 +84,7 @@ def own_part(mesh: Mesh, *, context: Context) -> Callable[[Tensor], Tensor]:
 
 def _over_row(group: dist.ProcessGroup) -> Callable[[Tensor], Tensor]:
     def over_row(sums_BE: Tensor) -> Tensor:
-        """Counts, which have no gradient."""
+        """Sum counts, which have no gradient, in place over the axis."""
         dist.all_reduce(sums_BE, group=group)
         return sums_BE
 
@@ -94,7 +93,7 @@ def _over_row(group: dist.ProcessGroup) -> Callable[[Tensor], Tensor]:
 
 def _longest(group: dist.ProcessGroup) -> Callable[[Tensor], Tensor]:
     def longest(positions_Bt: Tensor) -> Tensor:
-        """The largest position of the batch plus one, as without ranks."""
+        """Return the largest position of the whole rows plus one."""
         length = positions_Bt.max() + 1
         dist.all_reduce(length, dist.ReduceOp.MAX, group=group)
         return length

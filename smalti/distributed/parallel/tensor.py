@@ -1,14 +1,8 @@
-"""Tensor parallelism: each matrix is shared by the ranks of the axis ``tensor``.
+"""Tensor parallelism: each matrix is split over the ranks of the axis ``tensor``.
 
-Query, key, value, gate and up are cut along their output, output and down along their input (Shoeybi et al. 2019, arXiv
-1909.08053). Between them each rank has a slice of every row, so norms and residuals are not computed twice (Korthikanti
-et al. 2022, arXiv 2205.05198): attention and MLP gather their input, sum and scatter their output. Experts are cut
-along F; their router sees whole rows on every rank. Embedding and head are split over the vocabulary; a head is given
-whole rows and a DTensor, of which ``vocabulary`` gives this rank's part.
-
-Parameters keep their names. Every rank holds the whole of those that are not cut (norms, router, biases of outputs that
-are summed) and, after a backward pass, a part of their gradient: ``with_gradient_sums`` adds the parts once a step. Not
-for decoding with a cache.
+Shoeybi et al. 2019, arXiv 1909.08053; between the matrices each rank has a slice of every row (Korthikanti et al. 2022,
+arXiv 2205.05198). Parameters keep their names. Not for decoding with a cache. What is cut, and how:
+docs/concepts/distributed/tensor-parallel.md.
 
 Shapes: B rows, T tokens of a row, t those of this rank's slice, D hidden, F inner, V vocabulary.
 """
@@ -53,7 +47,7 @@ ForwardBackward = Callable[[Any, Sequence[Any], Any], Any]
 
 
 def apply(model: nn.Module, mesh: Mesh) -> None:
-    """Make weights DTensors of the axis and put the collectives around them. Before ``fsdp.shard``.
+    """Make weights DTensors of the axis and add the collectives around them. Before ``fsdp.shard``.
 
     UserError with the nearest size where heads, widths or vocabulary are not a multiple of the ranks.
     """
@@ -82,7 +76,11 @@ def apply(model: nn.Module, mesh: Mesh) -> None:
 
 
 def with_gradient_sums(forward_backward: ForwardBackward, mesh: Mesh) -> ForwardBackward:
-    """Wrap ``forward_backward`` so that gradients of uncut parameters are all-reduced over the axis."""
+    """Wrap ``forward_backward`` so that gradients of uncut parameters are all-reduced over the axis, once a step.
+
+    Every rank holds these parameters whole (norms, router, biases of outputs that are summed), and a part of their
+    gradient.
+    """
     if mesh.layout.tensor == 1:
         return forward_backward
 
@@ -110,13 +108,13 @@ class Vocabulary(NamedTuple):
     weight: Tensor
     """[v, D]."""
     first: int
-    """The first row of the part in the whole matrix."""
+    """Index of its first row in the whole matrix."""
     ranks: Ranks | None
-    """The ranks that share the matrix; None where the part is all of it."""
+    """The ranks that share the matrix; None where it is not cut."""
 
 
 def vocabulary(weight_VD: Tensor) -> Vocabulary:
-    """This rank's part of the weight that a head is given."""
+    """Return this rank's part of the weight that a head gets."""
     if not isinstance(weight_VD, DTensor):
         return Vocabulary(weight_VD, 0, None)
     ranks, part = Ranks.of(weight_VD.device_mesh), weight_VD.to_local()
@@ -127,6 +125,7 @@ def vocabulary(weight_VD: Tensor) -> Vocabulary:
 
 
 def _apply_to_attention(attention: Attention, axis: DeviceMesh, ranks: Ranks) -> None:
+    """Cut query, key and value along their output, the output projection along its input."""
     attention.q_proj = ColumnParallelLinear(attention.q_proj, axis)
     attention.k_proj = ColumnParallelLinear(attention.k_proj, axis)
     attention.v_proj = ColumnParallelLinear(attention.v_proj, axis)
@@ -138,6 +137,7 @@ def _apply_to_attention(attention: Attention, axis: DeviceMesh, ranks: Ranks) ->
 
 
 def _apply_to_mlp(mlp: MLP, axis: DeviceMesh, ranks: Ranks) -> None:
+    """Cut gate and up along their output, down along its input."""
     if is_cut(mlp.up_proj.weight):  # shared experts, which their layer has cut
         return
     _cut_columns(mlp, axis)
@@ -166,7 +166,7 @@ def _apply_to_experts(moe: MoE, axis: DeviceMesh, ranks: Ranks) -> None:
 
 
 def _gather_input(module: nn.Module, ranks: Ranks) -> None:
-    """The first argument [B, t, D] -> [B, T, D]."""
+    """All-gather the first argument of the module, [B, t, D] -> [B, T, D]."""
     module.register_forward_pre_hook(lambda _, args: (all_gather_sequence(args[0], ranks), *args[1:]))
 
 
@@ -177,7 +177,7 @@ def _cut_columns(mlp: MLP, axis: DeviceMesh) -> None:
 
 
 class ColumnParallelLinear(nn.Linear):
-    """Takes the place of ``linear``: each rank computes some columns of the output."""
+    """Replaces ``linear``: each rank computes some columns of the output."""
 
     def __init__(self, linear: nn.Linear, axis: DeviceMesh) -> None:
         super().__init__(linear.in_features, linear.out_features, device="meta")
@@ -192,9 +192,9 @@ class ColumnParallelLinear(nn.Linear):
 
 
 class RowParallelLinear(nn.Linear):
-    """Takes the place of ``linear``: each rank reads some columns of the input, and the outputs are summed.
+    """Replaces ``linear``: each rank reads some columns of the input, and the outputs are summed.
 
-    ranks: that get a slice of the sum each; the bias is added to the slices. None: the caller sums.
+    ranks: each gets a slice of the sum, to which the bias is added. None: the caller sums.
     """
 
     def __init__(self, linear: nn.Linear, axis: DeviceMesh, ranks: Ranks | None) -> None:
@@ -211,7 +211,7 @@ class RowParallelLinear(nn.Linear):
 
 
 class ParallelRMSNorm(RMSNorm):
-    """Takes the place of ``norm``: over the heads of all ranks, in float32 as ``F.rms_norm`` is inside."""
+    """Replaces ``norm``: over the heads of all ranks, in float32 as inside ``F.rms_norm``."""
 
     def __init__(self, norm: RMSNorm, axis: DeviceMesh, ranks: Ranks) -> None:
         super().__init__(norm.weight.shape[0], norm.eps)
@@ -254,7 +254,7 @@ def _apply_to_embedding_and_head(model: Decoder, axis: DeviceMesh, ranks: Ranks)
 
 
 class VocabularyParallelEmbedding(nn.Embedding):
-    """Takes the place of ``embed``: each token is looked up on the rank that has its row, the others add 0."""
+    """Replaces ``embed``: each token is looked up on the rank that has its row, the others add 0."""
 
     def __init__(self, embed: nn.Embedding, axis: DeviceMesh, ranks: Ranks) -> None:
         super().__init__(embed.num_embeddings, embed.embedding_dim, device="meta")
@@ -279,7 +279,7 @@ class VocabularyParallelEmbedding(nn.Embedding):
 
 
 def _project(hidden: Tensor, weight_VD: Tensor) -> Tensor:
-    """Logits of the whole vocabulary on every rank; for heads that compute the same from them on all ranks."""
+    """Return the logits of the whole vocabulary, from which the heads of all ranks compute the same."""
     part = vocabulary(weight_VD)
     assert part.ranks is not None
     return all_gather_replicated(F.linear(hidden, part.weight), part.ranks)

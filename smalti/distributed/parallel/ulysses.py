@@ -1,11 +1,6 @@
-"""Ulysses: each rank trades its slice of all heads for all tokens of some heads, attends, and trades back.
+"""Ulysses: all-to-all from a slice of all heads to all tokens of some heads, attention, and all-to-all back.
 
-Jacobs et al. 2023, arXiv:2309.14509. One all-to-all carries query, key and value together, one more brings back what
-was mixed; their backward passes are two more of the same sizes. In between works the kernel that a single process would
-choose for whole rows, with the heads of this rank, so packed documents, windows, ALiBi and soft caps need nothing here.
-
-Guarantees: gradients are those of whole rows; where key heads are fewer than ranks, each goes to several of them, and
-their gradients are added in float32. Nothing is kept for backward but what the kernel keeps.
+Jacobs et al. 2023, arXiv:2309.14509; docs/concepts/distributed/sequence-parallel.md.
 
 Shapes: B rows, T tokens of a row, t tokens of it on this rank, n ranks, H query heads and K key heads of this rank's
 slice, h and k those that it attends with, d width of a head.
@@ -23,7 +18,11 @@ from smalti.model.blocks.attention.scores import Attend, HeadPart
 
 
 class Ulysses:
-    """``kernels_of`` of a decoder whose rows are shared by the ranks of ``group``; ``part``: the heads of them all."""
+    """A ``kernels_of`` for a decoder whose rows are split over the ranks of ``group``; ``part``: the heads of them all.
+
+    Between the exchanges, the kernel that one process would choose for whole rows computes this rank's heads, so packed
+    documents, windows, ALiBi and soft caps need no code here.
+    """
 
     def __init__(self, group: dist.ProcessGroup, part: HeadPart) -> None:
         self.group, self.ranks = group, group.size()
@@ -38,16 +37,20 @@ class Ulysses:
         batch, time, width = like_BtD.shape
         like_BTD = like_BtD[:, :1].expand(batch, time * self.ranks, width)
         kernels = self.kernels_of(config, like_BTD, documents_BT, n_documents, part=self.part)
-        return {window: _Traded(self.group, attend) for window, attend in kernels.items()}
+        return {window: _Exchanged(self.group, attend) for window, attend in kernels.items()}
 
 
-class _Traded:
-    """An ``Attend`` over slices of rows by means of one over whole rows."""
+class _Exchanged:
+    """An ``Attend`` over slices of rows that calls one over whole rows.
+
+    One all-to-all sends query, key and value together, one more sends the output back; their backward passes are two
+    more of the same sizes. Only what the kernel saves is kept for backward.
+    """
 
     def __init__(self, group: dist.ProcessGroup, attend: Attend) -> None:
         self.group, self.attend = group, attend
 
-    @torch.compiler.disable  # collectives stand between the parts that are compiled
+    @torch.compiler.disable  # the collectives separate what is compiled
     def __call__(self, query_BHtd: Tensor, key_BKtd: Tensor, value_BKtd: Tensor) -> Tensor:
         """[B, t, H, d]."""
         query_BhTd, key_BkTd, value_BkTd = _ToHeads.apply(query_BHtd, key_BKtd, value_BKtd, self.group)
@@ -56,7 +59,10 @@ class _Traded:
 
 
 class _ToHeads(torch.autograd.Function):
-    """Query, key and value of a slice with all heads -> of whole rows with some heads, [B, h or k, T, d]."""
+    """Query, key and value of a slice with all heads -> of whole rows with some heads, [B, h or k, T, d].
+
+    If key heads are fewer than ranks, each goes to several ranks, and their gradients are added in float32.
+    """
 
     @staticmethod
     def forward(
@@ -96,22 +102,22 @@ class _ToTokens(torch.autograd.Function):
 
 
 def _by_heads(x_BtHd: Tensor, ranks: int) -> Tensor:
-    """[n, B, t, h, d]: heads by the rank that attends with them."""
+    """Return [n, B, t, h, d]: heads by the rank that attends with them."""
     return x_BtHd.unflatten(2, (ranks, -1)).movedim(2, 0)
 
 
 def _by_tokens(x_BThd: Tensor, ranks: int) -> Tensor:
-    """[n, B, t, h, d]: tokens by the rank that holds them."""
+    """Return [n, B, t, h, d]: tokens by the rank that holds them."""
     return x_BThd.unflatten(1, (ranks, -1)).movedim(1, 0)
 
 
 def _concatenated(x_nBthd: Tensor) -> Tensor:
-    """[B, T, h, d]: the tokens of all ranks in their order."""
+    """Return [B, T, h, d]: the tokens of all ranks in their order."""
     return x_nBthd.movedim(0, 1).flatten(1, 2)
 
 
 def _swap(sent_n: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Entry r of dim 0 goes to rank r; what comes back lies in the order of the senders."""
+    """Send entry r of dim 0 to rank r; return the received entries in the order of the senders."""
     sent_n = sent_n.contiguous()
     received_n = torch.empty_like(sent_n)
     dist.all_to_all_single(received_n, sent_n, group=group)
@@ -123,7 +129,7 @@ def _repeated(x_BKtd: Tensor, repeats: int) -> Tensor:
 
 
 def _sum_of_copies(grad_BKtd: Tensor, repeats: int) -> Tensor:
-    """Over the copies of each key head, in float32."""
+    """Sum the gradients of the copies of each key head, in float32."""
     if repeats == 1:
         return grad_BKtd
     sums = torch.promote_types(grad_BKtd.dtype, torch.float32)

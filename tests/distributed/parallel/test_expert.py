@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from smalti.base.errors import UserError
 from smalti.config.model import ModelConfig
+from smalti.config.parallel import DispatchMode
 from smalti.cost.axes import Layout
 from smalti.distributed.parallel import expert, fsdp
 from smalti.distributed.parallel import mesh as meshes
@@ -27,7 +28,7 @@ LAYOUTS = {
     2: [Layout(shard=2, expert=2)],
     4: [Layout(shard=4, expert=4), Layout(shard=4, expert=2), Layout(replicate=2, shard=2, expert=2)],
 }
-MODES: tuple[expert.Mode, ...] = ("exact", "static")
+MODES: tuple[DispatchMode, ...] = ("exact", "static")
 KINDS = ("random", "one expert takes all", "a rank without tokens", "one token")
 
 
@@ -80,7 +81,7 @@ def _gradients(layer: nn.Module) -> list[Tensor]:
     return [one.full_tensor() if isinstance(one, DTensor) else one for one in found if one is not None]
 
 
-def _spread(config: ModelConfig, mesh: Mesh, dispatch: expert.Mode, values: dict[str, Tensor]) -> nn.Module:
+def _spread(config: ModelConfig, mesh: Mesh, dispatch: DispatchMode, values: dict[str, Tensor]) -> nn.Module:
     with torch.device("meta"):
         layer = Layer(config)
     expert.apply(layer, mesh, dispatch=dispatch)
@@ -186,7 +187,7 @@ def _fake_layer(mode: type[Dispatch]) -> tuple[Dispatch, tuple[Tensor, Tensor, T
     """One layer's dispatch among 4 ranks, and what goes in; tensors without values."""
     experts = Experts(_config())
     dispatch = mode(experts, dist.group.WORLD)  # type: ignore[arg-type]
-    own = [parameter[: dispatch.own].bfloat16() for parameter in experts.parameters()]
+    own = [parameter[: dispatch.local_experts].bfloat16() for parameter in experts.parameters()]
     for (name, _), part in zip(list(dispatch.named_parameters()), own, strict=True):
         setattr(dispatch, name, nn.Parameter(part))
     x = torch.randn(10, 16, dtype=torch.bfloat16, requires_grad=True)
@@ -242,7 +243,7 @@ def test_backward_keeps_the_rows_that_came_gate_up_and_the_rows_that_came_back()
             out = dispatch.forward(x, chosen, weight)
         given = [weight, *(w for w in weights if w is not None)]
         saved_activation_bytes = sum(kept.values()) - sum(w.untyped_storage().nbytes() for w in given)
-        slots, indices = 20, (4 * 20 + dispatch.own // 2) * 8
+        slots, indices = 20, (4 * 20 + dispatch.local_experts // 2) * 8
         assert saved_activation_bytes == slots * (2 * 16 + 2 * 24) * 2 + indices
         del out
 

@@ -16,12 +16,12 @@ from torch.distributed.tensor import DTensor, Shard
 
 from smalti.config.model import ModelConfig, MoEConfig
 from smalti.config.optimizer import OptimizerConfig
-from smalti.config.parallel import ParallelConfig
+from smalti.config.parallel import DispatchMode, ParallelConfig
 from smalti.config.run import RunConfig
 from smalti.config.train import LossConfig, PrecisionConfig
 from smalti.cost.axes import Layout
 from smalti.distributed.checkpoint import checkpoint
-from smalti.distributed.parallel import expert, fsdp
+from smalti.distributed.parallel import fsdp
 from smalti.distributed.parallel import mesh as meshes
 from smalti.distributed.parallel.parallelize import parallelize
 from smalti.evals.in_loop import heldout_hook
@@ -51,7 +51,7 @@ def _config(kernel: Any = "grouped") -> ModelConfig:
 
 def _state(
     layout: Layout,
-    dispatch: expert.Mode,
+    dispatch: DispatchMode,
     *,
     kernel: str = "grouped",
     recomputed: bool = False,
@@ -97,7 +97,7 @@ def _whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {n: (t.full_tensor() if isinstance(t, DTensor) else t).detach().clone() for n, t in tensors.items()}
 
 
-def _stepped(rank: int, layout: Layout, dispatch: expert.Mode, options: dict[str, Any]) -> dict[str, Any]:
+def _stepped(rank: int, layout: Layout, dispatch: DispatchMode, options: dict[str, Any]) -> dict[str, Any]:
     """Two steps: the figures, the gradients of the last and the weights after it, all whole."""
     options = dict(options)
     microbatches, uneven = options.pop("microbatches", 1), options.pop("uneven", False)
@@ -128,7 +128,7 @@ def _assert_alike(found: dict[str, Any], wanted: dict[str, Any]) -> None:
             assert float((found[kind][name] - tensor).norm() / tensor.norm()) < 2e-5, (kind, name)
 
 
-Case = tuple[Layout, expert.Mode, dict[str, Any]]
+Case = tuple[Layout, DispatchMode, dict[str, Any]]
 FLAT = Layout(shard=2, expert=2)
 ON_TWO: list[Case] = [(FLAT, "exact", {"uneven": True}), (FLAT, "static", {"microbatches": 2})]
 ON_FOUR: list[Case] = [

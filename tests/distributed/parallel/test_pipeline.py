@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from smalti.base.errors import UserError
 from smalti.config.load import from_dict
+from smalti.config.parallel import PipelineSchedule
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout
 from smalti.cost.layout.rules import why_not_pipeline
 from smalti.cost.microbatch import check_pipeline, why_not_microbatches
 from smalti.distributed.parallel.mesh import Mesh
-from smalti.distributed.parallel.pipeline import Schedule, apply, stages_of
+from smalti.distributed.parallel.pipeline import apply, stages_of
 from smalti.model.blocks.attention.scores import document_runs
 from smalti.model.decoder import Decoder
 from smalti.train.batches import IGNORE, Microbatch
@@ -24,7 +25,7 @@ SCHEDULES = st.sampled_from(["1f1b", "interleaved", "zero_bubble"])
 
 
 @given(st.integers(1, 40), st.integers(2, 8), SCHEDULES)
-def test_each_layer_lies_on_one_stage_in_order_and_evenly(layers: int, places: int, schedule: Schedule) -> None:
+def test_each_layer_lies_on_one_stage_in_order_and_evenly(layers: int, places: int, schedule: PipelineSchedule) -> None:
     count = places if schedule == "1f1b" else 2 * places
     if layers < count:  # which the rule of the plan refuses before
         with pytest.raises(AssertionError):
