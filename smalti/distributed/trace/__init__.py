@@ -1,1 +1,1 @@
-"""Measured: live bytes, peak, traffic."""
+"""Measurements: live bytes, collectives, and the matmul rate of a device."""

@@ -1,10 +1,8 @@
-"""Counts the bytes of tensor storages that are alive while torch works: each once, however many views it has.
+"""Counts the bytes of live tensor storages during a step, each once, however many views it has.
 
-Guarantees: every storage that an operator hands to Python or to autograd is counted from the operator on until nothing
-holds it, with what resizing a storage changes (FSDP2 frees gathered weights so); custom autograd functions, recomputed
-blocks and the backward pass included. Not seen: what a kernel takes and gives back inside one operator, and memory that
-an allocator keeps or loses between blocks. Works by a dispatch mode, so it is slow and changes no result. Fake tensors
-(``FakeTensorMode``) are counted on request, with the bytes that real ones would have.
+Every storage that an operator returns to Python or to autograd is counted until it is freed, in the backward pass and
+in recomputed blocks too. Not counted: memory that a kernel allocates and frees inside one operator, and memory that an
+allocator caches or loses to fragmentation.
 """
 
 import gc
@@ -28,13 +26,13 @@ class Storage:
     """One storage; ``phase``, ``op``, ``shape`` and ``dtype`` are those of its first tensor."""
 
     bytes: int
-    """Now; 0 once it is gone."""
+    """Current size; 0 once it is freed."""
     phase: str
     op: str
     shape: tuple[int, ...]
     dtype: str
     kind: str = ""
-    """What it is to the one who counts; set with ``LiveBytes.name``."""
+    """Label set with ``LiveBytes.name``."""
     is_resized: bool = False
 
     def __str__(self) -> str:
@@ -43,22 +41,28 @@ class Storage:
 
 
 class LiveBytes(TorchDispatchMode):
-    """``with LiveBytes() as live: ...``; afterwards ``live.peak()``. Tensors that exist before are found by the
-    garbage collector; with ``fake`` only those are known that are named, and fake tensors are counted too."""
+    """``with LiveBytes() as live: ...``; afterwards ``live.peak()``. Slow; changes no result.
+
+    Tensors that exist before are those known to the garbage collector. With ``fake`` only those that are named, and
+    fake tensors (``FakeTensorMode``) are counted too, with the bytes that real ones would have.
+    """
 
     def __init__(self, *, fake: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._fake = fake
         self.in_phase = "before"
-        """What happens now is of this phase."""
+        """Phase of the events from here on."""
         self._now: weakref.WeakKeyDictionary[torch.UntypedStorage, Storage] = weakref.WeakKeyDictionary()
         self._log: list[tuple[str, Storage, int]] = []
 
     def __enter__(self) -> "LiveBytes":
         gc.collect()
         held = () if self._fake else gc.get_objects()
-        for tensor in (found for found in held if issubclass(type(found), torch.Tensor)):
-            self._see(tensor, "held")
+        for tensor in (candidate for candidate in held if issubclass(type(candidate), torch.Tensor)):
+            self._add(tensor, "held")
+        # Resizing is no operator, so a dispatch mode does not see it. torch's own MemTracker
+        # (torch/distributed/_tools/mem_tracker.py) replaces the method in the same manner; comparing the sizes of all
+        # storages at each operator instead would miss the order of what is freed and allocated between two operators.
         self._resize = torch.UntypedStorage.resize_
         torch.UntypedStorage.resize_ = lambda storage, size: self._resized(storage, size)  # type: ignore
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -70,16 +74,16 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it calls its operators on plain tensors, which come by here
+            return NotImplemented  # its operators are called on plain tensors, which this mode receives
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
-                self._see(leaf, str(func.overloadpacket))
+                self._add(leaf, str(func.overloadpacket))
         return result
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What happens inside is of this phase."""
+        """Context manager: set the phase of the events inside."""
         before, self.in_phase = self.in_phase, name
         try:
             yield
@@ -87,28 +91,28 @@ class LiveBytes(TorchDispatchMode):
             self.in_phase = before
 
     def name(self, tensor: torch.Tensor, kind: str, *, again: bool = True) -> None:
-        """Say what a storage is; with ``again`` false, only where nobody has said it yet."""
+        """Label the storage of ``tensor``; with ``again`` false, only if it has no label yet."""
         inner = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        self._see(inner, "held")
+        self._add(inner, "held")
         entry = self._now.get(inner.untyped_storage())
         if entry is not None and (again or not entry.kind):
             entry.kind = kind
 
     def rename_phase(self, old: str, new: str) -> None:
-        """What is still alive of a phase is of another one."""
+        """Move the storages of a phase that are still alive to another phase."""
         for entry in self._now.values():
             if entry.phase == old:
                 entry.phase = new
 
     def peaks(self) -> dict[str, int]:
-        """The most bytes in each phase."""
-        found: dict[str, int] = {}
+        """Return the peak bytes of each phase."""
+        peaks: dict[str, int] = {}
         for phase, total, _ in self._moments():
-            found[phase] = max(found.get(phase, 0), total)
-        return found
+            peaks[phase] = max(peaks.get(phase, 0), total)
+        return peaks
 
     def peak(self, phase: str | None = None) -> tuple[str, int, dict[Storage, int]]:
-        """(phase, bytes, what was alive with its bytes) at the moment of the most; ``phase``: among its moments."""
+        """Return (phase, bytes, live storages with their bytes) at the peak, of ``phase`` alone if given."""
         best, where, at = -1, "", 0
         for index, (in_phase, total, _) in enumerate(self._moments()):
             if total > best and phase in (None, in_phase):
@@ -120,11 +124,11 @@ class LiveBytes(TorchDispatchMode):
 
     @property
     def moment(self) -> int:
-        """Where the log of ``events`` is now."""
+        """Length of the log that ``events`` returns."""
         return len(self._log)
 
     def events(self) -> list[tuple[str, Storage, int]]:
-        """(phase, storage, change in bytes), in their order."""
+        """Return (phase, storage, change in bytes) in order."""
         return list(self._log)
 
     def _moments(self) -> Iterator[tuple[str, int, Storage]]:
@@ -133,21 +137,21 @@ class LiveBytes(TorchDispatchMode):
             total += change
             yield phase, total, storage
 
-    def _see(self, tensor: torch.Tensor, op: str) -> None:
+    def _add(self, tensor: torch.Tensor, op: str) -> None:
         if isinstance(tensor, DTensor):
             return
         storage = tensor.untyped_storage()
         if storage in self._now:
             return
-        # A fake tensor says that it is on a device, its storage does not.
+        # A fake tensor reports its device, its storage reports meta.
         if storage.device.type == "meta" and not (self._fake and isinstance(tensor, FakeTensor)):
             return
         entry = Storage(storage.nbytes(), self.in_phase, op, tuple(tensor.shape), str(tensor.dtype))
         self._now[storage] = entry
         self._log.append((self.in_phase, entry, entry.bytes))
-        weakref.finalize(storage, partial(self._gone, entry)).atexit = False
+        weakref.finalize(storage, partial(self._remove, entry)).atexit = False
 
-    def _gone(self, entry: Storage) -> None:
+    def _remove(self, entry: Storage) -> None:
         self._log.append((self.in_phase, entry, -entry.bytes))
         entry.bytes = 0
 

@@ -1,7 +1,7 @@
-"""The matmul rate that a device reaches: the yardstick of MFU where no published peak is known.
+"""The matmul rate that a device reaches, as the peak of MFU where none is published.
 
-A rank measures itself while its peers do the same, so that ranks sharing a machine share it here as they do in
-training. It is a yardstick, no benchmark; ``smalti.fleet.probes.machine`` measures what the planner needs.
+All ranks measure at the same time, so that ranks on one machine share it as they do in training. It is no benchmark;
+``smalti.fleet.probes.machine`` measures what the planner needs.
 """
 
 import time
@@ -16,10 +16,10 @@ _SECONDS_A_SIZE = 0.2
 
 
 def matmul_rate(device: torch.device, precision: str) -> tuple[float, int]:
-    """(FLOP/s, size) of the best of several square matmuls, in about a second; 2 n^3 FLOPs each."""
+    """Return (FLOP/s, size) of the fastest of several square matmuls of 2 n^3 FLOPs; takes about a second."""
     best_rate, best_size = 0.0, 0
     for size in _SIZES[device.type]:
-        # Random, not constant: a GPU multiplies ones faster than it multiplies data, for want of power.
+        # Random, not constant: a GPU multiplies ones faster than data, because it needs less power.
         left = torch.randn((size, size), device=device).to(DTYPES[precision])
         # NT, as a linear layer multiplies: the weight is stored transposed.
         right = torch.randn((size, size), device=device).to(DTYPES[precision]).t()
@@ -30,7 +30,7 @@ def matmul_rate(device: torch.device, precision: str) -> tuple[float, int]:
 
 
 def _best_seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Shortest of the repeats that fit into the time for one size, after one to warm up."""
+    """Return the shortest of the repeats that fit into the time for one size, after one to warm up."""
 
     def timed() -> float:
         start = time.perf_counter()

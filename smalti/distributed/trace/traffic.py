@@ -1,12 +1,7 @@
-"""A log of the collectives of one rank: what, along which axis of the mesh, of how many bytes, from when to when.
+"""A log of the collectives of one rank: operation, axis of the mesh, bytes, and optionally start and end.
 
-Promises: every collective that torch makes under it is seen, in the forward pass, in the backward pass and in the hooks
-of FSDP2, on whatever stream, because each goes through the dispatcher; no result changes. Bytes are those of the larger
-buffer of a call, as ``cost/layout/collectives.py`` counts. It slows the host down, so it is for steps that are looked
-at. Times are kept on request: of CPU tensors only, whose collectives end where the host can see it.
-
-Ranks that form several axes at once have one process group, and a call is named after the axis that makes such calls:
-``_USUAL``. Ranks that share both rows and experts, and no others, exchange along ``expert`` here.
+Ranks that form several axes at once have one process group; a call is then named after the axis that makes such calls
+(``_USUAL``). If the ranks of ``sequence`` and ``expert`` are the same, their all-to-alls count as ``expert``.
 """
 
 import weakref
@@ -38,7 +33,7 @@ _PREFIXES = (
     ("send", ("send", "isend")),
     ("recv", ("recv", "irecv")),
 )
-"""Op here -> how torch's names of it begin; the others keep their own names, without the underscore at the end."""
+"""Op -> prefixes of torch's names for it; other ops keep torch's name, without underscores at its ends."""
 _USUAL: dict[str, tuple[Axis, ...]] = {
     "all_gather": ("shard", "expert_shard", "tensor"),
     "reduce_scatter": ("shard", "expert_shard", "tensor"),
@@ -49,7 +44,7 @@ _USUAL: dict[str, tuple[Axis, ...]] = {
 }
 """Op -> the axes that make such calls, where one group is several of them."""
 _OF_THE_WORLD = (torch.float64, torch.int32)
-"""What the step's own reduction and the votes of the loop are in; axes reduce fp32 and bf16."""
+"""Dtypes of the step's own reduction and of the votes of the loop; axes reduce fp32 and bf16."""
 
 
 @dataclass(eq=False)
@@ -63,17 +58,17 @@ class Call:
     bytes: int
     """Bytes of its larger buffer."""
     times: int = 1
-    """How many calls it stands for."""
+    """Number of calls that it stands for."""
     start_s: float | None = None
-    """When the host asked for it, on the clock of ``base.clock``; None where no times are kept."""
+    """When the host called it, on the clock of ``base.clock``; None without ``timed``."""
     end_s: float | None = None
-    """When it was done; None where the host cannot see it."""
-    ahead: bool = True
+    """When it was done; None where the host cannot know."""
+    to_higher_rank: bool = True
     """True for a send or receive from a lower rank of the group to a higher one."""
 
 
 See = Callable[[Call, list[torch.Tensor]], None]
-"""(call, what it was given and what it gave)."""
+"""Called with (call, its input and output tensors)."""
 
 
 @dataclass(frozen=True, order=True)
@@ -81,7 +76,7 @@ class Total:
     """Calls of one kind."""
 
     op: str
-    """A send and a receive of equal size are one ``send_recv``; in a pipeline, if both go in the same direction."""
+    """Operation. A send and a receive of equal size are one ``send_recv``; in a pipeline, if in the same direction."""
     axis: str
     count: int
     bytes: int
@@ -89,10 +84,16 @@ class Total:
 
 
 class Traffic(TorchDispatchMode):
-    """``with Traffic(mesh) as traffic: ...``; afterwards ``traffic.calls`` and ``traffic.totals()``."""
+    """``with Traffic(mesh) as traffic: ...``; afterwards ``traffic.calls`` and ``traffic.totals()``.
+
+    Records every collective of torch, on any stream, in the forward pass, the backward pass and the hooks of FSDP2,
+    because each goes through the dispatcher. Slows the host down; changes no result. Bytes are those of the larger
+    buffer of a call, as in ``cost/layout/collectives.py``.
+    """
 
     def __init__(self, mesh: Mesh | None = None, *, timed: bool = False, see: See | None = None) -> None:
-        """``mesh``: absent, only the world has a name. ``see``: is called with each call and all its tensors."""
+        """mesh: without one, only the world has a name. timed: record times, of CPU tensors only, whose collectives end
+        where the host can know. see: is called with each call and its tensors."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._see = see
         self.calls: list[Call] = []
@@ -110,15 +111,15 @@ class Traffic(TorchDispatchMode):
             self._times = before
 
     def totals(self) -> list[Total]:
-        """The calls by kind, the largest first."""
+        """Sum up the calls by kind, the largest first."""
         return totals(self.calls)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it calls its operators on plain tensors, which come by here
+            return NotImplemented  # its operators are called on plain tensors, which this mode receives
         if func.namespace not in ("c10d", "_c10d_functional"):
             return func(*args, **(kwargs or {}))
-        call = self._begun(str(func.overloadpacket.__name__), args)
+        call = self._call_of(str(func.overloadpacket.__name__), args)
         result = func(*args, **(kwargs or {}))
         if call is None:
             self._waited(args)
@@ -131,17 +132,19 @@ class Traffic(TorchDispatchMode):
             self._follow(call, result)
         return result
 
-    def _begun(self, name: str, args: Any) -> Call | None:
-        """None for what moves nothing: it has no group."""
+    def _call_of(self, name: str, args: Any) -> Call | None:
+        """Return None for an op without a process group, which moves nothing."""
         group = _group_name(args)
         if group is None:
             return None
         op = next((op for op, begins in _PREFIXES if name.startswith(begins)), name.strip("_"))
-        buffers = [_bytes(one) for one in args]
+        buffers = [_bytes(argument) for argument in args]
         first = next((leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)), None)
         axis = self._axis(op, group, None if first is None else first.dtype)
         start_s = clock.now_s() if self._timed else None
-        return Call(op, axis, max(buffers, default=0), self._times, start_s, ahead=_goes_ahead(op, args))
+        return Call(
+            op, axis, max(buffers, default=0), self._times, start_s, to_higher_rank=_goes_to_higher_rank(op, args)
+        )
 
     def _axis(self, op: str, group: str, dtype: torch.dtype | None) -> str:
         if group not in self._axes:
@@ -156,14 +159,14 @@ class Traffic(TorchDispatchMode):
     def _follow(self, call: Call, result: Any) -> None:
         leaves = tree_leaves(result)
         work = next((leaf for leaf in leaves if isinstance(leaf, torch.ScriptObject)), None)
-        if work is None:  # a functional collective: it is over where somebody has waited for its result
+        if work is None:  # a functional collective: it ends where the caller waits for its result
             for leaf in leaves:
                 if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu":
                     self._pending[leaf.untyped_storage()] = call
             return
         try:
             future = dist.Work.unbox(work).get_future()
-        except (RuntimeError, NotImplementedError):  # gloo's sends have none
+        except (RuntimeError, NotImplementedError):  # gloo's sends have no future
             return
         future.add_done_callback(partial(_done, call))
 
@@ -175,12 +178,12 @@ class Traffic(TorchDispatchMode):
 
 
 def totals(calls: Iterable[Call]) -> list[Total]:
-    """Calls by op, axis and bytes, the largest first."""
+    """Sum up calls by op, axis and bytes, the largest first."""
     counts: Counter[tuple[str, str, int]] = Counter()
     moved: dict[tuple[str, int, bool], Counter[str]] = {}
     for call in calls:
-        if call.op in ("send", "recv"):  # a ring has no first and last: there every pair is one
-            kind = call.axis, call.bytes, call.ahead or call.axis != "pipeline"
+        if call.op in ("send", "recv"):  # a ring has no direction: every pair is one
+            kind = call.axis, call.bytes, call.to_higher_rank or call.axis != "pipeline"
             moved.setdefault(kind, Counter())[call.op] += call.times
         else:
             counts[call.op, call.axis, call.bytes] += call.times
@@ -190,7 +193,7 @@ def totals(calls: Iterable[Call]) -> list[Total]:
     return sorted(rows, key=lambda row: (-row.count * row.bytes, row))
 
 
-def _goes_ahead(op: str, args: Any) -> bool:
+def _goes_to_higher_rank(op: str, args: Any) -> bool:
     """Return whether a send goes to a higher rank of its group, or a receive comes from a lower one."""
     if op not in ("send", "recv") or not isinstance(args[1], torch.ScriptObject):
         return True
@@ -216,10 +219,10 @@ def _group_name(args: Any) -> str | None:
 
 
 def _axes_of_groups(mesh: Mesh | None) -> dict[str, list[str]]:
-    """Name of a group -> the axes that it is."""
-    found: dict[str, list[str]] = {dist.group.WORLD.group_name: ["world"]} if dist.is_initialized() else {}  # type: ignore[union-attr]
+    """Return name of a process group -> the axes that it forms."""
+    axes: dict[str, list[str]] = {dist.group.WORLD.group_name: ["world"]} if dist.is_initialized() else {}  # type: ignore[union-attr]
     if mesh is None:
-        return found
+        return axes
     layout = mesh.layout
     sizes = {
         "shard": layout.weight_shards,
@@ -227,12 +230,12 @@ def _axes_of_groups(mesh: Mesh | None) -> dict[str, list[str]]:
     }
     for axis in get_args(Axis):
         if axis != "world" and sizes.get(axis, getattr(layout, axis, 1)) > 1:
-            found.setdefault(mesh.group(axis).group_name, []).append(axis)
-    return found
+            axes.setdefault(mesh.group(axis).group_name, []).append(axis)
+    return axes
 
 
 def _of_ranks(name: str, known: dict[str, list[str]]) -> list[str]:
-    """The axes of a group that was made apart, by its ranks."""
+    """Return the axes of a group that is not of the mesh, by its ranks."""
     group = dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
     ranks = dist.get_process_group_ranks(group)
     if len(ranks) == dist.get_world_size():

@@ -92,22 +92,24 @@ _CALLS = st.builds(
     axis=st.sampled_from(["shard", "pipeline"]),
     bytes=st.sampled_from([0, 8, 64]),
     times=st.integers(1, 5),
-    ahead=st.booleans(),
+    to_higher_rank=st.booleans(),
 )
 
 
 @given(st.lists(_CALLS, max_size=12))
 def test_totals_lose_nothing(calls: list[Call]) -> None:
-    found, counted = totals(calls), Counter[Any]()
+    counted = Counter[Any]()
     for call in calls:
-        way = call.axis == "pipeline" and not call.ahead
-        counted[call.op, call.axis, call.bytes, way] += call.times
-    for one in found:
-        if one.op == "send_recv":
-            ways = [
-                [counted.pop((op, one.axis, one.bytes, way), 0) for op in ("send", "recv")] for way in (True, False)
-            ]
-            assert one.count == sum(map(max, ways))
+        is_back = call.axis == "pipeline" and not call.to_higher_rank
+        counted[call.op, call.axis, call.bytes, is_back] += call.times
+    for total in totals(calls):
+
+        def pop(op: str, is_back: bool, total: Total = total) -> int:
+            return counted.pop((op, total.axis, total.bytes, is_back), 0)
+
+        if total.op == "send_recv":
+            pairs = [[pop(op, is_back) for op in ("send", "recv")] for is_back in (True, False)]
+            assert total.count == sum(map(max, pairs))
         else:
-            assert sum(counted.pop((one.op, one.axis, one.bytes, way), 0) for way in (True, False)) == one.count
+            assert sum(pop(total.op, is_back) for is_back in (True, False)) == total.count
     assert not counted
