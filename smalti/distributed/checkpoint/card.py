@@ -1,6 +1,6 @@
-"""The model card of an exported run, written from what lies in the run folder; it invents nothing.
+"""The model card of an exported run, written from the files of its run folder alone.
 
-What the folder does not say (licences of the documents, evals not run) is said to be unknown.
+What these do not contain (licences of the documents, evals not run) is stated as unknown.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _GIVE_UP = "5s"
 
 
 def model_card(run_folder: str | Path, config: RunConfig, step: int, dtype: str) -> str:
-    """Markdown with YAML front matter, as the Hugging Face Hub reads it."""
+    """Return Markdown with YAML front matter, as the Hugging Face Hub reads it."""
     run = Path(run_folder)
     parts = [
         _front_matter(config),
@@ -85,8 +85,8 @@ def _shape_rows(config: RunConfig, dtype: str) -> list[tuple[str, str]]:
 
 
 def _continued(run: Path, step: int) -> list[str]:
-    found = continued(read_run(run), step=step)
-    return [f"## Continued pretraining\n\n{found.title()}\n\n{_table(HEAD, found.words())}"] if found else []
+    result = continued(read_run(run), step=step)
+    return [f"## Continued pretraining\n\n{result.title()}\n\n{_table(HEAD, result.words())}"] if result else []
 
 
 def _lengths(config: RunConfig) -> str:
@@ -127,7 +127,7 @@ def _data(run: Path, config: RunConfig, step: int) -> str:
 
 
 def _held(config: RunConfig, source: SourceConfig) -> tuple[str, str]:
-    """Tokens and digest of a source, whoever wrote it; or why they are not known."""
+    """Return tokens and digest of a source, in any format; or why they are not known."""
     fetch = config.data.fetch.model_copy(update={"give_up": _GIVE_UP})
     try:
         index = read_index(source, fetch, tokenizer=config.data.tokenizer)
@@ -142,7 +142,7 @@ def _held(config: RunConfig, source: SourceConfig) -> tuple[str, str]:
 
 
 def _evals(run: Path, step: int) -> str:
-    """The latest results of each suite on this very step."""
+    """Return the latest results of each suite at exactly this step."""
     latest: dict[str, dict[str, Any]] = {}
     for path in sorted(run.glob("evals/*/*/results.json"), key=lambda path: path.parent.name):
         results = store.read_json(path)
@@ -193,12 +193,13 @@ def _provenance_rows(run: Path) -> list[tuple[str, str]]:
 
 
 def _last_metrics(run: Path, step: int) -> tuple[int, dict[str, Any]]:
-    """The last values of the mixture at or before ``step``, and the step that they are of."""
-    found: tuple[int, dict[str, Any]] = (0, {})
+    """Return the step and the values of the last line with the mixture at or before ``step``."""
+    last_step = 0
+    last_line: dict[str, Any] = {}
     for line in read_metrics(run):
-        if found[0] <= line.get("step", 0) <= step and any(name.startswith("data/mix/") for name in line):
-            found = (line["step"], line)
-    return found
+        if last_step <= line.get("step", 0) <= step and any(name.startswith("data/mix/") for name in line):
+            last_step, last_line = line["step"], line
+    return last_step, last_line
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -2,11 +2,9 @@
 
     step-00001000/{shards/, train_state.json, manifest.json, COMPLETE}      latest (a hint: the name of the newest)
 
-Guarantees: a checkpoint without ``COMPLETE`` does not exist; ``manifest.json`` holds the SHA-256 of every file and is
-checked before anything is read; the newest checkpoint that verifies is found, and those passed over are reported; a
-save that fails leaves what was there before. Only tensors go through torch.distributed.checkpoint, all else is JSON.
-Its ``.metadata`` is a pickle, so it is opened only after its digest matches and by an unpickler that admits DCP's own
-classes alone. Does not promise anything about a folder that somebody else can write to: a manifest can be forged.
+A folder without ``COMPLETE`` is no checkpoint. ``manifest.json`` holds the SHA-256 of every file, and files are checked
+before they are read. This guards against damage, not against a forged manifest. Only tensors are saved through
+torch.distributed.checkpoint (DCP), everything else as JSON. docs/concepts/train/checkpoints.md.
 """
 
 import os
@@ -39,7 +37,7 @@ Reject = Callable[[str, str], None]
 
 
 def folder_name(step: int) -> str:
-    """The name of the checkpoint after ``step`` updates."""
+    """Return the name of the checkpoint after ``step`` updates."""
     return f"step-{step:08d}"
 
 
@@ -57,11 +55,11 @@ def save(folder: str | Path, step: int, tensors: dict[str, Tensor], train_state:
     failure = _worst(_attempt(lambda: _make_empty(temporary)) if _first() else None)
     if failure is None:
         failure = _worst(_attempt(lambda: _write_shards(temporary, tensors)))
-    own: list[dict[str, Any]] = []
+    entries_of_rank: list[dict[str, Any]] = []
     if failure is None:
-        failure = _worst(_attempt(lambda: own.extend(_own_entries(temporary))))
+        failure = _worst(_attempt(lambda: entries_of_rank.extend(_entries_of_rank(temporary))))
     if failure is None:
-        entries = _gather(own)
+        entries = _gather(entries_of_rank)
         failure = _worst(_attempt(lambda: _publish(temporary, final, train_state, entries)) if _first() else None)
     if failure is not None:
         if _first():
@@ -80,7 +78,7 @@ def save(folder: str | Path, step: int, tensors: dict[str, Tensor], train_state:
 
 def _make_empty(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(exist_ok=True)  # the run folder itself is there, unless somebody has moved it
+    folder.parent.mkdir(exist_ok=True)  # not its parents: a run folder that was moved must not be created again
     folder.mkdir()
 
 
@@ -89,12 +87,12 @@ def _write_shards(temporary: Path, tensors: dict[str, Tensor]) -> None:
     dcp.save(dict(tensors), storage_writer=writer)
 
 
-def _own_entries(temporary: Path) -> list[dict[str, Any]]:
-    """Manifest entries of the files that this rank wrote; rank 0 adds DCP's metadata."""
-    own = sorted((temporary / "shards").glob(f"__{_rank()}_*"))
+def _entries_of_rank(temporary: Path) -> list[dict[str, Any]]:
+    """Return the manifest entries of the files that this rank wrote; rank 0 adds DCP's metadata."""
+    paths = sorted((temporary / "shards").glob(f"__{_rank()}_*"))
     if _first():
-        own.append(temporary / "shards" / ".metadata")
-    return [_entry(temporary, path) for path in own]
+        paths.append(temporary / "shards" / ".metadata")
+    return [_entry(temporary, path) for path in paths]
 
 
 def _entry(root: Path, path: Path) -> dict[str, Any]:
@@ -113,9 +111,9 @@ def _publish(temporary: Path, final: Path, train_state: dict[str, Any], entries:
 
 
 def _prune(folder: Path, step: int, keep: int) -> None:
-    """Delete all but the newest ``keep`` up to ``step``. One that is newer than what was just saved is not ours."""
+    """Delete all but the newest ``keep`` up to ``step``; newer checkpoints were not written by this attempt."""
     for old in [name for name in complete(folder) if step_of(name) <= step][keep:]:
-        if (folder / old).is_symlink():  # what it points to may be another run's
+        if (folder / old).is_symlink():  # its target may belong to another run
             (folder / old).unlink()
             continue
         (folder / old / "COMPLETE").unlink()
@@ -126,11 +124,11 @@ def _prune(folder: Path, step: int, keep: int) -> None:
 
 
 def newest(folder: str | Path, reject: Reject | None = None, *, shared: bool = False) -> str | None:
-    """The newest checkpoint below ``folder`` whose every file matches its digest, or None where there is none at all.
+    """Return the newest checkpoint below ``folder`` whose every file matches its digest, or None if there is none.
 
-    Its cost is reading the checkpoint once; older ones are looked at only where newer fail. shared: all ranks of the
-    world call it and read a part each; all find and reject the same. Otherwise one process reads it all. DataError
-    where there are some and none can be used: to start from the beginning then is the user's decision.
+    The checkpoint is read once for that; older ones only where newer ones fail. shared: all ranks of the world call
+    this and read a part each, with the same result. Otherwise one process reads everything. DataError where there are
+    checkpoints and none can be used: to start from the beginning is then the user's decision.
     """
     reasons: list[str] = []
     for name in broadcast_from_rank0(lambda: complete(folder)) if shared else complete(folder):
@@ -145,18 +143,18 @@ def newest(folder: str | Path, reject: Reject | None = None, *, shared: bool = F
         raise DataError(
             f"no checkpoint in {folder} can be used: {'; '.join(reasons)}",
             allowed="at least one whose files match its manifest",
-            hint="bring one back from a copy, or start anew with name=NEW_NAME; nothing was changed",
+            hint="restore one from a copy, or start anew with name=NEW_NAME; nothing was changed",
         )
     return None
 
 
 def set_aside_newer(path: str | Path) -> list[str]:
-    """Rename the checkpoints beside ``path`` that are newer (damaged, or they would have been chosen); returns them.
+    """Rename the checkpoints beside ``path`` that are newer to ``rejected-step-...``, and return their new paths.
 
-    Training goes on from ``path`` and will write those steps again; what is set aside (``rejected-step-...``) stays to
-    be looked at.
+    They are damaged, or they would have been chosen. Training continues from ``path`` and will write those steps again.
     """
-    folder, moved = Path(path).parent, []
+    folder = Path(path).parent
+    moved = []
     for name in complete(folder):
         if step_of(name) > step_of(path):
             aside = folder / f"rejected-{name}"
@@ -167,11 +165,10 @@ def set_aside_newer(path: str | Path) -> list[str]:
 
 
 def fault(path: str | Path, *, shared: bool = False) -> str | None:
-    """Why the checkpoint at ``path`` is damaged, or None where every file matches its digest.
+    """Return why the checkpoint at ``path`` is damaged, or None where every file matches its digest.
 
-    shared: all ranks of the world call it, each reads a part of the files, and all get the first reason of any.
-    DataError for a format of another version; RetryableError where a file is there and cannot be read (permission,
-    I/O).
+    shared: all ranks of the world call this, each reads a part of the files, and all get the first reason of any rank.
+    DataError for a format of another version; RetryableError where a file exists and cannot be read (permission, I/O).
     """
     root = Path(path)
     if not shared:
@@ -180,12 +177,12 @@ def fault(path: str | Path, *, shared: bool = False) -> str | None:
     entries, reason = broadcast_from_rank0(lambda: _listed(root))
     if reason is not None:
         return reason
-    own = _part(entries, dist.get_rank(), dist.get_world_size())
-    return _worst(together(lambda: _first_mismatch(root, own))) or broadcast_from_rank0(lambda: _misnamed(root))
+    part = _part(entries, dist.get_rank(), dist.get_world_size())
+    return _worst(together(lambda: _first_mismatch(root, part))) or broadcast_from_rank0(lambda: _misnamed(root))
 
 
 def _part(entries: list[dict[str, Any]], rank: int, ranks: int) -> list[dict[str, Any]]:
-    """The files that ``rank`` verifies: shards are dealt out by size; what all ranks need is read by rank 0 alone."""
+    """Return the files that ``rank`` verifies: shards are distributed by size, and rank 0 reads all other files."""
     by_size = sorted(entries, key=lambda entry: -int(entry["bytes"]))
     shards = [entry for entry in by_size if Path(entry["name"]).name.startswith("__")]
     rest = [entry for entry in by_size if entry not in shards]
@@ -193,7 +190,7 @@ def _part(entries: list[dict[str, Any]], rank: int, ranks: int) -> list[dict[str
 
 
 def _listed(root: Path) -> tuple[list[dict[str, Any]], str | None]:
-    """The files that the manifest names; or why it cannot be believed."""
+    """Return the files that the manifest lists, or why the manifest is not valid."""
 
     def look() -> tuple[list[dict[str, Any]], str | None]:
         if not (root / "COMPLETE").exists():
@@ -208,28 +205,32 @@ def _listed(root: Path) -> tuple[list[dict[str, Any]], str | None]:
             )
         return [{key: entry[key] for key in ("name", "bytes", "sha256")} for entry in manifest["files"]], None
 
-    found, reason = _guarded(root, look)
-    return found or ([], reason)
+    listed, reason = _guarded(root, look)
+    return listed or ([], reason)
 
 
 def _first_mismatch(root: Path, entries: list[dict[str, Any]]) -> str | None:
     def look() -> str | None:
         return next(filter(None, (_mismatch(root, entry) for entry in entries)), None)
 
-    found, reason = _guarded(root, look)
-    return found or reason
+    mismatch, reason = _guarded(root, look)
+    return mismatch or reason
 
 
 def _misnamed(root: Path) -> str | None:
-    """Why a sound checkpoint cannot be the one that its folder is named for."""
+    """Return why a valid checkpoint is not the one that its folder is named for, if so."""
     if not is_name(root.name):
         return None
     step = read_state(root).get("step", step_of(root))
-    return None if step == step_of(root) else f"it is the checkpoint of step {step}, in a folder of another step's name"
+    return (
+        None
+        if step == step_of(root)
+        else f"it is the checkpoint of step {step}, in a folder that is named for another step"
+    )
 
 
 def _guarded(root: Path, look: Callable[[], T]) -> tuple[T | None, str | None]:
-    """What ``look`` gives, or why the files that it looked at are damaged."""
+    """Return the result of ``look``, or why the files that it reads are damaged."""
     try:
         return look(), None
     except (FileNotFoundError, KeyError, TypeError, ValueError) as error:
@@ -254,15 +255,15 @@ def _mismatch(root: Path, entry: dict[str, Any]) -> str | None:
 
 
 def read_state(path: str | Path) -> dict[str, Any]:
-    """The JSON state that was saved with the tensors."""
+    """Return the JSON state that was saved with the tensors."""
     state: dict[str, Any] = store.read_json(Path(path) / "train_state.json")
     return state
 
 
 def load(path: str | Path, tensors: dict[str, Tensor]) -> None:
-    """Fill ``tensors`` in place from all ranks; their layout may differ from the one that was saved.
+    """Fill ``tensors`` in place, called by all ranks; their layout may differ from the one that was saved.
 
-    Rank 0 alone reads what says where the tensors lie; each rank reads its own parts of them.
+    Rank 0 alone reads the metadata; each rank reads its own parts of the tensors.
     """
     reader = ShardReader(Path(path) / "shards")
     reader.share()
@@ -272,7 +273,7 @@ def load(path: str | Path, tensors: dict[str, Tensor]) -> None:
 
 
 def shapes(path: str | Path) -> dict[str, tuple[int, ...]]:
-    """The shape of each of the model's weights, by the names of its ``state_dict``; digests are not checked."""
+    """Return the shape of each of the model's weights, by its name in the ``state_dict``; digests are not checked."""
     return {name: tuple(entry.size) for name, entry in _stored_model(ShardReader(Path(path) / "shards")).items()}
 
 
@@ -287,8 +288,7 @@ def _stored_model(reader: ShardReader) -> dict[str, TensorStorageMetadata]:
 class StoredModel(Mapping[str, Tensor]):
     """The model's weights in a checkpoint, by the names of its ``state_dict``: full, plain CPU tensors.
 
-    Each is read when it is asked for, by one process alone. DataError for a checkpoint that is damaged; every file is
-    read once to see that.
+    Each is read on access, by one process alone. DataError for a damaged checkpoint, for which every file is read once.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -301,7 +301,7 @@ class StoredModel(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         saved = self._saved[name]
         tensor = torch.empty(saved.size, dtype=saved.properties.dtype)
-        with warnings.catch_warnings():  # one process reading alone is what is meant here
+        with warnings.catch_warnings():  # one process reads alone on purpose
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             dcp.load({f"model.{name}": tensor}, storage_reader=self._reader, no_dist=True)
         return tensor
@@ -314,7 +314,7 @@ class StoredModel(Mapping[str, Tensor]):
 
 
 def read_model(path: str | Path) -> dict[str, Tensor]:
-    """All weights of ``StoredModel`` at once."""
+    """Return all weights of ``StoredModel`` at once."""
     return dict(StoredModel(path))
 
 
@@ -350,15 +350,14 @@ def _attempt(action: Callable[[], None]) -> str | None:
     return None
 
 
-def _gather(own: list[Any]) -> list[Any]:
+def _gather(items: list[Any]) -> list[Any]:
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        return own
+        return items
     parts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, own)
+    dist.all_gather_object(parts, items)
     return [item for part in parts for item in part]
 
 
 def _worst(failure: str | None) -> str | None:
-    """The first failure of any rank, known to all."""
-    found = [text for text in _gather([failure]) if text is not None]
-    return found[0] if found else None
+    """Return the first failure of any rank, on all ranks."""
+    return next((text for text in _gather([failure]) if text is not None), None)

@@ -1,9 +1,7 @@
-"""A run's checkpoint -> a Hugging Face folder that stands alone: weights, configs, tokenizer, model card.
+"""Exports a run's checkpoint to a self-contained Hugging Face folder: weights, configs, tokenizer, model card.
 
-Promises: the folder appears whole or not at all, in place of an older one; config and weights in it were read back and
-are the same, to the bit, before it appeared. Checkpoint and folder are gone through rule by rule, so the model is never
-whole in memory. Reads the run folder only: the checkpoint, ``config.yaml``, ``tokenizer/`` and, for the card, metrics,
-evals and provenance where they are there.
+Only the run folder is read: the checkpoint, ``config.yaml``, ``tokenizer/`` and, for the card, metrics, evals and
+provenance, if any.
 """
 
 import os
@@ -30,7 +28,7 @@ from smalti.track.checkpoint_names import complete, step_of
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _LARGEST_ERROR = 1e-5
 RECORD = "export.json"
-"""Which run and step the folder is of."""
+"""File that names the run and step of the folder."""
 
 
 def export(
@@ -42,8 +40,9 @@ def export(
 ) -> str:
     """Write the newest complete checkpoint (or that of ``step``) of a run to ``output``, default ``RUN/export``.
 
-    Returns the folder. Raises UserError where the run has no such checkpoint or no tokenizer, DataError where the
-    tokenizer does not fit the model or ``output`` holds something that is no export.
+    Return the folder. It appears complete or not at all, and replaces an older one; before that, config and weights are
+    read back and must be equal to the bit. The model is never whole in memory. Raises UserError where the run has no
+    such checkpoint or no tokenizer, DataError where the tokenizer does not fit the model or ``output`` is no export.
     """
     run = Path(run_folder)
     if not (run / "config.yaml").is_file():
@@ -96,7 +95,7 @@ def _write(final: Path, run: Path, config: RunConfig, source: str, eod_id: int, 
 
 
 def refresh_card(run_folder: str | Path) -> None:
-    """Write the card in ``RUN/export`` again, as evals that came after the export are on it then."""
+    """Write the card in ``RUN/export`` again, with evals that were run after the export."""
     run = Path(run_folder)
     record = store.read_json(run / "export" / RECORD)
     config = load(RunConfig, str(run)).config
@@ -104,17 +103,17 @@ def refresh_card(run_folder: str | Path) -> None:
 
 
 def relative_error(ours: Tensor, theirs: Tensor) -> float:
-    """||a - b|| / ||b|| over all logits, in float64."""
+    """Return ||a - b|| / ||b|| over all logits, in float64."""
     return float((ours.double() - theirs.double()).norm() / theirs.double().norm())
 
 
 def probe_ids(vocab_size: int, length: int) -> Tensor:
-    """Fixed token ids [2, length] spread over the vocabulary, for comparing logits."""
+    """Return fixed token ids [2, length] spread over the vocabulary, for comparing logits."""
     return (torch.arange(2 * length) * 7919 % vocab_size).view(2, length)
 
 
 def verify(folder: str | Path) -> float:
-    """Relative error of our logits against those of ``transformers`` on the same folder, fp32.
+    """Return the relative error of our logits against those of ``transformers`` on the same folder, fp32.
 
     Raises UserError where transformers is not installed, SmaltiError where the error is 1e-5 or more.
     """
@@ -156,32 +155,32 @@ def _checkpoint(run: Path, step: int | None) -> str:
 def _tokenizer(run: Path) -> str:
     if not (run / "tokenizer").is_dir():
         raise UserError(
-            f"{run} has no tokenizer/ folder, so the model could not be talked to",
-            hint=f"copy the one of its data: cp -r DATA/tokenizer {run}/tokenizer",
+            f"{run} has no tokenizer/ folder, without which the model cannot be used",
+            hint=f"copy that of its data: cp -r DATA/tokenizer {run}/tokenizer",
         )
     return str(run / "tokenizer")
 
 
 def _generation(run: Path) -> dict[str, Any] | None:
-    """How ``generate`` shall sample, as the model said that the run began with."""
-    kept = run / "tokenizer" / "generation_config.json"
-    return dict(store.read_json(kept)) if kept.is_file() else None
+    """Return the sampling options for ``generate`` of the model that the run began with, if any."""
+    path = run / "tokenizer" / "generation_config.json"
+    return dict(store.read_json(path)) if path.is_file() else None
 
 
 def _check_same(folder: Path, config: ModelConfig, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """The folder, read back, must hold the config and the weights that went into it."""
+    """Raise an error unless the folder, read back, holds the config and the weights that were written."""
     source = open_folder(folder)
     described = FAMILIES[config.family].config_to_huggingface
     if described(source.config) != described(config):
-        raise SmaltiError(f"config.json of the exported model says something else when read back: {source.raw}")
+        raise SmaltiError(f"config.json of the exported model differs when read back: {source.raw}")
     for name, tensor in source.tensors():
         if not tensor.isfinite().all():
             raise DataError(
-                f"weight {name} of the exported model holds numbers that are not finite in {tensor.dtype}",
+                f"weight {name} of the exported model has values that are not finite in {tensor.dtype}",
                 hint="export an earlier checkpoint, or in --dtype bf16 or fp32",
             )
         if not torch.equal(tensor, weights[name].to(dtype)):
-            raise SmaltiError(f"weight {name} of the exported model is another when read back")
+            raise SmaltiError(f"weight {name} of the exported model differs when read back")
 
 
 def _put_in_place(temporary: Path, final: Path) -> None:

@@ -1,7 +1,7 @@
 """Reader of the shards of a checkpoint: DCP's reader, with an unpickler that admits DCP's own classes alone.
 
-Guarantees: ``.metadata`` makes no object of another class and names no file outside its folder; of many ranks one reads
-it. Does not check digests: that comes before (``checkpoint.fault``).
+``.metadata`` is a pickle: it can create no object of another class and name no file outside its folder. It is opened
+only after its digest matches (``checkpoint.fault``).
 """
 
 import io
@@ -53,7 +53,7 @@ class _Unpickler(pickle.Unpickler):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or (module, name) in self._ADMITTED:
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"checkpoint metadata asks for {module}.{name}, which is not admitted")
+        raise pickle.UnpicklingError(f"checkpoint metadata names {module}.{name}, which is not allowed")
 
 
 class ShardReader(dcp.FileSystemReader):
