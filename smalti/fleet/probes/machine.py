@@ -324,12 +324,13 @@ def _of_parameters(elements: int, device: torch.device) -> Iterator[tuple[str, C
 
 def _lion_update(weights: list[nn.Parameter], gradients: list[Tensor]) -> Callable[[], None]:
     """Return a function that launches the kernels of ``Lion.step`` in ``smalti/train/optim.py``."""
+    parameters: list[Tensor] = list(weights)
     averages = [torch.zeros_like(gradient) for gradient in gradients]
 
     def update() -> None:
         directions = list(torch._foreach_lerp(averages, gradients, 0.1))
         torch._foreach_sign_(directions)
-        for values, changes in ((list(weights), directions), (averages, gradients)):
+        for values, changes in ((parameters, directions), (averages, gradients)):
             sgd(values, changes, [None] * len(values), fused=True, lr=1e-9, weight_decay=0.0, momentum=0.0,
                 dampening=0.0, nesterov=False, maximize=False)  # fmt: skip
 

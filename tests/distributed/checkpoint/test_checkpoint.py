@@ -207,7 +207,7 @@ class _Evil:
 def test_metadata_may_name_no_other_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = Path(run_ranks(1, _save, tmp_path)[0])
     (path / "shards" / ".metadata").write_bytes(pickle.dumps(_Evil()))
-    with pytest.raises(DataError, match="not admitted"):
+    with pytest.raises(DataError, match="not allowed"):
         ShardReader(path / "shards").read_metadata()
     assert "unpickled" not in capsys.readouterr().out
 
