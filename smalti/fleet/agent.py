@@ -1,8 +1,7 @@
 """The parent of a node's ranks: starts them, waits, and ends the attempt as soon as one of them is dead.
 
-Promises: no rank outlives the agent. A dead rank ends the attempt within ``grace_s`` and a few seconds, and the
-cause is named. SIGTERM and the first Ctrl-C are forwarded so that the ranks save; the
-second Ctrl-C kills at once. Only after ``oom`` does the agent start the next attempt, with half the microbatch.
+Guarantees: no rank outlives the agent. A dead rank ends the attempt within ``grace_s`` and a few seconds, and the cause
+is named. SIGTERM and the first Ctrl-C are forwarded, so that the ranks save; the second Ctrl-C kills at once.
 """
 
 import signal
@@ -29,28 +28,28 @@ _PORT_TRIES = 3
 _TAIL_LINES = 15
 _ANSWERS = (ExitCode.USAGE, ExitCode.CHECK_FAILED)
 _UNSAVED = (-signal.SIGTERM, -signal.SIGINT)
-"""How a rank ends that receives a request to stop before it trains."""
-_AGAIN = "run the same command again; it goes on from the newest checkpoint"
+"""Exit codes of a rank that was asked to stop before it trained."""
+_AGAIN = "run the same command again; it continues from the newest checkpoint"
 _AFRESH = "run the same command again; it starts from the beginning"
 _SHOW_CURSOR = "\x1b[?25h"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended."""
+    """The end of an attempt: exit code and reason."""
 
     code: int
     reason: str
     """One line: which rank, how, after which step."""
     details: tuple[str, ...] = ()
-    """The end of the log of the rank that was the cause, unless rank 0 has printed it already."""
+    """Last lines of the log of the rank that caused it, unless rank 0 has printed the error."""
     hint: str | None = None
     printed: bool = False
     """Rank 0 has printed the error on the terminal."""
     cause: str | None = None
     """``oom``: a rank ran out of memory."""
     next_microbatch_tokens: int | None = None
-    """What the next attempt takes after ``oom``; None: there is nothing less."""
+    """Microbatch of the next attempt after ``oom``; None: there is no smaller one."""
 
 
 def run(
@@ -64,14 +63,14 @@ def run(
     at_end: Callable[[Outcome], None] | None = None,
     again: Callable[[], RunFolder] | None = None,
 ) -> Outcome:
-    """Run one attempt of ``command`` on ``ranks`` local ranks to its end; after ``oom`` the next one, in the folder
-    that ``again`` opens for it (absent: none).
+    """Run one attempt of ``command`` on ``ranks`` local ranks to its end.
 
+    Only after ``oom`` the next attempt follows, with half the microbatch, in the folder that ``again`` opens for it.
     ``threads``: CPU threads of each rank, "auto" for cores / ranks. ``grace_s``: how long the other ranks have to end
     by themselves once one is dead. ``stop_s``: how long they have to save after SIGTERM or Ctrl-C. ``at_end`` is called
-    with the outcome of each while signals are still caught: none of them may change the exit code any more. Raises
-    RetryableError where the run folder cannot be written before a rank is started; later the outcome is returned all
-    the same.
+    with the outcome of each attempt while signals are still caught, so that none changes the exit code. Raises
+    RetryableError if the run folder cannot be written before a rank is started; later the outcome is returned all the
+    same.
     """
     count = max(1, cpu_count() // ranks) if threads == "auto" else int(threads)
     least: int | None = None
@@ -124,7 +123,7 @@ def _attempt(
 
 
 class _Requests:
-    """Signals to the agent, counted."""
+    """Counts of the signals to the agent."""
 
     def __init__(self) -> None:
         self.interrupts = 0
@@ -154,33 +153,34 @@ class _Watch:
         self.ranks = ranks
         self.requests = requests
         self.deaths: list[Rank] = []
-        """Ranks that ended otherwise than with 0, in the order they were seen."""
+        """Ranks that did not end with 0, in the order in which that was seen."""
         self.stopped_by: signal.Signals | None = None
         self.out_of_time = False
         self.left: list[Rank] = []
-        """Ranks that had to be killed: all that were there, or those of them that are stopped (SIGSTOP)."""
+        """Ranks that had to be killed; if some of them are stopped (SIGSTOP), these alone."""
         self.any_stopped = False
         self._grace_s, self._stop_s = grace_s, stop_s
         self._kill_at_s: float | None = None
 
     def to_the_end(self) -> None:
-        """Return when all ranks are gone, or when those that are left must be killed."""
+        """Wait until all ranks have ended, or until the others must be killed."""
         while any(rank.code is None for rank in self.ranks):
             self._forward()
-            self._look()
+            self._collect_deaths()
             if self.requests.interrupts > 1:
                 return
             if self._kill_at_s is not None and clock.now_s() >= self._kill_at_s:
                 self.out_of_time = self.stopped_by is not None and not self._causes()
                 return
             time.sleep(_POLL_S)
-        self._look()
+        self._collect_deaths()
 
     def kill_all(self) -> None:
-        """SIGKILL for those that are left, and wait for them."""
-        there = [rank for rank in self.ranks if rank.code is None]
-        stopped = [rank for rank in there if rank.is_stopped]
-        self.left, self.any_stopped = stopped or there, bool(stopped)
+        """Kill the ranks that are left (SIGKILL), and wait for them."""
+        running = [rank for rank in self.ranks if rank.code is None]
+        stopped = [rank for rank in running if rank.is_stopped]
+        self.left = stopped or running
+        self.any_stopped = bool(stopped)
         for rank in self.ranks:
             rank.kill()
         end_s = clock.now_s() + _KILL_WAIT_S
@@ -188,14 +188,14 @@ class _Watch:
             time.sleep(_POLL_S)
 
     def cause(self) -> Rank | None:
-        """The rank to blame: signal, exit code, 75, lost peer, in this order; then the first one seen."""
+        """Return the rank that caused the end: by signal, exit code, 75, lost peer, in this order; else the first."""
         blamed = self._causes()
         return min(blamed, key=_blame) if blamed else None
 
     def _causes(self) -> list[Rank]:
         fine: set[int] = {ExitCode.RETRY, ExitCode.INTERRUPTED, *_UNSAVED} if self.stopped_by else set()
         if any(rank.code in _UNSAVED for rank in self.deaths):
-            fine |= {LOST_PEER} if self.stopped_by else set()  # it lost one that was told to stop
+            fine |= {LOST_PEER} if self.stopped_by else set()  # it lost a rank that was asked to stop
         return [rank for rank in self.deaths if not rank.killed_by_us and rank.code not in fine]
 
     def _forward(self) -> None:
@@ -208,14 +208,14 @@ class _Watch:
             rank.send(wanted)
         self._kill_by(self._stop_s)
 
-    def _look(self) -> None:
+    def _collect_deaths(self) -> None:
         for rank in self.ranks:
             if rank.code not in (None, 0) and rank not in self.deaths:
                 self.deaths.append(rank)
                 if rank.code in _UNSAVED and self.stopped_by:
                     self._kill_by(self._grace_s)  # it was not training yet, and the others wait for it
                 elif rank in self._causes():
-                    # An answer (2, 3) is given by all ranks together, and rank 0 may still be recording it.
+                    # All ranks end with 2 or 3 together, and rank 0 may still be recording it.
                     self._kill_by(self._grace_s * (2 if rank.code in _ANSWERS else 1))
 
     def _kill_by(self, seconds: float) -> None:
@@ -226,7 +226,7 @@ class _Watch:
 def _blame(rank: Rank) -> int:
     assert rank.code is not None
     if rank.code == -signal.SIGABRT:
-        return 1  # what a library does when its peer is gone
+        return 1  # a library aborts when its peer is gone
     return 0 if rank.code < 0 else {ExitCode.RETRY: 3, LOST_PEER: 4}.get(rank.code, 2)
 
 
@@ -254,7 +254,7 @@ def _at_once(folder: RunFolder, step: int) -> Outcome:
 
 
 def _stopped(by: signal.Signals, watch: _Watch, folder: RunFolder, step: int) -> Outcome:
-    """The ranks were stopped: 75 and 130 where they all ended by themselves, 143 where one did not."""
+    """Return the outcome of stopped ranks: 75 or 130 if they all ended by themselves, 143 if one did not."""
     codes, saved = {rank.code for rank in watch.ranks}, _saved_step(folder)
     what = "nothing of this attempt was saved" if saved is None else f"the last checkpoint is of step {saved}"
     if codes == {0}:
@@ -277,7 +277,7 @@ def _stopped(by: signal.Signals, watch: _Watch, folder: RunFolder, step: int) ->
 
 
 def _lost(lost: Rank, watch: _Watch, step: int) -> Outcome:
-    """All ranks that died had lost another one: those that were left did not answer."""
+    """Return the outcome if all ranks that died had lost another one: those that were left did not answer."""
     if not watch.left:
         tail = tuple(lost.last_lines(_TAIL_LINES))
         return Outcome(ExitCode.RETRY, f"the ranks lost the connection to each other after step {step}", tail, _AGAIN)
@@ -286,14 +286,14 @@ def _lost(lost: Rank, watch: _Watch, step: int) -> Outcome:
 
 
 def _unresponsive(watch: _Watch) -> str:
-    """``rank 1 (pid 17), which was stopped (SIGSTOP or a debugger),``."""
+    """Return ``rank 1 (pid 17), which was stopped (SIGSTOP or a debugger),``."""
     names = [f"rank {rank.rank} (pid {rank.pid})" for rank in watch.left]
     verb = "was" if len(names) == 1 else "were"
     return ", ".join(names) + (f", which {verb} stopped (SIGSTOP or a debugger)," if watch.any_stopped else "")
 
 
 def _with_number(outcome: Outcome, folder: RunFolder) -> Outcome:
-    """``outcome`` with the loss or gradient norm that ended the run, where one did."""
+    """Return ``outcome`` with the loss or gradient norm that ended the run, if one did."""
     events = [event for event in folder.events() if event["attempt"] == folder.attempt]
     number = next((event for event in events if event["event"] == "not_finite"), None)
     if number is None:
@@ -321,12 +321,12 @@ def _blamed(cause: Rank, watch: _Watch, step: int) -> Outcome:
 
 
 def _out_of_memory(short: Mapping[str, Any], cause: Rank | None, watch: _Watch, step: int) -> Outcome:
-    """A rank ran out of memory: whichever died first, that is why."""
+    """Return the outcome if a rank ran out of memory, which is the cause whichever rank died first."""
     smaller = short["next_microbatch_tokens"]
-    if smaller is None:  # the rank has printed what would help
+    if smaller is None:  # the rank has printed a hint
         outcome = _blamed(next(rank for rank in watch.ranks if rank.rank == short["rank"]), watch, step)
         return replace(outcome, code=ExitCode.USAGE, reason=describe(short), cause="oom")
-    hint = f"the next attempt goes on by itself with microbatches of {smaller:,} tokens"
+    hint = f"the next attempt starts by itself with microbatches of {smaller:,} tokens"
     return Outcome(ExitCode.RETRY, describe(short), hint=hint, cause="oom", next_microbatch_tokens=smaller)
 
 
@@ -360,13 +360,13 @@ def _write_end(outcome: Outcome, watch: _Watch, events: EventLog, step: int, sec
 
 
 def _saved_step(folder: RunFolder) -> int | None:
-    """The step of the newest checkpoint that this attempt saved."""
+    """Return the step of the newest checkpoint that this attempt saved."""
     saves = [event for event in folder.events() if event["event"] == "checkpoint_saved"]
     return next((int(event["step"]) for event in reversed(saves) if event["attempt"] == folder.attempt), None)
 
 
 def _last_step(folder: RunFolder) -> int:
-    """The last step that was logged; 0 before the first."""
+    """Return the last step that was logged; 0 before the first."""
     lines = folder.metrics()
     return int(lines[-1]["step"]) if lines else 0
 

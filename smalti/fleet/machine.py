@@ -1,6 +1,6 @@
 """Facts about this machine, without torch: processor, memory and its limits, disks, GPUs by the driver's own tool.
 
-Reads only; what is not known is absent or None, never guessed.
+Unknown facts are absent or None.
 """
 
 import os
@@ -18,16 +18,16 @@ from smalti.base.env import cpu_count
 from smalti.track.provenance import cpu_name
 
 _FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_tile", "asimd", "bf16", "sve")
-"""Instructions that decide how fast bfloat16 is on a CPU; the last three are Arm's."""
+"""Instructions that determine how fast bfloat16 is on a CPU; the last three are Arm's."""
 
 _TOOLS = ("nvidia-smi", "rocm-smi", "amd-smi", "srun", "kubectl", "docker", "apptainer", "ray")
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-"""Of NVIDIA's driver, AMD's, and either under Windows (WSL)."""
+"""Files of NVIDIA's driver, AMD's, and either under Windows (WSL)."""
 _QUERY = "name,memory.total,driver_version,mig.mode.current,ecc.errors.uncorrected.volatile.total"
 
 
 def cpu() -> dict[str, Any]:
-    """Model, cores, usable cores, the instructions that matter."""
+    """Return model, cores, usable cores, and the instructions for bfloat16."""
     return {
         "name": cpu_name(),
         "cores": psutil.cpu_count(logical=False),
@@ -39,7 +39,7 @@ def cpu() -> dict[str, Any]:
 
 
 def memory() -> dict[str, Any]:
-    """Bytes of the machine, bytes free for use, and the limit that a cgroup sets (None: none)."""
+    """Return total and available bytes, swap, and the limit of the cgroup, if any."""
     main = psutil.virtual_memory()
     return {
         "total_bytes": main.total,
@@ -50,7 +50,7 @@ def memory() -> dict[str, Any]:
 
 
 def disks(folder: str | Path = ".") -> dict[str, dict[str, Any]]:
-    """``here`` (the disk of ``folder``) and ``/dev/shm``: kind, bytes, free bytes."""
+    """Return kind, bytes and free bytes of ``here`` (the disk of ``folder``) and ``shm`` (``/dev/shm``)."""
     by_name = {"here": _disk(Path(folder).resolve())}
     if Path("/dev/shm").is_dir():
         by_name["shm"] = _disk(Path("/dev/shm"))
@@ -58,7 +58,7 @@ def disks(folder: str | Path = ".") -> dict[str, dict[str, Any]]:
 
 
 def gpus() -> dict[str, Any]:
-    """``devices`` as nvidia-smi lists them, or ``problem``: why it cannot; PyTorch's own view is a probe's."""
+    """Return ``devices`` as nvidia-smi lists them, or ``problem``: why it cannot. For PyTorch's view see the probes."""
     if shutil.which("nvidia-smi") is None:
         return {"devices": [], "problem": None}
     command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
@@ -73,7 +73,7 @@ def gpus() -> dict[str, Any]:
 
 
 def why_no_gpu() -> str | None:
-    """Why PyTorch can have no GPU here; None where it may have one, which only PyTorch itself knows."""
+    """Return why PyTorch cannot have a GPU on this machine; None if it may have one."""
     try:
         torch = version("torch")
     except PackageNotFoundError:
@@ -81,12 +81,12 @@ def why_no_gpu() -> str | None:
     if torch.endswith("+cpu"):
         return f"PyTorch {torch} is built for the CPU alone"
     if not any(Path(file).exists() for file in _GPU_FILES):
-        return f"this machine has no driver of a GPU (none of {', '.join(_GPU_FILES)})"
+        return f"this machine has no GPU driver (none of {', '.join(_GPU_FILES)})"
     return None
 
 
 def gpu_of(line: str) -> dict[str, Any] | None:
-    """Parse a line of nvidia-smi's output; None where it is not of a GPU."""
+    """Parse a line of nvidia-smi's output; None if it does not describe a GPU."""
     parts = [part.strip() for part in line.split(",")]
     if len(parts) != len(_QUERY.split(",")):
         return None
@@ -101,12 +101,12 @@ def gpu_of(line: str) -> dict[str, Any] | None:
 
 
 def tools() -> list[str]:
-    """Programs of drivers, schedulers and containers that are on the path."""
+    """Return the programs of drivers, schedulers and containers that are on the path."""
     return [name for name in _TOOLS if shutil.which(name)]
 
 
 def cpu_quota() -> float | None:
-    """CPUs' worth of time that the cgroups allow, as a container with ``--cpus 2`` has it; None without a quota."""
+    """Return the CPU quota of the cgroups (2.0 in a container with ``--cpus 2``); None without one."""
     quotas = []
     for text in cgroup("cpu.max", "", ""):
         quota, _, period = text.partition(" ")

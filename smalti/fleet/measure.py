@@ -1,7 +1,7 @@
-"""Starts the probes as child processes and reads their answers, so that no caller imports torch.
+"""Starts the probes as child processes and reads their results, so that no caller imports torch.
 
-Nothing is cached, as other work on the machine changes what is measured. The caller may save ``measured_machine`` as
-a device file.
+Results are not cached, because other work on the machine changes them. The caller may save ``measured_machine`` as a
+device file.
 """
 
 import json
@@ -30,24 +30,24 @@ def measured_machine(
     report: Report = lambda line: None,
     timeout_s: float = 300.0,
 ) -> Hardware:
-    """This machine's CPU as a device, measured with ``threads`` threads (0: all usable cores); about 30 s a format.
+    """Measure this machine's CPU with ``threads`` threads (0: all usable cores), about 30 s per format, as a device.
 
     ``report`` is called with what is being measured. The peak of a format is its fastest product; the bandwidth is that
-    of a large copy, read and written. fp32 is always among the formats: the router and the update work in it.
+    of a large copy, read and written. fp32 is always measured too: the router and the update compute in it.
     """
     threads = threads or cpu_count()
     wanted = tuple(dict.fromkeys((*formats, "fp32")))
     arguments = ["--threads", str(threads)]
     arguments += [word for name in wanted for word in ("--format", name)]
     # torchrun sets OMP_NUM_THREADS=1; the probe gets its threads explicitly.
-    answer = _answer("machine", arguments, {"OMP_NUM_THREADS": str(threads)}, timeout_s, report)
+    answer = _run_probe("machine", arguments, {"OMP_NUM_THREADS": str(threads)}, timeout_s, report)
     if cpu_count() > 1:
         report("an all-reduce between two processes")
-        answer["collective"] = _answer("all_reduce", [], {"OMP_NUM_THREADS": "1"}, timeout_s)
+        answer["collective"] = _run_probe("all_reduce", [], {"OMP_NUM_THREADS": "1"}, timeout_s)
     try:
         measured = Measured.model_validate(answer)
     except ValidationError as error:
-        raise SmaltiError(f"what the probe measured cannot be read: {error}") from error
+        raise SmaltiError(f"the result of the probe cannot be read: {error}") from error
     return _as_device(measured)
 
 
@@ -77,12 +77,12 @@ def _as_device(measured: Measured) -> Hardware:
 
 
 def measured_gpu(*, report: Report = lambda line: None, timeout_s: float = 300.0) -> Hardware:
-    """The GPU that PyTorch takes first here as a device: its fastest products, a copy, its memory.
+    """Measure PyTorch's default GPU as a device: its fastest products, a copy, its memory.
 
-    No network is measured, so it is one device without others. UserError where PyTorch sees none.
+    No network is measured, so it is a single device. UserError if PyTorch sees none.
     """
     report("large products and a copy on the GPU")
-    answer = _answer("gpu", [], {}, timeout_s)
+    answer = _run_probe("gpu", [], {}, timeout_s)
     if "problem" in answer:
         raise UserError(answer["problem"], allowed="a machine with one", hint="without --device the CPU is measured")
     by = f"measured on {answer['date']}, {answer['software']}"
@@ -110,14 +110,14 @@ def measured_gpu(*, report: Report = lambda line: None, timeout_s: float = 300.0
 
 
 def torch_facts(*, timeout_s: float = 60.0) -> dict[str, Any]:
-    """What PyTorch here can do (``probes/torch_facts.py``); SmaltiError where it cannot even be imported."""
-    return _answer("torch_facts", [], {}, timeout_s)
+    """Return what this PyTorch can do (``probes/torch_facts.py``); SmaltiError if it cannot be imported."""
+    return _run_probe("torch_facts", [], {}, timeout_s)
 
 
-def _answer(
+def _run_probe(
     probe: str, arguments: list[str], extra: dict[str, str], timeout_s: float, report: Report = lambda line: None
 ) -> dict[str, Any]:
-    """The JSON object that a probe prints last; ``report`` gets the lines of its stderr as they come."""
+    """Run a probe and return the JSON object that it prints last; ``report`` receives its stderr line by line."""
     command = [sys.executable, "-m", f"smalti.fleet.probes.{probe}", *arguments]
     environment = child_environment(extra)
     with (

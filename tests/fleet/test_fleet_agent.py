@@ -375,7 +375,7 @@ def test_the_second_ctrl_c_names_the_checkpoint_that_there_is(tmp_path):
     (tmp_path / "checkpoints/step-00000020/COMPLETE").write_text("")
     outcome = agent._at_once(RunFolder.join(tmp_path, 0), 27)
     assert "after step 27; nothing since the checkpoint of step 20 was saved" in outcome.reason
-    assert "goes on from the newest checkpoint" in outcome.hint
+    assert "continues from the newest checkpoint" in outcome.hint
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def test_this_machine() -> None:
     ("torch", "file", "words"),
     [
         ("2.13.0+cpu", "driver", "PyTorch 2.13.0+cpu is built for the CPU alone"),
-        ("2.13.0+cu130", "nowhere", "no driver of a GPU"),
+        ("2.13.0+cu130", "nowhere", "no GPU driver"),
         ("2.13.0+cu130", "driver", None),
         ("2.13.0", "driver", None),
     ],

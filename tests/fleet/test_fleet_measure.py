@@ -1,4 +1,4 @@
-"""The probe of a machine: it measures every kind of work of a step; its answer is read, and its failures told."""
+"""The probe of a machine: it measures every kind of work of a step, and its failures are reported."""
 
 from pathlib import Path
 from typing import Any
@@ -39,29 +39,29 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_probe_measures_every_kind_of_work() -> None:
     before = torch.get_num_threads()
     try:
-        found = Measured.model_validate(machine.measure(1))
+        measured = Measured.model_validate(machine.measure(1))
     finally:
         torch.set_num_threads(before)
-    assert found.threads == 1
+    assert measured.threads == 1
     for name in ("bf16", "fp32"):
-        assert set(found.kernels[name]) == set(KINDS)
-        assert all(seconds > 0 for points in found.kernels[name].values() for _, seconds in points)
-        assert len(found.matmul[name]["tn"]) == 8
-    device = synthetic_machine().model_copy(update={"measured": found})
+        assert set(measured.kernels[name]) == set(KINDS)
+        assert all(seconds > 0 for points in measured.kernels[name].values() for _, seconds in points)
+        assert len(measured.matmul[name]["tn"]) == 8
+    device = synthetic_machine().model_copy(update={"measured": measured})
     assert step_time(example_config(), device).total_s > 0
 
 
 def test_what_a_gpu_is_measured_by(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU: no GPU was at hand."""
-    found = gpu.measure(torch.device("cpu"), (32, 64), 2**20)
-    assert found["peak_flops_per_s"].keys() == {"bf16", "fp32"}
-    assert min(*found["peak_flops_per_s"].values(), found["memory_bytes_per_s"]) > 0
-    told = {"name": "Some GPU", "kind": "cuda", "memory_bytes": 2**34, **found}
-    monkeypatch.setattr(measure, "_answer", lambda *given: told)
+    measured = gpu.measure(torch.device("cpu"), (32, 64), 2**20)
+    assert measured["peak_flops_per_s"].keys() == {"bf16", "fp32"}
+    assert min(*measured["peak_flops_per_s"].values(), measured["memory_bytes_per_s"]) > 0
+    answer = {"name": "Some GPU", "kind": "cuda", "memory_bytes": 2**34, **measured}
+    monkeypatch.setattr(measure, "_run_probe", lambda *arguments: answer)
     device = measure.measured_gpu()
     assert (device.title, device.kind, device.devices_per_node) == ("Some GPU", "cuda", 1)
     assert step_time(example_config(), device).total_s > 0
-    monkeypatch.setattr(measure, "_answer", lambda *given: {"problem": "PyTorch sees no GPU here"})
+    monkeypatch.setattr(measure, "_run_probe", lambda *arguments: {"problem": "PyTorch sees no GPU here"})
     with pytest.raises(UserError, match="sees no GPU"):
         measure_here(None, None, "cuda")
     with pytest.raises(UserError, match="no effect on a GPU"):
@@ -121,26 +121,26 @@ def test_a_saved_machine_is_a_device(tmp_path: Path) -> None:
 def test_a_probe_that_fails_says_why() -> None:
     lines: list[str] = []
     with pytest.raises(SmaltiError, match="invalid choice"):
-        measure._answer("machine", ["--format", "fp7"], {}, 60.0, lines.append)
+        measure._run_probe("machine", ["--format", "fp7"], {}, 60.0, lines.append)
     assert any("usage" in line for line in lines)
     with pytest.raises(SmaltiError, match="did not end within"):
-        measure._answer("all_reduce", [], {}, 0.01)
+        measure._run_probe("all_reduce", [], {}, 0.01)
 
 
 @pytest.mark.exhaustive
 def test_this_machine_as_a_device() -> None:
     lines: list[str] = []
-    found = measure.measured_machine(threads=1, formats=("fp32",), report=lines.append)
-    assert found.kind == "cpu"
-    assert found.peak_flops_per_s.keys() == {"fp32"}
+    device = measure.measured_machine(threads=1, formats=("fp32",), report=lines.append)
+    assert device.kind == "cpu"
+    assert device.peak_flops_per_s.keys() == {"fp32"}
     assert "matrix products in fp32, 1 of 2" in lines
-    assert found.measured is not None
-    assert step_time(example_config("train.precision.compute=fp32"), found).total_s > 0
+    assert device.measured is not None
+    assert step_time(example_config("train.precision.compute=fp32"), device).total_s > 0
 
 
 @pytest.mark.parametrize(
     ("save", "threads", "text"),
-    [("machine.txt", None, "ends in .yaml"), ("nowhere/machine.yaml", None, "make it first"), (None, 0, "1 or more")],
+    [("machine.txt", None, "ends with .yaml"), ("nowhere/machine.yaml", None, "make it first"), (None, 0, "1 or more")],
 )
 def test_a_measurement_that_cannot_be_kept_does_not_begin(save: str | None, threads: int | None, text: str) -> None:
     with pytest.raises(UserError) as caught:

@@ -21,7 +21,7 @@ from smalti.track.report.read import read_run
 from smalti.track.sinks.jsonl import read_metrics
 
 _GIVE_UP = "5s"
-"""A card does not wait for a store that is down."""
+"""Longest wait for a store that does not answer."""
 
 
 def model_card(run_folder: str | Path, config: RunConfig, step: int, dtype: str) -> str:

@@ -76,7 +76,7 @@ def raise_with_lost_ranks(error: Exception, hosts: Sequence[str], *, ask: bool =
     reports = _exchange_reports(store, rank) if ask else {}
     who = _describe_lost(reports, hosts) if ask else "another rank"
     reason = _ABOUT.sub("", str(error).strip().splitlines()[0])[:300]
-    again = "run the same command again; it goes on from the newest checkpoint"
+    again = "run the same command again; it continues from the newest checkpoint"
     codes = [code for text, code in (reports or {}).values() if text and code != ExitCode.RETRY]
     lost = LostPeer(
         f"rank {rank} lost {who}: {reason}",

@@ -31,7 +31,7 @@ class RaisedOnAllRanks(Exception):
 
 
 def pick_device(choice: str, world: World) -> torch.device:
-    """The device of this rank; ``auto`` takes CUDA where there is one."""
+    """Return the device of this rank; ``auto`` is CUDA where available."""
     if choice != "cpu":
         grow_gpu_segments()
     has_cuda = torch.cuda.is_available()
@@ -98,7 +98,7 @@ def _gather_hosts() -> tuple[str, ...]:
 
 
 def _connect(world: World, timeout_s: float) -> dist.Store:
-    """The store at the world's address; rank 0 holds it, unless the launcher does."""
+    """Return the store at the world's address; rank 0 holds it, unless the launcher does."""
     holds = world.rank == 0 and not world.store_is_up
     where, seconds = f"{world.master_addr}:{world.master_port}", timedelta(seconds=timeout_s)
     try:
@@ -110,20 +110,22 @@ def _connect(world: World, timeout_s: float) -> dist.Store:
             text = f"rank 0 cannot hold the store of this attempt at {where}: {error}"
             hint = "run the same command again; MASTER_PORT chooses another port"
         else:
-            text = f"rank {world.rank} found nobody at {where} within {timeout_s:g} s: rank 0 did not come, or is gone"
+            text = (
+                f"rank {world.rank} cannot reach rank 0 at {where} within {timeout_s:g} s: it did not start or is gone"
+            )
             hint = "look at the log of rank 0, and whether MASTER_ADDR and MASTER_PORT can be reached from this host"
         raise RetryableError(text, hint=hint) from error
 
 
 def _choose_interface(world: World) -> None:
-    """Where this host's name means the host itself alone (127.0.1.1, as Debian sets it), gloo would send that address
-    to other hosts. It gets the interface that reaches rank 0 instead, unless the user has named one."""
+    """Set gloo's interface to the one that reaches rank 0 if the host's name is a loopback address (127.0.1.1 on
+    Debian), which gloo would send to other hosts; not if the user has named an interface."""
     if gloo_interface() is not None:
         return
     try:
         if not socket.gethostbyname(socket.gethostname()).startswith("127."):
             return
-    except OSError:  # a name that means nothing is no better
+    except OSError:  # the name has no address at all
         pass
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # nothing is sent
         try:
@@ -138,14 +140,14 @@ def _choose_interface(world: World) -> None:
 
 def broadcast_from_rank0(work: Callable[[], T]) -> T:
     """Run ``work`` on rank 0 and return its result on every rank; all ranks raise what it raises."""
-    answer: list[Any] = [None, None]
+    result_and_error: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:
-            answer[0] = work()
-        except Exception as error:  # whatever it is: the others wait for an answer
-            answer[1] = _as_sent(error)
-    dist.broadcast_object_list(answer, src=0)
-    result, failure = answer
+            result_and_error[0] = work()
+        except Exception as error:  # any error: the others wait for the result
+            result_and_error[1] = _as_sent(error)
+    dist.broadcast_object_list(result_and_error, src=0)
+    result, failure = result_and_error
     if failure is not None:
         raise failure from RaisedOnAllRanks("rank 0 failed")
     return result  # type: ignore[no-any-return]
@@ -153,10 +155,11 @@ def broadcast_from_rank0(work: Callable[[], T]) -> T:
 
 def together(work: Callable[[], T]) -> T:
     """Run ``work`` on every rank and return this rank's result; where it fails on any, all raise the first failure."""
-    result, failure = None, None
+    result = None
+    failure = None
     try:
         result = work()
-    except Exception as error:  # whatever it is: the others wait for an answer
+    except Exception as error:  # any error: the others wait for the result
         failure = _as_sent(error)
     failures: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(failures, failure)
@@ -167,7 +170,7 @@ def together(work: Callable[[], T]) -> T:
 
 
 def _as_sent(error: Exception) -> Exception:
-    """``error``, or what it says where it cannot be pickled and made anew."""
+    """Return ``error``, or a RuntimeError with its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -186,6 +189,6 @@ def may_leave(error: BaseException | None) -> bool:
 
 
 def leave() -> None:
-    """Take the process group down, if there is one."""
+    """Destroy the process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -15,7 +15,7 @@ from torch import Tensor
 from smalti.model.blocks.attention.scores import Scores, bias_of_distance, document_runs
 
 _TILE_ON_CPU, _TILE = (128, 1024), (1024, 2048)
-"""Most queries and keys of a tile. On a CPU its scores stay in the cache."""
+"""Most queries and keys of a tile. On a CPU, its scores fit into the cache."""
 
 
 class Chunk(NamedTuple):
@@ -66,7 +66,7 @@ class Blockwise:
         self.tile = _TILE_ON_CPU if device.type == "cpu" else _TILE
 
     def tiles(self, queries: list[Chunk], keys: list[Chunk]) -> list[Tile]:
-        """Tiles of all chunks of queries by all chunks of keys that are not fully masked."""
+        """Return the tiles of all chunks of queries by all chunks of keys that are not fully masked."""
         most_queries, most_keys = self.tile
         tiles: list[Tile] = []
         for query in queries:

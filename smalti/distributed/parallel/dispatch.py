@@ -173,7 +173,7 @@ def _sent(rows: Tensor, arriving: list[int] | None, leaving: list[int] | None, g
 
 
 def _labels(counts: Tensor, rows: int) -> Tensor:
-    """[..., rows] group index of each row; rows after the last group get the number of groups."""
+    """Return the group index [..., rows] of each row; rows after the last group get the number of groups."""
     row = torch.arange(rows, device=counts.device).expand(*counts.shape[:-1], rows).contiguous()
     return torch.searchsorted(counts.cumsum(dim=-1), row, right=True)
 

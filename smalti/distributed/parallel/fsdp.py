@@ -1,7 +1,7 @@
 """Fully sharded data parallelism (FSDP2) of a plain module, from outside, for any number of ranks, one included.
 
-One path for every world size means one set of numerics: the same casts, the same gradient sum. Gradients are summed,
-never averaged; the step alone divides, by the global weight.
+All world sizes take the same path, so casts and gradient sums are the same. Gradients are summed, never averaged; the
+step alone divides, by the global weight.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,29 +15,29 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from smalti.distributed.parallel.mesh import Mesh
 
-# Below this many bytes of gathered weights a block stays gathered between forward and backward: one all-gather less.
 _KEEP_GATHERED_BYTES = 1 << 30
+"""Up to this many bytes of gathered weights blocks stay gathered between forward and backward: one all-gather less."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def blocks_of(model: nn.Module) -> Iterator[nn.Module]:
-    """The units that are sharded one by one: the elements of every ModuleList directly below ``model``."""
+    """Yield the units that are sharded one by one: the elements of every ModuleList directly below ``model``."""
     for child in model.children():
         if isinstance(child, nn.ModuleList):
             yield from child
 
 
 def shard(model: nn.Module, mesh: Mesh, *, compute: str, reduce: str) -> nn.Module:
-    """Shard ``model`` over ``mesh`` in place: each block, then the root with what is left. Returns ``model``.
+    """Shard ``model`` over ``mesh`` in place, each block and then the root with all other parameters; return ``model``.
 
-    Experts that ``distributed/parallel/expert.py`` has spread over an axis are a unit of their own, over the ranks
-    that hold the same ones. compute, reduce: ``fp32`` or ``bf16``; the sharded weights keep their own dtype (the
+    Experts that ``distributed/parallel/expert.py`` has spread over an axis are a separate unit, over the ranks that
+    hold the same ones. compute, reduce: ``fp32`` or ``bf16``; the sharded weights keep their own dtype (the
     master). A module with a true attribute ``full_precision`` computes in fp32 whatever ``compute`` is.
     """
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[compute], reduce_dtype=DTYPES[reduce])
     in_full = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    # Experts get activations as the block computes them, and the weights of the choices, which stay in fp32.
+    # The inputs of experts are activations in the block's dtype, and router weights, which stay in fp32.
     of_experts = replace(policy, cast_forward_inputs=False)
     gathered_bytes = sum(p.numel() for p in model.parameters()) * DTYPES[compute].itemsize
     # A pipeline stage uses its weights in every microbatch, so resharding would all-gather them each time.
@@ -57,15 +57,15 @@ def shard(model: nn.Module, mesh: Mesh, *, compute: str, reduce: str) -> nn.Modu
         fully_shard(block, mesh=weights, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=cut)
     fully_shard(model, mesh=weights, mp_policy=policy, reshard_after_forward=reshard)
     for module in model.modules():
-        if isinstance(module, FSDPModule) and mesh.layout.world_size > 1:  # alone, it costs two passes over gradients
-            # Sum, do not average. gloo has no PREMUL_SUM, so the sum is asked for as such.
+        if isinstance(module, FSDPModule) and mesh.layout.world_size > 1:  # for one rank, two passes over gradients
+            # Sum, do not average. gloo has no PREMUL_SUM, so force a plain sum.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     return model
 
 
 def _spread_experts(model: nn.Module) -> list[nn.Module]:
-    """Modules whose own parameters are experts [E, F, D] and DTensors already."""
+    """Return the modules whose direct parameters are experts [E, F, D] and already DTensors."""
     return [
         module
         for module in model.modules()
@@ -74,29 +74,29 @@ def _spread_experts(model: nn.Module) -> list[nn.Module]:
 
 
 def _cut(parameter: nn.Parameter, shards: int) -> Shard | None:
-    """The dim to shard; None means dim 0.
+    """Return the dim to shard; None means dim 0.
 
     Experts [E, F, D] use the first dim divisible by ``shards``: FSDP2 would pad dim 0, so 16 experts on 64 ranks would
     be communicated as 64.
     """
-    shape = local(parameter).shape  # what tensor ranks leave of it
+    shape = local(parameter).shape  # this tensor rank's part
     if parameter.ndim != 3 or shape[0] % shards == 0:
         return None
     return next((Shard(dim) for dim in (1, 2) if shape[dim] % shards == 0), None)
 
 
 def allocate(model: nn.Module, device: torch.device) -> None:
-    """Give a module on the meta device its storage. Parameters hold whatever was there; buffers hold 0."""
+    """Allocate the storage of a module on the meta device. Parameters are uninitialised, buffers 0."""
     model.to_empty(device=device)
     for buffer in model.buffers():
         buffer.zero_()
 
 
 def materialize(model: nn.Module, device: torch.device, value: Callable[[str, torch.Size], Tensor]) -> None:
-    """Give a sharded module on the meta device its storage, and each parameter the value that ``value`` draws for it.
+    """Allocate the storage of a sharded module on the meta device, and set each parameter.
 
     ``value(name, global shape)`` returns the full tensor; each rank keeps its own part, so the result does not depend
-    on the number of ranks. One full parameter at a time is alive.
+    on the number of ranks. One full parameter exists at a time.
     """
     allocate(model, device)
     with torch.no_grad():
@@ -116,21 +116,21 @@ def assign(parameter: Tensor, full: Tensor) -> None:
 
 
 def broadcast(model: nn.Module) -> None:
-    """Give every rank rank 0's weights and buffers: for a module that was built outside, before it is sharded."""
+    """Broadcast rank 0's weights and buffers, for a module that the caller has built, before it is sharded."""
     if dist.get_world_size() > 1:
         for tensor in [*model.parameters(), *model.buffers()]:
             dist.broadcast(tensor.detach(), src=0)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, sharing its storage."""
+    """Return this rank's part of a tensor, sharing its storage."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def square_norm(gradients: list[Tensor], *, pipeline: int = 1) -> Tensor:
-    """This rank's share of the squared L2 norm over all gradients: shape (), fp64; the sum over all ranks is the whole.
+    """Return this rank's share of the squared L2 norm over all gradients: shape (), fp64; the shares sum to the norm.
 
-    A part that several ranks hold is divided by their number, so meshes may differ from tensor to tensor. ``pipeline``:
+    A part that several ranks hold is divided by their number, so the tensors may have different meshes. ``pipeline``:
     ranks along that axis, which have different tensors.
     """
     world_size = dist.get_world_size() // pipeline if dist.is_initialized() else 1

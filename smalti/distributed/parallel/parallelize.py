@@ -23,16 +23,16 @@ def parallelize(
     allocates the weights afterwards: ``fsdp.materialize`` draws them, ``fsdp.allocate`` leaves them to a checkpoint.
     UserError with the nearest size where the model does not allow one.
     """
-    # First, so that nothing is done to layers of other ranks: a model with the layers of this rank's pipeline stages.
+    # First, so that the other axes apply to the layers of this rank's pipeline stages alone.
     compute = fsdp.DTYPES[precision.compute]
     model = pipeline.apply(model, mesh, schedule=parallel.pipeline_schedule, compute=compute)
-    # Before expert, which keeps this cut of the experts' width: makes matrices DTensors of the axis.
+    # Before expert, which keeps this cut of the experts' width. Makes matrices DTensors of the axis.
     tensor.apply(model, mesh)
-    # Makes the experts' weights DTensors of the axis, and tokens travel to them.
+    # Makes the experts' weights DTensors of the axis, and sends tokens to their ranks.
     expert.apply(model, mesh, dispatch=parallel.dispatch)
-    # After tensor: attention over whole rows, for the heads that tensor ranks leave.
+    # After tensor: attention over whole rows, for the heads of this tensor rank.
     sequence.apply(model, mesh, context=parallel.context)
-    # Block by block, inside of FSDP, whose gathers then stay outside of what is compiled or computed again.
+    # Before FSDP, so that its all-gathers stay outside of what is compiled or recomputed.
     for block in fsdp.blocks_of(model):
         if parallel.activation_checkpointing == "full":
             recompute(block)

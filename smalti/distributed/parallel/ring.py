@@ -72,7 +72,7 @@ class _Attend:
 
     @torch.compiler.disable  # every batch has other documents, and each would be compiled anew
     def __call__(self, query_BHtd: Tensor, key_BKtd: Tensor, value_BKtd: Tensor) -> Tensor:
-        """[B, t, H, d]."""
+        """Return the attention output [B, t, H, d]."""
         mixed_BtHd: Tensor = _OverRing.apply(query_BHtd, key_BKtd, value_BKtd, self)
         return mixed_BtHd
 

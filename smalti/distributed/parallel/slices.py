@@ -1,8 +1,8 @@
 """Collectives with gradients over the ranks of the axis ``tensor``, which hold equal slices of tensors.
 
-Guarantees: one collective in forward and one in backward for each function, of the larger buffer's bytes that
-``cost/layout/collectives.py`` counts; nothing waits for the device. Which gradient is right depends on what the
-ranks compute from the result, so each function says what it assumes.
+Each function makes one collective in forward and one in backward, with the larger buffer that
+``cost/layout/collectives.py`` counts, and never waits for the device. The right gradient depends on what the ranks
+compute from the result, so each function states what it assumes.
 
 Shapes: B rows, T tokens of a row, t those of this rank's slice, W ranks.
 """
@@ -21,7 +21,7 @@ _ops = torch.ops._c10d_functional
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks that share each matrix, and this rank's number among them."""
+    """The ranks over which each matrix is split, and this rank's number among them."""
 
     name: str
     """Name of the process group, as torch's functional collectives and its compiler take it."""
@@ -74,7 +74,7 @@ def all_gather_stacked(part: Tensor, ranks: Ranks) -> Tensor:
 
 def _gather(x: Tensor, ranks: Ranks, dim: int) -> Tensor:
     parts = _ops.wait_tensor(_ops.all_gather_into_tensor(x.contiguous(), ranks.size, ranks.name))
-    if x.shape[:dim].numel() == 1:  # of one row the slices lie behind each other already: nothing to move
+    if x.shape[:dim].numel() == 1:  # the slices of one row are consecutive already
         return parts.view(*x.shape[:dim], -1, *x.shape[dim + 1 :])
     return torch.cat(parts.chunk(ranks.size), dim=dim)
 

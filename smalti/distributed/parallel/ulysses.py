@@ -52,7 +52,7 @@ class _Exchanged:
 
     @torch.compiler.disable  # the collectives separate what is compiled
     def __call__(self, query_BHtd: Tensor, key_BKtd: Tensor, value_BKtd: Tensor) -> Tensor:
-        """[B, t, H, d]."""
+        """Return the attention output [B, t, H, d]."""
         query_BhTd, key_BkTd, value_BkTd = _ToHeads.apply(query_BHtd, key_BKtd, value_BKtd, self.group)
         mixed_BtHd: Tensor = _ToTokens.apply(self.attend(query_BhTd, key_BkTd, value_BkTd), self.group)
         return mixed_BtHd

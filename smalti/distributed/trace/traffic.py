@@ -92,7 +92,7 @@ class Traffic(TorchDispatchMode):
     """
 
     def __init__(self, mesh: Mesh | None = None, *, timed: bool = False, see: See | None = None) -> None:
-        """mesh: without one, only the world has a name. timed: record times, of CPU tensors only, whose collectives end
+        """Without ``mesh``, only the world has a name. timed: record times, of CPU tensors only, whose collectives end
         where the host can know. see: is called with each call and its tensors."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._see = see

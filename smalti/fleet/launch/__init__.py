@@ -1,1 +1,1 @@
-"""Where ranks can be started."""
+"""Launchers: where ranks are started."""

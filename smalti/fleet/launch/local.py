@@ -24,7 +24,7 @@ _TAIL_BYTES = 65_536
 
 @dataclass
 class Rank:
-    """A rank that was started."""
+    """A started rank."""
 
     rank: int
     process: subprocess.Popen[bytes]
@@ -38,12 +38,12 @@ class Rank:
 
     @property
     def code(self) -> int | None:
-        """None while it runs, the exit code, or minus the signal that ended it."""
+        """Exit code, or minus the signal that ended it; None while it runs."""
         return self.process.poll()
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it is held by SIGSTOP or a debugger."""
+        """True if it is stopped by SIGSTOP or a debugger."""
         try:
             return psutil.Process(self.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
         except psutil.Error:  # it has just gone
@@ -55,7 +55,7 @@ class Rank:
             self.process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL for the rank and whatever it has started."""
+        """Kill the rank and its children (SIGKILL)."""
         if self.code is None:
             self.killed_by_us = True
             try:
@@ -64,7 +64,7 @@ class Rank:
                 self.process.kill()
 
     def last_lines(self, count: int) -> list[str]:
-        """The end of its log file."""
+        """Return the last lines of its log file."""
         try:
             with open(self.log, "rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
@@ -77,7 +77,7 @@ class Rank:
 def start(
     command: Sequence[str], *, ranks: int, threads: int, attempt: int, port: int, log_of: Callable[[int], Path]
 ) -> list[Rank]:
-    """Start all ranks. Rank 0 keeps the terminal; the output of the others goes to their log files.
+    """Start all ranks. Rank 0 writes to the terminal, the others to their log files.
 
     Raises RetryableError where a log file cannot be written; no rank is left then.
     """
@@ -107,7 +107,7 @@ def start(
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that is free now; another process may take it first."""
+    """Return a TCP port of 127.0.0.1 that is free now; another process may take it first."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -132,7 +132,7 @@ def _start_one(command: Sequence[str], rank: int, environment: dict[str, str], l
 
 
 def die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
-    """For the child, before exec: the kernel sends it ``number`` when its parent is gone, however that went.
+    """Return a ``preexec_fn`` with which the kernel sends the child ``number`` when its parent ends in any manner.
 
     Linux only; None elsewhere. "Parent" is the thread that starts the child.
     """
@@ -142,7 +142,7 @@ def die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
 
     def arm() -> None:
         prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-        if os.getppid() != parent:  # it died between fork and prctl
+        if os.getppid() != parent:  # it ended between fork and prctl
             os._exit(1)
 
     return arm

@@ -1,7 +1,7 @@
-"""How fast two processes of this machine add up a tensor over gloo: ``python -m smalti.fleet.probes.all_reduce``.
+"""Measures an all-reduce over gloo between two processes: ``python -m smalti.fleet.probes.all_reduce``.
 
-Prints one JSON object: the section ``collective`` of ``smalti.config.measured``. Each process has one thread; they meet
-in a file, without a port. A plain all-reduce of fp32, the median of its repeats.
+Prints one JSON object: the section ``collective`` of ``smalti.config.measured``. Each process has one thread; their
+store is a file, without a port. The tensor is fp32; a time is the median of its repeats.
 """
 
 import json
@@ -12,12 +12,12 @@ import time
 
 RANKS = 2
 SMALL, LARGE = 1, 1 << 22
-"""Numbers in the tensor."""
+"""Elements of the tensor."""
 _REPEATS = 9
 
 
 def main() -> None:
-    """Measure, print JSON."""
+    """Measure and print JSON."""
     import torch  # before the fork: the child need not import it again
 
     torch.set_num_threads(1)

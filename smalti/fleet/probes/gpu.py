@@ -1,7 +1,7 @@
-"""What one GPU of this machine reaches: ``python -m smalti.fleet.probes.gpu``.
+"""Measures one GPU of this machine: ``python -m smalti.fleet.probes.gpu``.
 
 Prints one JSON object: name, memory, FLOP/s of large square products by format and bytes/s of a large copy; or
-``problem``, where PyTorch sees no GPU. The best of some repeats of the best size. Not run on a GPU yet: the test runs
+``problem``, where PyTorch sees no GPU. Each is the best repeat of the best size. Not run on a GPU yet: the test runs
 the same code on a CPU.
 """
 
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def measure(device: torch.device, sides: tuple[int, ...] = SIDES, copied_bytes: int = COPIED_BYTES) -> dict[str, Any]:
-    """Products and a copy."""
+    """Measure products and a copy."""
     peaks = {name: max(_product(side, dtype, device) for side in sides) for name, dtype in DTYPES.items()}
     source = torch.empty(copied_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)

@@ -2,8 +2,8 @@
 
 Prints progress to stderr, and to stdout one JSON object: the section ``measured`` of a device
 (``smalti.config.measured``), without ``collective``. Takes about half a minute a format. The kernels are those of
-``smalti.cost.step_time.work.KINDS``. A time is the shortest of some repeats, in two rounds some seconds apart: what
-else runs on the machine makes work longer, in bursts.
+``smalti.cost.step_time.work.KINDS``. A time is the shortest of several repeats, in two rounds some seconds apart,
+because other programs slow the machine down in bursts.
 """
 
 import argparse
@@ -28,14 +28,14 @@ HEAD_WIDTHS = (32, 64, 128)
 _REPEATS, _ENOUGH_S, _TURNS = 6, 0.02, 2
 _MOST_SLOTS = 2**20
 _WIDTH = 256
-"""Of the rows that norms and gathers work on."""
+"""Width of the rows of norms and gathers."""
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 Timed = dict[str, Callable[[], Any]]
 
 
 def main() -> None:
-    """Measure as the arguments say, print JSON."""
+    """Measure with the options of the command line and print JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: torch's default")
     parser.add_argument("--format", choices=DTYPES, action="append", help="default: all")
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def measure(threads: int = 0, formats: tuple[str, ...] = ("bf16", "fp32")) -> dict[str, Any]:
-    """Everything on the CPU, by stages."""
+    """Measure products, attention and kernels on the CPU."""
     from smalti.distributed.group.allocator import keep_freed_memory
 
     device = torch.device("cpu")
@@ -89,7 +89,7 @@ def _shorter(old: Any, new: Any) -> Any:
 
 
 def _rounded(value: Any) -> Any:
-    """Four digits of every number that is not whole."""
+    """Return ``value`` with all floats rounded to four digits."""
     if isinstance(value, dict):
         return {name: _rounded(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -102,7 +102,7 @@ def _report(what: str) -> None:
 
 
 def seconds(work: Callable[[], Any], device: torch.device, runs: int = 1) -> float:
-    """Of one ``work``, the shortest of some repeats of ``runs`` in a row."""
+    """Return the seconds of one ``work``: the shortest of several repeats of ``runs`` in a row."""
 
     def timed() -> float:
         start = time.perf_counter()
@@ -123,7 +123,7 @@ def seconds(work: Callable[[], Any], device: torch.device, runs: int = 1) -> flo
 
 
 def products(device: torch.device, dtype: torch.dtype) -> dict[str, list[list[float]]]:
-    """[M, K, N, seconds] for each layout of operands."""
+    """Measure [M, K, N, seconds] for each layout of operands."""
     by_layout: dict[str, list[list[float]]] = {"nt": [], "nn": [], "tn": []}
     for m, k, n in itertools.product(SIDES, repeat=3):
         if 2 * m * k * n > LARGEST_FLOPS:
@@ -146,7 +146,7 @@ def _operands(
 
 
 def random(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Numbers that are not constant: a GPU draws less power for ones, and multiplies them faster."""
+    """Return random numbers: a GPU needs less power for constants, and multiplies them faster."""
     return torch.randn(shape, device=device).to(dtype)
 
 
@@ -154,7 +154,7 @@ def random(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> 
 
 
 def attention(device: torch.device, dtype: torch.dtype) -> list[list[float]]:
-    """[tokens, head width, forward s, backward s] of one head over one row, of a batch of 16 or more."""
+    """Measure [tokens, head width, forward s, backward s] of one head over one row, averaged over a batch."""
     from smalti.config.model import ModelConfig
     from smalti.model.blocks.attention.choice import kernels_of
 
@@ -167,16 +167,16 @@ def attention(device: torch.device, dtype: torch.dtype) -> list[list[float]]:
             num_attention_heads=heads,
         )  # fmt: skip
         attend = kernels_of(model, torch.empty(rows, tokens, 1, dtype=dtype, device=device), None)[None]
-        # laid out as the projections leave them: heads beside each other in a token
+        # strides of the projections' output: [rows, tokens, heads, width]
         inputs = [random((rows, tokens, heads, width), device, dtype).transpose(1, 2) for _ in range(3)]
         inputs = [tensor.requires_grad_() for tensor in inputs]
-        forward_s, backward_s = there_and_back(lambda inputs=inputs, attend=attend: attend(*inputs), inputs, device)  # type: ignore[misc]
+        forward_s, backward_s = times_of_passes(lambda inputs=inputs, attend=attend: attend(*inputs), inputs, device)  # type: ignore[misc]
         rows_of_times.append([tokens, width, forward_s / (rows * heads), backward_s / (rows * heads)])
     return rows_of_times
 
 
-def there_and_back(work: Callable[[], Tensor], inputs: list[Tensor], device: torch.device) -> tuple[float, float]:
-    """Seconds forward and backward."""
+def times_of_passes(work: Callable[[], Tensor], inputs: list[Tensor], device: torch.device) -> tuple[float, float]:
+    """Return the seconds of the forward and of the backward pass."""
     gradient = torch.randn_like(work())
     forward_s = seconds(work, device)
 
@@ -190,7 +190,7 @@ def there_and_back(work: Callable[[], Tensor], inputs: list[Tensor], device: tor
 
 
 def kernels(device: torch.device, dtype: torch.dtype) -> dict[str, list[list[float]]]:
-    """Kind -> [elements, seconds]."""
+    """Measure kind -> [elements, seconds]."""
     by_kind: dict[str, list[list[float]]] = {}
     for elements in ELEMENTS:
         runs = max(1, min(50, 2**17 // elements))
@@ -201,7 +201,7 @@ def kernels(device: torch.device, dtype: torch.dtype) -> dict[str, list[list[flo
 
 
 def _rising(points: list[list[float]]) -> list[list[float]]:
-    """A smaller size never takes longer: where it did, something else ran."""
+    """Lower the times of sizes that took longer than a larger one, because another program ran."""
     for point, after in reversed(list(itertools.pairwise(points))):
         point[1] = min(point[1], after[1])
     return points
@@ -234,7 +234,7 @@ def _works(elements: int, device: torch.device, dtype: torch.dtype) -> Iterator[
 
 
 def _of_rows(x: Tensor, y: Tensor) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Norms and rotation."""
+    """Yield norms and rotation."""
     from smalti.model.blocks.rope import _turn
 
     weight = torch.ones(_WIDTH, dtype=x.dtype, device=x.device)
@@ -257,7 +257,7 @@ def _of_rows(x: Tensor, y: Tensor) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def _of_slots(x: Tensor) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Rows gathered, and summed by twos; choices sorted by expert; the router's scores and sums of 8 experts."""
+    """Yield gathers of rows, sums of two, the sort of choices by expert, and scores and sums of a router of 8."""
     from smalti.model.blocks.moe.experts import slots
     from smalti.model.blocks.moe.router import Routing
     from smalti.model.blocks.moe.router_stats import router_stats
@@ -291,7 +291,7 @@ def _of_slots(x: Tensor) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def _of_logits(elements: int, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """What ``train/cross_entropy.py`` makes of a tile's logits, without its products."""
+    """Yield the kernels of ``train/cross_entropy.py`` on a tile of logits, without its products."""
     vocabulary = min(elements // 2, 4096)
     logits = random((elements // vocabulary, vocabulary), device, dtype)
     target = torch.randint(vocabulary, (logits.shape[0], 1), device=device)
@@ -308,7 +308,7 @@ def _of_logits(elements: int, device: torch.device, dtype: torch.dtype) -> Itera
 
 
 def _of_parameters(elements: int, device: torch.device) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Clipping and updates in fp32, over eight tensors of weights and their gradients."""
+    """Yield clipping and updates in fp32, over eight tensors of weights and their gradients."""
     from smalti.config.optimizer import OPTIMIZERS
 
     weights = [nn.Parameter(torch.randn(elements // 8, device=device)) for _ in range(8)]

@@ -1,7 +1,7 @@
-"""What PyTorch can do on this machine: ``python -m smalti.fleet.probes.torch_facts``.
+"""Prints what PyTorch can do on this machine: ``python -m smalti.fleet.probes.torch_facts``.
 
-Prints one JSON object and nothing else. Each fact is queried by itself: one that this PyTorch does not know, or that a
-broken driver refuses, is reported as its error and hides no other.
+Prints one JSON object and nothing else. Each fact is queried separately: if this PyTorch does not know
+it, or a broken driver fails, its value is the error.
 """
 
 import json
@@ -17,7 +17,7 @@ def main() -> None:
 
 
 def facts() -> dict[str, Any]:
-    """Fact -> value in JSON; where the query failed, ``error: ...``."""
+    """Return fact -> value in JSON; if the query failed, ``error: ...``."""
     import torch
 
     return {
@@ -74,7 +74,7 @@ def _bf16_on_cpu() -> str:
 
 
 def _grouped_mm() -> list[str]:
-    """Devices on which ``torch.nn.functional.grouped_mm`` runs in bfloat16."""
+    """Return the devices on which ``torch.nn.functional.grouped_mm`` runs in bfloat16."""
     import torch
     from torch.nn import functional
 
@@ -87,7 +87,7 @@ def _grouped_mm() -> list[str]:
 
 
 def _attention() -> list[str]:
-    """Kernels that ``scaled_dot_product_attention`` may choose from on CUDA; on the CPU those that it always has."""
+    """Return the kernels available to ``scaled_dot_product_attention``, on CUDA if there is one, else on the CPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -103,7 +103,7 @@ def _attention() -> list[str]:
 
 
 def _attention_kernels() -> dict[str, dict[str, str]]:
-    """Device and dtype -> what a model needs of attention -> the kernel that trains rows of 2,048 tokens."""
+    """Return device and dtype -> what a model needs of attention -> the kernel that trains rows of 2,048 tokens."""
     from smalti.model.blocks.attention.choice import kernels_on_this_machine
 
     return {name: dict(chosen) for name, chosen in kernels_on_this_machine(2048).items()}
