@@ -18,6 +18,8 @@ __all__ = ["Hook", "Result", "build", "fit", "load"]
 
 
 def load(recipe: str, *overrides: str) -> Loaded[RunConfig]:
-    """The config of a run from a recipe (file or name) and ``a.b=value`` overrides; as for ``smalti train``, a recipe
-    without a section ``model`` has that of ``init_from``."""
+    """Load the config of a run from a recipe (file or name) and ``a.b=value`` overrides.
+
+    As for ``smalti train``, a recipe without a section ``model`` has that of ``init_from``.
+    """
     return _load(RunConfig, recipe, overrides, model_of=model_of)

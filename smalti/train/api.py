@@ -1,8 +1,8 @@
-"""``build`` and ``fit`` as a script or a notebook calls them.
+"""``build`` and ``fit`` for scripts and notebooks.
 
-Promises: what the config asks for is done or refused: ranks that were not started, held-out sets without an evaluation.
-An error is recorded as by ``smalti train``; a rank that has lost another names it, and one that leaves others waiting
-ends with its script.
+Options that cannot take effect raise UserError: ranks that were not started, held-out sets without an evaluation.
+Errors are recorded as by ``smalti train``, and a lost rank is named. A rank that fails while others wait for it ends
+its process with the script.
 """
 
 import atexit
@@ -61,26 +61,26 @@ def build(
     origins: Mapping[str, str] | None = None,
     fork: bool = False,
 ) -> Job:
-    """Everything that ``fit`` needs, resumed from the newest checkpoint of the run folder where there is one.
+    """Build all that ``fit`` needs, resumed from the newest checkpoint of the run folder if there is one.
 
-    What is not given is built from the config. model: any module that ``loss`` understands; its weights are taken from
+    Arguments that are None are built from the config. model: any module that ``loss`` can call, with the weights of
     rank 0. loss: ``(model, microbatch) -> (sum, weight, metrics)``. batches: has ``batch(step)``, ``state(step)`` and
-    ``check(state, step)``. evaluate: ``(model, step) -> metrics``. evaluation: makes it, as
-    ``smalti.evals.in_loop.heldout_hook`` does. origins: where values of the config come from, for the provenance. fork:
-    as ``--fork``.
+    ``check(state, step)``. evaluate: ``(model, step) -> metrics``. evaluation: builds ``evaluate``, as
+    ``smalti.evals.in_loop.heldout_hook`` does. origins: origin of each config value, for the provenance. fork: as
+    ``--fork``.
     """
-    config = _of_this_world(config)
+    config = _with_ranks_of_world(config)
     if isinstance(config, RunConfig) and config.data.heldout and evaluate is None and evaluation is None:
         raise UserError(
-            f"data.heldout names {', '.join(config.data.heldout)}, and build() was given nothing that measures it",
-            allowed="evaluation= (what makes the function that measures), evaluate= (the function), or no data.heldout",
+            f"data.heldout names {', '.join(config.data.heldout)}, but build() was given no evaluation",
+            allowed="evaluate= (the function that measures), evaluation= (which builds it), or no data.heldout",
             hint="build(config, evaluation=heldout_hook), after 'from smalti.evals.in_loop import heldout_hook'",
         )
     if evaluation is not None and (evaluate is not None or not isinstance(config, RunConfig)):
         raise UserError(
             "build() was given evaluation=, which has no effect "
             + ("beside evaluate=" if evaluate is not None else "for a JobConfig, which names no held-out sets"),
-            allowed="evaluate= (the function that measures), or evaluation= (what makes it from a RunConfig)",
+            allowed="evaluate= (the function that measures), or evaluation= (which builds it from a RunConfig)",
         )
     attempt = jobs.Attempt()
     with _cleanup(attempt):
@@ -103,7 +103,7 @@ def fit(job: Job) -> Result:
     """Train until the end of the run, and release its folder.
 
     Raises RetryableError after SIGTERM and Interrupted after Ctrl-C, both with a checkpoint saved; NotFinite where a
-    loss or a gradient norm is not finite; LostPeer where another rank is gone or does not answer.
+    loss or a gradient norm is not finite; LostPeer where another rank has died or does not respond.
     """
     try:
         with _cleanup(jobs.Attempt(job.hosts, job.folder)):
@@ -113,8 +113,8 @@ def fit(job: Job) -> Result:
     return Result(job.folder.path, job.state.step, job.recorder.latest or _recorded(job.folder))
 
 
-def _of_this_world(config: JobConfig) -> JobConfig:
-    """The config with the ranks that there are: a script cannot start others."""
+def _with_ranks_of_world(config: JobConfig) -> JobConfig:
+    """Return the config with the number of ranks of this world, as a script cannot start others."""
     parallel = config.train.parallel
     ranks = dist.get_world_size() if dist.is_initialized() else env.world().world_size
     if ranks == 1 < parallel.ranks and not env.inside_world():
@@ -127,7 +127,7 @@ def _of_this_world(config: JobConfig) -> JobConfig:
         return config
     if parallel.ranks != 1 and env.world().is_first:
         log.get("train").warning(
-            "%s has started %d ranks and the config says train.parallel.ranks=%d: the launcher's number counts",
+            "%s has started %d ranks, but train.parallel.ranks=%d; the launcher's number is used",
             env.world().launcher, ranks, parallel.ranks,
         )  # fmt: skip
     train = config.train.model_copy(update={"parallel": parallel.model_copy(update={"ranks": ranks})})
@@ -146,8 +146,8 @@ def _cleanup(attempt: jobs.Attempt) -> Iterator[None]:
 
 
 def _end_at_exit(error: BaseException) -> None:
-    """End the process when its script has ended, with the code of ``error``: Python's own end takes down the process
-    group, which waits for ranks that are gone. ``error`` is kept until then, as its frames hold work of the group."""
+    """End the process at the end of its script with the code of ``error``, without destroying the process group, which
+    would wait for dead ranks. ``error`` is kept until then, as its frames hold work of the group."""
 
     def leave(error: BaseException) -> None:
         logging.shutdown()
@@ -160,7 +160,7 @@ def _end_at_exit(error: BaseException) -> None:
 
 
 def _recorded(folder: RunFolder) -> dict[str, float]:
-    """The metrics of a run that was finished already."""
+    """Return the last metrics of a run that was already finished."""
     latest: dict[str, float] = {}
     for row in folder.metrics():
         latest |= row

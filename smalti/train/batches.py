@@ -1,7 +1,7 @@
-"""The stream's numpy rows as tensors on a device.
+"""The interface of a run's data, ``Batches``, and the stream's rows as tensors on a device.
 
-``Batches`` is the interface: any object with ``batch(step)``, a list of this rank's microbatches (the same number on
-every rank), and ``state(step)``, a small JSON value that a checkpoint keeps and ``check`` compares on resume.
+Data is any object with ``batch(step)``, a list of this rank's microbatches (the same number on every rank), and
+``state(step)``, a small JSON value that is saved in a checkpoint and that ``check`` compares on resume.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,14 +26,14 @@ class Batches(Protocol):
     """The data of a run."""
 
     def batch(self, step: int) -> Sequence[Any]:
-        """This rank's microbatches of update ``step``; a pure function of ``step``."""
+        """Return this rank's microbatches of update ``step``: a pure function of ``step``."""
 
     def state(self, step: int) -> dict[str, Any]:
-        """State that identifies the data and its order; saved in the checkpoint after ``step`` updates."""
+        """Return the state that identifies the data and its order, for the checkpoint after ``step`` updates."""
 
     def check(self, state: dict[str, Any], step: int) -> None:
-        """Raise a UserError that names the difference where ``state``, saved after ``step`` updates, belongs to other
-        data or another order."""
+        """Raise UserError with the difference if ``state``, saved after ``step`` updates, is of other data or another
+        order."""
 
 
 class Microbatch(NamedTuple):
@@ -46,10 +46,10 @@ class Microbatch(NamedTuple):
     positions: Tensor
     """(S, T) int64 position inside the document."""
     documents: Tensor | None
-    """(S, T) int64 number of the document inside the row; None: attention sees the whole row. Of the whole row, also
-    where the rest is this rank's part of it."""
+    """(S, T) int64 number of the document inside the row; None: attention sees the whole row. If ranks share a row, it
+    covers the whole row, and the other fields this rank's part."""
     n_documents: int | None = None
-    """Runs of equal numbers in ``documents``, where it is on a device that would have to be asked."""
+    """Number of runs of equal values in ``documents`` on a GPU, where counting them would wait for the device."""
 
 
 class TokenBatches:
@@ -64,49 +64,49 @@ class TokenBatches:
         vocab_size: int | None = None,
         own_part: Callable[[Tensor], Tensor] = lambda rows_ST: rows_ST,
     ) -> None:
-        """``vocab_size``: of the model; ids of sources that do not say their vocabulary are checked against it.
-        ``own_part``: the tokens of each row that are this rank's, where several share a row."""
+        """vocab_size: that of the model, a bound for ids of sources without one. own_part: returns this rank's tokens
+        of rows that ranks share."""
         self._own_part = own_part
         self._stream = stream
         self._vocab_size = vocab_size if vocab_size is not None and without_vocabulary(stream.opened) else None
         if self._vocab_size is not None and (stream.eod_id or 0) >= self._vocab_size:
             raise DataError(
-                f"eod_id={stream.eod_id} of a source is no token of the model, model.vocab_size={self._vocab_size}",
+                f"eod_id={stream.eod_id} of a source is not a token of the model, model.vocab_size={self._vocab_size}",
                 allowed=f"0 to {self._vocab_size - 1:,}",
             )
         self._device = device
         self._mask_documents = mask_documents
 
     def batch(self, step: int) -> list[Microbatch]:
-        """This rank's microbatches of update ``step``."""
+        """Return this rank's microbatches of update ``step``."""
         return self.place(self.read(step))
 
     def read(self, step: int) -> list[Batch]:
-        """The same as rows in memory; may be called from several threads at a time."""
+        """Return the microbatches of update ``step`` as rows in memory; may be called from several threads."""
         batches = self._stream.batch(step)
         for batch in batches:
             if self._vocab_size is not None and int(batch.tokens.max()) >= self._vocab_size:
-                self._refuse(batch, self._vocab_size, step)
+                self._raise_unknown_id(batch, self._vocab_size, step)
         return batches
 
     def place(self, rows: Sequence[Batch]) -> list[Microbatch]:
-        """Rows as tensors on the device."""
+        """Return rows as tensors on the device."""
         return [self._to_device(batch) for batch in rows]
 
     def close(self) -> None:
-        """End reads that are under way."""
+        """Cancel running reads."""
         self._stream.close()
 
     def state(self, step: int) -> dict[str, Any]:
-        """The stream's digests."""
+        """Return the digests of the stream."""
         return self._stream.state(step)
 
     def check(self, state: dict[str, Any], step: int) -> None:
-        """Raise UserError where the state is of another stream."""
+        """Raise UserError if the state is of another stream."""
         self._stream.check(state, step)
 
     def seq_len(self, step: int) -> int:
-        """Tokens of a row of update ``step``, those of all ranks that share it."""
+        """Return the length of the rows of update ``step``, over all ranks that share them."""
         return self._stream.schedule.seq_len(step)
 
     @property
@@ -119,8 +119,8 @@ class TokenBatches:
         self._stream.microbatch_tokens = tokens
 
     def fullest(self, rows: int, seq_len: int, *, vocab_size: int) -> Microbatch:
-        """A synthetic microbatch that takes as much memory as any: all targets count; where rows are divided into
-        documents, a long one and many of one token."""
+        """Return a synthetic microbatch of maximal memory: all targets count, and rows of several documents have a long
+        one and many of one token."""
         stream, ids = self._stream, np.arange(rows * (seq_len + 1)) % vocab_size
         tokens = ids.reshape(rows, seq_len + 1).astype(np.uint32 if vocab_size > 2**16 else np.uint16)
         if stream.eod_id is not None:
@@ -130,7 +130,7 @@ class TokenBatches:
         return self._to_device(batch)
 
     def tokens_by_source(self, step: int) -> dict[str, int]:
-        """Tokens of each source in the first ``step`` updates."""
+        """Return the tokens of each source in the first ``step`` updates."""
         return self._stream.tokens_by_source(step)
 
     def fetch_counts(self) -> dict[str, float]:
@@ -138,19 +138,19 @@ class TokenBatches:
         return self._stream.fetch_counts.as_dict()
 
     def epochs(self, step: int) -> float:
-        """Tokens of the largest source in the first ``step`` updates, over those that it has."""
+        """Return the tokens of the largest source in the first ``step`` updates / the tokens that it has."""
         name, largest = max(self._stream.opened.items(), key=lambda item: item[1].n_tokens)
         return self._stream.tokens_by_source(step).get(name, 0) / largest.n_tokens
 
-    def _refuse(self, batch: Batch, vocab_size: int, step: int) -> None:
-        """A DataError about the first row with an id that the model does not have."""
+    def _raise_unknown_id(self, batch: Batch, vocab_size: int, step: int) -> None:
+        """Raise DataError for the first row with an id that the model does not have."""
         row = int((batch.tokens >= vocab_size).any(axis=1).argmax())
         name = self._stream.sources[int(batch.source[row])]
         place = f"position {batch.first_position + row:,} (step {step:,}; {self._stream.opened[name].where})"
         require_below(batch.tokens[row], vocab_size, name, place)
 
     def _to_device(self, rows: Batch) -> Microbatch:
-        """Copy the tokens as they are on disk, 2 bytes each; all else is computed on the device."""
+        """Copy the tokens as stored, 2 bytes each; the rest is computed on the device."""
 
         def tensor(array: Any) -> Tensor:
             return torch.from_numpy(array).to(self._device, non_blocking=True)
@@ -175,7 +175,10 @@ class TokenBatches:
 
 
 def _numbered(inputs: Tensor, begins: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Where documents begin (S, T), or None: rows are not divided -> positions (S, T), documents (S, T) or None."""
+    """Return positions and numbers of documents, (S, T), from the mask of documents' first tokens.
+
+    None for rows of one document: positions run over the whole row, and there are no numbers.
+    """
     along = torch.arange(inputs.shape[1], device=inputs.device).expand_as(inputs)
     if begins is None:
         return along.contiguous(), None

@@ -1,7 +1,7 @@
-"""Cross-entropy of an output head, whose memory does not grow with tokens x vocabulary.
+"""Cross-entropy of an output head with bounded memory: one tile of logits at a time.
 
 Guarantees: loss and gradients equal those of ``F.cross_entropy(soft_cap(hidden @ weight^T), targets)`` up to rounding;
-the logits of one *tile* (some tokens by some of the vocabulary) exist at a time, in ``chunk_bytes`` and a few tensors
+the memory is ``chunk_bytes`` for the logits of one *tile* (some tokens by a part of the vocabulary) and a few tensors
 like ``hidden``; nothing waits for a GPU.
 
 Shapes: N tokens, D hidden, V vocabulary (of this rank, where ranks share it); C tokens and U vocabulary of a tile.
@@ -25,18 +25,19 @@ class _Options(NamedTuple):
     soft_cap: float | None
     chunk_bytes: int
     ranks: Ranks | None = None
-    """That share the vocabulary."""
+    """The ranks that share the vocabulary; None: it is whole."""
 
 
 def cross_entropy_head(
     targets_BT: Tensor, *, z_loss_coef: float = 0.0, soft_cap: float | None = None, chunk_bytes: int = 2**28
 ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """A head for ``Decoder.forward``: (hidden_BTD, weight_VD) -> (cross-entropy + z-loss, z-loss), fp32 sums.
+    """Return a head for ``Decoder.forward``: (hidden_BTD, weight_VD) -> (cross-entropy + z-loss, z-loss), fp32 sums.
 
-    A weight that ranks share gives each of them the whole sums, and gradients of its own part: to be summed for hidden.
-    Targets equal to IGNORE do not count; others outside the vocabulary are a DataError (on a GPU a device assertion).
-    The z-loss is z_loss_coef log(Z)^2 a token (PaLM, arXiv 2204.02311, section 5); the second value is for the log and
-    carries no gradient. soft_cap: the bound of ``model.final_logit_softcapping``.
+    If ranks share the weight, each returns the whole sums, and the gradients of its part: those of hidden must be
+    summed.
+    Targets equal to IGNORE do not count; others outside the vocabulary raise DataError (on a GPU a device assertion).
+    The z-loss of a token is z_loss_coef log(Z)^2 (PaLM, arXiv 2204.02311, section 5); the second value is for the log
+    and has no gradient. soft_cap: the bound of ``model.final_logit_softcapping``.
     """
 
     def head(hidden_BTD: Tensor, weight_VD: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,21 +53,21 @@ def cross_entropy_head(
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """The sums over tiles.
+    """Sums of cross-entropy and z-loss over tiles.
 
-    The gradient is formed in the forward pass, while a tile's probabilities are at hand (the idea of fused linear
-    cross-entropy, arXiv 2410.10989). How tiles are cut:
+    The gradient is computed in the forward pass, from a tile's probabilities while they are in memory (as in fused
+    linear cross-entropy, arXiv 2410.10989). Tiles are cut
 
-    - Tokens, where the weight's gradient adds up over tiles: in place for weights in fp32; in an fp32 sum beside it for
-      others, where that takes at most half of ``chunk_bytes``. Each logit is computed once: three products, as in plain
-      cross-entropy.
-    - Vocabulary, where such a sum is too large (and one in bf16 would lose what is small). A part of the vocabulary
-      takes all tokens in one product, which adds up in fp32 inside. The log-partition of all parts must be known before
-      (as in arXiv 2411.09009), so each logit is computed twice: four products.
-    - Not at all, where all logits fit.
+    - not at all, if all logits fit;
+    - along tokens, if the weight's gradient can be accumulated over tiles: in place for weights in fp32; for others in
+      an additional fp32 tensor of at most half of ``chunk_bytes``. Each logit is computed once: three products, as in
+      plain cross-entropy;
+    - along the vocabulary, if that tensor is too large (and accumulating in bf16 would lose small values). A part of
+      the vocabulary takes all tokens in one product, which accumulates in fp32. The log-partition over all parts must
+      be known first (as in arXiv 2411.09009), so each logit is computed twice: four products.
 
-    Where ranks share the vocabulary (``distributed/parallel/tensor.py``), a rank computes the logits of its own part;
-    one gather for the tokens of a tile exchanges the log-partition and the target's logit of each part.
+    If ranks share the vocabulary (``distributed/parallel/tensor.py``), each computes the logits of its part; one
+    all-gather for the tokens of a tile exchanges the log-partition and the target's logit of each part.
     """
 
     @staticmethod
@@ -79,7 +80,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         options: _Options,
         with_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
-        """``targets_N`` count from the first of ``weight_VD``."""
+        """Return the sums, and save the gradients. ``targets_N`` are relative to the first row of ``weight_VD``."""
         for_hidden, for_weight = (with_gradient and needed for needed in ctx.needs_input_grad[:2])
         tokens, entries = _cut(hidden_ND, weight_VD, options, for_weight=for_weight)
         grad_hidden_ND = _zeros(hidden_ND, parts=-(-weight_VD.shape[0] // entries)) if for_hidden else None
@@ -98,7 +99,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             z_loss += z_chunk
             if grad_hidden_ND is None and grad_weight_VD is None:
                 continue
-            read_CD = hidden_CD * counted_N1[rows]  # what does not count is cut out of both products
+            read_CD = hidden_CD * counted_N1[rows]  # ignored targets contribute to neither product
             for tile, columns in zip(tiles, _slices(weight_VD.shape[0], entries), strict=True):
                 grad_CU = tile.gradient(log_partition_C)
                 if grad_hidden_ND is not None:
@@ -116,12 +117,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, _grad_z: Tensor) -> tuple[Tensor | None, ...]:
-        """In place, as a copy would be as large as the weight; so torch refuses a second pass through the graph."""
+        """Scale the saved gradients in place, as a copy would be as large as the weight; a second backward pass through
+        the graph raises an error of torch."""
         return (*(None if saved is None else saved.mul_(grad_total) for saved in ctx.saved_tensors), *(None,) * 4)
 
 
 class _Tile:
-    """Some tokens by some of the vocabulary; ``targets_C`` count from the first of that vocabulary."""
+    """A tile: some tokens by a part of the vocabulary, to whose first entry ``targets_C`` are relative."""
 
     def __init__(self, hidden_CD: Tensor, weight_UD: Tensor, targets_C: Tensor, options: _Options) -> None:
         self.weight_UD = weight_UD
@@ -131,7 +133,10 @@ class _Tile:
         self._kept: tuple[Tensor, Tensor, Tensor | None] | None = None
 
     def sums(self, *, keep: bool) -> tuple[Tensor, Tensor]:
-        """log(sum(exp(logits))) of each token, and the logit of its target, 0 where that is in another tile."""
+        """Return log(sum(exp(logits))) of each token, and the logit of its target, 0 if that is in another tile.
+
+        keep: keep the probabilities for ``gradient``.
+        """
         logits_CU, tanh_CU = self._logits()
         probability_CU = torch.softmax(logits_CU, dim=-1, dtype=torch.float32)
         # log Z = logit - log p at the largest p, which cannot underflow; cheaper than logsumexp + exp, and two amax
@@ -143,7 +148,7 @@ class _Tile:
         return log_partition_C, picked_C
 
     def gradient(self, log_partition_C: Tensor) -> Tensor:
-        """d(loss)/d(hidden @ weight^T), given the log-partition over all tiles. [C, U]; to be asked for once.
+        """Return d(loss)/d(hidden @ weight^T), [C, U], from the log-partition over all tiles; call it once.
 
         d/dlogits = softmax (1 + 2 z log Z) - onehot; through c tanh(x / c) it is times 1 - tanh^2.
         """
@@ -154,7 +159,7 @@ class _Tile:
             grad_CU.sub_(log_partition_C[:, None]).exp_()
         else:
             (grad_CU, own_C, tanh_CU), self._kept = self._kept, None
-            if self._options.ranks is not None:  # probabilities of this part are made those of the whole
+            if self._options.ranks is not None:  # normalise the probabilities of this part over the whole vocabulary
                 grad_CU *= (own_C - log_partition_C).exp_()[:, None]
         if self._options.z_loss_coef:
             grad_CU *= (1 + 2 * self._options.z_loss_coef * log_partition_C)[:, None]
@@ -164,7 +169,7 @@ class _Tile:
         return grad_CU.to(self._hidden_CD.dtype)
 
     def _logits(self) -> tuple[Tensor, Tensor | None]:
-        """Logits, and with a soft cap also tanh(logit / cap) before it, both in fp32 then."""
+        """Return the logits; with a soft cap in fp32, with tanh(uncapped logit / cap) beside them."""
         logits_CU = self._hidden_CD @ self.weight_UD.T
         cap = self._options.soft_cap
         if cap is None:
@@ -188,7 +193,7 @@ def _over_ranks(log_partition_C: Tensor, picked_C: Tensor, ranks: Ranks | None) 
 
 
 def _cut(hidden_ND: Tensor, weight_VD: Tensor, options: _Options, *, for_weight: bool) -> tuple[int, int]:
-    """Tokens and vocabulary entries of a tile."""
+    """Return the tokens and vocabulary entries of a tile."""
     tokens, vocabulary = max(1, hidden_ND.shape[0]), weight_VD.shape[0]
     # The logit, in fp32 too, and its probability; with a soft cap three numbers in fp32.
     bytes_each = 12 if options.soft_cap is not None else 8 if hidden_ND.dtype == torch.float32 else 10
@@ -204,7 +209,7 @@ def _cut(hidden_ND: Tensor, weight_VD: Tensor, options: _Options, *, for_weight:
 
 
 def _zeros(like: Tensor, *, parts: int) -> Tensor:
-    """What a sum of so many products starts from: more than one add up in fp32."""
+    """Return zeros to add ``parts`` products to, in fp32 if there are several."""
     return torch.zeros_like(like, dtype=torch.float32 if parts > 1 else None)
 
 
@@ -225,6 +230,6 @@ def _check(targets_N: Tensor, vocabulary: int) -> None:
         torch._assert_async(~wrong_N.any(), "a target of the loss is outside the vocabulary")
     elif wrong_N.any():
         raise DataError(
-            f"target {int(targets_N[wrong_N][0])} of the loss is no token of a vocabulary of {vocabulary:,}",
-            allowed=f"0 to {vocabulary - 1:,}, or {IGNORE} where nothing is predicted",
+            f"target {int(targets_N[wrong_N][0])} of the loss is not in the vocabulary of {vocabulary:,} tokens",
+            allowed=f"0 to {vocabulary - 1:,}, or {IGNORE} for a token that does not count",
         )

@@ -1,8 +1,8 @@
-"""Load balancing of experts: the auxiliary losses of a step, and the load and biases that it leaves for the next.
+"""Load balancing of experts: auxiliary losses, and the update of the routers' biases after a step.
 
-Guarantees: all is sums over tokens and sequences, or follows from the load of the whole batch, so any split into
-microbatches and ranks gives the same loss, gradient and biases, with no collective beside the step's one reduction.
-Nothing waits for the device.
+Guarantees: losses are sums over tokens and sequences, and biases follow from the load of the whole batch, so any split
+into microbatches and ranks gives the same loss, gradient and biases. There is no collective besides the step's one
+reduction, and nothing waits for the device.
 
 Shapes: L layers with experts, E experts.
 """
@@ -16,23 +16,24 @@ from smalti.model.blocks.moe.router import Router
 
 
 class ExpertBalance:
-    """The losses of the routers, and the load of the step before, which one of them compares with."""
+    """The auxiliary losses of the routers, and the load of the previous step for the global one."""
 
     def __init__(self, model: ModelConfig) -> None:
         assert model.moe is not None
         self._moe = model.moe
         self._layers = sum(model.has_experts(layer) for layer in range(model.num_hidden_layers))
         self.own_rows = list(range(self._layers))
-        """Which of the L layers the model at hand has; fewer where others lie on other ranks."""
+        """Numbers of the L layers that this rank's model has; a pipeline stage has fewer than all."""
         self.load_LE = torch.ones(self._layers, model.moe.num_experts)
-        """Slots of the whole batch of the step before; before the first, all alike. Where the model is, once used."""
+        """Slots of the whole batch of the previous step, all 1 before the first; moved to the model's device on use."""
 
     def loss(self, stats: RouterStats) -> tuple[Tensor, dict[str, Tensor]]:
-        """The weighted sum of the losses (each a sum over tokens, mean over layers), and sums for the log.
+        """Return the weighted sum of the losses (each a sum over tokens and a mean over layers), and sums for the log.
 
-        Of one sequence: ``RouterStats.balance_sum``. Of the whole batch: tokens * E * sum_e f_e P_e with P_e the mean
-        share of the scores here and f_e the share of slots in the step before. f_e of the batch itself (arXiv:
-        2501.11873) would need a reduction in every layer; a step changes it little. The gradient runs through P_e only.
+        The loss of a sequence is ``RouterStats.balance_sum``. That of the batch is tokens * E * sum_e f_e P_e, with P_e
+        the mean share of the scores in this microbatch and f_e the share of slots in the previous step. f_e of the
+        batch itself (arXiv:2501.11873) would need a reduction in every layer; it changes little in one step. The
+        gradient flows through P_e only.
         """
         moe, self.load_LE = self._moe, self.load_LE.to(stats.probability_LE.device)
         share_LE = self.load_LE / self.load_LE.sum(dim=-1, keepdim=True).clamp(min=1)
@@ -52,8 +53,8 @@ class ExpertBalance:
 
     @torch.no_grad()
     def after_step(self, model: nn.Module, load_LE: Tensor, skip: Tensor) -> None:
-        """Take the load of the whole batch, the same on every rank: kept for the next step, and biases follow it.
-        ``skip``, shape (): where it is true, all stays as it is.
+        """Store the load of the whole batch, the same on every rank, and update the biases by it; nothing where
+        ``skip``, shape (), is true.
 
         bias_e += rate * sign(mean load - load_e): the same step for every expert that is used too little or too much
         (arXiv:2408.15664, alg. 1; DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
@@ -70,5 +71,5 @@ class ExpertBalance:
             router.choice_bias.copy_(torch.where(skip, router.choice_bias, moved_E))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors that a checkpoint holds beside the model, whose buffers the biases are."""
+        """Return the tensors for a checkpoint besides the model, which has the biases as buffers."""
         return {"balance.load": self.load_LE} if self._moe.global_balance_loss_coef else {}

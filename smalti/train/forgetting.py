@@ -1,4 +1,4 @@
-"""Warnings of a run that forgets what its model knew: ``data.retain`` against the evaluation before the first step."""
+"""Warns when held-out sets of ``data.retain`` get worse than their bounds, relative to before the first step."""
 
 import math
 from collections.abc import Mapping
@@ -14,23 +14,23 @@ from smalti.train.loop import Hook, Job
 
 
 def watch(config: JobConfig) -> list[Hook]:
-    """The hook; none without ``data.retain``."""
+    """Return the hook; none without ``data.retain``."""
     return [Forgetting(config.data.retain)] if isinstance(config, RunConfig) and config.data.retain else []
 
 
 class Forgetting(Hook):
-    """One warning and event a set when it passes its bound, again at each further multiple of the bound, or when it
-    passes the bound anew after it had come back below. A resumed run reads its past warnings from ``metrics.jsonl``."""
+    """Writes a warning and an event when a set exceeds its bound, a further multiple of it, or the bound again after a
+    value below it. A resumed run derives its past warnings from ``metrics.jsonl``."""
 
     def __init__(self, retain: Mapping[str, float]) -> None:
         self._retain = retain
         self._before: dict[str, float] = {}
         self._warned: dict[str, float] = {}
-        """Name -> multiples of the bound that a warning was given for."""
+        """Name -> multiples of the bound with a warning."""
 
     def on_start(self, job: Job) -> None:
-        """Read past measurements. Raises UserError where they were made in another way than this attempt's, and where
-        the job has no evaluation."""
+        """Read past measurements. Raises UserError if they were measured with other settings, and if the job has no
+        evaluation."""
         if job.evaluate is None:
             raise UserError(
                 "data.retain has no effect: nothing measures the held-out sets in this job",
@@ -50,14 +50,14 @@ class Forgetting(Hook):
         return self._before, self._warned
 
     def on_eval(self, job: Job, metrics: Mapping[str, float]) -> None:
-        """Warn of what is worse than its bound."""
+        """Warn of the sets that are worse than their bounds."""
         for change in self._take(job.state.step, metrics):
             assert change.allowed_frac is not None
             if not job.is_first:
                 continue
             log.get("train").warning(
-                "step %d: held-out '%s' is %s against before the run (%.4f -> %.4f bits per byte); data.retain allows "
-                "+%.3g %%. More of it in data.stages, or a lower learning rate, keeps it",
+                "step %d: held-out '%s' has changed by %s since step 0 (%.4f -> %.4f bits per byte); data.retain "
+                "allows +%.3g %%. Raise its share in data.stages, or lower the learning rate",
                 *(job.state.step, change.name, percent(change.worse_frac), change.before, change.after),
                 change.allowed_frac * 100,
             )

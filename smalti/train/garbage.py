@@ -1,8 +1,8 @@
-"""Python's garbage collector, run between steps only.
+"""Runs Python's garbage collector between steps only.
 
 A rank that collects inside a step makes every other rank wait in the next collective, so all ranks collect before the
-same step. Objects that exist when training begins are never scanned again. Outside the block the collector is as it
-was.
+same step. Objects that exist when training begins are never scanned again. The collector's state is restored after the
+block.
 """
 
 import gc
@@ -10,11 +10,14 @@ from types import TracebackType
 from typing import Self
 
 EVERY_STEPS = 100
-"""How often young objects are collected; a step leaves few cycles behind."""
+"""Steps between two collections of young objects; a step creates few cycles."""
 
 
 class BetweenSteps:
-    """``with BetweenSteps() as garbage: ... garbage.step(step)`` before each step."""
+    """Disables automatic collection inside a block ``with BetweenSteps() as garbage``.
+
+    Call ``garbage.step(step)`` before each step.
+    """
 
     def __enter__(self) -> Self:
         self._was_enabled = gc.isenabled()
@@ -29,7 +32,7 @@ class BetweenSteps:
             gc.collect(1)
 
     def all(self) -> None:
-        """Collect everything: after a save, which takes long anyway."""
+        """Collect all objects, as after a save, which takes long anyway."""
         gc.collect()
 
     def __exit__(

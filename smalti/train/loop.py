@@ -1,15 +1,15 @@
-"""The loop around the step: cadence of logs, evaluation and saves, and stops.
+"""The training loop: steps, and between them logs, evaluations, checkpoints and stops.
 
     resume -> [ batch -> step -> log? -> evaluate? -> save? -> stop? ] ... -> last evaluation and save
 
-All ranks run the same loop and vote on what only one of them sees, so they enter every collective together. A step
-begins when all ranks have its batch; while they wait, a stop is noticed and a checkpoint can be saved.
+All ranks run the same loop and vote on conditions that they may see differently, so they enter every collective
+together. A step begins when all ranks have its batch; while they wait, they vote on a stop.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -23,6 +23,7 @@ from smalti.distributed.group import world as worlds
 from smalti.distributed.parallel.mesh import Mesh
 from smalti.track.checkpoint_names import size_bytes
 from smalti.track.run import RunFolder
+from smalti.track.sinks.feed import Events
 from smalti.train.batches import Batches, TokenBatches
 from smalti.train.cadence import Cadence
 from smalti.train.garbage import BetweenSteps
@@ -37,43 +38,37 @@ Evaluate = Callable[[nn.Module, int], dict[str, float]]
 """(model, step) -> metrics; called on every rank at the same step."""
 
 _DATA_WAIT_WARN_S = 1.0
-"""A step that waited at least this long for its data is warned of."""
+"""Least wait of a step for its data, in seconds, that gives a warning."""
 _WARN_EVERY_S = 60.0
+"""Seconds between two such warnings."""
 _VOTE_EVERY_S = 0.5
-"""How often ranks that wait for data vote on a stop."""
+"""Seconds between two votes on a stop while ranks wait for data."""
 READ_THREADS = 8
-"""Batches of the stream that are read at a time, where a store's latency requires it."""
-
-
-class Events(Protocol):
-    """Receives events (``track.events.EventLog`` on rank 0; other ranks drop them)."""
-
-    def write(self, kind: str, **fields: Any) -> None:
-        """Append one event."""
+"""Most batches of the stream to read concurrently, if a store's latency requires it."""
 
 
 class Hook:
-    """The caller's code at fixed points of the loop, on every rank. Override what is needed; return nothing."""
+    """Base class of code that the loop calls at fixed points, on every rank; all methods do nothing."""
 
     def on_start(self, job: "Job") -> None:
-        """Before the first step of this attempt."""
+        """Called before the first step of this attempt."""
 
     def on_step(self, job: "Job", result: StepResult) -> None:
-        """After each step. Reading a tensor of ``result`` waits for the device."""
+        """Called after each step. Reading a tensor of ``result`` waits for the device."""
 
     def on_eval(self, job: "Job", metrics: Mapping[str, float]) -> None:
-        """After held-out loss was measured; the metrics are the same on every rank."""
+        """Called after an evaluation; the metrics are the same on every rank."""
 
     def on_checkpoint(self, job: "Job", path: str) -> None:
-        """After a checkpoint is complete."""
+        """Called after a checkpoint is complete."""
 
     def on_stop(self, job: "Job") -> None:
-        """After the last step of this attempt, when it ends without an error."""
+        """Called after the last step of this attempt, if it ends without an error."""
 
 
 @dataclass
 class Job:
-    """Everything that ``fit`` needs; made by ``train.job.build``."""
+    """All that ``fit`` needs; built by ``train.job.build``."""
 
     config: JobConfig
     state: TrainState
@@ -85,28 +80,28 @@ class Job:
     recorder: Recorder
     events: Events
     tensors: Callable[[], dict[str, Tensor]]
-    """Returns the tensors of a checkpoint by name."""
+    """Function that returns the tensors of a checkpoint by name."""
     mesh: Mesh
-    """The ranks along the axes of parallelism."""
+    """The device mesh: the ranks along the axes of parallelism."""
     hosts: tuple[str, ...] = ()
     """The host of each rank; empty in a world of one."""
     evaluate: Evaluate | None = None
     hooks: Sequence[Hook] = field(default_factory=tuple)
     microbatch_tokens: int | None = None
-    """Tokens in one forward pass on one rank (whole rows); None for foreign batches."""
+    """Tokens in one forward pass on one rank (whole rows); None for batches of the caller."""
     indexes: Mapping[str, bytes] = field(default_factory=dict)
-    """Indexes that rank 0 has read (``data.stream.inputs.read_inputs``); empty for foreign batches."""
+    """Indexes that rank 0 has read (``data.stream.inputs.read_inputs``); empty for batches of the caller."""
     prefetch_s: float = 10.0
-    """Seconds of training that are read ahead."""
+    """Seconds of training to read ahead."""
     prefetch_bytes: int = 1 << 30
     out_of_memory: Reporter | None = None
-    """Reports a step that ran out of memory; absent, its error is raised as it is."""
+    """Reports a step that ran out of memory; None: its error is raised unchanged."""
     trial_steps: int | None = None
     """Number of steps of a trial run, which then ends as a whole run does; None: not a trial."""
 
     @property
     def total_steps(self) -> int:
-        """Steps that are trained: of the whole run, or of its trial."""
+        """Number of steps of the run, or of its trial."""
         return min(self.length.total_steps, self.trial_steps or self.length.total_steps)
 
     def status(self, state: str) -> None:
@@ -147,7 +142,7 @@ def fit(job: Job) -> None:
 
 
 class _Agreed(NamedTuple):
-    """Result of the ranks' last vote."""
+    """Result of the last vote of all ranks."""
 
     stop: Stop = Stop.NONE
     save: bool = False
@@ -179,7 +174,7 @@ class _Loop:
 
     @property
     def is_over(self) -> bool:
-        """True once the last step is done, or a stop was agreed on."""
+        """True after the last step, or after a vote for a stop."""
         return self._is_last or bool(self.agreed.stop)
 
     @property
@@ -187,26 +182,26 @@ class _Loop:
         return self.job.state.step >= self.job.total_steps
 
     def start(self) -> None:
-        """Call the hooks; evaluate weights that were loaded before they are trained further."""
+        """Call the hooks; before the first step of a run with ``init_from``, evaluate the loaded weights."""
         for hook in self.job.hooks:
             hook.on_start(self.job)
         if self.job.state.step == 0 and self.job.config.init_from is not None:
             self._evaluate()
 
     def wait_for_batch(self) -> None:
-        """Return on all ranks together when each has its next batch, or when one was asked to stop."""
+        """Return on all ranks together when each has its next batch, or when a stop was requested from any."""
         self._wait_began_s = clock.now_s()
         self.garbage.step(self.job.state.step + 1)
         while self.agreed.lacks_batch and not self.agreed.stop:
             has_batch = self.batches.wait(_VOTE_EVERY_S)
-            self._vote.start(self.signals.asked, 0, 0, not has_batch)
+            self._vote.start(self.signals.requested, 0, 0, not has_batch)
             self._agree()
 
     def step(self) -> None:
-        """Train one step; the ranks vote meanwhile on what follows it."""
+        """Train one step; meanwhile the ranks vote on the actions after it."""
         upcoming = self.job.state.step + 1
         self._vote.start(
-            self.signals.asked,
+            self.signals.requested,
             self._save_when.due(upcoming),
             self._evaluate_when.due(upcoming),
             not self.batches.has(upcoming),
@@ -218,7 +213,7 @@ class _Loop:
         self._agree()
 
     def log_if_due(self) -> None:
-        """Write the metrics of the steps since the last time, also before a save, an evaluation and the end."""
+        """Write the metrics of the steps since the last flush; also before a save, an evaluation or the end."""
         job, agreed = self.job, self.agreed
         if not (self._log_when.due(job.state.step) or agreed.save or agreed.evaluate or agreed.stop or self._is_last):
             return
@@ -230,13 +225,13 @@ class _Loop:
         self._log_when.done()
 
     def evaluate_if_due(self) -> None:
-        """Measure held-out loss, also after the last step."""
+        """Evaluate; also after the last step."""
         if self.agreed.evaluate or self._is_last:
             self._evaluate()
             self._evaluate_when.done()
 
     def save_if_due(self) -> None:
-        """Save a checkpoint, also after the last step and before a stop, where it must succeed."""
+        """Save a checkpoint; also after the last step and before a stop, where a failure is raised."""
         must_succeed = bool(self.agreed.stop) or self._is_last
         if not (self.agreed.save or must_succeed) or self.job.state.step == self._saved_step:
             return
@@ -262,14 +257,14 @@ class _Loop:
         self.agreed = _Agreed(Stop(stop), bool(save), bool(evaluate), bool(lacks_batch))
 
     def _warn_if_slow(self, wait_s: float) -> None:
-        """Warn, and write an event, where a step waited for its data; the first one always does."""
+        """Write a warning and an event if a step waited for its data; not for the first, which always waits."""
         is_first, self._is_first_wait = self._is_first_wait, False
         if is_first or wait_s < _DATA_WAIT_WARN_S or clock.now_s() - self._warned_s < _WARN_EVERY_S:
             return
         self._warned_s = clock.now_s()
         step = self.job.state.step
         log.get("train").warning("step %d waited %.1f s for its data", step, wait_s)
-        # one of the counts is called wait_s too: here it is what this step waited
+        # replaces the count wait_s, the sum over threads, by the wait of this step
         self.job.events.write("data_slow", step=step, **{**_fetch_counts(self.job), "wait_s": round(wait_s, 3)})
 
     def _evaluate(self) -> None:
@@ -286,8 +281,10 @@ class _Loop:
             hook.on_eval(job, metrics)
 
     def _return_to_last_good_step(self, error: NotFinite) -> None:
-        """After a non-finite step: go back to the step before it (its weights are unchanged), write an event and save.
-        No older checkpoint is deleted for this one, because the cause may be earlier."""
+        """After a non-finite step: return to the step before it (weights are unchanged), write an event and save.
+
+        No older checkpoint is deleted for this one, because the cause may be earlier.
+        """
         job = self.job
         job.state.step = error.step - 1
         job.state.found_inf = None
@@ -297,7 +294,8 @@ class _Loop:
 
 
 def _read_ahead(job: Job) -> ReadAhead[Any]:
-    """Read batches ahead: those of ``TokenBatches`` in several threads and as rows, which are smaller than tensors."""
+    """Return the reader of batches: for ``TokenBatches`` with several threads and of rows, which are smaller than
+    tensors."""
     batches, first, last = job.batches, job.state.step, job.total_steps
     limits: Any = {"prefetch_s": job.prefetch_s, "prefetch_bytes": job.prefetch_bytes}
     if isinstance(batches, TokenBatches):
@@ -311,9 +309,9 @@ def _run_step(job: Job, microbatches: Any, wait_s: float) -> None:
         microbatches = job.batches.place(microbatches)
     if not len(microbatches):
         raise UserError(
-            f"batch({job.state.step}) of {type(job.batches).__name__} gave no microbatch",
+            f"batch({job.state.step}) of {type(job.batches).__name__} returned no microbatch",
             allowed="the same number on every rank, at least one",
-            hint="where a rank is short of data, give it a microbatch whose loss and weight are 0",
+            hint="for a rank without data: a microbatch whose loss and weight are 0",
         )
     step, lr = job.state.step, job.state.lr(job.state.step)
     try:
@@ -331,8 +329,10 @@ def _run_step(job: Job, microbatches: Any, wait_s: float) -> None:
 
 
 def _save(job: Job, *, must_succeed: bool, keep: int | None = None) -> bool:
-    """Save a checkpoint and keep the newest ``keep``, absent as many as the config says. Returns whether it was saved;
-    raises RetryableError only with ``must_succeed``."""
+    """Save a checkpoint, and delete all but the newest ``keep`` (default: that of the config).
+
+    Returns whether it was saved. Raises RetryableError only with ``must_succeed``.
+    """
     began_s = clock.now_s()
     step = job.state.step
     keep = keep or job.config.train.checkpoint.keep
@@ -343,7 +343,7 @@ def _save(job: Job, *, must_succeed: bool, keep: int | None = None) -> bool:
         job.events.write("checkpoint_failed", step=step, reason=error.message)
         if must_succeed:
             raise
-        log.get("train").warning("%s; training goes on and saves again at the next turn", error.message)
+        log.get("train").warning("%s; training continues until the next checkpoint", error.message)
         return False
     finally:
         job.recorder.add_non_step_time(clock.now_s() - began_s)
@@ -356,7 +356,7 @@ def _save(job: Job, *, must_succeed: bool, keep: int | None = None) -> bool:
 
 
 def train_state(job: Job) -> dict[str, Any]:
-    """The part of a checkpoint that is not tensors."""
+    """Return the part of a checkpoint that is not tensors."""
     return {
         "step": job.state.step,
         "tokens": job.recorder.tokens,
@@ -377,11 +377,11 @@ def _end(job: Job, stop: Stop) -> None:
     saved = f"stopped at step {step} of {job.total_steps} with a checkpoint saved"
     text = saved if step else "stopped before the first step; nothing was saved"
     kind = Interrupted if stop == Stop.INTERRUPTED else RetryableError
-    raise kind(text, hint="run the same command again to go on") from worlds.RaisedOnAllRanks()
+    raise kind(text, hint="run the same command again to continue") from worlds.RaisedOnAllRanks()
 
 
 def _data_metrics(job: Job) -> dict[str, float]:
-    """Tokens of each source, epochs of the largest, and what fetching has cost."""
+    """Return the tokens of each source, the epochs of the largest, and the counts of fetching."""
     by_source = getattr(job.batches, "tokens_by_source", None)
     tokens = {} if by_source is None else by_source(job.state.step)
     epochs = getattr(job.batches, "epochs", None)

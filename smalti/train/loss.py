@@ -1,8 +1,8 @@
-"""Losses: ``(model, microbatch) -> (sum, weight, metrics)``, all of them sums (see ``train.step``).
+"""The loss of language modelling: ``(model, microbatch) -> (sum, weight, metrics)``, all sums (``train.step``).
 
-Language modelling adds cross-entropy of next tokens, an optional z-loss of the output (PaLM, arXiv 2204.02311, section
-5), and for an MoE the losses of ``train.expert_balance``. Each is a sum over tokens or sequences, so it does
-not depend on the split into microbatches and ranks.
+It adds cross-entropy of next tokens, an optional z-loss of the output (PaLM, arXiv 2204.02311, section 5), and for an
+MoE the losses of ``train.expert_balance``. Each is a sum over tokens or sequences, so it does not depend on the split
+into microbatches and ranks.
 """
 
 from torch import Tensor, nn
@@ -21,17 +21,17 @@ class LanguageLoss:
 
     def __init__(self, model: ModelConfig, config: LossConfig) -> None:
         self.balance = ExpertBalance(model) if model.moe else None
-        """Needs the load of each step: ``build`` makes it ``TrainState.balance``."""
+        """Losses of the experts; also ``TrainState.balance``, because they need the load of each step."""
         self._soft_cap = model.final_logit_softcapping
         self._config = config
 
     def __call__(self, model: nn.Module, microbatch: Microbatch) -> tuple[Tensor, Tensor, Metrics]:
-        """Forward one microbatch; returns the summed loss, the number of targets, and sums for the log."""
+        """Run the forward pass of a microbatch; return the summed loss, the number of targets, and sums for the log."""
         if not microbatch.inputs.numel():
             raise UserError(
-                f"a microbatch of {' x '.join(map(str, microbatch.inputs.shape))} tokens",
+                f"a microbatch has {' x '.join(map(str, microbatch.inputs.shape))} tokens",
                 allowed="at least one row of one token",
-                hint="where a rank is short of rows, give it one row whose targets are all IGNORE (-100)",
+                hint="for a rank without rows: one row whose targets are all IGNORE (-100)",
             )
         counted = microbatch.targets != IGNORE
         output = model(

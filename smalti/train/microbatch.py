@@ -1,8 +1,8 @@
-"""The microbatch is settled before step 1, the same on every rank: chosen, then tried.
+"""Chooses the microbatch size before step 1, the same on every rank, and tries it.
 
-The choice is ``cost.microbatch.choose``. A trial runs forward and backward with what takes the most memory, and leaves
-weights, moments, buffers and random numbers as they were, to the bit. One that runs out of memory ends the attempt as
-any step would, and the next attempt has half (``train/oom.py``): the other ranks wait in a collective.
+The choice is ``cost.microbatch.choose``. A trial runs forward and backward with the data of maximal memory, and changes
+no bit of weights, moments, buffers and random state. If it runs out of memory, the attempt ends as in any step, and the
+next one has half the microbatch (``train/oom.py``): the other ranks wait in a collective.
 """
 
 import contextlib
@@ -29,20 +29,21 @@ from smalti.train.step import Loss, TrainState
 def choose(
     config: RunConfig, layout: Layout, device: torch.device, world: World, *, limit_tokens: int | None = None
 ) -> microbatch.Chosen:
-    """Choose the microbatch to begin with, the same on every rank. A collective.
+    """Choose the first microbatch size, the same on every rank. A collective.
 
-    Raises UserError where a pipeline cannot run it. ``limit_tokens``: what earlier attempts leave.
+    limit_tokens: upper bound from earlier attempts that ran out of memory. Raises UserError where a pipeline cannot run
+    it.
     """
     memory_bytes = memory_of(device, world)
     chosen = microbatch.choose(config, layout, device.type, memory_bytes, limit_tokens=limit_tokens)
     if not chosen.fits:
-        log.get("train").warning("by the plan not one row fits the memory of a rank; trying one all the same")
+        log.get("train").warning("by the plan even one row does not fit the memory of a rank; trying one row")
     microbatch.check_pipeline(config, layout, chosen.tokens)
     return chosen
 
 
 def memory_of(device: torch.device, world: World) -> float:
-    """Memory of a rank in bytes, the least over all ranks. A collective."""
+    """Return the memory of a rank in bytes, the minimum over all ranks. A collective."""
     if device.type == "cuda":
         memory_bytes = float(torch.cuda.get_device_properties(device).total_memory)
     else:
@@ -56,7 +57,7 @@ def memory_of(device: torch.device, world: World) -> float:
 
 
 def wants_trial(config: RunConfig, device: torch.device) -> bool:
-    """Whether the microbatch is tried: on CUDA, or where the config says so."""
+    """Return whether the microbatch is tried: on CUDA, or as the config says."""
     wanted = config.train.microbatch_trial
     if wanted == "auto":
         return device.type == "cuda" and config.train.microbatch_tokens == "auto"
@@ -65,7 +66,7 @@ def wants_trial(config: RunConfig, device: torch.device) -> bool:
 
 @dataclass
 class Trial:
-    """Tries microbatches on a job that is built and has not begun."""
+    """Tries microbatch sizes on a job before its first step."""
 
     config: RunConfig
     layout: Layout
@@ -74,18 +75,18 @@ class Trial:
     batches: TokenBatches
     reporter: Reporter
     had_room: Callable[[], bool] | None = None
-    """Whether this rank had memory to spare, called after the trial; absent, decided by the allocator's own count."""
+    """Returns, after a trial, whether this rank had spare memory; None: whether the allocator has not retried."""
 
     def settle(self, tokens: int) -> int:
-        """Try ``tokens``, and split the batches by what fits. Returns that. A collective."""
+        """Try ``tokens`` and halves of it; use the first that fits for the batches, and return it. A collective."""
         tokens = self.largest(tokens)
         self.batches.use_microbatch(tokens)
         return tokens
 
     def largest(self, tokens: int) -> int:
-        """``tokens`` or the first of its halves, in whole rows, that fits on every rank. A collective.
+        """Return ``tokens`` or the first of its halves, in whole rows, that fits on every rank. A collective.
 
-        Raises OutOfMemory or OneRowTooLarge where a rank had no memory at all.
+        Raises OutOfMemory or OneRowTooLarge where a rank ran out of memory in a trial.
         """
         while True:
             rows, seq_len, microbatches = self._fullest(tokens)
@@ -101,7 +102,7 @@ class Trial:
             log.get("train").info("a rank had no room to spare in the trial: microbatches of %s tokens", f"{tokens:,}")
 
     def _fullest(self, tokens: int) -> tuple[int, int, int]:
-        """(rows, seq_len, microbatches in a step) of the step with the most tokens in a microbatch."""
+        """Return (rows, seq_len, microbatches in a step) of the step with the most tokens in a microbatch."""
         shapes = []
         for batch, seq_len in self.config.batches_and_lengths:
             share = -(-batch // seq_len // self.layout.data_ranks)
@@ -121,20 +122,20 @@ class Trial:
 
     @contextlib.contextmanager
     def _worst_routing(self) -> Iterator[None]:
-        """Route all tokens of all ranks to the experts of one rank where dispatch is exact. Else each rank computes as
-        many choices as tokens times experts a token, whatever the routing."""
+        """Context manager: route all tokens of all ranks to the experts of one rank if dispatch is exact. Otherwise the
+        work of a rank does not depend on the routing."""
         if self.layout.expert == 1 or self.config.train.parallel.dispatch == "static":
             yield
             return
         with all_to_first(self.state.model):
             yield
         if any(getattr(module, "_compiled_call_impl", None) for module in self.state.model.modules()):
-            torch._dynamo.reset()  # compiled blocks have the forced choice in them
+            torch._dynamo.reset()  # blocks were compiled with the forced choice
 
 
 @contextlib.contextmanager
 def all_to_first(model: nn.Module) -> Iterator[None]:
-    """Inside, every router chooses the first experts, which are on one rank or on the first few."""
+    """Context manager: every router chooses the first experts, which are on one rank or on the first few."""
     with replaced_choices(model, lambda router: _first(router.config.num_experts_per_tok)):
         yield
 
@@ -148,7 +149,7 @@ def _first(count: int) -> Callable[[Tensor], Tensor]:
 
 @contextlib.contextmanager
 def _restored(state: TrainState) -> Iterator[None]:
-    """Restore buffers and random numbers, and drop gradients: forward and backward change nothing else."""
+    """Context manager: restore buffers and random state, and drop gradients; nothing else changes in both passes."""
     model = state.model
     before = [buffer.clone() for buffer in model.buffers()]
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
@@ -164,5 +165,5 @@ def _restored(state: TrainState) -> Iterator[None]:
 
 
 def _retries() -> int:
-    """How often the allocator had to free its cached blocks and retry."""
+    """Return how often the allocator had to free its cached blocks and retry."""
     return int(torch.cuda.memory_stats().get("num_alloc_retries", 0)) if torch.cuda.is_initialized() else 0

@@ -1,8 +1,7 @@
-"""A rank that ran out of memory: the event, and the error that ends this rank alone.
+"""Reports that this rank ran out of memory: writes the event, and builds the error that ends this rank alone.
 
-Guarantees: the event is in the run folder before the error is raised, whichever rank it is, so that the next attempt
-takes half the microbatch. Nothing is waited for: the other ranks are in a collective with this one. A process that the
-kernel kills for memory (SIGKILL) is not seen here.
+Any rank writes the event before the error is raised, so that the next attempt uses half the microbatch. There is no
+collective here, as the other ranks wait in one. A process that the kernel kills for memory (SIGKILL) is not covered.
 """
 
 import math
@@ -47,7 +46,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def placement(config: JobConfig, layout: Layout, device: torch.device) -> dict[str, Any]:
-    """Facts that the memory of a rank depends on and that may change between attempts; with others a batch may fit."""
+    """Return the settings that determine the memory of a rank and may change between attempts."""
     train = config.train
     return {
         "layout": str(layout),
@@ -61,19 +60,19 @@ def placement(config: JobConfig, layout: Layout, device: torch.device) -> dict[s
 
 @dataclass(frozen=True)
 class Reporter:
-    """Writes the events of one rank that ran out of memory, and makes the errors."""
+    """Writes the events of one rank that ran out of memory, and builds the errors."""
 
     config: JobConfig
     folder: RunFolder
     rank: int
     layout: Layout
     of: dict[str, Any] = field(default_factory=dict)
-    """The ``placement``: a later attempt with the same one would run out as well."""
+    """The ``placement`` of the attempt: a later attempt with the same one would run out of memory too."""
 
     def report(
         self, error: BaseException, batches: Any, microbatches: Sequence[Any], *, step: int, phase: Phase
     ) -> SmaltiError | None:
-        """Report an error of ``train_step``. Returns the error to raise in its place; None if it is not of memory."""
+        """Report an error of ``train_step``; returns the error to raise instead, None if it is not about memory."""
         if not is_out_of_memory(error):
             return None
         if not (isinstance(batches, TokenBatches) and isinstance(microbatches[0], Microbatch)):
@@ -84,8 +83,8 @@ class Reporter:
     def report_rows(
         self, error: BaseException, rows: int | None, seq_len: int, *, step: int, phase: Phase | Literal["trial"]
     ) -> OutOfMemory | OneRowTooLarge:
-        """Write the event of a microbatch of ``rows`` of ``seq_len`` tokens; ``rows`` None: of foreign batches, which
-        cannot be cut here."""
+        """Write the event for a microbatch of ``rows`` of ``seq_len`` tokens; ``rows`` None: of batches of the caller,
+        which cannot be split here."""
         smaller = None if rows is None or rows == 1 else rows // 2 * seq_len
         event = {
             "rank": self.rank,
@@ -101,13 +100,13 @@ class Reporter:
         log.close()
         if smaller is not None:
             return OutOfMemory(
-                describe(event), hint=f"the same command goes on with microbatches of {smaller:,} tokens"
+                describe(event), hint=f"the same command continues with microbatches of {smaller:,} tokens"
             )
-        what = "one row" if rows is not None else "a microbatch of the batches that were given"
+        what = "one row" if rows is not None else "a microbatch of the caller's batches"
         return OneRowTooLarge(f"{describe(event)}: {what} does not fit", hint=self._hint(rows, seq_len))
 
     def _hint(self, rows: int | None, seq_len: int) -> str:
-        """The changes that lower the memory of this layout by the plan, which knows only models of a config."""
+        """Return the changes that lower the memory of this layout by the plan, for a model of a config."""
         if rows is None or not isinstance(self.config, RunConfig):
             return "smaller microbatches"
         has_gpu = self.of.get("device", "cpu") != "cpu"

@@ -21,9 +21,9 @@ Groups = list[dict[str, Any]]
 
 
 def decays(name: str, parameter: Tensor) -> bool:
-    """Whether weight decay applies: to matrices, and not to norms, biases and embeddings.
+    """Return whether weight decay applies to a parameter: to matrices, not to norms, biases and embeddings.
 
-    Decided by shape and name: vectors (norm weights, biases) and anything called ``embed`` are exempt.
+    Decided by shape and name: vectors (norm weights, biases) and all with ``embed`` in their name are exempt.
     """
     return parameter.ndim >= 2 and "embed" not in name
 
@@ -47,8 +47,8 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
 
 
 def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's tensors by name (``optimizer.<parameter>.<moment>``), AdamW's ``step`` of each parameter among
-    them."""
+    """Return the optimizer's tensors by name (``optimizer.<parameter>.<moment>``), including AdamW's ``step`` of each
+    parameter."""
     return {
         f"optimizer.{name}.{key}": value
         for name, parameter in model.named_parameters()
@@ -57,7 +57,7 @@ def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Ten
 
 
 def _adamw(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW (arXiv 1711.05101), fused; torch alone would allocate its moments in the first step."""
+    """Build AdamW (arXiv 1711.05101), fused, with its moments, which torch would allocate in the first step."""
     assert config.eps is not None
     optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
     for group in optimizer.param_groups:
@@ -71,10 +71,11 @@ def _adamw(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:
 
 
 class Lion(torch.optim.Optimizer):
-    """The sign of an average of gradients, with decoupled weight decay (Chen et al. 2023, arXiv 2302.06675, alg. 2).
+    """Lion: the sign of an average of gradients, with decoupled weight decay (Chen et al. 2023, arXiv 2302.06675,
+    alg. 2).
 
     w -= lr (sign(b1 m + (1 - b1) g) + decay w), then m = b2 m + (1 - b2) g. It has one moment, and works on shards, as
-    each weight is updated by itself.
+    updates are elementwise.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Lion(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient; a closure is not taken."""
+        """Update every parameter that has a gradient; closures are not supported."""
         assert closure is None
         for group in self.param_groups:
             updated = [parameter for parameter in group["params"] if parameter.grad is not None]
@@ -103,7 +104,7 @@ class Lion(torch.optim.Optimizer):
             self._descend(averages, gradients, lr=1 - average_beta, weight_decay=1.0, maximize=True)
 
     def _descend(self, values: list[Tensor], gradients: list[Tensor], **settings: Any) -> None:
-        """x -= lr (g + decay x), or lr (decay x - g) to maximize, by the kernel that can skip on the device."""
+        """Update x -= lr (g + decay x), or lr (decay x - g) to maximize, by the kernel that can skip on the device."""
         found_inf = getattr(self, "found_inf", None)
         sgd(values, gradients, [None] * len(values), fused=True, found_inf=found_inf, momentum=0.0, dampening=0.0,
             nesterov=False, **{"maximize": False, **settings})  # fmt: skip
@@ -113,4 +114,4 @@ BUILDERS: dict[OptimizerName, Callable[[Groups, OptimizerConfig], torch.optim.Op
     "adamw": _adamw,
     "lion": lambda groups, config: Lion(groups, lr=config.lr, betas=config.betas),
 }
-"""Each makes the optimizer with its moments, over groups that set the weight decay."""
+"""Builders of an optimizer with its moments, over parameter groups with their weight decay."""

@@ -1,7 +1,7 @@
-"""What ``init_from`` names: which model and tokenizer its weights belong to, and whether a run may start from them.
+"""Checks the origin ``init_from`` of a run: whether its model and tokenizer are those of the weights.
 
-Promises: weights are loaded only into the model that they were learned in and for the tokenizer that they were learned
-with, also where the shapes are the same. Reads configs and ``tokenizer.json``, no weights.
+Weights are loaded only into the model, and for the tokenizer, that they were trained with, even if the shapes match.
+Reads configs and ``tokenizer.json``, no weights.
 """
 
 from pathlib import Path
@@ -25,14 +25,14 @@ _OF_TRAINING = (
     "moe.bias_update_rate",
     "moe.kernel",
 )
-"""Fields that do not change what the weights compute (the family is a form in which they are written)."""
+"""Fields that do not affect what the weights compute (the family is a file format)."""
 _MAY_BE_ADDED = ("clip_qkv", "attn_logit_softcapping", "final_logit_softcapping")
 """Bounds that a run may give to a model that had none, to keep it stable."""
 _LONGEST = "max_position_embeddings"
 
 
 def model_of(source: str | Path) -> ModelConfig:
-    """The model section of a Hugging Face folder, a run or a checkpoint. DataError where it is none of them."""
+    """Return the model section of a Hugging Face folder, a run or a checkpoint. Raises DataError for anything else."""
     path = Path(source)
     if (path / "config.json").is_file():
         return open_folder(path).config
@@ -48,8 +48,8 @@ def model_of(source: str | Path) -> ModelConfig:
 
 
 def check(config: RunConfig) -> list[str]:
-    """UserError where the run's model or tokenizer is not that of ``init_from``; returns what is knowingly different,
-    a line for people each."""
+    """Raise UserError if the run's model or tokenizer is not that of ``init_from``; returns warnings for allowed
+    differences, a line each."""
     if config.init_from is None:
         return []
     lines = _check_model(config.model, model_of(config.init_from), config.init_from)
@@ -57,7 +57,7 @@ def check(config: RunConfig) -> list[str]:
 
 
 def run_of(path: Path) -> Path | None:
-    """The run that a path is, or that a checkpoint is in."""
+    """Return the run folder that a path is, or that the checkpoint is in; else None."""
     of_checkpoint = path.absolute().parent.parent if (path / "train_state.json").is_file() else path
     return of_checkpoint if (of_checkpoint / "config.yaml").is_file() else None
 
@@ -67,45 +67,43 @@ def run_of(path: Path) -> Path | None:
 
 def _check_model(wanted: ModelConfig, learned: ModelConfig, source: str) -> list[str]:
     ours, theirs = _computed(wanted), _computed(learned)
-    apart = {key: (ours.get(key), theirs.get(key)) for key in {**theirs, **ours} if ours.get(key) != theirs.get(key)}
-    added = {key: value for key, (value, before) in apart.items() if key in _MAY_BE_ADDED and before is None}
-    refused = [key for key in apart if key not in added]
+    changed = {key: (ours.get(key), theirs.get(key)) for key in {**theirs, **ours} if ours.get(key) != theirs.get(key)}
+    added = {key: value for key, (value, before) in changed.items() if key in _MAY_BE_ADDED and before is None}
+    refused = [key for key in changed if key not in added]
     if refused:
         key = refused[0]
-        mine, other = apart[key]
+        mine, other = changed[key]
         raise UserError(
             f"model.{key} is {_text(mine)}; in init_from={source} it is {_text(other)}"
             + (f" ({len(refused) - 1} more differ: {', '.join(refused[1:5])})" if refused[1:] else ""),
-            allowed="the model section that the weights were learned in",
+            allowed="the model section that the weights were trained with",
             hint=f"smalti config model {source} prints it",
         )
     _check_biases(wanted, learned, source)
-    lines = [f"model.{key}={_text(value)} is new to the weights of {source}" for key, value in added.items()]
+    lines = [f"model.{key}={_text(value)} was not set for the weights of {source}" for key, value in added.items()]
     if wanted.router_weighs_alike:
         lines.append(
-            f"one expert a token with weight 1, as {source} has it: the router learns from its balance losses alone"
+            f"one expert a token with weight 1, as in {source}: the router gets gradients from its balance losses alone"
         )
     longest, learned_longest = wanted.max_position_embeddings, learned.max_position_embeddings
     if longest > learned_longest:
-        lines.append(
-            f"model.{_LONGEST}={longest} is beyond the {learned_longest} that the weights of {source} were made for"
-        )
+        lines.append(f"model.{_LONGEST}={longest} is more than the {learned_longest} of the weights of {source}")
     return lines
 
 
 def _check_biases(wanted: ModelConfig, learned: ModelConfig, source: str) -> None:
-    """The biases of a router's choice are learned, but no option of their own says that they exist."""
+    """Raise UserError if the weights have selection biases that the model lacks; only their update rate says so."""
     mine, other = (model.moe.bias_update_rate if model.moe else 0.0 for model in (wanted, learned))
     if other and not mine:
         raise UserError(
             f"the routers in init_from={source} choose experts with biases, and model.moe.bias_update_rate=0 has none",
             allowed="a rate above 0: without their biases these routers choose other experts",
-            hint=f"model.moe.bias_update_rate={other:g}, as the weights were learned with",
+            hint=f"model.moe.bias_update_rate={other:g}, as in the training of the weights",
         )
 
 
 def _computed(model: ModelConfig) -> dict[str, Any]:
-    """All that decides what the weights compute, defaults resolved; the longest sequence is compared elsewhere."""
+    """Return the fields that determine what the weights compute, defaults resolved, except the longest sequence."""
     values = model.model_dump(mode="json")
     values |= {"num_key_value_heads": model.kv_heads, "head_dim": model.width_per_head}
     layers = range(model.num_hidden_layers)
@@ -126,30 +124,30 @@ def _text(value: Any) -> str:
 
 
 def _check_tokenizer(ours: str | None, source: str) -> list[str]:
-    """By content: the entries with their ids, and the merges. Ours may have more entries, where theirs end."""
+    """Raise UserError if entries, ids or merges of the tokenizers differ; ours may have additional entries."""
     run = run_of(Path(source))
     folder = Path(source) if run is None else run / "tokenizer"
     mine, theirs = None if ours is None else _read(ours), _read(folder)
     if mine is None or theirs is None:
-        what = f"nothing checks that the tokenizer of init_from={source} wrote the data"
+        what = f"it is not checked that the data was tokenized with the tokenizer of init_from={source}"
         return [f"{what}; name it: data.tokenizer={folder}" if ours is None and theirs is not None else what]
-    apart = [token for token, id_ in theirs[0].items() if mine[0].get(token) != id_]
-    if apart or mine[1] != theirs[1]:
-        first = apart[0] if apart else None
+    changed = [token for token, id_ in theirs[0].items() if mine[0].get(token) != id_]
+    if changed or mine[1] != theirs[1]:
+        first = changed[0] if changed else None
         what = "their merges differ" if first is None else (
             f"{first!r} has the id {theirs[0][first]} there and {mine[0].get(first, 'none')} here"
         )  # fmt: skip
         raise UserError(
-            f"the weights of init_from={source} were learned with another tokenizer ({folder}) than wrote the data "
+            f"the weights of init_from={source} were trained with another tokenizer ({folder}) than that of the data "
             f"(data.tokenizer={ours}): {what}",
-            allowed="data in the tokenizer of the weights",
-            hint=f"write the tokens again: smalti data tokenize RECIPE tokenizer={folder}",
+            allowed="data tokenized with the tokenizer of the weights",
+            hint=f"tokenize the data again: smalti data tokenize RECIPE tokenizer={folder}",
         )
     return []
 
 
 def _read(folder: str | Path) -> tuple[dict[str, int], list[tuple[str, ...]]] | None:
-    """Entry -> id with the added ones, and merges; None where there is no such table (no file, or Unigram)."""
+    """Return the ids of all entries, and the merges; None without such a table (no file, or Unigram)."""
     if not store.exists(store.join(folder, "tokenizer.json")):
         return None
     parts = store.read_json(store.join(folder, "tokenizer.json"))

@@ -1,8 +1,8 @@
-"""The microbatches of a step through pipeline stages: a ``TrainState.forward_backward`` for layers on several ranks.
+"""Runs the microbatches of a step through pipeline stages, as a ``TrainState.forward_backward``.
 
-Each pipeline stage calls the loss on its own part; every sum has the same name and shape on all ranks, zeros where a
-rank has no part in it. Rows without targets make all microbatches of a step one shape. Gradients are reduced
-once a step. A loss must call the model once, with a head.
+Each pipeline stage calls the loss on its own part; every sum has the same name and shape on all ranks, and is zero if a
+rank contributes nothing. Microbatches are padded to one shape by rows without targets. Gradients are reduced once a
+step. A loss must call the model once, with a head.
 
 Shapes: S rows, T time, D hidden.
 """
@@ -32,26 +32,26 @@ _CLASSES: dict[PipelineSchedule, str] = {
 
 
 class PipelineForwardBackward:
-    """A ``ForwardBackward`` by one of torch's schedules."""
+    """A ``ForwardBackward`` with one of torch's pipeline schedules."""
 
     def __init__(self, schedule: PipelineSchedule) -> None:
         self._name = schedule
         self._built: dict[tuple[int, tuple[int, ...]], _Built] = {}
 
     def __call__(self, state: TrainState, microbatches: Sequence[Any], loss: Loss) -> list[Metrics]:
-        """Forward and backward over the microbatches of a step; the sums of each on each of this rank's stages."""
-        model, alike = state.model, _alike(microbatches)
-        built = self._for(model, alike)
+        """Run the microbatches forward and backward; returns the sums of each on each of this rank's stages."""
+        model, padded = state.model, _padded(microbatches)
+        built = self._for(model, padded)
         sums: list[Metrics] = []
         for stage in built.stages:
-            stage.begin(state, alike, loss, sums)
+            stage.begin(state, padded, loss, sums)
         whole = cast(FSDPModule, model)
         for setting in (whole.set_requires_gradient_sync, whole.set_is_last_backward, whole.set_reshard_after_backward):
             setting(False)
-        numbers = torch.arange(len(alike))
+        numbers = torch.arange(len(padded))
         try:
             built.schedule.step(number=numbers, target=numbers, return_outputs=False)
-        except RuntimeError as error:  # torch's stages wrap the error in their own
+        except RuntimeError as error:  # torch's stages wrap the error
             raise _cause(error) from None
         # What torch's stages do at the end of a step where each is an FSDP module; it sets the three again.
         PipelineStage.perform_reduce_grad(cast(Any, _Whole(model)), 1)
@@ -73,7 +73,7 @@ class PipelineForwardBackward:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The first error of a chain: out of memory, a lost rank and bad data are known by it."""
+    """Return the first error of a chain, by which callers recognise out of memory, a lost rank and bad data."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
@@ -109,14 +109,14 @@ def _build(model: StagedDecoder, name: PipelineSchedule, microbatches: int, shap
         for module in modules
     ]
     schedule: Any = get_schedule_class(_CLASSES[name])
-    given = stages[0] if name == "1f1b" else stages
-    return _Built(schedule(given, microbatches, loss_fn=lambda total, _: total, scale_grads=False), modules)
+    own_stages = stages[0] if name == "1f1b" else stages
+    return _Built(schedule(own_stages, microbatches, loss_fn=lambda total, _: total, scale_grads=False), modules)
 
 
 class _WideStage(PipelineStage):
-    """Adds up the gradients of weights in the precision of ``reduce`` also where the backward pass is split.
+    """Accumulates the gradients of weights in the precision of ``reduce`` also if the backward pass is split.
 
-    FSDP does that at the end of each backward pass of inputs alone; two of weights in a row would add up in bf16.
+    FSDP does so at the end of a backward pass of inputs only; two of weights in a row would accumulate in bf16.
     """
 
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
@@ -141,10 +141,10 @@ def _fsdp_parameters(module: FSDPModule) -> list[Any]:
 
 
 def _is_cut(stage: Stage, config: ModelConfig) -> bool:
-    """Whether ``zero_bubble`` runs the backward pass of inputs and the one of weights apart.
+    """Return whether ``zero_bubble`` splits the backward pass of a stage into that of inputs and that of weights.
 
-    The loss computes all its gradients in the forward pass; experts compute theirs in one kernel, which would run
-    twice. There the backward pass of inputs is the whole one.
+    The loss computes all gradients in the forward pass, and experts compute theirs in one kernel, which would run
+    twice: their backward pass is not split.
     """
     return not stage.is_last and not any(config.has_experts(layer) for layer in stage.layers)
 
@@ -154,7 +154,7 @@ def _nothing_left() -> Any:
 
 
 class _OneStage(nn.Module):
-    """The module of a schedule: one microbatch through a pipeline stage of this rank, with its part of the loss."""
+    """The module that a schedule calls: a pipeline stage of this rank with its part of the loss, for one microbatch."""
 
     def __init__(self, model: nn.Module, stage: Stage) -> None:
         super().__init__()
@@ -164,60 +164,63 @@ class _OneStage(nn.Module):
         self._state: TrainState | None = None
 
     def begin(self, state: TrainState, microbatches: list[Microbatch], loss: Loss, sums: list[Metrics]) -> None:
-        """Set the input of the next step; ``sums`` takes those of each pass."""
+        """Set the input of the next step; the sums of each pass are appended to ``sums``."""
         self._state, self._microbatches, self._loss, self._sums = state, microbatches, loss, sums
 
     def end(self) -> None:
-        """Drop the input and the sums."""
+        """Release the input and the sums."""
         self._state, self._microbatches, self._loss, self._sums = None, [], None, []
 
     def set_phase(self, phase: Phase) -> None:
-        """Record what the schedule runs now, in ``TrainState.phase``."""
+        """Set ``TrainState.phase``."""
         assert self._state is not None
         self._state.phase = phase
 
     def forward(self, *received: Tensor, number: Tensor) -> Tensor:
-        """Output of the pipeline stage before -> input of the next one, or the loss of the microbatch, shape ()."""
+        """Run the stage on the output of the previous one.
+
+        Returns the input of the next stage; at the last the loss of the microbatch, shape ().
+        """
         assert self._loss is not None
         self.set_phase("forward")
-        model = _AsWhole(self.model, self.stage, received[0] if received else None)
+        model = _StageAsModel(self.model, self.stage, received[0] if received else None)
         total, weight, metrics = self._loss(cast(nn.Module, model), self._microbatches[int(number)])
         weight = weight if self.stage.is_last else torch.zeros_like(weight)
         self._sums.append({"total": total.detach(), "weight": weight, **metrics})
         if self.stage.is_last:
             return total
-        assert model.gives is not None
-        return _carry(model.gives, total)
+        assert model.output is not None
+        return _with_stage_loss(model.output, total)
 
 
-class _AsWhole:
-    """The model as the loss calls it: a pipeline stage that is not the last has a head whose sums are 0."""
+class _StageAsModel:
+    """A pipeline stage that the loss can call like the whole model; the head of all but the last returns zeros."""
 
     def __init__(self, model: nn.Module, stage: Stage, x_STD: Tensor | None) -> None:
         self._model, self._stage, self._x_STD = model, stage, x_STD
-        self.gives: Tensor | None = None
+        self.output: Tensor | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> DecoderOutput:
         output: DecoderOutput = self._model(*args, **kwargs, stage=self._stage, x_BTD=self._x_STD)
         if self._stage.is_last:
             return output
-        self.gives = output.value
+        self.output = output.value
         nothing = torch.zeros((), device=output.value.device)
         return output._replace(value=cast(Tensor, (nothing, nothing)))
 
 
-def _carry(x_STD: Tensor, part: Tensor) -> Tensor:
-    """``x_STD``, whose backward pass also gives a gradient of 1 to ``part``, a loss of this pipeline stage."""
-    carried: Tensor = _Carry.apply(x_STD, part) if part.requires_grad else x_STD
+def _with_stage_loss(x_STD: Tensor, part: Tensor) -> Tensor:
+    """Return ``x_STD``; its backward pass also passes a gradient of 1 to ``part``, a loss of this pipeline stage."""
+    carried: Tensor = _AddStageLoss.apply(x_STD, part) if part.requires_grad else x_STD
     return carried
 
 
-class _Carry(torch.autograd.Function):
+class _AddStageLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_STD: Tensor, part: Tensor) -> Tensor:
         ctx.set_materialize_grads(True)
         ctx.part = part.shape, part.dtype, part.device
-        return x_STD.detach()  # no copy, and no view, which a schedule could not cut off its graph in place
+        return x_STD.detach()  # neither a copy nor a view, which a schedule could not detach in place
 
     @staticmethod
     def backward(ctx: Any, grad_STD: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
@@ -225,8 +228,8 @@ class _Carry(torch.autograd.Function):
         return grad_STD, torch.ones(shape, dtype=dtype, device=device)
 
 
-def _alike(microbatches: Sequence[Microbatch]) -> list[Microbatch]:
-    """All with as many rows as the longest; rows that are added have no target, so nothing counts them."""
+def _padded(microbatches: Sequence[Microbatch]) -> list[Microbatch]:
+    """Return the microbatches with equal numbers of rows; added rows have no targets, so they do not count."""
     rows = max(microbatch.inputs.shape[0] for microbatch in microbatches)
     return [_filled(batch, rows) if batch.inputs.shape[0] < rows else batch for batch in microbatches]
 
@@ -238,6 +241,6 @@ def _filled(microbatch: Microbatch, rows: int) -> Microbatch:
     documents = None if microbatch.documents is None else filled(microbatch.documents, 0)
     n_documents = microbatch.n_documents
     if n_documents is not None:
-        n_documents += rows - microbatch.inputs.shape[0]  # each row that is added is one
+        n_documents += rows - microbatch.inputs.shape[0]  # one for each added row
     parts = filled(microbatch.inputs, 0), filled(microbatch.targets, IGNORE), filled(microbatch.positions, 0)
     return Microbatch(*parts, documents, n_documents)

@@ -1,8 +1,8 @@
-"""Profiles of a window of steps: operators, memory and collectives of this rank, in the run's folder ``profile/``.
+"""Profiles a window of steps: operators, memory and collectives of this rank, in the run's folder ``profile/``.
 
-Outside the window a step costs nothing more; inside, PyTorch's profiler and the log of collectives slow it down, so its
-seconds compare parts with each other, not with other steps. On a CPU an operator's time excludes those that it calls;
-on a GPU it is that of its kernels. A file that cannot be written is named in a warning.
+Steps outside the window have no overhead. Inside, PyTorch's profiler and the log of collectives slow them down, so the
+seconds compare parts of a step, not steps. On a CPU the time of an operator excludes operators that it calls; on a GPU
+it is that of its kernels. A file that cannot be written is named in a warning.
 """
 
 import json
@@ -52,12 +52,12 @@ _KINDS = (
     ("loss", ("crossentropy", "log_softmax", "logsumexp")),
     (COUNTING, ("pythondispatchmode", "pythonsubclass")),
 )
-"""Kind of work -> parts of operators' and kernels' names, in lower case; the first that fits."""
+"""Kind of work -> parts of operators' and kernels' names, in lower case; the first match counts."""
 _OTHERS, _SLOWEST = "other kernels", 15
 
 
 def of_config(config: ProfileConfig, world_size: int) -> "list[Hook]":
-    """The hook of a rank that writes a profile; none for others. Raises UserError for a rank that does not exist."""
+    """Return the hook of a rank that writes a profile, none for others. Raises UserError for a rank that is missing."""
     absent = [] if config.ranks == "all" else [rank for rank in config.ranks if rank >= world_size]
     if absent:
         raise UserError(
@@ -69,7 +69,7 @@ def of_config(config: ProfileConfig, world_size: int) -> "list[Hook]":
 
 
 class Profile(Hook):
-    """Profiles the steps of the window; a window that an earlier attempt began is not continued."""
+    """Profiles the steps of the window; after a resume inside it, only the remaining steps."""
 
     def __init__(self, config: ProfileConfig) -> None:
         assert config.steps is not None
@@ -80,7 +80,7 @@ class Profile(Hook):
         self._on_gpu = False
 
     def on_start(self, job: Job) -> None:
-        """Begin where the first step of the attempt is in the window."""
+        """Begin if the first step of the attempt is in the window."""
         self._begin_if_due(job)
 
     def on_step(self, job: Job, result: StepResult) -> None:
@@ -90,7 +90,7 @@ class Profile(Hook):
         self._begin_if_due(job)
 
     def on_stop(self, job: Job) -> None:
-        """Write the profile of a window that a stop cuts short."""
+        """Write the profile of a window that is interrupted by a stop."""
         if self._profiler is not None:
             self._end(job)
 
@@ -138,7 +138,7 @@ class Profile(Hook):
 
 
 def _write_all(folder: Path, files: dict[str, Callable[[Path], None]]) -> dict[str, str]:
-    """Write what can be written. Returns name -> why it is missing; parts of those files are removed."""
+    """Write the files; returns the reason for each that could not be written, whose partial file is removed."""
     missing = {}
     for name, make in files.items():
         try:
@@ -159,7 +159,7 @@ def _report(job: Job, summary: Summary, folder: Path, missing: dict[str, str]) -
     )
     lacks = ", ".join(f"{name} ({why})" for name, why in missing.items())
     if missing:
-        log.get("train").warning("%s in %s lacks %s; training goes on", steps, folder, lacks)
+        log.get("train").warning("%s in %s lacks %s; training continues", steps, folder, lacks)
     with suppress(RetryableError):
         job.events.write(
             "profile_saved", step=summary.last_step, path=str(folder), bottleneck=named.name, missing=[*missing]
@@ -167,7 +167,7 @@ def _report(job: Job, summary: Summary, folder: Path, missing: dict[str, str]) -
 
 
 def planned_traffic(job: Job) -> dict[tuple[str, str], tuple[int, int]]:
-    """(op, axis) -> calls and bytes of one step by the planner; empty for a model that no config describes."""
+    """Return the planned calls and bytes of one step by (op, axis); empty for a model that no config describes."""
     if not isinstance(job.config, RunConfig):
         return {}
     config = job.config
@@ -186,7 +186,7 @@ def planned_traffic(job: Job) -> dict[tuple[str, str], tuple[int, int]]:
 def _summary(
     profiler: Any, calls: list[Call], begun_s: float, window_s: float, traffic: tuple[Traffic, ...], *, on_gpu: bool
 ) -> Summary:
-    """The summary of the window; the caller fills in its steps and rank."""
+    """Return the summary of the window; the caller fills in its steps and rank."""
     events = list(profiler.events())
     zero_s = min((event.time_range.start for event in events), default=0.0) / 1e6
     by_name: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -198,7 +198,7 @@ def _summary(
         if kind_of(event.name) == "collectives":
             network.append(span)
             continue
-        if event.is_user_annotation:  # a name for others' work and waits, as FSDP gives them
+        if event.is_user_annotation:  # a label around other operators and waits, as FSDP sets them
             continue
         by_name[event.name][0] += span[1] - span[0] if on_gpu else event.self_cpu_time_total / 1e6
         by_name[event.name][1] += 1
@@ -217,7 +217,10 @@ def _summary(
 
 
 def _parts(by_name: dict[str, list[float]], window_s: float, network_s: float, host_s: float) -> tuple[Part, ...]:
-    """Work by kind, scaled to the time in which something ran (streams and threads overlap), and the rest."""
+    """Return the parts of the window, largest first: work by kind, network, host.
+
+    Work is scaled to the time in which anything ran, because streams and threads overlap.
+    """
     kinds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for name, (seconds, calls) in by_name.items():
         kinds[kind_of(name)][0] += seconds
@@ -230,13 +233,13 @@ def _parts(by_name: dict[str, list[float]], window_s: float, network_s: float, h
 
 
 def kind_of(name: str) -> str:
-    """The kind of work of an operator or kernel, by its name."""
+    """Return the kind of work of an operator or kernel, by its name."""
     low = name.lower()
     return next((kind for kind, parts in _KINDS if any(part in low for part in parts)), _OTHERS)
 
 
 def _by_axis(calls: list[Call], planned: dict[tuple[str, str], tuple[int, int]], steps: int) -> tuple[Traffic, ...]:
-    """Counted and planned, by op and axis."""
+    """Return counted and planned traffic, by op and axis."""
     counted: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for total in totals(calls):
         counted[total.op, total.axis][0] += total.count
@@ -263,7 +266,7 @@ def _times(value: int | None, steps: int) -> int | None:
 
 
 def _write_calls(path: Path, calls: list[Call], begun_s: float) -> None:
-    """Write a line for each call: op, axis, bytes, and seconds from the begin of the window."""
+    """Write a line for each call: op, axis, bytes, and seconds since the start of the window."""
     with path.open("w") as file:
         for call in calls:
             times = {name: None if at_s is None else round(at_s - begun_s, 7)

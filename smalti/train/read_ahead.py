@@ -1,8 +1,8 @@
-"""Batches of the next steps, read in threads while a step runs; how many is given in seconds of training.
+"""Reads the batches of the next steps in threads while a step runs.
 
-Guarantees: steps come in their order, and an error of a step is raised at that step's turn; as many batches are read
-ahead as last ``prefetch_s`` at the latest step times, at least one, within ``prefetch_bytes``. Several are read at a
-time where reading takes longer than a step. The end does not wait for a read that hangs.
+Guarantees: batches are returned in order, and an error of a step is raised when that step is requested. Batches for
+``prefetch_s`` of training at recent step times are read ahead, at least one, within ``prefetch_bytes``; several at a
+time if reading takes longer than a step. Closing does not wait for a read that hangs.
 """
 
 import threading
@@ -18,7 +18,7 @@ from smalti.base import clock
 T = TypeVar("T")
 
 _UNKNOWN_DEPTH = 4
-"""Steps that are read ahead until a step has been timed and a batch measured."""
+"""Steps to read ahead before a step has been timed and a batch measured."""
 _LATELY = 9
 _END_S = 1.0
 
@@ -26,8 +26,8 @@ _END_S = 1.0
 class ReadAhead(Generic[T]):
     """An iterator over ``read(step)`` for each step of [first_step, last_step), and a context that ends the threads.
 
-    threads: how many may call ``read`` at a time; 1 for a reader that must be called step by step. interrupt:
-    called at the end where reads are under way, to make them return.
+    threads: number of concurrent calls of ``read``; 1 for a reader that must be called step by step. interrupt: called
+    at the end to cancel running reads.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class ReadAhead(Generic[T]):
         return self
 
     def wait(self, seconds: float) -> bool:
-        """Wait up to ``seconds`` for the next step's batch or its error; return whether it is there."""
+        """Wait up to ``seconds`` for the next step's batch or its error; return whether it is ready."""
         with self._change:
             self._request()
             return self._change.wait_for(lambda: self._next_given in self._ready or self._closed, timeout=seconds)
 
     def has(self, step: int) -> bool:
-        """Return whether the batch of a later step, or its error, is there; true beyond the last step."""
+        """Return whether the batch of a later step, or its error, is ready; true beyond the last step."""
         return step >= self._last or step in self._ready
 
     def __next__(self) -> T:
@@ -100,10 +100,10 @@ class ReadAhead(Generic[T]):
             self._change.notify_all()
         if error is not None:
             raise error
-        return batch  # type: ignore[return-value]  # None only with an error, or where the reader gives it
+        return batch  # type: ignore[return-value]  # None only with an error, or if the reader returns it
 
     def _request(self) -> None:
-        """Note that the trainer waits for the next batch."""
+        """Record that the trainer waits for the next batch."""
         if self._given_s is not None:
             self._step_s.append(clock.now_s() - self._given_s)
             self._given_s = None
@@ -112,7 +112,7 @@ class ReadAhead(Generic[T]):
 
     @property
     def depth(self) -> int:
-        """Steps that are read ahead now."""
+        """Number of steps to read ahead now."""
         if not self._step_s or not self._read_s:
             return _UNKNOWN_DEPTH
         wanted = max(1, ceil(self._prefetch_s / max(median(self._step_s), 1e-6)))
@@ -120,7 +120,7 @@ class ReadAhead(Generic[T]):
 
     @property
     def width(self) -> int:
-        """Reads at a time: as many as steps pass while one lasts; all while the trainer waits."""
+        """Number of concurrent reads: steps during one read, or all threads while the trainer waits."""
         if self._starving or not self._step_s or not self._read_s:
             return self._most
         return min(self._most, ceil(median(self._read_s) / max(median(self._step_s), 1e-6)) + 1)
@@ -156,8 +156,10 @@ class ReadAhead(Generic[T]):
 
 
 def n_bytes(value: Any) -> int:
-    """Bytes of the arrays and tensors in a batch: in lists, tuples, mappings and the attributes of objects, each object
-    once. Objects without a size count as 0."""
+    """Return the bytes of the arrays and tensors in a batch: in lists, tuples, mappings and attributes of objects.
+
+    Each object counts once, and those without a size as 0.
+    """
     total, seen, left = 0, set[int](), [value]
     while left:
         item = left.pop()
@@ -174,6 +176,6 @@ def n_bytes(value: Any) -> int:
                 left += item
             else:
                 left += getattr(item, "__dict__", {}).values()
-        except Exception:  # a type of the reader's: its size is no reason to end a run
+        except Exception:  # an unknown type of the caller's must not end a run
             continue
     return total

@@ -1,8 +1,8 @@
-"""Traces a step of a run on any number of ranks in this process: what one rank holds and sends, without storage.
+"""Traces one step of one rank in this process, for any number of ranks: counts bytes and collectives without storage.
 
-Model, optimizer, loss and step are made by ``train/job.py`` on a fake process group, and run over fake tensors. Bytes
-and collectives are counted. Experts are evenly used; every row is full and one document. The operators are those of a
-CPU; for CUDA attention keeps what fused kernels keep, but norms a little more than fused ones.
+Model, optimizer, loss and step are built by ``train/job.py`` on a fake process group, and run on fake tensors. Experts
+are used evenly; every row is full and one document. Operators are those of a CPU; for CUDA, attention saves what fused
+kernels save, but norms save a little more than fused ones.
 """
 
 import warnings
@@ -44,35 +44,36 @@ from smalti.train.loss import LanguageLoss
 from smalti.train.step import Loss, Metrics, TrainState, one_by_one, train_step
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers", "batch")
-"""Into which bytes are divided."""
+"""The categories of bytes."""
 _CPU = torch.device("cpu")
 _OF_WEIGHTS = ("shard", "expert_shard", "replicate")
-"""The axes of collectives of weights and gradients."""
+"""Axes of the collectives of weights and gradients."""
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """One step of one rank."""
+    """Memory and collectives of one step of one rank."""
 
     rank: int
     layout: Layout
     params: int
-    """Counted over the whole model."""
+    """Parameters of the whole model."""
     microbatch_tokens: int
-    """Counted over whole rows."""
+    """Tokens in a microbatch, in whole rows."""
     bytes_per_rank: dict[str, int]
-    """``PARTS`` -> bytes. Parameters, gradients and optimizer: this rank's share. Activations: what the forward passes
-    leave for the backward pass. Logits: a tile and what is made of it. Buffers: gathered weights, what collectives of
-    weights and gradients read and write, the module's own buffers. The last three at their most, not all at one time.
+    """Bytes by category (``PARTS``). Parameters, gradients and optimizer: this rank's share. Activations: tensors that
+    the forward passes save for the backward pass. Logits: a tile and tensors computed from it. Buffers: gathered
+    weights, inputs and outputs of collectives of weights and gradients, and the module's buffers. The last three are
+    maxima, which need not be at the same moment.
     """
     peak_bytes: int
-    """The most that is alive at one time."""
+    """Most bytes alive at one moment."""
     peak_parts: dict[str, int]
-    """What is alive then; activations are then all that operators hold."""
+    """Bytes at that moment by category, with all tensors of operators as activations."""
     collectives: tuple[Total, ...]
-    """Collectives of one step, the largest first."""
+    """Collectives of one step, largest first."""
     checkpoint_bytes: int
-    """Bytes of a checkpoint that this rank writes: its shards, divided by the ranks that hold the same ones."""
+    """Bytes of a checkpoint that this rank writes: its shards, divided by the number of ranks with the same ones."""
 
 
 def rehearse(
@@ -84,12 +85,12 @@ def rehearse(
     cuda: bool | None = None,
     document_tokens: int | None = None,
 ) -> Rehearsal:
-    """Rehearse the last kind of step of the run.
+    """Trace a step of the last batch size and sequence length of the run.
 
-    layout: absent, the config's. microbatch_tokens: of whole rows; absent, the config's or the usual one. rank: absent,
-    the fullest of those that differ (the first of the first, of a middle and of the last pipeline stage).
-    cuda: with the attention of CUDA; absent, where the config says so. document_tokens: of packed rows, where documents
-    end; absent, each row is one.
+    layout: default, that of the config. microbatch_tokens: tokens in whole rows; default, those of the config or the
+    usual ones. rank: default, the one with the highest peak among the ranks that differ (the first of the first, of a
+    middle and of the last pipeline stage). cuda: use the attention of CUDA; default, as in the config. document_tokens:
+    length of the documents in packed rows; default, each row is one document.
     """
     cuda = config.train.parallel.device == "cuda" if cuda is None else cuda
     config, layout = config.on("cuda" if cuda else "cpu"), layout or layout_of(config)
@@ -106,7 +107,7 @@ def _of_rank(
     config: RunConfig, layout: Layout, rank: int, tokens: int, document_tokens: int | None, *, cuda: bool
 ) -> Rehearsal:
     if dist.is_initialized():
-        raise UserError("a rehearsal takes the place of the process group, and this process has one already")
+        raise UserError("a rehearsal needs its own process group, but this process already has one")
     dist.init_process_group("fake", rank=rank, world_size=layout.world_size, store=FakeStore())
     try:
         mesh = meshes.build(_CPU, layout)
@@ -130,17 +131,17 @@ def _traced(
 ) -> Rehearsal:
     live = LiveBytes(fake=True)
     forward_ends: list[int] = []
-    named = _Named(live)
+    named = _Categories(live)
     traffic = Traffic(mesh, see=named.collective)
     if state.forward_backward is one_by_one:
-        state.forward_backward, microbatches = _alike_once(microbatches, traffic)
+        state.forward_backward, microbatches = _counted_once(microbatches, traffic)
     _warm(state)
     if mesh.layout.pipeline > 1:  # the first step also sets the schedule up
-        with _Answers():
+        with _FakeValues():
             train_step(state, microbatches, loss)
-    with live, traffic, _Answers():
+    with live, traffic, _FakeValues():
         named.before(state, microbatches)
-        dist.all_reduce(torch.zeros(VOTES, dtype=torch.int32))  # as the loop's, which ranks vote with
+        dist.all_reduce(torch.zeros(VOTES, dtype=torch.int32))  # the vote of the loop
         train_step(state, microbatches, _with_phases(loss, live, forward_ends))
         named.after(state)
     most, peak, at_peak, left = _figures(live, forward_ends)
@@ -162,7 +163,7 @@ def _traced(
 
 
 def _warm(state: TrainState) -> None:
-    """Run one update first: DTensor derives how an operator is sharded with fake tensors of the whole size, once."""
+    """Run one update first: DTensor derives the sharding of each operator once, with fake tensors of the whole size."""
     for group in state.optimizer.param_groups:
         group["lr"] = state.lr(state.step)
     for parameter in state.model.parameters():
@@ -172,7 +173,7 @@ def _warm(state: TrainState) -> None:
 
 
 def _written(tensor: Tensor, layout: Layout) -> float:
-    """Bytes of a rank's part of a tensor, divided by the ranks of its pipeline stage that hold the same."""
+    """Return the bytes of a rank's part of a tensor, divided by the ranks of its pipeline stage with the same part."""
     copies = layout.world_size // layout.pipeline
     if isinstance(tensor, DTensor):
         for size, place in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
@@ -184,7 +185,7 @@ def _written(tensor: Tensor, layout: Layout) -> float:
 
 
 def _rows(config: RunConfig, layout: Layout, tokens: int) -> list[int]:
-    """Rows of each microbatch of the fullest rank."""
+    """Return the rows of each microbatch of the rank with the most rows."""
     batch, seq_len = config.batches_and_lengths[-1]
     rows, each = -(-(batch // seq_len) // layout.data_ranks), max(1, tokens // seq_len)
     return [min(each, rows - first) for first in range(0, rows, each)]
@@ -199,13 +200,16 @@ def _microbatch(config: RunConfig, mesh: Mesh, rows: int) -> Microbatch:
 
 
 def _documents(like_ST: Tensor, document_tokens: int | None) -> Tensor:
-    """Numbers of the documents of each row, real ones."""
+    """Return the document numbers of each row, as a real tensor."""
     along = torch.arange(like_ST.shape[1]).expand(like_ST.shape)
     return torch.zeros_like(along) if document_tokens is None else along // document_tokens
 
 
-def _alike_once(microbatches: list[Microbatch], traffic: Traffic) -> tuple[Any, list[Microbatch]]:
-    """A ``forward_backward`` that stands for all microbatches, and those traced: of many alike in a row the second."""
+def _counted_once(microbatches: list[Microbatch], traffic: Traffic) -> tuple[Any, list[Microbatch]]:
+    """Return a ``forward_backward`` that counts all microbatches, and those to trace: the first two of equal shape.
+
+    The second also counts for those of the same shape after it.
+    """
     traced, times = list[Microbatch](), list[int]()
     for place, microbatch in enumerate(microbatches):
         if place > 1 and microbatch.inputs.shape == traced[-1].inputs.shape:
@@ -214,9 +218,9 @@ def _alike_once(microbatches: list[Microbatch], traffic: Traffic) -> tuple[Any, 
             traced.append(microbatch)
             times.append(1)
 
-    def forward_backward(state: TrainState, given: Sequence[Any], loss: Loss) -> list[Metrics]:
+    def forward_backward(state: TrainState, of_step: Sequence[Any], loss: Loss) -> list[Metrics]:
         sums: list[Metrics] = []
-        for microbatch, number in zip(given, times, strict=True):
+        for microbatch, number in zip(of_step, times, strict=True):
             with traffic.times(number):
                 sums += one_by_one(state, [microbatch], loss)
         return sums
@@ -228,12 +232,12 @@ def _alike_once(microbatches: list[Microbatch], traffic: Traffic) -> tuple[Any, 
 
 
 def _set_kernels(model: nn.Module, document_tokens: int | None, *, cuda: bool) -> None:
-    """Let kernels be built over real rows, as they read where documents begin; ``cuda``: those of ``_fused``."""
+    """Build attention kernels from real rows, as they read the starts of documents; ``cuda``: those of ``_fused``."""
     assert isinstance(model, Decoder)
     build = model.hooks.kernels_of
     if cuda and isinstance(build, Ulysses):
         build.kernels_of = _fused
-    elif cuda and not isinstance(build, Ring):  # which attends by itself on every device
+    elif cuda and not isinstance(build, Ring):  # Ring is the same on every device
         build = _fused
 
     def on_real_rows(
@@ -255,7 +259,7 @@ def _fused(
     *,
     part: HeadPart = ALL_HEADS,
 ) -> dict[int | None, Attend]:
-    """``kernels_of`` whose backward pass keeps what each of CUDA's fused kernels keeps."""
+    """Return ``kernels_of`` that saves for the backward pass what CUDA's fused kernels save."""
     scale = scores_of(config, like_BTD.device, part).scale
     return {window: Fused(scale) for window in windows_of(config)}
 
@@ -263,9 +267,9 @@ def _fused(
 # ---- counting -------------------------------------------------------------------------------------------------------
 
 
-class _Answers(TorchDispatchMode):
-    """Values of fake tensors that are read: 0, so that checks find no fault; but 1 in int32, in which torch's pipeline
-    stages vote on whether all of them know their shapes."""
+class _FakeValues(TorchDispatchMode):
+    """Dispatch mode that returns a value when a fake tensor is read: 0, with which checks pass; 1 for int32, in which
+    torch's pipeline stages vote on whether all of them know their shapes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):  # the most common of all
@@ -273,26 +277,26 @@ class _Answers(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default:
             return {torch.bool: False, torch.int32: 1}.get(args[0].dtype, 0)
         if func is torch.ops.aten._grouped_mm.default and args[0].dtype == torch.float32:
-            return _grouped_mm(*args)  # CPUs can do it, torch's rule of its shape only knows bf16
+            return _grouped_mm(*args)  # CPUs support fp32, but torch's shape rule only bf16
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         return func(*args, **(kwargs or {}))
 
 
 def _grouped_mm(left: Tensor, right: Tensor, ends: Tensor, *_: Any) -> Tensor:
-    """An empty tensor of the result's shape: rows of groups by matrices, or a matrix for each group."""
+    """Return an empty tensor of the result's shape: rows of groups by matrices, or a matrix for each group."""
     shape = (left.shape[0], right.shape[-1]) if right.dim() == 3 else (ends.shape[0], left.shape[0], right.shape[-1])
     return left.new_empty(shape)
 
 
-class _Named:
-    """Names storages by what they hold."""
+class _Categories:
+    """Assigns categories to storages."""
 
     def __init__(self, live: LiveBytes) -> None:
         self._live = live
 
     def before(self, state: TrainState, microbatches: Sequence[Microbatch]) -> None:
-        """Name what exists when a step begins."""
+        """Assign categories to all storages that exist before a step."""
         for parameter in state.model.parameters():
             self._live.name(parameter, "parameters")
             for value in state.optimizer.state[parameter].values():
@@ -304,20 +308,20 @@ class _Named:
                 self._live.name(tensor, "batch")
 
     def after(self, state: TrainState) -> None:
-        """Name what a step has made."""
+        """Assign a category to the gradients of a step."""
         for parameter in state.model.parameters():
             if parameter.grad is not None:
                 self._live.name(parameter.grad, "gradients")
 
     def collective(self, call: Call, tensors: Sequence[Tensor]) -> None:
-        """Name the tensors of a collective of weights or gradients."""
+        """Assign a category to the tensors of a collective of weights or gradients."""
         if call.axis in _OF_WEIGHTS:
             for tensor in tensors:
                 self._live.name(tensor, "buffers", again=False)
 
 
 def _with_phases(loss: LanguageLoss, live: LiveBytes, forward_ends: list[int]) -> Loss:
-    """The loss, with its head as a phase of its own; appends the moment at which each forward pass ends."""
+    """Return the loss with its head as a separate phase; it appends the moment of each forward pass's end."""
 
     def phased(head: Callable[..., Any]) -> Callable[..., Any]:
         def in_phase(*args: Any, **kwargs: Any) -> Any:
@@ -342,13 +346,13 @@ def _with_phases(loss: LanguageLoss, live: LiveBytes, forward_ends: list[int]) -
 def _kind(storage: Storage) -> str:
     if storage.kind:
         return storage.kind
-    if storage.is_resized:  # only FSDP2 does it, with gathered weights
+    if storage.is_resized:  # only gathered weights of FSDP2 are
         return "buffers"
     return "logits" if storage.phase == "head" else "activations"
 
 
 def _figures(live: LiveBytes, forward_ends: Sequence[int]) -> tuple[dict[str, int], int, dict[str, int], int]:
-    """The most of each part, the most of all, its parts, and the activations at the fullest end of a forward pass."""
+    """Return the maximum of each category, the peak, its categories, and the most activations after a forward pass."""
     now, most = Counter[str](), dict[str, int]()
     total = peak = left = 0
     at_peak: dict[str, int] = {}

@@ -1,10 +1,10 @@
-"""Resuming a run: what may change between attempts, which checkpoint is loaded, what is refused.
+"""Resuming a run: the rules for what may change between attempts, and the loading of its checkpoint.
 
-- Config: placement may change, identity may not (``config/identity.py``, ``track/run.py``), unless forked
-  (``data/stream/fork.py``).
-- Checkpoint: the newest that verifies; a run that has lost all of its own is refused (``track/run.py``).
-- Data: its past and future must be those of the checkpoint (``data/stream/state.py``).
-- Microbatch: half of what ran out of memory on this placement (``track/out_of_memory.py``).
+- Config: placement may change, identity only by a fork (``config/identity.py``, ``track/run.py``,
+  ``data/stream/fork.py``).
+- Checkpoint: the newest that verifies; a run that has lost all of its own raises UserError (``track/run.py``).
+- Data: the schedule must be that of the checkpoint (``data/stream/state.py``).
+- Microbatch: half of that which ran out of memory on this placement (``track/out_of_memory.py``).
 - ``init_from``: loaded only without a checkpoint (``train/origin.py``).
 """
 
@@ -36,31 +36,31 @@ def open_folder(
 ) -> tuple[RunFolder, JobConfig]:
     """Join the attempt that the agent opened; under another launcher rank 0 opens it. A collective.
 
-    Returns the folder, and the config with the history of its forks. Raises UserError where the folder refuses the
-    config.
+    Returns the folder, and the config with the history of its forks. Raises UserError where the config is not allowed
+    in the folder (``RunFolder.open``).
     """
-    own: list[RunFolder] = []  # rank 0 keeps what it opened, which holds the lock of the run
+    locked: list[RunFolder] = []  # on rank 0 the folder with the lock of the run
 
-    def open_it() -> int | None:
+    def open_on_rank0() -> int | None:
         planned = plan_fork(config) if fork and isinstance(config, RunConfig) else None
-        own.append(RunFolder.open(config, origins, fork=planned))
-        return own[0].attempt
+        locked.append(RunFolder.open(config, origins, fork=planned))
+        return locked[0].attempt
 
-    attempt = world.attempt if env.attempt_is_open() else worlds.broadcast_from_rank0(open_it)
-    folder = own[0] if own else RunFolder.join(config.run_folder, attempt or 0)
+    attempt = world.attempt if env.attempt_is_open() else worlds.broadcast_from_rank0(open_on_rank0)
+    folder = locked[0] if locked else RunFolder.join(config.run_folder, attempt or 0)
     opened(folder)
     return folder, worlds.broadcast_from_rank0(lambda: folder.with_history(config))
 
 
 def find_checkpoint(folder: RunFolder, events: Any) -> str | None:
-    """The newest checkpoint that verifies, the same on every rank; each rank verifies a part of it. A collective.
+    """Return the newest checkpoint that verifies, the same on every rank; each rank verifies a part. A collective.
 
-    Newer ones that do not are passed over with a warning and an event, and set aside.
+    Newer ones that do not verify are skipped with a warning and an event, and renamed.
     """
     warn = log.get("train").warning if dist.get_rank() == 0 else log.get("train").debug
 
     def reject(path: str, reason: str) -> None:
-        warn("%s is passed over: %s", path, reason)
+        warn("%s is skipped: %s", path, reason)
         events.write("checkpoint_rejected", path=path, reason=reason)
 
     missing = worlds.broadcast_from_rank0(folder.missing_checkpoint)
@@ -69,7 +69,7 @@ def find_checkpoint(folder: RunFolder, events: Any) -> str | None:
     path = checkpoint.newest(folder.checkpoints, reject, shared=True)
     if path is not None:
         for aside in worlds.broadcast_from_rank0(lambda: checkpoint.set_aside_newer(path)):
-            warn("it is kept as %s", aside)
+            warn("it is renamed to %s", aside)
     return path
 
 
@@ -78,7 +78,7 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Load a checkpoint into ``tensors`` and ``state.step``; returns its ``train_state``, empty without a checkpoint.
 
-    Raises UserError where the data or its order is not that of the checkpoint. A collective.
+    Raises UserError if the data or its order is not that of the checkpoint. A collective.
     """
     if path is None:
         return {}
@@ -92,5 +92,5 @@ def load_checkpoint(
 
 
 def microbatch_limit(folder: RunFolder, placement: Mapping[str, Any]) -> int | None:
-    """Tokens that a microbatch may have after attempts that ran out of memory on this placement; None without any."""
+    """Return the largest microbatch after attempts that ran out of memory on this placement; None without any."""
     return worlds.broadcast_from_rank0(lambda: limit_tokens(folder.events(), placement))

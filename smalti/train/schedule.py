@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step: a warmup, a plateau, a fall.
+"""The learning rate as a pure function of the step: warmup, plateau, decay.
 
 Warmup, stable, decay (WSD, arXiv 2404.06395); one cosine (arXiv 1608.03983, without restarts); the inverse square root
 (Noam, arXiv 1706.03762) with a cooldown (arXiv 2106.04560). A warmup that starts above 0 re-warms a model that was
@@ -30,7 +30,7 @@ class LearningRate:
 
     @classmethod
     def of(cls, config: JobConfig) -> Self:
-        """The schedule of a run: until each fork what held then, later what the config says."""
+        """Return the schedule of a run: until each fork that of the config before it, then that of the config."""
         history, train = config.history, config.train
         schedule = cls(train.schedule, lr=train.optimizer.lr, length=config.length)
         for index, past in enumerate(history):
@@ -39,23 +39,23 @@ class LearningRate:
         return schedule
 
     def __call__(self, step: int) -> float:
-        """Learning rate of update ``step``."""
+        """Return the learning rate of update ``step``."""
         for at_step, former in self._former:
             if step < at_step:
                 return former(step)
         if step < self._warmup:
-            risen = (step + 1) / self._warmup
-            return self._lr * (risen + self._config.start_frac * (1 - risen))
+            warmup_frac = (step + 1) / self._warmup
+            return self._lr * (warmup_frac + self._config.start_frac * (1 - warmup_frac))
         rate = self._lr
         if self._config.name == "inverse_sqrt":
             rate *= math.sqrt(max(self._warmup, 1) / (step + 1))
         remaining = self._total - step
         if remaining > self._decay:
             return rate
-        passed = 1 - remaining / (self._decay + 1)
-        fall = {
-            "linear": passed,
-            "sqrt": math.sqrt(passed),
-            "cosine": 0.5 * (1 - math.cos(math.pi * passed)),
+        decay_frac = 1 - remaining / (self._decay + 1)
+        decayed = {
+            "linear": decay_frac,
+            "sqrt": math.sqrt(decay_frac),
+            "cosine": 0.5 * (1 - math.cos(math.pi * decay_frac)),
         }[self._shape]
-        return rate * (1 - (1 - self._config.final_frac) * fall)
+        return rate * (1 - (1 - self._config.final_frac) * decayed)

@@ -1,7 +1,7 @@
 """Stop requests: signals set a flag that the loop reads between steps.
 
-SIGTERM (preemption) and the first Ctrl-C ask for a stop after the running step, with a save. The second Ctrl-C stops
-at once.
+SIGTERM (preemption) and the first Ctrl-C request a stop with a save after the running step. The second Ctrl-C stops at
+once.
 """
 
 import signal
@@ -19,10 +19,10 @@ class Stop(IntEnum):
 
 
 class StopSignals:
-    """While the block runs, ``asked`` says whether to stop. Off the main thread it receives no signals."""
+    """Context manager that stores the requested stop in ``requested``. Outside the main thread it gets no signals."""
 
     def __init__(self) -> None:
-        self.asked = Stop.NONE
+        self.requested = Stop.NONE
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Self:
@@ -38,6 +38,6 @@ class StopSignals:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.asked == Stop.INTERRUPTED:
+        if number == signal.SIGINT and self.requested == Stop.INTERRUPTED:
             raise KeyboardInterrupt
-        self.asked = max(self.asked, Stop.INTERRUPTED if number == signal.SIGINT else Stop.PREEMPTED)
+        self.requested = max(self.requested, Stop.INTERRUPTED if number == signal.SIGINT else Stop.PREEMPTED)

@@ -21,7 +21,7 @@ Metrics = dict[str, Tensor]
 Loss = Callable[[nn.Module, Any], tuple[Tensor, Tensor, Metrics]]
 Phase = Literal["forward", "backward", "optimizer"]
 ForwardBackward = Callable[["TrainState", Sequence[Any], Loss], list[Metrics]]
-"""(state, microbatches, loss) -> of each forward and backward pass ``total``, ``weight`` and the sums of the loss.
+"""(state, microbatches, loss) -> a dict for each forward and backward pass: ``total``, ``weight`` and the loss's sums.
 
 It sets ``state.phase`` before each forward and each backward pass."""
 
@@ -40,7 +40,10 @@ def one_by_one(state: "TrainState", microbatches: Sequence[Any], loss: Loss) -> 
 
 @dataclass
 class TrainState:
-    """State that a step changes. ``step`` counts finished updates; ``lr`` maps the index of an update to its rate."""
+    """The state of training that a step updates.
+
+    ``step`` is the number of finished updates; ``lr`` maps the index of an update to its learning rate.
+    """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -49,14 +52,14 @@ class TrainState:
     balance: ExpertBalance | None = None
     """Receives the load of the experts after each step (``moe/load`` of the loss)."""
     forward_backward: ForwardBackward = one_by_one
-    """Runs the microbatches of a step forward and backward; a pipeline schedule where layers are spread over ranks."""
+    """Runs the microbatches of a step forward and backward: one by one, or by a pipeline schedule."""
     tensor_parallel_size: int = 1
-    """Ranks that share each matrix, and so compute the same sums."""
+    """Size of the tensor axis, whose ranks compute the same sums."""
     pipeline_parallel_size: int = 1
     """Size of the pipeline axis: each parameter is on the ranks of one pipeline stage."""
     step: int = 0
     phase: Phase = "forward"
-    """Part of the step that runs, or that raised the error. Blocks that are recomputed belong to ``backward``."""
+    """Phase of the step that runs, or that raised the error; recomputed blocks are part of ``backward``."""
     found_inf: Tensor | None = None
     """1 from the first step with a non-finite loss or gradient on, else 0; shape (), on the device. While 1, later
     steps update nothing. Set to None to clear it."""
@@ -68,7 +71,7 @@ class StepResult(NamedTuple):
     loss: Tensor
     """Global mean loss (total / weight), fp64, shape ()."""
     weight: Tensor
-    """Global weight: for language modelling the tokens that were predicted."""
+    """Global weight: in language modelling the number of predicted tokens."""
     grad_norm: Tensor
     """L2 norm of the global mean gradient, before clipping."""
     metrics: Metrics
@@ -76,10 +79,10 @@ class StepResult(NamedTuple):
 
 
 def train_step(state: TrainState, microbatches: Sequence[Any], loss: Loss) -> StepResult:
-    """Forward and backward over ``microbatches`` (the same number on each rank), then one update of ``state``.
+    """Run ``microbatches`` (the same number on each rank) forward and backward, and update ``state`` once.
 
-    Where the loss or the gradient norm is not finite, weights, moments and router biases keep every bit, also in the
-    steps that follow: only ``state.step`` counts on, until the loop reads the results and ends the run.
+    If the loss or the gradient norm is not finite, this step and later ones change no bit of weights, moments and
+    router biases; only ``state.step`` increases, until the loop reads the results and ends the run.
     """
     # ---- forward and backward: gradients add up as sums -------------------------------------------------------------
     state.optimizer.zero_grad(set_to_none=True)
@@ -104,7 +107,7 @@ def train_step(state: TrainState, microbatches: Sequence[Any], loss: Loss) -> St
     shards = [local(gradient) for gradient in gradients]
     torch._foreach_mul_(shards, scale.to(shards[0].dtype))
 
-    # ---- update; from the first number that is not finite on, nothing changes --------------------------------------
+    # ---- update, unless this or an earlier step was not finite ------------------------------------------------------
     total = reduced.pop("total") / weight
     found_inf = (~(total.isfinite() & grad_norm.isfinite())).float()
     state.found_inf = found_inf if state.found_inf is None else found_inf.maximum(state.found_inf)

@@ -1,7 +1,7 @@
-"""``init_from``: loads weights of another model, checked first, tensor by tensor into a model that may be sharded.
+"""Loads the weights of ``init_from``, tensor by tensor, into a model that may be sharded.
 
-Promises: nothing is loaded before all of it has been checked (names, shapes, digests or finite values), and every rank
-raises what any of them finds; a rank never holds more than its part of the model and the tensors of one rule.
+Guarantees: all weights are checked (names, shapes, digests or finite values) before any is loaded, and an error of one
+rank is raised on all. A rank has no more in memory than its part of the model and the tensors of one conversion rule.
 """
 
 import os
@@ -26,10 +26,10 @@ _TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
 def open_weights(source: str, model: nn.Module) -> Callable[[], None]:
-    """Check ``source`` (a Hugging Face folder, a run, a checkpoint); returns what loads it into ``model``.
+    """Check ``source`` (a Hugging Face folder, a run, a checkpoint); returns the function that loads it into ``model``.
 
-    A collective; ``model`` must have storage when it is loaded. The model's weights alone are loaded; names and shapes
-    must be its own.
+    A collective. ``model`` needs storage when the function is called. Only weights are loaded; names and shapes must be
+    those of the model.
     """
     wanted = pipeline.whole_shapes(model)
     if world.broadcast_from_rank0(lambda: os.path.isfile(f"{source}/config.json")):
@@ -44,7 +44,7 @@ def open_weights(source: str, model: nn.Module) -> Callable[[], None]:
 
 
 def find_checkpoint(source: str | Path) -> str:
-    """The newest checkpoint of a run, or the one that ``source`` is; all ranks together have checked its digests."""
+    """Return the newest checkpoint of a run, or ``source`` if it is one, with checked digests. A collective."""
     if world.broadcast_from_rank0(lambda: os.path.isfile(f"{source}/train_state.json")):
         problem = checkpoint.fault(source, shared=True)
         if problem is not None:
@@ -60,7 +60,7 @@ def find_checkpoint(source: str | Path) -> str:
 
 
 def keep_tokenizer(source: str, target: Path, init_from: str | None) -> None:
-    """Copy the tokenizer into the run, once, so that the run can be exported wherever its data has gone.
+    """Copy the tokenizer into the run folder once, so that the run can be exported without its data.
 
     The chat template and sampling defaults of ``init_from`` (a Hugging Face folder or a run) are copied too.
     """
@@ -79,7 +79,7 @@ def _keep_beside(init_from: str, target: Path) -> None:
     for name, data in companion_files(folder).items():
         if ("template" in name or name == "generation_config.json") and not (target / name).exists():
             store.write_bytes(target / name, data)
-    # Many folders of the hub have their template inside this file.
+    # Many folders of the Hugging Face Hub have the template in this file.
     theirs, mine = (
         read_object(path) if path.exists() else {} for path in (folder / _TOKENIZER_CONFIG, target / _TOKENIZER_CONFIG)
     )
@@ -97,24 +97,24 @@ def _checked_folder(source: str, wanted: pipeline.Shapes) -> ModelFolder:
 def _load_folder(folder: ModelFolder, model: nn.Module) -> None:
     wanted = model.state_dict()
     for name, tensor in folder.tensors():
-        if name in wanted:  # or it is of another rank's layers
+        if name in wanted:  # otherwise it belongs to another rank's layers
             with torch.no_grad():
                 fsdp.assign(wanted[name], tensor.to(wanted[name].dtype))
 
 
-def _check_fits(source: str, given: dict[str, tuple[int, ...]], model: pipeline.Shapes) -> None:
+def _check_fits(source: str, shapes: dict[str, tuple[int, ...]], model: pipeline.Shapes) -> None:
     wanted = model.parameters | model.buffers
-    needed = set(model.parameters)  # a buffer may keep the value that the model gives it
-    unpaired = sorted((set(given) - set(wanted)) | (needed - set(given)))
+    needed = set(model.parameters)  # a buffer may keep its initial value
+    unpaired = sorted((set(shapes) - set(wanted)) | (needed - set(shapes)))
     if unpaired:
-        where = f"init_from={source}" if unpaired[0] in given else "the model"
+        where = f"init_from={source}" if unpaired[0] in shapes else "the model"
         raise DataError(
-            f"weight '{unpaired[0]}' is only in {where} ({len(unpaired)} weights do not pair up)",
+            f"weight '{unpaired[0]}' is only in {where} ({len(unpaired)} weights have no counterpart)",
             allowed="a model section of the same shape as the weights",
             hint="copy the model section of the run that the weights come from",
         )
-    for name, shape in given.items():
+    for name, shape in shapes.items():
         if wanted[name] != shape:
             raise DataError(
-                f"weight '{name}' of init_from={source} has shape {shape}; the model section asks for {wanted[name]}"
+                f"weight '{name}' of init_from={source} has shape {shape}; that of the model section is {wanted[name]}"
             )

@@ -32,7 +32,7 @@ def test_ranks_that_nobody_has_started_are_refused(tmp_path: Path) -> None:
 
 
 def test_held_out_sets_that_nothing_measures_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"data\.heldout names code, and build") as raised:
+    with pytest.raises(UserError, match=r"data\.heldout names code, but build") as raised:
         build(_with_heldout(tmp_path))
     assert "evaluation=heldout_hook" in str(raised.value.hint)
     assert not (tmp_path / "runs").exists()
@@ -53,8 +53,8 @@ def test_a_launcher_with_another_number_of_ranks_is_named(
 ) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3"}.items():
         monkeypatch.setenv(name, value)
-    assert api._of_this_world(toy_run.config(tmp_path, parallel={"ranks": 2})).train.parallel.ranks == 3
-    assert "has started 3 ranks and the config says train.parallel.ranks=2" in caplog.text
+    assert api._with_ranks_of_world(toy_run.config(tmp_path, parallel={"ranks": 2})).train.parallel.ranks == 3
+    assert "has started 3 ranks, but train.parallel.ranks=2" in caplog.text
 
 
 def _twice(rank: int, config: RunConfig) -> tuple[Result, Result, int]:

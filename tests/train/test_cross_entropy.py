@@ -130,7 +130,7 @@ def test_no_counted_target_is_a_loss_of_zero(tokens: int) -> None:
 def test_a_target_outside_the_vocabulary_is_refused(target: int) -> None:
     hidden, weight, targets = _inputs()
     targets[1, 7] = target
-    with pytest.raises(DataError, match=f"target {target} of the loss is no token of a vocabulary of {VOCAB}"):
+    with pytest.raises(DataError, match=f"target {target} of the loss is not in the vocabulary of {VOCAB} tokens"):
         cross_entropy_head(targets)(hidden, weight)
 
 

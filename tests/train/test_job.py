@@ -160,7 +160,7 @@ def test_a_step_without_a_microbatch_is_refused_by_name(tmp_path: Path) -> None:
     del tree["model"], tree["data"]
     given = {"model": Line(), "loss": squared, "batches": NoBatches(0, 1)}
     message = run_ranks(1, _error, from_dict(JobConfig, tree).config, UserError, given)[0]
-    assert "batch(2) of NoBatches gave no microbatch" in message
+    assert "batch(2) of NoBatches returned no microbatch" in message
     assert "hint:" in message
 
 

@@ -70,11 +70,11 @@ def test_another_model_is_refused_by_its_first_field(source: Path, changes: dict
 def test_what_is_knowingly_other_is_said(source: Path) -> None:
     lines = check(_config(source, source / "tokenizer", family="decoder", clip_qkv=8, max_position_embeddings=192))
     assert lines == [
-        f"model.clip_qkv=8.0 is new to the weights of {source}",
-        f"model.max_position_embeddings=192 is beyond the 96 that the weights of {source} were made for",
+        f"model.clip_qkv=8.0 was not set for the weights of {source}",
+        f"model.max_position_embeddings=192 is more than the 96 of the weights of {source}",
     ]
     assert check(_config(source)) == [
-        f"nothing checks that the tokenizer of init_from={source} wrote the data; "
+        f"it is not checked that the data was tokenized with the tokenizer of init_from={source}; "
         f"name it: data.tokenizer={source}/tokenizer"
     ]
 
@@ -88,7 +88,7 @@ def test_biases_of_the_choice_belong_to_the_weights(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump({"model": model(0.002).model_dump(mode="json")}))
     with pytest.raises(UserError, match="choose experts with biases") as caught:
         check(_config(tmp_path, **model(0).model_dump()))
-    assert caught.value.hint == "model.moe.bias_update_rate=0.002, as the weights were learned with"
+    assert caught.value.hint == "model.moe.bias_update_rate=0.002, as in the training of the weights"
     check(_config(tmp_path, **model(0.5).model_dump()))
     path.write_text(yaml.safe_dump({"model": model(0).model_dump(mode="json")}))
     assert len(check(_config(tmp_path, **model(0.002).model_dump()))) == 1, "they begin at 0; no tokenizer is named"

@@ -104,7 +104,7 @@ def test_a_full_disk_costs_the_profile_and_not_the_run(full: str, tmp_path: Path
         assert saved["missing"] == ["trace.json.gz"]
         lacks = f"profile of steps 2 to 3 in {folder} lacks trace.json.gz (No space left on device: the disk at "
         assert lacks in told
-        assert told.endswith("free); training goes on")
+        assert told.endswith("free); training continues")
         assert sorted(path.name for path in folder.iterdir()) == ["collectives.jsonl", "summary.json"]
         assert read(run.path)[0].last_step == 3
 

@@ -127,7 +127,7 @@ def test_a_process_with_a_group_cannot_rehearse() -> None:
     config = config_of("dense", 2)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        with pytest.raises(UserError, match="takes the place of the process group"):
+        with pytest.raises(UserError, match="needs its own process group"):
             rehearse(config)
     finally:
         dist.destroy_process_group()

@@ -167,6 +167,6 @@ def test_the_router_stays_in_fp32_where_the_rest_computes_in_bf16() -> None:
 
 def test_a_microbatch_of_no_tokens_is_refused_by_name() -> None:
     nothing = torch.zeros(0, TIME, dtype=torch.int64)
-    with pytest.raises(UserError, match="a microbatch of 0 x 16 tokens") as caught:
+    with pytest.raises(UserError, match="a microbatch has 0 x 16 tokens") as caught:
         LanguageLoss(DENSE, LossConfig())(Decoder(DENSE), Microbatch(nothing, nothing, nothing, None))
     assert "IGNORE" in str(caught.value.hint)

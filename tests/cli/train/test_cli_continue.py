@@ -153,7 +153,7 @@ def test_a_model_section_that_is_not_the_folders_is_refused_by_its_field(work: P
     assert "hint: smalti config model llama prints it" in done.stderr
     longer = smalti(work, "train", name, "model.max_position_embeddings=128", "--dry-run")
     assert longer.returncode == 0, longer.stderr
-    assert "warning    model.max_position_embeddings=128 is beyond the 64" in longer.stdout
+    assert "warning    model.max_position_embeddings=128 is more than the 64" in longer.stdout
     assert "from       llama, retains old +5 %" in longer.stdout
 
 

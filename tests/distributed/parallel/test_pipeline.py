@@ -19,7 +19,7 @@ from smalti.distributed.parallel.pipeline import apply, stages_of
 from smalti.model.blocks.attention.scores import document_runs
 from smalti.model.decoder import Decoder
 from smalti.train.batches import IGNORE, Microbatch
-from smalti.train.pipeline import _carry, _filled
+from smalti.train.pipeline import _filled, _with_stage_loss
 
 SCHEDULES = st.sampled_from(["1f1b", "interleaved", "zero_bubble"])
 
@@ -66,14 +66,14 @@ def test_what_the_rule_of_the_plan_excludes_is_refused(
 
 def test_a_part_of_the_loss_gets_a_gradient_of_one() -> None:
     x, weight = torch.randn(3, requires_grad=True), torch.tensor(2.0, requires_grad=True)
-    carried = _carry(x * 2, weight * 3)
+    carried = _with_stage_loss(x * 2, weight * 3)
     torch.testing.assert_close(carried, x * 2)
     torch.autograd.backward(carried, torch.full((3,), 5.0))
     assert weight.grad is not None
     assert x.grad is not None
     assert float(weight.grad) == 3.0
     assert x.grad.tolist() == [10.0] * 3
-    assert _carry(x, torch.tensor(1.0)) is x
+    assert _with_stage_loss(x, torch.tensor(1.0)) is x
 
 
 def test_rows_that_fill_up_have_no_target() -> None:
