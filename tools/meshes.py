@@ -11,7 +11,7 @@ _INTRO = """<!-- Written by `make docs` from tools/meshes.py and bench/results/m
 
 A device mesh arranges the ranks of a job along axes, one for each kind of parallelism. Large models need several axes
 at once, and each combination must train the same model. In Smalti every rank has a place on one mesh
-(`smalti/distributed/parallel/mesh.py`); each mesh below is compared with one process. Its axes, from the outermost:
+(`smalti/distributed/group/mesh.py`); each mesh below is compared with one process. Its axes, from the outermost:
 
     pipeline  x  replicate  x  [ shard x sequence  =  expert_shard x expert ]  x  tensor
 

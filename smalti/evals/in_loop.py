@@ -27,8 +27,8 @@ from smalti.data.fetch import Share, open_files
 from smalti.data.stream.inputs import heldout_key
 from smalti.data.tokens.manifest import FILE_NAME, Manifest, read_manifest
 from smalti.data.tokens.reader import TokenSource
+from smalti.distributed.group.mesh import Mesh
 from smalti.distributed.parallel import sequence
-from smalti.distributed.parallel.mesh import Mesh
 from smalti.evals.likelihood import logits_of, token_nats
 from smalti.train.loop import Evaluate
 

@@ -23,10 +23,10 @@ from smalti.cost.params import count
 from smalti.data.stream.inputs import check_inputs, read_inputs
 from smalti.data.stream.stream import Stream
 from smalti.distributed.group import lost
+from smalti.distributed.group import mesh as meshes
 from smalti.distributed.group import world as worlds
+from smalti.distributed.group.mesh import Mesh
 from smalti.distributed.parallel import fsdp, sequence, tensor
-from smalti.distributed.parallel import mesh as meshes
-from smalti.distributed.parallel.mesh import Mesh
 from smalti.distributed.parallel.parallelize import parallelize
 from smalti.distributed.parallel.pipeline import StagedDecoder
 from smalti.model.blocks.attention.choice import kernel_names

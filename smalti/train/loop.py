@@ -20,7 +20,7 @@ from smalti.config.run import JobConfig
 from smalti.data.fetch.counts import Counts
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.group import world as worlds
-from smalti.distributed.parallel.mesh import Mesh
+from smalti.distributed.group.mesh import Mesh
 from smalti.track.checkpoint_names import size_bytes
 from smalti.track.run import RunFolder
 from smalti.track.sinks.feed import Events

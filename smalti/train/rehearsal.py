@@ -26,10 +26,10 @@ from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout, layout_of
 from smalti.cost.batch import usual_microbatch
 from smalti.cost.layout.collectives import VOTES
+from smalti.distributed.group import mesh as meshes
+from smalti.distributed.group.mesh import Mesh
 from smalti.distributed.parallel import expert, fsdp, sequence
-from smalti.distributed.parallel import mesh as meshes
 from smalti.distributed.parallel.fsdp import local
-from smalti.distributed.parallel.mesh import Mesh
 from smalti.distributed.parallel.ring import Ring
 from smalti.distributed.parallel.ulysses import Ulysses
 from smalti.distributed.trace.live_bytes import LiveBytes, Storage
@@ -98,7 +98,7 @@ def rehearse(
     each = layout.world_size // layout.pipeline
     places = {place * each for place in (0, layout.pipeline // 2, layout.pipeline - 1)} if rank is None else {rank}
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Slicing a flattened dim")  # of torch, about distributed/parallel/mesh.py
+        warnings.filterwarnings("ignore", "Slicing a flattened dim")  # of torch, about distributed/group/mesh.py
         rehearsals = [_of_rank(config, layout, place, tokens, document_tokens, cuda=cuda) for place in sorted(places)]
     return max(rehearsals, key=lambda rehearsal: rehearsal.peak_bytes)
 

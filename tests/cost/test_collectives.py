@@ -15,8 +15,8 @@ from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout
 from smalti.cost.layout import collectives as plan
 from smalti.cost.units import KEEP_GATHERED_BYTES, units
+from smalti.distributed.group import mesh as meshes
 from smalti.distributed.parallel import fsdp
-from smalti.distributed.parallel import mesh as meshes
 from smalti.distributed.parallel.parallelize import parallelize
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw

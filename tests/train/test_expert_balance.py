@@ -15,8 +15,8 @@ from smalti.config.optimizer import OptimizerConfig
 from smalti.config.run import RunConfig
 from smalti.config.train import LossConfig
 from smalti.distributed.checkpoint import checkpoint
+from smalti.distributed.group import mesh as meshes
 from smalti.distributed.parallel import fsdp
-from smalti.distributed.parallel import mesh as meshes
 from smalti.model.blocks.moe.router import Router
 from smalti.model.blocks.moe.router_stats import RouterStats, over_layers, router_stats
 from smalti.model.decoder import Decoder

@@ -18,7 +18,8 @@ from smalti.config.load import from_dict
 from smalti.config.model import ModelConfig
 from smalti.config.optimizer import OptimizerConfig
 from smalti.config.run import RunConfig
-from smalti.distributed.parallel import fsdp, mesh
+from smalti.distributed.group import mesh
+from smalti.distributed.parallel import fsdp
 from smalti.model.decoder import Decoder
 from smalti.track.sinks.jsonl import read_metrics
 from smalti.train import Hook, build, fit

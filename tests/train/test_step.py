@@ -14,8 +14,8 @@ from smalti.config.model import ModelConfig, MoEConfig
 from smalti.config.optimizer import OptimizerConfig
 from smalti.config.train import LossConfig
 from smalti.cost.axes import Layout
+from smalti.distributed.group import mesh as meshes
 from smalti.distributed.parallel import fsdp
-from smalti.distributed.parallel import mesh as meshes
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw
 from smalti.train.batches import IGNORE, Microbatch

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from smalti.config.model import ModelConfig, MoEConfig
 from smalti.config.optimizer import OptimizerConfig
 from smalti.config.train import LossConfig
+from smalti.distributed.group import mesh as meshes
 from smalti.distributed.parallel import fsdp
-from smalti.distributed.parallel import mesh as meshes
 from smalti.model.blocks.attention.scores import document_runs
 from smalti.model.decoder import Decoder
 from smalti.model.init import draw

@@ -16,7 +16,8 @@ from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.distributed.checkpoint import checkpoint
 from smalti.distributed.checkpoint.export import export
-from smalti.distributed.parallel import fsdp, mesh
+from smalti.distributed.group import mesh
+from smalti.distributed.parallel import fsdp
 from smalti.model.decoder import Decoder
 from smalti.model.huggingface import open_folder, save_folder
 from smalti.model.huggingface_weights import meta_weights

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from smalti.config.fork import Fork
     from smalti.config.load import Loaded
     from smalti.config.run import RunConfig
-    from smalti.distributed.parallel.mesh import Mesh
+    from smalti.distributed.group.mesh import Mesh
     from smalti.track.run import RunFolder
     from smalti.train.loop import Evaluate
 

@@ -1,6 +1,6 @@
 """Describes a layout as text: what the ranks of each axis share, the groups of ranks, and the ranks of each node.
 
-Groups are those of ``cost.layout.collectives.group``, the numbering of ``distributed/parallel/mesh.py``; of many groups
+Groups are those of ``cost.layout.collectives.group``, the numbering of ``distributed/group/mesh.py``; of many groups
 and nodes the first and the last are shown.
 """
 

@@ -1,1 +1,1 @@
-"""The process group of an attempt: joining, the handshake, and lost ranks."""
+"""The ranks of an attempt: process group, handshake, device mesh, and lost ranks."""

@@ -17,8 +17,8 @@ from torch.distributed.tensor.placement_types import Placement
 from smalti.config.model import ModelConfig
 from smalti.config.parallel import DispatchMode
 from smalti.cost.layout.rules import divisors, require, why_not_expert
+from smalti.distributed.group.mesh import Mesh
 from smalti.distributed.parallel.dispatch import Exact, Static
-from smalti.distributed.parallel.mesh import Mesh
 from smalti.model.blocks.moe.experts import Experts
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from smalti.distributed.parallel.mesh import Mesh
+from smalti.distributed.group.mesh import Mesh
 
 _KEEP_GATHERED_BYTES = 1 << 30
 """Up to this many bytes of gathered weights blocks stay gathered between forward and backward: one all-gather less."""

@@ -8,8 +8,8 @@ from torch import nn
 
 from smalti.config.parallel import ParallelConfig
 from smalti.config.train import PrecisionConfig
+from smalti.distributed.group.mesh import Mesh
 from smalti.distributed.parallel import expert, fsdp, pipeline, sequence, tensor
-from smalti.distributed.parallel.mesh import Mesh
 from smalti.distributed.parallel.recompute import recompute
 
 

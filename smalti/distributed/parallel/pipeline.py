@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from smalti.config.model import ModelConfig
 from smalti.config.parallel import PipelineSchedule
 from smalti.cost.layout.rules import require, stage_count, why_not_pipeline
-from smalti.distributed.parallel.mesh import Mesh
+from smalti.distributed.group.mesh import Mesh
 from smalti.model.blocks.kv_cache import Cache
 from smalti.model.blocks.moe import RouterStats, over_layers
 from smalti.model.decoder import Decoder, DecoderOutput, Head

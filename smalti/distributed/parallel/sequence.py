@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from smalti.base.errors import UserError
 from smalti.config.parallel import Context
 from smalti.cost.layout.rules import require, why_not_sequence
-from smalti.distributed.parallel.mesh import Mesh
+from smalti.distributed.group.mesh import Mesh
 from smalti.distributed.parallel.ring import Ring
 from smalti.distributed.parallel.ulysses import Ulysses
 from smalti.model.blocks.attention.scores import HeadPart

@@ -21,9 +21,9 @@ from torch.nn import functional as F
 
 from smalti.base.errors import UserError
 from smalti.cost.layout.rules import divisors, require, why_not_tensor
+from smalti.distributed.group.mesh import Mesh
 from smalti.distributed.parallel.dispatch import LocalExperts
 from smalti.distributed.parallel.fsdp import local
-from smalti.distributed.parallel.mesh import Mesh
 from smalti.distributed.parallel.slices import (
     Ranks,
     all_gather_replicated,

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from smalti.base import clock
 from smalti.cost.layout.collectives import Axis
-from smalti.distributed.parallel.mesh import Mesh
+from smalti.distributed.group.mesh import Mesh
 
 OTHER = "other"
 """The axis of a group that is neither the world nor an axis of the mesh."""

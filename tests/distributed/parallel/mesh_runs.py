@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from smalti.config.load import from_dict
 from smalti.config.run import RunConfig
 from smalti.data.tokens.writer import TokenWriter
+from smalti.distributed.group.mesh import Mesh
 from smalti.distributed.parallel import sequence
-from smalti.distributed.parallel.mesh import Mesh
 from smalti.model.blocks.moe.router import Router
 from smalti.train import build
 from smalti.train.loop import Job

@@ -13,8 +13,8 @@ from smalti.config.model import ModelConfig
 from smalti.config.parallel import ParallelConfig
 from smalti.config.train import LossConfig, PrecisionConfig
 from smalti.cost.axes import Layout
+from smalti.distributed.group.mesh import Mesh, build
 from smalti.distributed.parallel import fsdp, sequence
-from smalti.distributed.parallel.mesh import Mesh, build
 from smalti.distributed.parallel.parallelize import parallelize
 from smalti.model.blocks.moe.choices import forced_choices, recorded_choices
 from smalti.model.decoder import Decoder

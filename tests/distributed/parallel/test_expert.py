@@ -17,10 +17,10 @@ from smalti.base.errors import UserError
 from smalti.config.model import ModelConfig
 from smalti.config.parallel import DispatchMode
 from smalti.cost.axes import Layout
+from smalti.distributed.group import mesh as meshes
+from smalti.distributed.group.mesh import Mesh
 from smalti.distributed.parallel import expert, fsdp
-from smalti.distributed.parallel import mesh as meshes
 from smalti.distributed.parallel.dispatch import Dispatch, Exact, Static
-from smalti.distributed.parallel.mesh import Mesh
 from smalti.model.blocks.moe.experts import Experts
 from smalti.model.decoder import Decoder
 

@@ -21,8 +21,8 @@ from smalti.config.run import RunConfig
 from smalti.config.train import LossConfig, PrecisionConfig
 from smalti.cost.axes import Layout
 from smalti.distributed.checkpoint import checkpoint
+from smalti.distributed.group import mesh as meshes
 from smalti.distributed.parallel import fsdp
-from smalti.distributed.parallel import mesh as meshes
 from smalti.distributed.parallel.parallelize import parallelize
 from smalti.evals.in_loop import heldout_hook
 from smalti.model.blocks.moe.choices import forced_choices, recorded_choices

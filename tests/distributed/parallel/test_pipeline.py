@@ -14,7 +14,7 @@ from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout
 from smalti.cost.layout.rules import why_not_pipeline
 from smalti.cost.microbatch import check_pipeline, why_not_microbatches
-from smalti.distributed.parallel.mesh import Mesh
+from smalti.distributed.group.mesh import Mesh
 from smalti.distributed.parallel.pipeline import apply, stages_of
 from smalti.model.blocks.attention.scores import document_runs
 from smalti.model.decoder import Decoder

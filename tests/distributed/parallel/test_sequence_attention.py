@@ -11,8 +11,8 @@ from torch import Tensor
 from smalti.config.model import ModelConfig
 from smalti.cost.axes import Layout
 from smalti.cost.layout.collectives import ring_turns
+from smalti.distributed.group.mesh import build
 from smalti.distributed.parallel.blockwise import Blockwise, Documents
-from smalti.distributed.parallel.mesh import build
 from smalti.distributed.parallel.ring import Ring, chunks
 from smalti.distributed.parallel.sequence import own_part
 from smalti.distributed.parallel.ulysses import Ulysses

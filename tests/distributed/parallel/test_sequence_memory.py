@@ -14,8 +14,8 @@ from torch import Tensor
 from smalti.config.model import ModelConfig
 from smalti.config.train import LossConfig
 from smalti.cost.axes import Layout
+from smalti.distributed.group.mesh import build
 from smalti.distributed.parallel import sequence
-from smalti.distributed.parallel.mesh import build
 from smalti.model.decoder import Decoder
 from smalti.model.init import init_weights
 from smalti.train.loss import LanguageLoss

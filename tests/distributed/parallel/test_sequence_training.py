@@ -20,8 +20,8 @@ from smalti.config.model import ModelConfig
 from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout, layout_of
 from smalti.cost.layout.collectives import collectives
+from smalti.distributed.group.mesh import build
 from smalti.distributed.parallel import sequence
-from smalti.distributed.parallel.mesh import build
 from smalti.evals.in_loop import heldout_hook
 from smalti.model.decoder import Decoder
 from smalti.train.rehearsal import rehearse

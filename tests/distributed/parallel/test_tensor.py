@@ -24,9 +24,9 @@ from smalti.config.train import LossConfig, PrecisionConfig
 from smalti.cost.axes import Layout
 from smalti.cost.layout.collectives import collectives
 from smalti.distributed.checkpoint import checkpoint
+from smalti.distributed.group import mesh as meshes
+from smalti.distributed.group.mesh import Mesh
 from smalti.distributed.parallel import fsdp, tensor
-from smalti.distributed.parallel import mesh as meshes
-from smalti.distributed.parallel.mesh import Mesh
 from smalti.distributed.parallel.parallelize import parallelize
 from smalti.distributed.trace.traffic import Traffic
 from smalti.model.blocks.moe.choices import forced_choices, recorded_choices

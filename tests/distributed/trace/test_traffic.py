@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from smalti.base import clock
 from smalti.cost.axes import Layout
-from smalti.distributed.parallel import mesh as meshes
+from smalti.distributed.group import mesh as meshes
 from smalti.distributed.trace.traffic import Call, Total, Traffic, totals
 
 _SEEN = ("all_reduce", "all_gather")
