@@ -1,4 +1,4 @@
-"""A file that appears under its name when it is whole, or not at all."""
+"""A file that appears under its name only when it is complete."""
 
 import os
 from contextlib import suppress
@@ -13,22 +13,22 @@ class _Closes(Protocol):
 
 
 class AtomicFile:
-    """The temporary name of a file on its way; whoever writes it opens and closes ``temporary``."""
+    """A file that is written as ``temporary`` and then renamed; the caller opens and closes ``temporary``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
     def finish(self) -> str:
-        """Give the closed file its name; returns its SHA-256."""
+        """Rename the closed file to its final name; returns its SHA-256."""
         digest = sha256_file(self.temporary)
         os.replace(self.temporary, self.path)
         return digest
 
     def discard(self, file: _Closes) -> None:
-        """Close ``file`` and remove what was written."""
+        """Close ``file`` and remove the temporary file."""
         try:
-            with suppress(OSError):  # the disk is full: what was still to be written is not wanted any more
+            with suppress(OSError):  # closing flushes, which fails on a full disk; the data is discarded anyway
                 file.close()
         finally:
             self.temporary.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """Reads verified blocks of a folder of token files: locally by pread, from a store through ``data/fetch``.
 
-A block that fails its check is read again, from another replica where there is one, and named in the error if it fails
-there too. Local files are not mapped: with pread, a truncated file or a bad disk is an error with a name, not a SIGBUS
-that ends the rank. Threads may share a reader. Does not cache.
+A block that fails its check is read again, from another replica if there is one; the error names a block that fails in
+all of them. Local files are not memory-mapped: with pread, a truncated file or a bad disk is an error that names the
+file, not a SIGBUS that ends the rank. Thread-safe. Does not cache.
 """
 
 import os
@@ -23,14 +23,14 @@ from smalti.data.tokens.manifest import Manifest, file_name
 Int64s = npt.NDArray[np.int64]
 
 GROUP_BLOCKS = 32
-"""Blocks that are read, then checked, then handed out together: 256 KiB stay in the processor's cache."""
-_TRIES = 3
-"""Readings after one that failed its check, each from the next copy: a transfer may be damaged, or a copy."""
+"""Blocks that are read and checked at a time: 256 KiB fit into the processor's cache."""
+_RETRIES = 3
+"""Reads after a failed check, each from the next replica: the transfer or a replica may be damaged."""
 
 
 class Runs(NamedTuple):
-    """Runs of neighbouring blocks: run i is ``n_blocks[i]`` blocks (GROUP_BLOCKS at most) of file ``file[i]``, from
-    block ``first[i]`` on."""
+    """Runs of neighbouring blocks: run i is ``n_blocks[i]`` blocks (at most GROUP_BLOCKS) of file ``file[i]``,
+    starting at block ``first[i]``."""
 
     file: Int64s
     first: Int64s
@@ -38,29 +38,31 @@ class Runs(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Some runs of a call, in its order."""
+    """Consecutive runs of a call of ``BlockReader.read``."""
 
     runs: slice
     blocks: slice
-    """The same, counted in blocks of the call."""
+    """The same runs, as indexes of the blocks of the call."""
     data: memoryview
-    """Their blocks, one after another; good until the next group is asked for."""
+    """The blocks, concatenated; valid until the next group is requested."""
 
 
 class BlockReader:
     """Reads blocks of one data set."""
 
     def __init__(self, where: str, manifest: Manifest, files: Files) -> None:
-        self.where, self.manifest, self.files = where, manifest, files
+        self.where = where
+        self.manifest = manifest
+        self.files = files
         self.n_reread = 0
-        """Blocks that failed their check and were good when read once more."""
+        """Number of blocks that failed their check and passed it when read again."""
         self._salt = int(manifest.salt, 16)
         self._blocks_per_file = manifest.blocks_per_file
         self._local = _LocalFiles(where, manifest) if store.is_local(where) else None
         self._buffers: list[memoryview] = []
 
     def read(self, runs: Runs) -> Iterator[Group]:
-        """The blocks of all runs, in groups. Raises DataError for a block that is bad in every copy."""
+        """Yield the blocks of all runs, in groups. Raises DataError for a block that is damaged in every replica."""
         n_runs = len(runs.file)
         ends = np.concatenate([[0], np.cumsum(runs.n_blocks)])
         firsts = runs.file * self._blocks_per_file + runs.first
@@ -72,7 +74,7 @@ class BlockReader:
         edges = ends.tolist()
         try:
             buffer = self._buffers.pop()
-        except IndexError:  # not asked before: another thread may take the last one in between
+        except IndexError:  # caught and not tested before: another thread may take the last buffer in between
             buffer = memoryview(bytearray(GROUP_BLOCKS * layout.BLOCK_BYTES))
         try:
             for begin in range(0, n_runs, step):
@@ -94,19 +96,19 @@ class BlockReader:
             self._buffers.append(buffer)
 
     def check_files(self) -> None:
-        """Look at every local file: there, and of the right size. Raises DataError; headers are read when opened."""
+        """Check that every local file exists and has the right size. Raises DataError. Headers are checked on open."""
         if self._local is not None:
             for file in range(self.manifest.n_files):
-                self._local.look(file)
+                self._local.checked_path(file)
 
     def close(self) -> None:
-        """Close files and connections; they open again when read."""
+        """Close files and connections, which are opened again by the next read."""
         if self._local is not None:
             self._local.close()
         self.files.close()
 
     def path(self, file: int) -> str:
-        """A file, for messages."""
+        """Path of a file, for messages."""
         return store.join(self.where, file_name(file))
 
     def _ranges(self, runs: Runs) -> list[Range]:
@@ -116,17 +118,19 @@ class BlockReader:
         ]
 
     def _load(self, data: memoryview, runs: Runs, begin: int, end: int) -> None:
-        """The runs from the local disk. The hot loop: no more than one system call a run."""
+        """Read runs from the local disk. This is the hot loop: at most one system call per run."""
         assert self._local is not None
-        opened, preadv, at = self._local.opened.by_key, os.preadv, 0
+        open_files = self._local.opened.by_key
+        preadv = os.preadv
+        at = 0
         which = slice(begin, end)
         starts = (layout.HEADER_BYTES + runs.first[which] * layout.BLOCK_BYTES).tolist()
         sizes = (runs.n_blocks[which] * layout.BLOCK_BYTES).tolist()
         for file, start, size in zip(runs.file[which].tolist(), starts, sizes, strict=True):
             try:
-                kept = opened.get(file) or self._local.open(file)
-                if preadv(kept.descriptor, [data[at : at + size]], start) != size:
-                    self._local.read(file, kept, start, data[at : at + size])
+                open_file = open_files.get(file) or self._local.open(file)
+                if preadv(open_file.descriptor, [data[at : at + size]], start) != size:
+                    self._local.read(file, open_file, start, data[at : at + size])
             except (DataError, OSError) as error:
                 if isinstance(error, DataError) and not (isinstance(self.files, LocalFiles) and self.files.mirrored):
                     raise
@@ -134,11 +138,13 @@ class BlockReader:
             at += size
 
     def _repair(self, data: memoryview, file: int, first: int, seeds: list[int]) -> None:
-        """Read a run again, until each of its blocks has been good once. Raises DataError with the first that never
-        was."""
+        """Read a run again until each of its blocks has passed its check once.
+
+        Raises DataError with the first block that never did.
+        """
         bad = layout.wrong_blocks(data, seeds)
         n_bad = len(bad)
-        for _ in range(_TRIES):
+        for _ in range(_RETRIES):
             again = self.files.read_again(Range(file_name(file), layout.block_start(first), len(data)))
             for block in set(bad) - set(layout.wrong_blocks(again, seeds)):
                 _blocks(data, block, block + 1)[:] = _blocks(again, block, block + 1)
@@ -149,10 +155,10 @@ class BlockReader:
             raise layout.bad_block(self.path(file), first + bad[0])
         self.n_reread += n_bad
         self.files.counts.add("rereads", n_bad)
-        # past 1, 2, 4, 8 ... in all: a bad disk must not fill the log
+        # logged when the total passes 1, 2, 4, 8 ..., so that a bad disk does not fill the log
         if self.n_reread.bit_length() > (self.n_reread - n_bad).bit_length():
             log.get("data").warning(
-                "%s: block %d failed its check and was good when read again (%d so far)",
+                "%s: block %d failed its check and passed it when read again (%d such blocks so far)",
                 *(self.path(file), first, self.n_reread),
             )
 
@@ -172,44 +178,46 @@ class _LocalFiles:
     """The open files of a local folder."""
 
     def __init__(self, folder: str, manifest: Manifest) -> None:
-        self.folder, self.manifest = folder, manifest
+        self.folder = folder
+        self.manifest = manifest
         self.opened: OpenFiles[int] = OpenFiles()
-        self._seen: set[int] = set()
+        self._checked_headers: set[int] = set()
 
     def open(self, file: int) -> OpenFile:
-        """An open file; its size is checked, and its header when it is opened for the first time."""
-        path = self.look(file)
-        opened = OpenFile(path)
-        if file not in self._seen:
-            header = layout.unpack_header(os.pread(opened.descriptor, layout.HEADER_BYTES, 0), path)
-            layout.agree(header, self.manifest.header_of_file(file), path)
-            self._seen.add(file)
-        self.opened.keep(file, opened)
-        return opened
+        """Open a file and check its size, and the first time its header. Raises DataError."""
+        path = self.checked_path(file)
+        open_file = OpenFile(path)
+        if file not in self._checked_headers:
+            header = layout.unpack_header(os.pread(open_file.descriptor, layout.HEADER_BYTES, 0), path)
+            layout.check_header(header, self.manifest.header_of_file(file), path)
+            self._checked_headers.add(file)
+        self.opened.keep(file, open_file)
+        return open_file
 
-    def look(self, file: int) -> str:
-        """The path of a file that is there and has the right size. Raises DataError."""
-        path, expected = store.join(self.folder, file_name(file)), self.manifest.bytes_of_file(file)
+    def checked_path(self, file: int) -> str:
+        """Return the path of a file. Raises DataError if it does not exist or has the wrong size."""
+        path = store.join(self.folder, file_name(file))
+        expected_bytes = self.manifest.bytes_of_file(file)
         try:
-            found = os.stat(path).st_size
+            n_bytes = os.stat(path).st_size
         except FileNotFoundError as error:
             raise DataError(
                 f"{path} does not exist, but the manifest lists it", hint="copy the folder again"
             ) from error
-        if found != expected:
-            raise layout.short_file(path, found, expected)
+        if n_bytes != expected_bytes:
+            raise layout.wrong_size(path, n_bytes, expected_bytes)
         return path
 
     def read(self, file: int, opened: OpenFile, start: int, view: memoryview) -> None:
-        """Fill ``view``, however many calls it takes. Raises DataError at the end of the file."""
+        """Fill ``view``, with as many calls as needed. Raises DataError at the end of the file."""
         done = 0
         while done < len(view):
             n = os.preadv(opened.descriptor, [view[done:]], start + done)
             if n == 0:
                 path = store.join(self.folder, file_name(file))
-                raise layout.short_file(path, os.fstat(opened.descriptor).st_size, self.manifest.bytes_of_file(file))
+                raise layout.wrong_size(path, os.fstat(opened.descriptor).st_size, self.manifest.bytes_of_file(file))
             done += n
 
     def close(self) -> None:
-        """Let go of them."""
+        """Close all files."""
         self.opened.close()

@@ -1,7 +1,7 @@
-"""``ids.parquet`` beside token files: the id of every document, in the order of the tokens.
+"""Reads and writes ``ids.parquet`` beside token files: the id of every document, in the order of the tokens.
 
-One column, ``id``, strings; row n is document n. A damaged page is an error. Training never opens it. Needs pyarrow
-(the extra ``data``), which is imported when a file is written or read.
+It has one column of strings, ``id``; row n is document n. A damaged page is an error. Training never opens it. Needs
+pyarrow (the extra ``data``), which is imported when a file is written or read.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,15 +22,16 @@ _GROUP_ROWS = 1 << 16
 
 
 class IdWriter:
-    """Ids in, one file out, under its name when it is whole."""
+    """Writes the ids of documents to one file, which appears under its name when it is complete."""
 
     def __init__(self, folder: Path) -> None:
         pa, pq = _pyarrow()
-        self._unfinished = AtomicFile(folder / IDS_NAME)
+        self._output = AtomicFile(folder / IDS_NAME)
         self._schema = pa.schema([pa.field("id", pa.string(), nullable=False)])
-        self._array, self._table = pa.array, pa.Table.from_arrays
+        self._array = pa.array
+        self._table = pa.Table.from_arrays
         self._file = pq.ParquetWriter(
-            self._unfinished.temporary,
+            self._output.temporary,
             self._schema,
             compression="zstd",
             use_dictionary=False,
@@ -39,20 +40,20 @@ class IdWriter:
         self._ids: list[str] = []
 
     def add(self, document_id: str) -> None:
-        """The id of the next document."""
+        """Append the id of the next document."""
         self._ids.append(document_id)
         if len(self._ids) == _GROUP_ROWS:
             self._flush()
 
     def finish(self) -> str:
-        """Give the file its name; returns its SHA-256."""
+        """Close the file and rename it to its final name; returns its SHA-256."""
         self._flush()
         self._file.close()
-        return self._unfinished.finish()
+        return self._output.finish()
 
     def discard(self) -> None:
         """Remove what was written."""
-        self._unfinished.discard(self._file)
+        self._output.discard(self._file)
 
     def _flush(self) -> None:
         if self._ids:
@@ -62,12 +63,12 @@ class IdWriter:
 
 
 def ids_of(folder: str | Path, documents: npt.ArrayLike) -> list[str]:
-    """The ids of documents, given by number, in the order given; only the parts of the file that hold them are read.
+    """Return the ids of documents given by number, in the same order; reads only the row groups that contain them.
 
-    Raises UserError where the folder has no ids, DataError for a number that it does not have and for a bad file.
+    Raises UserError if the folder has no ids, DataError for an unknown number and for a damaged file.
     """
     numbers = np.asarray(documents, dtype=np.int64)
-    found: dict[int, str] = {}
+    ids: dict[int, str] = {}
     with _opened(folder) as table:
         if numbers.size and not 0 <= numbers.min() <= numbers.max() < table.n_rows:
             raise DataError(
@@ -78,26 +79,26 @@ def ids_of(folder: str | Path, documents: npt.ArrayLike) -> list[str]:
         for group in np.unique(group_of).tolist():
             column = table.group(group)
             for number in np.unique(numbers[group_of == group]).tolist():
-                found[number] = column[number - int(table.firsts[group])].as_py()
-    return [found[number] for number in numbers.tolist()]
+                ids[number] = column[number - int(table.firsts[group])].as_py()
+    return [ids[number] for number in numbers.tolist()]
 
 
 def documents_of(folder: str | Path, ids: Sequence[str]) -> dict[str, list[int]]:
-    """The numbers of the documents with each of these ids; an id that is not there is left out. Reads the whole file.
+    """Return the numbers of the documents with each of these ids, without unknown ids. Reads the whole file.
 
-    Raises UserError where the folder has no ids, and DataError for a bad file.
+    Raises UserError if the folder has no ids, and DataError for a damaged file.
     """
     pa, _ = _pyarrow()
     import pyarrow.compute as pc
 
     wanted = pa.array(sorted(set(ids)), pa.string())
-    found: dict[str, list[int]] = {}
+    documents: dict[str, list[int]] = {}
     with _opened(folder) as table:
         for group, first in enumerate(table.firsts.tolist()):
             column = table.group(group)
             for row in np.flatnonzero(pc.is_in(column, wanted).to_numpy(zero_copy_only=False)).tolist():
-                found.setdefault(column[row].as_py(), []).append(first + row)
-    return found
+                documents.setdefault(column[row].as_py(), []).append(first + row)
+    return documents
 
 
 class _Table:
@@ -110,35 +111,37 @@ class _Table:
         self._file = file
 
     def group(self, number: int) -> Any:
-        """The ids of a row group."""
+        """Read the ids of a row group."""
         return self._file.read_row_group(number, columns=["id"]).column("id").combine_chunks()
 
 
 class _Ranges(RawIOBase):
-    """A file of a store, read by range: of many millions of ids only those that are asked for."""
+    """A file in a store that is read by range, so that of many millions of ids only the requested ones are read."""
 
     def __init__(self, url: str) -> None:
-        self._url, self._size, self._at = url, store.size_bytes(url), 0
+        self._url = url
+        self._size = store.size_bytes(url)
+        self._at = 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Always True."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Always True."""
         return True
 
     def tell(self) -> int:
-        """The place of the next byte."""
+        """Return the current position."""
         return self._at
 
     def seek(self, offset: int, whence: int = SEEK_SET) -> int:
-        """Go to a place; returns it."""
+        """Set the current position and return it."""
         self._at = offset + {SEEK_SET: 0, SEEK_CUR: self._at, SEEK_END: self._size}[whence]
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
-        """Up to ``size`` bytes, in one request."""
+        """Read up to ``size`` bytes, in one request."""
         left = max(0, self._size - self._at)
         n = left if size is None or size < 0 else min(size, left)
         data = store.read_range(self._url, self._at, n) if n else b""
@@ -152,7 +155,7 @@ def _opened(folder: str | Path) -> Iterator[_Table]:
     path = store.join(folder, IDS_NAME)
     if not store.exists(path):
         raise UserError(
-            f"{folder} does not name its documents: there is no {IDS_NAME} beside the tokens",
+            f"{folder} has no ids of documents: there is no {IDS_NAME} beside the tokens",
             hint="give numbers of documents, or write the tokens again with 'smalti data tokenize'",
         )
     place = path if store.is_local(path) else _Ranges(path)

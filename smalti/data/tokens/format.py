@@ -1,16 +1,8 @@
-"""The layout of one token file (``*.tok``), byte by byte; all numbers little-endian but the checksum.
+"""Encodes and checks the header and the blocks of a token file (``*.tok``).
 
-    0       header, 4096 bytes: magic, version, width of a token, block size, tokens in the file, end-of-document id,
-            digest of the tokenizer, salt of the data set, number of the file, zeros, and in the last 8 bytes the
-            XXH3-64 of the 4088 before
-    4096    blocks of 8192 bytes, each
-              0     8176 bytes of tokens, u16 or u32, one after another; after the last token of the file zeros
-              8176  u64: documents that end before this block, counted through all files of the data set
-              8184  XXH3-64 (big-endian) of the 8184 bytes before, seeded with salt, file and block
-
-Every block has its own checksum, so one ranged read brings all that is needed to verify it; a block of another place,
-file, version or data set fails like a damaged one. There is no protection against an adversary (the manifest's SHA-256
-is for that). Why: docs/decisions/0012.
+docs/concepts/data/token-files.md specifies every byte; docs/decisions/0012 gives the reasons. Each block has its own
+checksum, so one ranged read is enough to verify it; a block of another place, file, version or data set fails like a
+damaged one. The checksums do not protect against an adversary; the manifest's SHA-256 does.
 """
 
 import struct
@@ -32,13 +24,13 @@ HASHED_BYTES = BLOCK_BYTES - CHECKSUM_BYTES
 
 _FIELDS = struct.Struct("<8sIIQQq32sQQ")
 _SPREAD = 0x9E3779B97F4A7C15
-"""Odd, so that every block of a data set has a seed of its own."""
+"""Odd, so that the seeds of all blocks of a data set differ."""
 _HINT = "copy the file again from where it was written, or run 'smalti data tokenize' again"
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a token file says about itself."""
+    """The header of a token file."""
 
     token_bytes: int
     """2 (u16) or 4 (u32)."""
@@ -53,33 +45,33 @@ class Header:
 
 
 def token_bytes_for(vocab_size: int) -> int:
-    """Width of a token on disk: 2 bytes up to a vocabulary of 65,536, else 4."""
+    """Return the width of a token on disk: 2 bytes up to a vocabulary of 65,536, else 4."""
     return 2 if vocab_size <= 65_536 else 4
 
 
 def block_dtype(token_bytes: int) -> "np.dtype[np.void]":
-    """A block as a record: ``tokens``, ``before`` (documents that end before it), ``checksum``."""
+    """Return the dtype of a block: ``tokens``, ``before`` (documents that end before it), ``checksum``."""
     tokens = (f"<u{token_bytes}", (PAYLOAD_BYTES // token_bytes,))
     return np.dtype([("tokens", *tokens), ("before", "<u8"), ("checksum", ">u8")])
 
 
 def n_blocks(n_tokens: int, token_bytes: int) -> int:
-    """Blocks that hold ``n_tokens`` tokens, the last one perhaps filled up with zeros."""
+    """Return the number of blocks for ``n_tokens`` tokens; the last one may be padded with zeros."""
     return -(-n_tokens * token_bytes // PAYLOAD_BYTES)
 
 
 def file_bytes(n_tokens: int, token_bytes: int) -> int:
-    """Size of a file of ``n_tokens`` tokens."""
+    """Return the size of a file of ``n_tokens`` tokens."""
     return HEADER_BYTES + n_blocks(n_tokens, token_bytes) * BLOCK_BYTES
 
 
 def block_start(block: int) -> int:
-    """Where a block begins in its file, in bytes."""
+    """Return the offset of a block in its file, in bytes."""
     return HEADER_BYTES + block * BLOCK_BYTES
 
 
 def pack_header(header: Header) -> bytes:
-    """The 4096 bytes that open a file."""
+    """Encode the header of a file, 4096 bytes."""
     fields = _FIELDS.pack(
         MAGIC,
         VERSION,
@@ -96,7 +88,7 @@ def pack_header(header: Header) -> bytes:
 
 
 def unpack_header(data: bytes, file: str) -> Header:
-    """Read and check a header; ``file`` only names the culprit. Raises DataError."""
+    """Decode and check a header. Raises DataError, which names ``file``."""
     if len(data) < HEADER_BYTES:
         raise DataError(f"{file} is truncated: {len(data):,} bytes, a header has {HEADER_BYTES:,}", hint=_HINT)
     if data[: len(MAGIC)] != MAGIC:
@@ -114,28 +106,32 @@ def unpack_header(data: bytes, file: str) -> Header:
     return Header(token_bytes, n_tokens, eod_id, tokenizer.hex(), salt, number)
 
 
-def agree(found: Header, expected: Header, file: str) -> None:
-    """Compare a file's header with what the manifest says of it. Raises DataError with the difference."""
+def check_header(header: Header, expected: Header, file: str) -> None:
+    """Compare a file's header with the one that the manifest implies. Raises DataError with the first difference."""
     for field in fields(Header):
-        values = getattr(found, field.name), getattr(expected, field.name)
-        if values[0] != values[1]:
+        value = getattr(header, field.name)
+        expected_value = getattr(expected, field.name)
+        if value != expected_value:
             raise DataError(
-                f"{file} is not the file that the manifest lists: its {field.name} is {values[0]}, not {values[1]}",
+                f"{file} is not the file that the manifest lists: its {field.name} is {value}, not {expected_value}",
                 hint=_HINT,
             )
 
 
 def seeds(salt: int, blocks: npt.NDArray[np.int64]) -> list[int]:
-    """Seeds of the checksums of blocks, which are numbered through all files of a data set."""
-    found: list[int] = (blocks.astype(np.uint64) * np.uint64(_SPREAD) + np.uint64(salt)).tolist()
-    return found
+    """Return the checksum seeds of blocks, given by number counted through all files of the data set."""
+    values: list[int] = (blocks.astype(np.uint64) * np.uint64(_SPREAD) + np.uint64(salt)).tolist()
+    return values
 
 
 def pack_blocks(
     tokens: npt.NDArray[np.unsignedinteger], *, eod_id: int, before: int, salt: int, first_block: int
 ) -> npt.NDArray[np.void]:
-    """Tokens [n] as whole blocks, the last one filled up with zeros. ``before``: documents that end before the first of
-    them; ``first_block``: its number, counted through all files of the data set."""
+    """Encode tokens [n] as whole blocks, the last one padded with zeros.
+
+    ``before``: documents that end before the first of these blocks; ``first_block``: its number, counted through all
+    files of the data set.
+    """
     width = tokens.dtype.itemsize
     blocks = np.zeros(n_blocks(tokens.size, width), block_dtype(width))
     size = PAYLOAD_BYTES // width
@@ -144,13 +140,13 @@ def pack_blocks(
     blocks["tokens"][whole:, : tokens.size - whole * size] = tokens[whole * size :]
     ends = np.flatnonzero(tokens == eod_id) // size
     blocks["before"] = before + np.searchsorted(ends, np.arange(len(blocks)))
-    found = checksums(blocks.data.cast("B"), seeds(salt, first_block + np.arange(len(blocks))))
-    blocks["checksum"] = np.frombuffer(found, ">u8")
+    digests = checksums(blocks.data.cast("B"), seeds(salt, first_block + np.arange(len(blocks))))
+    blocks["checksum"] = np.frombuffer(digests, ">u8")
     return blocks
 
 
 def checksums(blocks: memoryview, seeds_of_blocks: list[int]) -> bytes:
-    """The checksums of whole blocks of bytes, one after another: what must stand at their ends."""
+    """Compute the checksums of whole blocks, concatenated; the checksum field of each block must equal its own."""
     starts = range(0, len(blocks), BLOCK_BYTES)
     return b"".join(
         [xxh3_digest(blocks[at : at + HASHED_BYTES], seed) for at, seed in zip(starts, seeds_of_blocks, strict=True)]
@@ -158,16 +154,16 @@ def checksums(blocks: memoryview, seeds_of_blocks: list[int]) -> bytes:
 
 
 def wrong_blocks(blocks: memoryview, seeds_of_blocks: list[int]) -> list[int]:
-    """Which of these whole blocks of bytes do not match their checksum; mostly none."""
+    """Return the indexes of the blocks that do not match their checksum."""
     stored = np.frombuffer(blocks, np.uint64).reshape(-1, BLOCK_BYTES // 8)[:, -1].tobytes()
-    found = checksums(blocks, seeds_of_blocks)
-    if found == stored:
+    computed = checksums(blocks, seeds_of_blocks)
+    if computed == stored:
         return []
-    return np.flatnonzero(np.frombuffer(found, np.uint64) != np.frombuffer(stored, np.uint64)).tolist()
+    return np.flatnonzero(np.frombuffer(computed, np.uint64) != np.frombuffer(stored, np.uint64)).tolist()
 
 
 def bad_block(file: str, block: int) -> DataError:
-    """The error for a block that fails its check wherever it is read from."""
+    """Return the error for a block that fails its check in every replica."""
     start = block_start(block)
     return DataError(
         f"{file} is corrupt: block {block} (bytes {start:,} to {start + BLOCK_BYTES:,}) does not match its checksum",
@@ -175,7 +171,7 @@ def bad_block(file: str, block: int) -> DataError:
     )
 
 
-def short_file(file: str, found_bytes: int, expected_bytes: int) -> DataError:
-    """The error for a file of the wrong size."""
-    word = "truncated" if found_bytes < expected_bytes else "too long"
-    return DataError(f"{file} is {word}: {found_bytes:,} bytes, {expected_bytes:,} expected", hint=_HINT)
+def wrong_size(file: str, n_bytes: int, expected_bytes: int) -> DataError:
+    """Return the error for a file of the wrong size."""
+    word = "truncated" if n_bytes < expected_bytes else "too long"
+    return DataError(f"{file} is {word}: {n_bytes:,} bytes, {expected_bytes:,} expected", hint=_HINT)

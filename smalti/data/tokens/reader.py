@@ -1,8 +1,7 @@
 """A folder of token files as a ``Source``: one long array of tokens, read by range, from a local folder or a store.
 
-Every block is verified on every read, and a bad one is named in the error. Where documents begin and end is computed
-from the blocks; no other file is read. Nothing is opened before the first read. Threads may share a source. Does not
-cache.
+Every block is verified on every read; the error names a damaged one. Document boundaries are computed from the blocks;
+no other file is read. Nothing is opened before the first read. Thread-safe. Does not cache.
 """
 
 from pathlib import Path
@@ -21,17 +20,17 @@ from smalti.data.tokens.document_ids import IDS_NAME
 from smalti.data.tokens.manifest import FILE_NAME, Manifest, read_manifest
 
 _PROBES = 15
-"""Blocks that a search for a document looks at in one go: a store over a network then answers in few rounds."""
+"""Blocks that a search for a document reads at once, so that a remote store needs few round trips."""
 
 
 class TokenSource:
-    """The tokens of one folder; see ``data/sources/source.py`` for what a source does."""
+    """A ``Source`` (``data/sources/source.py``) of the token files in one folder."""
 
     checked = "every block (XXH3-64)"
 
     def __init__(self, folder: str | Path, *, index: bytes | None = None, files: Files | None = None) -> None:
-        """``index``: the bytes of ``manifest.json`` where somebody has read them already; ``files``: how to reach the
-        folder, where more than its path is to be said. Raises DataError for a manifest that is missing or damaged."""
+        """``index``: the content of ``manifest.json``, if it was already read; ``files``: the opened folder, if it has
+        mirrors or a cache. Raises DataError for a manifest that is missing or damaged."""
         self.where = str(folder)
         files = files or open_files(self.where)
         self.manifest = manifest = Manifest.parse(
@@ -58,9 +57,12 @@ class TokenSource:
         begins = np.asarray(begins, dtype=np.int64)
         self._require(int(begins.min()), int(begins.max()) + length)
         runs, begin, end, to = self._cut(begins, length)
-        width, flat = self.dtype.itemsize, out.data.cast("B")
-        begin, end, to = begin * width, end * width, to * width
-        starts, stops, targets, ends = begin.tolist(), end.tolist(), to.tolist(), (to + end - begin).tolist()
+        width = self.dtype.itemsize
+        flat = out.data.cast("B")
+        starts = (begin * width).tolist()
+        stops = (end * width).tolist()
+        targets = (to * width).tolist()
+        ends = ((to + end - begin) * width).tolist()
         for _, blocks, data in self._blocks.read(runs):
             at = 0
             for start, stop, target, last in zip(
@@ -70,7 +72,7 @@ class TokenSource:
                 at += layout.BLOCK_BYTES
 
     def read(self, begin_token: int, n: int) -> npt.NDArray[np.int64]:
-        """Tokens [begin_token, begin_token + n) as int64 [n]."""
+        """Return tokens [begin_token, begin_token + n) as int64 [n]."""
         self._require(begin_token, begin_token + n)
         out = np.empty((1, n), dtype=self.dtype)
         self.read_rows(np.array([begin_token]), out)
@@ -78,22 +80,22 @@ class TokenSource:
         return tokens
 
     def documents_at(self, tokens: Int64s) -> Int64s:
-        """Number of the document that each token [n] belongs to, its end-of-document token included."""
+        """Return the number of the document of each token [n]; an end-of-document token belongs to the document."""
         tokens = np.asarray(tokens, dtype=np.int64)
         if not tokens.size:
             return tokens
         self._require(int(tokens.min()), int(tokens.max()) + 1)
         file, inside = np.divmod(tokens, self.manifest.file_tokens)
         block, inside = np.divmod(inside, self._block_tokens)
-        found = np.empty(tokens.size, np.int64)
+        documents = np.empty(tokens.size, np.int64)
         for which, _, data in self._blocks.read(Runs(file, block, np.ones_like(block))):
             records = np.frombuffer(data, self._record)
             before = np.arange(self._block_tokens) < inside[which, None]
-            found[which] = records["before"] + ((records["tokens"] == self.eod_id) & before).sum(axis=1)
-        return found
+            documents[which] = records["before"] + ((records["tokens"] == self.eod_id) & before).sum(axis=1)
+        return documents
 
     def document_span(self, document: int) -> tuple[int, int]:
-        """Tokens [begin, end) of a document, its end-of-document token included."""
+        """Return the tokens [begin, end) of a document, including its end-of-document token."""
         if not 0 <= document < self.manifest.n_documents:
             raise UserError(
                 f"{self.where} has no document {document:,}", allowed=f"0 to {self.manifest.n_documents - 1:,}"
@@ -102,17 +104,19 @@ class TokenSource:
 
     @property
     def n_reread(self) -> int:
-        """Blocks that failed their check and were good when read again."""
+        """Number of blocks that failed their check and passed it when read again."""
         return self._blocks.n_reread
 
     def check_files(self) -> None:
-        """Look at every file of a local folder: there, and of the right size. Raises DataError."""
+        """Check that every file of a local folder exists and has the right size. Raises DataError."""
         self._blocks.check_files()
 
     def verify(self) -> None:
         """Read every byte of every local file, and compare its SHA-256 with the manifest. Raises DataError."""
         if not store.is_local(self.where):
-            raise DataError(f"{self.where} is not local, so it is not read whole", hint="copy the folder here first")
+            raise DataError(
+                f"{self.where} is not local; only local folders are read whole", hint="copy it to a local folder first"
+            )
         self.check_files()
         expected_of = {self._blocks.path(file): digest for file, digest in enumerate(self.manifest.file_digests())}
         if self.manifest.ids_sha256:
@@ -120,23 +124,26 @@ class TokenSource:
         for path, expected in expected_of.items():
             if not Path(path).is_file():
                 raise DataError(f"{path} does not exist, but the manifest lists it", hint="copy the folder again")
-            found = sha256_file(path)
-            if found != expected:
-                raise DataError(f"{path} has the SHA-256 {found}, the manifest says {expected}")
+            digest = sha256_file(path)
+            if digest != expected:
+                raise DataError(f"{path} has the SHA-256 {digest}, the manifest says {expected}")
 
     def close(self) -> None:
-        """Close files and connections; they open again when read."""
+        """Close files and connections, which are opened again by the next read."""
         self._blocks.close()
 
     def _require(self, begin: int, end: int) -> None:
         if not 0 <= begin <= end <= self.n_tokens:
             raise DataError(
-                f"tokens {begin:,} to {end:,} of {self.where} were asked for", allowed=f"0 to {self.n_tokens:,}"
+                f"tokens {begin:,} to {end:,} are outside {self.where}", allowed=f"0 to {self.n_tokens:,}"
             )
 
     def _cut(self, begins: Int64s, length: int) -> tuple[Runs, Int64s, Int64s, Int64s]:
-        """Rows as runs of blocks, and for each block in turn: the tokens [begin, end) that are wanted of it, and where
-        in the rows (one after another) they go. A row that crosses the end of a file is more than one run."""
+        """Split rows into runs of blocks.
+
+        Returns the runs, and for each block its tokens [begin, end) that are needed and their offset in the
+        concatenated rows. A row that crosses the end of a file has more than one run.
+        """
         size = self._block_tokens
         most = (GROUP_BLOCKS - 1) * size
         to = np.arange(len(begins)) * length
@@ -148,7 +155,9 @@ class TokenSource:
             n = np.minimum(np.minimum(left, most), self.manifest.file_tokens - inside)
             cut.append((file, inside, n, to))
             more = left > n
-            begins, to, left = (begins + n)[more], (to + n)[more], (left - n)[more]
+            begins = (begins + n)[more]
+            to = (to + n)[more]
+            left = (left - n)[more]
         file, inside, n, to = cut[0] if len(cut) == 1 else (np.concatenate(parts) for parts in zip(*cut, strict=True))
         first = inside // size
         skip = inside - first * size
@@ -159,17 +168,18 @@ class TokenSource:
         return Runs(file, first, count), begin, np.minimum(skip + n - nth * size, size), to + nth * size - skip + begin
 
     def _end_of(self, document: int) -> int:
-        """The token after the end of a document: a search over the counts in the blocks."""
-        low, high = 0, self.manifest.n_blocks
-        while high - low > 1:  # the block in which it ends is in [low, high)
+        """Return the index after the last token of a document, by a search over the counts in the blocks."""
+        low = 0
+        high = self.manifest.n_blocks
+        while high - low > 1:  # the document ends in a block of [low, high)
             probes = np.unique(np.linspace(low, high, _PROBES + 2).astype(np.int64)[1:-1])
             probes = probes[probes > low]
             before = self._read_records(probes)["before"].astype(np.int64)
             passed = int(np.searchsorted(before, document, side="right"))
-            low, high = (
-                int(probes[passed - 1]) if passed else low,
-                int(probes[passed]) if passed < len(probes) else high,
-            )
+            if passed:
+                low = int(probes[passed - 1])
+            if passed < len(probes):
+                high = int(probes[passed])
         record = self._read_records(np.array([low]))[0]
         ends = np.flatnonzero(record["tokens"] == self.eod_id)
         file, block = divmod(low, self.manifest.blocks_per_file)

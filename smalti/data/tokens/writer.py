@@ -1,7 +1,7 @@
 """Writes documents into token files.
 
-Each file appears whole or not at all and the manifest is written last, so an interrupted writer leaves a folder that no
-reader takes for a data set. A second writer in the same folder is an error. Memory stays near ``_FLUSH_TOKENS`` tokens.
+Each file appears when it is complete and the manifest is written last, so an interrupted writer leaves a folder that no
+reader accepts as a data set. A second writer in the same folder is an error. Memory: about ``_FLUSH_TOKENS`` tokens.
 Cannot append to a finished data set or write to an object store (write locally, then copy the folder).
 """
 
@@ -26,11 +26,14 @@ from smalti.data.tokens.manifest import Manifest
 _FLUSH_TOKENS = 1 << 20
 DEFAULT_FILE_TOKENS = 1 << 28
 _LEFT_OVER = ("tokens-*.tok", ".tokens-*.tok.*.tmp", f".{IDS_NAME}.*.tmp", IDS_NAME)
-"""What a writer that was killed leaves: without a manifest it is no data set."""
+"""Files that a killed writer may leave, which the next writer removes."""
 
 
 class TokenWriter:
-    """Documents in, token files and a manifest out. Use as a context manager: an error then leaves no manifest."""
+    """Writes documents to token files and a manifest.
+
+    Use it as a context manager, so that no manifest is written after an error.
+    """
 
     def __init__(
         self,
@@ -44,8 +47,8 @@ class TokenWriter:
     ) -> None:
         """``tokenizer_digest``: hex SHA-256; ``file_tokens``: tokens in each file but the last.
 
-        ``salt``: 16 hex digits that stand for what is written, so that a block of another data set never passes for one
-        of this; the same documents with the same salt give the same bytes. Without one it is drawn by chance.
+        ``salt``: 16 hex digits that identify the content, so that a block of another data set fails its check; equal
+        documents with equal salt give equal bytes. None: a random salt.
         """
         if not store.is_local(folder):
             raise UserError(
@@ -65,7 +68,9 @@ class TokenWriter:
         if file_tokens < 1:
             raise UserError(f"file_tokens is {file_tokens}", allowed="1 or more")
         self.folder = Path(store.make_folder(folder))
-        self.vocab_size, self.eod_id, self.tokenizer_digest = vocab_size, eod_id, tokenizer_digest
+        self.vocab_size = vocab_size
+        self.eod_id = eod_id
+        self.tokenizer_digest = tokenizer_digest
         self.salt = salt
         self.n_documents = 0
         self.n_text_bytes = 0
@@ -119,7 +124,7 @@ class TokenWriter:
             self._flush()
 
     def close(self) -> Manifest:
-        """Finish the last file and write the manifest. Raises DataError when no document was added."""
+        """Finish the last file and write the manifest. Raises DataError if no document was added."""
         assert not self._closed, "close() twice"
         if self.n_documents == 0:
             self.abort()
@@ -151,15 +156,15 @@ class TokenWriter:
         return manifest
 
     def abort(self) -> None:
-        """Drop the file that is being written; no manifest will come. After ``close`` it does nothing."""
+        """Discard the file that is being written; no manifest is written. Does nothing after ``close``."""
         self._closed = True
         for unfinished in (self._open, self._ids):
             if unfinished is not None:
                 unfinished.discard()
         self._open = self._ids = None
-        lock, self._lock = self._lock, -1
-        if lock >= 0:
-            os.close(lock)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def __enter__(self) -> Self:
         return self
@@ -177,7 +182,7 @@ class TokenWriter:
             self._ids = IdWriter(self.folder)
         if (self._ids is None) != (document_id is None):
             raise DataError(
-                f"document {self.n_documents} has {'no' if document_id is None else 'an'} id, unlike those before",
+                f"document {self.n_documents} has {'no' if document_id is None else 'an'} id, unlike earlier documents",
                 allowed="ids for all documents of a data set, or for none",
             )
         if self._ids is not None and document_id is not None:
@@ -187,7 +192,8 @@ class TokenWriter:
         if not self._pending:
             return
         tokens = np.concatenate(self._pending)
-        self._pending, self._pending_tokens = [], 0
+        self._pending = []
+        self._pending_tokens = 0
         while tokens.size:
             if self._open is None:
                 self._open = _OpenFile(self.folder, self._header(), self._first_block(), self._n_ended)
@@ -205,7 +211,8 @@ class TokenWriter:
             self._open = None
 
     def _header(self) -> layout.Header:
-        width, salt = self._dtype.itemsize, int(self.salt, 16)
+        width = self._dtype.itemsize
+        salt = int(self.salt, 16)
         return layout.Header(width, self._file_tokens, self.eod_id, self.tokenizer_digest, salt, len(self._digests))
 
     def _first_block(self) -> int:
@@ -213,16 +220,17 @@ class TokenWriter:
 
 
 class _OpenFile:
-    """One token file on its way, under a temporary name."""
+    """A token file that is being written, under a temporary name."""
 
     def __init__(self, folder: Path, header: layout.Header, first_block: int, n_ended: int) -> None:
         """``header`` of a full file; ``first_block`` and ``n_ended`` (documents) count through all files."""
         self.n_tokens = 0
         self.n_ended = n_ended
-        self._header, self._next_block = header, first_block
+        self._header = header
+        self._next_block = first_block
         self._block_tokens = layout.PAYLOAD_BYTES // header.token_bytes
-        self._unfinished = AtomicFile(folder / manifests.file_name(header.file))
-        self._file: IO[bytes] = open(self._unfinished.temporary, "w+b")  # noqa: SIM115 (closed by finish or discard)
+        self._output = AtomicFile(folder / manifests.file_name(header.file))
+        self._file: IO[bytes] = open(self._output.temporary, "w+b")  # noqa: SIM115 (closed by finish or discard)
         self._file.write(bytes(layout.HEADER_BYTES))
         self._rest: npt.NDArray[Any] = np.zeros(0, f"<u{header.token_bytes}")
 
@@ -234,7 +242,7 @@ class _OpenFile:
         self._rest = tokens[whole:]
 
     def finish(self) -> str:
-        """Give the file its name; returns its SHA-256."""
+        """Write the header and rename the file to its final name; returns its SHA-256."""
         try:
             self._write_blocks(self._rest)
             self._file.seek(0)
@@ -242,13 +250,13 @@ class _OpenFile:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-            return self._unfinished.finish()
+            return self._output.finish()
         except BaseException:
             self.discard()
             raise
 
     def discard(self) -> None:
-        self._unfinished.discard(self._file)
+        self._output.discard(self._file)
 
     def _write_blocks(self, tokens: npt.NDArray[Any]) -> None:
         if not tokens.size:
@@ -263,11 +271,11 @@ class _OpenFile:
 
 
 def _lock(folder: Path) -> int:
-    """A descriptor that keeps other writers out until it is closed; it goes with the process."""
+    """Lock the folder; returns the descriptor that holds the lock until it is closed or the process ends."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(descriptor)
-        raise UserError(f"another writer is at work in {folder}", hint="wait for it to end") from error
+        raise UserError(f"another process is writing to {folder}", hint="wait until it has ended") from error
     return descriptor

@@ -113,14 +113,14 @@ def test_manifest_that_was_changed_is_refused(copied: Path) -> None:
         ("eod_id", 5, "digest does not match"),
         ("format", 1, "format 1"),
         ("more", 1, "not a manifest"),
-        ("salt", "x" * 16, "does not add up"),
-        ("salt", "-" + "1" * 15, "does not add up"),
-        ("n_tokens", whole["n_tokens"] + 45_000, "does not add up"),
+        ("salt", "x" * 16, "is inconsistent"),
+        ("salt", "-" + "1" * 15, "is inconsistent"),
+        ("n_tokens", whole["n_tokens"] + 45_000, "is inconsistent"),
         ("n_tokens", str(whole["n_tokens"]), "n_tokens is missing, unknown or of a wrong type"),
         ("n_tokens", True, "wrong type"),
-        ("sha256", "?" + whole["sha256"][1:], "does not add up"),
-        ("file_tokens", 0, "does not add up"),
-        ("eod_id", VOCAB, "does not add up"),
+        ("sha256", "?" + whole["sha256"][1:], "is inconsistent"),
+        ("file_tokens", 0, "is inconsistent"),
+        ("eod_id", VOCAB, "is inconsistent"),
     ):
         path.write_text(json.dumps({**whole, key: value}))
         with pytest.raises(DataError, match=message):
@@ -185,7 +185,7 @@ def test_a_second_writer_is_refused_while_the_first_is_at_work(tmp_path: Path) -
     options = {"vocab_size": 10, "eod_id": 0, "tokenizer_digest": TOKENIZER}
     with TokenWriter(tmp_path / "s", **options) as writer:
         writer.add([1])
-        with pytest.raises(UserError, match="another writer is at work"):
+        with pytest.raises(UserError, match="another process is writing"):
             TokenWriter(tmp_path / "s", **options)
     TokenSource(tmp_path / "s").verify()
 
