@@ -107,10 +107,10 @@ def _check_folders(config: "RunConfig") -> None:
     """Raise DataError for folders of token files that do not exist, seen from the current directory."""
     from smalti.base import store
     from smalti.data.stream.inputs import require_heldout
-    from smalti.data.stream.open import named
+    from smalti.data.stream.open import prefix_errors
 
     for name, folder in config.data.heldout.items():
-        with named(f"data.heldout.{name} = {folder}"):
+        with prefix_errors(f"data.heldout.{name} = {folder}"):
             require_heldout(folder)
     for section in ("sources", "heldout"):
         for name, source in getattr(config.data, section).items():

@@ -1,4 +1,4 @@
-"""Bytes of the files of one folder, wherever it lies: read by range, together, with retries, mirrors and a cache."""
+"""Reads byte ranges of the files of a folder, local or in a store: concurrently, with retries, mirrors and a cache."""
 
 from smalti.data.fetch.files import Files, Range, Share
 from smalti.data.fetch.open import open_files

@@ -1,8 +1,8 @@
-"""A cache of read ranges in a folder of a node, shared by its ranks: one file a range, no lock, no index.
+"""A cache of byte ranges in a local folder, shared by the ranks of a node: a file for each range, no lock, no index.
 
-The name of a block is a digest of data, file and range, so ranks that write the same block write the same bytes; writes
-are temp-then-rename. A block whose checksum fails is a miss. Only blocks in the subfolder ``smalti-blocks``, if Smalti
-created it, are ever removed. A disk that is full or read-only disables writing, with one warning.
+The name of a block is a digest of data set, file and range, so ranks that write the same block write equal bytes;
+writes are temp-then-rename. A block that fails its checksum is a miss. Only blocks in the subfolder ``smalti-blocks``
+are removed, and only if Smalti created it. A full or read-only disk disables writing, with one warning.
 """
 
 import os
@@ -17,7 +17,8 @@ from smalti.base.disk import reason
 from smalti.base.hashing import xxh3
 from smalti.data.fetch.files import Range
 
-_FOLDER, _MARKER = "smalti-blocks", "MADE-BY-SMALTI"
+_FOLDER = "smalti-blocks"
+_MARKER = "MADE-BY-SMALTI"
 _MAGIC = b"smaltib1"
 _HEAD_BYTES = 24
 _BLOCK = re.compile(r"[0-9a-f]{40}\.block")
@@ -26,40 +27,42 @@ _STALE_S = 3600.0
 _SUBFOLDERS = 256
 _GROUP_BYTES = 64 << 20
 _SCANS = 32
-"""A group is looked through when this process has written so many-th of its bytes; the cache may be larger by that."""
+"""A group is trimmed when this process has written 1 / _SCANS of its bytes; the cache may be larger by as much."""
 
 
 class BlockCache:
-    """The cache in ``folder``; ``data`` names the data, so that what it holds is never taken for another's."""
+    """The cache in ``folder``. ``data``: digest of the data set, so that data sets cannot be confused."""
 
     def __init__(self, folder: str, cache_bytes: int, data: str) -> None:
-        self._root, self._data = os.path.join(folder, _FOLDER), data
+        self._root = os.path.join(folder, _FOLDER)
+        self._data = data
         groups = min(_SUBFOLDERS, max(1, cache_bytes // _GROUP_BYTES))
         self._groups = 1 << (groups.bit_length() - 1)
         self._group_bytes = cache_bytes // self._groups
         self._written = [self._group_bytes] * self._groups
-        self._reads, self._writes = True, True
+        self._can_read = True
+        self._can_write = True
         self._claim(folder)
 
     def get(self, wanted: Range) -> memoryview | None:
-        """A range that was kept, or None."""
-        if not self._reads:
+        """Return a cached range, or None."""
+        if not self._can_read:
             return None
         path = self._path(wanted)
         try:
             with open(path, "rb") as file:
-                found = file.read()
+                content = file.read()
         except OSError:
             return None
-        payload = memoryview(found)[_HEAD_BYTES:]
-        if len(payload) == wanted.length and found[:_HEAD_BYTES] == _head(payload):
+        payload = memoryview(content)[_HEAD_BYTES:]
+        if len(payload) == wanted.length and content[:_HEAD_BYTES] == _head(payload):
             return payload
         self.drop(wanted)
         return None
 
     def put(self, wanted: Range, data: memoryview) -> None:
-        """Keep a range."""
-        if not self._writes:
+        """Store a range."""
+        if not self._can_write:
             return
         path = self._path(wanted)
         folder, name = os.path.split(path)
@@ -74,13 +77,15 @@ class BlockCache:
         except OSError as error:
             with suppress(OSError):
                 os.unlink(temporary)
-            self._writes = False
+            self._can_write = False
             log.get("data").warning(
-                "the cache %s takes no more: %s; reading goes on", self._root, reason(error, self._root)
+                "cannot write to the cache %s: %s; continuing without writing to it",
+                self._root,
+                reason(error, self._root),
             )
 
     def drop(self, wanted: Range) -> None:
-        """Forget a range: it failed a check."""
+        """Remove a range that failed a check."""
         with suppress(OSError):
             os.unlink(self._path(wanted))
 
@@ -90,24 +95,26 @@ class BlockCache:
         return os.path.join(self._root, name[:2], f"{name}.block")
 
     def _claim(self, folder: str) -> None:
-        """Make the subfolder, or see that it is ours; where it is not, there is no cache."""
+        """Create the subfolder, or check that Smalti created it; otherwise disable the cache."""
         marker = os.path.join(self._root, _MARKER)
         try:
             os.makedirs(folder, exist_ok=True)
             with suppress(FileExistsError):
                 os.mkdir(self._root)
             if not os.path.exists(marker):
-                if set(os.listdir(self._root)) - {_MARKER}:  # another rank may have just made it
-                    self._reads = self._writes = False
-                    log.get("data").warning("%s was not made by Smalti; there is no cache", self._root)
+                if set(os.listdir(self._root)) - {_MARKER}:  # another rank may have just written the marker
+                    self._can_read = self._can_write = False
+                    log.get("data").warning("%s was not created by Smalti; the cache is disabled", self._root)
                     return
                 with open(marker, "w", encoding="utf-8") as file:
                     file.write("Blocks that Smalti has read from a store. The folder may be removed at any time.\n")
         except OSError as error:
-            self._writes = False
-            self._reads = os.path.exists(marker)
+            self._can_write = False
+            self._can_read = os.path.exists(marker)
             log.get("data").warning(
-                "the cache %s takes nothing: %s; reading goes on", self._root, reason(error, self._root)
+                "cannot create the cache %s: %s; continuing without writing to it",
+                self._root,
+                reason(error, self._root),
             )
 
     def _wrote(self, name: str, n_bytes: int) -> None:
@@ -118,13 +125,13 @@ class BlockCache:
             self._trim(group)
 
     def _trim(self, group: int) -> None:
-        """Remove the oldest blocks of a group above its bytes, and temporaries that a killed process has left."""
+        """Remove the oldest blocks of a group until it fits its limit, and temporary files of killed processes."""
         blocks: list[tuple[float, int, str]] = []
         for number in range(group, _SUBFOLDERS, self._groups):
             with suppress(FileNotFoundError), os.scandir(os.path.join(self._root, f"{number:02x}")) as entries:
                 for entry in entries:
                     with suppress(FileNotFoundError):
-                        blocks += _looked_at(entry)
+                        blocks += _block_entry(entry)
         total = sum(size for _, size, _ in blocks)
         for _, size, path in sorted(blocks):
             if total <= self._group_bytes:
@@ -134,8 +141,8 @@ class BlockCache:
             total -= size
 
 
-def _looked_at(entry: "os.DirEntry[str]") -> list[tuple[float, int, str]]:
-    """(age, size, path) of a block; nothing for what is none."""
+def _block_entry(entry: "os.DirEntry[str]") -> list[tuple[float, int, str]]:
+    """Return [(modification time, size, path)] of a block, [] for other files; removes stale temporary files."""
     if not entry.is_file(follow_symlinks=False):
         return []
     if _BLOCK.fullmatch(entry.name):

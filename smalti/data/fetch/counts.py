@@ -1,25 +1,25 @@
-"""Counts of what reading from stores costs."""
+"""Counters of the cost of reading from stores."""
 
 import threading
 
 from smalti.base.errors import SmaltiError
 
 NAMES: dict[str, str] = {
-    "requests": "requests sent, second ones included",
+    "requests": "requests sent, including hedges",
     "bytes": "bytes received",
     "retries": "requests sent again after a failure",
     "hedges": "second requests sent because the first took long",
-    "slowdowns": "answers that asked for fewer requests (503 SlowDown, 429)",
-    "failovers": "ranges that another copy gave than the first in the list",
-    "cache_hits": "ranges that came from the node's cache",
-    "rereads": "blocks that failed their check and were good when read again",
+    "slowdowns": "responses that demand fewer requests (503 SlowDown, 429)",
+    "failovers": "ranges read from another replica than the first in the list",
+    "cache_hits": "ranges read from the node's cache",
+    "rereads": "blocks that failed their check and passed it when read again",
     "wait_s": "seconds that readers waited, summed over threads",
 }
 """Name -> meaning."""
 
 
 class Counts:
-    """Sums by name, for all files that are opened with it. Threads may share it."""
+    """Sums by name over all files that are opened with these counters. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,5 +36,5 @@ class Counts:
         return self._sums[name]
 
     def as_dict(self) -> dict[str, float]:
-        """All sums."""
+        """Return all sums by name."""
         return dict(self._sums)

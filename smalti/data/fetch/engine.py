@@ -1,8 +1,8 @@
 """Sends the requests of one process from an event loop in one thread, which all sources share.
 
 At most ``concurrency`` ranges are requested at a time, at the process's share of ``requests_per_s``. A request that
-takes longer than nearly all others is hedged by a second one, at most a twentieth of all. A transient failure is
-retried after a back-off with full jitter, from another replica where there is one, until ``give_up``.
+takes longer than nearly all others is hedged by a second one; at most a twentieth of all requests are hedges. A
+transient failure is retried after a back-off with full jitter, from another replica if there is one, until ``give_up``.
 """
 
 import asyncio
@@ -29,16 +29,20 @@ T = TypeVar("T")
 Send = Callable[[Replica], Coroutine[Any, Any, T]]
 
 _MAX_PARALLEL = 4
-"""Requests for one range: where one in twenty hangs, all of them do so once in 160,000 ranges."""
-_WARN_AFTER_S, _WARN_EVERY_S = 5.0, 60.0
+"""Parallel requests for one range: if one in twenty hangs, all four do so for one range in 160,000."""
+_WARN_AFTER_S = 5.0
+_WARN_EVERY_S = 60.0
 
 
 class Engine:
     """The event loop and its limits; created by ``shared``, and stopped when it is no longer referenced."""
 
     def __init__(self, fetch: FetchConfig, share: Share) -> None:
-        self.pid, self.fetch, self.share = os.getpid(), fetch, share
-        self.timeout_s, self.give_up_s = _seconds(fetch.timeout), _seconds(fetch.give_up)
+        self.pid = os.getpid()
+        self.fetch = fetch
+        self.share = share
+        self.timeout_s = _seconds(fetch.timeout)
+        self.give_up_s = _seconds(fetch.give_up)
         self._loop = asyncio.new_event_loop()
         self._semaphore = asyncio.Semaphore(fetch.concurrency)
         self._rate_limit = RateLimiter(fetch.requests_per_s, share, self._loop.time())
@@ -47,7 +51,7 @@ class Engine:
         self._sent = self._hedged = 0
         self._warned_s = -_WARN_EVERY_S
         threading.Thread(target=_run_loop, args=(self._loop,), name="fetch", daemon=True).start()
-        # not at exit: cancelled requests make obstore's threads call an interpreter that is ending, and they panic
+        # Not at exit: after a cancelled request obstore's threads call into the ending interpreter, which panics.
         weakref.finalize(self, _stop, self._loop).atexit = False
 
     def take_share(self, share: Share) -> None:
@@ -62,14 +66,15 @@ class Engine:
     async def request(
         self, replicas: Replicas, what: str, send: Send[T], counts: Counts, *, length: int | None, first: int = 0
     ) -> T:
-        """Send a request to one replica after the other until one responds; returns what ``send`` returns.
+        """Send a request to one replica after another until one responds; returns the result of ``send``.
 
-        length: of the response, where it is known: such requests may be hedged. first: the replica to begin with.
-        Raises DataError where every replica says that it has no such file; RetryableError after ``give_up``.
+        length: the length of the response, if known; only such requests are hedged. first: the first replica to try.
+        Raises DataError if no replica has the file; RetryableError after ``give_up``.
         """
         attempts = _Attempts(replicas, what, counts)
         refused = attempts.refused
-        failures, since_s = 0, None
+        failures = 0
+        since_s = None
         while True:
             index = replicas.pick(self._now_s(), first=first, without=refused)
             async with self._semaphore:
@@ -81,11 +86,11 @@ class Engine:
             if len(refused) == len(replicas):
                 first_retryable = (error for error in refused.values() if isinstance(error, RetryableError))
                 raise next(first_retryable, refused[min(refused)]) from failed[-1][1]
-            passing = [(which, error) for which, error in failed if which not in refused]
-            if not passing:
+            transient = [(which, error) for which, error in failed if which not in refused]
+            if not transient:
                 continue
-            which, error = passing[-1]
-            failures += len(passing)
+            which, error = transient[-1]
+            failures += len(transient)
             counts.add("retries")
             elapsed_s = self._now_s() - since_s
             wait_s = backoff_s(failures // len(replicas), self._rng)
@@ -97,10 +102,14 @@ class Engine:
     async def _send(
         self, attempts: "_Attempts", index: int, send: Send[T], length: int | None
     ) -> tuple[list[T], list[tuple[int, Exception]]]:
-        """Send one request, and hedge it where it takes long. Returns the first response, if any, and what each replica
-        failed with. A replica whose failure is final is added to ``attempts.refused``."""
+        """Send one request, and hedges if it takes long.
+
+        Returns [the first response], or [] if all failed, and the (replica, error) of each failure. A replica whose
+        failure is final is added to ``attempts.refused``.
+        """
         sent = {asyncio.ensure_future(self._once(attempts, index, send, length)): index}
-        running, failed = set(sent), list[tuple[int, Exception]]()
+        running = set(sent)
+        failed: list[tuple[int, Exception]] = []
         after_s = None if length is None else self._latency.hedge_after_s(length, self.timeout_s)
         try:
             while running:
@@ -128,8 +137,9 @@ class Engine:
                 task.cancel()
 
     def _record_failure(self, attempts: "_Attempts", index: int, error: Exception) -> None:
-        """Record what one replica failed with."""
-        replicas, url = attempts.replicas, attempts.replicas[index].url
+        """Record the error of a replica."""
+        replicas = attempts.replicas
+        url = replicas[index].url
         if attempts.is_final(index, error):
             known = error.final if isinstance(error, WrongContent) else error
             final = (
@@ -141,10 +151,10 @@ class Engine:
             attempts.counts.add("slowdowns")
             self._rate_limit.slow_down(self._now_s())
         if replicas.failed(index, self._now_s()):
-            log.get("data").warning("%s is left alone for a while: %s", url, cloud.reason(error))
+            log.get("data").warning("%s is not used for a while: %s", url, cloud.reason(error))
 
     def _may_hedge(self, n_running: int) -> bool:
-        """Whether a hedge may be sent now; if so, it is reserved."""
+        """Whether a hedge may be sent now; if so, a request is reserved for it."""
         now_s = self._now_s()
         allowed = (
             n_running < _MAX_PARALLEL and self._rate_limit.is_free(now_s) and hedge_allowed(self._sent, self._hedged)
@@ -164,7 +174,7 @@ class Engine:
                 response = await send(attempts.replicas[index])
         except TimeoutError as error:
             self._latency.add_timeout(length or 0)
-            what = f"{length:,} bytes did not come" if length else "no answer"
+            what = f"{length:,} bytes did not arrive" if length else "no response"
             raise TimeoutError(f"{what} within {deadline_s:.0f} s") from error
         if length is not None:
             self._latency.add(length, self._now_s() - begun_s)
@@ -174,7 +184,7 @@ class Engine:
         return response
 
     async def acquire(self, counts: Counts) -> None:
-        """Wait until ``send`` may send one request more, and count it."""
+        """Wait until one more request may be sent, and count it; for further requests inside ``send``."""
         await self._rate_limit.take()
         self._sent += 1
         counts.add("requests")
@@ -201,9 +211,9 @@ _sharing = threading.Lock()
 
 
 def shared(fetch: FetchConfig, share: Share) -> Engine:
-    """Return the engine of this process for these settings: one for all sources, since they share the rate.
+    """Return the engine of this process for these settings: one for all sources, because they share the rate.
 
-    A caller that does not know of other ranks (``Share()``: an index, a held-out set) gets the share of one that does.
+    A caller with the default ``Share()`` (of an index, a held-out set) uses the share of callers that know their rank.
     """
     alone = Share()
     with _sharing:
@@ -228,13 +238,16 @@ class _Attempts:
     what: str
     counts: Counts
     refused: dict[int, SmaltiError] = field(default_factory=dict)
-    """Replicas that cannot answer, and why."""
+    """Replica -> its final error."""
     odd: Counter[int] = field(default_factory=Counter)
-    """Responses of each replica with wrong content."""
+    """Replica -> number of responses with wrong content."""
 
     def is_final(self, index: int, error: Exception) -> bool:
-        """Whether another request to this replica cannot help. One that has worked before may work again (a proxy
-        fails, keys are renewed, a clock is set) until ``give_up``."""
+        """Whether an error of this replica is final.
+
+        A replica that has responded before may recover until ``give_up``: a proxy fails, keys are renewed, a clock is
+        set.
+        """
         kind = "odd" if isinstance(error, WrongContent) else cloud.trouble(error)
         if kind in ("odd", "unranged"):
             self.odd[index] += 1
@@ -254,18 +267,18 @@ class _Attempts:
 
 
 def store_path(url: str, what: str) -> str:
-    """A file of a replica, for messages."""
+    """Path of a file of a replica, for messages."""
     return f"{url.partition('?')[0].rstrip('/')}/{what}"
 
 
 def _gave_up(replicas: Replicas, what: str, failures: int, elapsed_s: float, error: BaseException) -> RetryableError:
     where = ", ".join(replicas[index].url for index in range(len(replicas)))
-    hint = "when the store is well, run the same command again; data.fetch.give_up says how long to try"
+    hint = "run the same command again when the store responds; data.fetch.give_up sets how long to try"
     if not any(replicas.has_answered(index) for index in range(len(replicas))):
         hint += f"; {cloud.unreachable_hint(replicas[0].url)}"
     return RetryableError(
-        f"{what} of {where} was asked for {failures} times in {elapsed_s:.0f} s; "
-        f"the last answer: {cloud.reason(error)}",
+        f"{what} of {where} was requested {failures} times in {elapsed_s:.0f} s without success; "
+        f"the last error: {cloud.reason(error)}",
         hint=hint,
     )
 

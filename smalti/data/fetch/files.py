@@ -1,4 +1,4 @@
-"""What readers ask of a folder of files, near or far."""
+"""The interface ``Files``: reads the files of a folder, local or in a store."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -8,15 +8,15 @@ from smalti.base.errors import DataError
 from smalti.data.fetch.counts import Counts
 
 Check = Callable[[bytes], object]
-"""Raises DataError for bytes that cannot be what was asked for."""
+"""A function that raises DataError if bytes cannot be the requested content."""
 
 
 class Damaged(DataError):
-    """What a file holds fails its check."""
+    """The content of a file failed its check."""
 
 
 def require(data: bytes, check: Check | None) -> None:
-    """Raises Damaged, with the beginning of ``data``, where ``check`` raises DataError."""
+    """Check ``data``. Raises Damaged, which shows the beginning of ``data``, if ``check`` raises DataError."""
     if check is None:
         return
     try:
@@ -27,7 +27,7 @@ def require(data: bytes, check: Check | None) -> None:
 
 
 class Range(NamedTuple):
-    """Bytes of one file."""
+    """A range of bytes of one file."""
 
     name: str
     """Path below the folder, without ``..``."""
@@ -36,43 +36,46 @@ class Range(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Which part of the job's requests falls to this process."""
+    """The rank of this process among those that share the job's request rate."""
 
     rank: int = 0
     world_size: int = 1
 
 
 class Files(Protocol):
-    """The files of one folder. Threads may share it. Nothing is ever listed."""
+    """The files of one folder. Thread-safe. Never lists the folder."""
 
     where: str
     """Folder or URL, for messages."""
     counts: Counts
-    """What reading costs; reading a local disk is not counted."""
+    """Counters of the cost of reading; reads of a local disk are not counted."""
 
     def whole(self, name: str, check: Check | None = None) -> bytes:
-        """A whole file: a manifest, an index. What fails its check (a proxy's error page, damaged bytes) is asked for
-        again, from each copy. Raises as ``read`` does, and what ``check`` raises."""
+        """Read a whole file, such as a manifest or an index.
+
+        Content that fails ``check`` (a proxy's error page, damaged bytes) is requested again, from each replica. Raises
+        the errors of ``read`` and of ``check``.
+        """
 
     def size(self, name: str) -> int:
-        """Bytes of a file, for forms whose index does not say it: one request, by one rank. Raises as ``read``."""
+        """Return the size of a file in bytes, with one request. Raises the errors of ``read``."""
 
     def read(self, wanted: Sequence[Range]) -> list[memoryview]:
-        """The bytes of each range, in the order asked; fetched together, neighbours in one request.
+        """Read ranges, in the order given; they are fetched concurrently, and neighbours share a request.
 
-        Raises DataError for a file that is missing, shorter than asked, or not ours to read; RetryableError where no
-        copy answers within ``data.fetch.give_up``.
+        Raises DataError for a file that is missing, too short, or not readable with these credentials; RetryableError
+        if no replica responds within ``data.fetch.give_up``.
         """
 
     def read_again(self, wanted: Range) -> memoryview:
-        """The range once more, past every cache and from another copy first: for bytes that failed their check."""
+        """Read a range that failed its check again: without the cache, and from another replica first."""
 
     def close(self) -> None:
-        """Close descriptors and connections, and end reads that are under way; a later read opens them again."""
+        """Close descriptors and connections and cancel pending reads; a later read opens them again."""
 
 
 def confined(name: str) -> str:
-    """``name``, if it stays below its folder. Raises DataError: names stand in files that others wrote."""
+    """Return ``name`` if it is a path below its folder. Raises DataError; names come from untrusted index files."""
     parts = name.split("/")
     if not name or name.startswith("/") or ".." in parts or "\0" in name or "\\" in name:
         raise DataError(f"the file name '{name}' leads out of its folder", allowed="a path below the folder")

@@ -1,4 +1,4 @@
-"""Reads files of a local folder by pread: a truncated file is then an error with a name, not a SIGBUS."""
+"""Reads the files of a local folder with pread: a truncated file is an error that names it, not a SIGBUS."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ from smalti.data.fetch.files import Check, Files, Range, confined, require
 
 
 class LocalFiles:
-    """A local folder; where it has mirrors, what cannot be read here is read there."""
+    """A local folder. What cannot be read from it is read from its mirrors, if it has any."""
 
     def __init__(self, folder: str, counts: Counts, mirrors: Files | None = None) -> None:
         self.where = folder
@@ -20,10 +20,10 @@ class LocalFiles:
         self._mirrors = mirrors
         self._open: OpenFiles[str] = OpenFiles()
         self._again: set[Range] = set()
-        """Ranges that were read again from a mirror; next time the disk is asked first."""
+        """Ranges that were read again from a mirror; next time they are read from the disk first."""
 
     def whole(self, name: str, check: Check | None = None) -> bytes:
-        """A whole file."""
+        """Read a whole file."""
         try:
             opened = self._opened(name)
             data = bytes(self._pread(opened, Range(name, 0, os.fstat(opened.descriptor).st_size)))
@@ -35,21 +35,21 @@ class LocalFiles:
             return self._mirrors.whole(name, check)
 
     def size(self, name: str) -> int:
-        """Bytes of a file."""
+        """Return the size of a file in bytes."""
         path = f"{self.where}/{confined(name)}"
         try:
             return os.stat(path).st_size
         except OSError as error:
             if self._mirrors is None:
-                raise _told(path, error) from error
+                raise _read_error(path, error) from error
             return self._mirrors.size(name)
 
     def read(self, wanted: Sequence[Range]) -> list[memoryview]:
-        """The bytes of each range."""
-        return [self._one(one) for one in wanted]
+        """Read ranges, in the order given."""
+        return [self._read_or_mirror(part) for part in wanted]
 
     def read_again(self, wanted: Range) -> memoryview:
-        """From a mirror where there is one and from the disk once more, in turns: a disk may err once, too."""
+        """Read a range again, alternately from a mirror and from the disk, whose error may be transient."""
         if self._mirrors is None:
             return self._read(wanted)
         from_disk = wanted in self._again
@@ -62,12 +62,12 @@ class LocalFiles:
             return second(wanted)
 
     def close(self) -> None:
-        """Close descriptors; they open again when read."""
+        """Close descriptors, which are opened again by the next read."""
         self._open.close()
         if self._mirrors is not None:
             self._mirrors.close()
 
-    def _one(self, wanted: Range) -> memoryview:
+    def _read_or_mirror(self, wanted: Range) -> memoryview:
         try:
             return self._read(wanted)
         except (DataError, RetryableError):
@@ -85,7 +85,7 @@ class LocalFiles:
             try:
                 opened = OpenFile(path)
             except OSError as error:
-                raise _told(path, error) from error
+                raise _read_error(path, error) from error
             self._open.keep(name, opened)
         return opened
 
@@ -97,24 +97,23 @@ class LocalFiles:
             try:
                 n = os.preadv(opened.descriptor, [view[done:]], wanted.start + done)
             except OSError as error:
-                raise _told(path, error) from error
+                raise _read_error(path, error) from error
             if n == 0:
-                raise short(path, wanted, os.fstat(opened.descriptor).st_size)
+                raise _short_file(path, wanted, os.fstat(opened.descriptor).st_size)
             done += n
         return view
 
 
-def short(path: str, wanted: Range, found_bytes: int) -> DataError:
-    """The error for a range that ends behind the end of its file."""
+def _short_file(path: str, wanted: Range, n_bytes: int) -> DataError:
     return DataError(
-        f"{path} has {found_bytes:,} bytes; bytes {wanted.start:,} to {wanted.start + wanted.length:,} were asked for",
-        hint="the file is cut short: copy it again",
+        f"{path} has only {n_bytes:,} bytes; bytes {wanted.start:,} to {wanted.start + wanted.length:,} are needed",
+        hint="the file is truncated: copy it again",
     )
 
 
-def _told(path: str, error: OSError) -> DataError | RetryableError:
+def _read_error(path: str, error: OSError) -> DataError | RetryableError:
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return DataError(f"{path} does not exist", hint="copy the folder again")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EISDIR):
         return DataError(f"{path} cannot be read: {error.strerror}")
-    return RetryableError(f"{path} cannot be read: {error.strerror}", hint="look at the disk of this machine")
+    return RetryableError(f"{path} cannot be read: {error.strerror}", hint="check the disk of this machine")

@@ -19,10 +19,10 @@ def open_files(
     digest: str | None = None,
     counts: Counts | None = None,
 ) -> Files:
-    """Open the folder ``path``, local or a URL; ``mirrors`` are read where it fails. Nothing is read yet.
+    """Open the folder ``path``, local or a URL; ``mirrors`` are read if it fails. Nothing is read yet.
 
-    digest: of the content, where every read is checked against it; without one, nothing is kept in ``fetch.cache``.
-    counts: to which the cost of reading is added; absent: the files have their own.
+    digest: digest of the content, if every read is checked against it; without one, ``fetch.cache`` is not used.
+    counts: counters to which the cost of reading is added; None: new ones.
     """
     counts = counts or Counts()
     if store.is_local(path):

@@ -1,8 +1,8 @@
-"""Rate limit, back-off and hedging of requests. Computes times only; starts no threads.
+"""Rate limit, back-off and hedging of requests, as arithmetic on times; starts no threads.
 
 All ranks together stay below ``requests_per_s``: each has its share and its own phase. After a SlowDown the rate drops
-at once (times 0.7) and recovers by a twentieth of the full rate a second, so that thousands of throttled ranks do not
-return together.
+at once (times 0.7) and recovers by a twentieth of the full rate per second, so that thousands of throttled ranks do not
+return at the same time.
 """
 
 import asyncio
@@ -17,9 +17,10 @@ _CUT_EVERY_S = 1.0
 _RECOVERY_PER_S = 0.05
 _FLOOR = 0.05
 _BURST_S = 0.25
-"""So many seconds' worth of requests may go at once after a pause."""
+"""After a pause, the requests of this many seconds may be sent at once."""
 
-_BASE_S, _CAP_S = 0.1, 5.0
+_BASE_S = 0.1
+_CAP_S = 5.0
 
 _SAMPLES = 200
 _ENOUGH = 20
@@ -28,32 +29,34 @@ _HEDGE_LEAST_S = 0.02
 _HEDGE_FRAC = 0.05
 _HEDGE_UNKNOWN_FRAC = 0.25
 _SIZES = (256 << 10, 2 << 20, 1 << 62)
-_BYTES_PER_S, _SLOWEST_BYTES_PER_S = 1e6, 2e4
+_BYTES_PER_S = 1e6
 """Assumed bandwidth of one of many requests over a link; halved after each long response that timed out."""
+_MIN_BYTES_PER_S = 2e4
 
 
 class RateLimiter:
-    """A leaky bucket of requests at this process's share of the job's rate. For one event loop."""
+    """A leaky bucket with this process's share of the job's request rate. For one event loop."""
 
     def __init__(self, requests_per_s: float, share: Share, now_s: float) -> None:
         self._full = requests_per_s / share.world_size
-        self._cut_rate, self._cut_s = self._full, now_s
+        self._cut_rate = self._full
+        self._cut_s = now_s
         self._burst_s = max(0.0, _BURST_S - 1 / self._full)
-        # the moment at which the bucket will be full again; rank r sends its first r places after rank 0
+        # when the bucket will be full again; the first request of rank r is r / requests_per_s after that of rank 0
         self._full_at_s = now_s + self._burst_s + share.rank / requests_per_s
 
     def rate_per_s(self, now_s: float) -> float:
-        """The rate that is allowed now."""
+        """Return the current rate limit."""
         return min(self._full, self._cut_rate + (now_s - self._cut_s) * _RECOVERY_PER_S * self._full)
 
     def slow_down(self, now_s: float) -> None:
-        """Lower the rate, at most once a second: many requests are throttled together."""
+        """Lower the rate, at most once per second, because many requests are throttled at the same time."""
         if now_s - self._cut_s >= _CUT_EVERY_S or self._cut_rate == self._full:
             self._cut_rate = max(self.rate_per_s(now_s) * _CUT, self._full * _FLOOR)
             self._cut_s = now_s
 
     def wait_s(self, now_s: float) -> float:
-        """Reserve one request; returns how long to wait before it is sent."""
+        """Reserve one request; returns the seconds to wait before it is sent."""
         wait_s = max(0.0, self._full_at_s - self._burst_s - now_s)
         self._full_at_s = max(self._full_at_s, now_s) + 1 / self.rate_per_s(now_s)
         return wait_s
@@ -70,12 +73,12 @@ class RateLimiter:
 
 
 def backoff_s(failures: int, rng: random.Random) -> float:
-    """How long to wait after ``failures`` in a row: uniform up to a bound that doubles ("full jitter")."""
+    """Return the seconds to wait after ``failures`` in a row: uniform up to a bound that doubles ("full jitter")."""
     return rng.uniform(0, min(_CAP_S, _BASE_S * 2 ** min(failures, 16)))
 
 
 class Latency:
-    """Recent response times by size; computes deadlines and when to send a second request."""
+    """Recent response times by size, from which deadlines and hedge times are computed."""
 
     def __init__(self) -> None:
         self._recent: list[deque[float]] = [deque() for _ in _SIZES]
@@ -87,24 +90,28 @@ class Latency:
         size = bisect_left(_SIZES, length)
         if size:
             self._bytes_per_s = min(_BYTES_PER_S, max(self._bytes_per_s, length / seconds / 2))
-        recent, ordered = self._recent[size], self._ordered[size]
+        recent = self._recent[size]
+        ordered = self._ordered[size]
         recent.append(seconds)
         insort(ordered, seconds)
         if len(recent) > _SAMPLES:
             ordered.remove(recent.popleft())
 
     def deadline_s(self, length: int, timeout_s: float) -> float:
-        """After how long a request has failed: ``timeout_s``, and the time that its bytes take over a slow link."""
+        """Return the deadline of a request: ``timeout_s`` plus the time that its bytes take over a slow link."""
         return timeout_s + length / self._bytes_per_s
 
     def add_timeout(self, length: int) -> None:
         """Record a response of ``length`` bytes that was not complete at its deadline."""
         if length > _SIZES[0]:
-            self._bytes_per_s = max(_SLOWEST_BYTES_PER_S, self._bytes_per_s / 2)
+            self._bytes_per_s = max(_MIN_BYTES_PER_S, self._bytes_per_s / 2)
 
     def hedge_after_s(self, length: int, timeout_s: float) -> float:
-        """A multiple of the 95th percentile of responses of this size or larger; a part of the time-out before
-        there are enough."""
+        """Return the seconds after which a request is hedged.
+
+        This is a multiple of the 95th percentile of responses of this size or larger; a fraction of the timeout until
+        there are enough samples.
+        """
         for ordered in self._ordered[bisect_left(_SIZES, length) :]:
             if len(ordered) >= _ENOUGH:
                 return max(_HEDGE_LEAST_S, _HEDGE_FACTOR * ordered[int(0.95 * len(ordered))])
@@ -112,5 +119,5 @@ class Latency:
 
 
 def hedge_allowed(requests: float, hedges: float) -> bool:
-    """Whether one more keeps second requests at a twentieth of all."""
+    """Whether one more hedge keeps hedges at a twentieth of all requests."""
     return hedges < 1 + _HEDGE_FRAC * requests

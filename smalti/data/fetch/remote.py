@@ -1,4 +1,4 @@
-"""Files of a folder behind a URL, and of its replicas."""
+"""Reads the files of a folder in a store, and of its replicas."""
 
 import asyncio
 import os
@@ -29,13 +29,15 @@ T = TypeVar("T")
 
 
 class RemoteFiles:
-    """A folder behind a URL, and its replicas. Connections are made when something is read."""
+    """A folder in a store, and its replicas. Connections are opened by the first read."""
 
     def __init__(
         self, urls: Sequence[str], fetch: FetchConfig, share: Share, digest: str | None, counts: Counts
     ) -> None:
         self.where = urls[0]
-        self._urls, self._fetch, self._share = tuple(urls), fetch, share
+        self._urls = tuple(urls)
+        self._fetch = fetch
+        self._share = share
         self.counts = counts
         self._cache = BlockCache(fetch.cache, fetch.cache_bytes, digest) if fetch.cache and digest else None
         self._warns_uncached = bool(fetch.cache) and not digest
@@ -45,23 +47,23 @@ class RemoteFiles:
         self._again: dict[Range, int] = {}
 
     def whole(self, name: str, check: Check | None = None) -> bytes:
-        """A whole file."""
+        """Read a whole file."""
         engine, replicas = self._open()
         return self._wait(engine, self._whole(engine, replicas, confined(name), check))
 
     def size(self, name: str) -> int:
-        """Bytes of a file."""
+        """Return the size of a file in bytes."""
         engine, replicas = self._open()
         work = engine.request(replicas, confined(name), lambda replica: replica.size(name), self.counts, length=None)
         return self._wait(engine, work)
 
     def read(self, wanted: Sequence[Range]) -> list[memoryview]:
-        """The bytes of each range."""
+        """Read ranges, in the order given."""
         if self._warns_uncached:
             self._warns_uncached = False
             log.get("data").warning(
-                "%s is not kept in data.fetch.cache: nothing in it says what its bytes must be, so what has changed or "
-                "came damaged would stay there",
+                "%s is not kept in data.fetch.cache: its format has no checksum for each range, so stale or damaged "
+                "blocks would not be noticed",
                 self.where,
             )
         parts: list[memoryview | None] = [self._cache.get(part) if self._cache else None for part in wanted]
@@ -76,7 +78,7 @@ class RemoteFiles:
         return [data for data in parts if data is not None]
 
     def read_again(self, wanted: Range) -> memoryview:
-        """Read a range again, each time from another replica first."""
+        """Read a range again; each call begins with another replica."""
         with self._lock:
             times = self._again.get(wanted, 0) + 1
             if len(self._again) > 1000:
@@ -90,7 +92,7 @@ class RemoteFiles:
         return data
 
     def close(self) -> None:
-        """Cancel pending reads; who waits for one gets a RetryableError."""
+        """Cancel pending reads; their callers get a RetryableError."""
         with self._lock:
             self._opened = None
             pending = list(self._pending)
@@ -101,7 +103,7 @@ class RemoteFiles:
         with self._lock:
             if self._opened is None or self._opened[0].pid != os.getpid():
                 engine = shared(self._fetch, self._share)
-                self._opened = engine, Replicas(tuple(_copy(url) for url in self._urls))
+                self._opened = engine, Replicas(tuple(_replica(url) for url in self._urls))
             if any(cloud.is_cloud(url) for url in self._urls):
                 cloud.guard_fork()
             return self._opened
@@ -121,7 +123,7 @@ class RemoteFiles:
         try:
             return future.result()
         except CancelledError as error:
-            raise RetryableError(f"{self.where} was closed while it was read") from error
+            raise RetryableError(f"{self.where} was closed while a read was pending") from error
         except BaseException:  # Ctrl-C, in the main thread
             future.cancel()
             raise
@@ -144,7 +146,7 @@ class RemoteFiles:
 
     async def _send(self, engine: Engine, replicas: Replicas, request: Request, first: int) -> memoryview:
         short: set[str] = set()
-        """Replicas whose response was short once: the second time the size of the file is requested."""
+        """Replicas that have returned a short response; after a second one the size of the file is requested."""
 
         async def send(replica: Replica) -> memoryview:
             data = memoryview(await replica.range(*request)).cast("B")
@@ -152,15 +154,15 @@ class RemoteFiles:
                 return data
             if replica.url not in short:
                 short.add(replica.url)
-                raise TruncatedResponse(f"{len(data):,} of {request.length:,} bytes came")
+                raise TruncatedResponse(f"{len(data):,} of {request.length:,} bytes arrived")
             await engine.acquire(self.counts)
             size = await replica.size(request.name)
             if size >= request.start + request.length:
-                raise TruncatedResponse(f"{len(data):,} of {request.length:,} bytes came")
+                raise TruncatedResponse(f"{len(data):,} of {request.length:,} bytes arrived")
             raise ShortFile(
-                f"{store_path(replica.url, request.name)} has {size:,} bytes; "
-                f"bytes {request.start:,} to {request.start + request.length:,} were asked for",
-                hint="the file is cut short: copy it again",
+                f"{store_path(replica.url, request.name)} has only {size:,} bytes; "
+                f"bytes {request.start:,} to {request.start + request.length:,} are needed",
+                hint="the file is truncated: copy it again",
             )
 
         data = await engine.request(replicas, request.name, send, self.counts, length=request.length, first=first)
@@ -173,7 +175,7 @@ class RemoteFiles:
             if content is None:
                 return None, size
             if len(content) != size:
-                raise TruncatedResponse(f"{len(content):,} of {size:,} bytes came")
+                raise TruncatedResponse(f"{len(content):,} of {size:,} bytes arrived")
             data = bytes(content)
             _check(data, store_path(replica.url, name), check)
             return data, size
@@ -196,7 +198,7 @@ class RemoteFiles:
 
 
 def _check(data: bytes, path: str, check: Check | None) -> None:
-    """Raise WrongContent for bytes that cannot be the file."""
+    """Raise WrongContent for an error page, and for bytes that fail ``check``."""
     if cloud.is_page(data, path):
         raise WrongContent(cloud.page_error(path, data))
     try:
@@ -205,7 +207,7 @@ def _check(data: bytes, path: str, check: Check | None) -> None:
         raise WrongContent(error) from error
 
 
-def _copy(url: str) -> Replica:
+def _replica(url: str) -> Replica:
     if cloud.is_cloud(url):
         return CloudReplica(url)
     return StoreReplica(f"file://{os.path.abspath(url)}" if store.is_local(url) else url)

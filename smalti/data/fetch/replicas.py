@@ -1,4 +1,4 @@
-"""The replicas of one folder: which is read next, and how one is read."""
+"""The replicas of one folder: chooses the one to read next, and reads it."""
 
 import asyncio
 import threading
@@ -11,10 +11,11 @@ from smalti.base import cloud, store
 from smalti.base.errors import DataError, SmaltiError
 
 _FAILURES = 3
-"""After so many in a row a replica is not used for a while."""
-_COOLDOWN_S, _MAX_COOLDOWN_S = 5.0, 60.0
-_LONGEST_S = 3600.0
-"""The engine ends requests, each at its own deadline; the library has one for all, whatever their length."""
+"""Consecutive failures after which a replica is not used for a while."""
+_COOLDOWN_S = 5.0
+_MAX_COOLDOWN_S = 60.0
+_CLIENT_TIMEOUT_S = 3600.0
+"""Timeout of the store's client, which has one for all requests; the engine sets a deadline for each by its length."""
 
 
 class ShortFile(DataError):
@@ -26,7 +27,7 @@ class TruncatedResponse(Exception):
 
 
 class WrongContent(Exception):
-    """The content of a whole file cannot be the right one."""
+    """The content of a file failed its check, or is an error page."""
 
     def __init__(self, final: SmaltiError) -> None:
         super().__init__(final.message)
@@ -35,18 +36,18 @@ class WrongContent(Exception):
 
 
 class Replica(Protocol):
-    """One replica, read from an event loop. Errors are those of its library; ``cloud.trouble`` classifies them."""
+    """One replica, read from an event loop. Raises the errors of its library, which ``cloud.trouble`` classifies."""
 
     url: str
 
     async def range(self, name: str, start: int, length: int) -> Any:
-        """Read a range into a buffer; it is shorter where the file, or the transfer, ends."""
+        """Read a range into a buffer, which is shorter if the file or the transfer ends early."""
 
-    async def begin(self, name: str, most: int) -> tuple[Any | None, int]:
-        """Read (a whole file, its size); None instead of a file of more than ``most`` bytes."""
+    async def begin(self, name: str, limit_bytes: int) -> tuple[Any | None, int]:
+        """Return (content, size) of a file; None instead of the content of more than ``limit_bytes``."""
 
     async def size(self, name: str) -> int:
-        """Size of a file in bytes."""
+        """Return the size of a file in bytes."""
 
 
 @dataclass
@@ -58,7 +59,7 @@ class _Health:
 
 
 class Replicas:
-    """The replicas of a folder in the order in which they are read. For one event loop."""
+    """The replicas of a folder in order of preference, and their health. For one event loop."""
 
     def __init__(self, replicas: tuple[Replica, ...]) -> None:
         self._replicas = replicas
@@ -73,7 +74,7 @@ class Replicas:
         return self._replicas[index]
 
     def pick(self, now_s: float, *, first: int = 0, without: Collection[int] = ()) -> int:
-        """Choose a replica: from ``first`` on the first that works, else the one whose cool-down ends first."""
+        """Choose the first replica, from ``first`` on, that is not cooling down, else the one that is ready first."""
         order = [(first + n) % len(self) for n in range(len(self))]
         order = [index for index in order if index not in without]
         for index in order:
@@ -82,25 +83,25 @@ class Replicas:
         return min(order, key=lambda index: self._health[index].until_s)
 
     def answered(self, index: int, what: str, *, ranged: bool) -> None:
-        """Record that it responded with this file, or a range of it."""
+        """Record that a replica returned this file, or a range of it."""
         self._health[index] = _Health(answered=True)
         self._served[index].add(what)
         self._ranged[index] |= ranged
 
     def has_answered(self, index: int) -> bool:
-        """Whether it ever responded."""
+        """Whether a replica ever returned anything."""
         return self._health[index].answered
 
     def has_served(self, index: int, what: str) -> bool:
-        """Whether it ever returned this file, or a part of it."""
+        """Whether a replica ever returned this file, or a part of it."""
         return what in self._served[index]
 
     def has_given_ranges(self, index: int) -> bool:
-        """Whether it ever returned a range of a file."""
+        """Whether a replica ever returned a range of a file."""
         return self._ranged[index]
 
     def failed(self, index: int, now_s: float) -> bool:
-        """Record a failure; returns whether a cool-down begins, twice as long as the last one."""
+        """Record a failure; returns whether a cool-down begins. Each is twice as long as the one before."""
         health = self._health[index]
         health.failures += 1
         if len(self) == 1 or health.failures < _FAILURES or health.until_s > now_s:
@@ -111,25 +112,25 @@ class Replicas:
 
 
 class CloudReplica:
-    """A folder in a store of a cloud."""
+    """A replica in a cloud store."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         root, self._folder = cloud.split(url)
-        self._store = cloud.open_store(root, timeout_s=_LONGEST_S, retries=False)
+        self._store = cloud.open_store(root, timeout_s=_CLIENT_TIMEOUT_S, retries=False)
 
     async def range(self, name: str, start: int, length: int) -> Any:
-        """Bytes of a file."""
+        """Read a range of a file."""
         return await self._store.get_range_async(self._path(name), start=start, length=length)
 
-    async def begin(self, name: str, most: int) -> tuple[Any | None, int]:
-        """A whole file."""
-        answer = await self._store.get_async(self._path(name))
-        size = int(answer.meta["size"])
-        return (await answer.bytes_async(), size) if size <= most else (None, size)
+    async def begin(self, name: str, limit_bytes: int) -> tuple[Any | None, int]:
+        """Read a whole file of at most ``limit_bytes``."""
+        response = await self._store.get_async(self._path(name))
+        size = int(response.meta["size"])
+        return (await response.bytes_async(), size) if size <= limit_bytes else (None, size)
 
     async def size(self, name: str) -> int:
-        """Size of a file in bytes."""
+        """Return the size of a file in bytes."""
         return int((await self._store.head_async(self._path(name)))["size"])
 
     def _path(self, name: str) -> str:
@@ -137,26 +138,26 @@ class CloudReplica:
 
 
 class StoreReplica:
-    """A folder that base/store.py reaches (local, ``memory://``, fsspec), read in threads.
+    """A replica that base/store.py reads (local, ``memory://``, fsspec), in threads.
 
-    A thread that hangs cannot be stopped: its request is abandoned, and the thread until its library returns or the
-    process ends, which waits for none of them.
+    A thread that hangs cannot be stopped: its request is abandoned, and the daemon thread ends when the library returns
+    or the process exits.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     async def range(self, name: str, start: int, length: int) -> Any:
-        """Bytes of a file."""
+        """Read a range of a file."""
         return await self._call(store.read_range, name, start, length)
 
-    async def begin(self, name: str, most: int) -> tuple[Any | None, int]:
-        """A whole file."""
+    async def begin(self, name: str, limit_bytes: int) -> tuple[Any | None, int]:
+        """Read a whole file."""
         data = await self._call(store.read_bytes, name)
         return data, len(data)
 
     async def size(self, name: str) -> int:
-        """Size of a file in bytes."""
+        """Return the size of a file in bytes."""
         return int(await self._call(store.size_bytes, name))
 
     async def _call(self, function: Any, name: str, *arguments: Any) -> Any:
@@ -164,17 +165,17 @@ class StoreReplica:
 
 
 async def _in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in its own thread; an executor's threads would be waited for at exit."""
+    """Call a function in a thread of its own; Python would wait at exit for the threads of an executor."""
     loop = asyncio.get_running_loop()
-    answer: asyncio.Future[Any] = loop.create_future()
+    future: asyncio.Future[Any] = loop.create_future()
 
     def settle(result: Any, error: BaseException | None) -> None:
-        if answer.done():  # abandoned
+        if future.done():  # abandoned
             return
         if error is None:
-            answer.set_result(result)
+            future.set_result(result)
         else:
-            answer.set_exception(error)
+            future.set_exception(error)
 
     def call() -> None:
         result: Any = None
@@ -187,4 +188,4 @@ async def _in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=call, name="fetch-call", daemon=True).start()
-    return await answer
+    return await future

@@ -1,4 +1,4 @@
-"""Groups byte ranges into requests: neighbours share one, long ranges are split."""
+"""Groups byte ranges into requests: neighbouring ranges share one, long ranges are split."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,11 +8,11 @@ from smalti.data.fetch.files import Range
 GAP_BYTES = 16 << 10
 """Two ranges at most this far apart share a request: reading the gap costs less than a second request."""
 MAX_REQUEST_BYTES = 8 << 20
-"""Longer requests are split, so that a time-out means the same for all and long files are read in parallel."""
+"""Longer requests are split, so that one timeout suits all and long files are read in parallel."""
 
 
 class Request(NamedTuple):
-    """Bytes of a file that are requested together."""
+    """A range of bytes of a file that is sent as one request."""
 
     name: str
     start: int
@@ -20,13 +20,13 @@ class Request(NamedTuple):
 
 
 class RequestPlan:
-    """The requests for some ranges, and where each range is in their responses."""
+    """The requests for a list of ranges, and the place of each range in their responses."""
 
     def __init__(self, ranges: Sequence[Range]) -> None:
         self.requests: list[Request] = []
         self._ranges = ranges
         self._where: list[tuple[int, int]] = [(0, 0)] * len(ranges)
-        """Of each range: its first request and the offset in it; (-1, 0) for an empty one."""
+        """(first request, offset in it) of each range; (-1, 0) for an empty one."""
         order = sorted(range(len(ranges)), key=lambda index: ranges[index][:2])
         start = end = 0
         name: str | None = None
@@ -39,7 +39,9 @@ class RequestPlan:
             is_near = wanted.name == name and wanted.start <= end + GAP_BYTES
             if not is_near or max(stop, end) - start > MAX_REQUEST_BYTES:
                 self._add(name, start, end)
-                name, start, end = wanted.name, wanted.start, stop
+                name = wanted.name
+                start = wanted.start
+                end = stop
             end = max(end, stop)
             self._where[index] = (len(self.requests), wanted.start - start)
         self._add(name, start, end)
@@ -50,7 +52,7 @@ class RequestPlan:
             self.requests += [Request(name, at, min(step, end - at)) for at in range(start, end, step)]
 
     def parts(self, responses: Sequence[memoryview]) -> list[memoryview]:
-        """The bytes of each range, in the order given."""
+        """Return the bytes of each range, in the order given."""
         parts = []
         for (first, begin), wanted in zip(self._where, self._ranges, strict=True):
             end = begin + wanted.length
@@ -58,7 +60,7 @@ class RequestPlan:
                 parts.append(memoryview(b""))
             elif end <= len(responses[first]):
                 parts.append(responses[first][begin:end])
-            else:  # longer than a request; such a range begins its first one
+            else:  # a range longer than a request starts at the beginning of its first request
                 last = first + -(-end // MAX_REQUEST_BYTES)
                 parts.append(memoryview(b"".join(responses[first:last]))[begin:end])
         return parts

@@ -1,9 +1,9 @@
-"""Best-fit decreasing: which documents share a sequence, so that none is cut that would fit into one.
+"""Best-fit decreasing: packs documents into sequences without cutting one that fits into a sequence.
 
-Documents longer than a sequence are cut into whole sequences and a rest. The pieces are taken from the longest to the
-shortest; each goes into the open sequence with the smallest room that holds it, or a new one (Ding et al., "Fewer
-truncations improve language modeling", arXiv 2404.10830). Needs at most 11/9 of the fewest rows. The same corpus gives
-the same rows everywhere. Memory: about 40 bytes a piece.
+Longer documents are cut into whole sequences and a rest. Pieces are placed from the longest to the shortest, each into
+the open sequence with the smallest sufficient room, or a new one (Ding et al., "Fewer truncations improve language
+modeling", arXiv 2404.10830). Uses at most 11/9 of the minimum number of rows. Deterministic. Memory: about 40 bytes
+per piece.
 """
 
 from bisect import bisect_left, insort
@@ -16,14 +16,14 @@ import numpy.typing as npt
 from smalti.data.sources.source import Int64s, Source
 
 ALGORITHM = "best-fit-decreasing/1"
-"""Changes whenever the same corpus would be packed otherwise."""
+"""Changed whenever the same corpus would be packed differently."""
 
 _SCAN_TOKENS = 1 << 22
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Pieces, row by row; inside a row in the order of the corpus. Row r holds pieces [starts[r], starts[r + 1])."""
+    """Pieces by row; in a row in the order of the corpus. Row r has pieces [starts[r], starts[r + 1])."""
 
     starts: Int64s
     """[rows + 1]"""
@@ -32,26 +32,28 @@ class Rows:
     lengths: "npt.NDArray[np.uint32]"
     """[pieces]"""
     places: npt.NDArray[Any]
-    """[pieces] where the k-th piece of the corpus stands in the two above."""
+    """[pieces] index in ``begins`` and ``lengths`` of the k-th piece of the corpus."""
 
 
 def document_ends(source: Source, eod_id: int, *, scan_tokens: int = _SCAN_TOKENS) -> Int64s:
-    """End of each document [documents], its closing token included; reads all tokens. What follows the last closing
-    token counts as a document."""
-    found: list[Int64s] = []
+    """Return the end of each document [documents], after its closing token; reads all tokens.
+
+    Tokens after the last closing token count as a document.
+    """
+    parts: list[Int64s] = []
     buffer = np.empty((1, min(scan_tokens, source.n_tokens)), dtype=source.dtype)
     for begin in range(0, source.n_tokens, scan_tokens):
         part = buffer[:, : min(scan_tokens, source.n_tokens - begin)]
         source.read_rows(np.array([begin], dtype=np.int64), part)
-        found.append(np.flatnonzero(part[0] == eod_id) + (begin + 1))
-    ends = np.concatenate([*found, np.empty(0, dtype=np.int64)])
+        parts.append(np.flatnonzero(part[0] == eod_id) + (begin + 1))
+    ends = np.concatenate([*parts, np.empty(0, dtype=np.int64)])
     if not ends.size or ends[-1] < source.n_tokens:
         ends = np.append(ends, source.n_tokens)
     return ends
 
 
 def cut(ends: Int64s, seq_len: int) -> tuple[Int64s, "npt.NDArray[np.uint32]"]:
-    """Documents -> pieces in the order of the corpus: begins [pieces], lengths [pieces], 1 to ``seq_len``."""
+    """Cut documents into pieces of 1 to ``seq_len`` tokens; returns begins [pieces] and lengths [pieces], in order."""
     document_begins = np.concatenate([[0], ends[:-1]]).astype(np.int64)
     per_document = -(-(ends - document_begins) // seq_len)
     if (per_document == 1).all():
@@ -66,12 +68,12 @@ def cut(ends: Int64s, seq_len: int) -> tuple[Int64s, "npt.NDArray[np.uint32]"]:
 def assign(lengths: "npt.NDArray[np.uint32]", seq_len: int) -> tuple[npt.NDArray[np.uint32], int]:
     """Assign pieces to rows. Returns the row of each piece [pieces], and the number of rows.
 
-    Pieces of one length are alike, and so are rows of one room: with room r, a row takes r // l pieces of length l
-    before any other is tried. So the work is by lengths and rooms, not by pieces: an open row is touched only when its
-    room more than halves, at most log2(seq_len) times. Two stable sorts of the pieces remain.
+    Pieces of equal length are interchangeable, and so are rows of equal room: a row with room r takes r // l pieces of
+    length l before another row is tried. So the work is per length and room, not per piece: an open row is updated only
+    when its room more than halves, at most log2(seq_len) times. Two stable sorts of the pieces remain.
     """
     assert lengths.size < 1 << 32
-    # 16 bits are sorted by counting, six times as fast; longest first, ties in the order of the corpus
+    # Longest first, ties in the order of the corpus; numpy sorts 16-bit numbers by counting, six times as fast.
     shortfall = (seq_len - lengths).astype(np.uint16 if seq_len <= 1 << 16 else np.uint32)
     order = np.argsort(shortfall, kind="stable")
     counts = np.bincount(lengths, minlength=seq_len + 1)
@@ -85,14 +87,15 @@ def assign(lengths: "npt.NDArray[np.uint32]", seq_len: int) -> tuple[npt.NDArray
             placed = min(left, rows.size * each)
             chosen[done : done + placed] = np.repeat(rows, each)[:placed]
             open_rows.give(rows, each, length, placed)
-            done, left = done + placed, left - placed
+            done += placed
+            left -= placed
     out = np.empty_like(chosen)
     out[order] = chosen
     return out, open_rows.n_rows
 
 
 class _OpenRows:
-    """Rows with room left, in lists by how much; they are moved many at a time."""
+    """Rows with room left, in lists by room; rows are moved in batches."""
 
     def __init__(self, seq_len: int) -> None:
         self.n_rows = 0
@@ -102,7 +105,10 @@ class _OpenRows:
         self._room = 0
 
     def take(self, length: int, wanted: int) -> tuple[npt.NDArray[np.uint32], int]:
-        """Rows of the smallest room that holds ``length``, no more than ``wanted`` pieces fill, and pieces for each."""
+        """Take rows of the smallest room of at least ``length``, at most as many as ``wanted`` pieces fill.
+
+        Returns the rows, and the number of pieces that fit into each.
+        """
         at = bisect_left(self._rooms, length)
         if at == len(self._rooms):
             self._room = self._seq_len
@@ -123,7 +129,7 @@ class _OpenRows:
         return rows, each
 
     def give(self, rows: npt.NDArray[np.uint32], each: int, length: int, placed: int) -> None:
-        """Put rows back with what room is left: ``each`` pieces went into all but perhaps the last."""
+        """Return rows with their remaining room: each received ``each`` pieces, except perhaps the last."""
         full, rest = divmod(placed, each)
         self._add(self._room - each * length, rows[:full])
         if rest:
@@ -139,7 +145,7 @@ class _OpenRows:
 
 
 def pack(ends: Int64s, seq_len: int) -> Rows:
-    """Documents, by their ends [documents] -> rows of at most ``seq_len`` targets."""
+    """Pack documents, given by their ends [documents], into rows of at most ``seq_len`` targets."""
     begins, lengths = cut(ends, seq_len)
     chosen, n_rows = assign(lengths, seq_len)
     starts = np.zeros(n_rows + 1, dtype=np.int64)
@@ -151,7 +157,7 @@ def pack(ends: Int64s, seq_len: int) -> Rows:
 
 
 def n_cut_by_chopping(ends: Int64s, seq_len: int) -> int:
-    """Documents whose targets concatenate-and-chop spreads over more than one sequence (or leaves out at the end)."""
+    """Count documents whose targets concatenate-and-chop puts into more than one sequence, or drops at the end."""
     begins = np.concatenate([[0], ends[:-1]])
-    # token t is a target of sequence (t - 1) // seq_len; the very first token is none
+    # token t is a target of sequence (t - 1) // seq_len; the very first token is not a target
     return int((np.maximum(begins - 1, 0) // seq_len != (ends - 2).clip(min=0) // seq_len).sum())

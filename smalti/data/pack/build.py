@@ -1,6 +1,6 @@
-"""``smalti data pack``: the best-fit index of a folder of tokens, and what it would change.
+"""``smalti data pack``: builds the best-fit index of a folder of tokens, and compares it with concatenate-and-chop.
 
-Reads every token once, to find where documents end. Memory: about 40 bytes a document.
+Reads every token once to find the ends of documents. Memory: about 40 bytes per document.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ MAX_SEQ_LEN = 1 << 20
 
 @dataclass(frozen=True)
 class Packing:
-    """Documents of a source, packed for one sequence length; ``write`` keeps the result."""
+    """The documents of a source packed for one sequence length; ``write`` saves the result."""
 
     source: Source
     seq_len: int
@@ -28,8 +28,9 @@ class Packing:
     rows: Rows
 
     def as_json(self) -> dict[str, Any]:
-        """Concat against best-fit: sequences, padding, documents cut."""
-        n, documents = self.source.n_tokens, int(self.ends.size)
+        """Return the sequences, padding and cut documents of concat and best-fit."""
+        n = self.source.n_tokens
+        documents = int(self.ends.size)
         rows = self.rows.starts.size - 1
         return {
             "source": self.source.where,
@@ -46,7 +47,7 @@ class Packing:
         }
 
     def write(self) -> PackRecord:
-        """Write ``packs/SEQ_LEN`` into the source's folder; an older index of that length goes when this is whole."""
+        """Write ``packs/SEQ_LEN`` into the source's folder; replaces an older index when the new one is complete."""
         return write_index(
             self.source,
             self.rows,
@@ -66,10 +67,10 @@ def pack_source(source: Source, seq_len: int) -> Packing:
     if "://" in source.where:
         raise UserError(f"an index cannot be written to {source.where}", allowed="a local folder of tokens")
     if not 2 <= seq_len <= MAX_SEQ_LEN:
-        raise UserError(f"--seq-len {seq_len}", allowed=f"2 to {MAX_SEQ_LEN:,}")
+        raise UserError(f"--seq-len {seq_len} is out of range", allowed=f"2 to {MAX_SEQ_LEN:,}")
     if source.eod_id is None:
         raise UserError(
-            f"{source.where} does not say which token ends a document, so documents cannot be told apart",
+            f"{source.where} has no end-of-document token, so documents cannot be separated",
             allowed="tokens with an end-of-document token",
             hint="data.packing=concat needs none",
         )

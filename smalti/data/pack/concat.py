@@ -1,8 +1,8 @@
-"""Concatenate-and-chop: how sequences are cut from the tokens of a source, when they are read.
+"""Concatenate-and-chop: cuts sequences from the tokens of a source when they are read.
 
-Sequence i of a source is tokens [i * seq_len, i * seq_len + seq_len + 1): seq_len inputs and, one further, seq_len
+Sequence i of a source is tokens [i * seq_len, i * seq_len + seq_len + 1): seq_len inputs and, shifted by one, seq_len
 targets. So the last token of a sequence is the first input of the next, and every token but the first is a target once.
-Nothing is stored. The tokens after the last whole sequence are left out.
+Nothing is stored. The tokens after the last whole sequence are not used.
 """
 
 from typing import Any
@@ -10,55 +10,57 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from smalti.data.pack.rows import Filled, Pieces
+from smalti.data.pack.rows import Pieces, RowInfo
 from smalti.data.sources.source import Int64s, Source
 
 IGNORE = -100
-"""A target that does not count."""
+"""The value of a target that does not count in the loss."""
 
 Int32s = npt.NDArray[np.int32]
 
 
 def n_sequences(n_tokens: int, seq_len: int) -> int:
-    """Whole sequences of ``seq_len`` inputs and targets in ``n_tokens`` tokens."""
+    """Return the number of whole sequences of ``seq_len`` inputs and targets in ``n_tokens`` tokens."""
     return max(0, (n_tokens - 1) // seq_len)
 
 
 class Chopped:
-    """The sequences of a source, chopped; see ``pack.rows``."""
+    """The sequences of a source by concatenate-and-chop; implements ``pack.rows.Sequences``."""
 
     def __init__(self, source: Source, seq_len: int) -> None:
-        self.source, self.seq_len = source, seq_len
+        self.source = source
+        self.seq_len = seq_len
         self.size = n_sequences(source.n_tokens, seq_len)
 
     def close(self) -> None:
-        """Nothing but the source is open."""
+        """Do nothing: no file is open except the source."""
 
-    def read(self, indexes: Int64s, out: npt.NDArray[Any]) -> Filled:
+    def read(self, indexes: Int64s, out: npt.NDArray[Any]) -> RowInfo:
         """Fill ``out`` [n, L+1]."""
         self.source.read_rows(indexes * self.seq_len, out)
-        return Filled(None, None)
+        return RowInfo(None, None)
 
     def pieces(self, indexes: Int64s) -> Pieces:
-        """Sequences [n] -> one piece each."""
+        """Return the pieces of sequences [n]: one for each."""
         n = indexes.size
-        row, column, length = np.arange(n), np.zeros(n, dtype=np.int64), np.full(n, self.seq_len)
-        return Pieces(row, column, indexes * self.seq_len + 1, length)
+        columns = np.zeros(n, dtype=np.int64)
+        return Pieces(np.arange(n), columns, indexes * self.seq_len + 1, np.full(n, self.seq_len))
 
     def holding(self, begin: int, end: int) -> Int64s:
-        """Sequences whose targets include any of the tokens [begin, end)."""
-        first, last = max(begin - 1, 0) // self.seq_len, -(-(end - 1) // self.seq_len)
+        """Return the sequences whose targets include any of the tokens [begin, end)."""
+        first = max(begin - 1, 0) // self.seq_len
+        last = -(-(end - 1) // self.seq_len)
         return np.arange(first, max(first, min(last, self.size)))
 
 
 def split(
     rows_ST1: npt.NDArray[Any], eod_id: int, *, mask_documents: bool = True
 ) -> tuple[Int64s, Int64s, Int32s, Int32s]:
-    """Rows [S, L+1] -> inputs [S, L], targets [S, L], positions [S, L], documents [S, L].
+    """Split rows [S, L+1] into inputs, targets, positions and documents, each [S, L].
 
-    A document begins at each end-of-document token, which closes one document and stands before the next: its position
-    is 0, and ``documents`` counts on there (from 0, or 1 when a row opens with one). With ``mask_documents=False`` a
-    row is one document: positions run from 0 to L-1.
+    A document begins at each end-of-document token, which closes one document and precedes the next: its position is 0,
+    and ``documents`` increases there (from 0, or 1 if a row begins with one). With ``mask_documents=False`` a row is
+    one document: positions run from 0 to L-1.
     """
     inputs = np.ascontiguousarray(rows_ST1[:, :-1], dtype=np.int64)
     targets = np.ascontiguousarray(rows_ST1[:, 1:], dtype=np.int64)
@@ -67,8 +69,11 @@ def split(
 
 
 def number(begins_ST: npt.NDArray[np.bool_]) -> tuple[Int32s, Int32s]:
-    """Where documents begin [S, L] -> positions inside them [S, L], their numbers inside the row [S, L]."""
-    # documents are few beside tokens, so all but two repeats is done by document, not by token
+    """Return the position in its document [S, L], and the number of its document in the row [S, L], of each token.
+
+    ``begins_ST``: whether a document begins at the token.
+    """
+    # Everything but two repeats is done per document, because there are far fewer documents than tokens.
     n_rows, seq_len = begins_ST.shape
     starts = segment_starts(begins_ST)
     counted = begins_ST.ravel()[starts]
@@ -82,7 +87,7 @@ def number(begins_ST: npt.NDArray[np.bool_]) -> tuple[Int32s, Int32s]:
 
 
 def segment_starts(begins_ST: npt.NDArray[np.bool_]) -> Int64s:
-    """First token of each document, and of each row, counted over all rows [segments]."""
+    """Return the first token of each document and of each row, as indexes into the flattened rows [segments]."""
     begins = begins_ST.copy()
     begins[:, :1] = True
     return np.flatnonzero(begins)

@@ -1,9 +1,9 @@
-"""The best-fit index on disk: which pieces of a source make each sequence. Written once, mapped into memory.
+"""The best-fit index on disk: the pieces of a source in each sequence. Written once, memory-mapped.
 
-``packs/SEQ_LEN`` beside the token files holds ``pack.json`` (what was packed, how, digests) and four columns (see
-``best_fit.Rows``). A column is blocks of 4,096 bytes: values, and in the last 8 bytes their XXH3-64, seeded with what
-was packed, the column and the block; each is checked before its first use. An index of another source, sequence length
-or algorithm is an error. Local folders only. Truncating a mapped file ends the process (SIGBUS).
+``packs/SEQ_LEN`` beside the token files has ``pack.json`` (see ``PackRecord``) and four columns (see
+``best_fit.Rows``). A column is blocks of 4,096 bytes: values, and in the last 8 bytes their XXH3-64, seeded with
+``PackRecord.seed``, the column and the block; each is checked before its first use. Local folders only. Truncating a
+mapped file ends the process (SIGBUS).
 """
 
 import json
@@ -37,7 +37,7 @@ _COLUMNS = {"starts": "<u8", "begins": "<u8", "lengths": "<u4", "places": "<u4"}
 
 @dataclass(frozen=True)
 class PackRecord:
-    """``pack.json``: what the index holds, and the digests that bind it."""
+    """The content of ``pack.json``: counts of the index, and the digests of the source and of its files."""
 
     algorithm: str
     seq_len: int
@@ -51,29 +51,29 @@ class PackRecord:
     files: dict[str, str]
     """SHA-256 of each column's file."""
     digest: str = ""
-    """Over everything above."""
+    """Digest of all fields above."""
 
     @property
     def padding_frac(self) -> float:
-        """Share of all rows that holds no target."""
+        """Share of padding in all rows."""
         return 1 - self.n_tokens / (self.n_rows * self.seq_len)
 
     def content_digest(self) -> str:
-        """The digest that the content asks for."""
+        """Compute the digest of the other fields."""
         return digest_json({key: value for key, value in vars(self).items() if key != "digest"})
 
     def path(self, folder: str, column: str) -> Path:
-        """File of a column; named by the record's digest, so that a run that maps it never finds another's bytes."""
+        """Return the file of a column; its name has the seed, so that a new index never replaces a mapped file."""
         return Path(folder) / f"{column}.{self.seed:016x}.col"
 
     @property
     def seed(self) -> int:
-        """Seeds the checks of all blocks."""
+        """Seed of the checksums of all blocks."""
         return int(digest_json([FORMAT, self.algorithm, self.seq_len, self.source_digest])[:16], 16)
 
     @classmethod
     def parse(cls, data: bytes, where: str, *, source_digest: str, source: str, seq_len: int) -> Self:
-        """Read and check ``pack.json``. Raises DataError where it is damaged or of another source, length, version."""
+        """Parse and check ``pack.json``. Raises DataError if it is damaged, or of another source, length or version."""
         hint = pack_command(source, seq_len)
         try:
             raw = json.loads(data)
@@ -83,7 +83,7 @@ class PackRecord:
         except (ValueError, KeyError, TypeError, AssertionError) as error:
             raise DataError(f"{where} is not the record of a pack index", hint=hint) from error
         if not head["complete"]:
-            raise DataError(f"the writing of {where} was cut off", hint=hint)
+            raise DataError(f"{where} is incomplete: the writing was interrupted", hint=hint)
         if record.algorithm != ALGORITHM or head["format"] != FORMAT:
             raise DataError(
                 f"{where} was written by {record.algorithm}, format {head['format']}",
@@ -96,7 +96,7 @@ class PackRecord:
             raise DataError(f"{where} packs sequences of {record.seq_len} tokens, not {seq_len}", hint=hint)
         if record.source_digest != source_digest:
             raise DataError(
-                f"{where} belongs to other tokens: those of digest {record.source_digest[:12]}; "
+                f"{where} is the index of tokens with the digest {record.source_digest[:12]}; "
                 f"{source} has {source_digest[:12]}",
                 hint=hint,
             )
@@ -104,15 +104,17 @@ class PackRecord:
 
 
 class PackIndex:
-    """Rows of one source at one sequence length. Maps the files when it is first asked. Threads may share it."""
+    """The index of one source at one sequence length. Maps its files on first use. Thread-safe."""
 
     def __init__(self, record: PackRecord, folder: str) -> None:
-        self.record, self.folder = record, folder
-        self.n_rows, self.seq_len = record.n_rows, record.seq_len
+        self.record = record
+        self.folder = folder
+        self.n_rows = record.n_rows
+        self.seq_len = record.seq_len
         self._columns: dict[str, _Column] = {}
 
     def pieces(self, rows: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Rows [n] -> for each of their pieces: place in ``rows`` [m], first token [m], length [m]."""
+        """Return for each piece of rows [n]: the index of its row in ``rows`` [m], first token [m], length [m]."""
         first, last = self._column("starts").take(np.stack([rows, rows + 1]))
         counts = last - first
         if (counts < 1).any():
@@ -122,9 +124,9 @@ class PackIndex:
         return owner, self._column("begins").take(at), self._column("lengths").take(at)
 
     def rows_of(self, begin: int, end: int) -> Int64s:
-        """Rows whose targets include any of the tokens [begin, end), rising."""
+        """Return the rows whose targets include any of the tokens [begin, end), in ascending order."""
         places = self._column("places")
-        # pieces of the corpus lie without a gap, so the first is the last one that begins at or before ``begin``
+        # The pieces cover the corpus without gaps, so the first is the last one that begins at or before ``begin``.
         first = self._count(lambda k: self._begin(places, k) <= begin, self.record.n_pieces) - 1
         last = self._count(lambda k: self._begin(places, k) < end, self.record.n_pieces)
         at = places.take(np.arange(max(first, 0), last))
@@ -135,10 +137,10 @@ class PackIndex:
         for name, digest in self.record.files.items():
             path = self.record.path(self.folder, name)
             if sha256_file(path) != digest:
-                raise DataError(f"{path} is corrupt: its SHA-256 is not that of its record", hint=self._hint())
+                raise DataError(f"{path} is corrupt: its SHA-256 does not match {RECORD_NAME}", hint=self._hint())
 
     def close(self) -> None:
-        """Let go of the files; they are mapped again when asked."""
+        """Release the files, which are mapped again on the next use."""
         self._columns.clear()
 
     def _row(self, place: int) -> int:
@@ -150,11 +152,15 @@ class PackIndex:
 
     @staticmethod
     def _count(holds: Callable[[int], bool], n: int) -> int:
-        """How many of 0 .. n-1 hold, where those that do come first."""
-        low, high = 0, n
+        """Return how many of 0 .. n-1 satisfy ``holds``, which is true for the first ones only (binary search)."""
+        low = 0
+        high = n
         while low < high:
             middle = (low + high) // 2
-            low, high = (middle + 1, high) if holds(middle) else (low, middle)
+            if holds(middle):
+                low = middle + 1
+            else:
+                high = middle
         return low
 
     def _column(self, name: str) -> "_Column":
@@ -170,17 +176,19 @@ class PackIndex:
 
 
 class _Column:
-    """One column of integers in checked blocks, mapped into memory."""
+    """A memory-mapped column of integers in blocks with checksums."""
 
     def __init__(self, path: Path, name: str, n: int, seed: int, hint: str) -> None:
-        self._path, self._n, self._hint = path, n, hint
+        self._path = path
+        self._n = n
+        self._hint = hint
         self._dtype = np.dtype(_COLUMNS[name])
         self._seed = _block_seed(seed, name)
         self._per_block = (_BLOCK_BYTES - _CHECK_BYTES) // self._dtype.itemsize
         n_blocks = -(-n // self._per_block)
-        found = os.path.getsize(path) if path.is_file() else -1
-        if found != n_blocks * _BLOCK_BYTES:
-            what = "is missing" if found < 0 else f"has {found:,} bytes, not {n_blocks * _BLOCK_BYTES:,}"
+        n_bytes = os.path.getsize(path) if path.is_file() else -1
+        if n_bytes != n_blocks * _BLOCK_BYTES:
+            what = "is missing" if n_bytes < 0 else f"has {n_bytes:,} bytes, not {n_blocks * _BLOCK_BYTES:,}"
             raise DataError(f"{path} {what}", hint=hint)
         mapped = np.memmap(path, dtype=np.uint8, mode="r", shape=(n_blocks, _BLOCK_BYTES))
         self._blocks = mapped.view(np.ndarray)
@@ -188,10 +196,12 @@ class _Column:
         self._is_checked = np.zeros(n_blocks, dtype=bool)
 
     def take(self, at: Int64s) -> Int64s:
-        """Values at these places, of any shape."""
+        """Return the values at these indexes, which may have any shape."""
         block, inside = np.divmod(at, self._per_block)
         if at.size and not (at.min() >= 0 and at.max() < self._n):
-            raise DataError(f"{self._path} was asked for value {at.max():,} of {self._n:,}", hint=self._hint)
+            raise DataError(
+                f"{self._path} has {self._n:,} values, but the index refers to {at.max():,}", hint=self._hint
+            )
         for number in np.unique(block[~self._is_checked[block]]).tolist():
             self._check(number)
         return self._values[block, inside].astype(np.int64)
@@ -199,26 +209,26 @@ class _Column:
     def _check(self, number: int) -> None:
         data = self._blocks[number]
         if _check_of(data[:-_CHECK_BYTES].data, self._seed, number) != int(data[-_CHECK_BYTES:].view("<u8")[0]):
-            raise DataError(f"{self._path} is corrupt: block {number} does not match its check", hint=self._hint)
+            raise DataError(f"{self._path} is corrupt: block {number} does not match its checksum", hint=self._hint)
         self._is_checked[number] = True
 
 
 def pack_folder(source: str, seq_len: int) -> str:
-    """Where the index of a folder of tokens lies."""
+    """Return the folder of the index of a folder of tokens."""
     return f"{source.rstrip('/')}/packs/{seq_len}"
 
 
 def pack_command(source: str, seq_len: int) -> str:
-    """What writes it."""
+    """Return the command that writes the index."""
     return f"smalti data pack {source} --seq-len {seq_len}"
 
 
 def read_record(source: str, seq_len: int) -> bytes:
-    """``pack.json`` of a folder of tokens. Raises DataError where there is none."""
+    """Read ``pack.json`` of a folder of tokens. Raises DataError if there is none."""
     if "://" in source:
         raise UserError(
-            f"data.packing=best-fit, and {source} is not a local folder",
-            allowed="local folders, whose index is mapped into memory",
+            f"data.packing=best-fit needs a local folder, and {source} is not",
+            allowed="local folders, whose index is memory-mapped",
             hint="copy the tokens and their packs/ to a local disk, or data.packing=concat",
         )
     path = Path(pack_folder(source, seq_len)) / RECORD_NAME
@@ -232,7 +242,7 @@ def read_record(source: str, seq_len: int) -> bytes:
 def write_index(
     source: "Source", rows: "Rows", *, seq_len: int, n_documents: int, n_cut_documents: int, folder: str
 ) -> PackRecord:
-    """Write rows as the index of ``source`` into ``folder``; what lay there goes once it is whole."""
+    """Write rows as the index of ``source`` into ``folder``; replaces an older index when it is complete."""
     from smalti.data.documents.publish import publication
 
     record = PackRecord(

@@ -1,8 +1,8 @@
-"""Sequences of whole documents, read through the best-fit index.
+"""Reads sequences of whole documents through the best-fit index.
 
-A row holds pieces of the corpus one after another. The first input of a piece is the token that stands before it in
-the corpus: the end-of-document token that closes the document before, or, for the rest of a document that was chopped,
-that document's own last token (as in concatenate-and-chop). Then each token of the piece is a target once.
+A row is a concatenation of pieces of the corpus. The first input of a piece is the token before it in the corpus: the
+end-of-document token of the previous document, or the last token of the previous piece of a document that was cut (as
+in concatenate-and-chop). Then each token of the piece is a target once.
 """
 
 from typing import Any
@@ -12,37 +12,40 @@ import numpy.typing as npt
 
 from smalti.base.errors import DataError
 from smalti.data.pack.index import PackIndex
-from smalti.data.pack.rows import Filled, Joints, Pieces
+from smalti.data.pack.rows import Joints, Pieces, RowInfo
 from smalti.data.sources.source import Int64s, Source
 
-_LEAST_TOKENS = 256
+_MIN_READ_TOKENS = 256
 
 
 class Packed:
-    """The sequences of a source, packed; see ``pack.rows``."""
+    """The packed sequences of a source; implements ``pack.rows.Sequences``."""
 
-    def __init__(self, source: Source, index: PackIndex, fill_id: int) -> None:
-        """``fill_id``: stands where a row has no token left, and before the very first token of the source."""
-        self.source, self.index, self.fill_id = source, index, fill_id
-        self.seq_len, self.size = index.seq_len, index.n_rows
+    def __init__(self, source: Source, index: PackIndex, pad_id: int) -> None:
+        """``pad_id``: the token of padding, and the first input if a row begins with the first token of the source."""
+        self.source = source
+        self.index = index
+        self.pad_id = pad_id
+        self.seq_len = index.seq_len
+        self.size = index.n_rows
 
     def pieces(self, indexes: Int64s) -> Pieces:
-        """Sequences [n] -> their pieces."""
+        """Return the pieces of sequences [n]."""
         row, begins, lengths = self.index.pieces(indexes)
         first = np.searchsorted(row, np.arange(indexes.size))
         before = np.cumsum(lengths) - lengths
         return Pieces(row, before - before[first][row], begins, lengths)
 
     def holding(self, begin: int, end: int) -> Int64s:
-        """Sequences whose targets include any of the tokens [begin, end)."""
+        """Return the sequences whose targets include any of the tokens [begin, end)."""
         return self.index.rows_of(begin, end)
 
     def close(self) -> None:
-        """Let go of the index."""
+        """Release the index."""
         self.index.close()
 
-    def read(self, indexes: Int64s, out: npt.NDArray[Any]) -> Filled:
-        """Fill ``out`` [n, L+1], targets from column 1 on."""
+    def read(self, indexes: Int64s, out: npt.NDArray[Any]) -> RowInfo:
+        """Fill ``out`` [n, L+1]; targets start at column 1."""
         pieces = self.pieces(indexes)
         first = np.searchsorted(pieces.row, np.arange(indexes.size))
         used = np.add.reduceat(pieces.length, first)
@@ -52,18 +55,18 @@ class Packed:
         out[:, 0] = token[first]
         short = np.flatnonzero(used < self.seq_len)
         for row, column in zip(short.tolist(), used[short].tolist(), strict=True):
-            out[row, column + 1 :] = self.fill_id
-        padding = Joints(short, used[short], np.full(short.size, self.fill_id))
-        joints = Joints.of([Joints(pieces.row, pieces.column, token), padding])
-        return Filled(joints, np.arange(self.seq_len) >= used[:, None] if short.size else None)
+            out[row, column + 1 :] = self.pad_id
+        padding = Joints(short, used[short], np.full(short.size, self.pad_id))
+        joints = Joints.concatenate([Joints(pieces.row, pieces.column, token), padding])
+        return RowInfo(joints, np.arange(self.seq_len) >= used[:, None] if short.size else None)
 
     def _read_pieces(self, pieces: Pieces, out: npt.NDArray[Any]) -> Int64s:
-        """Put the pieces into their rows; returns the token before each [m]."""
+        """Copy the pieces into their rows; returns the token before each [m]."""
         owner, columns, begins, lengths = pieces
         n_tokens = self.source.n_tokens
-        token = np.full(owner.size, self.fill_id, dtype=np.int64)
-        # a source reads rows of one length, so pieces of about one length are read together, with what follows them
-        widths = np.maximum(_LEAST_TOKENS, 1 << np.frexp(lengths.astype(np.float64))[1].astype(np.int64))
+        token = np.full(owner.size, self.pad_id, dtype=np.int64)
+        # A source reads rows of equal length: pieces of similar length are read together, with the tokens after them.
+        widths = np.maximum(_MIN_READ_TOKENS, 1 << np.frexp(lengths.astype(np.float64))[1].astype(np.int64))
         widths = np.minimum(widths, min(self.seq_len + 1, n_tokens))
         for width in sorted(set(widths.tolist())):
             which = np.flatnonzero(widths == width)

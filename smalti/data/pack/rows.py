@@ -1,4 +1,4 @@
-"""What rows are made of, however they are packed: the words that both ways of packing share."""
+"""The interface ``Sequences`` of both packing methods, and the types that describe rows."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -10,44 +10,44 @@ from smalti.data.sources.source import Int64s
 
 
 class Pieces(NamedTuple):
-    """Stretches of a source whose tokens are targets: those of target columns [column, column + length) of a row."""
+    """Ranges of tokens of a source that are the targets of rows."""
 
     row: Int64s
-    """[m] place among the rows asked for, rising"""
+    """[m] index among the requested rows, ascending."""
     column: Int64s
-    """[m]"""
+    """[m] first target column; the piece fills [column, column + length)."""
     begin: Int64s
-    """[m] first target, as a token of the source; its input is the token before."""
+    """[m] the token of the source that is the first target; its input is the token before."""
     length: Int64s
-    """[m]"""
+    """[m] number of targets."""
 
 
 class Joints(NamedTuple):
-    """Where the pieces and the padding of rows begin: the input there is not the target before it."""
+    """The places in rows where a piece or padding begins: the input there is not the preceding target."""
 
     row: Int64s
-    """[m]"""
+    """[m] index of the row."""
     column: Int64s
-    """[m]"""
+    """[m] column of the input."""
     token: Int64s
     """[m] the input."""
 
     @classmethod
-    def of(cls, parts: Sequence["Joints"]) -> "Joints":
-        """All of them, one after another."""
+    def concatenate(cls, parts: Sequence["Joints"]) -> "Joints":
+        """Concatenate joints of different rows."""
         return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
-    def among(self, begin: int, end: int) -> "Joints":
-        """Those of rows [begin, end), counted from there."""
+    def slice_rows(self, begin: int, end: int) -> "Joints":
+        """Return the joints of rows [begin, end), with rows counted from ``begin``."""
         mask = (self.row >= begin) & (self.row < end)
         return Joints(self.row[mask] - begin, self.column[mask], self.token[mask])
 
 
-class Filled(NamedTuple):
-    """What is to be known of rows beside their tokens."""
+class RowInfo(NamedTuple):
+    """The joints and the masked targets of rows."""
 
     joints: Joints | None
-    """None: rows are stretches of the source; a document begins where the one before is closed."""
+    """None: each row is one range of the source; a document begins where the previous one is closed."""
     masked: npt.NDArray[np.bool_] | None
     """[n, L] targets that do not count; None: all count."""
 
@@ -57,16 +57,16 @@ class Sequences(Protocol):
 
     seq_len: int
     size: int
-    """How many there are: an epoch."""
+    """Number of sequences in an epoch."""
 
-    def read(self, indexes: Int64s, out: npt.NDArray[Any]) -> Filled:
+    def read(self, indexes: Int64s, out: npt.NDArray[Any]) -> RowInfo:
         """Fill ``out`` [n, L+1] of the source's dtype with the sequences of these indexes [n]."""
 
     def pieces(self, indexes: Int64s) -> Pieces:
-        """Sequences [n] -> their pieces, without reading a token."""
+        """Return the pieces of sequences [n], without reading a token."""
 
     def holding(self, begin: int, end: int) -> Int64s:
-        """Indexes of the sequences whose targets include any of the tokens [begin, end), rising."""
+        """Return the sequences whose targets include any of the tokens [begin, end), in ascending order."""
 
     def close(self) -> None:
-        """Let go of files, but not of the source; they open again when read."""
+        """Release files, except those of the source; they are opened again by the next read."""

@@ -1,6 +1,6 @@
-"""One microbatch of one rank: rows of tokens as they were read, and what a model needs of them, made when asked for.
+"""One microbatch of one rank: rows of tokens as on disk, from which inputs, targets and positions are computed.
 
-Tokens stay in the width they have on disk, so that a trainer moves 2 bytes a token to its device and widens them there.
+Tokens keep their width on disk, so that a trainer copies 2 bytes per token to its device and widens them there.
 """
 
 from dataclasses import dataclass, replace
@@ -20,26 +20,26 @@ class Batch:
     """S sequences of L tokens."""
 
     tokens: npt.NDArray[Any]
-    """[S, L+1] u16 or u32: column t is input t, and target t - 1. Where a best-fit row joins two pieces, and where a
-    document was taken down, see ``inputs`` and ``targets``."""
+    """[S, L+1] u16 or u32: column t is input t, and target t - 1. ``inputs`` and ``targets`` differ from it at the
+    joints of best-fit rows and in documents that are taken down."""
     source: npt.NDArray[np.int16]
-    """[S] index into ``Stream.sources``; -1 for a row that fills up, as the one of an empty batch."""
+    """[S] index into ``Stream.sources``; -1 for a row of padding, such as that of an empty batch."""
     first_position: int
-    """Position of the first sequence in the order of training; the others follow without a gap."""
+    """Position of the first sequence in the order of training; the others follow consecutively."""
     eod_id: int | None
     mask_documents: bool
     joints: Joints | None = None
-    """Where pieces and padding begin in best-fit rows; None: a document begins at each end-of-document token."""
+    """The joints of best-fit rows; None: a document begins at each end-of-document token."""
     masked: npt.NDArray[np.bool_] | None = None
     """[S, L] targets that do not count; None: all count."""
 
     @property
     def seq_len(self) -> int:
-        """L."""
+        """Tokens in a sequence, L."""
         return int(self.tokens.shape[1]) - 1
 
-    def filled(self, rows: int, token: int) -> "Batch":
-        """At least so many sequences: the same, and behind them some of ``token`` alone, whose targets do not count."""
+    def padded(self, rows: int, token: int) -> "Batch":
+        """Return the batch padded to at least ``rows`` sequences, with rows of ``token`` whose targets do not count."""
         more = rows - len(self.tokens)
         if more <= 0:
             return self
@@ -54,7 +54,7 @@ class Batch:
 
     @cached_property
     def inputs(self) -> Int64s:
-        """[S, L]"""
+        """[S, L] inputs."""
         inputs = self.tokens[:, :-1].astype(np.int64)
         if self.joints is not None:
             inputs[self.joints.row, self.joints.column] = self.joints.token
@@ -62,7 +62,7 @@ class Batch:
 
     @cached_property
     def targets(self) -> Int64s:
-        """[S, L]; IGNORE (-100) does not count."""
+        """[S, L] targets; those equal to IGNORE (-100) do not count."""
         targets = self.tokens[:, 1:].astype(np.int64)
         if self.masked is not None:
             targets[self.masked] = IGNORE
@@ -70,22 +70,22 @@ class Batch:
 
     @property
     def loss_mask(self) -> npt.NDArray[np.bool_]:
-        """[S, L] True where the target counts."""
+        """[S, L] whether the target counts."""
         return np.ones(self.tokens[:, 1:].shape, dtype=bool) if self.masked is None else ~self.masked
 
     @property
     def positions(self) -> npt.NDArray[np.int32]:
-        """[S, L] within the document."""
+        """[S, L] position in the document."""
         return self._numbered[0]
 
     @property
     def documents(self) -> npt.NDArray[np.int32]:
-        """[S, L] which document of the row: counts up where one begins, from 0 (1 where a row opens with one)."""
+        """[S, L] number of the document in the row, from 0 (from 1 if a document begins with the row)."""
         return self._numbered[1]
 
     @property
     def runs(self) -> int:
-        """Runs of one document over all rows: each row begins one, and each document inside a row."""
+        """Number of runs of tokens of one document: each row begins one, and each document inside a row."""
         return len(self._begins) + int(self._begins[:, 1:].sum())
 
     @cached_property
@@ -94,7 +94,7 @@ class Batch:
 
     @cached_property
     def _begins(self) -> npt.NDArray[np.bool_]:
-        """[S, L] where documents begin."""
+        """[S, L] whether a document begins."""
         inputs = self.tokens[:, :-1]
         if not self.mask_documents or (self.joints is None and self.eod_id is None):
             return np.zeros(inputs.shape, dtype=bool)

@@ -1,8 +1,8 @@
-"""Which documents made a batch, and back: where in a run a document is learned. Plain values, for printing or JSON.
+"""Finds the documents in a batch, and the steps of a run that learn a document. Returns plain values.
 
 A sequence *learns* its targets, so a document is learned where its tokens are targets; the token before a sequence is
-only an input. The result is what the stream returns, with any packing, skips, takedowns and forks. No order is
-replayed, so the last step costs what the first does.
+only an input. The result equals what the stream returns, with any packing, skips, takedowns and forks. The order is
+computed and not replayed, so the last step costs as much as the first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,19 +23,19 @@ from smalti.data.tokens.document_ids import IDS_NAME, documents_of, ids_of
 
 @dataclass(frozen=True)
 class Place:
-    """A position of training, as a step and a row of it."""
+    """The step, row and rank of a position."""
 
     position: int
     step: int
     row: int
-    """In the global batch."""
+    """Row of the global batch."""
     rank: int
-    """Whose row it is, at the world size that was asked for."""
+    """The rank that trains on the row, for the world size of the ``Explanation``."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """A document of a source, and its tokens [begin, end) in it, the closing one included."""
+    """A document, and its tokens [begin, end) in the source, including the closing token."""
 
     source: str
     number: int
@@ -45,15 +45,17 @@ class Document:
 
 
 class Explanation:
-    """Answers about one stream."""
+    """Queries of the documents and positions of one stream."""
 
     def __init__(self, stream: Stream, *, world_size: int = 1, takedowns: Takedowns | None = None) -> None:
-        """``world_size``: for how many ranks rows are shared out; the order does not depend on it."""
-        self.stream, self.schedule, self.world_size = stream, stream.schedule, world_size
+        """``world_size``: number of ranks that share the rows; the order does not depend on it."""
+        self.stream = stream
+        self.schedule = stream.schedule
+        self.world_size = world_size
         self._takedowns = takedowns.spans if takedowns else {}
 
     def place(self, position: int) -> Place:
-        """Step, row and rank of a position. UserError for one outside the run."""
+        """Return step, row and rank of a position. UserError if it is outside the run."""
         if not 0 <= position < self.schedule.total_positions:
             raise UserError(
                 f"position {position:,} is outside the run", allowed=f"0 to {self.schedule.total_positions - 1:,}"
@@ -64,17 +66,17 @@ class Explanation:
         return Place(position, step, row, ((row + 1) * self.world_size - 1) // self.schedule.rows(step))
 
     def step(self, step: int, *, rows: Sequence[int] | None = None, ids: bool = True) -> dict[str, Any]:
-        """The rows of a step (absent: all), each with its source, epoch, pieces and documents."""
+        """Return rows of a step (None: all), each with its source, epoch, pieces and documents."""
         n = self.schedule.rows(step)
         wanted = range(n) if rows is None else rows
         for row in wanted:
             if not 0 <= row < n:
                 raise UserError(f"row {row} is outside a batch of {n} sequences", allowed=f"0 to {n - 1}")
-        found = self.stream.rows_of(step)
-        chosen = [found[row] for row in wanted]
+        all_rows = self.stream.rows_of(step)
+        chosen = [all_rows[row] for row in wanted]
         documents = self._documents(chosen)
         if ids:
-            self._name(documents)
+            self._add_ids(documents)
         span = next(span for span in reversed(self.schedule.spans) if span.start_step <= step)
         seq_len = self.schedule.seq_len(step)
         return {
@@ -89,7 +91,7 @@ class Explanation:
         }
 
     def rows_of_rank(self, step: int, rank: int) -> range:
-        """Rows of a step that a rank has. UserError for a rank outside the world."""
+        """Return the rows of a step that a rank has. UserError for a rank outside the world."""
         if not 0 <= rank < self.world_size:
             raise UserError(
                 f"rank {rank} is outside a world of {self.world_size} ranks", allowed=f"0 to {self.world_size - 1}"
@@ -98,13 +100,13 @@ class Explanation:
         return range(n * rank // self.world_size, n * (rank + 1) // self.world_size)
 
     def document(self, source: str, which: str) -> Document:
-        """A document by number, or by id (``id=...`` where an id could be taken for a number)."""
+        """Find a document by number, or by id (``id=...`` for an id that looks like a number)."""
         if source not in self.stream.opened:
             raise UserError(f"'{source}' is not a source of this run", allowed=", ".join(self.stream.sources))
         opened = self.stream.opened[source]
         if opened.n_documents is None:
             raise UserError(
-                f"source '{source}' ({opened.where}) does not say where its documents end",
+                f"source '{source}' ({opened.where}) does not record where its documents end",
                 allowed="a source that does, such as token files of 'smalti data tokenize'",
             )
         number, name = _number(opened, which)
@@ -114,44 +116,45 @@ class Explanation:
         return Document(source, number, name or _ids(opened, [number]).get(number), begin, end)
 
     def sightings(self, document: Document) -> list[dict[str, Any]]:
-        """Every sequence of the run that learns a token of a document, by position.
+        """Return every sequence of the run that learns a token of the document, by position.
 
-        ``learned_tokens`` of the document are targets there, tokens [begin, end) of it.
+        ``learned_tokens``: number of the document's tokens that are targets in the sequence; ``tokens``: their ranges
+        [begin, end) in the document.
         """
-        found = []
+        sightings: list[dict[str, Any]] = []
         source = self.stream.sources.index(document.source)
         for segment, epoch in self._epochs(source):
             indexes = self.stream.sequences_holding(document.source, document.begin, document.end, segment)
             for position in self._positions(source, epoch, indexes):
-                found.append(
+                sightings.append(
                     {**vars(self.place(position)), "epoch": epoch, "seq_len": self.schedule.segments[segment].seq_len}
                 )
-        found.sort(key=lambda one: int(one["position"]))
+        sightings.sort(key=lambda sighting: int(sighting["position"]))
         rows: dict[int, list[Row]] = {}
-        for one in found:
-            step = int(one["step"])
+        for sighting in sightings:
+            step = int(sighting["step"])
             if step not in rows:
                 rows = {step: self.stream.rows_of(step)}
-            row = rows[step][int(one["row"])]
+            row = rows[step][int(sighting["row"])]
             inside = [(max(a, document.begin), min(b, document.end)) for a, b in row.pieces]
             inside = [(a, b) for a, b in inside if a < b]
-            one["sequence"] = row.index
-            one["learned_tokens"] = sum(b - a for a, b in inside)
-            one["tokens"] = [(a - document.begin, b - document.begin) for a, b in inside]
-        return found
+            sighting["sequence"] = row.index
+            sighting["learned_tokens"] = sum(b - a for a, b in inside)
+            sighting["tokens"] = [(a - document.begin, b - document.begin) for a, b in inside]
+        return sightings
 
     def is_taken_down(self, document: Document) -> bool:
-        """Whether the run blanks it."""
-        return self._blank(document.source, document.begin)
+        """Whether the run blanks the document."""
+        return self._is_blanked(document.source, document.begin)
 
     def _epochs(self, source: int) -> list[tuple[int, int]]:
-        """(segment, epoch) of all epochs of a source that the run begins."""
+        """Return (segment, epoch) of all epochs of a source that the run begins."""
         ends = [*(segment.start_step for segment in self.schedule.segments[1:]), self.schedule.total_steps]
         begun = [0, *(int(self.stream.order.epochs_begun(end)[source]) for end in ends)]
         return [(segment, epoch) for segment in range(len(ends)) for epoch in range(begun[segment], begun[segment + 1])]
 
     def _positions(self, source: int, epoch: int, indexes: Int64s) -> list[int]:
-        """Where sequences of an epoch stand; those that the run does not come to, or skips, are left out."""
+        """Return the positions of sequences of an epoch, without those that the run does not reach or skips."""
         try:
             return [int(at) for at in self.stream.order.position_of(source, epoch, indexes)]
         except UserError:
@@ -174,23 +177,23 @@ class Explanation:
         }
 
     def _documents(self, rows: Sequence[Row]) -> list[list[dict[str, Any]]]:
-        """The documents of each row, from the tokens of its pieces: where the closing ones stand."""
-        found: list[list[dict[str, Any]]] = [[] for _ in rows]
+        """Return the documents in each row, found by the closing tokens in its pieces."""
+        documents: list[list[dict[str, Any]]] = [[] for _ in rows]
         for name, source in self.stream.opened.items():
             pieces = [(k, begin, end) for k, row in enumerate(rows) if row.source == name for begin, end in row.pieces]
             for (k, begin, _), parts in zip(pieces, _parts(source, [piece[1:] for piece in pieces]), strict=True):
-                column = sum(part["end"] - part["begin"] for part in found[k])
+                column = sum(part["end"] - part["begin"] for part in documents[k])
                 for a, b, number, closed in parts:
                     part: dict[str, Any] = {"number": number, "id": None, "begin": begin + a, "end": begin + b}
-                    part |= {"column": column + a, "closed": closed, "taken_down": self._blank(name, begin + a)}
-                    found[k].append(part)
-        for row, row_parts in zip(rows, found, strict=True):
+                    part |= {"column": column + a, "closed": closed, "taken_down": self._is_blanked(name, begin + a)}
+                    documents[k].append(part)
+        for row, row_parts in zip(rows, documents, strict=True):
             for part in row_parts:
                 part["source"] = row.source
-        return found
+        return documents
 
-    def _name(self, documents: Sequence[Sequence[dict[str, Any]]]) -> None:
-        """Fill in ids where a source has them."""
+    def _add_ids(self, documents: Sequence[Sequence[dict[str, Any]]]) -> None:
+        """Set the ids of the documents of sources that have ids."""
         parts = [part for row in documents for part in row]
         for name, source in self.stream.opened.items():
             named = [part for part in parts if part["source"] == name and part["number"] is not None]
@@ -198,7 +201,7 @@ class Explanation:
             for part in named:
                 part["id"] = names.get(part["number"])
 
-    def _blank(self, source: str, token: int) -> bool:
+    def _is_blanked(self, source: str, token: int) -> bool:
         spans = self._takedowns.get(source)
         if spans is None:
             return False
@@ -207,47 +210,47 @@ class Explanation:
 
 
 _Part = tuple[int, int, int | None, bool]
-"""Tokens [begin, end) of a piece, the number of their document, and whether it ends there."""
+"""(begin, end, document number, whether the document ends there) of tokens [begin, end) of a piece."""
 
 
 def _parts(source: Source, pieces: Sequence[tuple[int, int]]) -> list[list[_Part]]:
-    """The documents of each piece [begin, end); none where the source does not tell them apart."""
+    """Split each piece [begin, end) into its documents; returns no parts if the source does not record documents."""
     if isinstance(source, TokenSource) or source.n_documents is None:
         return _parts_by_closing_token(source, pieces)
-    found: list[list[_Part]] = []
+    parts: list[list[_Part]] = []
     for begin, end in pieces:
-        # one token more, where there is one, tells whether the last document goes on
+        # The token after the piece, if there is one, shows whether the last document continues.
         numbers = source.documents_at(np.arange(begin, min(end + 1, source.n_tokens), dtype=np.int64))
         edges = [0, *(np.flatnonzero(np.diff(numbers[: end - begin])) + 1).tolist(), end - begin]
         last_is_closed = end == source.n_tokens or bool(numbers[-1] != numbers[-2])
-        found.append([(a, b, int(numbers[a]), b < end - begin or last_is_closed) for a, b in pairwise(edges)])
-    return found
+        parts.append([(a, b, int(numbers[a]), b < end - begin or last_is_closed) for a, b in pairwise(edges)])
+    return parts
 
 
 def _parts_by_closing_token(source: Source, pieces: Sequence[tuple[int, int]]) -> list[list[_Part]]:
-    found: list[list[_Part]] = [[] for _ in pieces]
+    parts: list[list[_Part]] = [[] for _ in pieces]
     if source.eod_id is None:
-        return found
+        return parts
     firsts: list[int] | None = None
     if source.n_documents is not None:
         firsts = source.documents_at(np.array([begin for begin, _ in pieces], dtype=np.int64)).tolist()
     lengths = np.array([end - begin for begin, end in pieces], dtype=np.int64)
-    for length in np.unique(lengths).tolist():  # a source reads rows of one length together
+    for length in np.unique(lengths).tolist():  # a source reads rows of equal length together
         which = np.flatnonzero(lengths == length).tolist()
         tokens = np.empty((len(which), length), dtype=source.dtype)
         source.read_rows(np.array([pieces[k][0] for k in which], dtype=np.int64), tokens)
         for k, row in zip(which, tokens, strict=True):
             marks = (np.flatnonzero(row == source.eod_id) + 1).tolist()
             edges = [0, *marks, *([length] if not marks or marks[-1] < length else [])]
-            found[k] = [
+            parts[k] = [
                 (a, b, None if firsts is None else firsts[k] + nth, b in marks)
                 for nth, (a, b) in enumerate(pairwise(edges))
             ]
-    return found
+    return parts
 
 
 def _number(source: Source, which: str) -> tuple[int, str | None]:
-    """(number, id where it was given) of a document."""
+    """Return the number of a document, and its id if it was given by id."""
     if which.isdecimal():
         return int(which), None
     name = which.removeprefix("id=")
@@ -255,7 +258,7 @@ def _number(source: Source, which: str) -> tuple[int, str | None]:
     if not numbers:
         raise UserError(
             f"no document of {source.where} has the id '{name}'",
-            allowed="an id as ids.parquet there has it, or a number",
+            allowed="an id of its ids.parquet, or a number",
             hint="smalti data inspect shows some documents",
         )
     if len(numbers) > 1:
@@ -267,7 +270,7 @@ def _number(source: Source, which: str) -> tuple[int, str | None]:
 
 
 def _ids(source: Source, numbers: Sequence[int]) -> Mapping[int, str]:
-    """Number -> id; nothing where the source keeps no ids."""
+    """Return number -> id; empty if the source has no ids."""
     if not numbers or not store.exists(store.join(source.where, IDS_NAME)):
         return {}
     return dict(zip(numbers, ids_of(source.where, numbers), strict=True))

@@ -1,7 +1,7 @@
-"""Plans the fork of a run: settings change from its newest checkpoint on; its past must stay what it was.
+"""Plans the fork of a run: settings change from its newest checkpoint on, the steps before stay the same.
 
-Nothing is written. The result has been checked against the digests of the checkpoint, so an accepted fork resumes.
-Reads one small file of the checkpoint and the indexes of the sources, no token.
+Nothing is written. The result is checked against the digests of the checkpoint, so an accepted fork resumes. Reads one
+small file of the checkpoint and the indexes of the sources, no tokens.
 """
 
 from dataclasses import replace
@@ -20,24 +20,25 @@ from smalti.track.run import RunFolder
 
 
 def plan_fork(config: RunConfig) -> Fork | None:
-    """Plan the fork of the run in ``config``'s folder; None if it was already forked in just this way, with or without
-    a checkpoint since, so that the same command again resumes.
+    """Plan the fork of the run in ``config``'s folder; None if it was already forked in this way, with or without a
+    checkpoint since, so that the same command again resumes.
 
-    UserError where there is no run or no checkpoint, where nothing differs, where something differs that is not the
-    future, and where the past would change.
+    Raises UserError if there is no run or no checkpoint, if nothing differs, if a setting differs that cannot change in
+    a fork, and if the past would change.
     """
     folder = RunFolder(config.run_folder)
     if not (folder.path / "config.yaml").exists():
         raise UserError(
             f"there is no run in {config.run_folder}, so --fork has nothing to fork",
             allowed="a run with a checkpoint",
-            hint="leave --fork out to start it",
+            hint="omit --fork to start it",
         )
     folder.require_checkpoints()
-    at_step, before = folder.saved_step(), folder.config()
+    at_step = folder.saved_step()
+    before = folder.config()
     if at_step is None:
         raise UserError(
-            f"{config.run_folder} has no checkpoint yet, so there is no past for --fork to keep",
+            f"{config.run_folder} has no checkpoint yet that --fork could continue from",
             allowed="a run with a checkpoint",
             hint=f"start a new run: name={config.name}-2",
         )
@@ -47,47 +48,46 @@ def plan_fork(config: RunConfig) -> Fork | None:
         if before.data.history:
             return None
         raise UserError(
-            f"--fork would change nothing: {config.run_folder} has this very config and data",
+            f"--fork would change nothing: {config.run_folder} has the same config and data",
             allowed="a change of the data, its order, the length or the learning rate",
-            hint="leave --fork out to go on",
+            hint="omit --fork to resume",
         )
-    found = fork(before, config, at_step, future_digest(saved))
-    if _agrees(found):
-        found = found.continuing()
-    found.after.data.require_every_source_used()
-    stream = _stream(found.after)
-    found = found.accepting(future_digest(stream.state(at_step)))
-    if not difference(before, found.after):
+    plan = fork(before, config, at_step, future_digest(saved))
+    if _has_same_past(plan):
+        plan = plan.continuing()
+    plan.after.data.require_every_source_used()
+    stream = _stream(plan.after)
+    plan = plan.accepting(future_digest(stream.state(at_step)))
+    if not difference(before, plan.after):
         return None
-    found = replace(found, changes=(*found.changes, *stream.identity.content_changes(saved)))
-    if found.changes and _is_over(found):
+    plan = replace(plan, changes=(*plan.changes, *stream.identity.content_changes(saved)))
+    if plan.changes and _has_same_future(plan):
         raise UserError(
             f"--fork would change nothing: {at_step:,} steps of {config.run_folder} are done, and these changes only "
-            "concern them, or come to the same:" + "".join(f"\n  {line}" for line in found.changes),
-            allowed=f"a change of what comes after step {at_step:,}",
-            hint="take the changes back to go on; a stage's end (until) counts from the start of the run",
+            "concern them, or have no effect:" + "".join(f"\n  {line}" for line in plan.changes),
+            allowed=f"a change of the steps after {at_step:,}",
+            hint="undo the changes to resume; a stage's end (until) counts from the start of the run",
         )
     stream.check(saved, at_step)
-    return replace(found, changes=(*found.changes, *_moved_stage_ends(found)))
+    return replace(plan, changes=(*plan.changes, *_moved_stage_ends(plan)))
 
 
-def _agrees(fork: Fork) -> bool:
-    """Whether the new config by itself chooses the same sequences for the steps that are done: the order then does not
-    depend on the fork."""
+def _has_same_past(fork: Fork) -> bool:
+    """Whether the new config without a fork chooses the same sequences for the completed steps."""
     before = build_schedule(fork.before.data, fork.before.length)
     after = fork.continuing().after
     try:
         return build_schedule(after.data, after.length).past_digest(fork.at_step) == before.past_digest(fork.at_step)
-    except UserError:  # what it says of those steps may not even fit the run
+    except UserError:  # its schedule of these steps may be invalid for the length of the run
         return False
 
 
 _OF_SCHEDULE = ("data.stages", "train.duration", "train.global_batch_tokens", "train.batch_ramp")
-"""Fields whose whole effect is the schedule, and through it the learning rate."""
+"""Fields that change only the schedule, and through it the learning rate."""
 
 
-def _is_over(fork: Fork) -> bool:
-    """Whether all changes are of the schedule, and it is the same from the fork on."""
+def _has_same_future(fork: Fork) -> bool:
+    """Whether only fields of the schedule change, and the schedule is the same from the fork on."""
     keys = [line.partition(": ")[0] for line in fork.changes]
     if not all(any(key == field or key.startswith(f"{field}.") for field in _OF_SCHEDULE) for key in keys):
         return False
@@ -95,10 +95,11 @@ def _is_over(fork: Fork) -> bool:
 
 
 def _moved_stage_ends(fork: Fork) -> list[str]:
-    """A line for each stage whose end, as it is written, is another step of the new length than of the old one."""
-    before, after = fork.before, fork.after
+    """Return a line for each stage whose unchanged ``until`` is another step, because the length has changed."""
+    before = fork.before
+    after = fork.after
     if before.data.stages != after.data.stages:
-        return []  # the change itself names the ends
+        return []  # listed among the changes
     ends = [
         (index, before.length.step_at(stage.until), after.length.step_at(stage.until))
         for index, stage in enumerate(after.data.stages[:-1])
@@ -111,21 +112,21 @@ def _moved_stage_ends(fork: Fork) -> list[str]:
 
 
 def _future(config: RunConfig, step: int) -> list[Any]:
-    """Batch, seq_len and exact weights of each step from ``step`` on, as spans."""
+    """Return batch, seq_len and exact weights of the steps from ``step`` on, as spans."""
     schedule = build_schedule(config.data, config.length)
-    found: list[Any] = []
+    spans: list[Any] = []
     for span in schedule.spans:
         parts = gcd(*span.weights)
         weights = {name: n // parts for name, n in zip(schedule.sources, span.weights, strict=True) if n}
         if span.start_step <= step:
-            found.clear()  # over, or the one that the fork stands in
-        if not found or found[-1][1:] != [span.rows, span.seq_len, weights]:
-            found.append([max(span.start_step, step), span.rows, span.seq_len, weights])
-    return [*found, schedule.total_steps]
+            spans.clear()  # spans before the one that contains the fork
+        if not spans or spans[-1][1:] != [span.rows, span.seq_len, weights]:
+            spans.append([max(span.start_step, step), span.rows, span.seq_len, weights])
+    return [*spans, schedule.total_steps]
 
 
 def _data_changed(config: RunConfig, saved: dict[str, Any], step: int) -> bool:
-    """Whether files that the run has yet to read are others than when it was saved, or forked since."""
+    """Whether the data after ``step`` has changed since the run was saved or last forked."""
     accepted = [past.accepted for past in config.data.history if past.at_step >= step]
     known = (accepted and accepted[-1]) or future_digest(saved)
     return future_digest(_stream(config).state(step)) != known

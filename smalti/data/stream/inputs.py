@@ -1,9 +1,8 @@
-"""Checks what a run reads before anything is started, from manifests and indexes alone.
+"""Checks the inputs of a run before it starts, from manifests and indexes only.
 
-Sources and held-out sets exist, are long enough, come from one tokenizer and fit the model's vocabulary, and the
-tokenizer that the run names is the one that wrote them. One process reads for all (``read_inputs``); every rank uses
-the same bytes. What files of other systems do not say of themselves is reported as unchecked; before ranks start, a few
-rows of such sources are read.
+Sources and held-out sets must exist, be long enough, come from one tokenizer (that of the run, if it names one) and fit
+the model's vocabulary. One process reads for all ranks (``read_inputs``). What a foreign format does not record is
+reported as unchecked; a few rows of such sources are read before the ranks start.
 """
 
 import os
@@ -20,12 +19,12 @@ from smalti.data.fetch import open_files
 from smalti.data.pack import n_sequences
 from smalti.data.sources.source import Source
 from smalti.data.sources.vocabulary import check_samples
-from smalti.data.stream.open import Opened, named, open_sources, read_indexes, sequences_of
+from smalti.data.stream.open import Opened, open_sources, prefix_errors, read_indexes, sequences_of
 from smalti.data.tokenizer.digest import check_folder
 from smalti.data.tokens import Manifest, TokenSource
 from smalti.data.tokens.manifest import FILE_NAME, read_manifest
 
-_UNSAID = {"tokenizer_digest": "its tokenizer", "vocab_size": "its vocabulary", "eod_id": "where documents end"}
+_UNRECORDED = {"tokenizer_digest": "its tokenizer", "vocab_size": "its vocabulary", "eod_id": "where documents end"}
 
 
 @dataclass(frozen=True)
@@ -33,26 +32,26 @@ class Inputs:
     """The sources and held-out sets that a run reads, by name."""
 
     sources: Mapping[str, Source]
-    """Opened from their indexes; nothing is read of them yet."""
+    """Opened from their indexes; no token is read yet."""
     heldout: Mapping[str, Manifest]
     unknown: tuple[str, ...]
-    """Checks that were not possible: a line of text each."""
+    """A line for each check that was not possible."""
 
 
 def read_inputs(config: DataConfig) -> dict[str, bytes]:
-    """All that is read before the first token, by one process for all ranks: what the stream needs
-    (``read_indexes``), and the manifests of held-out sets.
+    """Read the indexes of the sources (``read_indexes``) and the manifests of held-out sets, once for all ranks.
 
-    Raises DataError for what is missing or damaged, and for a local folder of token files that is not whole.
+    Raises DataError for missing or damaged files, and for a local folder of token files that is incomplete.
     """
     indexes = read_indexes(config)
     for name, source in open_sources(config, indexes).sources.items():
         with closing(source):
             if isinstance(source, TokenSource) and not config.sources[name].mirrors:
-                with named(f"data.sources.{name} = {source.where}"):
+                with prefix_errors(f"data.sources.{name} = {source.where}"):
                     source.check_files()
     for name, folder in config.heldout.items():
-        with named(f"data.heldout.{name} = {folder}"), closing(open_files(folder, fetch=config.fetch)) as files:
+        prefix = f"data.heldout.{name} = {folder}"
+        with prefix_errors(prefix), closing(open_files(folder, fetch=config.fetch)) as files:
             require_heldout(folder)
             indexes[heldout_key(name)] = read_manifest(files)
             TokenSource(folder, index=indexes[heldout_key(name)], files=files).check_files()
@@ -60,7 +59,7 @@ def read_inputs(config: DataConfig) -> dict[str, bytes]:
 
 
 def check_inputs(config: RunConfig, indexes: Mapping[str, bytes] | None = None) -> Inputs:
-    """Raise a DataError or UserError for anything that does not fit. ``indexes``: what ``read_inputs`` gave."""
+    """Check that the inputs fit the run. Raises DataError or UserError. ``indexes``: the result of ``read_inputs``."""
     first_look = indexes is None
     indexes = read_inputs(config.data) if indexes is None else indexes
     opened = open_sources(config.data, indexes)
@@ -90,14 +89,13 @@ def heldout_key(name: str) -> str:
 
 
 def require_heldout(folder: str) -> None:
-    """Raise a DataError where 'smalti data tokenize' wrote a source's training split and, without a document, no
-    held-out one."""
+    """Raise DataError if 'smalti data tokenize' wrote a training split and no held-out split, for lack of documents."""
     if store.is_local(folder) and not os.path.exists(folder):
         train = os.path.join(os.path.dirname(folder.rstrip("/")), TRAIN)
         if os.path.exists(os.path.join(train, FILE_NAME)):
             raise DataError(
                 f"it does not exist, though {train} does: no document of this source was held out",
-                hint="leave it out of data.heldout, or hold documents out: 'smalti data curate' with a larger "
+                hint="remove it from data.heldout, or hold documents out: 'smalti data curate' with a larger "
                 "heldout_frac or a smaller max_document_bytes, then 'smalti data tokenize'",
             )
 
@@ -113,7 +111,7 @@ def _heldout(config: DataConfig, name: str, index: bytes) -> Manifest:
         )
     if not manifest.n_text_bytes:
         raise DataError(
-            f"data.heldout.{name} = {folder} does not say how many bytes its documents had",
+            f"data.heldout.{name} = {folder} does not record how many bytes its documents had",
             allowed="held-out tokens with n_text_bytes in their manifest, for bits per byte",
             hint="write them again with 'smalti data tokenize'",
         )
@@ -121,7 +119,7 @@ def _heldout(config: DataConfig, name: str, index: bytes) -> Manifest:
 
 
 def _one_tokenizer(opened: Opened, heldout: Mapping[str, Manifest]) -> None:
-    """Held-out sets are of the tokenizer of the sources, where those name it, and of one in any case."""
+    """Raise DataError unless all held-out sets have one tokenizer, that of the sources if these record it."""
     first = next(iter(heldout.values()), None)
     digest = opened.tokenizer_digest or (first.tokenizer_digest if first else None)
     eod_id = opened.eod_id if opened.eod_id is not None else (first.eod_id if first else None)
@@ -137,6 +135,6 @@ def _one_tokenizer(opened: Opened, heldout: Mapping[str, Manifest]) -> None:
 
 def _unknown(sources: Mapping[str, Source]) -> Iterator[str]:
     for name, source in sources.items():
-        unsaid = [words for field, words in _UNSAID.items() if getattr(source, field) is None]
-        if unsaid:
-            yield f"source '{name}' ({source.where}) does not say {', '.join(unsaid)}: nothing checks that it fits"
+        unknown = [words for field, words in _UNRECORDED.items() if getattr(source, field) is None]
+        if unknown:
+            yield f"source '{name}' ({source.where}) does not record {', '.join(unknown)}, which is not checked"

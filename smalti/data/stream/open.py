@@ -1,7 +1,7 @@
-"""Opens what a run reads: sources, best-fit indexes, takedowns; each from bytes that one rank reads for all.
+"""Opens the inputs of a stream: sources, best-fit indexes and takedowns, from bytes that one rank reads for all.
 
-``read_indexes`` does all the reading: an index of each source, ``pack.json`` of the best-fit indexes, and the
-takedowns. Its result is passed to the other ranks, which open everything from it without a file or a request.
+``read_indexes`` reads the index of each source, ``pack.json`` of the best-fit indexes, and the takedowns. Its result is
+sent to the other ranks, which open everything from it without reading a file or sending a request.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from smalti.config.data import DataConfig
 
 _TAKEDOWNS = "/takedowns"
-"""Keys beside the names of sources, which have no slash."""
+"""Key of the takedowns in the result of ``read_indexes``; names of sources have no slash."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +38,19 @@ class Opened:
     tokenizer_digest: str | None
 
     @property
-    def fill_id(self) -> int:
+    def pad_id(self) -> int:
         """Token id of padding; never a target."""
         return 0 if self.eod_id is None else self.eod_id
 
 
 def read_indexes(config: "DataConfig") -> dict[str, bytes]:
-    """All that a stream needs to know of files before it reads tokens; for rank 0, which passes it on.
+    """Read all metadata that a stream needs before it reads tokens; rank 0 calls this for all ranks.
 
-    Raises DataError for what is missing or damaged, and for a takedown that names no document.
+    Raises DataError for missing or damaged files, and for a takedown of an unknown document.
     """
     indexes = {}
     for name, source in config.sources.items():
-        with named(f"data.sources.{name} = {source.path}"):
+        with prefix_errors(f"data.sources.{name} = {source.path}"):
             indexes[name] = read_index(source, config.fetch, tokenizer=config.tokenizer)
     if config.packing == "best-fit":
         for name, seq_len in sorted(_lengths(config)):
@@ -58,14 +58,14 @@ def read_indexes(config: "DataConfig") -> dict[str, bytes]:
     if config.takedowns is not None:
         with ExitStack() as stack:
             opened = open_sources(config, indexes)
-            for one in opened.sources.values():
-                stack.callback(one.close)
+            for opened_source in opened.sources.values():
+                stack.callback(opened_source.close)
             indexes[_TAKEDOWNS] = Takedowns.read(config.takedowns, opened.sources).to_bytes()
     return indexes
 
 
 @contextmanager
-def named(field: str) -> Iterator[None]:
+def prefix_errors(field: str) -> Iterator[None]:
     """Context manager: prefix DataErrors with the config field at fault."""
     try:
         yield
@@ -80,9 +80,9 @@ def open_sources(
     world_size: int = 1,
     counts: Counts | None = None,
 ) -> Opened:
-    """Open all sources from their indexes. Raises DataError where they do not fit together.
+    """Open all sources from their indexes. Raises DataError if their tokenizers or vocabularies differ.
 
-    ``counts``: to which the cost of reading is added.
+    ``counts``: counters to which the cost of reading is added.
     """
     share = Share(rank, world_size)
     sources = {
@@ -102,8 +102,10 @@ def open_sources(
 def sequences_of(
     config: "DataConfig", opened: Opened, indexes: Mapping[str, bytes], seq_len: int
 ) -> dict[str, Sequences]:
-    """How each source is cut that a stage reads in sequences of ``seq_len``. Raises DataError for one that has not a
-    single one."""
+    """Return the sequences of each source that some stage reads with ``seq_len``.
+
+    Raises DataError for a source shorter than one sequence.
+    """
     cut: dict[str, Sequences] = {}
     used = _lengths(config)
     for name, source in opened.sources.items():
@@ -121,7 +123,7 @@ def sequences_of(
                 source=path,
                 seq_len=seq_len,
             )
-            cut[name] = Packed(source, PackIndex(record, folder), opened.fill_id)
+            cut[name] = Packed(source, PackIndex(record, folder), opened.pad_id)
         if not cut[name].size:
             raise DataError(
                 f"source '{name}' ({source.where}) has {source.n_tokens:,} tokens, less than one sequence",
@@ -132,12 +134,12 @@ def sequences_of(
 
 
 def takedowns_of(indexes: Mapping[str, bytes]) -> Takedowns | None:
-    """The documents that are blanked; None: the config names no list."""
+    """Return the documents that are blanked; None if the config names no list."""
     return Takedowns.from_bytes(indexes[_TAKEDOWNS]) if _TAKEDOWNS in indexes else None
 
 
 def pack_digests(config: "DataConfig", indexes: Mapping[str, bytes]) -> dict[str, dict[int, str]]:
-    """Name -> seq_len -> digest of a best-fit index; empty where sequences are chopped."""
+    """Return name -> seq_len -> digest of the best-fit index; empty for ``packing: concat``."""
     if config.packing == "concat":
         return {}
     digests: dict[str, dict[int, str]] = {}
@@ -147,7 +149,7 @@ def pack_digests(config: "DataConfig", indexes: Mapping[str, bytes]) -> dict[str
 
 
 def _lengths(config: "DataConfig") -> set[tuple[str, int]]:
-    """(source, seq_len) for all that the run reads, has read and will read."""
+    """Return the (source, seq_len) pairs of all stages, including those before forks."""
     mine = {(name, stage.seq_len or config.seq_len) for stage in config.stages for name in stage.names}
     return mine | (_lengths(config.before_fork()[0]) if config.history else set())
 
@@ -157,16 +159,16 @@ def _pack_key(name: str, seq_len: int) -> str:
 
 
 def _in_common(field: str, sources: Mapping[str, Source]) -> Any:
-    """What all sources that say it agree on."""
-    said = {name: getattr(source, field) for name, source in sources.items()}
-    said = {name: value for name, value in said.items() if value is not None}
-    for name, value in said.items():
-        first = next(iter(said))
-        if value != said[first]:
+    """Return the value of a field that all sources that record it share. Raises DataError if they differ."""
+    values = {name: getattr(source, field) for name, source in sources.items()}
+    values = {name: value for name, value in values.items() if value is not None}
+    for name, value in values.items():
+        first = next(iter(values))
+        if value != values[first]:
             raise DataError(
                 f"source '{name}' ({sources[name].where}) has {field}={value}, "
-                f"source '{first}' ({sources[first].where}) has {said[first]}",
+                f"source '{first}' ({sources[first].where}) has {values[first]}",
                 allowed="sources made by one tokenizer",
                 hint="run 'smalti data tokenize' for all sources with the same tokenizer",
             )
-    return next(iter(said.values()), None)
+    return next(iter(values.values()), None)

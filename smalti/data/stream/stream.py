@@ -1,9 +1,9 @@
 """The deterministic stream of batches: the same tokens in the same order on any number of ranks, from any step.
 
-``batch(step)`` is a pure function of data, config and seed; ranks and microbatches only cut the same global batch
-differently. Every rank gets the same number of microbatches: one that is short gets an empty one whose targets are all
-ignored. The state is below 1 kB and holds no position, since the step is the position. Reading ahead is the trainer's
-part: ``batch`` may be called from any thread.
+``batch(step)`` is a pure function of data, config and seed; ranks and microbatches only split the same global batch
+differently. Every rank gets the same number of microbatches; if its rows do not suffice, the last ones are empty, with
+all targets ignored. The state is below 1 kB and has no position, because the step determines it. ``batch`` may be
+called from any thread, so that a trainer can prefetch.
 """
 
 from collections.abc import Mapping
@@ -34,20 +34,20 @@ _HASHED_ROWS = 64
 
 @dataclass(frozen=True)
 class Row:
-    """Where a sequence of a step comes from."""
+    """The origin of a sequence of a step."""
 
     position: int
     source: str
     epoch: int
     index: int
-    """Which sequence of the source."""
+    """Index of the sequence in the source."""
     pieces: list[tuple[int, int]]
-    """Tokens [begin, end) of the source that are its targets. The first input of a piece is the token before."""
+    """Tokens [begin, end) of the source that are its targets. The first input of a piece is the token before it."""
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Sequences as they were read."""
+    """Sequences after reading and blanking."""
 
     tokens: npt.NDArray[Any]
     source: npt.NDArray[np.int16]
@@ -56,7 +56,7 @@ class _Rows:
 
 
 class Stream:
-    """Batches of a run. ``step`` counts from 0: ``batch(0)`` is the first; a run resumed after n steps asks for n."""
+    """The batches of a run, by step from 0: a run that resumes after n steps continues with ``batch(n)``."""
 
     def __init__(
         self,
@@ -70,31 +70,36 @@ class Stream:
         indexes: Mapping[str, bytes] | None = None,
         equal_rows: bool = False,
     ) -> None:
-        """``indexes``: what ``read_indexes(config)`` returned on one rank; absent, it is read in this process.
-        ``equal_rows``: microbatches have as many rows on each rank, padded with rows that do not count.
+        """``indexes``: the result of ``read_indexes(config)`` on one rank; None: it is read in this process.
+        ``equal_rows``: pad microbatches to the same number of rows on each rank, with rows that do not count.
 
         Raises DataError for a source that is missing, damaged, shorter than a sequence, of another tokenizer than the
-        rest, or without the best-fit index that the config asks for; UserError for a schedule that cannot be.
+        others, or without the best-fit index that the config requires; UserError for an impossible schedule.
         """
         if microbatch_tokens < 1:
             raise UserError(f"microbatch_tokens={microbatch_tokens} is not valid", allowed="1 or more")
         assert 0 <= rank < world_size
-        self.config, self.rank, self.world_size, self.microbatch_tokens = config, rank, world_size, microbatch_tokens
+        self.config = config
+        self.rank = rank
+        self.world_size = world_size
+        self.microbatch_tokens = microbatch_tokens
         self._equal_rows = equal_rows
         self.schedule = build_schedule(config, length)
         self.sources = self.schedule.sources
         indexes = read_indexes(config) if indexes is None else indexes
         self.fetch_counts = Counts()
-        """What reading the sources has cost."""
+        """Counters of the cost of reading the sources."""
         opened = open_sources(config, indexes, rank, world_size, self.fetch_counts)
         self.opened = opened.sources
-        self.eod_id, self.vocab_size, self.tokenizer_digest = opened.eod_id, opened.vocab_size, opened.tokenizer_digest
-        self._fill_id = opened.fill_id
+        self.eod_id = opened.eod_id
+        self.vocab_size = opened.vocab_size
+        self.tokenizer_digest = opened.tokenizer_digest
+        self._pad_id = opened.pad_id
         self._sequences: list[dict[str, Sequences]] = [
             sequences_of(config, opened, indexes, segment.seq_len) for segment in self.schedule.segments
         ]
         self._takedowns = takedowns_of(indexes)
-        # a source that a segment does not read may be too short for one sequence; its size there is not used
+        # A source that a segment does not read may be shorter than a sequence; its size is not used there.
         sizes = [
             {name: sequences[name].size if name in sequences else 1 for name in self.sources}
             for sequences in self._sequences
@@ -110,35 +115,40 @@ class Stream:
             seed=seed,
             mask_documents=config.mask_documents,
             tokenizer=self.tokenizer_digest,
-            **self._said_by_config(),
+            **self._eod_of_config(),
             packing=config.packing,
             shuffle=list(config.shuffle.model_dump().values()),
         )
 
     def batch(self, step: int) -> list[Batch]:
-        """This rank's microbatches of ``step`` (0 to total_steps - 1).
+        """Return this rank's microbatches of ``step`` (0 to total_steps - 1).
 
-        Rows of the global batch go to ranks in contiguous, nearly equal parts; each rank chops its part into
-        microbatches of as many sequences as ``microbatch_tokens`` holds, at least one.
+        The rows of the global batch are split over the ranks in contiguous, nearly equal parts; each rank splits its
+        part into microbatches of as many sequences as fit into ``microbatch_tokens``, at least one.
         """
         self._check_step(step)
-        n, first, seq_len = self.schedule.rows(step), self.schedule.first_position(step), self.schedule.seq_len(step)
+        n = self.schedule.rows(step)
+        first = self.schedule.first_position(step)
+        seq_len = self.schedule.seq_len(step)
         micro = max(1, self.microbatch_tokens // seq_len)
         begin, end = self._part(n, self.rank)
         rows = self._read(step, np.arange(first + begin, first + end))
-        batches, most = [], -(-n // self.world_size)
-        for start in range(0, most, micro):
+        batches = []
+        max_rows = -(-n // self.world_size)
+        for start in range(0, max_rows, micro):
             if start < end - begin:
                 batch = self._cut(rows, start, start + micro, first + begin)
             else:
                 batch = self._empty(seq_len, first + end)
-            batches.append(batch.filled(min(micro, most - start), self._fill_id) if self._equal_rows else batch)
+            batches.append(batch.padded(min(micro, max_rows - start), self._pad_id) if self._equal_rows else batch)
         return batches
 
     def rows_of(self, step: int, rank: int | None = None) -> list[Row]:
-        """Where each sequence of ``step`` comes from (of one rank's part, or of all), in order. Reads no token."""
+        """Return the origin of each sequence of ``step`` (of one rank, or of all), in order. Reads no token."""
         self._check_step(step)
-        n, first, segment = self.schedule.rows(step), self.schedule.first_position(step), self.schedule.segment(step)
+        n = self.schedule.rows(step)
+        first = self.schedule.first_position(step)
+        segment = self.schedule.segment(step)
         begin, end = (0, n) if rank is None else self._part(n, rank)
         positions = np.arange(first + begin, first + end)
         source, epoch, index = self.order.locate(positions)
@@ -153,24 +163,24 @@ class Stream:
         return [Row(*cells) for cells in zip(*columns, strict=True)]
 
     def sequences_holding(self, source: str, begin: int, end: int, segment: int) -> Int64s:
-        """Indexes of the sequences of a segment whose targets include any of the tokens [begin, end) of a source."""
+        """Return the sequences of a segment whose targets include any of the tokens [begin, end) of a source."""
         return self._sequences[segment][source].holding(begin, end)
 
     def tokens_by_source(self, steps_done: int) -> dict[str, int]:
-        """Tokens that the first ``steps_done`` steps took from each source, over all ranks, padding included."""
+        """Return the tokens that the first ``steps_done`` steps take from each source, on all ranks, with padding."""
         return tokens_before(self.schedule, steps_done)
 
     def state(self, step: int) -> dict[str, Any]:
-        """What fixes the order, as JSON below 1 kB: with the number of steps done, all that a resume needs."""
+        """Return the identity of the order as JSON below 1 kB, which a resume needs besides the number of steps."""
         return self.identity.state(step)
 
     def check(self, state: dict[str, Any], step: int) -> None:
-        """Raises UserError, naming every difference, unless ``state``, saved after ``step`` steps, is of this stream
-        (or of one whose past it shares and whose future a fork has replaced)."""
+        """Raise UserError, with every difference, unless ``state``, saved after ``step`` steps, is of this stream (or
+        of one with the same past, whose future a fork has replaced)."""
         self.identity.check(state, step)
 
     def order_hash(self, first_step: int, n_steps: int) -> str:
-        """SHA-256 of all tokens of these steps in global order (rows [L+1] as int64), whatever the ranks."""
+        """Return the SHA-256 of all tokens of these steps in global order (rows [L+1] as int64), on any rank."""
         digest = sha256()
         for step in range(first_step, first_step + n_steps):
             self._check_step(step)
@@ -182,7 +192,7 @@ class Stream:
         return digest.hexdigest()
 
     def close(self) -> None:
-        """Close the files; they open again when read."""
+        """Close the files, which are opened again by the next read."""
         for source in self.opened.values():
             source.close()
         for by_source in self._sequences:
@@ -190,9 +200,11 @@ class Stream:
                 sequences.close()
 
     def _read(self, step: int, positions: Int64s) -> _Rows:
-        """The sequences at these positions of a step: one call for each source, so that a store is asked at once."""
+        """Read the sequences at positions of a step: one call for each source, whose requests are then concurrent."""
         source, _, index = self.order.locate(positions)
-        n, segment, seq_len = positions.size, self.schedule.segment(step), self.schedule.seq_len(step)
+        n = positions.size
+        segment = self.schedule.segment(step)
+        seq_len = self.schedule.seq_len(step)
         tokens = np.empty((n, seq_len + 1), dtype=self._dtype)
         joints: list[Joints] = []
         masked: npt.NDArray[np.bool_] | None = None
@@ -202,18 +214,18 @@ class Stream:
             dtype = self.opened[name].dtype
             is_all = selected.size == n and dtype == self._dtype
             part = tokens if is_all else np.empty((selected.size, seq_len + 1), dtype=dtype)
-            filled = self._sequences[segment][name].read(index[selected], part)
+            info = self._sequences[segment][name].read(index[selected], part)
             if self._takedowns is not None and name in self._takedowns.spans:
                 pieces = self._sequences[segment][name].pieces(index[selected])
-                filled = blank(part, filled, pieces, self._takedowns.spans[name], self._fill_id)
+                info = blank(part, info, pieces, self._takedowns.spans[name], self._pad_id)
             if part is not tokens:
                 tokens[selected] = part
-            if filled.joints is not None:
-                joints.append(filled.joints._replace(row=selected[filled.joints.row]))
-            if filled.masked is not None:
+            if info.joints is not None:
+                joints.append(info.joints._replace(row=selected[info.joints.row]))
+            if info.masked is not None:
                 masked = np.zeros((n, seq_len), dtype=bool) if masked is None else masked
-                masked[selected] = filled.masked
-        return _Rows(tokens, source, Joints.of(joints) if joints else None, masked)
+                masked[selected] = info.masked
+        return _Rows(tokens, source, Joints.concatenate(joints) if joints else None, masked)
 
     def _cut(self, rows: _Rows, start: int, end: int, first_position: int) -> Batch:
         masked = None if rows.masked is None else rows.masked[start:end]
@@ -223,17 +235,17 @@ class Stream:
             first_position + start,
             eod_id=self.eod_id,
             mask_documents=self.config.mask_documents,
-            joints=None if rows.joints is None else rows.joints.among(start, end),
+            joints=None if rows.joints is None else rows.joints.slice_rows(start, end),
             masked=masked if masked is not None and masked.any() else None,
         )
 
-    def _said_by_config(self) -> dict[str, int]:
-        """The token that ends documents, where no digest stands for it: masks and positions depend on it."""
+    def _eod_of_config(self) -> dict[str, int]:
+        """Return the end-of-document id if no tokenizer digest covers it: masks and positions depend on it."""
         return {} if self.tokenizer_digest is not None or self.eod_id is None else {"eod_id": self.eod_id}
 
     def _empty(self, seq_len: int, first_position: int) -> Batch:
         return Batch(
-            np.full((1, seq_len + 1), self._fill_id, dtype=self._dtype),
+            np.full((1, seq_len + 1), self._pad_id, dtype=self._dtype),
             np.full(1, -1, dtype=np.int16),
             first_position,
             eod_id=self.eod_id,

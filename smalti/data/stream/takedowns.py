@@ -1,10 +1,10 @@
-"""Documents that must not be learned: reads the list ``data.takedowns`` and blanks them in rows.
+"""Takedowns: reads the list ``data.takedowns`` of documents that must not be learned, and blanks them in rows.
 
-A taken-down document keeps its place, so the order of training stays. In the rows each of its tokens becomes the
-end-of-document token, as an input, and none of them is a target. Masking the targets alone would leave the text in the
-context of what follows where ``mask_documents`` is false, and in the statistics of a router.
+The order of training does not change. In inputs the tokens of such a document become the end-of-document token, and
+none of them is a target. Masking the targets alone would leave the text in the context of later documents if
+``mask_documents`` is false, and in the statistics of a router.
 
-The list is lines of JSON, ``{"source": "web", "document": 1234}``: its number in the source from 0, or its id.
+Each line of the list is JSON, ``{"source": "web", "document": 1234}``: number in the source, from 0, or id.
 """
 
 import json
@@ -18,69 +18,71 @@ import numpy.typing as npt
 from smalti.base import store
 from smalti.base.errors import DataError, UserError
 from smalti.base.hashing import digest_json
-from smalti.data.pack.rows import Filled, Pieces
+from smalti.data.pack.rows import Pieces, RowInfo
 from smalti.data.sources.source import Int64s, Source
 from smalti.data.tokens.document_ids import IDS_NAME, documents_of
 
 
 @dataclass(frozen=True)
 class Takedowns:
-    """Tokens of taken-down documents, source by source."""
+    """The tokens of the documents that are taken down, by source."""
 
     digest: str
-    """Names the set of documents."""
+    """Digest of the set of documents."""
     spans: Mapping[str, Int64s]
-    """Source -> [documents, 2]: tokens [begin, end), rising. Sources without any are left out."""
+    """Source -> [documents, 2]: tokens [begin, end), ascending. Only sources with takedowns."""
 
     @classmethod
     def read(cls, path: str, sources: Mapping[str, Source]) -> Self:
-        """Read the list and look its documents up; a few blocks of the source are read for each."""
+        """Read the list and locate its documents, which takes a few blocks of the source for each."""
         wanted = _lines(path, sources)
         spans: dict[str, Int64s] = {}
         for name in sorted({source for source, _, _ in wanted}):
             requested = [(document, line) for source, document, line in wanted if source == name]
             numbers = _numbers(requested, sources[name], name, path)
-            found = sorted({sources[name].document_span(number) for number in numbers})
-            spans[name] = np.array(found, dtype=np.int64).reshape(-1, 2)
+            ranges = sorted({sources[name].document_span(number) for number in numbers})
+            spans[name] = np.array(ranges, dtype=np.int64).reshape(-1, 2)
         return cls(digest_json({name: array.tolist() for name, array in spans.items()}), spans)
 
     def to_bytes(self) -> bytes:
-        """For the other ranks."""
+        """Serialize for the other ranks."""
         spans = {name: array.tolist() for name, array in self.spans.items()}
         return json.dumps({"digest": self.digest, "spans": spans}).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """What ``to_bytes`` gave."""
+        """Return the takedowns that ``to_bytes`` serialized."""
         raw = json.loads(data)
         return cls(raw["digest"], {name: np.array(spans, dtype=np.int64) for name, spans in raw["spans"].items()})
 
 
-def blank(rows: npt.NDArray[Any], filled: Filled, pieces: Pieces, spans: Int64s, fill_id: int) -> Filled:
-    """Take documents out of rows [n, L+1], in place: ``fill_id`` for their tokens, no target for them.
+def blank(rows: npt.NDArray[Any], info: RowInfo, pieces: Pieces, spans: Int64s, pad_id: int) -> RowInfo:
+    """Blank documents in rows [n, L+1], in place: their tokens become ``pad_id``, and their targets are masked.
 
-    ``filled`` and ``pieces`` describe the rows; returns ``filled`` with what changed in it.
+    ``info`` and ``pieces`` describe the rows; returns the changed ``info``.
     """
-    found = touched(spans, pieces.begin - 1, pieces.begin + pieces.length)
-    if not found:
-        return filled
-    masked = np.zeros(rows[:, 1:].shape, dtype=bool) if filled.masked is None else filled.masked
-    for which, begin, end in found:
-        row, column, first = int(pieces.row[which]), int(pieces.column[which]), int(pieces.begin[which])
-        if begin < first:  # the token before the piece is an input only, and may be the last target of another piece
-            if filled.joints is not None:
-                filled.joints.token[which] = fill_id
+    parts = overlaps(spans, pieces.begin - 1, pieces.begin + pieces.length)
+    if not parts:
+        return info
+    masked = np.zeros(rows[:, 1:].shape, dtype=bool) if info.masked is None else info.masked
+    for which, begin, end in parts:
+        row = int(pieces.row[which])
+        column = int(pieces.column[which])
+        first = int(pieces.begin[which])
+        if begin < first:  # the token before the piece is an input only; it may be the last target of another piece
+            if info.joints is not None:
+                info.joints.token[which] = pad_id
             if column == 0:
-                rows[row, 0] = fill_id
+                rows[row, 0] = pad_id
             begin = first
         targets = slice(column + begin - first, column + end - first)
         masked[row, targets] = True
-        rows[row, 1:][targets] = fill_id
-    return Filled(filled.joints, masked)
+        rows[row, 1:][targets] = pad_id
+    return RowInfo(info.joints, masked)
 
 
-def touched(spans: Int64s, begins: Int64s, ends: Int64s) -> list[tuple[int, int, int]]:
-    """(which, begin, end) for each overlap of token ranges [begins[i], ends[i]) with the spans of documents."""
+def overlaps(spans: Int64s, begins: Int64s, ends: Int64s) -> list[tuple[int, int, int]]:
+    """Return (i, begin, end) for each overlap of token ranges [begins[i], ends[i]) with the spans of documents."""
     first = np.searchsorted(spans[:, 1], begins, side="right")
     last = np.searchsorted(spans[:, 0], ends, side="left")
     return [
@@ -91,7 +93,7 @@ def touched(spans: Int64s, begins: Int64s, ends: Int64s) -> list[tuple[int, int,
 
 
 def _lines(path: str, sources: Mapping[str, Any]) -> list[tuple[str, int | str, int]]:
-    found = []
+    entries = []
     for line, text in enumerate(store.read_text(path).splitlines(), start=1):
         if not text.strip():
             continue
@@ -101,25 +103,28 @@ def _lines(path: str, sources: Mapping[str, Any]) -> list[tuple[str, int | str, 
             raise DataError(f"{path}, line {line} is not JSON: {error}") from error
         if not isinstance(raw, dict) or set(raw) != {"source", "document"}:
             raise DataError(
-                f"{path}, line {line}: {text.strip()[:100]}",
-                allowed='{"source": NAME, "document": NUMBER or "ID"}, and nothing else',
+                f"{path}, line {line} is not a takedown: {text.strip()[:100]}",
+                allowed='{"source": NAME, "document": NUMBER or "ID"}, without other keys',
             )
-        source, document = raw["source"], raw["document"]
+        source = raw["source"]
+        document = raw["document"]
         if not isinstance(source, str) or source not in sources:
             raise DataError(
                 f"{path}, line {line}: {source!r} is not a source of this run", allowed=", ".join(sorted(sources))
             )
         if isinstance(document, bool) or not isinstance(document, int | str):
-            raise DataError(f"{path}, line {line}: document {document!r}", allowed="a whole number, or an id in quotes")
-        found.append((source, document, line))
-    return found
+            raise DataError(
+                f"{path}, line {line}: {document!r} is not a document", allowed="a whole number, or an id in quotes"
+            )
+        entries.append((source, document, line))
+    return entries
 
 
 def _numbers(wanted: Sequence[tuple[int | str, int]], source: Source, name: str, path: str) -> list[int]:
-    """Numbers of documents given by number or id."""
+    """Return the numbers of documents given by number or id."""
     if source.n_documents is None:
         raise UserError(
-            f"{path}, line {wanted[0][1]}: source '{name}' ({source.where}) does not say where its documents end",
+            f"{path}, line {wanted[0][1]}: source '{name}' ({source.where}) does not record where its documents end",
             allowed="takedowns from sources that do, such as token files of 'smalti data tokenize'",
         )
     by_id = {document: line for document, line in wanted if isinstance(document, str)}

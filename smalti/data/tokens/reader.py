@@ -134,9 +134,7 @@ class TokenSource:
 
     def _require(self, begin: int, end: int) -> None:
         if not 0 <= begin <= end <= self.n_tokens:
-            raise DataError(
-                f"tokens {begin:,} to {end:,} are outside {self.where}", allowed=f"0 to {self.n_tokens:,}"
-            )
+            raise DataError(f"tokens {begin:,} to {end:,} are outside {self.where}", allowed=f"0 to {self.n_tokens:,}")
 
     def _cut(self, begins: Int64s, length: int) -> tuple[Runs, Int64s, Int64s, Int64s]:
         """Split rows into runs of blocks.

@@ -85,7 +85,7 @@ def test_the_dry_run_tells_what_is_not_by_default(work, dry_run):
          ["data.sources.a = tokens/none does not exist (seen from ", "hint: smalti data tokenize"]),
         (["data.heldout.h=data/demo/tokens/x"], ["data.heldout.h = data/demo", "hint: smalti demo writes it"]),
         (["data.heldout.h=one/heldout"],
-         ["no document of this source was held out", "hint: leave it out of data.heldout"]),
+         ["no document of this source was held out", "hint: remove it from data.heldout"]),
         (["folder=s3://bucket/run"], ["'s3://bucket/run' is not a local path", "hint: name a folder on a disk"]),
         (["data.sources.a=tokens"], ["data.sources.a = tokens", "holds no token files"]),
         (["folder=r.yaml"], ["'r.yaml' cannot be written or read: Not a directory", "hint: name another folder"]),

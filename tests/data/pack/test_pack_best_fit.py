@@ -149,7 +149,7 @@ def test_wrong_and_stale_indexes_are_refused(tmp_path: Path) -> None:
     assert caught.value.hint == f"smalti data pack {source.where} --seq-len 64"
     packing.write()
     source.digest = "f" * 64
-    with pytest.raises(DataError, match="belongs to other tokens"):
+    with pytest.raises(DataError, match="is the index of tokens with"):
         _open(source)
     source, packing = _made(tmp_path / "b", n=50)
     packing.write()
@@ -158,7 +158,7 @@ def test_wrong_and_stale_indexes_are_refused(tmp_path: Path) -> None:
     for old, new, message in (
         ("best-fit-decreasing/1", "best-fit-decreasing/0", "was written by best-fit-decreasing/0"),
         ('"n_documents": 50', '"n_documents": 51', "its digest does not match"),
-        ('"complete": true', '"complete": false', "was cut off"),
+        ('"complete": true', '"complete": false', "is incomplete"),
         ("{", "[", "is not the record of a pack index"),
         ('"n_rows"', '"rows"', "is not the record of a pack index"),
     ):
@@ -208,7 +208,7 @@ def test_a_flipped_bit_anywhere_is_found(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_packed(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="does not say which token ends a document"):
+    with pytest.raises(UserError, match="has no end-of-document token"):
         pack_source(MadeSource([1, 2, 3], eod_id=None), 4)
     with pytest.raises(UserError, match="cannot be written to s3://bucket/x"):
         pack_source(MadeSource([1, 2, 3], "s3://bucket/x"), 4)

@@ -158,7 +158,7 @@ def test_takedowns_are_their_documents_wherever_the_list_lies(run: Run) -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ([], ["--fork would change nothing", "leave --fork out"]),
+        ([], ["--fork would change nothing", "omit --fork"]),
         (["seed=3"], ["seed: 17 -> 3", "init_from"]),
         (["model.hidden_size=64", "train.duration=30step"], ["model.hidden_size: 32 -> 64"]),
         (["data.shuffle.mode=window"], ["data.shuffle"]),
@@ -166,7 +166,7 @@ def test_takedowns_are_their_documents_wherever_the_list_lies(run: Run) -> None:
         (["train.duration=6step", "data.stages=[{weights: {code: 1}}]"], ["6 steps were done", "more than 6step"]),
         (["data.skip=[[0, 5]]"], ["data.skip before position 60"]),
         (["data.sources.code=ROOT/more"], ["the first 6 steps", "content of source 'code'"]),
-        (["name=u", "folder=ROOT/u"], ["there is no run in", "leave --fork out to start it"]),
+        (["name=u", "folder=ROOT/u"], ["there is no run in", "omit --fork to start it"]),
         (["data.sources.more=ROOT/more", "train.duration=30step"], ["source 'more' has no weight in any stage"]),
     ],
 )  # fmt: skip

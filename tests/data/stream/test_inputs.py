@@ -79,7 +79,7 @@ def test_a_held_out_folder_that_was_never_written_says_why(root: Path) -> None:
     config = run(root, sources=sources, heldout={"a": str(root / "one" / "heldout")})
     with pytest.raises(DataError, match=r"data\.heldout\.a = .*heldout: it does not exist, though") as caught:
         check_inputs(config)
-    assert "leave it out of data.heldout" in str(caught.value.hint)
+    assert "remove it from data.heldout" in str(caught.value.hint)
 
 
 def test_a_mirror_may_stand_in_for_a_local_folder(root: Path) -> None:
@@ -120,7 +120,7 @@ def test_what_a_form_does_not_say_is_told_and_what_it_says_must_agree(root: Path
     checked = check_inputs(run(root, sources={"a": str(root / "a"), "b": raw}))
     assert [line.split(" (")[0] for line in checked.unknown] == ["source 'b'"]
     assert checked.unknown[0].endswith(
-        "does not say its tokenizer, its vocabulary, where documents end: nothing checks that it fits"
+        "does not record its tokenizer, its vocabulary, where documents end, which is not checked"
     )
     with pytest.raises(DataError, match="eod_id=7"):
         check_inputs(run(root, sources={"a": str(root / "a"), "b": {**raw, "eod_id": 7}}))

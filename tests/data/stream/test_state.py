@@ -77,7 +77,7 @@ def test_it_stays_small_with_many_sources_and_stages(tmp_path: Path) -> None:
         ({"mask_documents": False}, r"data\.mask_documents: True -> False"),
         ({"seq_len": 11, "length": RunLength(STEPS, ((0, 121),))}, "from step 0 on: weights, batch or seq_len"),
         ({"length": RunLength(STEPS, ((0, 160),))}, "from step 0 on"),
-        ({"stages": [STAGES[1]]}, r"from step 0 on: weights, batch or seq_len \(data.stages\[0\] of now\)"),
+        ({"stages": [STAGES[1]]}, r"from step 0 on: weights, batch or seq_len \(now data.stages\[0\]\)"),
         ({"stages": [{"weights": {"code": 1, "prose": 1}}, ]}, None),
         ({"skip": [[40, 50]]}, "data.skip"),
     ],
@@ -87,7 +87,7 @@ def test_a_changed_past_is_always_an_error(root: Path, changes: dict[str, Any], 
     if message is None:  # the first six steps are the same: only their future differs
         with pytest.raises(UserError, match="have changed since this run was saved") as caught:
             _stream(root, **changes).check(state, 6)
-        assert "source 'math': saved, not given now" in str(caught.value)
+        assert "source 'math': removed since it was saved" in str(caught.value)
         return
     with pytest.raises(UserError, match="were trained on other data") as caught:
         _stream(root, **changes).check(state, 6)

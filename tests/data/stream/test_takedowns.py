@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from random_tokens import TOKENIZER, write_source
 
 from smalti.base.errors import DataError, UserError
-from smalti.data.stream.takedowns import Takedowns, touched
+from smalti.data.stream.takedowns import Takedowns, overlaps
 from smalti.data.tokens import TokenSource, TokenWriter
 
 
@@ -48,14 +48,14 @@ def test_the_digest_is_of_the_set(tmp_path: Path, sources: dict[str, TokenSource
     ("line", "message"),
     [
         ("not json", "line 2 is not JSON"),
-        ("[1]", r"line 2: \[1\]"),
-        ('{"source": "web"}', "line 2: "),
-        ('{"source": "web", "document": 1, "why": "x"}', "line 2: "),
+        ("[1]", r"line 2 is not a takedown: \[1\]"),
+        ('{"source": "web"}', "line 2 is not a takedown: "),
+        ('{"source": "web", "document": 1, "why": "x"}', "line 2 is not a takedown: "),
         ('{"source": "wbe", "document": 1}', "line 2: 'wbe' is not a source"),
         ('{"source": "web", "document": 20}', "line 2: source 'web' .* has no document 20"),
         ('{"source": "web", "document": -1}', "line 2: source 'web' .* has no document -1"),
-        ('{"source": "web", "document": 1.5}', "line 2: document 1.5"),
-        ('{"source": "web", "document": true}', "line 2: document True"),
+        ('{"source": "web", "document": 1.5}', "line 2: 1.5 is not a document"),
+        ('{"source": "web", "document": true}', "line 2: True is not a document"),
         ('{"source": ["web"], "document": 1}', r"line 2: \['web'\] is not a source"),
     ],
 )
@@ -98,7 +98,7 @@ def test_overlaps_equal_a_loop_over_tokens(documents: list[tuple[int, int]], ran
     begins, lengths = (np.array(column, dtype=np.int64) for column in zip(*ranges, strict=True)) if ranges else (
         np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64),
     )  # fmt: skip
-    found = {(which, t) for which, b, e in touched(spans_array, begins, begins + lengths) for t in range(b, e)}
+    found = {(which, t) for which, b, e in overlaps(spans_array, begins, begins + lengths) for t in range(b, e)}
     expected = {
         (which, t) for which, (b, n) in enumerate(ranges) for t in range(b, b + n) if any(x <= t < y for x, y in spans)
     }

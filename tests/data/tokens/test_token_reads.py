@@ -202,7 +202,7 @@ def test_nothing_is_opened_before_the_first_read(written: tuple[Path, np.ndarray
 def test_few_files_stay_open_and_threads_share_them(
     written: tuple[Path, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("smalti.data.fetch.descriptors._LEAST", 1)
+    monkeypatch.setattr("smalti.data.fetch.descriptors._MIN_OPEN", 1)
     monkeypatch.setattr("resource.getrlimit", lambda which: (4, 4))
     folder, tokens = written
     source = TokenSource(folder)
