@@ -25,21 +25,21 @@ at once, and each combination must train the same model. In Smalti every rank ha
 | `tensor` | each matrix | activations, twice in attention and twice in an MLP |
 
 Sizes are `train.parallel.AXIS`; `shard` is what the others leave. A loss is a sum over tokens, gradients are summed
-over all ranks, and the step alone divides, by the number of tokens of the whole batch: so which mesh it was cannot be
-seen in what is learned. [Expert](expert-parallel.md), [sequence](sequence-parallel.md), [tensor](tensor-parallel.md)
+over all ranks, and the step alone divides, by the number of tokens of the whole batch: so the mesh does not change
+the result. [Expert](expert-parallel.md), [sequence](sequence-parallel.md), [tensor](tensor-parallel.md)
 and [pipeline](pipeline-parallel.md) parallelism have pages of their own; [the guide](../../guides/scale.md) says how to
 choose.
 
 ## Every mesh against one process
 
-`make prove meshes`: 20 steps of a small model on gloo, rows packed with documents, fp32; the farthest that the loss and
-the gradient norm of any step are from those of one process, relative. With experts, the first choice of a router that
-differs is named where one does: to it the bound is 1e-5 and after it 1e-3; with the choices of one process forced it is
-1e-5 throughout. `make test` runs a sample.
+`make prove meshes`: 20 steps of a small model on gloo, rows packed with documents, fp32; the largest relative difference of
+the loss and of the gradient norm of any step from those of one process. With experts, the first router choice that differs,
+if any, is named: up to it the bound is 1e-5, after it 1e-3; with the choices of one process forced it is 1e-5
+throughout. `make test` runs a sample.
 
-AdamW has `eps: 1e-6` here. With the usual 1e-8 an element whose first gradient is 8e-9 moves by what rounding left of
-it, and one process with smaller microbatches is already 1.7e-5 of a gradient norm away from one with larger ones;
-meshes with as many rows at a time as the one process stayed within 1e-6 even so.
+AdamW has `eps: 1e-6` here. With the usual 1e-8, an element whose first gradient is 8e-9 moves by its rounding
+error, and one process with smaller microbatches is already 1.7e-5 of a gradient norm away from one with larger ones;
+meshes with as many rows at a time as the one process stayed within 1e-6 even then.
 
 """
 
@@ -49,7 +49,7 @@ _HEAD = """| mesh | model | ranks | loss | gradient norm | first other choice | 
 
 
 def page() -> str:
-    """The text of docs/concepts/distributed/meshes.md."""
+    """Return the text of docs/concepts/distributed/meshes.md."""
     if not RESULTS.exists():
         return _INTRO + "Not run yet.\n"
     result = json.loads(RESULTS.read_text())
@@ -57,7 +57,7 @@ def page() -> str:
     text = _HEAD + "".join(_row(runs) for runs in sorted(rows, key=lambda runs: (runs[0]["model"], runs[0]["ranks"])))
     worst = max(max(runs[0]["loss"], runs[0]["grad_norm"]) for runs in rows)
     summary = (
-        f"{len(rows)} meshes, {result['date'][:10]}, torch {result['machine']['torch']}; the farthest {worst:.1e}.\n"
+        f"{len(rows)} meshes, {result['date'][:10]}, torch {result['machine']['torch']}; largest difference {worst:.1e}.\n"
     )
     return f"{_INTRO}{text}\n{summary}"
 
