@@ -54,6 +54,8 @@ _KINDS = (
 )
 """Kind of work -> parts of operators' and kernels' names, in lower case; the first match counts."""
 _OTHERS, _SLOWEST = "other kernels", 15
+_OPTIMIZER_RANGE = "Optimizer.step#"
+"""torch gives the step of every optimizer a range of this name, so its work needs no names of kernels."""
 
 
 def of_config(config: ProfileConfig, world_size: int) -> "list[Hook]":
@@ -189,19 +191,23 @@ def _summary(
     """Return the summary of the window; the caller fills in its steps and rank."""
     events = list(profiler.events())
     zero_s = min((event.time_range.start for event in events), default=0.0) / 1e6
+    events = [event for event in events if (event.device_type == DeviceType.CUDA) == on_gpu]
+    updates = [event.time_range for event in events if event.name.startswith(_OPTIMIZER_RANGE)]
     by_name: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    by_kind: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     busy, network = list[Interval](), list[Interval]()
     for event in events:
-        if (event.device_type == DeviceType.CUDA) != on_gpu:
-            continue
-        span = (event.time_range.start / 1e6 - zero_s, event.time_range.end / 1e6 - zero_s)
+        time = event.time_range
+        span = (time.start / 1e6 - zero_s, time.end / 1e6 - zero_s)
         if kind_of(event.name) == "collectives":
             network.append(span)
             continue
         if event.is_user_annotation:  # a label around other operators and waits, as FSDP sets them
             continue
-        by_name[event.name][0] += span[1] - span[0] if on_gpu else event.self_cpu_time_total / 1e6
-        by_name[event.name][1] += 1
+        in_update = any(update.start <= time.start and time.end <= update.end for update in updates)
+        for total in (by_name[event.name], by_kind["optimizer" if in_update else kind_of(event.name)]):
+            total[0] += span[1] - span[0] if on_gpu else event.self_cpu_time_total / 1e6
+            total[1] += 1
         busy.append(span)
     network += [(call.start_s - begun_s, call.end_s - begun_s)
                 for call in calls if call.start_s is not None and call.end_s is not None]  # fmt: skip
@@ -209,25 +215,21 @@ def _summary(
     slowest = sorted(by_name.items(), key=lambda item: -item[1][0])[:_SLOWEST]
     return Summary(
         first_step=0, last_step=0, rank=0, device="cuda" if on_gpu else "cpu", window_s=window_s,
-        parts=_parts(by_name, window_s, network_s, host_s),
+        parts=_parts(by_kind, window_s, network_s, host_s),
         operators=tuple(Operator(name, seconds, int(count)) for name, (seconds, count) in slowest),
         traffic=traffic,
         peak_bytes=torch.cuda.max_memory_allocated() if on_gpu else None,
     )  # fmt: skip
 
 
-def _parts(by_name: dict[str, list[float]], window_s: float, network_s: float, host_s: float) -> tuple[Part, ...]:
+def _parts(by_kind: dict[str, list[float]], window_s: float, network_s: float, host_s: float) -> tuple[Part, ...]:
     """Return the parts of the window, largest first: work by kind, network, host.
 
     Work is scaled to the time in which anything ran, because streams and threads overlap.
     """
-    kinds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for name, (seconds, calls) in by_name.items():
-        kinds[kind_of(name)][0] += seconds
-        kinds[kind_of(name)][1] += calls
-    done_s = sum(seconds for seconds, _ in kinds.values())
+    done_s = sum(seconds for seconds, _ in by_kind.values())
     scale = max(0.0, window_s - network_s - host_s) / done_s if done_s else 0.0
-    parts = [Part(kind, seconds * scale, int(calls)) for kind, (seconds, calls) in kinds.items()]
+    parts = [Part(kind, seconds * scale, int(calls)) for kind, (seconds, calls) in by_kind.items()]
     parts += [Part(NETWORK, network_s, 0), Part(HOST, host_s, 0)]
     return tuple(sorted((part for part in parts if part.s > 0), key=lambda part: -part.s))
 

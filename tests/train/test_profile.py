@@ -9,15 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import toy_run
 from gloo_ranks import run_ranks
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as torch_profile
 
 from smalti.cli.main import run as smalti
 from smalti.config.load import from_dict
+from smalti.config.optimizer import OptimizerConfig
 from smalti.config.run import RunConfig
 from smalti.track.profiles import read
 from smalti.track.run import RunFolder
 from smalti.train import build, fit, profile
+from smalti.train.optim import build_optimizer
 from smalti.train.profile import kind_of
 
 
@@ -126,3 +131,16 @@ def test_a_full_disk_costs_the_profile_and_not_the_run(full: str, tmp_path: Path
 )
 def test_operators_have_a_kind(name: str, kind: str) -> None:
     assert kind_of(name) == kind
+
+
+@pytest.mark.parametrize("name", ["adamw", "lion"])
+def test_all_work_of_an_optimizer_is_its_part(name: str) -> None:
+    model = torch.nn.Linear(8, 8)
+    optimizer = build_optimizer(model, OptimizerConfig(name=name, lr=1e-3))
+    model(torch.ones(2, 8)).sum().backward()
+    with torch_profile(activities=[ProfilerActivity.CPU]) as profiler:
+        optimizer.step()
+    summary = profile._summary(profiler, [], 0.0, 1.0, (), on_gpu=False)
+    calls = {part.name: part.calls for part in summary.parts if part.calls}
+    assert calls.keys() == {"optimizer"}
+    assert calls["optimizer"] == sum(operator.calls for operator in summary.operators)
