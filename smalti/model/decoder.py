@@ -1,9 +1,8 @@
 """The decoder-only transformer: embedding, blocks, norm, output head.
 
-A plain ``nn.Module`` without a mesh. Each parameter is used only inside the forward of the module that owns it (the
-output head inside the decoder's), so it can be sharded from outside block by block. What depends on whole rows or on
-the whole vocabulary is in ``Hooks``. The only buffers (biases on the choice of experts) start at 0, so the model can be
-built on the meta device. Auxiliary losses are sums: the caller divides.
+A plain ``nn.Module`` without a mesh. Each parameter is used only in the forward of the module that owns it (the output
+head in the decoder's), so blocks can be sharded one by one; ``Hooks`` has what depends on whole rows or the whole
+vocabulary. Auxiliary losses are sums: the caller divides.
 
 Shapes: B batch, T time, D hidden, V vocabulary, L layers, E experts, S keys.
 """
@@ -28,31 +27,33 @@ from smalti.model.blocks.norm import build_norm
 from smalti.model.blocks.rope import rope_table
 
 Head = Callable[[Tensor, Tensor], Tensor]
-"""(hidden_BTD after the last norm, lm_head_weight_VD) -> whatever ``DecoderOutput.value`` shall be."""
+"""(hidden_BTD after the last norm, lm_head_weight_VD) -> ``DecoderOutput.value``."""
 
 
 def _from_0(time: int, device: torch.device) -> Tensor:
-    """Positions of rows that are whole and one document each, [1, T]."""
+    """Return the positions 0 to T - 1, [1, T]."""
     return torch.arange(time, device=device)[None]
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a decoder computes from whole rows or the whole vocabulary. ``smalti.distributed.parallel`` replaces fields
-    where ranks share these; a decoder on one rank uses the defaults."""
+    """Functions of whole rows or of the whole vocabulary; a decoder on one rank uses the defaults.
+
+    ``smalti.distributed.parallel`` replaces fields if ranks share the rows or the vocabulary.
+    """
 
     kernels_of: Callable[[ModelConfig, Tensor, Tensor | None, int | None], dict[int | None, Attend]] = kernels_of
     """(config, tensor of a batch's shape, documents_BT, n_documents) -> the attention kernel of each window."""
     positions_of: Callable[[int, torch.device], Tensor] = _from_0
-    """(tokens of a row on this rank, device) -> positions where the caller gives none, [1, T]."""
+    """(tokens of a row on this rank, device) -> default positions, [1, T]."""
     lengths_of: Callable[[Tensor], Tensor] | None = None
-    """positions_BT -> the length that rotary scalings depend on; absent: the largest position plus one."""
+    """positions_BT -> the length that rotary scalings depend on; None: the largest position plus one."""
     project: Callable[[Tensor, Tensor], Tensor] = F.linear
     """(hidden_BTD, lm_head_weight_VD) -> logits [B, T, V]."""
 
 
 class DecoderOutput(NamedTuple):
-    """A tuple, because FSDP looks for tensors in tuples, not in dataclasses."""
+    """Output of a decoder. A tuple, because FSDP looks for tensors in tuples, not in dataclasses."""
 
     value: Tensor
     """Logits [B, T, V], or what ``head`` returned."""
@@ -63,7 +64,7 @@ class DecoderOutput(NamedTuple):
 class Block(nn.Module):
     """x + m attention(norm(x)), then x + m mlp(norm(x)), m the ``residual_multiplier``.
 
-    With ``norm_placement`` post the norms are of what is written: x + m norm(attention(x)).
+    With ``norm_placement`` post the norms come after: x + m norm(attention(x)).
     """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
@@ -100,11 +101,11 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The model of a ``ModelConfig``. Parameters: ``embed. blocks.N. norm. lm_head.`` (no lm_head when tied).
+    """The model of a ``ModelConfig``.
 
-    With ``embedding_norm`` also ``embedding_norm.``.
-
-    Weights are torch's defaults until ``smalti.model.init.init_weights`` or a state dict sets them.
+    Parameters: ``embed. blocks.N. norm. lm_head.`` (no ``lm_head`` if tied), and ``embedding_norm.`` if configured.
+    Weights are torch's defaults until ``smalti.model.init.init_weights`` or a state dict sets them. The only buffers
+    (biases on the choice of experts) start at 0, so the model can be built on the meta device.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -130,12 +131,12 @@ class Decoder(nn.Module):
         mask_BT: Tensor | None = None,
         head: Head | None = None,
     ) -> DecoderOutput:
-        """Token ids to logits [B, T, V], or to ``head(hidden_BTD, lm_head_weight_VD)`` run inside this forward.
+        """Compute logits [B, T, V], or ``head(hidden_BTD, lm_head_weight_VD)``, from token ids.
 
-        positions_BT: default 0..T-1. documents_BT: attention stays inside a run of equal numbers; absent, a row is one.
-        n_documents: the number of these runs, where known; without it a GPU may have to be asked.
-        mask_BT: True for tokens that count in the router sums (nothing else); absent, all. cache: read and extended by
-        T tokens; it says where they stand, so not together with positions or documents.
+        positions_BT: default 0..T-1. documents_BT: attention stays within a run of equal numbers; None: rows are one
+        document each. n_documents: number of these runs; if it is None, counting them may wait for a GPU. mask_BT: True
+        for tokens that count in the router sums (and nowhere else); None: all. cache: is read and extended by T tokens;
+        it sets their positions, so positions and documents must be None.
         """
         x_BTD = self.enter(input_ids_BT)
         x_BTD, stats = self.through(
@@ -144,7 +145,7 @@ class Decoder(nn.Module):
         return DecoderOutput(self.leave(x_BTD, head), over_layers(list(stats.values())))
 
     def enter(self, input_ids_BT: Tensor) -> Tensor:
-        """Token ids to what the first block reads, [B, T, D]."""
+        """Compute the input of the first block, [B, T, D], from token ids."""
         x_BTD: Tensor = self.embed(input_ids_BT)
         return x_BTD if self.embedding_norm is None else self.embedding_norm(x_BTD)
 
@@ -159,12 +160,14 @@ class Decoder(nn.Module):
         mask_BT: Tensor | None = None,
         layers: range | None = None,
     ) -> tuple[Tensor, dict[int, RouterStats]]:
-        """[B, T, D] through some blocks, by the numbers of their layers (absent, all); router sums by layer."""
+        """Run the blocks ``layers`` (None: all) on [B, T, D]. Returns [B, T, D] and the router sums by layer."""
         time = x_BTD.shape[1]
         kernels: dict[int | None, Attend] = {}
         lengths_B1 = None
         if cache is not None:
-            assert documents_BT is None and positions_BT is None, "a cached row is one document from its begin on"
+            assert documents_BT is None and positions_BT is None, (
+                "with a cache, rows are one document each, from position 0"
+            )
             positions_BT, lengths_B1 = cache.begin(x_BTD)
         else:
             if positions_BT is None:
@@ -188,16 +191,16 @@ class Decoder(nn.Module):
         return x_BTD, per_layer
 
     def leave(self, x_BTD: Tensor, head: Head | None) -> Tensor:
-        """What the last block wrote to logits [B, T, V], or to what ``head`` makes of it."""
+        """Compute logits [B, T, V], or the result of ``head``, from the output of the last block."""
         hidden_BTD = self.norm(x_BTD)
         weight_VD = self.embed.weight if self.lm_head is None else self.lm_head.weight
         return self.logits(hidden_BTD, weight_VD) if head is None else head(hidden_BTD, weight_VD)
 
     def logits(self, hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
-        """Logits hidden @ weight^T, bounded by ``final_logit_softcapping``; [B, T, V]."""
+        """Return hidden @ weight^T, bounded by ``final_logit_softcapping``; [B, T, V]."""
         return soft_cap(self.hooks.project(hidden_BTD, weight_VD), self.config.final_logit_softcapping)
 
 
 def soft_cap(x: Tensor, bound: float | None) -> Tensor:
-    """bound tanh(x / bound), in the shape and dtype of x; x itself without a bound (Gemma 2, arXiv:2408.00118)."""
+    """Return bound tanh(x / bound), in the shape and dtype of x, or x if bound is None (Gemma 2, arXiv:2408.00118)."""
     return x if bound is None else bound * torch.tanh(x / bound)

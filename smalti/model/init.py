@@ -1,10 +1,7 @@
-"""Initial weights: a pure function of (config, seed, parameter name, expert index), never of ranks, order or history.
+"""Initial weights, as a pure function of config, seed, parameter name and expert index.
 
-Guarantees: the same arguments give the same values whatever was drawn before, under any mesh and any number of threads:
-any rank may draw a parameter (or one expert) by itself. Does not promise equal bits on another kind of CPU or torch.
-
-Normal values with the standard deviation ``initializer_range``; matrices that write to the residual stream get it
-divided by sqrt(2 * layers) (GPT-2, Radford et al. 2019, section 2.3); norm weights are 1, biases 0.
+Guarantees: the values do not depend on ranks, threads or what was drawn before, so any rank can draw any parameter (or
+expert) by itself. Another kind of CPU or version of torch may give other bits.
 """
 
 from collections.abc import Sequence
@@ -17,9 +14,10 @@ from smalti.config.model import ModelConfig
 
 
 def draw(name: str, shape: Sequence[int], config: ModelConfig, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The initial value of the parameter ``name``, whole, on the CPU. Drawn in float32, then cast to ``dtype``.
+    """Return the initial value of the whole parameter ``name`` on the CPU, drawn in float32, then cast to ``dtype``.
 
-    A 3-D parameter holds one matrix per expert, each with a key of its own: expert e is the same in any subset.
+    Matrices are normal, norm weights 1, biases 0. A 3-D parameter holds a matrix for each expert, with its own key:
+    expert e is the same in any subset.
     """
     if name.endswith(".bias"):
         return torch.zeros(tuple(shape), dtype=dtype, device="cpu")
@@ -34,12 +32,16 @@ def draw(name: str, shape: Sequence[int], config: ModelConfig, seed: int, dtype:
 def draw_expert(
     name: str, expert: int, shape: Sequence[int], config: ModelConfig, seed: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Expert ``expert`` of the 3-D parameter ``name``; ``shape`` is that of one expert."""
+    """Return expert ``expert`` of the 3-D parameter ``name``; ``shape`` is that of one expert."""
     return _normal(tuple(shape), initial_std(name, config), derive_key(seed, name, expert)).to(dtype)
 
 
 def initial_std(name: str, config: ModelConfig) -> float:
-    """Standard deviation of the initial values of a matrix."""
+    """Return the standard deviation of a matrix's initial values: ``initializer_range``.
+
+    For matrices that write to the residual stream it is divided by sqrt(2 layers) (GPT-2, Radford et al. 2019, section
+    2.3).
+    """
     writes_to_residual = "o_proj" in name or "down_proj" in name
     depth = (2 * config.num_hidden_layers) ** 0.5 if writes_to_residual else 1.0
     return config.initializer_range / depth
@@ -47,7 +49,7 @@ def initial_std(name: str, config: ModelConfig) -> float:
 
 @torch.no_grad()
 def init_weights(model: nn.Module, config: ModelConfig, seed: int) -> None:
-    """Set all parameters of a plain (unsharded) module in place, on its own device and in its own dtypes."""
+    """Set all parameters of a plain (unsharded) module in place, on their devices and in their dtypes."""
     for name, parameter in model.named_parameters():
         parameter.copy_(draw(name, parameter.shape, config, seed))
 

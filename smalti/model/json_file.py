@@ -1,7 +1,7 @@
-"""JSON files of a model's folder, read as what may be hostile. Without torch.
+"""Reads JSON files of a model's folder, which may be hostile. Without torch.
 
-Guarantees: a file is a plain one, of bounded size, and holds one object in which no key is twice and every number is
-finite; anything else is a DataError that names the file.
+Guarantees: a file that is not regular, is too large, or does not contain one object with unique keys and finite numbers
+raises a DataError that names it.
 """
 
 import json
@@ -18,7 +18,7 @@ LARGEST_JSON_BYTES = 100_000_000
 
 
 def read_object(path: Path, *, most_bytes: int = LARGEST_JSON_BYTES) -> dict[str, Any]:
-    """The object that a file holds."""
+    """Return the object in a file."""
     with opened(path) as file:
         size_bytes = os.fstat(file).st_size
         if size_bytes > most_bytes:
@@ -27,9 +27,9 @@ def read_object(path: Path, *, most_bytes: int = LARGEST_JSON_BYTES) -> dict[str
 
 
 def parsed(path: Path, data: bytes, what: str = "") -> dict[str, Any]:
-    """The object in ``data``; ``path`` and ``what`` (a part of that file) are for the error."""
+    """Return the object in ``data``; ``path`` and ``what`` (a part of that file) are named in errors."""
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_once, parse_constant=_finite_only)
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_finite_only)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}{what} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
@@ -39,27 +39,27 @@ def parsed(path: Path, data: bytes, what: str = "") -> dict[str, Any]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """A descriptor of a plain file; a pipe or a device would hang or never end."""
+    """Context manager: a descriptor of a regular file, because a pipe or a device would hang or never end."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise DataError(f"{path} is not a plain file")
+            raise DataError(f"{path} is not a regular file")
         yield file
     finally:
         os.close(file)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key '{key}' is there twice")
-        found[key] = value
-    return found
+        if key in values:
+            raise ValueError(f"the key '{key}' occurs twice")
+        values[key] = value
+    return values
 
 
 def _finite_only(name: str) -> Any:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"{name} is not a JSON number")

@@ -1,11 +1,10 @@
-"""Safetensors files, read and written a tensor at a time, so that a model need never be whole in memory.
+"""Reads and writes safetensors files one tensor at a time, so that a model is never completely in memory.
 
 Format (safetensors 0.4): 8 bytes with the length of the header, the header as a JSON object of ``name: {dtype, shape,
-data_offsets}``, then the data, without holes.
+data_offsets}``, then the data, without gaps. Local files only.
 
-Guarantees: a header is checked whole before a byte of data is read (sizes, overlaps, duplicate names, unknown formats),
-and what is wrong is named with its file and tensor; data is read with plain reads, so a file that is cut while it is
-read is an error and not a crash. Local files only.
+Guarantees: a header is checked completely before data is read; errors name file and tensor. Files are not mapped, so
+one that is truncated while it is read raises an error.
 """
 
 import json
@@ -22,24 +21,24 @@ from smalti.base.errors import DataError
 from smalti.model.json_file import LARGEST_JSON_BYTES, opened, parsed
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Number formats of weights that we read and write."""
+"""Dtypes of weights that can be read and written."""
 
-_OTHERS = {"F64": 8, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-_OTHERS |= {"F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
-_ITEM_BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()} | _OTHERS
+_OTHER_ITEM_BYTES = {"F64": 8, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+_OTHER_ITEM_BYTES |= {"F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
+_ITEM_BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()} | _OTHER_ITEM_BYTES
 _CHUNK_BYTES = 1 << 24
 _ALIGNMENT_BYTES = 8
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/v1"
 
 
 class Entry(NamedTuple):
-    """Where a tensor lies in its file."""
+    """Dtype, shape and place of a tensor in its file."""
 
     dtype: str
-    """The format's own name: ``F32`` ..."""
+    """Name in the format: ``F32`` ..."""
     shape: tuple[int, ...]
     start_bytes: int
-    """From the begin of the file."""
+    """Offset from the begin of the file."""
     size_bytes: int
 
 
@@ -62,29 +61,29 @@ class TensorFile:
             header_bytes = int.from_bytes(head, "little")
             if os.pread(file, len(_LFS_POINTER), 0) == _LFS_POINTER:
                 raise DataError(
-                    f"{path} is a pointer of Git LFS: it says which weights belong there, and they were not downloaded",
+                    f"{path} is a Git LFS pointer: the weights were not downloaded",
                     hint=f"git -C {path.parent} lfs pull",
                 )
             if len(head) < 8 or not 2 <= header_bytes <= min(size_bytes - 8, LARGEST_JSON_BYTES):
-                raise DataError(f"{path} is not a readable safetensors file: it is cut off, or of another kind")
+                raise DataError(f"{path} is not a readable safetensors file: it is truncated, or of another kind")
             header = parsed(path, os.pread(file, header_bytes, 8), ", its header,")
         header.pop("__metadata__", None)
         entries = {name: _entry(path, name, entry, 8 + header_bytes) for name, entry in header.items()}
         end = 8 + header_bytes
         for name, entry in sorted(entries.items(), key=lambda item: (item[1].start_bytes, item[1].size_bytes)):
             if entry.start_bytes != end:
-                fault = "overlaps the one before" if entry.start_bytes < end else "leaves a hole before it"
+                fault = "overlaps the one before it" if entry.start_bytes < end else "has a gap before it"
                 raise DataError(f"{path} is not a readable safetensors file: tensor {name} {fault}")
             end += entry.size_bytes
         if end != size_bytes:
             raise DataError(
                 f"{path} is not a readable safetensors file: it has {size_bytes:,} bytes, its header describes {end:,}",
-                hint="it was cut off, or written by something else; bring it anew",
+                hint="it is truncated or damaged; download it again",
             )
         return cls(path, entries)
 
     def read(self, name: str) -> Tensor:
-        """A tensor, in memory of its own."""
+        """Return a tensor, in newly allocated memory."""
         entry = self.entries[name]
         tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
         with opened(self.path) as file:
@@ -92,7 +91,7 @@ class TensorFile:
         return tensor
 
     def check_finite(self, name: str) -> None:
-        """DataError where a tensor has a value that is not finite; 16 MiB of it are in memory at a time."""
+        """Raise DataError if a tensor has a value that is not finite; reads it in chunks of 16 MiB."""
         entry = self.entries[name]
         dtype = DTYPES[entry.dtype]
         chunk = torch.empty(min(_CHUNK_BYTES, entry.size_bytes) // dtype.itemsize, dtype=dtype)
@@ -106,15 +105,16 @@ class TensorFile:
                         f"{self.path}: tensor {name} holds {float(part[place])} (element "
                         f"{start_bytes // dtype.itemsize + place:,} of {entry.size_bytes // dtype.itemsize:,})",
                         allowed="finite numbers",
-                        hint="the weights are broken; bring them anew, or take an earlier checkpoint",
+                        hint="the weights are broken; download them again, or use an earlier checkpoint",
                     )
 
     def _fill(self, file: int, name: str, target: memoryview, start_bytes: int) -> None:
-        done, begin = 0, self.entries[name].start_bytes + start_bytes
+        begin = self.entries[name].start_bytes + start_bytes
+        done = 0
         while done < len(target):
             got = os.preadv(file, [target[done : done + (1 << 30)]], begin + done)
             if got == 0:
-                raise DataError(f"{self.path} ends inside tensor {name}: it was cut while it was read")
+                raise DataError(f"{self.path} ends inside tensor {name}: it was truncated while it was read")
             done += got
 
 
@@ -142,7 +142,7 @@ def _whole_numbers(value: Any) -> bool:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor."""
+    """Return the memory of a contiguous CPU tensor."""
     return tensor.view(-1).view(torch.uint8).numpy().data
 
 
@@ -150,15 +150,18 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def write_tensors(path: Path, planned: dict[str, Tensor], tensors: Iterator[tuple[str, Tensor]]) -> None:
-    """Write a file of the tensors that ``planned`` describes (meta tensors suffice), taken from ``tensors`` in turn.
+    """Write a file of the tensors that ``planned`` describes (meta tensors suffice), taken from ``tensors`` in order.
 
-    Exactly as many are taken as are planned; one at a time is held. The file is on the disk when this returns.
+    Exactly as many are taken as are planned, and one at a time is in memory. The file is on the disk on return.
     """
     names = {dtype: name for name, dtype in DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    starts, end = {}, 0
-    for name, tensor in sorted(planned.items(), key=lambda item: -item[1].dtype.itemsize):  # so that all are aligned
-        starts[name], end = end, end + tensor.nbytes
+    starts: dict[str, int] = {}
+    end = 0
+    # Tensors of the widest dtype come first, so that all are aligned.
+    for name, tensor in sorted(planned.items(), key=lambda item: -item[1].dtype.itemsize):
+        starts[name] = end
+        end += tensor.nbytes
         offsets = [starts[name], end]
         header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
     text = json.dumps(header, separators=(",", ":")).encode()

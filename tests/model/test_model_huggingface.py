@@ -365,7 +365,7 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     "config is no JSON": (_config("{"), r"config\.json is not valid JSON"),
     "config is deep": (_config("[" * 100_000), r"config\.json is not valid JSON"),
     "config with NaN": (_config('{"model_type": "llama", "rms_norm_eps": NaN}'), "NaN is not a number"),
-    "config key twice": (_config('{"model_type": "llama", "model_type": "dbrx"}'), "'model_type' is there twice"),
+    "config key twice": (_config('{"model_type": "llama", "model_type": "dbrx"}'), "'model_type' occurs twice"),
     "classifier": (_change(architectures=["LlamaForSequenceClassification"]), "LlamaForSequenceClassification"),
     "classes are a number": (_change(architectures=5), "architectures=5"),
     "remote code": (_change(auto_map={"AutoModel": "x.Y"}), "auto_map"),
@@ -398,7 +398,7 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     "null byte": (_points_to("a\0.safetensors"), "maps model.norm.weight"),
     "not weights": (_points_to("config.json"), "to 'config.json'"),
     "link out": (_link_outside, "leads out of the folder"),
-    "pipe": (_pipe, "not a plain file"),
+    "pipe": (_pipe, "not a regular file"),
     "index tells another shard": (
         _index(lambda places: places.update({"lm_head.weight": places["model.embed_tokens.weight"]})),
         "does not contain lm_head.weight",
@@ -408,17 +408,17 @@ DAMAGES: dict[str, tuple[Any, str]] = {
         lambda folder: _shard(folder).write_text(
             "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n"
         ),
-        r"model-00002\S* is a pointer of Git LFS.*\nhint: git -C \S+/model lfs pull",
+        r"model-00002\S* is a Git LFS pointer.*\nhint: git -C \S+/model lfs pull",
     ),
     "nothing": (lambda folder: [path.unlink() for path in folder.glob("model*")], "neither"),
     "short shard": (lambda folder: _shard(folder).write_bytes(b"x" * 20), "not a readable safetensors"),
     "empty shard": (lambda folder: _shard(folder).write_bytes(b""), "not a readable safetensors"),
     "cut shard": (lambda folder: _truncate(_shard(folder)), "its header describes"),
-    "long header": (lambda folder: _shard(folder).write_bytes(struct.pack("<Q", 2**63) + b"{}"), "cut off"),
+    "long header": (lambda folder: _shard(folder).write_bytes(struct.pack("<Q", 2**63) + b"{}"), "truncated"),
     "header is a list": (lambda folder: _with_header(_shard(folder), "[]", b""), "JSON object"),
-    "hole": (_shift, "leaves a hole"),
+    "hole": (_shift, "has a gap"),
     "overlap": (_overlap, "overlaps"),
-    "tensor twice": (_duplicate_tensor, "is there twice"),
+    "tensor twice": (_duplicate_tensor, "occurs twice"),
     "unknown dtype": (_edit_entry(dtype="F4"), "unknown dtype 'F4'"),
     "dtype list": (_edit_entry(dtype=["F32"]), "unknown dtype"),
     "quantised tensor": (lambda folder: _edit_entry(dtype="I32")(folder), "is in I32"),
@@ -525,7 +525,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error(tmp_path):
     _saved(tmp_path)
     opened = open_folder(tmp_path)
     _truncate(tmp_path / "model.safetensors")
-    with pytest.raises(DataError, match="cut while it was read"):
+    with pytest.raises(DataError, match="truncated while it was read"):
         list(opened.tensors())
 
 

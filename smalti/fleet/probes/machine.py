@@ -235,7 +235,7 @@ def _works(elements: int, device: torch.device, dtype: torch.dtype) -> Iterator[
 
 def _of_rows(x: Tensor, y: Tensor) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield norms and rotation."""
-    from smalti.model.blocks.rope import _turn
+    from smalti.model.blocks.rope import _rotate_halves
 
     weight = torch.ones(_WIDTH, dtype=x.dtype, device=x.device)
     needs, w_needs = x.clone().requires_grad_(), weight.clone().requires_grad_()
@@ -252,8 +252,8 @@ def _of_rows(x: Tensor, y: Tensor) -> Iterator[tuple[str, Callable[[], Any]]]:
         )
     heads = x.view(1, -1, 4, _WIDTH // 4)
     cosine = torch.ones(1, heads.shape[1], 1, _WIDTH // 4, dtype=x.dtype, device=x.device)
-    yield "rotate", lambda: _turn(heads, cosine, cosine, 1)
-    yield "rotate_backward", lambda: _turn(heads, cosine, cosine, -1)
+    yield "rotate", lambda: _rotate_halves(heads, cosine, cosine, 1)
+    yield "rotate_backward", lambda: _rotate_halves(heads, cosine, cosine, -1)
 
 
 def _of_slots(x: Tensor) -> Iterator[tuple[str, Callable[[], Any]]]:

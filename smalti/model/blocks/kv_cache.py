@@ -1,4 +1,4 @@
-"""The keys and values of the tokens that a decoder has seen.
+"""The key/value cache of a decoder, and what the decoder calls of any such cache.
 
 Shapes: B batch, T time (queries), S time (keys), K key/value heads, d width of a head.
 """
@@ -16,63 +16,62 @@ from smalti.model.blocks.attention.sdpa import Dense, Fused
 
 
 class Read(NamedTuple):
-    """What some rows of a batch attend to."""
+    """Keys and values that some rows of a batch attend to, and the kernel."""
 
     rows: slice
     keys: Tensor
-    """[B, K, S, d] of those rows, the new tokens included; so are the values."""
+    """[B, K, S, d] of those rows, the new tokens included; ``values`` likewise."""
     values: Tensor
     attend: Attend
-    """The kernel for them."""
 
 
 class Place(NamedTuple):
-    """Where new tokens stand."""
+    """Positions of new tokens."""
 
     positions_BT: Tensor
     """[B or 1, T]."""
     lengths_B1: Tensor
-    """[B or 1, 1]: what each row has room for, which rotary scalings that depend on a length go by."""
+    """[B or 1, 1]: the length that each row has room for, for rotary scalings that depend on a length."""
 
 
 class Cache(Protocol):
-    """What ``Decoder.forward`` calls of a cache: ``begin`` once, ``update`` once in each layer, ``advance`` once."""
+    """The methods that ``Decoder.forward`` calls: ``begin`` once, ``update`` once in each layer, ``advance`` once."""
 
     def begin(self, like_BTD: Tensor) -> Place:
-        """Get ready for T new tokens in each row; where they stand. UserError when they do not fit."""
+        """Prepare for T new tokens in each row and return their positions. UserError if they do not fit."""
         ...
 
     def update(self, layer: int, keys_BKTd: Tensor, values_BKTd: Tensor) -> list[Read]:
-        """Store the new tokens of a layer; what all rows attend to, in the order of the rows."""
+        """Store the new tokens of a layer; returns what all rows attend to, in the order of the rows."""
         ...
 
     def advance(self, n_tokens: int) -> None:
-        """Count the new tokens as seen, after all layers have been written."""
+        """Add the new tokens to the length, after all layers have been updated."""
         ...
 
 
 def cached_kernels(
     config: ModelConfig, positions_BT: Tensor, n_keys: int, dtype: torch.dtype
 ) -> dict[int | None, Attend]:
-    """What attends in each layer, by ``config.window(layer)``, to the first keys of a cache of ``dtype``.
+    """Build the kernels over the first keys of a cache of ``dtype``; ``config.window(layer)`` is a layer's key.
 
-    A query sees the keys up to its own position, as far as its window reaches.
+    A query attends to the keys up to its own position, as far as its window reaches.
     """
     scores = scores_of(config, positions_BT.device)
     distance_BTS = positions_BT[..., None] - torch.arange(n_keys, device=positions_BT.device)
-    built: dict[int | None, Attend] = {}
+    kernels: dict[int | None, Attend] = {}
     for window in windows_of(config):
         bias = bias_of_distance(distance_BTS, window, scores, dtype=dtype)
         plain = positions_BT.shape[1] > 1 and scores.plain and window is None
-        built[window] = Fused(scores.scale, bias[:, None]) if plain else Dense(scores, bias)
-    return built
+        kernels[window] = Fused(scores.scale, bias[:, None]) if plain else Dense(scores, bias)
+    return kernels
 
 
 class KVCache:
     """Keys and values of the tokens seen so far, preallocated: per layer two tensors [B, K, max_length_tokens, d].
 
-    All rows have the same ``length``. ``rope_length_tokens``: how long the rows will become, where that is not
-    ``max_length_tokens``; only rotary scalings that depend on a length ask.
+    All rows have the same ``length``. ``rope_length_tokens``: the final length of the rows, for rotary scalings that
+    depend on a length; None: ``max_length_tokens``.
     """
 
     def __init__(
@@ -106,12 +105,12 @@ class KVCache:
         return keys_BKSd[:, :, : self.length], values_BKSd[:, :, : self.length]
 
     def begin(self, like_BTD: Tensor) -> Place:
-        """Where T new tokens stand, the same in all rows. UserError when they do not fit."""
+        """Return the positions of T new tokens, the same in all rows. UserError if they do not fit."""
         time, device = like_BTD.shape[1], like_BTD.device
         if self.length + time > self.max_length_tokens:
             raise UserError(
-                f"the cache holds {self.max_length_tokens} tokens, {self.length} are taken: {time} more do not fit",
-                hint="make the KVCache with a larger max_length_tokens, or shorten the prompt",
+                f"the cache has room for {self.max_length_tokens} tokens, {self.length} in use: {time} more do not fit",
+                hint="build the KVCache with a larger max_length_tokens, or shorten the prompt",
             )
         positions_BT = torch.arange(self.length, self.length + time, device=device)[None]
         if self.length == 0 and time > 1:
@@ -129,10 +128,10 @@ class KVCache:
         all_values_BKSd[:, :, self.length : end] = values_BKTd
         attend = self._kernels[self._config.window(layer)]
         if self.length == 0:
-            # The new tokens are all there is: in their own dtype, which may have the faster kernel.
+            # There are no other tokens: use their own dtype, which may have a faster kernel.
             return [Read(slice(None), keys_BKTd, values_BKTd, attend)]
         return [Read(slice(None), all_keys_BKSd[:, :, :end], all_values_BKSd[:, :, :end], attend)]
 
     def advance(self, n_tokens: int) -> None:
-        """Count ``n_tokens`` as seen, after all layers have been written."""
+        """Add ``n_tokens`` to ``length``, after all layers have been updated."""
         self.length += n_tokens

@@ -1,7 +1,7 @@
 """The dense feed-forward part of a block: SwiGLU, GEGLU (Shazeer 2020, arXiv:2002.05202) or a plain two-matrix MLP.
 
-Promises: for one token a row on a CPU, as a decode step has, the activation of a row has the same bits wherever in the
-batch it is.
+Guarantees: for one token a row on a CPU (a decode step), the bits of a row's activation do not depend on its place in
+the batch.
 
 Shapes: ... any leading dims, D hidden, F intermediate.
 """
@@ -16,11 +16,11 @@ from torch.nn import functional as F
 from smalti.config.model import ModelConfig
 
 _TILE = 1 << 14
-"""The most elements that torch's activations keep on one thread (``GELU_MIN_ELEMENTS_FOR_MULTI_THREADING``)."""
+"""Most elements that torch's activations compute on one thread (``GELU_MIN_ELEMENTS_FOR_MULTI_THREADING``)."""
 
 
 def activation(config: ModelConfig) -> Callable[[Tensor], Tensor]:
-    """The pointwise function that the config names; ``gelu`` is the exact one, with erf."""
+    """Return the pointwise function that the config names; ``gelu`` is the exact one, with erf."""
     functions: dict[str, Callable[[Tensor], Tensor]] = {
         "silu": F.silu,
         "gelu": F.gelu,
@@ -31,10 +31,10 @@ def activation(config: ModelConfig) -> Callable[[Tensor], Tensor]:
 
 
 def _by_rows(function: Callable[[Tensor], Tensor], x_F: Tensor) -> Tensor:
-    """``function`` of x; for one token a row on a CPU in tiles of whole rows' vectors, each on one thread.
+    """Return ``function(x)``; for one token a row on a CPU, computed in tiles of whole vectors, each on one thread.
 
-    torch splits a long tensor over threads, and what is left of a thread's elements after its last whole vectors (two
-    of 64 bytes) goes through other code, with other bits for SiLU and GELU by tanh.
+    torch splits a long tensor over threads, and the rest of a thread's elements after its last two vectors of 64 bytes
+    goes through other code, with other bits for SiLU and GELU by tanh.
     """
     if not x_F.is_cpu or x_F.dim() != 3 or x_F.shape[1] != 1:
         return function(x_F)

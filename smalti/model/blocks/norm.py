@@ -40,5 +40,5 @@ class LayerNorm(nn.Module):
 
 
 def build_norm(kind: Literal["rmsnorm", "layernorm"], width: int, eps: float) -> nn.Module:
-    """The norm that the config names."""
+    """Build the norm that the config names."""
     return {"rmsnorm": RMSNorm, "layernorm": LayerNorm}[kind](width, eps)

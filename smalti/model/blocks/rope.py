@@ -1,12 +1,10 @@
 """Rotary position embedding (Su et al. 2021, arXiv:2104.09864) in Hugging Face's half-rotation layout.
 
-Guarantees: the angles are computed in float32 from the positions alone, once per forward, and then cast to the dtype of
-the activations (as transformers does); no buffer exists, so a model built on the meta device needs nothing restored.
-``rope_scaling`` is computed as transformers 5.23 does. Two of its rules, ``dynamic`` and ``longrope``, depend on a
-length: without a cache it is the largest position of the batch plus one, as there; with one it is the length that the
-row was given room for, so that it stays the same while the row grows (docs/concepts/model/attention.md).
+The angles are computed once per forward in float32, then cast to the dtype of the activations, as in transformers;
+there is no buffer. ``rope_scaling`` is computed as in transformers 5.23; docs/concepts/model/attention.md has the rules
+that depend on the length.
 
-Shapes: B batch, T time, H heads, d width of a head, f = d / 2 frequencies, 1 a dim that is broadcast.
+Shapes: B batch, T time, H heads, d width of a head, f = d / 2 frequencies, 1 a broadcast dim.
 """
 
 import math
@@ -22,10 +20,11 @@ from smalti.config.model import ModelConfig, RopeScalingConfig
 def rope_table(
     config: ModelConfig, positions_BT: Tensor, dtype: torch.dtype, lengths_B1: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines, both [B or 1, T, 1, d], of position times frequency, for each frequency twice over.
+    """Return cosines and signed sines, both [B or 1, T, 1, d], of position times frequency, each frequency twice.
 
     The sines of the first half are negative, so that a rotation is x * cosine + (x with its halves swapped) * sine.
-    lengths_B1: what ``dynamic`` and ``longrope`` go by, for each row; absent, the largest position plus one.
+    lengths_B1: each row's length, on which ``dynamic`` and ``longrope`` depend: with a cache the length that it has
+    room for, which stays the same while the row grows; None: the largest position plus one, as in transformers.
     """
     if lengths_B1 is None:
         lengths_B1 = positions_BT.max() + 1
@@ -36,7 +35,8 @@ def rope_table(
 
 
 def rope_frequencies(config: ModelConfig, lengths: Tensor) -> tuple[Tensor, float]:
-    """Frequencies float32 [f], or for the rules that depend on the length [*lengths.shape, f]; factor on the table.
+    """Return the frequencies, float32 [f] or, if they depend on the length, [*lengths.shape, f]; and a factor on the
+    table.
 
     f_i = theta^(-2i/d), changed by ``config.rope_scaling``.
     """
@@ -61,7 +61,8 @@ def rope_frequencies(config: ModelConfig, lengths: Tensor) -> tuple[Tensor, floa
 
 
 def _dynamic(config: ModelConfig, factor: float, steps_f: Tensor, lengths: Tensor) -> Tensor:
-    """NTK-aware: beyond the trained length the base grows with the length (bloc97 and emozilla, in yarn's paper)."""
+    """Return NTK-aware frequencies: beyond the trained length the base grows with it (bloc97 and emozilla, in YaRN's
+    paper)."""
     trained, width = config.max_position_embeddings, config.width_per_head
     stretch = factor * lengths.clamp(min=trained) / trained - (factor - 1)
     # The single frequency of a head of 2 is 1 whatever the base.
@@ -73,7 +74,7 @@ def _dynamic(config: ModelConfig, factor: float, steps_f: Tensor, lengths: Tenso
 def _longrope(
     config: ModelConfig, scaling: RopeScalingConfig, plain_f: Tensor, lengths: Tensor
 ) -> tuple[Tensor, float]:
-    """A divisor for each frequency, one set up to the original length and one beyond (arXiv:2402.13753)."""
+    """Return LongRoPE's frequencies, with other divisors beyond the original length, and factor (arXiv:2402.13753)."""
     original = scaling.original_max_position_embeddings
     assert original is not None
     short_f, long_f = (
@@ -88,17 +89,17 @@ def _longrope(
 
 
 def _llama3(scaling: RopeScalingConfig, factor: float, original: int, plain_f: Tensor) -> Tensor:
-    """Long wavelengths are divided by the factor, short ones stay, with a line between (Llama 3.1's release)."""
+    """Return Llama 3.1's frequencies: low ones are divided by the factor, high ones unchanged, linear between."""
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     assert low is not None and high is not None
     turns_f = original * plain_f / (2 * math.pi)
-    kept_f = (turns_f - low) / (high - low)
-    between_f = (1 - kept_f) * plain_f / factor + kept_f * plain_f
+    share_f = (turns_f - low) / (high - low)
+    between_f = (1 - share_f) * plain_f / factor + share_f * plain_f
     return torch.where(turns_f < low, plain_f / factor, torch.where(turns_f > high, plain_f, between_f))
 
 
 def _yarn(config: ModelConfig, scaling: RopeScalingConfig, factor: float, original: int, plain_f: Tensor) -> Tensor:
-    """Frequencies of few turns in the original length are divided, those of many stay (arXiv:2309.00071, eq. 23)."""
+    """Return YaRN's frequencies: those with few turns in the original length are divided (arXiv:2309.00071, eq. 23)."""
     width, log_base = config.width_per_head, math.log(config.rope_theta)
 
     def index_of(turns: float) -> float:
@@ -116,7 +117,7 @@ def _yarn(config: ModelConfig, scaling: RopeScalingConfig, factor: float, origin
 
 
 def _yarn_attention_factor(scaling: RopeScalingConfig, factor: float) -> float:
-    """The paper's 0.1 ln(factor) + 1, or the quotient of two such terms (DeepSeek's ``mscale``)."""
+    """Return YaRN's 0.1 ln(factor) + 1, or the quotient of two such terms (DeepSeek's ``mscale``)."""
     if scaling.attention_factor is not None:
         return scaling.attention_factor
 
@@ -135,20 +136,20 @@ def rotate(x_BTHd: Tensor, cosine_BT1d: Tensor, sine_BT1d: Tensor) -> Tensor:
 
 
 class _Rotate(torch.autograd.Function):
-    """The derivative of a rotation is the rotation back, so nothing but the table is kept for backward."""
+    """A rotation; its derivative is the inverse rotation, so only the table is saved for backward."""
 
     @staticmethod
     def forward(ctx: Any, x_BTHd: Tensor, cosine_BT1d: Tensor, sine_BT1d: Tensor) -> Tensor:
         ctx.save_for_backward(cosine_BT1d, sine_BT1d)
-        return _turn(x_BTHd, cosine_BT1d, sine_BT1d, 1)
+        return _rotate_halves(x_BTHd, cosine_BT1d, sine_BT1d, 1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_BTHd: Tensor) -> tuple[Tensor, None, None]:
         cosine_BT1d, sine_BT1d = ctx.saved_tensors
-        return _turn(grad_BTHd, cosine_BT1d, sine_BT1d, -1), None, None
+        return _rotate_halves(grad_BTHd, cosine_BT1d, sine_BT1d, -1), None, None
 
 
-def _turn(x_BTHd: Tensor, cosine_BT1d: Tensor, sine_BT1d: Tensor, direction: int) -> Tensor:
+def _rotate_halves(x_BTHd: Tensor, cosine_BT1d: Tensor, sine_BT1d: Tensor, direction: int) -> Tensor:
     first, second = x_BTHd.chunk(2, dim=-1)
     return (x_BTHd * cosine_BT1d).addcmul_(torch.cat((second, first), dim=-1), sine_BT1d, value=direction)

@@ -1,12 +1,8 @@
 """Family ``dbrx``: MoE, LayerNorm without bias, clipped and fused query/key/value.
 
-Checked against transformers 5.23 (``modeling_dbrx.py``), whose reader has three peculiarities:
-
-* it needs the rotary base twice, in ``rope_parameters`` (which it uses) and in ``attn_config`` (which must exist);
-* it fails on an absent ``clip_qkv``, so absent is written as 65504, the largest float16, and read back as absent;
-* the hub's own DBRX folders give the base in ``attn_config`` only: we read it there, transformers falls back to 10000.
-
-Not stored in a DBRX folder: ``moe.z_loss_coef`` and ``moe.kernel`` are read as their defaults.
+Checked against transformers 5.23 (``modeling_dbrx.py``). It needs the rotary base twice: in ``rope_parameters``, which
+it uses, and in ``attn_config``. The hub's DBRX folders have it in ``attn_config`` only: we read it there, transformers
+uses 10000. Not stored in a DBRX folder: ``moe.z_loss_coef`` and ``moe.kernel`` are read as their defaults.
 """
 
 from smalti.config.model import ModelConfig
@@ -22,6 +18,7 @@ from smalti.model.zoo.fields import (
 from smalti.model.zoo.tensor_names import Rule, joined, same
 
 _NO_CLIP = 65504.0
+"""Written for an absent ``clip_qkv``, on which transformers fails: the largest float16. Read back as absent."""
 _OUTER = {
     "embed.weight": "transformer.wte.weight",
     "norm.weight": "transformer.norm_f.weight",

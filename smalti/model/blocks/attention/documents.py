@@ -75,7 +75,7 @@ class Documents:
 
     @torch.compiler.disable  # each batch has other documents and would be recompiled
     def __call__(self, query_BHTd: Tensor, key_BKTd: Tensor, value_BKTd: Tensor) -> Tensor:
-        """[B, T, H, d]."""
+        """Return [B, T, H, d]."""
         if self._together is not None:
             return self._together(query_BHTd, key_BKTd, value_BKTd)
         mixed: list[Tensor] = []

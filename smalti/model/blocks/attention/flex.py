@@ -1,4 +1,4 @@
-"""Attention by torch's ``flex_attention``: everything, compiled, on CUDA; forward without compiling elsewhere.
+"""Attention by torch's ``flex_attention``: compiled on CUDA, forward only and not compiled elsewhere.
 
 Shapes: B batch, T time, H query heads, K key/value heads, d width of a head.
 """
@@ -14,13 +14,13 @@ from smalti.model.blocks.attention.scores import Scores, document_runs
 
 
 class Flex:
-    """A block mask of one batch, and what is done to a score."""
+    """A kernel for any kind of score; it holds the block mask of a batch."""
 
     def __init__(self, like_BTD: Tensor, window: int | None, scores: Scores, documents_BT: Tensor | None) -> None:
         (batch, time), device = like_BTD.shape[:2], like_BTD.device
         self.scores = scores
-        # A tensor, and filled on the device, which waits for nothing. torch.compile takes a float that is another one
-        # in the next model for a symbol, and flex_attention cannot be compiled with it (torch 2.11 to 2.13).
+        # A tensor, because torch.compile makes a float that differs in the next model a symbol, with which
+        # flex_attention cannot be compiled (torch 2.11 to 2.13); filled on the device, so nothing waits.
         self.cap = None if scores.cap is None else torch.full((), scores.cap, device=device)
         self._attend, build = _functions(device.type == "cuda")
         runs_BT = None if documents_BT is None else document_runs(documents_BT).cumsum(dim=1)
@@ -34,7 +34,7 @@ class Flex:
         self.mask = build(sees, None if runs_BT is None else batch, None, time, time, device=device)
 
     def __call__(self, query_BHTd: Tensor, key_BKTd: Tensor, value_BKTd: Tensor) -> Tensor:
-        """[B, T, H, d]."""
+        """Return [B, T, H, d]."""
         mixed_BHTd: Tensor = self._attend(
             query_BHTd,
             key_BKTd,
@@ -56,11 +56,11 @@ class Flex:
 
 @cache
 def _functions(compiled: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """``flex_attention`` and ``create_block_mask``; uncompiled, the first forms all scores."""
+    """Return ``flex_attention`` and ``create_block_mask``; uncompiled, the former computes all scores."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     if not compiled:
         return flex_attention, create_block_mask
-    # Each kind of score and mask is a compilation of one function; beyond torch's limit it runs uncompiled, and fails.
+    # Each kind of score and mask recompiles the function; beyond torch's limit it would run uncompiled, and fail.
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     return torch.compile(flex_attention), torch.compile(create_block_mask)

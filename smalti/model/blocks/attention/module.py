@@ -1,8 +1,8 @@
 """Causal self-attention with grouped queries.
 
-Promises: knows what is projected, normed, clipped and rotated, and no kernel: it is handed one (``choice.kernels_of``,
-or what a cache read), which may be shared by all layers. Does not split heads over ranks by itself: heads are counted
-from the projections' outputs, so a sharded projection works (without ALiBi, whose slopes are those of all heads).
+The kernel is an argument (from ``choice.kernels_of`` or a cache), which all layers may share. Heads are counted from
+the projections' outputs, so a projection that is sharded over ranks works (without ALiBi, whose slopes are of all
+heads).
 
 Shapes: B batch, T time (queries), S time (keys), D hidden, H query heads, K key/value heads, d width of a head.
 """
@@ -48,7 +48,8 @@ class Attention(nn.Module):
         attend: Attend | None,
         cache: "Cache | None" = None,
     ) -> Tensor:
-        """[B, T, D] -> [B, T, D]; ``rope`` is what ``rope_table`` gave, ``attend`` a kernel where there is no cache."""
+        """[B, T, D] -> [B, T, D]; ``rope`` is the result of ``rope_table``, ``attend`` the kernel if there is no
+        cache."""
         query_BTHd, key_BTKd, value_BTKd = self._project(x_BTD)
         if rope is not None:
             query_BTHd, key_BTKd = rotate(query_BTHd, *rope), rotate(key_BTKd, *rope)
@@ -56,7 +57,7 @@ class Attention(nn.Module):
         if cache is not None:
             mixed_BTHd = _attend_cached(query_BHTd, cache.update(self.layer, key_BKTd, value_BKTd))
         else:
-            assert attend is not None, "without a cache the decoder hands in what attends"
+            assert attend is not None, "without a cache the decoder passes a kernel"
             mixed_BTHd = attend(query_BHTd, key_BKTd, value_BKTd)
         out_BTD: Tensor = self.o_proj(mixed_BTHd.flatten(2))
         return out_BTD
@@ -74,6 +75,6 @@ class Attention(nn.Module):
 
 
 def _attend_cached(query_BHTd: Tensor, reads: "list[Read]") -> Tensor:
-    """[B, T, H, d], in the dtype of the query whatever that of the cache is."""
+    """Return [B, T, H, d] in the query's dtype, whatever the dtype of the cache."""
     parts = [read.attend(query_BHTd[read.rows].to(read.keys.dtype), read.keys, read.values) for read in reads]
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(query_BHTd.dtype)

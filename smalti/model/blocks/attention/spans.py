@@ -1,10 +1,9 @@
-"""Attention on the CPU as plain matrix products over spans: a block of queries and the keys that they attend to.
+"""Attention on the CPU as plain matrix products over spans: queries and the keys that they attend to.
 
-torch's fused CPU kernel recomputes the scores in its backward pass, and supports windows and biases only as a whole
-[T, T] mask, and no soft cap.
+torch's fused CPU kernel recomputes the scores in its backward pass, takes only whole [T, T] masks, and has no soft cap.
 
-Shapes: B rows, T tokens in a row, H query heads, K key/value heads, G = H / K query heads per key head, d width of a
-head, b rows of a span, t its queries, s keys that they may see, g = G t.
+Shapes: B rows, T tokens in a row, H query heads, K key/value heads, G = H / K, d width of a head, b rows of a span, t
+its queries, s its keys, g = G t.
 """
 
 from typing import Any, NamedTuple
@@ -97,7 +96,7 @@ class Spans:
         self.spans, self.scores, self.keep = spans, scores, keep
 
     def __call__(self, query_BHTd: Tensor, key_BKTd: Tensor, value_BKTd: Tensor) -> Tensor:
-        """[B, T, H, d]."""
+        """Return [B, T, H, d]."""
         mixed_BTHd: Tensor = _OverSpans.apply(query_BHTd, key_BKTd, value_BKTd, self)
         return mixed_BTHd
 

@@ -1,6 +1,6 @@
 """Attention over packed documents by torch's ``varlen_attn``: CUDA, bfloat16 and float16; no ALiBi, no soft cap.
 
-Waits for the device once a batch where the number of documents is not given.
+Waits for the device once a batch unless the number of documents is given.
 
 Shapes: B batch, T time, N tokens of all rows, H query heads, K key/value heads, d width of a head.
 """
@@ -16,7 +16,7 @@ from smalti.model.blocks.attention.scores import document_runs
 
 
 class Varlen:
-    """Offsets of the documents, for ``varlen_attn``."""
+    """A kernel over packed documents; it holds their offsets."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Varlen:
         documents_BT: Tensor | None,
         n_documents: int | None = None,
     ) -> None:
-        """n_documents: runs of equal numbers in ``documents_BT``; absent, counting them waits for the device."""
+        """n_documents: runs of equal numbers in ``documents_BT``; if None, counting them waits for the device."""
         (batch, self.time), device = like_BTD.shape[:2], like_BTD.device
         self.scale, self.window, self.grouped = scale, window, _grouped()
         n_tokens = batch * self.time
@@ -37,7 +37,7 @@ class Varlen:
             self.offsets = _offsets(begins_N, int(begins_N.sum()) if n_documents is None else n_documents)
 
     def __call__(self, query_BHTd: Tensor, key_BKTd: Tensor, value_BKTd: Tensor) -> Tensor:
-        """[B, T, H, d]."""
+        """Return [B, T, H, d]."""
         from torch.nn.attention.varlen import varlen_attn
 
         options = self.grouped if query_BHTd.shape[1] != key_BKTd.shape[1] else {}
@@ -55,14 +55,14 @@ class Varlen:
 
 @cache
 def _grouped() -> dict[str, Any]:
-    """The argument of ``varlen_attn`` for several queries that share a key; torch 2.11 has none and needs none."""
+    """Return the argument of ``varlen_attn`` for grouped queries; torch 2.11 has none and needs none."""
     from torch.nn.attention.varlen import varlen_attn
 
     return {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
 def _offsets(begins_N: Tensor, runs: int) -> Tensor:
-    """[runs + 1] int32: where ``begins_N`` is True, and N; as ``nonzero``, which would wait for the device."""
+    """Return [runs + 1] int32: the places where ``begins_N`` is True, and N. ``nonzero`` would wait for the device."""
     n_tokens = len(begins_N)
     place_N = torch.where(begins_N, begins_N.cumsum(0) - 1, runs)
     token_N = torch.where(begins_N, torch.arange(n_tokens, device=begins_N.device), n_tokens)

@@ -1,4 +1,4 @@
-"""A dropless top-k mixture of experts in place of an MLP: ``MoE`` and the sums that it hands out, ``RouterStats``."""
+"""A dropless top-k MoE in place of an MLP: ``MoE``, and the router sums that it returns, ``RouterStats``."""
 
 from smalti.model.blocks.moe.layer import MoE
 from smalti.model.blocks.moe.router_stats import RouterStats, over_layers

@@ -1,11 +1,10 @@
-"""The experts: their weights, and every token through its k of them, none dropped (MegaBlocks, arXiv:2211.15841).
+"""The experts: weights and computation, without dropped tokens (MegaBlocks, arXiv:2211.15841).
 
-Guarantees: no host synchronisation with the ``grouped`` kernel; forward and backward are gathers and reductions in a
-fixed order, so the same input gives the same bits; any width. The kernel keeps for backward, beside its input and the
-choices: gate, up (S F each) and the experts' output (S D); what lies between is computed again.
+Guarantees: no host synchronisation with the ``grouped`` kernel; gathers and reductions have a fixed order, so the same
+input gives the same bits; any width.
 
 Shapes: N tokens, D hidden, E experts, k experts per token, S = N * k slots (a token at one of its experts, sorted by
-expert), F width inside an expert, n the tokens of one expert.
+expert), F intermediate width of an expert, n tokens of one expert.
 """
 
 from collections.abc import Callable
@@ -21,12 +20,14 @@ from smalti.config.model import ModelConfig
 from smalti.model.blocks.mlp import activation
 
 _ALIGNED = 8
-"""Widths that ``grouped_mm`` takes are multiples of this: it wants rows of 16 bytes, 8 values of bfloat16."""
+"""``grouped_mm`` needs widths that are multiples of this: rows of 16 bytes, 8 values of bfloat16."""
 
 
 class Experts(nn.Module):
-    """The experts' weights, all stored [E, F, D] like DBRX's w1, v1, w2, so that converting is a view and no kernel
-    needs a copy: ``grouped_mm`` takes the transposed view of gate and up, and down as it is."""
+    """The experts of a layer, with weights [E, F, D] like DBRX's w1, v1, w2.
+
+    So conversion is a view, and ``grouped_mm`` needs no copy: it reads gate and up transposed, and down as it is.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -42,31 +43,34 @@ class Experts(nn.Module):
             nn.init.normal_(weight_EFD, std=config.initializer_range)
 
     def forward(self, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor, pending: Any = None) -> Tensor:
-        """sum_k weight_k * expert_k(x): [N, D] -> [N, D]. ``pending``: what ``begin`` gave for these choices."""
+        """Return sum_k weight_k * expert_k(x): [N, D] -> [N, D]. ``pending``: the result of ``begin`` for these
+        choices."""
         return self.through(x_ND, expert_Nk, weight_Nk, self.weights())
 
     def begin(self, expert_Nk: Tensor) -> Any:
-        """Start what needs the choices alone: here nothing. Returns what ``forward`` takes as ``pending``.
+        """Start work that needs only the choices, and return ``pending`` for ``forward``; there is none on one rank.
 
-        Where other ranks hold some experts, ``distributed/parallel/dispatch.py`` has a subclass that sends tokens.
+        The subclass of ``distributed/parallel/dispatch.py``, for experts on several ranks, exchanges tokens.
         """
         return None
 
     def weights(self) -> "Weights":
-        """Of the experts that this module computes: all."""
+        """Return the weights of the experts that this module computes: all."""
         return Weights(self.gate_proj, self.up_proj, self.down_proj)
 
     def through(
         self, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor | None, weights: "Weights", *, spare: bool = False
     ) -> Tensor:
-        """The same with weights of any number E of experts. ``weight_Nk`` None: every choice counts once. ``spare``:
-        some choices are E, which stands for no expert and gives 0."""
+        """Return the same for given weights of any number E of experts.
+
+        ``weight_Nk`` None: every choice has weight 1. ``spare``: some choices are E, which is no expert and gives 0.
+        """
         kernel = {"grouped": _grouped, "loop": _loop}[self.kernel]
         return kernel(self, x_ND, expert_Nk, weight_Nk, weights, spare)
 
 
 class Weights(NamedTuple):
-    """Of some experts, each [E, F, D]."""
+    """Weights of some experts, each [E, F, D]."""
 
     gate: Tensor | None
     up: Tensor
@@ -76,16 +80,16 @@ class Weights(NamedTuple):
 def _loop(
     experts: Experts, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor | None, weights: Weights, spare: bool
 ) -> Tensor:
-    """The naive reference, expert after expert; synchronises with the device."""
+    """Compute expert after expert, the naive reference; synchronises with the device."""
     out_ND = torch.zeros_like(x_ND)
     for expert in range(weights.up.shape[0]):
         token, slot = torch.where(expert_Nk == expert)
-        mine_nD = x_ND[token]
-        inner_nF = mine_nD @ weights.up[expert].T
+        x_nD = x_ND[token]
+        inner_nF = x_nD @ weights.up[expert].T
         if weights.gate is None:
             inner_nF = experts.activation(inner_nF)
         else:
-            inner_nF = experts.activation(mine_nD @ weights.gate[expert].T) * inner_nF
+            inner_nF = experts.activation(x_nD @ weights.gate[expert].T) * inner_nF
         out_nD = inner_nF @ weights.down[expert]
         if weight_Nk is not None:
             out_nD = out_nD * weight_Nk[token, slot, None].to(x_ND.dtype)
@@ -96,7 +100,7 @@ def _loop(
 def _grouped(
     experts: Experts, x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor | None, weights: Weights, spare: bool
 ) -> Tensor:
-    """All experts in one grouped matmul per weight, on slots sorted by expert."""
+    """Compute all experts with one grouped matrix product per weight, on slots sorted by expert."""
     width = x_ND.shape[1]
     gate, up, down = _padded(weights.gate), _padded(weights.up), _padded(weights.down)
     assert up is not None
@@ -115,7 +119,7 @@ def _grouped(
 
 
 def _padded(weight_EFD: Tensor | None) -> Tensor | None:
-    """With zeros up to widths that ``grouped_mm`` takes; they change no result. A copy, where there is need."""
+    """Pad with zeros to widths that ``grouped_mm`` accepts, which changes no result; copies only if needed."""
     if weight_EFD is None:
         return None
     inner, width = (-size % _ALIGNED for size in weight_EFD.shape[1:])
@@ -123,9 +127,12 @@ def _padded(weight_EFD: Tensor | None) -> Tensor | None:
 
 
 def slots(expert_Nk: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """order_S, the flat choice n * k + j in each slot, by expert and then in order; slot_Nk, where each choice went;
-    end_E int32, the slot after each expert's last. No wait for the device. The last end is S, so that no slot is left
-    over, whose row ``grouped_mm`` would leave unwritten; but where choices are E or above, they lie behind it."""
+    """Sort the choices by expert, without waiting for the device.
+
+    Returns order_S, the flat choice n * k + j in each slot; slot_Nk, the slot of each choice; and end_E int32, the slot
+    after each expert's last. The last end is S, because ``grouped_mm`` does not write rows after it; choices of E or
+    above are after it.
+    """
     expert_S, order_S = expert_Nk.flatten().sort(stable=True)
     slot_S = torch.empty_like(order_S)
     slot_S[order_S] = torch.arange(order_S.shape[0], device=order_S.device)
@@ -135,11 +142,11 @@ def slots(expert_Nk: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _Grouped(torch.autograd.Function):
-    """x, weights of the choices and weights of the experts to the sum over each token's experts; one autograd node.
-    Without weights of the choices each counts once.
+    """The sum over each token's experts, as one autograd node; without weights of the choices each has weight 1.
 
     Rows move between tokens and slots by ``bag``: on a CPU one pass gathers, scales and adds, in the order of a token's
-    choices and in float32, so no [S, D] copy is scaled or summed apart; nothing is added by scatter.
+    choices and in float32, without a scaled [S, D] copy or a scatter. Saved for backward, besides input and choices:
+    gate, up (S F each) and the experts' output (S D); the rest is recomputed.
     """
 
     @staticmethod
@@ -164,8 +171,8 @@ class _Grouped(torch.autograd.Function):
         y_SD = F.grouped_mm(inner_SF, down, offs=end_E)
         ctx.unwritten_S1 = _unused_slots(end_E, order_S) if spare else None
         _clear(y_SD, ctx.unwritten_S1)
-        kept_SD = None if weight_Nk is None else y_SD
-        ctx.save_for_backward(x_ND, weight_Nk, gate, up, down, order_S, slot_Nk, end_E, gate_SF, up_SF, kept_SD)
+        saved_SD = None if weight_Nk is None else y_SD
+        ctx.save_for_backward(x_ND, weight_Nk, gate, up, down, order_S, slot_Nk, end_E, gate_SF, up_SF, saved_SD)
         ctx.act, ctx.act_backward = act, act_backward
         return bag(y_SD, slot_Nk, weight_Nk)
 
@@ -199,7 +206,7 @@ class _Grouped(torch.autograd.Function):
 
 
 def _unused_slots(end_E: Tensor, order_S: Tensor) -> Tensor:
-    """[S, 1] True for slots behind the last expert's, which ``grouped_mm`` does not write."""
+    """Return [S, 1], True for slots after the last expert's, which ``grouped_mm`` does not write."""
     return (torch.arange(order_S.shape[0], device=order_S.device) >= end_E[-1])[:, None]
 
 
@@ -208,10 +215,10 @@ def _clear(rows_SD: Tensor, unwritten_S1: Tensor | None) -> Tensor:
 
 
 def bag(rows_RD: Tensor, index_Nk: Tensor, weight_Nk: Tensor | None = None) -> Tensor:
-    """[N, D]: sum over k of the rows at ``index_Nk``, each times its weight.
+    """Return [N, D], the sum over k of the rows at ``index_Nk``, each times its weight.
 
-    ``embedding_bag`` does it in one pass on a CPU, in float32; on a GPU its kernel is slow. There rows are scaled in
-    their own format and added in float32, in one kernel where the compiler sees it (not with an axis ``expert``).
+    ``embedding_bag`` does it in one pass and float32 on a CPU, but is slow on a GPU. There rows are scaled in their own
+    dtype and added in float32, in one kernel if it is compiled (not with an axis ``expert``).
     """
     weight_Nk = None if weight_Nk is None else weight_Nk.to(rows_RD.dtype)
     if rows_RD.is_cuda:
@@ -226,7 +233,8 @@ def bag(rows_RD: Tensor, index_Nk: Tensor, weight_Nk: Tensor | None = None) -> T
 def bag_backward(
     grad_ND: Tensor, rows_SD: Tensor, order_S: Tensor, slot_Nk: Tensor, weight_Nk: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of ``bag(rows_SD, slot_Nk, weight_Nk)`` to rows and weights; ``order_S`` as ``slots`` gives it."""
+    """Return the gradients of ``bag(rows_SD, slot_Nk, weight_Nk)`` for rows and weights; ``order_S`` is from
+    ``slots``."""
     token_S = order_S // slot_Nk.shape[1]
     weight_S = weight_Nk.flatten().index_select(0, order_S)
     grad_weight_S = torch.linalg.vecdot(rows_SD, grad_ND.index_select(0, token_S)).to(weight_Nk.dtype)

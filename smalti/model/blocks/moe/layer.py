@@ -1,4 +1,4 @@
-"""A dropless top-k mixture of experts (Shazeer et al. 2017; MegaBlocks, arXiv:2211.15841; DBRX 2024).
+"""The dropless top-k MoE layer (Shazeer et al. 2017; MegaBlocks, arXiv:2211.15841; DBRX 2024).
 
 Shapes: B batch, T time, D hidden, N = B * T tokens, k experts per token.
 """
@@ -13,7 +13,7 @@ from smalti.model.blocks.moe.router_stats import OverRow, RouterStats, router_st
 
 
 class MoE(nn.Module):
-    """Router and experts in place of an MLP; with shared experts, which every token uses, one MLP beside them."""
+    """Router and experts in place of an MLP; shared experts, which every token uses, are one more MLP."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -24,14 +24,14 @@ class MoE(nn.Module):
         as_one = config.model_copy(update={"intermediate_size": shared, "mlp_bias": False})
         self.shared_experts = MLP(as_one) if shared else None
         self.over_row: OverRow | None = None
-        """Set from outside where ranks share a row."""
+        """Set by ``smalti.distributed.parallel`` if ranks share a row."""
 
     def forward(self, x_BTD: Tensor, mask_BT: Tensor | None = None) -> tuple[Tensor, RouterStats]:
-        """[B, T, D] -> [B, T, D] and the sums of this layer; ``mask_BT`` True marks tokens that count in the sums."""
+        """[B, T, D] -> [B, T, D] and the router sums; ``mask_BT`` is True for tokens that count in them."""
         routing = self.router(x_BTD)
         expert_Nk, weight_Nk = routing.expert_BTk.flatten(0, 1), routing.weight_BTk.flatten(0, 1)
         pending = self.experts.begin(expert_Nk)
-        # What needs no routed expert comes first: it runs while messages from other ranks arrive.
+        # First what needs no routed expert: it overlaps with the exchange of tokens between ranks.
         stats = router_stats(routing, mask_BT, self.over_row)
         shared_BTD = None if self.shared_experts is None else self.shared_experts(x_BTD)
         out_BTD = self.experts(x_BTD.flatten(0, 1), expert_Nk, weight_Nk, pending).view_as(x_BTD)

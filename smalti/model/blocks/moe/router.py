@@ -1,7 +1,7 @@
 """The router: which experts a token is sent to, and with what weights.
 
-Guarantees: logits, scores and weights are float32 whatever the parameters' dtype, because near ties decide; the weights
-come from the scores alone, a bias on the choice never reaches them.
+Guarantees: logits, scores and weights are float32 whatever the parameters' dtype, because rounding would change choices
+near a tie; weights come from the scores alone, without the bias on the choice.
 
 Shapes: B batch, T time, D hidden, E experts, k experts per token.
 """
@@ -30,11 +30,11 @@ class Routing(NamedTuple):
     expert_BTk: Tensor
     """int64: the chosen experts, all different."""
     weight_BTk: Tensor
-    """Factor on what each of them gives; float32."""
+    """Factor on the output of each of them; float32."""
 
 
 class Router(nn.Module):
-    """A linear layer without bias, scores, and the k experts with the largest.
+    """A linear layer without bias, the scores, and the k experts with the largest scores.
 
     With ``bias_update_rate`` each expert has a ``choice_bias``, a buffer that is added to its score when experts are
     chosen and nowhere else (DeepSeek-V3, arXiv:2412.19437, eq. 16); ``smalti.train.expert_balance`` updates it between
@@ -53,11 +53,11 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.empty(experts, config.hidden_size))
         self.register_buffer("choice_bias", torch.zeros(experts) if config.moe.bias_update_rate else None)
         self.chooser: Choose | None = None
-        """Chooses the experts instead of ``choose``: to record, force or spread choices; see ``choices.py``."""
+        """Replaces ``choose``, to record, force or spread choices; see ``choices.py``."""
         nn.init.normal_(self.weight, std=config.hidden_size**-0.5)
 
     def forward(self, x_BTD: Tensor) -> Routing:
-        """[B, T, D] in any dtype."""
+        """Route tokens [B, T, D] of any dtype."""
         logits_BTE = _Float32Linear.apply(x_BTD, self.weight)
         score_BTE = logits_BTE.softmax(dim=-1) if self.config.score == "softmax" else logits_BTE.sigmoid()
         choose = self.choose if self.chooser is None else self.chooser
@@ -65,7 +65,7 @@ class Router(nn.Module):
         return Routing(logits_BTE, score_BTE, expert_BTk, self._weights(score_BTE.gather(-1, expert_BTk)))
 
     def choose(self, score_BTE: Tensor) -> Tensor:
-        """The k experts of each token, [B, T, k], best first."""
+        """Return the k experts of each token, [B, T, k], best first."""
         if self.choice_bias is not None:
             score_BTE = score_BTE + self.choice_bias.float()
         return score_BTE.topk(self.config.num_experts_per_tok, dim=-1).indices
@@ -83,7 +83,7 @@ class Router(nn.Module):
 
 
 class _Float32Linear(torch.autograd.Function):
-    """x @ weight^T in float32 of inputs in any dtype, which are kept for backward as they are, without a wide copy."""
+    """x @ weight^T in float32; inputs of any dtype are saved for backward as they are, without a float32 copy."""
 
     @staticmethod
     def forward(ctx: Any, x_BTD: Tensor, weight_ED: Tensor) -> Tensor:
