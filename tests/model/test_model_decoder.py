@@ -76,7 +76,7 @@ def test_decoding_in_pieces_equals_one_forward(pieces, name):
 def test_cache_says_when_it_is_full():
     config = dense()
     cache = KVCache(config, 1, 4)
-    with pytest.raises(UserError, match="holds 4 tokens"):
+    with pytest.raises(UserError, match="room for 4 tokens"):
         built(config)(ids(config, 1, 5), cache=cache)
     assert len(cache) == config.num_hidden_layers
     assert cache[0][0].shape == (1, 2, 0, 8)
