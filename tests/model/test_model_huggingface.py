@@ -364,7 +364,7 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     "config is a list": (_config("[]"), r"config\.json does not hold a JSON object"),
     "config is no JSON": (_config("{"), r"config\.json is not valid JSON"),
     "config is deep": (_config("[" * 100_000), r"config\.json is not valid JSON"),
-    "config with NaN": (_config('{"model_type": "llama", "rms_norm_eps": NaN}'), "NaN is not a number"),
+    "config with NaN": (_config('{"model_type": "llama", "rms_norm_eps": NaN}'), "NaN is not a JSON number"),
     "config key twice": (_config('{"model_type": "llama", "model_type": "dbrx"}'), "'model_type' occurs twice"),
     "classifier": (_change(architectures=["LlamaForSequenceClassification"]), "LlamaForSequenceClassification"),
     "classes are a number": (_change(architectures=5), "architectures=5"),
