@@ -32,10 +32,10 @@ choose.
 
 ## Every mesh against one process
 
-`make prove meshes`: 20 steps of a small model on gloo, rows packed with documents, fp32; the largest relative difference of
-the loss and of the gradient norm of any step from those of one process. With experts, the first router choice that differs,
-if any, is named: up to it the bound is 1e-5, after it 1e-3; with the choices of one process forced it is 1e-5
-throughout. `make test` runs a sample.
+`make prove meshes`: 20 steps of a small model on gloo, rows packed with documents, fp32; the largest relative
+difference of the loss and of the gradient norm of any step from those of one process. With experts, the first router
+choice that differs, if any, is named: up to it the bound is 1e-5, after it 1e-3; with the choices of one process
+forced it is 1e-5 throughout. `make test` runs a sample.
 
 AdamW has `eps: 1e-6` here. With the usual 1e-8, an element whose first gradient is 8e-9 moves by its rounding
 error, and one process with smaller microbatches is already 1.7e-5 of a gradient norm away from one with larger ones;
@@ -56,9 +56,8 @@ def page() -> str:
     rows = [value for value in result["figures"].values() if isinstance(value, list)]
     text = _HEAD + "".join(_row(runs) for runs in sorted(rows, key=lambda runs: (runs[0]["model"], runs[0]["ranks"])))
     worst = max(max(runs[0]["loss"], runs[0]["grad_norm"]) for runs in rows)
-    summary = (
-        f"{len(rows)} meshes, {result['date'][:10]}, torch {result['machine']['torch']}; largest difference {worst:.1e}.\n"
-    )
+    torch = result["machine"]["torch"]
+    summary = f"{len(rows)} meshes, {result['date'][:10]}, torch {torch}; largest difference {worst:.1e}.\n"
     return f"{_INTRO}{text}\n{summary}"
 
 
