@@ -1,15 +1,14 @@
-"""Memory and time of the output head's loss: ours, plain torch, and torch's own ``F.linear_cross_entropy``.
+"""Memory and time of the output head's loss: Smalti's, plain torch's, and ``F.linear_cross_entropy``.
 
     make bench NAME=cross_entropy                         T=8192, D=1024, V=128k in fp32 and bf16; about 12 minutes
     make bench NAME=cross_entropy ARGS='--tokens 1024'
 
-Every measurement is a child process: inputs and weight are made, then forward and backward run twice. The peak of
-memory is the process's own (Linux), of the first pass, less what inputs, weight and their gradients take; the time is
-the second's. Every child gives freed blocks of 1 MiB and more back at once: glibc by itself does so only above a
-threshold that grows to 32 MiB, and its heap, fragmented by smaller tiles, would hide what is really held. Contenders
-take turns. Gradients are compared with plain torch's in the same format, and with its fp32 gradients of the same
-numbers. ``--bound`` fails where ours takes more than this share of plain torch's memory; ``--memory-only`` runs one
-pass, and leaves out the gradients.
+Every measurement is a child process that runs forward and backward twice. The peak of memory is that of the process
+(Linux) in the first pass, without inputs, weight and their gradients; the time is that of the second. Children return
+freed blocks of 1 MiB and more at once: by default glibc does so only above a threshold that grows to 32 MiB, and its
+fragmented heap would hide the live memory. Contenders take turns. Gradients are compared with plain torch's in the same
+format, and with its fp32 gradients of the same inputs. ``--bound`` fails if Smalti takes more than this share of plain
+torch's memory; ``--memory-only`` runs one pass, without gradients.
 """
 
 import argparse
@@ -53,31 +52,31 @@ def main() -> int:
     if options.record:
         shape = {name: getattr(options, name) for name in ("tokens", "width", "vocabulary", "chunk_bytes")}
         print("wrote", record("cross_entropy", {"shape": shape, **figures}))
-    shares = [found["memory_share"] for found in figures.values() if "memory_share" in found]
+    shares = [row["memory_share"] for row in figures.values() if "memory_share" in row]
     return int(options.bound is not None and (not shares or max(shares) > options.bound))
 
 
 def compare(options: argparse.Namespace, dtype: str) -> dict[str, Any]:
-    """Measure all contenders in one format by turns, and print what they take."""
+    """Measure all contenders in one format by turns; print and return their memory and time."""
     with tempfile.TemporaryDirectory(prefix="cross-entropy-") as folder:
-        found: dict[str, list[dict[str, Any]]] = {name: [] for name in options.contenders}
+        runs_of: dict[str, list[dict[str, Any]]] = {name: [] for name in options.contenders}
         for turn in range(options.rounds):
             order = options.contenders if turn % 2 == 0 else list(reversed(options.contenders))
             for name in order:
                 keep = Path(folder) / name if turn == 0 and not options.memory_only else None
-                found[name].append(start(options, name, dtype, keep))
-        if dtype == "bf16" and "plain" in found and not options.memory_only:
+                runs_of[name].append(start(options, name, dtype, keep))
+        if dtype == "bf16" and "plain" in runs_of and not options.memory_only:
             start(options, "plain", "fp32", Path(folder) / "exact", as_if=dtype)
         differences = {} if options.memory_only else apart(Path(folder), options.contenders)
     print(f"\n{dtype}: {options.tokens:,} tokens, width {options.width:,}, vocabulary {options.vocabulary:,}")
     result: dict[str, Any] = {}
-    for name, runs in found.items():
+    for name, runs in runs_of.items():
         peak = max(run["peak_bytes"] for run in runs)
         seconds = [run["wall_s"] for run in runs if "wall_s" in run]
         result[name] = {"peak_bytes": peak, "wall_s": seconds, "gradients_apart": differences.get(name)}
         rest = "" if options.memory_only else f"  {statistics.median(seconds):7.2f} s  {differences[name]}"
         print(f"  {NAMES[name]:22} {peak / 1e6:9.1f} MB above{rest}")
-    if "plain" in found and "smalti" in found:
+    if "plain" in runs_of and "smalti" in runs_of:
         result["memory_share"] = result["smalti"]["peak_bytes"] / result["plain"]["peak_bytes"]
         print(f"  smalti / plain: {result['memory_share']:.3f} of the memory")
         if options.rounds > 1 and not options.memory_only:
@@ -90,7 +89,7 @@ def compare(options: argparse.Namespace, dtype: str) -> dict[str, Any]:
 def start(
     options: argparse.Namespace, name: str, dtype: str, keep: Path | None, as_if: str | None = None
 ) -> dict[str, Any]:
-    """One child; ``keep`` gets its gradients. ``as_if``: inputs are rounded to this format first."""
+    """Run one child, which saves its gradients to ``keep``. ``as_if``: inputs are rounded to this format first."""
     job = {"name": name, "dtype": dtype, "keep": str(keep) if keep else None, "rounded_to": as_if or dtype}
     shape = [f"--{key}={getattr(options, key)}" for key in ("tokens", "width", "vocabulary")]
     done = subprocess.run(
@@ -100,12 +99,12 @@ def start(
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"{name} in {dtype} ended with {done.returncode}:\n{done.stderr[-3000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def child(options: argparse.Namespace) -> dict[str, Any]:
-    """Forward and backward, twice: peak bytes of the first, seconds of the second."""
+    """Run forward and backward twice; return the peak bytes of the first and the seconds of the second."""
     import torch
 
     job = json.loads(options.child)
@@ -141,7 +140,7 @@ def child(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def contender(name: str, chunk_bytes: int) -> Callable[..., Any]:
-    """(hidden, weight, targets) -> summed loss."""
+    """Return the function (hidden, weight, targets) -> summed loss."""
     import torch
     from torch.nn import functional as F
 
@@ -158,24 +157,24 @@ def contender(name: str, chunk_bytes: int) -> Callable[..., Any]:
 
 
 def apart(folder: Path, names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """||a - b|| / ||b|| of the gradients of hidden states and weight, from plain torch's and from the exact ones."""
+    """Return ||a - b|| / ||b|| of the gradients of hidden states and weight, from plain torch's and the exact ones."""
     import torch
 
-    found: dict[str, dict[str, float]] = {name: {} for name in names}
+    differences: dict[str, dict[str, float]] = {name: {} for name in names}
     for reference in ("plain", "exact"):
         if not (folder / reference).exists():
             continue
-        wanted = torch.load(folder / reference, weights_only=True)
+        expected = torch.load(folder / reference, weights_only=True)
         for name in names:
-            given = torch.load(folder / name, weights_only=True)
-            for key, a, b in zip(("hidden", "weight"), given, wanted, strict=True):
-                far = float((a.float() - b.float()).norm() / b.float().norm())
-                found[name][f"{key} from {reference}"] = float(f"{far:.3g}")
-    return found
+            gradients = torch.load(folder / name, weights_only=True)
+            for key, a, b in zip(("hidden", "weight"), gradients, expected, strict=True):
+                distance = float((a.float() - b.float()).norm() / b.float().norm())
+                differences[name][f"{key} from {reference}"] = float(f"{distance:.3g}")
+    return differences
 
 
 def _memory(field: str) -> int:
-    """VmRSS (now) or VmHWM (the peak) of this process in bytes."""
+    """Return VmRSS (now) or VmHWM (the peak) of this process in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024

@@ -1,19 +1,19 @@
-"""Dense against mixtures of experts at equal training FLOPs: 1 of 8, 2 of 8 and 4 of 16 experts.
+"""A dense model and MoEs at equal training FLOPs: 1 of 8, 2 of 8 and 4 of 16 experts.
 
     make bench NAME=experts ARGS='--record --picture'   three seeds, about 20 minutes on two cores
-    make bench NAME=experts ARGS=--quick                what it does, in under a minute; its figures say nothing
+    make bench NAME=experts ARGS=--quick                a test in under a minute; its figures mean nothing
 
-The documents of the installed Python are curated, cleared of near-duplicates and tokenised by the commands of
-``smalti demo``; each run is one of ``smalti train`` (``train.job.run``), two at a time, a core each. All have the same
-width, depth and batch, less than one epoch of the same order of data for each seed, and one schedule. A token meets as
-many parameters in each: an expert is as wide as the dense MLP over the number of experts that a token is sent to. What
-the router costs, by ``smalti/cost/flops.py``, a mixture pays with steps, so that all end at the same FLOPs to within a
-step. With one expert of eight its weight is the router's probability (Switch, arXiv:2101.03961), since a single weight
-that is normalised is 1 and teaches the router nothing; otherwise the weights are normalised as in DBRX.
+The documents of the installed Python are curated, deduplicated and tokenised as in ``smalti demo``; each run is one of
+``smalti train`` (``train.job.run``), two at a time, a core each. All runs have the same width, depth, batch and
+schedule, and for each seed less than one epoch of the same data. Active parameters are equal: an expert is as wide as
+the dense MLP divided by the number of active experts. The FLOPs of the router (``smalti/cost/flops.py``) are
+compensated by fewer steps, so that all runs have the same FLOPs to within a step. With one active expert, its weight
+is the router's probability (Switch, arXiv:2101.03961), because a single normalised weight is 1 and gives the router no
+gradient; otherwise the weights are normalised as in DBRX.
 
-Measured are held-out bits per byte, over windows that are the same in every run, weighted as the training data.
-Intervals are of Student's t over the seeds, 95 %; differences are of runs with the same seed. A run that is done is
-kept in build/bench-experts and not repeated on the same commit.
+The result is held-out bits per byte, over windows that are the same in every run, weighted as the training data.
+Intervals are Student's t over the seeds, 95 %; differences are between runs with the same seed. Finished runs are kept
+in build/bench-experts and not repeated on the same commit.
 """
 
 import argparse
@@ -50,7 +50,7 @@ T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 
 
 @dataclass(frozen=True)
 class Size:
-    """What all runs have in common."""
+    """Settings that all runs share."""
 
     hidden: int = 128
     layers: int = 4
@@ -59,11 +59,11 @@ class Size:
     seq_len: int = 256
     batch_tokens: int = 4096
     steps: int = 240
-    """Of the dense model."""
+    """Steps of the dense model."""
     lr: float = 4e-3
     eval_tokens: int = 32_768
     thin: int = 1
-    """Every so many-th document of the corpus is used."""
+    """Only every n-th document of the corpus is used."""
 
 
 QUICK = Size(hidden=32, layers=2, intermediate=128, vocab=512, seq_len=64, batch_tokens=1024, steps=24, thin=12,
@@ -71,7 +71,7 @@ QUICK = Size(hidden=32, layers=2, intermediate=128, vocab=512, seq_len=64, batch
 
 
 def prepare(folder: Path, size: Size) -> None:
-    """Token files of code and prose, by the commands of the demo."""
+    """Write token files of code and prose by the commands of the demo."""
     raw = folder / "data/demo/raw"
     if (folder / "data/demo/tokens/prose/train/manifest.json").exists():
         return
@@ -84,7 +84,7 @@ def prepare(folder: Path, size: Size) -> None:
 
 
 def smalti(folder: Path, *arguments: str) -> None:
-    """A command, with the end of what it says where it fails."""
+    """Run a command. Raises RuntimeError with the end of its stderr if it fails."""
     print("smalti", *arguments, file=sys.stderr, flush=True)
     done = subprocess.run([sys.executable, "-m", "smalti", *arguments], cwd=folder, capture_output=True, text=True)
     if done.returncode:
@@ -92,10 +92,10 @@ def smalti(folder: Path, *arguments: str) -> None:
 
 
 def config_of(folder: Path, size: Size, arm: str, seed: int) -> RunConfig:
-    """A run of as many steps as the dense model's FLOPs allow."""
+    """Return the config of a run with as many steps as the dense model's FLOPs allow."""
     dense = _config(folder, size, "dense", seed, size.steps)
     config = _config(folder, size, arm, seed, size.steps)
-    flops, whole = (train_flops_per_token(one.model, size.seq_len) for one in (config, dense))
+    flops, whole = (train_flops_per_token(run.model, size.seq_len) for run in (config, dense))
     return _config(folder, size, arm, seed, size.steps * whole // flops)
 
 
@@ -145,7 +145,7 @@ def _config(folder: Path, size: Size, arm: str, seed: int, steps: int) -> RunCon
 
 
 def train(config: RunConfig) -> float:
-    """One whole run, in this process; the seconds that it took."""
+    """Run a training in this process; return its seconds."""
     from smalti.evals.in_loop import heldout_hook
     from smalti.train import job
 
@@ -156,9 +156,10 @@ def train(config: RunConfig) -> float:
 
 
 def read(config: RunConfig) -> dict[str, Any]:
-    """Cross-entropy of each step, without what keeps experts even, and held-out bits per byte, by training FLOPs."""
+    """Read cross-entropy of each step, without the balance loss, and held-out bits per byte by training FLOPs."""
     rows = [json.loads(line) for line in (Path(config.run_folder) / "metrics.jsonl").read_text().splitlines()]
-    nats, keys = "loss/train/cross_entropy", {name: f"metrics/eval/{name}/bits_per_byte" for name in SHARES}
+    nats = "loss/train/cross_entropy"
+    keys = {name: f"metrics/eval/{name}/bits_per_byte" for name in SHARES}
     measured = [row for row in rows if keys["code"] in row]
     flops = train_flops_per_token(config.model, config.data.seq_len) * config.train.global_batch_tokens
     return {
@@ -172,7 +173,7 @@ def read(config: RunConfig) -> dict[str, Any]:
 
 
 def all_runs(folder: Path, size: Size, seeds: int, jobs: int) -> dict[str, list[dict[str, Any]]]:
-    """Arm -> the run of each seed; those that are done are not repeated."""
+    """Return arm -> the run of each seed; finished runs are not repeated."""
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in ARMS}
     configs = [(arm, config_of(folder, size, arm, seed)) for seed in range(seeds) for arm in ARMS]
     context = multiprocessing.get_context("spawn")
@@ -194,42 +195,42 @@ def all_runs(folder: Path, size: Size, seeds: int, jobs: int) -> dict[str, list[
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Mean, and half the width of its 95 % interval by Student's t."""
+    """Return the mean, and the half width of its 95 % interval by Student's t."""
     half = T_975[len(values) - 1] * statistics.stdev(values) / len(values) ** 0.5
     return statistics.mean(values), half
 
 
 def summary(folder: Path, size: Size, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """For each arm its sizes, its bits per byte, and how much less they are than the dense model's."""
+    """Return for each arm its sizes, its bits per byte, and their difference from the dense model's."""
     dense = [run["bits_per_byte"][-1] for run in runs["dense"]]
-    found = {}
-    for arm, of in runs.items():
+    rows = {}
+    for arm, seeds in runs.items():
         config = config_of(folder, size, arm, 0)
         params, steps = count(config.model), config.length.total_steps
-        last = [run["bits_per_byte"][-1] for run in of]
+        last = [run["bits_per_byte"][-1] for run in seeds]
         mean, half = interval(last)
         less, less_half = interval([a - b for a, b in zip(dense, last, strict=True)])
-        found[arm] = {
+        rows[arm] = {
             "params_total": params.total,
             "params_active": params.active,
             "steps": steps,
             "tokens": steps * size.batch_tokens,
-            "flops": steps * of[0]["flops_per_step"],
+            "flops": steps * seeds[0]["flops_per_step"],
             "bits_per_byte": mean,
             "bits_per_byte_half": half,
             "less_than_dense": less,
             "less_than_dense_half": less_half,
-            "by_source": {name: statistics.mean(run["by_source"][name] for run in of) for name in SHARES},
-            "seconds": statistics.mean(run["seconds"] for run in of),
+            "by_source": {name: statistics.mean(run["by_source"][name] for run in seeds) for name in SHARES},
+            "seconds": statistics.mean(run["seconds"] for run in seeds),
         }
-    return found
+    return rows
 
 
-def show(found: dict[str, Any]) -> None:
-    """The table of the page."""
+def show(rows: dict[str, Any]) -> None:
+    """Print the table of the page."""
     print("\n| | parameters | active | steps | TFLOP | bits per byte | less than dense | seconds |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for arm, row in found.items():
+    for arm, row in rows.items():
         less = f"{row['less_than_dense']:.4f} ± {row['less_than_dense_half']:.4f}" if ARMS[arm] else "-"
         print(
             f"| {arm} | {row['params_total'] / 1e6:.2f}M | {row['params_active'] / 1e6:.2f}M | {row['steps']} "
@@ -239,17 +240,17 @@ def show(found: dict[str, Any]) -> None:
 
 
 def pictures(runs: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
-    """Held-out bits per byte and smoothed training loss over FLOPs."""
+    """Plot held-out bits per byte and smoothed training loss over FLOPs."""
     heldout, losses = [], []
-    for colour, (arm, of) in enumerate(runs.items()):
-        x = [flops / 1e12 for flops in of[0]["eval_flops"]]
-        heldout += [Series(arm, x, run["bits_per_byte"], faint=True, colour=colour) for run in of]
-        columns = zip(*(run["bits_per_byte"] for run in of), strict=True)
+    for colour, (arm, seeds) in enumerate(runs.items()):
+        x = [flops / 1e12 for flops in seeds[0]["eval_flops"]]
+        heldout += [Series(arm, x, run["bits_per_byte"], faint=True, colour=colour) for run in seeds]
+        columns = zip(*(run["bits_per_byte"] for run in seeds), strict=True)
         heldout.append(Series(arm, x, [statistics.mean(column) for column in columns], colour=colour))
-        means = [statistics.mean(column) for column in zip(*(run["train"] for run in of), strict=True)]
+        means = [statistics.mean(column) for column in zip(*(run["train"] for run in seeds), strict=True)]
         width = max(1, len(means) // 40)
         smooth = [statistics.mean(means[max(0, i + 1 - width) : i + 1]) for i in range(len(means))]
-        losses.append(Series(arm, [(i + 1) * of[0]["flops_per_step"] / 1e12 for i in range(len(means))], smooth))
+        losses.append(Series(arm, [(i + 1) * seeds[0]["flops_per_step"] / 1e12 for i in range(len(means))], smooth))
     n = len(runs["dense"])
     return {
         "experts-heldout.svg": line_chart(
@@ -285,16 +286,16 @@ def main() -> None:
     begin_s = time.perf_counter()
     prepare(folder, size)
     runs = all_runs(folder, size, seeds, options.jobs)
-    found = summary(folder, size, runs)
+    arms = summary(folder, size, runs)
     print(f"\n{seeds} seeds, {time.perf_counter() - begin_s:.0f} s in all")
-    show(found)
+    show(arms)
     if options.picture:
         PICTURES.mkdir(exist_ok=True)
         for name, svg in pictures(runs).items():
             (PICTURES / name).write_text(standalone(svg) + "\n")
             print("wrote", PICTURES / name)
     if options.record:
-        print("wrote", record("experts", {"size": asdict(size), "seeds": seeds, "arms": found, "runs": runs}))
+        print("wrote", record("experts", {"size": asdict(size), "seeds": seeds, "arms": arms, "runs": runs}))
 
 
 if __name__ == "__main__":

@@ -3,17 +3,15 @@
     make bench NAME=moe ARGS='--record'       # about 2 minutes
     python bench/moe.py --device cuda         # in bf16, with 16,384 tokens
 
+All compute the same function of the same weights: 16 experts, 4 for a token, 2,048 tokens, width 512, 1,024 inside an
+expert (SwiGLU). Outputs and gradients are compared first: in fp32 all of them, in bf16 those of the tokens that both
+send to the same experts, which must be almost all (Smalti's router computes in fp32, theirs in bf16). A turn is a
+forward and a backward pass to the input and to all weights; two blocks take turns in one process, which keeps freed
+memory for the next turn (``distributed/group/allocator.py``), for the peers too. Smalti also computes the sums of its
+balance losses.
 
-The same function of the same weights: 16 experts, 4 for a token, 2,048 tokens, width 512, 1,024 inside an expert
-(SwiGLU). Outputs and gradients are compared first: in fp32 all of them, in bf16 those of the tokens that both send to
-the same experts, which must be nearly all (our router works in fp32 there, theirs in bf16). A turn is a forward and a
-backward pass to the input and to all weights; two blocks take turns in one process, which keeps freed memory for the
-next turn (``distributed/group/allocator.py``), for the peers as well. Ours also computes the sums of its balance
-losses; theirs do
-not.
-
-Mixtral runs at each ``experts_implementation`` that its machine can hold: ``batched_mm`` copies three matrices for
-every choice, 26 GB here in bf16, and is left out. The better of the others counts.
+Mixtral runs with each ``experts_implementation`` that fits the machine (``batched_mm`` copies three matrices for every
+choice, 26 GB here in bf16, and is left out); the fastest counts.
 """
 
 import argparse
@@ -63,7 +61,7 @@ def main() -> None:
         for block in (ours, *peers.values()):
             block.to(options.device)
         x_BTD, grad_BTD = (torch.randn(1, tokens, WIDTH).to(options.device, DTYPES[precision]) for _ in range(2))
-        found: dict[str, Ratio] = {}
+        best: dict[str, Ratio] = {}
         for name, peer in peers.items():
             distance = check(ours, peer, x_BTD, precision)
             ratio = paired(
@@ -71,10 +69,10 @@ def main() -> None:
             )
             print(f"  {ratio}   outputs {distance:.1e} apart")
             family = name.split()[0]
-            if family not in found or ratio.slow_s < found[family].slow_s:
-                found[family] = ratio
+            if family not in best or ratio.slow_s < best[family].slow_s:
+                best[family] = ratio
             figures[f"{precision} {name}"] = ratio.figures()
-        for family, ratio in found.items():
+        for family, ratio in best.items():
             aim = AIMS[precision, family]
             print(f"  {family} at its best: {ratio.ratio:.2f}x; aim {aim}: {'met' if ratio.ratio >= aim else 'MISSED'}")
     if options.record:
@@ -82,7 +80,7 @@ def main() -> None:
 
 
 def blocks(dtype: torch.dtype) -> tuple[nn.Module, dict[str, nn.Module]]:
-    """Ours, and the peers by name, all with the same weights."""
+    """Return Smalti's block, and the peers by name, all with the same weights."""
     torch.manual_seed(17)
     config = ModelConfig(
         family="decoder",
@@ -95,7 +93,7 @@ def blocks(dtype: torch.dtype) -> tuple[nn.Module, dict[str, nn.Module]]:
     )
     ours = MoE(config).to(dtype)
     router, experts = ours.router.weight.detach(), ours.experts
-    ours.router.float()  # as mixed precision leaves it
+    ours.router.float()  # as in mixed precision
     assert experts.gate_proj is not None
     gate, up, down = (weight.detach() for weight in (experts.gate_proj, experts.up_proj, experts.down_proj))
     peers: dict[str, nn.Module] = {"dbrx": _dbrx(dtype, router, gate, up, down)}
@@ -109,8 +107,8 @@ def _dbrx(dtype: torch.dtype, router: Tensor, gate: Tensor, up: Tensor, down: Te
     shape = {"hidden_size": WIDTH, "ffn_hidden_size": INNER, "moe_num_experts": EXPERTS, "moe_top_k": TOP_K}
     block = DbrxFFN(DbrxConfig(d_model=WIDTH, ffn_config={**shape, "ffn_act_fn": {"name": "silu"}})).to(dtype)
     block.router.layer.weight.copy_(router)
-    for theirs, own in ((block.experts.mlp.w1, gate), (block.experts.mlp.v1, up), (block.experts.mlp.w2, down)):
-        theirs.copy_(own.flatten(0, 1))
+    for theirs, ours in ((block.experts.mlp.w1, gate), (block.experts.mlp.v1, up), (block.experts.mlp.w2, down)):
+        theirs.copy_(ours.flatten(0, 1))
     return block
 
 
@@ -130,14 +128,14 @@ def _mixtral(
 
 
 def run(block: nn.Module, x_BTD: Tensor) -> Tensor:
-    """The output alone, [B, T, D]; ours hands out its sums beside it."""
-    found = block(x_BTD)
-    out_BTD: Tensor = found[0] if isinstance(found, tuple) else found
+    """Return the output alone, [B, T, D]; Smalti's block also returns the sums of its balance losses."""
+    result = block(x_BTD)
+    out_BTD: Tensor = result[0] if isinstance(result, tuple) else result
     return out_BTD
 
 
 def turn(block: nn.Module, x_BTD: Tensor, grad_BTD: Tensor) -> Callable[[], None]:
-    """A forward and a backward pass with new gradients."""
+    """Return a function that runs a forward and a backward pass with new gradients."""
     x_BTD = x_BTD.clone().requires_grad_()
 
     def work() -> None:
@@ -151,15 +149,15 @@ def turn(block: nn.Module, x_BTD: Tensor, grad_BTD: Tensor) -> Callable[[], None
 
 
 def check(ours: nn.Module, peer: nn.Module, x_BTD: Tensor, precision: str) -> float:
-    """The relative distance of both outputs and of the gradients of the input; RuntimeError where it is too large."""
-    found: list[Any] = []
+    """Return the relative distance of the outputs and input gradients. Raises RuntimeError if it is too large."""
+    results: list[Any] = []
     for block in (ours, peer):
         leaf = x_BTD.clone().requires_grad_()
         out = run(block, leaf)
         (gradient,) = torch.autograd.grad(out.double().square().sum(), leaf)
-        found.append(torch.cat([out.detach(), gradient], dim=-1).flatten(0, 1).double())
-    scale = torch.stack([f.square().mean().sqrt() for f in found[1].chunk(2, dim=-1)]).repeat_interleave(WIDTH)
-    apart, size = (found[0] - found[1]) / scale, found[1] / scale
+        results.append(torch.cat([out.detach(), gradient], dim=-1).flatten(0, 1).double())
+    scale = torch.stack([f.square().mean().sqrt() for f in results[1].chunk(2, dim=-1)]).repeat_interleave(WIDTH)
+    apart, size = (results[0] - results[1]) / scale, results[1] / scale
     near = apart.norm(dim=-1) < 10 * TOLERANCE[precision] * size.norm(dim=-1)
     distance = float(apart[near].norm() / size[near].norm())
     if near.double().mean() < (1.0 if precision == "fp32" else SAME_CHOICES_FRAC) or distance > TOLERANCE[precision]:

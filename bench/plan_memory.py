@@ -1,13 +1,12 @@
-"""Predicted against counted: the peak memory of a training step of six recipes, with and without recomputation.
+"""Predicted and counted peak memory of a training step of six recipes, with and without recomputation.
 
     make bench NAME=plan_memory ARGS='--record'       # about 6 minutes
 
-Counted are the live storages of a real step on the CPU (tools/counted_step.py): each once, however many views it has;
-the second step of a run, so moments and buffers exist. Each count is a process of its own (two, where the weights are
-sharded over two ranks with gloo). Predicted is ``smalti plan memory`` (``cost/memory/rank.py``). The largest
-difference that the planner allows itself is 5 % of the peak; parts are shown beside it. The resident size of a
-process is larger than its live tensors: the interpreter and torch take about 300 MB, and glibc keeps small blocks
-that were freed.
+Counted are the live storages of a real step on the CPU (tools/counted_step.py), each once, in the second step of a run,
+when moments and buffers exist; each count has its own process (two, if weights are sharded over two ranks with gloo).
+Predicted is ``smalti plan memory`` (``cost/memory/rank.py``). The largest allowed difference is 5 % of the peak. The
+resident size of a process is larger than its live tensors: the interpreter and torch take about 300 MB, and glibc keeps
+small freed blocks.
 """
 
 import argparse
@@ -31,8 +30,10 @@ EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2}
 
 
 def _recipe(vocab: int, width: int, inner: int, layers: int, heads: int, seq_len: int, rows: int, **rest: Any) -> Any:
-    precision, micro = rest.pop("compute"), rest.pop("micro", rows)
-    packed, chunk_bytes = rest.pop("packed", False), rest.pop("chunk_bytes", 2**28)
+    precision = rest.pop("compute")
+    micro = rest.pop("micro", rows)
+    packed = rest.pop("packed", False)
+    chunk_bytes = rest.pop("chunk_bytes", 2**28)
     return {
         "name": "plan-memory",
         "model": {
@@ -62,13 +63,13 @@ RECIPES: dict[str, Any] = {
         32000, 512, 768, 8, 8, 2048, 2, micro=1, compute="bf16", moe={**EXPERTS, "num_shared_experts": 1}
     ),
 }
-"""The loss takes most of the peak where its tiles are large, blocks where they are small: both are among them."""
+"""Recipes whose peak is mostly the loss (large tiles), and others whose peak is mostly the blocks."""
 RECOMPUTE = {"none": "keeps all", "full": "runs again"}
 ON_TWO_RANKS = ("dense small", "dense medium", "moe small")
 
 
 def main() -> int:
-    """Print a table; ``--record`` also writes bench/results/plan_memory.json. Fails where one is too far off."""
+    """Print a table; ``--record`` also writes bench/results/plan_memory.json. Fails if a difference is too large."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--recipe", choices=RECIPES, action="append", help="default: all")
     parser.add_argument(
@@ -85,10 +86,10 @@ def main() -> int:
     for name in options.recipe or RECIPES:
         for ranks in options.ranks or ((1, 2) if name in ON_TWO_RANKS else (1,)):
             for recompute in RECOMPUTE:
-                found = compare(name, ranks, recompute)
-                figures[f"{name}, {ranks} ranks, {RECOMPUTE[recompute]}"] = found
-                report(name, ranks, recompute, found)
-    worst = max(abs(found["ratio"] - 1) for found in figures.values())
+                row = compare(name, ranks, recompute)
+                figures[f"{name}, {ranks} ranks, {RECOMPUTE[recompute]}"] = row
+                report(name, ranks, recompute, row)
+    worst = max(abs(row["ratio"] - 1) for row in figures.values())
     print(f"largest difference {worst:.1%}; allowed {ALLOWED_FRAC:.0%}")
     if options.record:
         print("wrote", record("plan_memory", {**figures, "largest_difference_frac": worst}))
@@ -96,13 +97,13 @@ def main() -> int:
 
 
 def config_of(name: str, ranks: int, recompute: str) -> RunConfig:
-    """A recipe of the table."""
+    """Return the config of a recipe of the table."""
     changes = (f"train.parallel.ranks={ranks}", f"train.parallel.activation_checkpointing={recompute}")
     return from_dict(RunConfig, RECIPES[name], overrides=changes).config
 
 
 def compare(name: str, ranks: int, recompute: str) -> dict[str, Any]:
-    """Predicted and counted bytes of one count, whole and by part."""
+    """Return predicted and counted bytes of one case, in total and by part."""
     config = config_of(name, ranks, recompute)
     predicted, counted = memory_per_rank(config), start(name, ranks, recompute)
     parts = asdict(predicted.peak.parts)
@@ -122,34 +123,34 @@ def compare(name: str, ranks: int, recompute: str) -> dict[str, Any]:
     }
 
 
-def report(name: str, ranks: int, recompute: str, found: dict[str, Any]) -> None:
-    """A line, and one for the parts."""
-    predicted, counted = found["predicted_bytes"] / 1e6, found["counted_bytes"] / 1e6
+def report(name: str, ranks: int, recompute: str, row: dict[str, Any]) -> None:
+    """Print a line of totals, and one of the parts."""
+    predicted, counted = row["predicted_bytes"] / 1e6, row["counted_bytes"] / 1e6
     print(
-        f"{name:14} {ranks:5} {RECOMPUTE[recompute]:10} {predicted:9.1f} MB {counted:9.1f} MB {found['ratio']:7.3f}  "
-        f"{found['counted_phase']} ({found['predicted_phase']})"
+        f"{name:14} {ranks:5} {RECOMPUTE[recompute]:10} {predicted:9.1f} MB {counted:9.1f} MB {row['ratio']:7.3f}  "
+        f"{row['counted_phase']} ({row['predicted_phase']})"
     )
     parts = [
-        f"{part} {found['predicted_parts'][part] / 1e6:.1f}/{size / 1e6:.1f}"
-        for part, size in found["counted_parts"].items()
+        f"{part} {row['predicted_parts'][part] / 1e6:.1f}/{size / 1e6:.1f}"
+        for part, size in row["counted_parts"].items()
     ]
-    print(f"{'':21} {', '.join(parts)}; first step {found['first_step_bytes'] / 1e6:.1f}", flush=True)
+    print(f"{'':21} {', '.join(parts)}; first step {row['first_step_bytes'] / 1e6:.1f}", flush=True)
 
 
 def start(name: str, ranks: int, recompute: str) -> dict[str, Any]:
-    """Count in processes of their own; the fullest rank."""
+    """Count in separate processes; return the count of the rank with the highest peak."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     job = json.dumps({"name": name, "ranks": ranks, "recompute": recompute})
     running = [_start(job, rank, ranks, port) for rank in range(ranks)]
-    found = []
+    counts = []
     for process in running:
         out, error = process.communicate()
         if process.returncode:
             raise RuntimeError(f"{name} on {ranks} ranks ended with {process.returncode}:\n{error[-3000:]}")
-        found.append(json.loads(out.splitlines()[-1]))
-    fullest: dict[str, Any] = max(found, key=lambda one: one["peak_bytes"])
+        counts.append(json.loads(out.splitlines()[-1]))
+    fullest: dict[str, Any] = max(counts, key=lambda count: count["peak_bytes"])
     return fullest
 
 
@@ -161,13 +162,13 @@ def _start(job: str, rank: int, ranks: int, port: int) -> "subprocess.Popen[str]
 
 
 def child(job: str) -> dict[str, Any]:
-    """Two steps of a recipe: the figures of the second."""
+    """Run two steps of a recipe; return the figures of the second."""
     from counted_step import counted, counted_steps
 
     from smalti.distributed.group import world as worlds
 
-    asked = json.loads(job)
-    first, second = (counted(step.live) for step in counted_steps(config_of(**asked)))
+    case = json.loads(job)
+    first, second = (counted(step.live) for step in counted_steps(config_of(**case)))
     worlds.leave()
     return {**asdict(second), "first_step_bytes": first.peak_bytes, "process_bytes": _peak_of_process()}
 

@@ -1,15 +1,15 @@
-"""How near the predicted time of a step is: six recipes on this machine, predicted and measured.
+"""Predicted and measured time of a step: six recipes on this machine.
 
     make bench NAME=plan_time ARGS='--record'       # about 15 minutes on two cores, idle otherwise
 
-Measures the machine (``smalti plan hardware this-machine``) and whole steps of small recipes, none of them one of the
-six, to which the factors of ``cost/step_time/factors.py`` are fitted (least squares of relative errors, none below
-0); and predicts the six beside their measured steps: the median of 20 of the trainer's own ``train_step``, each recipe
-in a process of its own, tokens at random. Nothing is fitted to the six. The table shows both predictions: with the
-factors just fitted and with those that the package has.
+Measures the machine (``smalti plan hardware this-machine``) and whole steps of small recipes other than the six, to
+which the factors of ``cost/step_time/factors.py`` are fitted (least squares of relative errors, none below 0). Then it
+predicts the six and measures them: the median of 20 steps of the trainer's own ``train_step``, each recipe in its own
+process, on random tokens. Nothing is fitted to the six. The table shows both predictions: with the fitted factors and
+with those of the package.
 
-The same step was seen to take 1.00 s and, some minutes later, 1.35 s on an otherwise idle machine whose host others
-share. So recipes of like size are kept warm together and take turns, a few steps each, and all groups come twice.
+The same step took 1.00 s and, some minutes later, 1.35 s on an otherwise idle machine with a shared host. So recipes of
+similar size are kept warm together and take turns, a few steps each, and all groups run twice.
 """
 
 import argparse
@@ -40,14 +40,13 @@ from smalti.cost.step_time.work import update, works
 from smalti.fleet.measure import measured_machine
 
 GROUP, TURNS, ROUNDS, STEPS_A_ROUND, WARM_STEPS = 5, 2, 5, 2, 3
-"""Recipes that are warm at a time (more do not fit 24 GB), how often each group's turn comes, and rounds of a turn."""
+"""Recipes that are warm at a time (more do not fit 24 GB), turns of each group, and rounds of a turn."""
 SETTLE_STEPS, SETTLE_S = 50, 20.0
-"""A model with experts warms up for so many steps, or so long: a step was seen to fall to half of its time over 40
-steps. Probably oneDNN prepares a product of a number of tokens that an expert has for the first time, and keeps
-1,024 of them; not tested."""
+"""Warm-up of a model with experts, in steps and seconds: the time of a step fell to half over 40 steps. Probably oneDNN
+prepares a product for each new number of tokens of an expert, and caches 1,024 of them; not tested."""
 WITHIN = (0.15, 0.25)
 STEADY = 0.1
-"""Weight of the wish that a factor be near 1, beside a recipe's relative error: it settles what recipes leave open."""
+"""Weight of a factor's distance from 1, relative to a recipe's error: it regularises the fit."""
 
 
 def _model(vocab: int, width: int, inner: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
@@ -96,14 +95,14 @@ OUTSIDE = [
     _recipe("moe-w256", 8, 256, True, _model(8192, 256, 352, 4, 4, **_moe(16, 4))),
     _recipe("moe-w512", 4, 512, False, _model(12000, 512, 704, 4, 8, **_moe(8, 2))),
 ]
-"""What the factors are fitted to."""
+"""Recipes to which the factors are fitted."""
 
 
 def main() -> None:
     """Print the table; ``--record`` also writes bench/results/plan_time.json."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--record", action=RecordOption, help="write bench/results/plan_time.json")
-    parser.add_argument("--machine", help="a file of 'smalti plan hardware this-machine --save', in place of measuring")
+    parser.add_argument("--machine", help="a file of 'smalti plan hardware this-machine --save', instead of measuring")
     parser.add_argument("--threads", type=int, help="CPU threads; absent: all cores, which must be idle otherwise")
     parser.add_argument("--save", help="write the measured machine to this file")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -127,7 +126,7 @@ def main() -> None:
     fitted = fit(outside)
     print("fitted:", ", ".join(f"{name} {value:.3g}" for name, value in fitted.items()))
     six = [row(recipe, machine, measured[recipe["name"]]) for recipe in SIX]
-    report(outside, fitted, "outside the six: what the factors are fitted to")
+    report(outside, fitted, "recipes to which the factors are fitted")
     counts = report(six, fitted, "the six")
     print(f"{time.monotonic() - began_s:.0f} s")
     if options.record:
@@ -136,7 +135,7 @@ def main() -> None:
 
 
 def row(recipe: dict[str, Any], machine: Hardware, measured: list[float]) -> dict[str, Any]:
-    """Sums by class of work, without factors; the prediction of the package; and what was measured."""
+    """Return sums by class of work, without factors; the package's prediction; and the measurement."""
     config = from_dict(RunConfig, recipe).config.on("cpu")
     shares, compute = passes_of(config, layout_of(config)), config.train.precision.compute
     passes = sum(share.passes for share in shares)
@@ -156,49 +155,50 @@ def row(recipe: dict[str, Any], machine: Hardware, measured: list[float]) -> dic
     }
 
 
-def predicted(found: dict[str, Any], of: dict[str, float]) -> float:
-    """Seconds of a step with these factors."""
-    return float(sum(of[name] * value for name, value in found["sums"].items()))
+def predicted(row: dict[str, Any], by_class: dict[str, float]) -> float:
+    """Return the seconds of a step with these factors."""
+    return float(sum(by_class[name] * value for name, value in row["sums"].items()))
 
 
 def fit(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Factors with the least squares of relative errors; those that would be negative are 0."""
+    """Fit the factors by least squares of relative errors; those that would be negative are 0."""
     names = list(factors.CPU)
-    scale = np.array([1.0] * (len(names) - 1) + [1e-4])  # of a unit in host seconds, beside factors near 1
-    sides = np.array([[one["sums"][name] / one["measured_s"] for name in names] for one in rows]) * scale
-    wish = np.eye(len(names)) * STEADY
-    wished = np.array([STEADY] * (len(names) - 1) + [0.0])
-    left, right = np.vstack([sides, wish]), np.concatenate([np.ones(len(rows)), wished])
-    kept = list(range(len(names)))
+    scale = np.array([1.0] * (len(names) - 1) + [1e-4])  # the last is in host seconds per unit, the others are near 1
+    sides = np.array([[each["sums"][name] / each["measured_s"] for name in names] for each in rows]) * scale
+    prior = np.eye(len(names)) * STEADY
+    prior_right = np.array([STEADY] * (len(names) - 1) + [0.0])
+    left = np.vstack([sides, prior])
+    right = np.concatenate([np.ones(len(rows)), prior_right])
+    used = list(range(len(names)))
     while True:
-        solution, *_ = np.linalg.lstsq(left[:, kept], right, rcond=None)
+        solution, *_ = np.linalg.lstsq(left[:, used], right, rcond=None)
         if (solution >= 0).all():
             break
-        kept.remove(kept[int(solution.argmin())])
-    found = dict.fromkeys(names, 0.0)
-    for index, value in zip(kept, solution, strict=True):
-        found[names[index]] = float(value * scale[index])
-    return found
+        used.remove(used[int(solution.argmin())])
+    fitted = dict.fromkeys(names, 0.0)
+    for index, value in zip(used, solution, strict=True):
+        fitted[names[index]] = float(value * scale[index])
+    return fitted
 
 
 def report(rows: list[dict[str, Any]], fitted: dict[str, float], title: str) -> dict[str, Any]:
-    """Print a table; how many are within the limits."""
+    """Print a table; return how many are within the limits."""
     print(
         f"\n{title}\n\n{'recipe':12} {'measured':>10} {'fitted':>10} {'ratio':>6} {'package':>10} {'ratio':>6}   shares"
     )
     ratios: dict[str, list[float]] = {"fitted": [], "package": []}
-    for one in rows:
-        both = {"fitted": predicted(one, fitted), "package": one["package_s"]}
+    for row in rows:
+        both = {"fitted": predicted(row, fitted), "package": row["package_s"]}
         for name, value in both.items():
-            ratios[name].append(value / one["measured_s"])
-        shares = " ".join(f"{name} {value * fitted[name] / both['fitted']:.0%}" for name, value in one["sums"].items())
+            ratios[name].append(value / row["measured_s"])
+        shares = " ".join(f"{name} {value * fitted[name] / both['fitted']:.0%}" for name, value in row["sums"].items())
         columns = [
-            f"{value * 1e3:7.1f} ms {value / one['measured_s']:6.2f}" for value in (both["fitted"], both["package"])
+            f"{value * 1e3:7.1f} ms {value / row['measured_s']:6.2f}" for value in (both["fitted"], both["package"])
         ]
-        print(f"{one['name']:12} {one['measured_s'] * 1e3:7.1f} ms {' '.join(columns)}   {shares}")
+        print(f"{row['name']:12} {row['measured_s'] * 1e3:7.1f} ms {' '.join(columns)}   {shares}")
     counts = {
-        name: {str(limit): sum(abs(ratio - 1) <= limit for ratio in found) for limit in WITHIN}
-        for name, found in ratios.items()
+        name: {str(limit): sum(abs(ratio - 1) <= limit for ratio in values) for limit in WITHIN}
+        for name, values in ratios.items()
     }
     for name, within in counts.items():
         text = ", ".join(f"{number} of {len(rows)} within {float(limit):.0%}" for limit, number in within.items())
@@ -207,21 +207,21 @@ def report(rows: list[dict[str, Any]], fitted: dict[str, float], title: str) -> 
 
 
 def in_turns(recipes: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """Seconds of each step by recipe: groups of like size, twice over."""
-    recipes = sorted(recipes, key=lambda one: count(from_dict(RunConfig, one).config.model).total)
+    """Return the seconds of each step by recipe, measured in groups of similar size, twice."""
+    recipes = sorted(recipes, key=lambda recipe: count(from_dict(RunConfig, recipe).config.model).total)
     groups = [recipes[start : start + GROUP] for start in range(0, len(recipes), GROUP)]
-    found: dict[str, list[float]] = {recipe["name"]: [] for recipe in recipes}
+    times: dict[str, list[float]] = {recipe["name"]: [] for recipe in recipes}
     for group in groups * TURNS:
         for name, steps_s in _of_group(group).items():
-            found[name] += steps_s
-    return found
+            times[name] += steps_s
+    return times
 
 
 def _of_group(recipes: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """Every recipe warm in a process of its own, a few steps each in every round."""
+    """Warm up every recipe in its own process; in every round each runs a few steps."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     children: dict[str, subprocess.Popen[str]] = {}
-    found: dict[str, list[float]] = {recipe["name"]: [] for recipe in recipes}
+    times: dict[str, list[float]] = {recipe["name"]: [] for recipe in recipes}
     with ExitStack() as stack:
         for recipe in recipes:
             words = [sys.executable, "-W", "ignore", __file__, "--child", json.dumps(recipe)]
@@ -234,12 +234,12 @@ def _of_group(recipes: list[dict[str, Any]]) -> dict[str, list[float]]:
                 assert child.stdin is not None
                 child.stdin.write("go\n")
                 child.stdin.flush()
-                found[name] += _answer(child)
-    return found
+                times[name] += _answer(child)
+    return times
 
 
 def _answer(child: "subprocess.Popen[str]") -> Any:
-    """The next line of JSON that a child prints."""
+    """Return the next line of JSON that a child prints."""
     assert child.stdout is not None
     for line in child.stdout:
         if line.startswith("answer "):
@@ -248,7 +248,7 @@ def _answer(child: "subprocess.Popen[str]") -> Any:
 
 
 def take_turns(recipe: dict[str, Any]) -> None:
-    """In the child: the trainer's job over random tokens, warm; for each line of stdin a few steps, timed."""
+    """In the child: warm up a job on random tokens, then time a few steps for each line of stdin."""
     import torch
 
     from smalti.train.batches import Microbatch
@@ -260,15 +260,17 @@ def take_turns(recipe: dict[str, Any]) -> None:
     shape = (share.tokens // share.seq_len, share.seq_len)
 
     class Random:
-        """As many microbatches as a step has."""
+        """Random microbatches of a step."""
 
         def batch(self, step: int) -> list[Microbatch]:
-            found = []
+            microbatches = []
             for _ in range(int(share.passes)):
                 tokens = torch.randint(config.model.vocab_size, (shape[0], shape[1] + 1))
                 positions = torch.arange(shape[1]).expand(shape).contiguous()
-                found.append(Microbatch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), positions, None))
-            return found
+                microbatches.append(
+                    Microbatch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), positions, None)
+                )
+            return microbatches
 
         def state(self, step: int) -> dict[str, Any]:
             return {}

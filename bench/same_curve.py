@@ -1,11 +1,11 @@
-"""The same run on 1, 2, 3, 4, 6 and 8 ranks, and killed twice and gone on with another number of ranks: one curve.
+"""One loss curve: the same run on 1, 2, 3, 4, 6 and 8 ranks, and killed twice and resumed on other numbers of ranks.
 
     make bench NAME=same_curve                          about 4 minutes on two cores
     make bench NAME=same_curve ARGS='--steps 30'
 
-``smalti train`` as a user starts it, a small Llama in fp32 on the sources of the installed Python, two sources in two
-stages. Tokens of each step are the same by construction; losses differ by the rounding of sums that are added in
-another order. ``--record`` writes bench/results/same_curve.json, ``--picture`` the two pictures for the docs.
+Runs ``smalti train`` on a small Llama in fp32, on the code and documentation of the installed Python in two stages. The
+tokens of each step are the same by construction; losses differ by the rounding of sums in another order. ``--record``
+writes bench/results/same_curve.json, ``--picture`` the two plots for the docs.
 """
 
 import argparse
@@ -40,7 +40,7 @@ RANKS = (1, 2, 3, 4, 6, 8)
 
 
 def prepare(folder: Path) -> None:
-    """Token files of code and prose, and their tokenizer."""
+    """Write token files of code and prose, and their tokenizer."""
     write_documents(str(folder / "documents"))
     texts: dict[str, list[str]] = {}
     for name in ("code", "prose"):
@@ -64,7 +64,7 @@ def prepare(folder: Path) -> None:
 
 
 def recipe(folder: Path, name: str, steps: int) -> Path:
-    """A recipe of this name; all are equal but for it."""
+    """Write the recipe under this name; recipes differ only in the name."""
     config = from_dict(
         RunConfig,
         {
@@ -107,24 +107,24 @@ def recipe(folder: Path, name: str, steps: int) -> Path:
 
 
 def losses(run: Path) -> dict[int, float]:
-    """Loss of each step, as far as the run has come."""
+    """Return step -> loss of the steps so far."""
     try:
         lines = (run / "metrics.jsonl").read_text().splitlines()
     except FileNotFoundError:
         return {}
-    found = {}
+    by_step = {}
     for line in lines:
         try:
             row = json.loads(line)
         except ValueError:  # the line that is being written
             continue
         if "loss/train/total" in row:
-            found[int(row["step"])] = float(row["loss/train/total"])
-    return found
+            by_step[int(row["step"])] = float(row["loss/train/total"])
+    return by_step
 
 
 def train(folder: Path, name: str, steps: int, ranks: int, *, kill_at: int | None = None) -> int:
-    """Start or go on with a run; at ``kill_at`` steps kill it and all its ranks. The step that it had come to."""
+    """Start or resume a run; at ``kill_at`` steps kill it and all its ranks. Returns the last step."""
     command = [sys.executable, "-m", "smalti", "train", str(recipe(folder, name, steps))]
     run, log = folder / "runs" / name, folder / f"{name}.log"
     with log.open("ab") as out:
@@ -144,11 +144,11 @@ def train(folder: Path, name: str, steps: int, ranks: int, *, kill_at: int | Non
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """SIGKILL for the agent and its ranks, all at once."""
+    """Send SIGKILL to the agent and its ranks."""
     family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    for one in family:
+    for member in family:
         try:
-            os.kill(one.pid, signal.SIGKILL)
+            os.kill(member.pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
     process.wait()
@@ -156,37 +156,37 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 
 
 def all_runs(folder: Path, steps: int) -> tuple[dict[str, dict[int, float]], list[dict[str, int]]]:
-    """Name -> loss of each step; and where the killed run was killed and went on from."""
+    """Return name -> loss of each step; and where the killed run was killed and resumed."""
     for ranks in RANKS:
         print(f"{ranks} rank(s) ...", file=sys.stderr, flush=True)
         train(folder, f"ranks-{ranks}", steps, ranks)
     kills = []
     for ranks, kill_at in ((2, round(0.4 * steps)), (4, round(0.7 * steps)), (1, None)):
         print(f"killed run, {ranks} rank(s) ...", file=sys.stderr, flush=True)
-        came_to = train(folder, "killed", steps, ranks, kill_at=kill_at)
-        kills.append({"ranks": ranks, "step": came_to})
+        last_step = train(folder, "killed", steps, ranks, kill_at=kill_at)
+        kills.append({"ranks": ranks, "step": last_step})
     events = [json.loads(line) for line in (folder / "runs" / "killed" / "events.jsonl").read_text().splitlines()]
     resumed = [event["step"] for event in events if event["event"] == "resumed"]
     for kill, step in zip(kills[:-1], resumed, strict=True):
         kill["went_on_from_step"] = step
     names = {f"ranks-{ranks}": f"{ranks} rank" + "s" * (ranks > 1) for ranks in RANKS}
-    found = {label: losses(folder / "runs" / name) for name, label in names.items()}
-    return {**found, "killed": losses(folder / "runs" / "killed")}, kills
+    curves = {label: losses(folder / "runs" / name) for name, label in names.items()}
+    return {**curves, "killed": losses(folder / "runs" / "killed")}, kills
 
 
 def apart(curves: dict[str, dict[int, float]]) -> dict[str, float]:
-    """The largest difference of any step from the run on one rank."""
-    one = curves["1 rank"]
+    """Return the largest difference of any step from the run on one rank."""
+    reference = curves["1 rank"]
     for name, curve in curves.items():
-        if sorted(curve) != sorted(one):
-            raise RuntimeError(f"{name} has {len(curve)} steps, the run on one rank {len(one)}")
-    return {name: max(abs(curve[step] - one[step]) for step in one) for name, curve in curves.items()}
+        if sorted(curve) != sorted(reference):
+            raise RuntimeError(f"{name} has {len(curve)} steps, the run on reference rank {len(reference)}")
+    return {name: max(abs(curve[step] - reference[step]) for step in reference) for name, curve in curves.items()}
 
 
 def pictures(curves: dict[str, dict[int, float]], kills: list[dict[str, int]]) -> dict[str, str]:
-    """The curves, one over another; and how far they are from the first."""
+    """Return plots of the curves, and of their distance from the first."""
     markers = [
-        Marker(kill["step"], f"kill -9 at step {kill['step']} on {kill['ranks']} ranks; it went on from step "
+        Marker(kill["step"], f"kill -9 at step {kill['step']} on {kill['ranks']} ranks; resumed from step "
                f"{kill['went_on_from_step']} on {after['ranks']}")
         for kill, after in itertools.pairwise(kills)
     ]  # fmt: skip
@@ -194,9 +194,9 @@ def pictures(curves: dict[str, dict[int, float]], kills: list[dict[str, int]]) -
     names = {name: f"{ranks} ranks, killed twice" if name == "killed" else name for name in curves}
     steps = sorted(curves["1 rank"])
     lines = [Series(names[name], steps, [curve[step] for step in steps]) for name, curve in curves.items()]
-    one = curves["1 rank"]
+    reference = curves["1 rank"]
     differences = [
-        Series(names[name], steps, [1e6 * abs(curve[step] - one[step]) for step in steps], colour=number)
+        Series(names[name], steps, [1e6 * abs(curve[step] - reference[step]) for step in steps], colour=number)
         for number, (name, curve) in enumerate(curves.items())
         if name != "1 rank"
     ]
@@ -214,7 +214,7 @@ def main() -> None:
     """Print the largest differences; ``--record`` also writes bench/results/same_curve.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--folder", help="where the runs go for the time; absent: a temporary one")
+    parser.add_argument("--folder", help="folder for the runs; absent: a temporary one")
     parser.add_argument("--record", action=RecordOption, help="write bench/results/same_curve.json")
     parser.add_argument("--picture", action="store_true", help=f"write {PICTURES.relative_to(ROOT)}/same-curve*.svg")
     options = parser.parse_args()
@@ -222,11 +222,12 @@ def main() -> None:
         prepare(Path(folder))
         curves, kills = all_runs(Path(folder), options.steps)
     largest = apart(curves)
-    one = curves["1 rank"]
-    print(f"\n{options.steps} steps of {ROWS} x {SEQ_LEN} tokens; loss {one[1]:.4f} to {one[options.steps]:.4f}")
+    reference = curves["1 rank"]
+    loss = f"{reference[1]:.4f} to {reference[options.steps]:.4f}"
+    print(f"\n{options.steps} steps of {ROWS} x {SEQ_LEN} tokens; loss {loss}")
     for before, after in itertools.pairwise(kills):
         print(
-            f"kill -9 at step {before['step']} on {before['ranks']} ranks, gone on from step "
+            f"kill -9 at step {before['step']} on {before['ranks']} ranks, resumed from step "
             f"{before['went_on_from_step']} on {after['ranks']}"
         )
     for name, difference in largest.items():

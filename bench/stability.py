@@ -1,14 +1,13 @@
-"""Which options of the model keep it from diverging: a small model at 1, 3, 10 and 30 times its learning rate.
+"""Stability options: a small model at 1, 3, 10 and 30 times its learning rate.
 
     make bench NAME=stability                                                    about 12 minutes on two cores
     make bench NAME=stability ARGS='--variants plain qk_norm --factors 1 30 --steps 60'
 
-``smalti train`` as a user starts it: a deep and narrow Llama with one wide head in fp32, a short warmup, on the sources
-of the installed Python; the same weights, data and order in every cell, one option or all of them added. A cell
-*diverged* where the loss was no longer finite, or ended within ``NOTHING_NATS`` of the entropy of single tokens (what a
-model knows that has learned only how frequent each is). Its *spike* is the highest rise of the loss, a mean over 5
-steps, above its lowest before. After Wortsman et al. 2023 (arXiv 2309.14322). ``--record`` writes
-bench/results/stability.json, ``--picture`` the picture for the docs.
+Runs ``smalti train`` on a deep and narrow Llama with one wide head in fp32 with a short warmup, on the code and
+documentation of the installed Python; weights, data and order are the same in every cell, with one option or all added.
+A cell *diverged* if the loss became non-finite, or ended within ``NOTHING_NATS`` of the unigram entropy. Its *spike* is
+the highest rise of the loss (mean over 5 steps) above its lowest value before. After Wortsman et al. 2023 (arXiv
+2309.14322). ``--record`` writes bench/results/stability.json, ``--picture`` the plot for the docs.
 """
 
 import argparse
@@ -55,13 +54,13 @@ VARIANTS["all"] = {key: value for options in VARIANTS.values() for key, value in
 
 @dataclass(frozen=True)
 class Cell:
-    """How one run ended."""
+    """Result of one run."""
 
     variant: str
     factor: float
     lr: float
     final_loss: float | None
-    """Mean over the last tenth of the steps; None where the loss was not finite."""
+    """Mean over the last tenth of the steps; None if the loss became non-finite."""
     spike: float
     """Highest rise of the smoothed loss above its lowest value before, in nats."""
     highest_grad_norm: float
@@ -72,7 +71,7 @@ class Cell:
 
 
 def recipe(folder: Path, steps: int) -> Path:
-    """The plain model; the cells differ by overrides."""
+    """Write the recipe of the plain model; cells differ by overrides."""
     config = from_dict(
         RunConfig,
         {
@@ -111,7 +110,7 @@ def recipe(folder: Path, steps: int) -> Path:
 
 
 def train(folder: Path, variant: str, factor: float, unigram: float, also: list[str]) -> Cell:
-    """Run one cell with ``smalti train`` and read what it logged."""
+    """Run one cell with ``smalti train`` and read its metrics."""
     name, lr = f"{variant}-x{factor:g}", BASE_LR * factor
     run = folder / "runs" / name
     overrides = {"name": name, "folder": str(run), "train.optimizer.lr": lr, **VARIANTS[variant]}
@@ -142,13 +141,13 @@ def train(folder: Path, variant: str, factor: float, unigram: float, also: list[
 
 
 def highest_rise(loss: list[float]) -> float:
-    """Highest value above the lowest before it, of means over a few steps."""
+    """Return the highest rise of the smoothed loss above its lowest value before."""
     smooth = np.convolve(loss, np.ones(SMOOTHED_STEPS) / SMOOTHED_STEPS, mode="valid")
     return float((smooth - np.minimum.accumulate(smooth)).max()) if len(smooth) else 0.0
 
 
 def unigram_entropy(folder: Path) -> float:
-    """Nats a token of a model that knows only how frequent each token is, over both sources in equal parts."""
+    """Return the unigram entropy in nats per token, over both sources in equal parts."""
     total = np.zeros(VOCAB_SIZE)
     for name in ("code", "prose"):
         source = TokenSource(folder / name)
@@ -158,14 +157,14 @@ def unigram_entropy(folder: Path) -> float:
 
 
 def shown(cell: Cell) -> str:
-    """A cell of the table: final loss, and the spike in brackets."""
+    """Format a cell of the table: final loss, and the spike in brackets."""
     if cell.final_loss is None:
         return f"not finite at {cell.steps + 1}"
     return f"{cell.final_loss:.2f} (+{cell.spike:.2f}){' !' if cell.diverged else ''}"
 
 
 def table(cells: Mapping[tuple[str, float], Cell], variants: list[str], factors: list[float]) -> str:
-    """Rows of Markdown: options down, learning rates across."""
+    """Return a Markdown table: a row for each option, a column for each learning rate."""
     lines = ["| | " + " | ".join(f"x{factor:g} ({BASE_LR * factor:g})" for factor in factors) + " |"]
     lines.append("|---" * (len(factors) + 1) + "|")
     for variant in variants:
@@ -174,7 +173,7 @@ def table(cells: Mapping[tuple[str, float], Cell], variants: list[str], factors:
 
 
 def picture(cells: Mapping[tuple[str, float], Cell], variants: list[str], factors: list[float], unigram: float) -> str:
-    """Final loss over the learning rate, a line for each option; a line ends where the loss was not finite."""
+    """Plot final loss over the learning rate, a line for each option; a line ends where the loss was not finite."""
     rates = [BASE_LR * factor for factor in factors]
     lines = [
         Series(variant, rates, [cells[variant, factor].final_loss or math.nan for factor in factors])
@@ -193,19 +192,19 @@ def main() -> None:
     parser.add_argument("--factors", nargs="+", type=float, default=list(FACTORS))
     parser.add_argument("--also", nargs="+", default=[], help="overrides for every cell: train.schedule.warmup=0.2run")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
-    parser.add_argument("--folder", help="where the runs go for the time; absent: a temporary one")
+    parser.add_argument("--folder", help="folder for the runs; absent: a temporary one")
     parser.add_argument("--record", action=RecordOption, help="write bench/results/stability.json")
     parser.add_argument("--picture", action="store_true", help=f"write {PICTURE.relative_to(ROOT)}")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.folder, prefix="stability-") as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory(dir=options.folder, prefix="stability-") as temporary:
+        folder = Path(temporary)
         prepare(folder)
         recipe(folder, options.steps)
         unigram = unigram_entropy(folder)
         ladder = [(variant, factor) for factor in options.factors for variant in options.variants]
         with ThreadPoolExecutor(options.jobs) as pool:
-            found = list(pool.map(lambda cell: train(folder, *cell, unigram, options.also), ladder))
-    cells = dict(zip(ladder, found, strict=True))
+            results = list(pool.map(lambda cell: train(folder, *cell, unigram, options.also), ladder))
+    cells = dict(zip(ladder, results, strict=True))
     print(f"\n{options.steps} steps of {ROWS} x {SEQ_LEN} tokens; frequencies of tokens: {unigram:.2f} nats; "
           "final loss (+ highest spike), ! diverged\n")  # fmt: skip
     print(table(cells, options.variants, options.factors))
@@ -217,7 +216,7 @@ def main() -> None:
             "steps": options.steps,
             "also": options.also,
             "unigram_loss": unigram,
-            "cells": [asdict(cell) for cell in found],
+            "cells": [asdict(cell) for cell in results],
         }
         print("wrote", record("stability", figures))
 

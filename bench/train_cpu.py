@@ -1,15 +1,15 @@
-"""One training step on the CPU: Smalti against Hugging Face Trainer and litgpt, on the same Llama, 2 threads.
+"""One training step on the CPU: Smalti, Hugging Face Trainer and litgpt on the same Llama, 2 threads.
 
     make bench NAME=train_cpu ARGS='--record'       # about 13 minutes; the peers are installed on first use
 
-All start from the same weights (ours, exported; their first logits are compared), read the same batches in the same
-order, use fused AdamW with the same settings on the same parameters, clip at the same norm and keep the rate constant;
-their losses must stay within 1 % of each other at every step. Each runs its own loop whole, as its users run it, in a
-process of its own, once eager and once compiled; the better of the two counts. They take turns of a few steps, so that
-the times of one round are neighbours, and wait on a pipe in between.
+All start from the same weights (exported by Smalti; their first logits are compared), read the same batches in the
+same order, use fused AdamW with the same settings, clip at the same norm and keep the learning rate constant; their
+losses must stay within 1 % of each other at every step. Each runs its own complete loop in its own process, once eager
+and once compiled; the faster of the two counts. They take turns of a few steps, so that the times of a round are
+measured under the same conditions, and wait on a pipe in between.
 
 bf16 is autocast over fp32 weights for the peers and ``precision: {compute: bf16, master: fp32}`` here. MFU is that of
-``cost/flops.py`` over the matmul rate that ``distributed/trace/peak.py`` measures, the better of before and afterwards.
+``cost/flops.py`` over the matmul rate of ``distributed/trace/peak.py``, the higher of before and afterwards.
 """
 
 import argparse
@@ -50,7 +50,7 @@ ENVIRONMENTS = {"smalti": None, "trainer": "train-trainer", "litgpt": "train-lit
 
 @dataclass(frozen=True)
 class Shape:
-    """A model, a batch and how many steps make a turn."""
+    """A model, a batch and the number of steps in a turn."""
 
     why: str
     model: dict[str, int]
@@ -60,7 +60,7 @@ class Shape:
 
     @property
     def config(self) -> ModelConfig:
-        """The model as Smalti describes it."""
+        """Return the model's config."""
         return ModelConfig(max_position_embeddings=self.tokens, **self.model)  # type: ignore[arg-type]
 
 
@@ -76,7 +76,7 @@ def _llama(vocab: int, width: int, inner: int, layers: int, heads: int) -> dict[
 
 SHAPES = {
     "demo": Shape("the dense twin of smalti demo, with its batch", _llama(4096, 128, 384, 3, 4), 256, 8, 6),
-    "small": Shape("a first model of one's own; 8 rows: Trainer's default", _llama(16384, 384, 1024, 6, 6), 512, 8, 1),
+    "small": Shape("a first own model; 8 rows: Trainer's default", _llama(16384, 384, 1024, 6, 6), 512, 8, 1),
     "base": Shape("the width and depth of GPT-2 small", _llama(32000, 768, 2048, 12, 12), 1024, 2, 1),
 }
 
@@ -93,25 +93,25 @@ class Contender:
     seconds: list[float] = field(default_factory=list)
 
     def answer(self) -> dict[str, Any]:
-        """The next line that it writes."""
+        """Return the next message that the process writes."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"{self.name} ({self.mode}) ended:\n{self.log.read_text()[-3000:]}")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        message: dict[str, Any] = json.loads(line)
+        return message
 
     def step(self) -> float:
-        """Let it take one step; returns the seconds."""
+        """Run one step; return its seconds."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
-        found = self.answer()
-        self.losses.append(found["loss"])
-        return float(found["seconds"])
+        message = self.answer()
+        self.losses.append(message["loss"])
+        return float(message["seconds"])
 
     def turn(self, steps: int) -> None:
-        """Take a turn; its time is the median of its steps."""
+        """Run a turn; its time is the median of its steps."""
         self.seconds.append(statistics.median(self.step() for _ in range(steps)))
 
 
@@ -142,7 +142,7 @@ def main() -> None:
 
 
 def contest(shape: Shape, precision: str, pythons: dict[str, Path], modes: list[str], seconds: float) -> dict[str, Any]:
-    """One table: start everybody, check that they compute the same, let them take turns."""
+    """Measure one table: start all contenders, check that they compute the same, and run turns."""
     before, _ = matmul_rate(torch.device("cpu"), precision)
     with tempfile.TemporaryDirectory(prefix="train-cpu-") as place:
         prepare(shape, Path(place))
@@ -169,24 +169,25 @@ def contest(shape: Shape, precision: str, pythons: dict[str, Path], modes: list[
 
 
 def prepare(shape: Shape, place: Path) -> None:
-    """Weights in Hugging Face's format and the batches."""
+    """Write weights in Hugging Face's format, and the batches."""
     model = Decoder(shape.config)
     init_weights(model, shape.config, seed=17)
     save_folder(place / "model", shape.config, model.state_dict(), eod_id=0, dtype=torch.float32)
-    np.save(place / "tokens.npy", made_tokens(shape))
+    np.save(place / "tokens.npy", synthetic_tokens(shape))
 
 
-def made_tokens(shape: Shape) -> Any:
-    """[BATCHES, sequences, tokens]: each token is followed by one of 32, by Zipf's law: there is much to learn."""
+def synthetic_tokens(shape: Shape) -> Any:
+    """Return tokens [BATCHES, sequences, tokens]; each token is followed by one of 32, by Zipf's law."""
     random = np.random.default_rng(17)
-    vocab, rows = shape.config.vocab_size, BATCHES * shape.sequences
-    followers = (vocab * random.random((vocab, 32)) ** 4).astype(np.int64)  # small ids are frequent: learned first
+    vocab = shape.config.vocab_size
+    rows = BATCHES * shape.sequences
+    followers = (vocab * random.random((vocab, 32)) ** 4).astype(np.int64)  # small ids are frequent
     shares = 1 / np.arange(1, 33)
-    found = np.empty((shape.tokens, rows), dtype=np.int64)
-    found[0] = random.integers(0, vocab, rows)
-    for place in range(1, shape.tokens):
-        found[place] = followers[found[place - 1], random.choice(32, rows, p=shares / shares.sum())]
-    return found.T.reshape(BATCHES, shape.sequences, shape.tokens)
+    tokens = np.empty((shape.tokens, rows), dtype=np.int64)
+    tokens[0] = random.integers(0, vocab, rows)
+    for column in range(1, shape.tokens):
+        tokens[column] = followers[tokens[column - 1], random.choice(32, rows, p=shares / shares.sum())]
+    return tokens.T.reshape(BATCHES, shape.sequences, shape.tokens)
 
 
 def start(name: str, mode: str, precision: str, python: Path, place: Path) -> Contender:
@@ -219,7 +220,7 @@ def start(name: str, mode: str, precision: str, python: Path, place: Path) -> Co
 
 
 def compare_logits(contenders: list[Contender]) -> None:
-    """Before the first step all must compute the same."""
+    """Raise RuntimeError unless all compute the same logits before the first step."""
     first, *others = contenders
     expected = np.load(first.log.parent / "logits.npy")
     for other in others:
@@ -229,7 +230,7 @@ def compare_logits(contenders: list[Contender]) -> None:
 
 
 def compare_losses(contenders: list[Contender]) -> float:
-    """The largest distance between two losses of one step, as a fraction; all took the same number of steps."""
+    """Return the largest relative difference between two losses of a step."""
     losses = np.array([c.losses for c in contenders])
     spread = float((losses.max(axis=0) / losses.min(axis=0) - 1).max())
     if not spread < LOSS_TOLERANCE_FRAC:
@@ -241,7 +242,7 @@ def compare_losses(contenders: list[Contender]) -> float:
 
 
 def summary(shape: Shape, contenders: list[Contender], peak: float, spread: float) -> dict[str, Any]:
-    """What is printed and recorded."""
+    """Return the figures that are printed and recorded."""
     tokens, flops = shape.sequences * shape.tokens, train_flops_per_token(shape.config, shape.tokens)
     rows = {}
     best: dict[str, Contender] = {}
@@ -268,17 +269,17 @@ def _ratio(peer: Contender, ours: Contender) -> Ratio:
     return ratio_of(peer.seconds, ours.seconds, names=names)
 
 
-def report(key: str, shape: Shape, found: dict[str, Any]) -> None:
+def report(key: str, shape: Shape, figures: dict[str, Any]) -> None:
     """Print one table."""
     print(
         f"\n{key}: {shape.why}; {count(shape.config).total / 1e6:.1f}M parameters, "
         f"{shape.sequences} x {shape.tokens} tokens a step, {THREADS} threads\n"
-        f"matmul {found['matmul_flops_per_s'] / 1e9:.0f} GFLOP/s; loss {found['loss_first']:.3f} -> "
-        f"{found['loss_last']:.3f} in {found['steps']} steps, at most {found['loss_spread_frac']:.3%} apart\n"
+        f"matmul {figures['matmul_flops_per_s'] / 1e9:.0f} GFLOP/s; loss {figures['loss_first']:.3f} -> "
+        f"{figures['loss_last']:.3f} in {figures['steps']} steps, at most {figures['loss_spread_frac']:.3%} apart\n"
     )
-    for name, row in found["contenders"].items():
+    for name, row in figures["contenders"].items():
         print(f"  {name:16} {row['tokens_per_s']:8,.0f} tokens/s   {row['mfu_frac']:6.1%} of it ({FORMULA})")
-    for ratio in found["ratios"].values():
+    for ratio in figures["ratios"].values():
         print(f"  {Ratio(**ratio)}")
 
 

@@ -1,7 +1,7 @@
-"""A real training step of a recipe over made-up tokens, with every live storage counted.
+"""Run training steps of a recipe on random tokens, counting every live storage.
 
-Promises: job, model, FSDP2, loss and optimizer are those of ``smalti train``; only the tokens are drawn. Nothing is
-saved beyond a run folder in a temporary place. The process joins the world that its environment describes.
+Job, model, FSDP2, loss and optimizer are those of ``smalti train``; only the tokens are random. The process joins the
+world that its environment describes. A temporary run folder is removed at the end.
 """
 
 import os
@@ -31,23 +31,23 @@ from smalti.train.batches import Microbatch, TokenBatches
 from smalti.train.step import train_step
 
 DOCUMENT_TOKENS = 100
-"""Length of the made-up documents where rows are packed; 0 ends each."""
+"""Length of the synthetic documents if rows are packed; token 0 ends each."""
 
 
 @dataclass(frozen=True)
 class Counted:
-    """The fullest moment of one step on one rank."""
+    """Peak of one step on one rank."""
 
     peak_bytes: int
     phase: str
     phases: dict[str, int]
-    """Phase -> its most bytes."""
+    """Phase -> its peak bytes."""
     parts: dict[str, int]
     """``weights``, ``moments``, ``gathered``, ``batch`` and all the ``rest`` at the peak."""
 
 
 class _Stream:
-    """Tokens of a seed, cut as the trainer's stream cuts them."""
+    """Random tokens in the microbatches of the trainer's stream."""
 
     def __init__(self, config: RunConfig, data_ranks: int) -> None:
         batch, self.seq_len = config.batches_and_lengths[0]
@@ -56,32 +56,33 @@ class _Stream:
         self.vocab_size, self.packed = config.model.vocab_size, config.data.mask_documents
 
     def batch(self, step: int) -> list[Batch]:
-        """One rank's microbatches."""
-        random, found = np.random.default_rng(step), []
+        """Return one rank's microbatches."""
+        random = np.random.default_rng(step)
+        microbatches = []
         for first in range(0, self.rows, self.at_once):
             rows = min(self.at_once, self.rows - first)
             tokens = random.integers(1, self.vocab_size, (rows, self.seq_len + 1), dtype=np.int64)
             tokens[:, DOCUMENT_TOKENS::DOCUMENT_TOKENS] = 0
             narrow = tokens.astype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
-            found.append(Batch(narrow, np.zeros(rows, np.int16), 0, 0 if self.packed else None, self.packed))
-        return found
+            microbatches.append(Batch(narrow, np.zeros(rows, np.int16), 0, 0 if self.packed else None, self.packed))
+        return microbatches
 
 
 class _Batches(TokenBatches):
     def own_part(self, part: Callable[[Tensor], Tensor]) -> None:
-        """Of each row, where ranks share it."""
+        """Set the function that takes this rank's part of each row, for sequence parallelism."""
         self._own_part = part
 
     def check(self, state: dict[str, Any], step: int) -> None:
-        """There is nothing to compare."""
+        """Accept any state: random tokens have none."""
 
     def state(self, step: int) -> dict[str, Any]:
-        """Nothing to keep."""
+        """Return an empty state."""
         return {}
 
 
 class Step(NamedTuple):
-    """What was counted in one step."""
+    """Counts of one step."""
 
     live: LiveBytes
     collectives: list[Total]
@@ -89,7 +90,7 @@ class Step(NamedTuple):
 
 @contextmanager
 def _one_folder() -> Iterator[str]:
-    """A run folder of these ranks: ranks compare their configs when they meet, so it has one name on all of them."""
+    """Yield a run folder that has the same name on all ranks, because ranks compare their configs."""
     world = env.world()
     name = os.getppid() if world.world_size > 1 else os.getpid()  # ranks have one parent
     folder = os.path.join(tempfile.gettempdir(), f"counted-{name}")
@@ -103,28 +104,28 @@ def _one_folder() -> Iterator[str]:
 def counted_steps(
     config: RunConfig, steps: int = 2, *, prepare: Callable[[nn.Module], None] | None = None
 ) -> list[Step]:
-    """Take ``steps`` steps; one count for each. The first makes gradients and buffers that later ones find.
+    """Run ``steps`` steps and return a count for each. The first allocates gradients and buffers for later ones.
 
-    prepare: is given the model before the first.
+    ``prepare``: called with the model before the first step.
     """
     with _one_folder() as folder:
         track = config.track.model_copy(update={"console": False, "system_every_s": 0})
         config = config.model_copy(update={"folder": folder, "track": track})
         stream: Any = _Stream(config, layout_of(config, env.world().world_size).data_ranks)
         batches = _Batches(stream, torch.device("cpu"), mask_documents=config.data.mask_documents)
-        # no MFU is asked for, so no matmul rate is measured
+        # MFU is not needed, so do not measure the matmul rate
         with patch.object(rank_setup, "peak_flops_per_s", return_value=None):
             job = jobs.build(config, batches=batches)
         batches.own_part(sequence.own_part(job.mesh, context=config.train.parallel.context))
         if prepare is not None:
             prepare(job.state.model)
-        found = []
+        counts = []
         for step in range(steps):
             microbatches = batches.batch(step)
             with Traffic(job.mesh) as traffic:
                 live = _count(job, microbatches)
-            found.append(Step(live, traffic.totals()))
-        return found
+            counts.append(Step(live, traffic.totals()))
+        return counts
 
 
 def _count(job: Any, microbatches: Sequence[Microbatch]) -> LiveBytes:
@@ -157,7 +158,7 @@ def _count(job: Any, microbatches: Sequence[Microbatch]) -> LiveBytes:
 
 
 def counted(live: LiveBytes) -> Counted:
-    """The figures of one count."""
+    """Return the figures of one count."""
     phase, peak, alive = live.peak()
     parts = dict.fromkeys(("weights", "moments", "gathered", "batch", "rest"), 0)
     for storage, size in alive.items():

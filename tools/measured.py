@@ -1,8 +1,8 @@
-"""What a command costs with all of its child processes: wall and processor time, and the peak of memory. Linux only.
+"""Measure a command with all of its child processes: wall time, processor time and peak memory. Linux only.
 
-Promises: processor time counts every descendant, also one that outlived its parent; memory is the sum of proportional
-set sizes (a page shared by n processes counts 1/n in each), sampled, so a short peak can be missed. No descendant is
-left running.
+Processor time includes every descendant, also one that outlived its parent; memory is the sum of proportional set
+sizes (a page shared by n processes counts 1/n in each), sampled, so a short peak can be missed. No descendant is left
+running.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ _SHOWN_BYTES = 4000
 
 @dataclass(frozen=True)
 class Cost:
-    """What one command took."""
+    """Cost of one command."""
 
     wall_s: float
     cpu_s: float
@@ -86,13 +86,13 @@ def _watch(pid: int, deadline: float) -> tuple[int, int, float]:
 
 
 def _memory_bytes(pid: int) -> int:
-    """Of the process and its descendants; orphans among them are not many, and are not looked for."""
+    """Return the memory of the process and its descendants, without orphans, which are few."""
     total = 0
     try:
         first = psutil.Process(pid)
-        for one in (first, *first.children(recursive=True)):
+        for process in (first, *first.children(recursive=True)):
             try:
-                total += int(one.memory_full_info().pss)
+                total += int(process.memory_full_info().pss)
             except (psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError):
                 continue
     except psutil.NoSuchProcess:  # it ended between wait4 and here: the next turn of the watch sees that

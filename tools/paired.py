@@ -1,8 +1,8 @@
-"""Paired timing: two ways of doing the same work, run by turns in one process, and the ratio of each pair.
+"""Paired timing: run two functions by turns in one process, and compute the ratio of each pair.
 
-On a machine whose load changes a single time says little, but a neighbour slows both halves of a pair alike. The result
-is the median of the ratios with the 10th and 90th percentile, which never lie outside what was measured (of few pairs
-they are close to the smallest and the largest ratio). It promises nothing about absolute times.
+On a machine with changing load a single time means little, but the load slows both halves of a pair alike. The result
+is the median of the ratios with the 10th and 90th percentile (for few pairs, close to the smallest and largest ratio).
+Absolute times are not comparable between runs.
 """
 
 import statistics

@@ -1,11 +1,10 @@
-"""Environments for the programs that Smalti is measured against: one a name, apart from Smalti's own.
+"""Virtual environments for the programs that Smalti is compared with, one for each name.
 
     PYTHONPATH=tools .venv/bin/python -c 'import peers; print(peers.python_of("train"))'
 
-A benchmark starts its peers as child processes with the interpreter that ``python_of`` returns. What a peer needs is
-pinned in ``bench/peers/NAME.txt``; torch is the one of ``constraints.txt``, so that no ratio compares two versions of
-it. The first use installs, with pip and with the arguments in PIP_ARGS; a changed list of pins installs anew.
-Promises: an environment left half installed is not used, and of two processes that ask at once one waits.
+A benchmark starts its peers with the interpreter that ``python_of`` returns. ``bench/peers/NAME.txt`` pins their
+packages; torch is that of ``constraints.txt``. The first use installs with pip and PIP_ARGS; a changed list installs
+again. An incomplete environment is not used, and of two concurrent processes one waits.
 """
 
 import fcntl

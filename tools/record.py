@@ -1,9 +1,8 @@
-"""Writes a measured result to ``bench/results/<name>.json`` with its command, commit, date and machine.
+"""Write a measured result to ``bench/results/<name>.json`` with its command, commit, date and machine.
 
-Used by the proofs (through the ``record`` fixture of tests/conftest.py) and by the scripts in bench/. Standard library
-only, so that it works with any interpreter. It promises that the code of a result is in the named commit (a changed
-checkout raises ``Uncommitted``; the option ``--record`` and ``make prove`` say so before they measure) and that figures
-of two commits are never mixed in one file: the same commit adds to the file, another one replaces it.
+Used by the proofs (fixture ``record`` of tests/conftest.py) and by the scripts in bench/. Standard library only, so
+that it works with any interpreter. The code of a result is in the named commit: a changed checkout raises
+``Uncommitted``, before anything is measured. The same commit adds to a file, another one replaces it.
 """
 
 import argparse
@@ -20,11 +19,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 CODE = ("smalti", "tests", "tools", "bench", "pyproject.toml", "constraints.txt", "Makefile", ":!bench/results")
-"""What a figure may depend on. Pages and pictures of docs/ may be written while one records."""
+"""Paths that a figure may depend on. Pages and plots of docs/ may change while recording."""
 
 
 class Uncommitted(RuntimeError):
-    """The code that measured is in no commit."""
+    """The measured code is in no commit."""
 
 
 class RecordOption(argparse.Action):
@@ -44,7 +43,7 @@ class RecordOption(argparse.Action):
 def record(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> Path:
     """Merge ``figures`` into ``folder/name.json`` and return its path; a name is letters, digits, '-', '_' and '.'.
 
-    Raises ``Uncommitted`` where the checkout has changes that are in no commit.
+    Raises ``Uncommitted`` if the checkout has changes that are in no commit.
     """
     if not name or not all(letter.isalnum() or letter in "-_." for letter in name):
         raise ValueError(f"'{name}' cannot be the name of a result; use letters, digits, '-', '_' and '.'")
@@ -52,8 +51,8 @@ def record(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> Path:
     commit = committed()
     before: dict[str, Any] = {}
     if path.exists():
-        found = json.loads(path.read_text())
-        before = found["figures"] if found.get("commit") == commit else {}
+        previous = json.loads(path.read_text())
+        before = previous["figures"] if previous.get("commit") == commit else {}
     result = {
         "name": name,
         "command": command(),
@@ -70,7 +69,7 @@ def record(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> Path:
 
 
 def committed(root: Path = ROOT) -> str:
-    """The commit of the checkout; ``Uncommitted``, with what to type, where its code is in no commit."""
+    """Return the commit of the checkout. Raises ``Uncommitted`` with a hint if its code is in no commit."""
     commit = commit_of(root)
     if commit == "unknown":
         raise Uncommitted(
@@ -88,9 +87,9 @@ def committed(root: Path = ROOT) -> str:
 
 
 def commit_of(root: Path) -> str:
-    """The commit of the checkout, with ``-dirty`` when a file of ``CODE`` differs or is in no commit; or 'unknown'.
+    """Return the commit of the checkout, or 'unknown'; ``-dirty`` is added if a file of ``CODE`` differs from it.
 
-    A copy without its .git takes it from BENCH_COMMIT, with ``-dirty`` where its checkout had changes.
+    A copy without its .git takes it from BENCH_COMMIT, with ``-dirty`` if its checkout had changes.
     """
     if "BENCH_COMMIT" in os.environ:
         return os.environ["BENCH_COMMIT"]
@@ -101,13 +100,13 @@ def commit_of(root: Path) -> str:
 
 
 def changed(root: Path) -> list[str]:
-    """The files of ``CODE`` that differ from the commit or are not in it; what git ignores does not count."""
+    """Return the files of ``CODE`` that differ from the commit or are not in it, without those that git ignores."""
     status = _output(["git", "-C", str(root), "status", "--porcelain", "--untracked-files=all", "--", *CODE])
     return [line.split(maxsplit=1)[1] for line in (status or "").splitlines()]
 
 
 def command() -> str:
-    """What to type to measure again."""
+    """Return the command that measures again."""
     if os.environ.get("SMALTI_PROVE") == "1":
         name = os.environ.get("SMALTI_PROVE_NAME")
         return f"make prove NAME={name}" if name else "make prove"
@@ -120,7 +119,7 @@ def command() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What a figure depends on: processor, cores usable, memory, GPU, Python and torch. Never a host's name."""
+    """Return what a figure depends on: processor, usable cores, memory, GPU, Python and torch; no host name."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

@@ -76,13 +76,13 @@ def context_of(command: Any, name: str, parent: Any = None) -> Any:
 
 def leaves() -> Iterator[tuple[str, Any, Any]]:
     """Name (``smalti runs ls``), parser and context of every command that has none below it."""
-    ahead = [(f"smalti {verb}", command_of(verb)) for verb in VERBS]
-    while ahead:
-        name, command = ahead.pop()
+    pending = [(f"smalti {verb}", command_of(verb)) for verb in VERBS]
+    while pending:
+        name, command = pending.pop()
         assert command is not None, f"{name} has no module in smalti/cli"
         context = context_of(command, name)
         inner = subcommands(command, context)
-        ahead += [(f"{name} {below}", parser) for below, parser in inner.items()]
+        pending += [(f"{name} {below}", parser) for below, parser in inner.items()]
         if not inner:
             yield name, command, context
 

@@ -1,7 +1,7 @@
-"""Holds files and functions small: a file over 600 lines fails, over 400 warns; a function over 60 lines fails.
+"""Limit the sizes of files and functions: a file over 600 lines fails, over 400 warns; a function over 60 lines fails.
 
 ``tools/sizes_allowed.txt`` may list exceptions as ``path[::function] lines``. The list can only shrink: an entry whose
-subject has become smaller must be lowered, one that fits the limits again must go, and a larger subject fails.
+subject is smaller now must be lowered, one that fits the limits must be removed, and a larger subject fails.
 
     python tools/sizes.py            check the repository; exit 3 when something is too large
 """
@@ -19,16 +19,16 @@ ALLOWED = "tools/sizes_allowed.txt"
 
 
 def sizes(root: Path) -> dict[str, int]:
-    """Lines of every Python file (``path``) and function (``path::qualified.name``) under the checked folders."""
-    found: dict[str, int] = {}
+    """Return the lines of every Python file (``path``) and function (``path::qualified.name``) that is checked."""
+    lines_of: dict[str, int] = {}
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*.py")):
             name = path.relative_to(root).as_posix()
             text = path.read_text(encoding="utf-8")
-            found[name] = len(text.splitlines())
+            lines_of[name] = len(text.splitlines())
             for function, lines in _functions(ast.parse(text, filename=name), ""):
-                found[f"{name}::{function}"] = lines
-    return found
+                lines_of[f"{name}::{function}"] = lines
+    return lines_of
 
 
 def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, int]]:
@@ -42,47 +42,47 @@ def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, int]]:
 
 
 def limit(name: str) -> int:
-    """The most lines that ``name`` may have without an exception."""
+    """Return the most lines that ``name`` may have without an exception."""
     return FUNCTION_LINES if "::" in name else FILE_LINES
 
 
 def read_allowed(path: Path) -> dict[str, int]:
-    """The exceptions; an absent file allows none."""
+    """Read the exceptions; an absent file allows none."""
     if not path.exists():
         return {}
     lines = [line.partition("#")[0].split() for line in path.read_text().splitlines()]
     return {parts[0]: int(parts[1]) for parts in lines if parts}
 
 
-def problems(found: dict[str, int], allowed: dict[str, int]) -> list[str]:
-    """What fails, one sentence each; empty when all is well."""
+def problems(lines_of: dict[str, int], allowed: dict[str, int]) -> list[str]:
+    """Return the problems, a sentence each."""
     failed = []
-    for name, lines in found.items():
+    for name, lines in lines_of.items():
         most = allowed.get(name, limit(name))
         if lines > most:
             failed.append(f"{name} has {lines} lines; at most {most}")
     for name, granted in allowed.items():
-        if name not in found:
+        if name not in lines_of:
             failed.append(f"{ALLOWED} lists {name}, which does not exist; take it out")
-        elif found[name] <= limit(name):
+        elif lines_of[name] <= limit(name):
             failed.append(f"{ALLOWED} lists {name}, which fits the limit of {limit(name)} lines; take it out")
-        elif found[name] < granted:
-            failed.append(f"{ALLOWED} grants {name} {granted} lines, it has {found[name]}; lower the entry")
+        elif lines_of[name] < granted:
+            failed.append(f"{ALLOWED} grants {name} {granted} lines, it has {lines_of[name]}; lower the entry")
     return failed
 
 
 def main() -> int:
-    """Check the repository that this file lies in."""
+    """Check the repository of this file."""
     root = Path(__file__).resolve().parent.parent
-    found = sizes(root)
-    for name, lines in found.items():
+    lines_of = sizes(root)
+    for name, lines in lines_of.items():
         if "::" not in name and FILE_WARN_LINES < lines <= FILE_LINES:
             print(f"warning: {name} has {lines} lines; over {FILE_WARN_LINES} wants a reason", file=sys.stderr)
-    failed = problems(found, read_allowed(root / ALLOWED))
+    failed = problems(lines_of, read_allowed(root / ALLOWED))
     for line in failed:
         print(f"too large: {line}", file=sys.stderr)
-    files = [name for name in found if "::" not in name]
-    print(f"sizes: {len(files)} files, {len(found) - len(files)} functions, {len(failed)} too large")
+    files = [name for name in lines_of if "::" not in name]
+    print(f"sizes: {len(files)} files, {len(lines_of) - len(files)} functions, {len(failed)} too large")
     return 3 if failed else 0
 
 

@@ -88,8 +88,8 @@ def check(root: Path) -> list[str]:
 def shrink(root: Path) -> None:
     """Take the files that are clean or gone out of the list of those that are allowed."""
     idle = {line.split()[2].rstrip(",") for line in check(root) if line.startswith(f"{ALLOWED} lists ")}
-    kept = [line for line in _lines(root / ALLOWED) if line not in idle]
-    (root / ALLOWED).write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    remaining = [line for line in _lines(root / ALLOWED) if line not in idle]
+    (root / ALLOWED).write_text("".join(f"{line}\n" for line in remaining), encoding="utf-8")
 
 
 def _lines(path: Path) -> list[str]:

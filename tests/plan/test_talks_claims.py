@@ -65,7 +65,7 @@ def test_what_is_recorded_is_read_and_what_is_not_is_said(tmp_path: Path, monkey
 
 
 def test_what_is_called_not_built_is_no_option() -> None:
-    assert "FP8 training is not built" in page()
+    assert "FP8 training is not implemented" in page()
     assert "fp8" not in get_args(PrecisionConfig.model_fields["compute"].annotation)
     assert "Selective checkpointing and compressed activations are not built" in page()
     assert set(get_args(ParallelConfig.model_fields["activation_checkpointing"].annotation)) == {"none", "full"}

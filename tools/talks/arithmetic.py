@@ -28,7 +28,7 @@ def model(preset: str) -> ModelConfig:
 
 
 def params(preset: str) -> Params:
-    """Its parameters."""
+    """Return the parameters of a preset."""
     return count(model(preset))
 
 
@@ -37,20 +37,20 @@ def peak(gpu: str) -> float:
     return hardware(gpu).peak_flops_per_s["bf16"]
 
 
-def budget(asked: str, **given: float | str) -> float:
-    """The value of one of the names of ``smalti plan budget``."""
-    value = _solved(tuple(sorted(given.items()))).number(asked)
-    assert value is not None, f"{asked} does not follow from {given}"
+def budget(quantity: str, **values: float | str) -> float:
+    """Return a quantity of ``smalti plan budget`` that follows from ``values``."""
+    value = _solved(tuple(sorted(values.items()))).number(quantity)
+    assert value is not None, f"{quantity} does not follow from {values}"
     return value
 
 
 @cache
-def _solved(given: tuple[tuple[str, float | str], ...]) -> Budget:
-    return solve(dict(given))
+def _solved(values: tuple[tuple[str, float | str], ...]) -> Budget:
+    return solve(dict(values))
 
 
 def train_flops(params: float, tokens: float) -> float:
-    """6ND; the parameters are those that a token meets."""
+    """Return 6 N D, with N the active parameters."""
     return budget("flops", active_params=params, tokens=tokens)
 
 

@@ -1,7 +1,7 @@
-"""docs/audit/claims.md: what the talks say of speed, and what stands behind it here.
+"""docs/audit/claims.md: claims of speed in the talks, and the evidence for them here.
 
-Promises that every measured number is read from bench/results and every predicted one comes from the planner, when the
-page is written; a claim without either is called unproven, with what would prove it.
+Every measured number is read from bench/results and every predicted one computed by the planner when the page is
+written; a claim without either is called unproven, with what would prove it.
 """
 
 import json
@@ -29,7 +29,7 @@ Status = Literal["proven here", "predicted", "unproven"]
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that a talk says of speed, and what we have."""
+    """A claim of speed in a talk, and the evidence for it."""
 
     talk: str
     line: int
@@ -43,18 +43,18 @@ class Claim:
 
 
 def result(name: str) -> dict[str, Any]:
-    """What bench/results/NAME.json holds."""
+    """Return the content of bench/results/NAME.json."""
     value: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     return value
 
 
 def recorded(name: str) -> dict[str, Any] | None:
-    """The figures of bench/results/NAME.json; None where there is no such file."""
+    """Return the figures of bench/results/NAME.json, or None if there is no such file."""
     return figures(name) if (RESULTS / f"{name}.json").exists() else None
 
 
 def figures(name: str) -> dict[str, Any]:
-    """Its figures."""
+    """Return the figures of bench/results/NAME.json."""
     value: dict[str, Any] = result(name)["figures"]
     return value
 
@@ -99,35 +99,35 @@ def _microbatches() -> str:
 
 
 def _overhead() -> str:
-    handed = figures("stream")["table"]["tokens/s, int64 inputs and targets"]["smalti"]["median"]
+    streamed = figures("stream")["table"]["tokens/s, int64 inputs and targets"]["smalti"]["median"]
     step = max(row["tokens_per_s"] for row in figures("train_cpu")["demo bf16"]["contenders"].values())
     return (
-        f"the stream hands out {handed / 1e6:.0f}M tokens/s in one process; the fastest step measured here takes "
-        f"{step / 1e3:.3g}k (`make bench NAME=train_cpu`), so reading is 1/{handed / step:,.0f} of its time even when "
-        "it is not done ahead. From local disk, in the page cache"
+        f"the stream supplies {streamed / 1e6:.0f}M tokens/s in one process; the fastest step measured here consumes "
+        f"{step / 1e3:.3g}k (`make bench NAME=train_cpu`), so reading takes 1/{streamed / step:,.0f} of its time even "
+        "without prefetching. From local disk, in the page cache"
     )
 
 
 def _one_reader() -> str:
-    found = figures("fetch_start")
+    starts = figures("fetch_start")
     return (
-        f"{found['ranks']:,} ranks that start: {found['metadata_gets']} read of metadata ({found['index_bytes']} "
-        f"bytes), {found['lists']} listings, {found['reads']:,} reads of data; against a server of our own, eight "
+        f"{starts['ranks']:,} ranks that start: {starts['metadata_gets']} read of metadata ({starts['index_bytes']} "
+        f"bytes), {starts['lists']} listings, {starts['reads']:,} reads of data; with a local test server, eight "
         "ranks at a time"
     )
 
 
 def _throttled() -> str:
-    found = figures("fetch_slow_down")
+    outage = figures("fetch_slow_down")
     return (
-        f"a store that answers 503 to everything for {found['outage_s']} s: {found['requests_during']:,} requests in "
-        f"that time at {found['requests_per_s']}/s allowed, all {found['steps']} steps made, longest wait "
-        f"{found['longest_wait_s']:.0f} s; the store is a server of our own"
+        f"a store that answers 503 to everything for {outage['outage_s']} s: {outage['requests_during']:,} requests in "
+        f"that time at {outage['requests_per_s']}/s allowed, all {outage['steps']} steps made, longest wait "
+        f"{outage['longest_wait_s']:.0f} s; the store is a local test server"
     )
 
 
 def _restart() -> str:
-    found = {
+    goodput = {
         name: goodput_frac(Timing(mtbf_s(_DBRX, 3072), stall_s, optimal_s(stall_s, mtbf_s(_DBRX, 3072)), (recovery,)))
         for name, stall_s, recovery in (
             ("by hand", 30.0, Recovery(detect_s=1800, restart_s=1200)),
@@ -135,8 +135,9 @@ def _restart() -> str:
         )
     }
     return (
-        f"3,072 GPUs fail every {mtbf_s(_DBRX, 3072) / 3600:.2g} hours: goodput {found['by hand']:.1%} with 30 minutes "
-        f"to detect, 20 to restart and checkpoints that stall 30 s; {found['fast']:.1%} with 30 s, 2 minutes and 1 s. "
+        f"3,072 GPUs fail every {mtbf_s(_DBRX, 3072) / 3600:.2g} hours: goodput {goodput['by hand']:.1%} with 30 "
+        f"minutes to detect, 20 to restart and checkpoints that stall 30 s; {goodput['fast']:.1%} with 30 s, 2 minutes "
+        "and 1 s. "
         "What detection and restart take here is not measured on a cluster"
     )
 
@@ -146,8 +147,8 @@ def _fp8() -> str:
     ratio = peaks["fp8"] / peaks["bf16"]
     share = (1 - 1 / 1.5) / (1 - 1 / ratio)
     return (
-        f"FP8 training is not built. The peaks differ by {ratio:.2g}; 1.5 follows if {share:.0%} of the time of a BF16 "
-        "step is matmuls that run at twice the rate. Would prove it: the same step in both formats on an H100"
+        f"FP8 training is not implemented. The peaks differ by {ratio:.2g}; 1.5 follows if {share:.0%} of the time of "
+        "a BF16 step is matmuls that run at twice the rate. Would prove it: the same step in both formats on an H100"
     )
 
 
@@ -162,51 +163,52 @@ def _save() -> str:
 
 def _experts() -> str:
     proof = "Would prove it: DBRX Small and Llama2-13B, or a ladder of both kinds, on one data set"
-    found = recorded("experts")
-    if found is None:
+    study = recorded("experts")
+    if study is None:
         return f"the comparison at equal FLOPs (`make bench NAME=experts`) is not recorded. {proof}"
-    dense, *others = found["arms"].items()
+    dense, *others = study["arms"].items()
     apart = ", ".join(
         f"{name} {-row['less_than_dense']:+.3f} ± {row['less_than_dense_half']:.3f}" for name, row in others
     )
     better = sum(row["less_than_dense"] > row["less_than_dense_half"] for _, row in others)
     return (
-        f"held-out bits per byte beside a dense model of {dense[1]['params_active'] / 1e6:.2g}M parameters at the same "
-        f"FLOPs (less is better; {dense[1]['tokens'] / 1e6:.2g}M tokens, {found['seeds']} seeds, 95 %): {apart}. "
+        f"held-out bits per byte relative to a dense model of {dense[1]['params_active'] / 1e6:.2g}M parameters at the "
+        f"same FLOPs (less is better; {dense[1]['tokens'] / 1e6:.2g}M tokens, {study['seeds']} seeds, 95 %): {apart}. "
         f"{better} of {len(others)} gain at this size ([the study](../concepts/model/experts-study.md), `make bench "
         f"NAME=experts`, {_measured('experts')}). {proof}"
     )
 
 
 def _experts_beside_dense() -> str:
-    """What is predicted, and how far predictions of a step with experts were from a GPU."""
-    text, found = predictions.experts_beside_dense(), recorded("train_gpu") or {}
-    steps = {name: one for name, one in found.items() if name.startswith(("moe", "dbrx")) and "planned_step_s" in one}
+    """Return the prediction, and how far predicted steps with experts were from measured ones on a GPU."""
+    text = predictions.experts_beside_dense()
+    rows = recorded("train_gpu") or {}
+    steps = {name: row for name, row in rows.items() if name.startswith(("moe", "dbrx")) and "planned_step_s" in row}
     if not steps:
         return f"{text}. No recorded step of an MoE model on a GPU was compared with its prediction"
-    ratios = ", ".join(f"{one['planned_step_s'] / one['step_s']:.2f} for {name}" for name, one in steps.items())
+    ratios = ", ".join(f"{row['planned_step_s'] / row['step_s']:.2f} for {name}" for name, row in steps.items())
     where = _measured("train_gpu")
     return f"{text}. Of recorded steps of MoE models on one GPU, planned over measured time is {ratios} ({where})"
 
 
 def _data_processing() -> str:
     return (
-        "the pipeline before and the data are not public. Would prove it: both on the same documents. What our "
-        "deduplication does beside others' is in [the data area, measured](../concepts/data/benchmarks.md)"
+        "the earlier pipeline and the data are not public. Would prove it: both on the same documents. Our "
+        "deduplication is compared with others' in [the benchmarks of the data tools](../concepts/data/benchmarks.md)"
     )
 
 
 def _attention() -> str:
     return (
-        "on a CPU no gain is to be had that way ([attention](../concepts/model/attention.md)). Would prove it: memory "
-        "and time of a step on a GPU with each kernel beside plain attention"
+        "on a CPU this gains nothing ([attention](../concepts/model/attention.md)). Would prove it: memory "
+        "and time of a step on a GPU with each kernel, compared with plain attention"
     )
 
 
 def _semdedup() -> str:
     return (
-        "semantic deduplication is not built. Would prove it: two equal runs, with half of the data taken out by it "
-        "and at random"
+        "semantic deduplication is not implemented. Would prove it: two equal runs, with half of the data removed by "
+        "it and at random"
     )
 
 
@@ -254,35 +256,35 @@ _INTRO = """<!-- Written by `make docs` from tools/talks/claims.py and bench/res
 
 # Claims of speed
 
-What the [talks](talks.md) say of speed, the best proven first. **Proven here** means measured by the
-command, on the machine that the result file names: two CPU cores, no GPU, no cluster. It is the mechanism that is
-proven, at that size. **Predicted** means by the planner's arithmetic, whose own error is on the planner's pages.
-**Unproven** means neither; what would prove it is said. A line is that of the talk's text.
+The claims of speed in the [talks](talks.md), the best proven first. **Proven here** means measured by the
+command, on the machine that the result file names: two CPU cores, no GPU, no cluster. This proves the mechanism at that
+size. **Predicted** means by the planner's arithmetic, whose error is on the planner's pages. **Unproven** means
+neither; the row says what would prove it. A line is that of the talk's text.
 
 """
 
 
 @cache
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return "".join(_lines())
 
 
 def _lines() -> Iterator[str]:
     yield textwrap.dedent(_INTRO)
-    yield "| claim | where | status | what stands behind it |\n|---|---|---|---|\n"
+    yield "| claim | where | status | evidence |\n|---|---|---|---|\n"
     for claim in CLAIMS:
-        behind = claim.evidence() + "."
+        evidence = claim.evidence() + "."
         if claim.command:
-            behind += f" `{claim.command}`"
+            evidence += f" `{claim.command}`"
         if claim.result:
-            behind += f", {_measured(claim.result)}"
-        yield f'| "{claim.quote}" | {claim.talk}, {claim.line} | **{claim.status}** | {behind} |\n'
+            evidence += f", {_measured(claim.result)}"
+        yield f'| "{claim.quote}" | {claim.talk}, {claim.line} | **{claim.status}** | {evidence} |\n'
 
 
 def _measured(name: str) -> str:
-    """Date, machine and file of a result."""
-    found = result(name)
-    machine = found["machine"]
+    """Return date, machine and file of a result."""
+    measured = result(name)
+    machine = measured["machine"]
     device = machine["gpu"] or f"{machine['cores']} cores of an {machine['processor']}"
-    return f"{found['date'][:10]}, {device} (bench/results/{name}.json)"
+    return f"{measured['date'][:10]}, {device} (bench/results/{name}.json)"

@@ -10,7 +10,7 @@ _DBRX = plan.model("dbrx-132b")
 
 
 def _all_experts_of_one() -> float:
-    """MLP parameters that a token meets when it is sent to all 16 experts, over those of one."""
+    """Active MLP parameters of a token that is sent to all 16 experts, over those of one expert."""
     assert _DBRX.moe is not None
     through = [
         count(_DBRX.model_copy(update={"moe": _DBRX.moe.model_copy(update={"num_experts_per_tok": k})})).mlp_active
@@ -22,9 +22,9 @@ def _all_experts_of_one() -> float:
 def _times_more_in(part: str) -> float:
     """Parameters with 16 experts over those with one: of the MLPs, of a layer, of the model."""
     params = plan.params("dbrx-132b")
-    one = params.mlp / 16
+    expert = params.mlp / 16
     rest = {"mlp": 0.0, "layer": params.attention + params.norm, "model": params.total - params.mlp}[part]
-    return (rest + params.mlp) / (rest + one)
+    return (rest + params.mlp) / (rest + expert)
 
 
 # fmt: off
@@ -43,7 +43,7 @@ _ALONE = (
     _davis("layer-16", 68, "16 times more parameters in each of your layers", "16x", lambda: _times_more_in("layer"),
            "the same of one layer", "wrong", _LAYER, "11.4x"),
     _davis("work-16", 70, "16 times as much work as only feeding it through one", "16x", _all_experts_of_one,
-           "feed-forward parameters that a token meets, 16 experts / one"),
+           "active feed-forward parameters, 16 experts / one"),
     _davis("one-of-16", 71, "only 16 possible ways a token can get processed", "16",
            lambda: plan.choices("dbrx-132b", 1), "1 of 16"),
     _davis("two-of-16", 71, "two out of 16 experts, you have 16 times 15 ways", "16 x 15",

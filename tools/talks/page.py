@@ -102,10 +102,10 @@ def _lines() -> Iterator[str]:
     yield _UNCHECKED
 
 
-def _once(found: Iterable[Figure], *, by: tuple[str, ...] = ("quote", "how", "note")) -> list[list[Figure]]:
-    """Together what is the same in these fields: words that stand on several slides, a note of several cells."""
+def _once(figures: Iterable[Figure], *, by: tuple[str, ...] = ("quote", "how", "note")) -> list[list[Figure]]:
+    """Group figures that are equal in these fields: words on several slides, a note on several cells."""
     groups: dict[tuple[str, ...], list[Figure]] = {}
-    for figure in found:
+    for figure in figures:
         groups.setdefault(tuple(getattr(figure, name) for name in by), []).append(figure)
     return list(groups.values())
 
