@@ -83,7 +83,8 @@ def run(
             halves = smaller is not None and (least is None or smaller < least)
             if again is None or not halves or requests.interrupts or requests.terminations:
                 return outcome
-            least, folder = smaller, again()
+            least = smaller
+            folder = again()
 
 
 def _attempt(
@@ -193,10 +194,10 @@ class _Watch:
         return min(blamed, key=_blame) if blamed else None
 
     def _causes(self) -> list[Rank]:
-        fine: set[int] = {ExitCode.RETRY, ExitCode.INTERRUPTED, *_UNSAVED} if self.stopped_by else set()
+        expected: set[int] = {ExitCode.RETRY, ExitCode.INTERRUPTED, *_UNSAVED} if self.stopped_by else set()
         if any(rank.code in _UNSAVED for rank in self.deaths):
-            fine |= {LOST_PEER} if self.stopped_by else set()  # it lost a rank that was asked to stop
-        return [rank for rank in self.deaths if not rank.killed_by_us and rank.code not in fine]
+            expected |= {LOST_PEER} if self.stopped_by else set()  # it lost a rank that was asked to stop
+        return [rank for rank in self.deaths if not rank.killed_by_us and rank.code not in expected]
 
     def _forward(self) -> None:
         """Forward the first request to stop; a Ctrl-C after a SIGTERM is forwarded too."""
@@ -235,9 +236,9 @@ def _judge(watch: _Watch, folder: RunFolder) -> Outcome:
     step = _last_step(folder)
     if watch.requests.interrupts > 1:
         return _at_once(folder, step)
-    short = happened(folder.events(), folder.attempt)
-    if short is not None and watch.stopped_by is None:
-        return _out_of_memory(short, cause, watch, step)
+    oom_event = happened(folder.events(), folder.attempt)
+    if oom_event is not None and watch.stopped_by is None:
+        return _out_of_memory(oom_event, cause, watch, step)
     if cause is not None:
         outcome = _lost(cause, watch, step) if cause.code == LOST_PEER else _blamed(cause, watch, step)
         return _with_number(outcome, folder) if outcome.code == ExitCode.CHECK_FAILED else outcome
@@ -255,7 +256,8 @@ def _at_once(folder: RunFolder, step: int) -> Outcome:
 
 def _stopped(by: signal.Signals, watch: _Watch, folder: RunFolder, step: int) -> Outcome:
     """Return the outcome of stopped ranks: 75 or 130 if they all ended by themselves, 143 if one did not."""
-    codes, saved = {rank.code for rank in watch.ranks}, _saved_step(folder)
+    codes = {rank.code for rank in watch.ranks}
+    saved = _saved_step(folder)
     what = "nothing of this attempt was saved" if saved is None else f"the last checkpoint is of step {saved}"
     if codes == {0}:
         return Outcome(ExitCode.DONE, f"finished after step {step}, as {by.name} came", printed=True)
@@ -320,14 +322,14 @@ def _blamed(cause: Rank, watch: _Watch, step: int) -> Outcome:
     return Outcome(code, reason, () if printed else tail, _AGAIN if code == ExitCode.RETRY else None, printed)
 
 
-def _out_of_memory(short: Mapping[str, Any], cause: Rank | None, watch: _Watch, step: int) -> Outcome:
+def _out_of_memory(oom_event: Mapping[str, Any], cause: Rank | None, watch: _Watch, step: int) -> Outcome:
     """Return the outcome if a rank ran out of memory, which is the cause whichever rank died first."""
-    smaller = short["next_microbatch_tokens"]
+    smaller = oom_event["next_microbatch_tokens"]
     if smaller is None:  # the rank has printed a hint
-        outcome = _blamed(next(rank for rank in watch.ranks if rank.rank == short["rank"]), watch, step)
-        return replace(outcome, code=ExitCode.USAGE, reason=describe(short), cause="oom")
+        outcome = _blamed(next(rank for rank in watch.ranks if rank.rank == oom_event["rank"]), watch, step)
+        return replace(outcome, code=ExitCode.USAGE, reason=describe(oom_event), cause="oom")
     hint = f"the next attempt starts by itself with microbatches of {smaller:,} tokens"
-    return Outcome(ExitCode.RETRY, describe(short), hint=hint, cause="oom", next_microbatch_tokens=smaller)
+    return Outcome(ExitCode.RETRY, describe(oom_event), hint=hint, cause="oom", next_microbatch_tokens=smaller)
 
 
 def _record(outcome: Outcome, watch: _Watch, events: EventLog, folder: RunFolder, seconds: float) -> None:

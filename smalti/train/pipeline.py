@@ -64,8 +64,8 @@ class PipelineForwardBackward:
         shape = model.shape_between(microbatches[0].inputs)
         key = len(microbatches), shape
         if key not in self._built:
-            places = len({stage.place for stage in model.stages})
-            reason = why_not_microbatches(len(microbatches), places, self._name)
+            ranks = len({stage.local_rank for stage in model.stages})
+            reason = why_not_microbatches(len(microbatches), ranks, self._name)
             if reason is not None:
                 raise UserError(f"the rows of a step {reason}", hint="smaller microbatches: train.microbatch_tokens")
             self._built[key] = _build(model, self._name, len(microbatches), shape)

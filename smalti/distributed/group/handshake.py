@@ -105,7 +105,7 @@ def _error_of_late_rank(store: dist.Store, rank: int, card: Card) -> RetryableEr
         verdict = _read(store)
         if verdict.kind != "begin":
             return RetryableError(
-                f"{who} comes too late: the attempt has ended without it: {verdict.text}",
+                f"{who} joins too late: the attempt has ended without it: {verdict.text}",
                 hint="start all ranks again",
             )
     holder = "another process"
@@ -113,7 +113,7 @@ def _error_of_late_rank(store: dist.Store, rank: int, card: Card) -> RetryableEr
         other = json.loads(store.get(f"card/{rank}"))
         holder = f"process {other['process']} on {other['host']}"
     return RetryableError(
-        f"{who} comes too late: the attempt has begun without it; {holder} is rank {rank}",
+        f"{who} joins too late: the attempt has begun without it; {holder} is rank {rank}",
         hint="start each rank once; to start again, end the others first",
     )
 
@@ -141,10 +141,10 @@ def _judge(store: dist.Store, world_size: int, timeout_s: float) -> Verdict:
         return refusal
     if missing:
         hosts = [cards[rank]["host"] for rank in sorted(cards)]
-        came = f"{len(cards)} of {world_size} ranks came, on {', '.join(dict.fromkeys(hosts))}"
+        joined = f"{len(cards)} of {world_size} ranks joined, on {', '.join(dict.fromkeys(hosts))}"
         return Verdict(
             "missing",
-            f"{names_of(missing)} did not come within {timeout_s:g} s; {came}",
+            f"{names_of(missing)} did not join within {timeout_s:g} s; {joined}",
             hint="look at the logs of those that are missing, then start all ranks again; "
             "train.parallel.join_timeout=5min gives them more time",
         )
@@ -207,7 +207,7 @@ def _read_verdict(store: dist.Store, rank: int, timeout_s: float) -> Verdict:
         store.add("readers", 1)
     except RuntimeError as error:
         raise RetryableError(
-            f"rank {rank} got no answer from rank 0 within {timeout_s:g} s: it did not come, or is gone",
+            f"rank {rank} got no answer from rank 0 within {timeout_s:g} s: it did not start, or is gone",
             hint="look at the log of rank 0, then start all ranks again",
         ) from error
     return verdict

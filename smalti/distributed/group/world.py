@@ -100,19 +100,18 @@ def _gather_hosts() -> tuple[str, ...]:
 def _connect(world: World, timeout_s: float) -> dist.Store:
     """Return the store at the world's address; rank 0 holds it, unless the launcher does."""
     holds = world.rank == 0 and not world.store_is_up
-    where, seconds = f"{world.master_addr}:{world.master_port}", timedelta(seconds=timeout_s)
+    timeout = timedelta(seconds=timeout_s)
     try:
         return dist.TCPStore(
-            world.master_addr, world.master_port, world.world_size, holds, timeout=seconds, wait_for_workers=False
+            world.master_addr, world.master_port, world.world_size, holds, timeout=timeout, wait_for_workers=False
         )
     except (RuntimeError, ValueError) as error:
+        address = f"{world.master_addr}:{world.master_port}"
         if holds:
-            text = f"rank 0 cannot hold the store of this attempt at {where}: {error}"
+            text = f"rank 0 cannot hold the store of this attempt at {address}: {error}"
             hint = "run the same command again; MASTER_PORT chooses another port"
         else:
-            text = (
-                f"rank {world.rank} cannot reach rank 0 at {where} within {timeout_s:g} s: it did not start or is gone"
-            )
+            text = f"rank {world.rank} cannot reach rank 0 at {address} in {timeout_s:g} s: it did not start or is gone"
             hint = "look at the log of rank 0, and whether MASTER_ADDR and MASTER_PORT can be reached from this host"
         raise RetryableError(text, hint=hint) from error
 

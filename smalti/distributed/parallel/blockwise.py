@@ -95,10 +95,12 @@ class Blockwise:
         return max(reach, self.documents.least[query]) if self.documents and self.documents.known else reach
 
     def _hides(self, first: int, last: int, first_key: int, last_key: int) -> bool:
-        late = last_key > first
-        far = self.window is not None and last - first_key >= self.window
-        other = self.documents is not None and (not self.documents.known or self.documents.largest[last] > first_key)
-        return late or far or other
+        by_causality = last_key > first
+        by_window = self.window is not None and last - first_key >= self.window
+        by_document = self.documents is not None and (
+            not self.documents.known or self.documents.largest[last] > first_key
+        )
+        return by_causality or by_window or by_document
 
     def scores_of_tile(self, query_BKGqd: Tensor, key_BKud: Tensor, tile: Tile) -> tuple[Tensor, Tensor | None]:
         """Return the scores [B, K, g, u] in float32, before the softmax, and the derivative of the soft cap, if any."""
@@ -139,23 +141,25 @@ class Sums:
         self.sum_BKGt = self.out_BKGtd.new_zeros(query_BKGtd.shape[:-1])
         self.top_BKGt = torch.full_like(self.sum_BKGt, -torch.inf)
 
-    def add(self, how: Blockwise, tiles: list[Tile], query_BKGtd: Tensor, key_BKsd: Tensor, value_BKsd: Tensor) -> None:
+    def add(
+        self, blockwise: Blockwise, tiles: list[Tile], query_BKGtd: Tensor, key_BKsd: Tensor, value_BKsd: Tensor
+    ) -> None:
         """Add one block of keys."""
         for tile in tiles:
-            mine = (..., tile.queries)
+            queries = (..., tile.queries)
             query_BKGqd = query_BKGtd[..., tile.queries, :]
-            score_BKgu, _ = how.scores_of_tile(query_BKGqd, key_BKsd[:, :, tile.keys], tile)
+            score_BKgu, _ = blockwise.scores_of_tile(query_BKGqd, key_BKsd[:, :, tile.keys], tile)
             score_BKGqu = score_BKgu.unflatten(2, query_BKGqd.shape[2:4])
-            top_BKGq = torch.maximum(self.top_BKGt[mine], score_BKGqu.amax(dim=-1))
+            top_BKGq = torch.maximum(self.top_BKGt[queries], score_BKGqu.amax(dim=-1))
             # The maximum of a query without any key so far is -inf, and -inf - -inf is NaN.
             safe_BKGq = top_BKGq.clamp(min=torch.finfo(top_BKGq.dtype).min)
             probability_BKGqu = score_BKGqu.sub_(safe_BKGq[..., None]).exp_()
-            fade_BKGq = (self.top_BKGt[mine] - safe_BKGq).exp_()
+            fade_BKGq = (self.top_BKGt[queries] - safe_BKGq).exp_()
             mixed_BKgd = probability_BKGqu.flatten(2, 3).to(value_BKsd.dtype) @ value_BKsd[:, :, tile.keys]
-            self.sum_BKGt[mine] = self.sum_BKGt[mine] * fade_BKGq + probability_BKGqu.sum(dim=-1)
+            self.sum_BKGt[queries] = self.sum_BKGt[queries] * fade_BKGq + probability_BKGqu.sum(dim=-1)
             out_BKGqd = self.out_BKGtd[..., tile.queries, :]
             out_BKGqd.mul_(fade_BKGq[..., None]).add_(mixed_BKgd.view_as(out_BKGqd))
-            self.top_BKGt[mine] = top_BKGq
+            self.top_BKGt[queries] = top_BKGq
 
     def done(self) -> tuple[Tensor, Tensor]:
         """Return the output [B, K, G, t, d] and the log of the sums [B, K, G, t], both float32."""
@@ -174,7 +178,7 @@ class Gradients:
         self.d_query_BKGtd = torch.zeros_like(query_BKGtd, dtype=wide, memory_format=torch.contiguous_format)
         self.share_BKGt = (grad_BKGtd.to(wide) * out_BKGtd).sum(dim=-1)
 
-    def add(self, how: Blockwise, tiles: list[Tile], key_BKsd: Tensor, value_BKsd: Tensor) -> Tensor:
+    def add(self, blockwise: Blockwise, tiles: list[Tile], key_BKsd: Tensor, value_BKsd: Tensor) -> Tensor:
         """Add a block, and return the gradients of its keys and values: [2, B, K, s, d], float32."""
         d_pair = self.d_query_BKGtd.new_zeros((2, *key_BKsd.shape))
         for tile in tiles:
@@ -182,12 +186,12 @@ class Gradients:
             log_sum_BKg1, share_BKg1 = (
                 each[..., tile.queries].flatten(2, 3)[..., None] for each in (self.log_sum_BKGt, self.share_BKGt)
             )
-            score_BKgu, slope_BKgu = how.scores_of_tile(query_BKGqd, key_BKud, tile)
+            score_BKgu, slope_BKgu = blockwise.scores_of_tile(query_BKGqd, key_BKud, tile)
             probability_BKgu = score_BKgu.sub_(log_sum_BKg1).exp_()
             grad_BKgd = self.grad_BKGtd[..., tile.queries, :].flatten(2, 3)
             d_pair[1][:, :, tile.keys] += probability_BKgu.to(grad_BKgd.dtype).transpose(-2, -1) @ grad_BKgd
             d_score_BKgu = (grad_BKgd @ value_BKsd[:, :, tile.keys].transpose(-2, -1)).to(probability_BKgu.dtype)
-            d_score_BKgu = d_score_BKgu.sub_(share_BKg1).mul_(probability_BKgu).mul_(how.scores.scale)
+            d_score_BKgu = d_score_BKgu.sub_(share_BKg1).mul_(probability_BKgu).mul_(blockwise.scores.scale)
             if slope_BKgu is not None:
                 d_score_BKgu.mul_(slope_BKgu)
             d_score_BKgu = d_score_BKgu.to(key_BKud.dtype)

@@ -78,7 +78,7 @@ class Dispatch(LocalExperts):
 
     def __init__(self, experts: Experts, group: dist.ProcessGroup) -> None:
         super().__init__(experts)
-        self.group, self.ranks, self.place = group, group.size(), group.rank()
+        self.group, self.ranks, self.local_rank = group, group.size(), group.rank()
         self.local_experts = experts.up_proj.shape[0] // self.ranks
 
     @torch.compiler.disable
@@ -136,7 +136,7 @@ class Exact(Dispatch):
 
     def _even(self, slots: int) -> list[list[int]]:
         shares = [slots // self.ranks + (rank < slots % self.ranks) for rank in range(self.ranks)]
-        return [shares, [shares[self.place]] * self.ranks]
+        return [shares, [shares[self.local_rank]] * self.ranks]
 
 
 class Static(Dispatch):

@@ -57,7 +57,8 @@ def shard(model: nn.Module, mesh: Mesh, *, compute: str, reduce: str) -> nn.Modu
         fully_shard(block, mesh=weights, mp_policy=policy, reshard_after_forward=reshard, shard_placement_fn=cut)
     fully_shard(model, mesh=weights, mp_policy=policy, reshard_after_forward=reshard)
     for module in model.modules():
-        if isinstance(module, FSDPModule) and mesh.layout.world_size > 1:  # for one rank, two passes over gradients
+        # For one rank these settings would only cost two passes over its gradients.
+        if isinstance(module, FSDPModule) and mesh.layout.world_size > 1:
             # Sum, do not average. gloo has no PREMUL_SUM, so force a plain sum.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)

@@ -27,8 +27,8 @@ class Stage:
 
     index: int
     layers: range
-    place: int
-    """The rank that holds it, along the axis ``pipeline``."""
+    local_rank: int
+    """Number of its rank along the axis ``pipeline``."""
     is_last: bool
 
     @property
@@ -37,21 +37,20 @@ class Stage:
         return self.index == 0
 
 
-def stages_of(layers: int, places: int, schedule: PipelineSchedule) -> list[Stage]:
+def stages_of(layers: int, ranks: int, schedule: PipelineSchedule) -> list[Stage]:
     """Return all pipeline stages in the order of the layers; if these do not divide, earlier stages have one more.
 
-    1f1b: one per rank. interleaved: two per rank, ``places`` apart. zero_bubble: two per rank, placed as a V, so that
+    1f1b: one per rank. interleaved: two per rank, ``ranks`` apart. zero_bubble: two per rank, placed as a V, so that
     the first rank has the first and the last (arXiv:2401.10241, section 6).
     """
-    count = stage_count(places, schedule)
+    count = stage_count(ranks, schedule)
     assert layers >= count, "why_not_pipeline"
     ends = [-(-layers * index // count) for index in range(count + 1)]
-    places_of = [index % places for index in range(count)]
+    rank_of = [index % ranks for index in range(count)]
     if schedule == "zero_bubble":
-        places_of = [*range(places), *reversed(range(places))]
+        rank_of = [*range(ranks), *reversed(range(ranks))]
     return [
-        Stage(index, range(ends[index], ends[index + 1]), places_of[index], index == count - 1)
-        for index in range(count)
+        Stage(index, range(ends[index], ends[index + 1]), rank_of[index], index == count - 1) for index in range(count)
     ]
 
 
@@ -104,7 +103,7 @@ class StagedDecoder(Decoder):
     def __init__(self, config: ModelConfig, mesh: Mesh, schedule: PipelineSchedule, compute: torch.dtype) -> None:
         super().__init__(config)
         self.stages = stages_of(config.num_hidden_layers, mesh.layout.pipeline, schedule)
-        self.local_stages = [stage for stage in self.stages if stage.place == mesh.local_rank("pipeline")]
+        self.local_stages = [stage for stage in self.stages if stage.local_rank == mesh.local_rank("pipeline")]
         self.compute, self.group = compute, mesh.group("pipeline")
         self._slices = mesh.layout.tensor
         layers = {layer for stage in self.local_stages for layer in stage.layers}
@@ -183,31 +182,32 @@ class StagedDecoder(Decoder):
         head: Head | None,
     ) -> DecoderOutput:
         """Run one stage after the other; return the last one's value and the sums of all on every rank."""
-        place, device = dist.get_group_rank(self.group, dist.get_rank()), input_ids_BT.device
+        local_rank = dist.get_group_rank(self.group, dist.get_rank())
+        device = input_ids_BT.device
         x_BTD, sums = None, _over_all({}, self.config, device)
         for stage, after in zip(self.stages, [*self.stages[1:], None], strict=True):
-            if stage.place == place:
+            if stage.local_rank == local_rank:
                 output = self._through_stage(
                     stage, input_ids_BT, positions_BT, documents_BT, n_documents, mask_BT, head, x_BTD
                 )
                 x_BTD = output.value
                 if sums is not None and output.router is not None:
                     sums = RouterStats(*(a + b for a, b in zip(sums, output.router, strict=True)))
-            if after is None or after.place == stage.place:
+            if after is None or after.local_rank == stage.local_rank:
                 continue
-            if stage.place == place:
+            if stage.local_rank == local_rank:
                 assert x_BTD is not None
-                dist.send(x_BTD.contiguous(), group=self.group, group_dst=after.place)
-            elif after.place == place:
+                dist.send(x_BTD.contiguous(), group=self.group, group_dst=after.local_rank)
+            elif after.local_rank == local_rank:
                 x_BTD = torch.empty(self.shape_between(input_ids_BT), dtype=self.compute, device=device)
-                dist.recv(x_BTD, group=self.group, group_src=stage.place)
+                dist.recv(x_BTD, group=self.group, group_src=stage.local_rank)
         for value in sums or ():
             dist.all_reduce(value, group=self.group)
         return DecoderOutput(self._from_last(x_BTD, device), sums)
 
     def _from_last(self, value: Tensor | None, device: torch.device) -> Tensor:
         """Broadcast the value of the last pipeline stage to every rank of the pipeline."""
-        last = self.stages[-1].place
+        last = self.stages[-1].local_rank
         shapes = [None if value is None else (value.shape, value.dtype)]
         dist.broadcast_object_list(shapes, group=self.group, group_src=last, device=device)
         assert shapes[0] is not None

@@ -113,14 +113,14 @@ class LiveBytes(TorchDispatchMode):
 
     def peak(self, phase: str | None = None) -> tuple[str, int, dict[Storage, int]]:
         """Return (phase, bytes, live storages with their bytes) at the peak, of ``phase`` alone if given."""
-        best, where, at = -1, "", 0
+        peak_bytes, peak_phase, peak_index = -1, "", 0
         for index, (in_phase, total, _) in enumerate(self._moments()):
-            if total > best and phase in (None, in_phase):
-                best, where, at = total, in_phase, index
+            if total > peak_bytes and phase in (None, in_phase):
+                peak_bytes, peak_phase, peak_index = total, in_phase, index
         alive: Counter[Storage] = Counter()
-        for _, storage, change in self._log[: at + 1]:
+        for _, storage, change in self._log[: peak_index + 1]:
             alive[storage] += change
-        return where, best, {storage: size for storage, size in alive.items() if size > 0}
+        return peak_phase, peak_bytes, {storage: size for storage, size in alive.items() if size > 0}
 
     @property
     def moment(self) -> int:

@@ -69,8 +69,8 @@ def test_missing_ranks_are_named_and_a_late_one_gets_an_error():
     results, store = ranks_meet({rank: card(rank) for rank in (0, 1, 4)}, 5, timeout_s=0.3)
     for error in results.values():
         assert isinstance(error, RetryableError)
-        assert error.message == "ranks 2-3 did not come within 0.3 s; 3 of 5 ranks came, on h0, h2"
-    with pytest.raises(RetryableError, match=r"rank 2 \(h1, process 102\) comes too late: .* ended without it"):
+        assert error.message == "ranks 2-3 did not join within 0.3 s; 3 of 5 ranks joined, on h0, h2"
+    with pytest.raises(RetryableError, match=r"rank 2 \(h1, process 102\) joins too late: .* ended without it"):
         meet(store, 2, 5, card(2), CONFIG, 0.3)
 
 

@@ -25,26 +25,26 @@ SCHEDULES = st.sampled_from(["1f1b", "interleaved", "zero_bubble"])
 
 
 @given(st.integers(1, 40), st.integers(2, 8), SCHEDULES)
-def test_each_layer_lies_on_one_stage_in_order_and_evenly(layers: int, places: int, schedule: PipelineSchedule) -> None:
-    count = places if schedule == "1f1b" else 2 * places
+def test_each_layer_lies_on_one_stage_in_order_and_evenly(layers: int, ranks: int, schedule: PipelineSchedule) -> None:
+    count = ranks if schedule == "1f1b" else 2 * ranks
     if layers < count:  # which the rule of the plan refuses before
         with pytest.raises(AssertionError):
-            stages_of(layers, places, schedule)
+            stages_of(layers, ranks, schedule)
         return
-    stages = stages_of(layers, places, schedule)
+    stages = stages_of(layers, ranks, schedule)
     assert [layer for stage in stages for layer in stage.layers] == list(range(layers))
     sizes = [len(stage.layers) for stage in stages]
     assert max(sizes) - min(sizes) <= 1
-    held = [sum(stage.place == place for stage in stages) for place in range(places)]
-    assert held == [count // places] * places
-    assert stages[0].place == 0
+    held = [sum(stage.local_rank == rank for stage in stages) for rank in range(ranks)]
+    assert held == [count // ranks] * ranks
+    assert stages[0].local_rank == 0
     assert stages[0].is_first
     assert stages[-1].is_last
-    assert stages[-1].place == (0 if schedule == "zero_bubble" else places - 1)
+    assert stages[-1].local_rank == (0 if schedule == "zero_bubble" else ranks - 1)
 
 
 @pytest.mark.parametrize(
-    ("changes", "places", "why", "hint"),
+    ("changes", "ranks", "why", "hint"),
     [
         ({"num_hidden_layers": 6}, 4, "6 layers are fewer than its 8 pipeline stages", 3),
         ({"tie_word_embeddings": True, "num_hidden_layers": 8}, 2, "zero_bubble keeps both on one rank", 1),
@@ -52,12 +52,12 @@ def test_each_layer_lies_on_one_stage_in_order_and_evenly(layers: int, places: i
     ],
 )
 def test_what_the_rule_of_the_plan_excludes_is_refused(
-    changes: dict[str, Any], places: int, why: str, hint: int
+    changes: dict[str, Any], ranks: int, why: str, hint: int
 ) -> None:
     with torch.device("meta"):
         model = Decoder(_run().model.model_copy(update=changes))
-    assert why_not_pipeline(model.config, places, "interleaved") is not None
-    mesh = Mesh(Layout(pipeline=places), root=cast(Any, None))
+    assert why_not_pipeline(model.config, ranks, "interleaved") is not None
+    mesh = Mesh(Layout(pipeline=ranks), root=cast(Any, None))
     with pytest.raises(UserError, match=why) as failure:
         apply(model, mesh, schedule="interleaved", compute=torch.float32)
     assert failure.value.hint == f"train.parallel.pipeline={hint}"
