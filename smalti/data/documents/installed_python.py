@@ -1,9 +1,9 @@
 """Writes the sources of the installed Python as documents: ``code`` and ``prose``.
 
-The same files give the same bytes; the corpus depends on the version of Python. A file and its docstrings share a
-``group``, so that they are in the same split. Without ``everything``, tests (17 MB of 31) and packages that some
-distributions lack (idlelib, tkinter, turtledemo, lib2to3, distutils, ensurepip, venv) are left out, so that corpora of
-different builds are comparable. ``site-packages``, which have other licences, are never read.
+Equal files give equal bytes; the corpus depends on the Python version. A file and its docstrings share a ``group``, so
+that they are in the same split. Without ``everything``, tests (17 MB of 31) and packages that some distributions lack
+(idlelib, tkinter, turtledemo, lib2to3, distutils, ensurepip, venv) are left out, so that corpora of different builds
+are comparable. ``site-packages``, which have other licences, are never read.
 """
 
 import ast

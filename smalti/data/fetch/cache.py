@@ -1,8 +1,8 @@
 """A cache of byte ranges in a local folder, shared by the ranks of a node: a file for each range, no lock, no index.
 
-The name of a block is a digest of data set, file and range, so ranks that write the same block write equal bytes;
-writes are temp-then-rename. A block that fails its checksum is a miss. Only blocks in the subfolder ``smalti-blocks``
-are removed, and only if Smalti created it. A full or read-only disk disables writing, with one warning.
+A block's name is a digest of data set, file and range, so ranks that write the same block write equal bytes; writes are
+atomic. A block that fails its checksum is a miss. Only blocks in the subfolder ``smalti-blocks``, created by Smalti,
+are ever removed. A full or read-only disk disables writing, with one warning.
 """
 
 import os

@@ -27,7 +27,7 @@ class Past:
 
 
 def past_of(schedule: "Schedule", step: int, sources: Sequence[str]) -> Past:
-    """The past of a fork of ``schedule`` at ``step``; ``sources`` are those of the new schedule, in its order."""
+    """Return the past of a fork of ``schedule`` at ``step``. ``sources``: those of the new schedule, in its order."""
     before = schedule.sources
     lookup = schedule.lookup
     return Past(

@@ -1,9 +1,8 @@
-"""Whole numbers of sequences for every step of a mixture, rounded so that no source drifts from its exact share.
+"""Rounds a mixture to whole numbers of sequences per step, so that no source drifts from its exact share.
 
 In a step of ``rows`` sequences the exact share of source s is ``rows * weight_s / unit``. Each step takes the floor or
 the ceiling of every share, and after every step a source's count differs from the sum of its shares by less than 1.
-docs/decisions/0009 proves that such a rounding exists and that this one finds it. Integers only; knows no positions
-and no config.
+docs/decisions/0009 proves that this algorithm always finds such a rounding. Uses integers only.
 """
 
 from collections import deque
@@ -17,11 +16,11 @@ import numpy.typing as npt
 
 _NEVER = 1 << 62
 _TAIL_STEPS = 64
-"""Steps before the end of a span that may still be reassigned; more where they do not suffice."""
+"""Steps before the end of a span that may still be reassigned; quadrupled if they do not suffice."""
 
 
 class SpanWeights(NamedTuple):
-    """Steps with the same rows and weights."""
+    """A number of steps with the same rows and weights."""
 
     n_steps: int
     rows: int
@@ -31,7 +30,7 @@ class SpanWeights(NamedTuple):
 
 @dataclass(frozen=True)
 class Cycle:
-    """``n_steps`` steps that take ``counts`` [period, sources], row by row and over again."""
+    """``n_steps`` steps that take the rows of ``counts`` [period, sources] in turn, repeatedly."""
 
     start_step: int
     n_steps: int
@@ -39,10 +38,10 @@ class Cycle:
 
 
 def interleave(spans: Sequence[SpanWeights], unit: int) -> list[Cycle]:
-    """Counts of every step of ``spans``, without a gap from step 0; the exact shares begin at 0 with the first.
+    """Return the counts of every step of ``spans``, which are consecutive from step 0.
 
-    Consecutive spans with equal rows and weights give what one span gives. The last span is computed as if it never
-    ended, so that a longer run begins alike.
+    Consecutive spans with equal rows and weights give the same result as one span. The last span is computed as if it
+    never ended, so that a longer run begins with the same steps.
     """
     assert all(sum(span.weights) == unit for span in spans)
     merged: list[SpanWeights] = []
@@ -85,14 +84,14 @@ class _Step:
         self.rate = rate
         self.rounded_up = rounded_up
         self.surplus = surplus
-        # fractional part of the exact share so far, in 1 / unit; where it is 0 no source may have a surplus
+        # fractional part of the exact share so far, in 1 / unit; a source with 0 cannot have a surplus
         self.residue = residue
 
 
 class _Assignment:
     """Assigns the remainder of each step, in order.
 
-    A source has a *surplus* (1, else 0) where its count so far is the ceiling of a share that is no whole number.
+    A source has a *surplus* of 1 if its count so far is the ceiling of a share that is not a whole number, else 0.
     """
 
     def __init__(self, unit: int, tail_steps: int, n_sources: int) -> None:
@@ -122,7 +121,7 @@ class _Assignment:
         stop = end if last else end - self.tail_steps
         step = start
         period_starts: list[int] = []
-        # the last span is continued until it repeats, even beyond its end, so that it does not depend on the end
+        # The last span continues until it repeats, even beyond its end, so that the result does not depend on the end.
         while step < end or last:
             if (step - start) % rate.period == 0:
                 equal = next((at for at in period_starts if self._surplus_before(at) == self.surplus), None)
@@ -212,8 +211,8 @@ class _Assignment:
     ) -> list[tuple[int, int]]:
         """Sort so that rounding up the first ``remainder`` sources is never wrong while the rate stays.
 
-        Equal deadlines are ordered by the following ones, since a source may be rounded up again in the very step of
-        its deadline (rule PF: Baruah, Cohen, Plaxton, Varvel, 1996). Sources that agree for a period agree always.
+        Ties are broken by the following deadlines, since a source may be rounded up again in the step of its deadline
+        (rule PF: Baruah, Cohen, Plaxton, Varvel, 1996). Sources that tie for a whole period tie forever.
         """
         deadlines = list(deadlines)
         residue = list(self.residue)
@@ -221,7 +220,7 @@ class _Assignment:
         high = len(deadlines)
         passed = 0
         while deadlines[remainder - 1][0] == deadlines[remainder][0] <= rate.period:
-            # one more deadline of those that still tie for the last place: often two or three
+            # compare the next deadline of the sources that still tie for the last place, often two or three
             steps = deadlines[remainder][0]
             low = next(index for index in range(low, high) if deadlines[index][0] == steps)
             high = next((index for index in range(remainder, high) if deadlines[index][0] > steps), high)
@@ -292,6 +291,6 @@ class _Assignment:
 
 
 def _counts(steps: Sequence[_Step]) -> npt.NDArray[np.int64]:
-    """[steps, sources]"""
+    """Return the counts [steps, sources]."""
     rows = [[f + up for f, up in zip(step.rate.floor, step.rounded_up, strict=True)] for step in steps]
     return np.array(rows, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Position -> (source, slot) by tables of counts, and back: binary searches, whatever the length of the run.
+"""Maps positions to (source, slot) by tables of counts, and back: binary searches, for a run of any length.
 
 A *slot* numbers the sequences that a segment takes from a source, from 0.
 """
@@ -15,7 +15,7 @@ from smalti.data.order.tables import Int16s, Int64s, Table
 
 
 class ShareBase(NamedTuple):
-    """From where exact shares are summed: the first step of a segment, or a fork inside one."""
+    """The start of a sum of exact shares: the first step of a segment, or a fork inside one."""
 
     start_step: int
     counts: Int64s
@@ -23,7 +23,7 @@ class ShareBase(NamedTuple):
 
 
 class Lookup:
-    """Tables of a run, in the order of their steps."""
+    """The tables of a run, in the order of their steps."""
 
     def __init__(self, tables: Sequence[Table], share_bases: Sequence[ShareBase]) -> None:
         self.tables = tuple(tables)
@@ -32,21 +32,21 @@ class Lookup:
         self._first_positions = np.array([table.first_position for table in self.tables], dtype=np.int64)
 
     def counts(self, step: int) -> Int64s:
-        """[sources] slots before ``step`` in the segment of ``step - 1``."""
+        """Return the slots [sources] before ``step`` in the segment of ``step - 1``."""
         table = self.tables[bisect_right(self._first_steps, step - 1) - 1]
         return table.before(step - table.start_step)
 
     def sources_of(self, step: int) -> Int16s:
-        """[rows] source of each position of a step."""
+        """Return the source of each position of a step [rows]."""
         table = self.tables[bisect_right(self._first_steps, step) - 1]
         return table.batch(step - table.start_step).source
 
     def share_base(self, step: int) -> ShareBase:
-        """From where the exact shares of ``step`` are summed."""
+        """Return the start of the sum of the exact shares of ``step``."""
         return self.share_bases[bisect_right([base.start_step for base in self.share_bases], step) - 1]
 
     def locate(self, positions: Int64s) -> tuple[Int16s, Int64s, Int16s]:
-        """Positions [n] -> source [n], slot [n], segment [n]."""
+        """Return source [n], slot [n] and segment [n] of positions [n]."""
         source = np.empty(positions.shape, dtype=np.int16)
         slot = np.empty(positions.shape, dtype=np.int64)
         segment = np.empty(positions.shape, dtype=np.int16)
@@ -59,7 +59,7 @@ class Lookup:
         return source, slot, segment
 
     def position_of(self, source: int, segment: int, slots: Int64s) -> Int64s:
-        """Positions of slots [n] of one source in one segment; they must exist."""
+        """Return the positions of slots [n] of one source in one segment; the slots must exist."""
         tables = [table for table in self.tables if table.segment == segment]
         bases = np.array([table.base[source] for table in tables])
         table_of = np.searchsorted(bases, slots, side="right") - 1
@@ -73,7 +73,7 @@ class Lookup:
 def build_lookup(
     timeline: Timeline, unit: int, n_sources: int, from_step: int, tables: Sequence[Table], bases: Sequence[ShareBase]
 ) -> Lookup:
-    """Add the tables of all spans from ``from_step`` on to ``tables`` and ``bases``, those of the steps before it."""
+    """Build the tables of all spans from ``from_step`` on; ``tables`` and ``bases`` are those of the earlier steps."""
     all_tables = list(tables)
     all_bases = list(bases)
     segment_starts = {segment.start_step for segment in timeline.segments}

@@ -1,7 +1,7 @@
-"""The mixture over time, as the config says it: stages, ramps and batch sizes become spans of whole-number weights.
+"""Compiles the mixture of a config (stages, ramps and batch sizes) to spans with whole-number weights.
 
-Guarantees: weights by largest remainder, never zero for a source that has one; a weight that is a short decimal or a
-ratio of small numbers is exact. Each span is compiled on its own, so what comes later changes nothing before it.
+Guarantees: weights are rounded by largest remainder, and never to zero; a weight that is a short decimal or a ratio of
+small numbers is exact. Each span is compiled by itself, so later spans do not change earlier ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ from smalti.config.durations import RunLength
 from smalti.data.order.spans import Span
 
 RAMP_SPANS = 64
-"""A stage whose weights change linearly is laid out in so many spans (fewer steps: one a step)."""
+"""Number of spans of a stage whose weights change linearly (at most one per step)."""
 _REPEAT_STEPS = 1024
-"""Most steps after which an exact mixture must repeat."""
+"""Maximum number of steps after which an exact mixture must repeat."""
 _PARTS = 1 << 16
-"""Fewest parts that a mixture is rounded to otherwise; fewer if it would then repeat only after ``_REPEAT_STEPS``."""
+"""Minimum number of parts that other mixtures are rounded to; less if they would repeat after ``_REPEAT_STEPS``."""
 _RAMP_REPEAT_STEPS = 256
 """``_REPEAT_STEPS`` of the spans of a ramp."""
 _RAMP_PARTS = 1 << 14
@@ -27,12 +27,12 @@ _RAMP_PARTS = 1 << 14
 
 
 def compile_spans(data: DataConfig, length: RunLength, sources: Sequence[str], *, from_step: int = 0) -> list[Span]:
-    """The spans of a run from a step on, in order; their unit is the sum of any one's weights.
+    """Return the spans of a run from a step on, in order; the weights of each sum to the same unit.
 
     Stages end at whole steps (the nearest). Raises UserError for a stage without a step, for one that ends beyond the
     run, and for a global batch that is not whole sequences.
     """
-    found: list[tuple[int, int, int, dict[str, int], int]] = []
+    spans: list[tuple[int, int, int, dict[str, int], int]] = []
     begin = 0
     for index, stage in enumerate(data.stages):
         end = _end_step(index, stage, begin, length)
@@ -45,26 +45,19 @@ def compile_spans(data: DataConfig, length: RunLength, sources: Sequence[str], *
             if stop > from_step:
                 first = max(start, from_step)
                 rows = _rows(length.batch_tokens(first), seq_len, index)
-                found.append(
-                    (
-                        first,
-                        rows,
-                        seq_len,
-                        quantise(exact, parts_of(exact, rows, ramp=stage.weights_end is not None)),
-                        index,
-                    )
-                )
+                parts = parts_of(exact, rows, ramp=stage.weights_end is not None)
+                spans.append((first, rows, seq_len, quantise(exact, parts), index))
         begin = end
-    unit = lcm(*(sum(weights.values()) for *_, weights, _ in found))
+    unit = lcm(*(sum(weights.values()) for *_, weights, _ in spans))
     return [
         Span(start, rows, seq_len, _scaled(weights, sources, unit), index)
-        for start, rows, seq_len, weights, index in found
+        for start, rows, seq_len, weights, index in spans
     ]
 
 
 def parts_of(shares: Mapping[str, Fraction], rows: int, *, ramp: bool = False) -> int:
-    """How many parts express ``shares``: exactly, where a batch of ``rows`` then repeats soon, else a multiple of
-    ``rows``."""
+    """Return the number of parts that express ``shares``: exactly if a batch of ``rows`` then repeats soon, else a
+    multiple of ``rows``."""
     parts, repeat_steps = (_RAMP_PARTS, _RAMP_REPEAT_STEPS) if ramp else (_PARTS, _REPEAT_STEPS)
     exact = lcm(*(share.denominator for share in shares.values()))
     whole = (rows * share.numerator * (exact // share.denominator) for share in shares.values())
@@ -74,7 +67,7 @@ def parts_of(shares: Mapping[str, Fraction], rows: int, *, ramp: bool = False) -
 
 
 def quantise(weights: Mapping[str, float | Fraction], unit: int) -> dict[str, int]:
-    """Whole-number weights that sum to ``unit``, by largest remainder, none below 1 (ties: the earlier name)."""
+    """Round weights to whole numbers that sum to ``unit``, by largest remainder, at least 1 (ties: earlier name)."""
     if len(weights) > unit:
         raise UserError(f"{len(weights):,} sources are too many for one stage", allowed=f"at most {unit:,}")
     exact = fractions(weights)
@@ -94,15 +87,15 @@ def quantise(weights: Mapping[str, float | Fraction], unit: int) -> dict[str, in
 
 
 def fractions(weights: Mapping[str, float | Fraction]) -> dict[str, Fraction]:
-    """Shares that sum to 1, of the decimals as they are written."""
-    # str gives the decimal that the user wrote: 0.1 is a tenth, not 3602879701896397 / 2**55
+    """Convert weights to exact shares that sum to 1."""
+    # str returns the decimal of the config: 0.1 is a tenth, not 3602879701896397 / 2**55
     parts = {name: Fraction(str(weight)) for name, weight in weights.items() if weight}
     total = sum(parts.values())
     return {name: part / total for name, part in parts.items()}
 
 
 def _ramp(stage: StageConfig, begin: int, end: int) -> list[tuple[int, dict[str, Fraction]]]:
-    """(first step, exact shares) of the parts of a stage: one, or the line from one mixture to the other in parts."""
+    """Return (first step, exact shares) of the parts of a stage: one part, or the steps of a linear ramp."""
     first = fractions(stage.weights)
     if stage.weights_end is None:
         return [(begin, first)]

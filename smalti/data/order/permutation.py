@@ -1,7 +1,7 @@
 """A keyed permutation of any size, as arithmetic: the shuffle of one epoch of one source.
 
-It is a bijection for every size from 1 to 2**62, the same on every machine; its values never change. It shuffles and is
-no encryption.
+It is a bijection for every size from 1 to 2**62, equal on every machine and in every version of Smalti. It is not
+suitable for encryption.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,8 @@ class Permutation:
     def __init__(self, size: int, key: int) -> None:
         if not 1 <= size <= MAX_SIZE:
             raise UserError(f"a permutation cannot have size {size:,}", allowed="1 to 2**62")
-        self.size, self.key = size, key
+        self.size = size
+        self.key = key
         left = isqrt(size - 1) + 1
         self._parts = (np.uint64(left), np.uint64(-(-size // left)))
         rounds = _SMALL_ROUNDS if size <= _SMALL_SIZE else _ROUNDS
@@ -55,17 +56,17 @@ class Permutation:
         return self._cycle_walk(indices, self._backward)
 
     def _cycle_walk(self, indices: npt.ArrayLike, feistel: Callable[[_Words], _Words]) -> Int64s:
-        given = np.asarray(indices, dtype=np.int64)
-        if given.size and not (given.min() >= 0 and given.max() < self.size):
-            wrong = given.max() if given.min() >= 0 else given.min()
+        inputs = np.asarray(indices, dtype=np.int64)
+        if inputs.size and not (inputs.min() >= 0 and inputs.max() < self.size):
+            wrong = inputs.max() if inputs.min() >= 0 else inputs.min()
             raise UserError(f"index {wrong:,} is out of range", allowed=f"0 to {self.size - 1:,}")
-        words = feistel(given.ravel().astype(np.uint64))
+        words = feistel(inputs.ravel().astype(np.uint64))
         outside = np.flatnonzero(words >= self.size)
         while outside.size:
             again = feistel(words[outside])
             words[outside] = again
             outside = outside[again >= self.size]
-        return words.astype(np.int64).reshape(given.shape)
+        return words.astype(np.int64).reshape(inputs.shape)
 
     def _forward(self, words: _Words) -> _Words:
         halves = list(np.divmod(words, self._parts[1]))
@@ -87,13 +88,13 @@ class Permutation:
 
 
 def _mix(words: _Words, key: np.uint64, part: np.uint64) -> _Words:
-    """The round function: a number below ``part`` that depends on every bit of the word and of the key."""
+    """The round function: return a number below ``part`` that depends on every bit of the word and the key."""
     mixed = words + key
     mixed *= _MULTIPLY_1
     mixed ^= mixed >> _HALF
     mixed *= _MULTIPLY_2
     mixed >>= _HALF
-    # scales 32 bits down to 0 .. part-1; a part is at most 2**31
+    # scale 32 bits to 0 .. part-1; a part is at most 2**31
     mixed *= part
     mixed >>= _HALF
     return mixed

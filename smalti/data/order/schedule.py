@@ -1,10 +1,8 @@
-"""The schedule of a run: which source every position reads from, and which of its sequences, as arithmetic.
+"""The schedule of a run: maps each position to a source and the ordinal of a sequence of it, by arithmetic.
 
-A *slot* numbers the sequences that a segment takes from a source; an *ordinal* also counts the sequences that
-`data.skip` leaves out.
-Every global batch has the floor or the ceiling of each source's exact share; |count - exact share| < 1 after every
-step of a segment. After a fork whose config would have begun otherwise, shares are counted from the fork. All lookups
-are binary searches in a few tables a span.
+A *slot* numbers the sequences that a segment takes from a source; an *ordinal* also counts those that ``data.skip``
+leaves out. Each batch has the floor or the ceiling of each source's exact share; |count - exact share| < 1 after every
+step of a segment (counted from the last fork that changed the order). Lookups are binary searches.
 """
 
 from collections.abc import Sequence
@@ -28,7 +26,7 @@ from smalti.data.order.tables import Int16s, Int64s, fingerprints
 
 FORMAT = 2
 MAX_SOURCES = (1 << 15) - 1
-"""Indexes of sources are of 16 bits."""
+"""Indexes of sources have 16 bits."""
 
 
 class Schedule:
@@ -43,8 +41,8 @@ class Schedule:
         skip: Sequence[tuple[int, int]] = (),
         former: "tuple[Schedule, int] | None" = None,
     ) -> None:
-        """``spans``: starts rise from 0, the weights of each have the same sum. With ``former``, (schedule, step), they
-        begin at that step, and everything before it stays what it was."""
+        """``spans``: consecutive from step 0. ``former``, (schedule, step): the steps before ``step`` are those of that
+        schedule, and ``spans`` begin at ``step``."""
         if len(sources) > MAX_SOURCES:
             raise UserError(f"a run cannot have {len(sources):,} sources", allowed=f"at most {MAX_SOURCES:,}")
         self.sources = tuple(sources)
@@ -54,8 +52,10 @@ class Schedule:
         all_spans = [*(self._past.spans if self._past else ()), *spans]
         self.unit = lcm(*(sum(span.weights) for span in all_spans))
         self.timeline = Timeline([span.in_units(self.unit) for span in all_spans], total_steps)
-        self.spans, self.segments = self.timeline.spans, self.timeline.segments
-        self.total_steps, self.total_positions = total_steps, self.timeline.total_positions
+        self.spans = self.timeline.spans
+        self.segments = self.timeline.segments
+        self.total_steps = total_steps
+        self.total_positions = self.timeline.total_positions
         self.lookup = build_lookup(
             self.timeline,
             self.unit,
@@ -70,29 +70,29 @@ class Schedule:
     # ------------------------------------------------------------------------------------------------ steps
 
     def rows(self, step: int) -> int:
-        """Sequences in the global batch of ``step``."""
+        """Return the number of sequences in the global batch of ``step``."""
         return self.timeline.span(step).rows
 
     def seq_len(self, step: int) -> int:
-        """Tokens in a sequence of ``step``."""
+        """Return the number of tokens in a sequence of ``step``."""
         return self.timeline.span(step).seq_len
 
     def segment(self, step: int) -> int:
-        """Index of the segment of ``step``."""
+        """Return the index of the segment of ``step``."""
         return self.timeline.segment(step)
 
     def first_position(self, step: int) -> int:
-        """Position of the first sequence of ``step``; for ``total_steps``, the end of the run."""
+        """Return the position of the first sequence of ``step``; for ``total_steps``, the end of the run."""
         return self.timeline.first_position(step)
 
     def step_of(self, positions: npt.ArrayLike) -> Int64s:
-        """The step of each position [n]."""
+        """Return the step of each position [n]."""
         return self.timeline.step_of(positions)
 
     # ------------------------------------------------------------------------------------------------ positions
 
     def locate(self, positions: npt.ArrayLike) -> tuple[Int16s, Int64s, Int16s]:
-        """Positions [n] -> index of the source [n], ordinal in the segment [n], index of the segment [n]."""
+        """Return source index [n], ordinal in the segment [n] and segment index [n] of positions [n]."""
         source, slot, segment = self.lookup.locate(self.timeline.check_positions(positions))
         if self.skip:
             for key, gaps in self.gaps.items():
@@ -101,9 +101,9 @@ class Schedule:
         return source, slot, segment
 
     def position_of(self, source: int, segment: int, ordinals: npt.ArrayLike) -> Int64s:
-        """Positions of ordinals [n] of one source in one segment: the inverse of ``locate``.
+        """Return the positions of ordinals [n] of one source in one segment: the inverse of ``locate``.
 
-        Raises UserError for one that the run skips or never reads.
+        Raises UserError for an ordinal that the run skips or never reads.
         """
         wanted = np.asarray(ordinals, dtype=np.int64)
         slots = wanted
@@ -113,7 +113,7 @@ class Schedule:
                 raise UserError(
                     f"sequence {int(wanted[~is_read].flat[0]):,} of source '{self.sources[source]}' in segment "
                     f"{segment} is skipped",
-                    allowed="one that data.skip does not leave out",
+                    allowed="a sequence that data.skip does not leave out",
                 )
         end_step = self.timeline.segment_end(segment)
         end = int(self.counts(end_step, segment)[source])
@@ -122,14 +122,14 @@ class Schedule:
             last = int(self.ordinals_end(end_step, segment)[source]) - 1
             raise UserError(
                 f"sequence {wrong:,} of source '{self.sources[source]}' in segment {segment} is outside the run",
-                allowed=f"0 to {last:,}, which is all that this run reads of it" if end else "none: it is not read",
+                allowed=f"0 to {last:,}, all that this run reads" if end else "none: this run does not read the source",
             )
         return self.lookup.position_of(source, segment, slots)
 
     def counts(self, step: int, segment: int | None = None) -> Int64s:
-        """[sources] sequences that all steps before ``step`` take in a segment (absent: that of ``step - 1``).
+        """Return the sequences [sources] that the steps before ``step`` take in a segment (None: that of ``step - 1``).
 
-        0 for a segment that begins at ``step`` or later; all of it for one that has ended.
+        This is 0 for a segment that begins at ``step`` or later, and the whole segment if it has ended.
         """
         segment, step = self.timeline.clamp(step, segment)
         if step == self.segments[segment].start_step:
@@ -137,9 +137,13 @@ class Schedule:
         return self.lookup.counts(step)
 
     def shares(self, step: int, segment: int | None = None) -> list[Fraction]:
-        """[sources] the exact shares that ``counts`` stays within one of. After a fork they continue its counts."""
+        """Return the exact shares [sources], from which ``counts`` differs by less than 1.
+
+        After a fork the shares start from the counts at the fork.
+        """
         segment, step = self.timeline.clamp(step, segment)
-        start, totals = self.segments[segment].start_step, [Fraction(0)] * len(self.sources)
+        start = self.segments[segment].start_step
+        totals = [Fraction(0)] * len(self.sources)
         if step > start:
             start, base = self.lookup.share_base(step - 1)
             totals = [Fraction(count) for count in base.tolist()]
@@ -150,7 +154,7 @@ class Schedule:
         return totals
 
     def ordinals_end(self, step: int, segment: int | None = None) -> Int64s:
-        """[sources] one more than the last ordinal that the steps before ``step`` read in a segment."""
+        """Return the last ordinal that the steps before ``step`` read in a segment, plus one [sources]."""
         segment, step = self.timeline.clamp(step, segment)
         ends = self.counts(step, segment)
         for (gap_segment, source), gaps in self.gaps.items():
@@ -162,13 +166,13 @@ class Schedule:
 
     @property
     def digest(self) -> str:
-        """Digest of all choices except the end of the run: a longer run begins alike."""
+        """Digest of all choices except the end of the run, so that a longer run has the same one."""
         return digest_json([FORMAT, list(self.sources), self._history(), [list(pair) for pair in self.skip]])
 
     def past_digest(self, step: int) -> str:
-        """Digest of the choices of all positions before ``step``.
+        """Return the digest of the choices of all positions before ``step``.
 
-        Two schedules whose batches agree up to there have the same one, whatever their stages and later steps.
+        Two schedules with equal batches before ``step`` have the same one, whatever their stages and later steps.
         """
         self.timeline.check_step(step, self.total_steps)
         passed = [
@@ -183,7 +187,7 @@ class Schedule:
         return digest_json([FORMAT, step, segments, taken, skipped])
 
     def _history(self) -> list[Any]:
-        """Return all that determines the choices of sequences, as JSON."""
+        """Return everything that determines the choice of sequences, as JSON."""
         records: list[Any] = []
         if self._past:
             records.append(["fork", self._fork, self._past.schedule.past_digest(self._fork)])
@@ -202,22 +206,22 @@ class Schedule:
         *,
         skip: Sequence[tuple[int, int]] = (),
     ) -> "Schedule":
-        """This schedule before ``step``, and ``spans``, which begin there, from then on.
+        """Return a schedule that equals this one before ``step`` and has ``spans``, which begin there, from then on.
 
-        Counts of sources continue where seq_len stays, so nothing repeats sooner; exact shares are counted from the
-        fork. ``skip`` lists all spans of positions. Those that begin before the fork must be this schedule's own; one
-        that extends beyond it skips what it did, of each source where it had begun, before all others apply. Raises
-        UserError.
+        Counts of sources continue if seq_len stays, so that nothing repeats sooner; exact shares are counted from the
+        fork. ``skip`` lists all spans of positions. Those that begin before the fork must equal this schedule's, else
+        UserError; if one extends beyond the fork, each source of which it had begun to skip skips the same sequences,
+        and the other spans apply after that.
         """
         self.timeline.check_step(step, self.total_steps)
         assert step >= 1, "a fork before the first step is another run"
         fork_position = self.first_position(step)
         before = [pair for pair in self.skip if pair[0] < fork_position]
-        given = [tuple(pair) for pair in skip if pair[0] < fork_position]
-        if before != given:
+        after = [tuple(pair) for pair in skip if pair[0] < fork_position]
+        if before != after:
             raise UserError(
-                f"data.skip before position {fork_position:,}, where the fork begins, was changed to {given}",
-                allowed=f"what it was: {before}",
+                f"data.skip before position {fork_position:,}, where the fork begins, was changed to {after}",
+                allowed=f"the spans of the run: {before}",
             )
         names = sorted({*self.sources, *sources})
         new_spans = [span.for_sources(sources, names) for span in spans]
@@ -225,11 +229,11 @@ class Schedule:
 
 
 def build_schedule(data: DataConfig, length: RunLength, *, former: tuple[Schedule, int] | None = None) -> Schedule:
-    """The schedule of a run: its past by ``data.history`` until the last fork, and this config from there on.
+    """Return the schedule of a run: that of ``data.history`` until the last fork, and of this config from then on.
 
-    ``former``, (schedule, step), is that past where it is known. Stages and ramps count from the start of the run in
-    either case. A fork that continues the order leaves no trace in it. Raises UserError for a stage without a step or
-    beyond the run, for a batch that is not whole sequences, and for a skip outside the run.
+    ``former``, (schedule, step): the schedule until the last fork, if it is known. Stages and ramps count from the
+    start of the run in either case. A fork that continues the order does not change it. Raises UserError for a stage
+    without a step or beyond the run, for a batch that is not whole sequences, and for a skip outside the run.
     """
     sources = sorted(data.sources)
     while former is None and data.history and data.history[-1].order_continues:
@@ -248,13 +252,13 @@ def build_schedule(data: DataConfig, length: RunLength, *, former: tuple[Schedul
 
 
 def tokens_by_source(data: DataConfig, length: RunLength) -> dict[str, int]:
-    """Tokens that a whole run takes from each source. Raises as ``build_schedule``."""
+    """Return the tokens that a whole run takes from each source. Raises the errors of ``build_schedule``."""
     schedule = build_schedule(data, length)
     return tokens_before(schedule, schedule.total_steps)
 
 
 def tokens_before(schedule: Schedule, step: int) -> dict[str, int]:
-    """Tokens that the steps before ``step`` take from each source."""
+    """Return the tokens that the steps before ``step`` take from each source."""
     total = sum(
         (schedule.counts(step, number) * segment.seq_len for number, segment in enumerate(schedule.segments)),
         np.zeros(len(schedule.sources), dtype=np.int64),

@@ -1,8 +1,8 @@
-"""Skipped positions: the sequences at them are left out, and later ones of each source move up.
+"""Skips the sequences at spans of positions (``data.skip``); the later sequences of each source move up.
 
-Steps, batches and the mixture stay as they are. Without skips, slot n of a source reads its *ordinal* n; a skipped span
-of positions takes an interval of ordinals out of each source. Spans apply in the order listed, each to the order that
-the ones before it leave; at a fork, what the steps before it skipped comes first.
+Steps, batches and the mixture do not change. Without skips, slot n of a source reads its *ordinal* n; a skipped span of
+positions removes an interval of ordinals from each source. Spans apply in the order listed, each to the order that
+results from those before it; at a fork, the skips of the steps before the fork come first.
 """
 
 from bisect import insort
@@ -20,7 +20,7 @@ Interval = tuple[int, int]
 
 
 class Gaps:
-    """Ordinals of one source in one segment that are skipped, and the conversion between slots and ordinals."""
+    """The skipped ordinals of one source in one segment; converts between slots and ordinals."""
 
     def __init__(self, gaps: Sequence[Interval] = ()) -> None:
         """``gaps``: intervals of skipped ordinals, as ``passed`` returns them."""
@@ -28,7 +28,7 @@ class Gaps:
         self._index()
 
     def take_out(self, first_slot: int, last_slot: int) -> None:
-        """Skip what the slots [first_slot, last_slot) read now."""
+        """Skip the ordinals that the slots [first_slot, last_slot) currently read."""
         if first_slot >= last_slot:
             return
         first, last = self.ordinals(np.array([first_slot, last_slot - 1])).tolist()
@@ -43,17 +43,17 @@ class Gaps:
         self._index()
 
     def passed(self, n_slots: int) -> list[Interval]:
-        """Intervals of ordinals that the first ``n_slots`` slots skip: all that chooses their ordinals."""
+        """Return the intervals of ordinals that the first ``n_slots`` slots skip, which determine their ordinals."""
         return self._gaps[: int(np.searchsorted(self._slots, n_slots))]
 
     def ordinals(self, slots: Int64s) -> Int64s:
-        """The ordinal that each slot [n] reads, int64 [n]."""
+        """Return the ordinal that each slot [n] reads, int64 [n]."""
         if not self._gaps:
             return slots
         return slots + self._before[np.searchsorted(self._slots, slots, side="right")]
 
     def slots(self, ordinals: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-        """The slot that reads each ordinal [n], and whether one does."""
+        """Return the slot that reads each ordinal [n], and whether any does."""
         if not self._gaps:
             return ordinals, np.ones(ordinals.shape, dtype=bool)
         index = np.searchsorted(self._begins, ordinals, side="right")
@@ -70,7 +70,7 @@ class Gaps:
 def build_gaps(
     skip: Sequence[Interval], timeline: Timeline, lookup: Lookup, past: Mapping[tuple[int, int], Gaps], fork: int
 ) -> dict[tuple[int, int], Gaps]:
-    """(segment, source) -> skipped ordinals. ``past``: those of the steps before ``fork``, which stay what they were.
+    """Return (segment, source) -> skipped ordinals. ``past``: those of the steps before ``fork``, which do not change.
 
     Raises UserError for a span of positions outside the run.
     """
@@ -78,7 +78,7 @@ def build_gaps(
     for index, (begin, end) in enumerate(skip):
         if begin >= fork_position and not 0 <= begin < end <= timeline.total_positions:
             raise UserError(
-                f"data.skip[{index}] is [{begin:,}, {end:,})",
+                f"data.skip[{index}] = [{begin:,}, {end:,}] is outside the run or empty",
                 allowed=f"a begin below its end, both within the run's {timeline.total_positions:,} positions",
             )
     gaps = dict(past)
@@ -91,7 +91,7 @@ def build_gaps(
                 continue
             low = _slots_before(timeline, lookup, first, number)
             high = _slots_before(timeline, lookup, last, number)
-            if first < fork_position:  # a source whose part of it began before the fork has it among ``past`` already
+            if first < fork_position:  # ``past`` has the span for each source in which it began before the fork
                 high = np.where(low < _slots_before(timeline, lookup, fork_position, number), low, high)
             for source in np.flatnonzero(low < high).tolist():
                 gaps.setdefault((number, source), Gaps()).take_out(int(low[source]), int(high[source]))
@@ -99,7 +99,7 @@ def build_gaps(
 
 
 def _slots_before(timeline: Timeline, lookup: Lookup, position: int, segment: int) -> Int64s:
-    """[sources] slots of a segment before ``position``, which need not be the first of a step."""
+    """Return the slots [sources] of a segment before ``position``, which need not be the first of a step."""
     start = timeline.segments[segment]
     n_sources = len(timeline.spans[0].weights)
     if position <= start.first_position:

@@ -1,7 +1,7 @@
-"""Spans and segments of a run: which step has which batch, seq_len and positions.
+"""Spans and segments of a run: the batch, seq_len and positions of each step.
 
-A *span* is consecutive steps with one global batch, one seq_len and one set of weights. A *segment* is consecutive
-spans with one seq_len: tokens are cut into sequences anew at its start.
+A *span* is a range of steps with one global batch, one seq_len and one set of weights. A *segment* is a range of spans
+with one seq_len; at its start the tokens are cut into sequences again.
 """
 
 from bisect import bisect_right
@@ -22,7 +22,7 @@ MAX_POSITIONS = 1 << 46
 
 @dataclass(frozen=True)
 class Span:
-    """Consecutive steps with one global batch, one seq_len and one set of weights; it ends where the next begins."""
+    """Steps with one global batch, one seq_len and one set of weights; a span ends where the next begins."""
 
     start_step: int
     rows: int
@@ -35,7 +35,7 @@ class Span:
 
     @property
     def digest(self) -> str:
-        """Digest of what the span chooses, independent of the unit and of the index of its stage."""
+        """Digest of the choices of the span, independent of the unit and of the index of its stage."""
         common = gcd(*self.weights)
         return digest_json([self.start_step, self.rows, self.seq_len, [weight // common for weight in self.weights]])
 
@@ -46,19 +46,19 @@ class Span:
         return [self.start_step, self.rows, self.seq_len, weights]
 
     def in_units(self, unit: int) -> "Span":
-        """The same span with weights that sum to ``unit``."""
+        """Return the span with weights that sum to ``unit``."""
         factor = unit // sum(self.weights)
         return replace(self, weights=tuple(weight * factor for weight in self.weights))
 
     def for_sources(self, before: Sequence[str], after: Sequence[str]) -> "Span":
-        """The same span with its weights in the order of ``after`` instead of ``before``; a new source has 0."""
+        """Return the span with its weights in the order of ``after`` instead of ``before``; a new source has 0."""
         weights: Mapping[str, int] = dict(zip(before, self.weights, strict=True))
         return replace(self, weights=tuple(weights.get(name, 0) for name in after))
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive steps with one seq_len; the order of every source begins anew in it."""
+    """Steps with one seq_len; the order of every source restarts with each segment."""
 
     start_step: int
     first_position: int
@@ -69,7 +69,7 @@ class Timeline:
     """Converts between steps and positions of a run."""
 
     def __init__(self, spans: Sequence[Span], total_steps: int) -> None:
-        """``spans``: their starts rise from 0."""
+        """``spans``: consecutive from step 0."""
         self.spans = tuple(spans)
         self.total_steps = total_steps
         self._starts = [span.start_step for span in self.spans]
@@ -89,38 +89,38 @@ class Timeline:
         self._segment_starts = [segment.start_step for segment in self.segments]
 
     def span(self, step: int) -> Span:
-        """The span of ``step``."""
+        """Return the span of ``step``."""
         self.check_step(step, self.total_steps - 1)
         return self.spans[bisect_right(self._starts, step) - 1]
 
     def end_step(self, span: int) -> int:
-        """The step after the last of a span, by index."""
+        """Return the step after the last of a span, given by index."""
         return self._starts[span + 1] if span + 1 < len(self._starts) else self.total_steps
 
     def segment(self, step: int) -> int:
-        """Index of the segment of ``step``."""
+        """Return the index of the segment of ``step``."""
         self.check_step(step, self.total_steps - 1)
         return bisect_right(self._segment_starts, step) - 1
 
     def segment_end(self, segment: int) -> int:
-        """The step after the last of a segment."""
+        """Return the step after the last of a segment."""
         return self.segments[segment + 1].start_step if segment + 1 < len(self.segments) else self.total_steps
 
     def clamp(self, step: int, segment: int | None) -> tuple[int, int]:
-        """(segment, step inside it or at its end); absent, the segment of ``step - 1``."""
+        """Return a segment (None: that of ``step - 1``), and ``step`` clamped to its steps or its end."""
         self.check_step(step, self.total_steps)
         if segment is None:
             return bisect_right(self._segment_starts, max(step - 1, 0)) - 1, step
         return segment, min(max(step, self.segments[segment].start_step), self.segment_end(segment))
 
     def first_position(self, step: int) -> int:
-        """Position of the first sequence of ``step``; for ``total_steps``, the end of the run."""
+        """Return the position of the first sequence of ``step``; for ``total_steps``, the end of the run."""
         self.check_step(step, self.total_steps)
         index = bisect_right(self._starts, step) - 1
         return self._positions[index] + (step - self._starts[index]) * self.spans[index].rows
 
     def step_of(self, positions: npt.ArrayLike) -> Int64s:
-        """The step of each position [n]."""
+        """Return the step of each position [n]."""
         at = self.check_positions(positions)
         index = np.searchsorted(np.array(self._positions[:-1]), at, side="right") - 1
         rows = np.array([span.rows for span in self.spans])
@@ -133,7 +133,7 @@ class Timeline:
             raise UserError(f"step {step:,} is outside the schedule", allowed=f"0 to {last:,}")
 
     def check_positions(self, positions: npt.ArrayLike) -> Int64s:
-        """``positions`` as int64. Raises UserError for one outside the run."""
+        """Convert ``positions`` to int64. Raises UserError for a position outside the run."""
         at = np.asarray(positions, dtype=np.int64)
         if at.size and not (at.min() >= 0 and at.max() < self.total_positions):
             raise UserError(

@@ -1,7 +1,7 @@
-"""Tables of a schedule: cycles of counts placed in training, and which position of a batch has which source.
+"""Tables of a schedule: cycles of counts with their place in training, and the source of each position of a batch.
 
-Inside a batch the sequences of a source are spread evenly, each source with its own offset, so that rare sources do not
-all fall to one rank.
+In a batch the sequences of a source are spread evenly, each source with its own offset, so that rare sources are not
+all on one rank.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,21 +19,21 @@ _CACHED_BATCHES = 64
 _FINGERPRINT_MODULUS = (1 << 127) - 1
 """A Mersenne prime; see ``fingerprints``."""
 _FINGERPRINT_BASE = int.from_bytes(b"smalti schedule", "big")
-"""Where the polynomials of counts are evaluated; see ``fingerprints``."""
+"""The point at which the polynomials of counts are evaluated; see ``fingerprints``."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Positions of one global batch: a pure function of how many sequences of each source it has."""
+    """The source of each position of a global batch: a function of the number of sequences of each source."""
 
     source: Int16s
     """[rows] source of each position."""
     rank: Int64s
-    """[rows] how many positions before have the same source."""
+    """[rows] number of earlier positions with the same source."""
     places: Int64s
-    """[rows] positions by source, then by rank."""
+    """[rows] positions sorted by source, then by rank."""
     firsts: Int64s
-    """[sources + 1] where each source begins in ``places``."""
+    """[sources + 1] index of the first position of each source in ``places``."""
 
 
 @lru_cache(maxsize=_CACHED_BATCHES)
@@ -41,7 +41,7 @@ def build_batch(counts: tuple[int, ...]) -> Batch:
     """Place the sequences of each source evenly over a batch; ``counts`` is [sources].
 
     The k-th of c sequences of the s-th of S sources is at (k + (s + 1/2) / S) / c of the batch. Sources without a
-    sequence in it change nothing.
+    sequence in the batch do not count.
     """
     each = np.array(counts, dtype=np.int64)
     firsts = np.concatenate([[0], np.cumsum(each)])
@@ -49,7 +49,7 @@ def build_batch(counts: tuple[int, ...]) -> Batch:
     k = np.arange(firsts[-1]) - firsts[of_source]
     n_present = np.count_nonzero(each)
     nth_present = np.cumsum(each > 0) - 1
-    # whole numbers below 2**53 over one another: equal fractions are equal floats, and ties go to the earlier source
+    # Quotients of whole numbers below 2**53: equal fractions are equal floats, and ties go to the earlier source.
     at = (2 * n_present * k + 2 * nth_present[of_source] + 1) / (2 * n_present * each[of_source])
     order = np.argsort(at, kind="stable")
     places = np.empty_like(order)
@@ -59,7 +59,7 @@ def build_batch(counts: tuple[int, ...]) -> Batch:
 
 @dataclass(frozen=True)
 class Table:
-    """A cycle of counts at its place in training, with the sums that lookups need."""
+    """A cycle of counts with its place in training, and the sums that lookups need."""
 
     start_step: int
     n_steps: int
@@ -69,7 +69,7 @@ class Table:
     base: Int64s
     """[sources] slots of each source in the segment before the table."""
     counts: Int64s
-    """[period, sources] what the steps take, over and over."""
+    """[period, sources] sequences that each step takes, repeated."""
     sums: Int64s
     """[period + 1, sources] sums of the counts before each step of the period."""
 
@@ -77,7 +77,7 @@ class Table:
     def of(
         cls, cycle: Cycle, *, start_step: int, first_position: int, rows: int, segment: int, base: Int64s
     ) -> "Table":
-        """``cycle`` placed in training."""
+        """Return the table of ``cycle`` at a place in training."""
         sums = np.zeros((len(cycle.counts) + 1, cycle.counts.shape[1]), dtype=np.int64)
         np.cumsum(cycle.counts, axis=0, out=sums[1:])
         return cls(start_step, cycle.n_steps, first_position, rows, segment, base, cycle.counts, sums)
@@ -88,17 +88,17 @@ class Table:
         return self.before(self.n_steps)
 
     def before(self, steps: int) -> Int64s:
-        """[sources] slots of the segment before step ``steps`` of the table."""
+        """Return the slots [sources] of the segment before step ``steps`` of the table."""
         turns, at = divmod(steps, len(self.counts))
         total: Int64s = self.base + turns * self.sums[-1] + self.sums[at]
         return total
 
     def batch(self, step: int) -> Batch:
-        """The batch of step ``step`` of the table."""
+        """Return the batch of step ``step`` of the table."""
         return build_batch(tuple(self.counts[step % len(self.counts)].tolist()))
 
     def locate(self, offsets: Int64s) -> tuple[Int16s, Int64s]:
-        """Positions [n], counted from the table's first -> source [n], slot of the segment [n]."""
+        """Return source [n] and slot of the segment [n] of positions [n], counted from the table's first."""
         steps, rows = np.divmod(offsets, self.rows)
         if steps[0] == steps[-1] and (steps == steps[0]).all():
             step = int(steps[0])
@@ -109,11 +109,12 @@ class Table:
         source = np.empty(offsets.shape, dtype=np.int16)
         rank = np.empty(offsets.shape, dtype=np.int64)
         for mask, batch in self._by_batch(at):
-            source[mask], rank[mask] = batch.source[rows[mask]], batch.rank[rows[mask]]
+            source[mask] = batch.source[rows[mask]]
+            rank[mask] = batch.rank[rows[mask]]
         return source, self.base[source] + turns * self.sums[-1][source] + self.sums[at, source] + rank
 
     def position_of(self, source: int, slots: Int64s) -> Int64s:
-        """Positions of slots [n] of one source, counted from the table's first."""
+        """Return the positions of slots [n] of one source, counted from the table's first."""
         turns, left = np.divmod(slots - self.base[source], self.sums[-1, source])
         sums = np.ascontiguousarray(self.sums[:, source])
         at = np.asarray(np.searchsorted(sums, left, side="right") - 1, dtype=np.int64)
@@ -124,8 +125,8 @@ class Table:
         return np.asarray((turns * len(self.counts) + at) * self.rows + place, dtype=np.int64)
 
     def _by_batch(self, at: Int64s) -> Iterator[tuple[npt.NDArray[np.bool_], Batch]]:
-        """(mask, batch) for each group of steps ``at`` [n] of the period that have the same counts."""
-        # no np.unique here or on the way to a batch: its first call imports numpy.ma, 15 ms
+        """Yield (mask, batch) for each group of steps ``at`` [n] of the period with equal counts."""
+        # np.unique is avoided until the first batch: its first call imports numpy.ma, 15 ms.
         used = np.array(sorted(set(at.ravel().tolist())), dtype=np.int64)
         kinds: dict[tuple[int, ...], int] = {}
         kind_of = np.array([kinds.setdefault(tuple(counts), len(kinds)) for counts in self.counts[used].tolist()])
@@ -134,7 +135,7 @@ class Table:
 
 
 def reorder_columns(counts: Int64s, before: Sequence[str], after: Sequence[str]) -> Int64s:
-    """Columns (the last axis) in the order of ``after`` instead of ``before``; a source that is new has 0."""
+    """Reorder columns (the last axis) from the order ``before`` to ``after``; a new source has 0."""
     out = np.zeros((*counts.shape[:-1], len(after)), dtype=np.int64)
     for index, name in enumerate(before):
         out[..., after.index(name)] = counts[..., index]
@@ -142,11 +143,11 @@ def reorder_columns(counts: Int64s, before: Sequence[str], after: Sequence[str])
 
 
 def fingerprints(tables: Sequence[Table], end_step: int) -> list[int]:
-    """[sources] what each source gives to every step before ``end_step``, as one number.
+    """Return a fingerprint of the counts of each source in the steps before ``end_step`` [sources].
 
-    The value of the polynomial sum over steps t of count_t * z**t modulo a prime of 127 bits. A table that repeats is a
-    geometric series, so equal choices give equal numbers however they are cut into tables. Two different choices agree
-    with a probability of steps / 2**127; the polynomial is not secure against deliberate collisions.
+    It is the polynomial sum over steps t of count_t * z**t modulo a prime of 127 bits. A table that repeats is a
+    geometric series, so equal counts give equal numbers however they are divided into tables. Two different choices
+    agree with a probability of steps / 2**127; the polynomial is not secure against deliberate collisions.
     """
     totals = [0] * tables[0].counts.shape[1]
     for table in tables:

@@ -1,9 +1,8 @@
-"""A shuffle for disks that seek slowly: chunks of neighbouring sequences, and sequences within a window of chunks.
+"""A shuffle for disks that seek slowly: permutes chunks of neighbouring sequences, and sequences in windows of chunks.
 
-An epoch visits the chunks in the order of one permutation; ``window_chunks`` of them at a time are a *window*, and the
-sequences of a window are permuted among themselves. So the disk seeks once for a chunk. It mixes less than
-``Permutation``: two sequences of a chunk are less than two windows apart, so a source sorted on disk stays partly
-sorted.
+An epoch visits the chunks in the order of one permutation; ``window_chunks`` consecutive ones are a *window*, whose
+sequences are permuted among themselves. So the disk seeks once per chunk. It mixes less than ``Permutation``: two
+sequences of a chunk are less than two windows apart, so a source sorted on disk stays partly sorted.
 """
 
 from functools import lru_cache
@@ -23,14 +22,17 @@ class WindowPermutation:
     """A keyed bijection of 0 .. size-1 that keeps neighbours together, computed for any indices without a table."""
 
     def __init__(self, size: int, key: int, *, chunk: int, window_chunks: int) -> None:
-        """``chunk``: sequences that are neighbours on disk; the last chunk may be shorter. The last window has up to
-        twice as many chunks as the others, so that none is left over."""
+        """``chunk``: sequences in a chunk; the last chunk may be shorter. The last window has up to twice as many
+        chunks as the others, so that none is left over."""
         assert size >= 1 and chunk >= 1 and window_chunks >= 1
-        self.size, self.key, self.chunk, self.window_chunks = size, key, chunk, window_chunks
+        self.size = size
+        self.key = key
+        self.chunk = chunk
+        self.window_chunks = window_chunks
         n_chunks = -(-size // chunk)
         self.n_windows = max(1, n_chunks // window_chunks)
         self._chunks = Permutation(n_chunks, derive_key("chunks", key))
-        # the place of the short chunk in the order of chunks, and how many sequences it lacks
+        # the place of the short chunk in the order of chunks, and the number of sequences that it lacks
         self._short_at = int(self._chunks.inverse(np.array([n_chunks - 1]))[0])
         self._short_by = n_chunks * chunk - size
         self._inside = lru_cache(maxsize=_CACHED_WINDOWS)(self._window)
@@ -38,7 +40,7 @@ class WindowPermutation:
     def __call__(self, indices: npt.ArrayLike) -> Int64s:
         """Map indices [n] to their images, int64 [n]."""
         at = self._shuffled(self._checked(indices), forward=True)
-        # after the short chunk, count as if it were whole
+        # after the short chunk, count as if it had the full length
         at = at + self._short_by * (at >= (self._short_at + 1) * self.chunk - self._short_by)
         place, within = np.divmod(at, self.chunk)
         return np.asarray(self._chunks(place) * self.chunk + within, dtype=np.int64)
@@ -64,7 +66,7 @@ class WindowPermutation:
         return out.reshape(at.shape)
 
     def _begin_of(self, place: int) -> int:
-        """First index of the chunk that is visited ``place``-th."""
+        """Return the first index of the chunk that is visited ``place``-th."""
         return min(place * self.chunk - (self._short_by if place > self._short_at else 0), self.size)
 
     def _window(self, window: int) -> tuple[int, Permutation]:
@@ -74,8 +76,8 @@ class WindowPermutation:
         return begin, Permutation(end - begin, derive_key("window", self.key, window))
 
     def _checked(self, indices: npt.ArrayLike) -> Int64s:
-        given = np.asarray(indices, dtype=np.int64)
-        if given.size and not (given.min() >= 0 and given.max() < self.size):
-            wrong = given.max() if given.min() >= 0 else given.min()
+        inputs = np.asarray(indices, dtype=np.int64)
+        if inputs.size and not (inputs.min() >= 0 and inputs.max() < self.size):
+            wrong = inputs.max() if inputs.min() >= 0 else inputs.min()
             raise UserError(f"index {wrong:,} is out of range", allowed=f"0 to {self.size - 1:,}")
-        return given
+        return inputs

@@ -129,21 +129,21 @@ def _sample(source: Source, begin: int, n: int, tokenizer: Tokenizer | None) -> 
 
 
 def _tokenizer_beside(folder: str) -> str | None:
-    """The tokenizer that 'smalti data tokenize' wrote beside the tokens; None if there is none."""
+    """Return the path of the tokenizer that 'smalti data tokenize' wrote beside the tokens; None if there is none."""
     if not store.is_local(folder):
         return None
     folders = [parent / TOKENIZER_FOLDER for parent in Path(folder).resolve().parents[:2]]
     return next((str(path) for path in folders if (path / TOKENIZER_FILE).is_file()), None)
 
 
-def _matching_tokenizer(folder: str, given: str | None, digest: str | None) -> Tokenizer | None:
-    """Load the tokenizer, if one is given; DataError if its digest is not that of the tokens."""
-    if given is None:
+def _matching_tokenizer(folder: str, path: str | None, digest: str | None) -> Tokenizer | None:
+    """Load the tokenizer, unless ``path`` is None. DataError if its digest is not that of the tokens."""
+    if path is None:
         return None
-    tokenizer = load_tokenizer(given)
+    tokenizer = load_tokenizer(path)
     if digest is not None and tokenizer.digest != digest:
         raise DataError(
-            f"{given} is not the tokenizer that wrote the tokens of {folder}",
+            f"{path} is not the tokenizer that wrote the tokens of {folder}",
             allowed=f"the one with the digest {digest[:12]}..., not {tokenizer.digest[:12]}...",
             hint="name the right one: --tokenizer FOLDER",
         )
@@ -161,7 +161,8 @@ def _documents(folder: str, record: dict[str, Any], n_samples: int) -> list[dict
             path = Path(folder) / "documents" / source / f"{split}.parquet"
             n = splits[split]["documents"]["kept"]
             wanted = set(_evenly_spaced(n, n_samples))
-            lengths, samples = np.zeros(n, dtype=np.int64), []
+            lengths = np.zeros(n, dtype=np.int64)
+            samples = []
             for index, row in enumerate(read_documents(path)):
                 lengths[index] = row["n_bytes"]
                 if index in wanted:
@@ -180,7 +181,7 @@ def _documents(folder: str, record: dict[str, Any], n_samples: int) -> list[dict
 
 
 def _drops(folder: str, source: str, n_samples: int) -> list[dict[str, Any]]:
-    """Counts and samples of dropped documents; empty if the drops file was removed, which nothing else reads."""
+    """Return counts and samples of dropped documents; empty if the drops file was removed, which nothing else reads."""
     path = Path(folder) / "drops" / f"{source}.parquet"
     if not path.exists():
         return []
@@ -191,7 +192,8 @@ def _drops(folder: str, source: str, n_samples: int) -> list[dict[str, Any]]:
             for batch in file.iter_batches(columns=["split", "rule"]):
                 counts.update(zip(*(column.to_pylist() for column in batch.columns), strict=True))
             wanted = {key: set(_evenly_spaced(n, n_samples)) for key, n in counts.items()}
-            seen, samples = Counter[tuple[str, str]](), {key: list[dict[str, Any]]() for key in counts}
+            seen = Counter[tuple[str, str]]()
+            samples = {key: list[dict[str, Any]]() for key in counts}
             for row in (row for batch in file.iter_batches(columns=columns) for row in batch.to_pylist()):
                 key = row["split"], row["rule"]
                 if seen[key] in wanted[key]:
@@ -206,6 +208,6 @@ def _drops(folder: str, source: str, n_samples: int) -> list[dict[str, Any]]:
 
 
 def _evenly_spaced(n: int, k: int) -> Sequence[int]:
-    """The middles of ``k`` equal parts of ``range(n)``."""
+    """Return the middles of ``k`` equal parts of ``range(n)``."""
     k = min(n, k)
     return [(2 * i + 1) * n // (2 * k) for i in range(k)]

@@ -1,9 +1,8 @@
 """``smalti data tokenize``: trains or loads a tokenizer and writes the documents of a curation as token files.
 
 Guarantees: the tokenizer is trained on the training split only; equal documents and config give equal files; each
-document becomes its ids and one end-of-document id, in the order of the documents file. The fast encoder is compared
-with the exact one on a sample of every source; if they differ, the slower one is used and a note says so. Memory is
-bounded by a batch.
+document becomes its ids and one end-of-document id, in the order of the documents file; the fast encoder is used only
+if it equals the exact one on a sample of every source. Memory is bounded by a batch.
 """
 
 import os

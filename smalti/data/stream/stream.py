@@ -1,9 +1,8 @@
 """The deterministic stream of batches: the same tokens in the same order on any number of ranks, from any step.
 
-``batch(step)`` is a pure function of data, config and seed; ranks and microbatches only split the same global batch
-differently. Every rank gets the same number of microbatches; if its rows do not suffice, the last ones are empty, with
-all targets ignored. The state is below 1 kB and has no position, because the step determines it. ``batch`` may be
-called from any thread, so that a trainer can prefetch.
+``batch(step)`` is a pure function of data, config and seed; ranks and microbatches only split the same global batch.
+Every rank gets the same number of microbatches, of which the last ones may be empty, with all targets ignored. The
+state is below 1 kB and has no position, because the step determines it. ``batch`` is thread-safe, for prefetching.
 """
 
 from collections.abc import Mapping

@@ -1,10 +1,8 @@
 """Takedowns: reads the list ``data.takedowns`` of documents that must not be learned, and blanks them in rows.
 
-The order of training does not change. In inputs the tokens of such a document become the end-of-document token, and
-none of them is a target. Masking the targets alone would leave the text in the context of later documents if
-``mask_documents`` is false, and in the statistics of a router.
-
-Each line of the list is JSON, ``{"source": "web", "document": 1234}``: number in the source, from 0, or id.
+The order does not change. The tokens of such a document become the end-of-document token in inputs, and none is a
+target: masking targets alone would leave the text in the context of later documents (``mask_documents: false``) and in
+the statistics of routers. Each line of the list is JSON, ``{"source": "web", "document": 1234}``: number or id.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""The child process that compiles and renders one chat template; ``chat_template`` starts it by the path of this file.
+"""The child process that compiles and renders one chat template; ``chat_template`` starts this file.
 
-Reads a JSON object on each line and writes one for it: first ``{"template", "variables"}``, then ``{"messages"}``; the
-reply has ``text`` or ``error``. The kernel ends the process (SIGPROF) when a line has used its processor time, also
-inside a call in C that Python cannot interrupt. Too much memory is an error of the template, where the system enforces
-RLIMIT_AS (Linux). The process ends with its stdin. It imports jinja2 and the standard library only: it starts in 0.1 s.
+It replies to each JSON line of stdin with one: first ``{"template", "variables"}``, then ``{"messages"}``; a reply has
+``text`` or ``error``. If a line exceeds its processor time, the kernel ends the process (SIGPROF), even in C code. Too
+much memory is an error, if the system enforces RLIMIT_AS (Linux). Only jinja2 and the standard library are imported,
+so that it starts in 0.1 s.
 """
 
 import json

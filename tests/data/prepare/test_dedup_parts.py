@@ -184,6 +184,6 @@ def test_what_stays_beside_the_same_near_document_is_compared_with_the_first_of_
     documents = documents.set_column(0, "key", keys)
     ordered = Ordered(documents, NONE, NONE)
     near = near_of((0, 1, 0.8), (1, 2, 0.8), (1, 3, 0.8), (1, PLANTED, 0.8))
-    assert [side.tolist() for side in ordered.unmet(near, 1)] == [[0, 0, 0], [2, 3, PLANTED]]
-    assert [side.tolist() for side in ordered.unmet(near, 2)] == [[0, 0, 0, 2, 2], [2, 3, PLANTED, 3, PLANTED]]
-    assert not len(ordered.unmet(near_of((0, 1, 0.8), (2, 3, 0.8)), 8)[0])
+    assert [side.tolist() for side in ordered.uncompared(near, 1)] == [[0, 0, 0], [2, 3, PLANTED]]
+    assert [side.tolist() for side in ordered.uncompared(near, 2)] == [[0, 0, 0, 2, 2], [2, 3, PLANTED, 3, PLANTED]]
+    assert not len(ordered.uncompared(near_of((0, 1, 0.8), (2, 3, 0.8)), 8)[0])

@@ -1,9 +1,8 @@
 """Decides which documents are kept, from the near pairs, the groups of equal words, and the order of documents.
 
-The order is held-out first, then by score (highest first), id (as bytes), source and text. A document is kept unless it
-is near to one that is kept before it; held-out documents are all kept. So a dropped document is always near to a kept
-one. Planted documents come last and change nothing for others. Memory: about 600 bytes for each document with a partner
-and 300 for each near pair.
+The order is: held-out, score (highest first), id (bytes), source, text; planted documents come last. A document is kept
+unless it is near to an earlier one that is kept; held-out documents are all kept. So a dropped document is near to a
+kept one. Memory: about 600 bytes for each document with a partner and 300 for each near pair.
 """
 
 from dataclasses import dataclass
@@ -19,8 +18,10 @@ I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
-EXACT, EXACT_HELDOUT = "dedup/same-words", "dedup/same-words-as-heldout"
-NEAR, NEAR_HELDOUT = "dedup/near", "dedup/near-heldout"
+EXACT = "dedup/same-words"
+EXACT_HELDOUT = "dedup/same-words-as-heldout"
+NEAR = "dedup/near"
+NEAR_HELDOUT = "dedup/near-heldout"
 
 DECISION_SCHEMA = pa.schema(
     [
@@ -47,15 +48,14 @@ class Near:
 
 def keep_greedily(n: int, lower: I64, higher: I64, always_kept: Bools) -> Bools:
     """Return which of ``n`` documents, numbered in their order, are kept. Edge i joins ``lower[i] < higher[i]``."""
-    kept = np.ones(n, np.bool_)
     order = np.argsort(higher, kind="stable")
     # A plain loop, because each decision depends on those before it. About 10 million edges a second.
-    alive = bytearray(kept.tobytes())
+    is_kept = bytearray(np.ones(n, np.bool_).tobytes())
     fixed = always_kept.tobytes()
     for first, second in zip(lower[order].tolist(), higher[order].tolist(), strict=True):
-        if alive[first] and not fixed[second]:
-            alive[second] = 0
-    return np.frombuffer(bytes(alive), np.bool_)
+        if is_kept[first] and not fixed[second]:
+            is_kept[second] = 0
+    return np.frombuffer(bytes(is_kept), np.bool_)
 
 
 class Ordered:
@@ -72,54 +72,62 @@ class Ordered:
         self._rank_of = _Ranks(keys)
         self._keys = keys
         self._node = np.arange(len(keys))  # rank of the first document with the same words
-        members, groups = self._rank_of(equal_keys), self._rank_of(equal_nodes)
+        members = self._rank_of(equal_keys)
+        groups = self._rank_of(equal_nodes)
         first = np.arange(len(keys))
         np.minimum.at(first, groups, members)
         self._node[members] = first[groups]
         self._node_keys = keys.copy()  # rank of that document -> key of its group in pairs
         self._node_keys[first[groups]] = keys[groups]
 
-    def unmet(self, near: Near, most: int) -> tuple[I64, I64]:
+    def uncompared(self, near: Near, most: int) -> tuple[I64, I64]:
         """Return further pairs of keys (first < second) to compare.
 
         Of the documents near to a dropped one, each is paired with the first ``most`` that are kept.
         """
         lower, higher = self._edges(near)
-        kept = keep_greedily(len(self._keys), lower, higher, self._heldout)
-        document, neighbour = np.concatenate([lower, higher]), np.concatenate([higher, lower])
-        chosen = ~kept[document] & (self._keys[document] < PLANTED)
-        dropped, near_dropped = document[chosen], neighbour[chosen]
-        rows = np.lexsort((near_dropped, ~kept[near_dropped], dropped))  # kept ones first
-        dropped, near_dropped = dropped[rows], near_dropped[rows]
+        is_kept = keep_greedily(len(self._keys), lower, higher, self._heldout)
+        document = np.concatenate([lower, higher])
+        neighbour = np.concatenate([higher, lower])
+        chosen = ~is_kept[document] & (self._keys[document] < PLANTED)
+        dropped = document[chosen]
+        near_dropped = neighbour[chosen]
+        rows = np.lexsort((near_dropped, ~is_kept[near_dropped], dropped))  # kept documents first
+        dropped = dropped[rows]
+        near_dropped = near_dropped[rows]
         starts = np.flatnonzero(np.concatenate([[True], dropped[1:] != dropped[:-1]])[: len(dropped)])
         first, second = with_the_first(near_dropped, starts, np.diff(starts, append=len(dropped)), most)
-        chosen = kept[first] & (~self._heldout[second]) & (self._keys[first] < PLANTED)
-        first, second = first[chosen], second[chosen]
+        chosen = is_kept[first] & (~self._heldout[second]) & (self._keys[first] < PLANTED)
+        first = first[chosen]
+        second = second[chosen]
         n = len(self._keys)
         pairs = np.setdiff1d(np.minimum(first, second) * n + np.maximum(first, second), lower * n + higher)
-        a, b = self._node_keys[pairs // n], self._node_keys[pairs % n]
+        a = self._node_keys[pairs // n]
+        b = self._node_keys[pairs % n]
         return np.minimum(a, b), np.maximum(a, b)
 
     def decide(self, near: Near, threshold: float) -> pa.Table:
         """Return the dropped documents as DECISION_SCHEMA, sorted by key."""
-        keys, heldout, node = self._keys, self._heldout, self._node
+        keys = self._keys
+        heldout = self._heldout
+        node = self._node
         lower, higher = self._edges(near)
-        kept = keep_greedily(len(keys), lower, higher, heldout)
-        partner, score, is_jaccard = _partners(lower, higher, near, kept, heldout, threshold)
+        is_kept = keep_greedily(len(keys), lower, higher, heldout)
+        partner, score, is_jaccard = _partners(lower, higher, near, is_kept, heldout, threshold)
         is_node = node == np.arange(len(keys))
-        dropped = ~heldout & ~(kept[node] & is_node)
-        copy = dropped & kept[node]
-        ranks = np.flatnonzero(dropped)
-        to = np.where(copy, node, partner[node])[ranks]
-        assert bool((to >= 0).all()) and bool((kept[to] & is_node[to]).all()), "a drop without a kept partner"
-        near_score, near_jaccard = score[node][ranks], is_jaccard[node][ranks]
-        copy, at_heldout = copy[ranks], heldout[to]
+        is_dropped = ~heldout & ~(is_kept[node] & is_node)
+        is_copy = is_dropped & is_kept[node]
+        ranks = np.flatnonzero(is_dropped)
+        to = np.where(is_copy, node, partner[node])[ranks]
+        assert bool((to >= 0).all()) and bool((is_kept[to] & is_node[to]).all()), "a drop without a kept partner"
+        copy = is_copy[ranks]
+        to_heldout = heldout[to]
         names = _names(self._documents.take(pa.array(to)))
-        rules = np.where(copy, np.where(at_heldout, EXACT_HELDOUT, EXACT), np.where(at_heldout, NEAR_HELDOUT, NEAR))
-        scores = np.where(copy, 1.0, near_score)
+        rules = np.where(copy, np.where(to_heldout, EXACT_HELDOUT, EXACT), np.where(to_heldout, NEAR_HELDOUT, NEAR))
+        scores = np.where(copy, 1.0, score[node][ranks])
         reasons = [
             f"same words as {name}" if same else f"{'Jaccard' if jaccard else 'containment'} {value:.3f} with {name}"
-            for name, same, jaccard, value in zip(names, copy, near_jaccard, scores, strict=True)
+            for name, same, jaccard, value in zip(names, copy, is_jaccard[node][ranks], scores, strict=True)
         ]
         ids = self._documents.column("id").take(pa.array(ranks)).to_pylist()
         columns = [keys[ranks], ids, rules.tolist(), reasons, scores, names]
@@ -127,7 +135,8 @@ class Ordered:
         return pa.Table.from_arrays(arrays, schema=DECISION_SCHEMA).sort_by("key")
 
     def _edges(self, near: Near) -> tuple[I64, I64]:
-        a, b = self._node[self._rank_of(near.a)], self._node[self._rank_of(near.b)]
+        a = self._node[self._rank_of(near.a)]
+        b = self._node[self._rank_of(near.b)]
         return np.minimum(a, b), np.maximum(a, b)
 
 
@@ -153,22 +162,28 @@ def _order(documents: pa.Table) -> pa.Array:
 
 
 def _partners(
-    lower: I64, higher: I64, near: Near, kept: Bools, heldout: Bools, threshold: float
+    lower: I64, higher: I64, near: Near, is_kept: Bools, heldout: Bools, threshold: float
 ) -> tuple[I64, Floats, Bools]:
-    """For each dropped document: its partner, their similarity, and whether that is Jaccard; -1 and 0 for others.
+    """Return for each dropped document its partner, their similarity, and whether that is Jaccard; -1, 0 for others.
 
     The partner is a held-out document if there is one, then the most similar, then the first.
     """
-    n = len(kept)
-    partner, score, is_jaccard = np.full(n, -1), np.zeros(n), np.ones(n, np.bool_)
-    chosen = kept[lower] & ~kept[higher]
-    lower, higher = lower[chosen], higher[chosen]
-    jaccard, containment = near.jaccard[chosen], near.containment[chosen]
+    n = len(is_kept)
+    partner = np.full(n, -1)
+    score = np.zeros(n)
+    is_jaccard = np.ones(n, np.bool_)
+    chosen = is_kept[lower] & ~is_kept[higher]
+    lower = lower[chosen]
+    higher = higher[chosen]
+    jaccard = near.jaccard[chosen]
     by_jaccard = jaccard >= threshold
-    value = np.where(by_jaccard, jaccard, containment)
+    value = np.where(by_jaccard, jaccard, near.containment[chosen])
     best = np.lexsort((lower, -value, ~by_jaccard, ~heldout[lower], higher))[::-1]
     # The last assignment wins, so the best comes last.
-    partner[higher[best]], score[higher[best]], is_jaccard[higher[best]] = lower[best], value[best], by_jaccard[best]
+    dropped = higher[best]
+    partner[dropped] = lower[best]
+    score[dropped] = value[best]
+    is_jaccard[dropped] = by_jaccard[best]
     return partner, score, is_jaccard
 
 

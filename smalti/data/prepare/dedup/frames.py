@@ -1,4 +1,4 @@
-"""What every plan of a deduplication uses of Daft: tasks as rows, functions of columns, Parquet input and output.
+"""The basis of the Daft queries of a deduplication: tasks as rows, functions of columns, Parquet input and output.
 
 Functions run in threads. Errors of workers are raised in the driver (``daft_engine``).
 """
@@ -20,7 +20,7 @@ _MORSEL_ROWS = 4096
 
 @dataclass(frozen=True)
 class Frames:
-    """Daft's frames with one config; ``failures`` records the errors of workers."""
+    """Builds Daft frames with one config; ``failures`` records the errors of workers."""
 
     config: DedupConfig
     failures: Failures
@@ -40,7 +40,7 @@ class Frames:
         return frame.into_partitions(min(table.num_rows, 64)) if self.config.runner == "ray" else frame
 
     def _function(self, function: Callable[..., pa.Array], to: pa.DataType, batch_size: int | None = None) -> Any:
-        """A Daft function of whole columns. It runs in threads: child processes would cost a copy of the rows."""
+        """Wrap ``function`` as a Daft function of columns, run in threads: child processes would copy the rows."""
         daft = daft_module()
         options = {"return_dtype": daft.DataType.from_arrow_type(to), "use_process": False, "batch_size": batch_size}
         return daft.func.batch(**options)(self.failures.recording(function))
@@ -65,5 +65,5 @@ def exploded(frame: Any) -> Any:
 
 
 def n_rows_of(folder: Path) -> int:
-    """Number of rows that a plan has written to ``folder``."""
+    """Return the number of rows in the Parquet files of ``folder``."""
     return sum(pq.read_metadata(path).num_rows for path in folder.glob("*.parquet"))

@@ -45,19 +45,19 @@ def dedup(config: DedupConfig, progress: Progress = no_progress) -> DedupReport:
     # In a folder of the user, all stages are in one subfolder.
     work = (Path(config.work, "smalti-dedup") if config.work else Path(config.output, ".stages")).resolve()
     failures = Failures(work / "failures")
-    plans = Queries(config, failures)
+    queries = Queries(config, failures)
     with (
         _disk_full_hint(config.output, work),
         publication(config.output, kind=FORMAT_KIND, record_name=RECORD_NAME) as result,
         _locked(work),
     ):
-        folder = WorkFolder(work, f"{corpus.digest} {plans.version}", config.from_stage)
-        decisions = Stages(config, corpus, plans, progress).run(folder)
+        folder = WorkFolder(work, f"{corpus.digest} {queries.version}", config.from_stage)
+        decisions = Stages(config, corpus, queries, progress).run(folder)
         progress("writing", 0, 1, "part")
         target = result.work.resolve()
         tasks = source_tasks(corpus, decisions / "decisions.parquet", target)
         counts: dict[str, Any] = {}
-        for value in plans.map_tasks(write_source, tasks):
+        for value in queries.map_tasks(write_source, tasks):
             counts |= json.loads(value)
         report = _report(config, decisions, dict(sorted(counts.items())))
         store.write_text(target / "report.md", as_markdown(report))
@@ -112,6 +112,6 @@ def _report(config: DedupConfig, decisions: Path, counts: dict[str, Any]) -> Ded
     report = Report()
     for source, splits in counts.items():
         add_counts(report, source, splits)
-    test = selftest.SelftestReport(**figures["selftest"])
+    test = selftest.SelftestReport.of(figures["selftest"])
     numbers = (figures["candidates"], figures["near"], figures["histogram"])
     return DedupReport(report, test, config.alarm_frac, *numbers)

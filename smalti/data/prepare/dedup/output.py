@@ -56,18 +56,19 @@ def _write_part(source: str, part: dict[str, Any], decisions: str, work: Path, d
             if writer is None:
                 path = work / "documents" / source / f"{part['split']}.parquet"
                 writer = stack.enter_context(open_writer(path, table.schema))
-            n, n_bytes = table.num_rows, _total(table.column("n_bytes"))
+            n = table.num_rows
+            n_bytes = _total(table.column("n_bytes"))
             start, stop = np.searchsorted(keys, [next_key, next_key + n]).tolist()
             rows = keys[start:stop] - next_key
             next_key += n
             counts["read"] = [counts["read"][0] + n, counts["read"][1] + n_bytes]
             mask = np.ones(n, np.bool_)
             mask[rows] = False
-            kept = table.filter(pa.array(mask))
-            if kept.num_rows:
-                writer.write_table(kept)
+            documents = table.filter(pa.array(mask))
+            if documents.num_rows:
+                writer.write_table(documents)
                 n_kept, kept_bytes = counts["kept"]
-                counts["kept"] = [n_kept + kept.num_rows, kept_bytes + _total(kept.column("n_bytes"))]
+                counts["kept"] = [n_kept + documents.num_rows, kept_bytes + _total(documents.column("n_bytes"))]
             if len(rows):
                 dropped = table.select(["id", "n_bytes"]).take(pa.array(rows))
                 _drop(source, part["split"], dropped, decided.slice(start, stop - start), drops, counts["drops"])

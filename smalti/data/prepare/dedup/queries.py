@@ -278,7 +278,7 @@ class Queries(Frames):
             return rows.join(daft.from_arrow(keys), on="key", how="semi").to_arrow()
 
     def normalised(self, texts: Sequence[str]) -> pa.Array:
-        """Return the words of each text, joined by single blanks, as the plans compute them; for a few texts."""
+        """Return the words of each text, joined by single blanks, as in the other queries; for a few texts."""
         daft = daft_module()
         table = pa.table({"number": pa.array(range(len(texts))), "text": pa.array(texts, pa.large_string())})
         frame = daft.from_arrow(table).select(daft.col("number"), self._words(daft.col("text")).alias("words"))
@@ -300,7 +300,7 @@ class Queries(Frames):
         return list(results.column("result").to_pylist())
 
     def _texts(self, tasks: Sequence[Task]) -> Any:
-        """A frame of TEXT_SCHEMA with the documents of the tasks, and the column ``words``: the normalised text."""
+        """Return a frame of TEXT_SCHEMA with the documents of the tasks, and the column ``words`` (normalised text)."""
         daft = daft_module()
         col, functions = daft.col, daft.functions
         score = self.config.score_field
@@ -331,7 +331,7 @@ class Queries(Frames):
         return self._read(equal).where(col("key") != col("node")).select(col("key"))
 
     def _nodes(self, signatures: Path, boilerplate: Path) -> Any:
-        """Key, order, place and bands of documents with words; of documents with equal words only the node."""
+        """Return key, order, place and bands of documents with words; of documents with equal words only the node."""
         col = daft_module().col
         bands = [col(band_name(band)) for band in range(self.config.bands)]
         rows = self._read(signatures).where(col("has_words"))
@@ -346,7 +346,7 @@ class Queries(Frames):
         return whole.concat(new.select(col("key"), col("order"), col("place"), *bands))
 
     def _buckets(self, rows: Any, bands: Sequence[int], part: tuple[int, int], names: Sequence[str]) -> Any:
-        """A row of lists (the columns ``names``) for each shard of the hashes of ``bands``."""
+        """Return a frame with a row of lists (the columns ``names``) for each shard of the hashes of ``bands``."""
         daft = daft_module()
         col, functions = daft.col, daft.functions
         number, n_parts = part

@@ -65,7 +65,7 @@ class DedupReport:
             return f"self-test: {test.note}"
         recall = "recall NOT TESTED" if test.recall is None else f"recall {test.recall:.4f}"
         return (
-            f"self-test: {recall} ({test.found} of {test.expected} copies and 5 % edits found), "
+            f"self-test: {recall} ({test.detected} of {test.expected} copies and 5 % edits found), "
             f"precision {test.precision:.4f} ({test.wrong} of {test.planted['unrelated']} unrelated called near)"
         )
 

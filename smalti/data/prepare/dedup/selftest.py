@@ -5,10 +5,10 @@ the result for real documents (``buckets`` separates them, and they come last in
 be found is computed separately, from the texts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +35,7 @@ _FACTS = [("key", pa.int64()), ("partner", pa.int64()), ("kind", pa.string()), (
 _PLANTED_SCHEMA = pa.schema([*DOCUMENT_SCHEMA, *_FACTS])
 
 Normalised = Callable[[list[str]], pa.Array]
-"""The normalisation of the plan: the words of each text, joined by single blanks."""
+"""The normalisation of ``Queries``: returns the words of each text, joined by single blanks."""
 
 
 @dataclass(frozen=True)
@@ -46,25 +46,40 @@ class SelftestReport:
     """Kind -> number of planted documents."""
     expected: int
     """Copies and edits that are near to their partner by the config, computed from their texts."""
-    found: int
-    """How many of these the run dropped."""
+    detected: int
+    """Copies and edits among these that the run dropped."""
     wrong: int
-    """Unrelated documents that the run called near to another."""
+    """Unrelated documents that the run considered near to another."""
     note: str | None = None
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Self:
+        """Return the report of a ``record``."""
+        return cls(record["planted"], record["expected"], record["found"], record["wrong"], record["note"])
+
+    def record(self) -> dict[str, Any]:
+        """Return the fields as plain values, from which ``of`` restores the report."""
+        return {
+            "planted": self.planted,
+            "expected": self.expected,
+            "found": self.detected,
+            "wrong": self.wrong,
+            "note": self.note,
+        }
 
     @property
     def recall(self) -> float | None:
-        """``found / expected``; None if nothing was expected, so that nothing was tested."""
-        return self.found / self.expected if self.expected else None
+        """``detected / expected``; None if nothing was expected, so that nothing was tested."""
+        return self.detected / self.expected if self.expected else None
 
     @property
     def precision(self) -> float:
-        """``found / (found + wrong)``."""
-        return self.found / (self.found + self.wrong) if self.found + self.wrong else 1.0
+        """``detected / (detected + wrong)``."""
+        return self.detected / (self.detected + self.wrong) if self.detected + self.wrong else 1.0
 
     def as_json(self) -> dict[str, Any]:
         """Convert to plain values."""
-        counts = {"expected": self.expected, "found": self.found, "wrong": self.wrong}
+        counts = {"expected": self.expected, "found": self.detected, "wrong": self.wrong}
         return {
             "planted": self.planted,
             **counts,
@@ -123,7 +138,7 @@ def score(
     equal: pa.Table,
     dropped: pa.Table,
 ) -> SelftestReport:
-    """Compare what the run found with what the planted texts say.
+    """Compare the result of the run with the planted texts.
 
     ``compared``: key -> the words that are compared, for documents where they are not all words. ``equal`` (key, node;
     sorted by key): the documents with equal words. ``dropped``: the dropped documents.
@@ -145,7 +160,8 @@ def score(
     n_near = expected = hits = wrong = 0
     for row, should, equal_words, repeat in zip(rows, is_near, same, repeats, strict=True):
         # Of planted documents with the same words one is the node of all, as for real documents.
-        node, partner = node_of(row["key"]), node_of(row["partner"])
+        node = node_of(row["key"])
+        partner = node_of(row["partner"])
         is_dropped = node < PLANTED or node in dropped_keys
         if row["kind"] == "unrelated":
             wrong += is_dropped and not repeat  # a repetitive text is near to its words in any order
@@ -170,13 +186,13 @@ def check(config: DedupConfig, test: SelftestReport) -> None:
     """Raise CheckFailed if recall or precision is below its bound."""
     if test.recall is not None and test.recall < config.selftest_recall:
         raise CheckFailed(
-            f"the self-test found {test.found} of {test.expected} planted near-duplicates; nothing was written",
+            f"the self-test found {test.detected} of {test.expected} planted near-duplicates; nothing was written",
             allowed=f"a recall of selftest_recall={config.selftest_recall} or more",
             hint=f"propose more pairs: bands={2 * config.bands}, or rows={max(1, config.rows - 1)}",
         )
     if test.precision < config.selftest_precision:
         raise CheckFailed(
-            f"the self-test took {test.wrong} unrelated planted documents for near; nothing was written",
+            f"the self-test found {test.wrong} unrelated planted documents to be near; nothing was written",
             allowed=f"a precision of selftest_precision={config.selftest_precision} or more",
             hint="raise threshold or shingle_words: such documents share most of their shingles by chance",
         )
@@ -211,7 +227,7 @@ def _are_near(sides: list[list[str]], config: DedupConfig, shingle_words: int) -
 
 
 def _partners(corpus: Corpus, n_wanted: int, normalised: Normalised) -> list[tuple[int, str, list[str]]]:
-    """Documents (key, text, words), evenly spaced in evenly spaced row groups; long ones only for want of others."""
+    """Return documents (key, text, words), evenly spaced in evenly spaced row groups; long ones only if no others."""
     tasks = corpus.tasks()
     chosen = [tasks[i] for i in np.unique(np.linspace(0, len(tasks) - 1, _GROUPS).astype(int)).tolist()]
     partners: list[tuple[int, str, list[str]]] = []
@@ -233,6 +249,6 @@ def _with_words(documents: list[tuple[int, str]], normalised: Normalised) -> lis
 
 
 def _unrelated(words: Sequence[str], other: Sequence[str], rng: np.random.Generator) -> list[str]:
-    """``words`` in random order after some of ``other``: shared words, and a shared beginning."""
+    """Return ``words`` in random order after some of ``other``, so that words and the beginning are shared."""
     head = other[: min(len(words) // 5, len(other) // 2)]
     return [*head, *(words[i] for i in rng.permutation(len(words)).tolist())]

@@ -30,20 +30,20 @@ from smalti.data.prepare.dedup.frames import n_rows_of
 from smalti.data.prepare.dedup.queries import Queries
 from smalti.data.prepare.dedup.work_folder import WorkFolder
 
-# About what Daft needs in memory.
+# Approximate memory that Daft needs.
 _BYTES_A_BAND = 100
-"""One document in one band."""
+"""Memory for one document in one band."""
 _BYTES_A_PAIR = 100
-"""One pair that a band proposes, until the pairs of several bands are made distinct."""
+"""Memory for one pair that a band proposes, until duplicates of other bands are removed."""
 _BYTES_A_SHINGLE = 50
-"""One shingle that is counted."""
+"""Memory for one shingle that is counted."""
 _BYTES_A_WORD = 6
 """Lower bound on the mean length of a word and its blank."""
 _CORE_THRESHOLD = 0.65
-"""A higher threshold leaves out no less, so that it needs no new stages."""
+"""A higher threshold leaves out the same parts of texts, so that it needs no new stages."""
 _HISTOGRAM_BINS = 20
 _NEIGHBOURS_KEPT = 2
-"""Of the kept documents that are near to a dropped one, how many are compared with all that are near to it."""
+"""Number of kept documents near to a dropped one that are compared with all other documents near to it."""
 _MAX_ROUNDS = 20
 """Bound on the rounds of ``_complete``; it converges after two or three."""
 
@@ -57,7 +57,7 @@ class Stages:
 
     config: DedupConfig
     corpus: Corpus
-    plans: Queries
+    queries: Queries
     progress: Progress
 
     def run(self, folder: WorkFolder) -> Path:
@@ -80,10 +80,10 @@ class Stages:
         )
 
     def _signatures(self, to: Path) -> None:
-        selftest.plant(self.corpus, self.config, self.plans.normalised, to / "planted.parquet")
+        selftest.plant(self.corpus, self.config, self.queries.normalised, to / "planted.parquet")
         # The planted file moves with its stage, so its tasks are made from the path that it has now.
         tasks = [*selftest.planted_tasks(to / "planted.parquet"), *self.corpus.tasks()]
-        self._in_portions("signatures", tasks, lambda portion: self.plans.signatures(portion, to / "rows"))
+        self._in_portions("signatures", tasks, lambda portion: self.queries.signatures(portion, to / "rows"))
         n_rows = n_rows_of(to / "rows")
         n_planted = pq.read_metadata(to / "planted.parquet").num_rows
         assert n_rows == self.corpus.n_documents + n_planted, (
@@ -92,13 +92,14 @@ class Stages:
 
     def _boilerplate(self, signatures: Path, max_core_frac: float, to: Path) -> None:
         """Find what is left out of the comparison; ``compared`` holds the documents that this changes."""
-        plans, rows = self.plans, signatures / "rows"
-        plans.equal(rows, to / "equal")
-        plans.repetitive(rows, to / "seen" / "repetitive")
+        queries = self.queries
+        rows = signatures / "rows"
+        queries.equal(rows, to / "equal")
+        queries.repetitive(rows, to / "seen" / "repetitive")
         if self.config.boilerplate_documents is not None:
             for number, (bands, part) in enumerate(self._band_groups(self.corpus.n_documents * _BYTES_A_BAND)):
                 self.progress("boilerplate", number, self.config.bands, "part")
-                plans.crowds(rows, to / "equal", bands, part, to / "seen" / f"{number}")
+                queries.crowds(rows, to / "equal", bands, part, to / "seen" / f"{number}")
         keys = crowd = np.empty(0, np.int64)
         for folder in sorted((to / "seen").iterdir()):
             for table in _tables(folder):
@@ -107,32 +108,34 @@ class Stages:
                 keys = np.union1d(keys, table_keys)
                 crowd = np.union1d(crowd, table_keys[in_crowd])
         tasks = self._tasks_of(keys, signatures)
-        self._in_portions("boilerplate", tasks, lambda portion: plans.words(portion, to / "words"))
+        self._in_portions("boilerplate", tasks, lambda portion: queries.words(portion, to / "words"))
         common = [np.empty(0, np.int64)]
         if len(crowd):
             n_bytes = sum(task.n_bytes for task in tasks) * _BYTES_A_SHINGLE // _BYTES_A_WORD
             n_parts = math.ceil(n_bytes / (self.config.memory_gb * 2**30))
-            common += [plans.common(to / "words", pa.table({"key": crowd}), (i, n_parts)) for i in range(n_parts)]
+            common += [queries.common(to / "words", pa.table({"key": crowd}), (i, n_parts)) for i in range(n_parts)]
         np.save(to / "common.npy", np.concatenate(common))
         if tasks:
-            plans.compared(to / "words", to / "seen" / "repetitive", to / "common.npy", max_core_frac, to / "compared")
+            queries.compared(
+                to / "words", to / "seen" / "repetitive", to / "common.npy", max_core_frac, to / "compared"
+            )
         shutil.rmtree(to / "seen")
 
     def _candidates(self, signatures: Path, boilerplate: Path, to: Path) -> None:
         # Bands are alike, so the pairs of one band are an estimate for each.
-        pairs_bytes = self.plans.count_pairs(signatures / "rows", boilerplate, 0) * _BYTES_A_PAIR
+        pairs_bytes = self.queries.count_pairs(signatures / "rows", boilerplate, 0) * _BYTES_A_PAIR
         groups = self._band_groups(self.corpus.n_documents * _BYTES_A_BAND + pairs_bytes)
         for number, (bands, part) in enumerate(groups):
             self.progress("candidates", number, len(groups), "part")
-            self.plans.candidates(signatures / "rows", boilerplate, bands, part, to / "parts" / f"{number}")
+            self.queries.candidates(signatures / "rows", boilerplate, bands, part, to / "parts" / f"{number}")
         if len(groups) == 1:
             os.replace(to / "parts" / "0", to / "pairs")
         else:
-            self.plans.distinct(to / "parts", to / "pairs")
+            self.queries.distinct(to / "parts", to / "pairs")
         shutil.rmtree(to / "parts")
 
     def _band_groups(self, band_bytes: int) -> list[tuple[Sequence[int], tuple[int, int]]]:
-        """Groups of bands, and shards (i of n) of them, that fit into memory when a band takes ``band_bytes``."""
+        """Return groups of bands, with shards (i, n) of them, that fit into memory if a band takes ``band_bytes``."""
         n_parts = math.ceil(self.config.bands * band_bytes / (self.config.memory_gb * 2**30))
         bands = range(self.config.bands)
         per_part = math.ceil(self.config.bands / n_parts)
@@ -141,7 +144,7 @@ class Stages:
         return [(group, (shard, n_shards)) for group in groups for shard in range(n_shards)]
 
     def _tasks_of(self, keys: npt.NDArray[np.int64], signatures: Path) -> list[Task]:
-        """Tasks that read these documents, planted ones too."""
+        """Return tasks that read these documents, including planted ones."""
         planted = keys[keys >= PLANTED]
         tasks = self.corpus.tasks_of(keys[keys < PLANTED])
         if len(planted):
@@ -155,9 +158,9 @@ class Stages:
             keys = np.unique(np.concatenate([keys, _column(table, "a"), _column(table, "b")]))
         keys = np.setdiff1d(keys, _column(_integers(boilerplate / "words", ["key"]), "key"))
         tasks = self._tasks_of(keys, signatures)
-        self._in_portions("shingles", tasks, lambda portion: self.plans.shingles(portion, to / "rows"))
+        self._in_portions("shingles", tasks, lambda portion: self.queries.shingles(portion, to / "rows"))
         if n_rows_of(boilerplate / "words"):
-            self.plans.shingles_of(boilerplate / "words", boilerplate / "compared", to / "rows")
+            self.queries.shingles_of(boilerplate / "words", boilerplate / "compared", to / "rows")
         (to / "rows").mkdir(exist_ok=True)
 
     def _compare(self, pairs: Path, shingles: Path, to: Path) -> None:
@@ -172,7 +175,7 @@ class Stages:
         n_parts = math.ceil(n_pairs * 2 * mean_bytes / (self.config.memory_gb * 2**30))
         for number in range(n_parts):
             self.progress("comparing", number, n_parts, "part")
-            self.plans.compare(pairs, shingles / "rows", (number, n_parts), to)
+            self.queries.compare(pairs, shingles / "rows", (number, n_parts), to)
         n_compared = n_rows_of(to)
         assert n_compared == n_pairs, f"{n_compared} of {n_pairs} pairs were compared"
 
@@ -183,29 +186,29 @@ class Stages:
         near = self._near(compared, histogram)
         equal = _integers(boilerplate / "equal", ["key", "node"]).sort_by("key")
         keys = np.unique(np.concatenate([_column(near, "a"), _column(near, "b"), _column(equal, "key")]))
-        documents = self.plans.about(signatures / "rows", pa.table({"key": keys}))
+        documents = self.queries.about(signatures / "rows", pa.table({"key": keys}))
         ordered = Ordered(documents, _column(equal, "key"), _column(equal, "node"))
         near = self._complete(ordered, near, shingles, to, histogram)
         dropped = ordered.decide(_as_near(near), config.threshold)
         planted = signatures / "planted.parquet"
         words = _compared_words(planted, boilerplate)
-        test = selftest.score(planted, config, self.plans.normalised, words, equal, dropped)
+        test = selftest.score(planted, config, self.queries.normalised, words, equal, dropped)
         selftest.check(config, test)
         dropped = dropped.filter(pc.less(dropped.column("key"), PLANTED))
         pq.write_table(dropped, to / "decisions.parquet", row_group_size=1 << 16)
         n_near = near.filter(pc.less(near.column("b"), PLANTED)).num_rows
         figures = {"candidates": int(histogram.sum()), "near": n_near, "histogram": histogram.tolist()}
-        store.write_json(to / "figures.json", {**figures, "selftest": vars(test)})
+        store.write_json(to / "figures.json", {**figures, "selftest": test.record()})
 
     def _complete(self, ordered: Ordered, near: pa.Table, shingles: Path, to: Path, histogram: Any) -> pa.Table:
-        """Add to ``near`` the pairs that it lacks: not all near documents of a crowded bucket were compared.
+        """Add the near pairs that ``near`` lacks, since not all documents of a large bucket were compared.
 
-        Two documents that are kept are compared if one that is dropped is near to both, until no such pair is near. So
-        one document of a family of thousands is kept, as if all its pairs had been compared.
+        Two kept documents are compared if a dropped one is near to both, until no such pair is near. So one document of
+        a family of thousands is kept, as if all pairs had been compared.
         """
         compared: set[tuple[int, int]] = set()
         for number in range(_MAX_ROUNDS):
-            a, b = ordered.unmet(_as_near(near), _NEIGHBOURS_KEPT)
+            a, b = ordered.uncompared(_as_near(near), _NEIGHBOURS_KEPT)
             pairs = [pair for pair in zip(a.tolist(), b.tolist(), strict=True) if pair not in compared]
             if not pairs:
                 break
@@ -223,7 +226,7 @@ class Stages:
         return near
 
     def _near(self, compared: Path, histogram: Any) -> pa.Table:
-        """The pairs that are near, sorted; all compared pairs of real documents are added to ``histogram``."""
+        """Return the near pairs, sorted; adds all compared pairs of real documents to ``histogram``."""
         config = self.config
         tables = [_COMPARED.empty_table()]
         for pairs in _tables(compared):
@@ -246,7 +249,8 @@ class Stages:
                 run(portion)
                 done += size
                 self.progress(what, done, total)
-                portion, size = [], 0
+                portion = []
+                size = 0
             portion.append(task)
             size += task.n_bytes
         if portion:
@@ -254,7 +258,7 @@ class Stages:
 
 
 def _compared_words(planted: Path, boilerplate: Path) -> dict[int, str]:
-    """Key -> the words that are compared instead of all words, of planted documents and their partners."""
+    """Return key -> the words compared instead of all words, for planted documents and their partners."""
     table = pq.read_table(planted, columns=["key", "partner"])
     keys = pa.array(np.concatenate([_column(table, "key"), _column(table, "partner")]), pa.int64())
     words: dict[int, str] = {}
@@ -269,7 +273,7 @@ def _settings(config: DedupConfig, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _tables(folder: Path) -> Iterator[pa.Table]:
-    """The rows of a stage, a row group at a time: numbers, never texts."""
+    """Yield the rows of a stage, one row group at a time."""
     for path in sorted(folder.glob("*.parquet")):
         try:
             with pq.ParquetFile(path) as file:
@@ -279,7 +283,7 @@ def _tables(folder: Path) -> Iterator[pa.Table]:
 
 
 def _integers(folder: Path, columns: list[str]) -> pa.Table:
-    """Integer columns of a stage."""
+    """Return integer columns of a stage."""
     tables = [table.select(columns) for table in _tables(folder)]
     return pa.concat_tables([pa.schema([(name, pa.int64()) for name in columns]).empty_table(), *tables])
 

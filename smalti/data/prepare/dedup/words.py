@@ -1,10 +1,6 @@
-"""The words of a text that are compared, as an expression for Daft.
+"""The words of a text that are compared, as an expression for Daft; see ``words_of``.
 
-In this order, after licence comments are removed (``licence``): lower case (Unicode); invisible characters (zero-width
-ones, soft hyphens, direction marks: Unicode's Cf and default ignorable) are removed; each character of Han, Hiragana
-and Katakana, which are written without blanks, is a word, and in Thai, Lao, Khmer and Myanmar each consonant with its
-vowels and marks; everything but letters, marks, digits and underscores separates words. So texts that differ only in
-punctuation, layout or case are equal.
+Texts that differ only in punctuation, layout or case have equal words.
 """
 
 from typing import Any
@@ -21,7 +17,13 @@ _WITHOUT_BLANKS = rf"([\p{{Han}}\p{{Hiragana}}\p{{Katakana}}]|{_SYLLABLE})"
 
 
 def words_of(text: Any, functions: Any) -> Any:
-    """The words of the column ``text`` with single blanks between them; ``functions`` are Daft's."""
+    """Return the words of the column ``text``, joined by single blanks; ``functions`` are Daft's.
+
+    In this order, after licence comments are removed (``licence``): lower case (Unicode); invisible characters
+    (zero-width ones, soft hyphens, direction marks: Unicode's Cf and default ignorable) are removed; each character of
+    Han, Hiragana and Katakana, which are written without blanks, is a word, and in Thai, Lao, Khmer and Myanmar each
+    consonant with its vowels and marks; everything but letters, marks, digits and underscores separates words.
+    """
     words = functions.regexp_replace(functions.lower(text), _INVISIBLE, "")
     words = functions.regexp_replace(words, _WITHOUT_BLANKS, " $1 ")
     words = functions.regexp_replace(words, r"[^\w]+", " ")
