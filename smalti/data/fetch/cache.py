@@ -1,6 +1,6 @@
 """A cache of byte ranges in a local folder, shared by the ranks of a node: a file for each range, no lock, no index.
 
-A block's name is a digest of data set, file and range, so ranks that write the same block write equal bytes; writes are
+A block's name is a digest of data set, file and range, so equal blocks of several ranks have equal bytes; writes are
 atomic. A block that fails its checksum is a miss. Only blocks in the subfolder ``smalti-blocks``, created by Smalti,
 are ever removed. A full or read-only disk disables writing, with one warning.
 """
