@@ -148,9 +148,9 @@ def unreachable_hint(url: str) -> str:
     """Return what to check where a store does not respond: for S3 the endpoint."""
     if url.partition("://")[0] not in ("s3", "s3a") or "endpoint=" in url:
         return "check address and network (docs/guides/object-stores.md)"
-    asked = env.store_settings().s3_asks
-    if asked:
-        return f"the endpoint is that of {asked}: check it, and whether the store is reachable from this machine"
+    variable = env.store_settings().s3_variable
+    if variable:
+        return f"the endpoint is that of {variable}: check it, and whether the store is reachable from this machine"
     return "the endpoint is Amazon's: for another S3 store set AWS_ENDPOINT_URL, or write ?endpoint=... in the URL"
 
 

@@ -147,9 +147,9 @@ class StoreSettings:
     hub_endpoint: str
     hub_token: str | None = field(repr=False)
     s3_endpoint: str | None
-    s3_asks: str | None
-    """``VARIABLE=endpoint`` of the variable by which S3 is not Amazon's, for messages (a login in it is ``***``); None
-    where none is set."""
+    s3_variable: str | None
+    """``VARIABLE=endpoint`` of the variable that sets another S3 endpoint than Amazon's, for messages (a login in it is
+    ``***``); None where none is set."""
     signature: tuple[str | None, ...] = field(repr=False)
     """The variables that obstore reads, with values: another value needs another connection."""
 
@@ -175,7 +175,7 @@ def store_settings() -> StoreSettings:
         hub_endpoint=(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/"),
         hub_token=token,
         s3_endpoint=os.environ.get("AWS_ENDPOINT_URL_S3") or None,
-        s3_asks=asks and re.sub(r"://[^/\s]*@", "://***@", asks),
+        s3_variable=asks and re.sub(r"://[^/\s]*@", "://***@", asks),
         signature=tuple(f"{name}={os.environ[name]}" for name in names),
     )
 

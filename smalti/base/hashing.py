@@ -11,12 +11,12 @@ _CHUNK_BYTES = 1 << 20
 
 
 def sha256_bytes(data: bytes) -> str:
-    """Hex SHA-256 of ``data``."""
+    """Return the hex SHA-256 of ``data``."""
     return hashlib.sha256(data).hexdigest()
 
 
 def sha256_file(path: str | Path) -> str:
-    """Hex SHA-256 of a local file, read in 1 MiB chunks."""
+    """Return the hex SHA-256 of a local file, read in 1 MiB chunks."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK_BYTES):

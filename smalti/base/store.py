@@ -1,8 +1,8 @@
 """Reads and writes files by path or URL: local, of object stores and HTTP (``cloud.py``), or of fsspec.
 
-Promises: a local write is atomic (temporary file, fsync, rename). A missing file is a DataError that names it. A failed
-listing raises, and is never empty. Reading does not list. On object stores nothing is renamed: a file is written to a
-local temporary and uploaded in one request, so an error leaves nothing there.
+Guarantees: a local write is atomic (temporary file, fsync, rename). A missing file raises DataError with its name. A
+listing that fails raises instead of being empty. Reading does not list. Object stores have no rename: a file is written
+to a local temporary file and uploaded in one request, so an error leaves no file there.
 """
 
 import json

@@ -18,7 +18,7 @@ Preset = Literal[
     "fineweb-code-0.01",
     "fineweb-paper-0.1",
 ]
-"""The names of the rule presets; what they hold stands in ``smalti/data/prepare/curate/rules``."""
+"""Names of the rule presets, which are defined in ``smalti/data/prepare/curate/rules``."""
 
 SplitPattern = Literal["gpt2", "cl100k", "o200k"]
 """Patterns that split text into words before bytes are merged (``smalti/data/tokenizer/patterns.py``)."""
@@ -51,7 +51,7 @@ class CurateSourceConfig(Config):
         if not self.rules:
             raise ValueError("rules=[] names no rules; write [none] for none")
         if "none" in self.rules and len(self.rules) > 1:
-            raise ValueError(f"rules={list(self.rules)}: 'none' stands alone")
+            raise ValueError(f"rules={list(self.rules)}: 'none' cannot be combined with others")
         twice = sorted({name for name in self.rules if self.rules.count(name) > 1})
         if twice:
             raise ValueError(f"rules name '{twice[0]}' twice")

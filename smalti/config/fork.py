@@ -76,7 +76,10 @@ def fork(before: RunConfig, wanted: RunConfig, at_step: int, digest: str) -> For
     in ``FORK_FIELDS``, and for a config that is invalid after these steps.
     """
     if wanted.data.history not in ((), before.data.history):
-        raise UserError(f"data.history is not that of {before.run_folder}", allowed="none; the run folder knows it")
+        raise UserError(
+            f"data.history is not that of {before.run_folder}",
+            allowed="no data.history in the recipe: it is read from the run folder",
+        )
     others = [line for line in difference(before, wanted) if not _may_change(line)]
     if others:
         raise UserError(

@@ -238,7 +238,7 @@ def _read(text: str, label: str) -> Hardware:
     tree = parse(text, label)
     if not isinstance(tree.value, dict):
         raise UserError(
-            f"{label} holds {inline(tree.value)[:80]}",
+            f"{label} contains {inline(tree.value)[:80]}",
             allowed="the fields of a device, as 'key: value' lines",
             hint="smalti plan hardware h100-sxm --json prints one",
         )

@@ -124,7 +124,9 @@ def _mapping(tree: Tree) -> Tree:
     if tree.value is None:
         return Tree({}, {})
     if not isinstance(tree.value, dict):
-        raise UserError(f"{tree.origins[()]}: the file holds {inline(tree.value)[:80]}", allowed="'key: value' lines")
+        raise UserError(
+            f"{tree.origins[()]}: the file contains {inline(tree.value)[:80]}", allowed="'key: value' lines"
+        )
     return tree
 
 

@@ -26,7 +26,7 @@ class MlflowConfig(Config):
     def _no_login_in_a_file(self) -> Self:
         if self.uri is not None and re.search(r"://[^/@\s]+@", self.uri):
             raise NotAllowed(
-                "uri holds a login, and a config is written to the run folder",
+                "uri contains a login, and a config is written to the run folder",
                 allowed="an address without a login",
                 hint="set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
             )

@@ -121,7 +121,7 @@ def _plain(text: str) -> Any:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes whatever YAML 1.1 or 1.2 would read as something else than text; never writes anchors."""
+    """A dumper that quotes all text that YAML 1.1 or 1.2 would parse as another type, and writes no anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

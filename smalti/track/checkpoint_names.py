@@ -67,7 +67,7 @@ def last_saved(run: Path) -> int | None:
 
 
 def _exists(path: Path) -> bool:
-    """As ``Path.exists``, but raises where access is denied."""
+    """Return whether a path exists. Raises OSError where access is denied, unlike ``Path.exists``."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):

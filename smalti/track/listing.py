@@ -188,7 +188,7 @@ def _config(path: Path) -> dict[str, Any]:
         raise ValueError("config.yaml is missing")
     value = yaml.load(path.read_bytes(), Loader=_Loader)
     if not isinstance(value, dict):
-        raise ValueError("config.yaml holds no 'key: value' lines")
+        raise ValueError("config.yaml has no 'key: value' lines")
     return value
 
 
@@ -198,7 +198,7 @@ def _status(path: Path) -> dict[str, Any]:
     except ValueError:
         raise ValueError("status.json is not valid JSON") from None
     if not isinstance(value, dict):
-        raise ValueError("status.json holds no object")
+        raise ValueError("status.json is not a JSON object")
     return value
 
 

@@ -54,7 +54,7 @@ _SYSTEM: tuple[Metric, ...] = (
     Metric("system/gpu<i>/sm_clock_mhz", "MHz", _SAMPLES, "Clock of the GPU's processors."),
     Metric("system/gpu<i>/memory_clock_mhz", "MHz", _SAMPLES, "Clock of the GPU's memory."),
 )
-"""The machine that rank 0 runs on (``track/system.py``); a GPU has its NVML number. MLflow shows ``system/`` apart."""
+"""The machine of rank 0 (``track/system.py``); a GPU has its NVML number. MLflow shows ``system/`` separately."""
 
 TABLE: tuple[Metric, ...] = (
     Metric("loss/train/total", "nats/token", "mean over the tokens of the step", "What the optimizer minimises."),

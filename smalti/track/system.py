@@ -22,7 +22,7 @@ class System:
     """Samples in a thread from construction to ``close``."""
 
     def __init__(self, folder: str | Path, *, every_s: float) -> None:
-        """``folder``: the free space of its disk is reported."""
+        """Start sampling; ``folder`` determines the disk whose free space is reported."""
         self._machine = _Machine(folder)
         self._gpus = _nvidia()
         self._every_s = every_s

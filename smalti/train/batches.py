@@ -64,8 +64,11 @@ class TokenBatches:
         vocab_size: int | None = None,
         own_part: Callable[[Tensor], Tensor] = lambda rows_ST: rows_ST,
     ) -> None:
-        """vocab_size: that of the model, a bound for ids of sources without one. own_part: returns this rank's tokens
-        of rows that ranks share."""
+        """Raises DataError if the stream's end-of-document id is not a token of the model.
+
+        vocab_size: that of the model, a bound for ids of sources without one. own_part: returns this rank's tokens of
+        rows that ranks share.
+        """
         self._own_part = own_part
         self._stream = stream
         self._vocab_size = vocab_size if vocab_size is not None and without_vocabulary(stream.opened) else None
@@ -157,7 +160,7 @@ class TokenBatches:
 
         tokens = tensor(rows.tokens).to(torch.int64)
         inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        # nothing is changed in place: inputs and targets of a single row are one piece of memory
+        # no in-place changes: inputs and targets of a single row share memory
         if rows.masked is not None:
             targets = targets.masked_fill(tensor(rows.masked), IGNORE)
         begins = None

@@ -60,7 +60,7 @@ def run(
 ) -> None:
     """Build and fit as a rank of the world that this process is in, and leave that world.
 
-    A rank that failed by itself is still in that world when its error is raised: the process must end at once
+    A rank that has failed alone is still in that world when its error is raised: the process must end at once
     (``worlds.may_leave``).
     """
     attempt = Attempt()

@@ -281,7 +281,7 @@ class _Loop:
             hook.on_eval(job, metrics)
 
     def _return_to_last_good_step(self, error: NotFinite) -> None:
-        """After a non-finite step: return to the step before it (weights are unchanged), write an event and save.
+        """Return to the step before a non-finite one (weights are unchanged), write an event and save.
 
         No older checkpoint is deleted for this one, because the cause may be earlier.
         """

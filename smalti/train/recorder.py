@@ -74,9 +74,12 @@ class Recorder:
         seq_len: Callable[[int], int] | None = None,
         samples_before: int = 0,
     ) -> None:
-        """``feeds`` copy what the sinks write to trackers; ``flush`` adds the readings of ``system`` to its last line.
+        """Start the clock of the first window.
+
+        ``feeds`` copy the output of the sinks to trackers; ``flush`` adds the readings of ``system`` to its last line.
         ``flops_per_token`` and ``seq_len`` map the number of an update, from 1, to its value. The learning rate is
-        logged under ``optimizer``, the name of a class."""
+        logged under ``optimizer``, the name of a class.
+        """
         self._sinks, self._length, self._optimizer = sinks, length, optimizer
         self._feeds, self._system = feeds, system
         self._flops_per_token, self._peak, self._world_size = flops_per_token, peak_flops_per_s, world_size

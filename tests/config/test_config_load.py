@@ -261,7 +261,7 @@ def test_problems_are_told_together_with_their_lines(tmp_path):
         ("train:\n  duration: 1step\n  duration: 2step\n", ["bad.yaml:3: the key train.duration is written twice"]),
         ("a: [1, 2\nb: 3\n", ["bad.yaml:2: not valid YAML"]),
         ("a: &x 1\nb: *x\n", ["repeats an anchor"]),
-        ("- a\n- b\n", ["the file holds [a, b]"]),
+        ("- a\n- b\n", ["the file contains [a, b]"]),
         ("", ["name is missing"]),
         ("{[1]: 2}\n", ["a key of the file is a list"]),
     ],

@@ -219,7 +219,7 @@ def test_what_is_no_file_of_a_device(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         hardware(str(tmp_path / "none.yaml"))
     (tmp_path / "list.yaml").write_text("[1, 2]")
-    with pytest.raises(UserError, match="holds"):
+    with pytest.raises(UserError, match="contains"):
         hardware(str(tmp_path / "list.yaml"))
     (tmp_path / "torn.yaml").write_text("name: [")
     with pytest.raises(UserError, match="not valid YAML"):

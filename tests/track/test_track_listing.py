@@ -9,6 +9,7 @@ import pytest
 from synthetic_run import write_lines, write_run
 
 from smalti.track.listing import best_eval, list_runs, newest
+from smalti.track.report.read import read_run
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,7 @@ def test_a_copied_run_has_the_name_of_its_folder(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "base", tmp_path / "copy")
     before = (tmp_path / "copy/config.yaml").read_bytes()
     assert sorted(run.name for run in list_runs(str(tmp_path))) == ["base", "copy"]
+    assert read_run(tmp_path / "copy").name == "copy"
     assert (tmp_path / "copy/config.yaml").read_bytes() == before
 
 

@@ -3,6 +3,7 @@
 Where it has failed alone it does not take the process group down, for which it would wait for the others.
 """
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,11 @@ def _fail_alone(rank: int, config: RunConfig, failing: int, error: Exception) ->
         return asked(state, *rest)
 
     loop.train_step = train_step
-    with pytest.raises(Exception, match=r"lost|no room") as told:
+    with pytest.raises(Exception, match=r"lost|no room") as raised:
         job.run(config, {}, evaluation=lambda *_: None)
     assert dist.is_initialized()
-    code = int(told.value.exit_code) if isinstance(told.value, SmaltiError) else None
-    return type(told.value).__name__, code, str(told.value).partition("\n")[0]
+    code = int(raised.value.exit_code) if isinstance(raised.value, SmaltiError) else None
+    return type(raised.value).__name__, code, str(raised.value).partition("\n")[0]
 
 
 @pytest.mark.sample(1)
@@ -41,13 +42,14 @@ def _fail_alone(rank: int, config: RunConfig, failing: int, error: Exception) ->
 )
 def test_the_others_end_with_the_code_of_the_rank_that_failed(failing, error, code, tmp_path: Path) -> None:
     config = toy_run.config(tmp_path, parallel={"ranks": 2}, duration="6step")
-    found = run_ranks(2, _fail_alone, config, failing, error)
-    assert found[failing][0] == type(error).__name__
-    kind, ended_with, said = found[1 - failing]
+    ends = run_ranks(2, _fail_alone, config, failing, error)
+    assert ends[failing][0] == type(error).__name__
+    kind, ended_with, reason = ends[1 - failing]
     assert (kind, ended_with) == ("LostPeer", code)
-    assert f"rank {1 - failing} lost rank {failing}, which ended with {type(error).__name__}: " in said
+    lost = f"rank {failing} ({socket.gethostname()})"
+    assert f"rank {1 - failing} lost {lost}, which ended with {type(error).__name__}: " in reason
     status = RunFolder.read(tmp_path / "runs/dense").status()
-    assert (status["state"], status["reason"], status["attempt"]) == ("failed", said, 0)
+    assert (status["state"], status["reason"], status["attempt"]) == ("failed", reason, 0)
 
 
 @pytest.mark.exhaustive
@@ -66,9 +68,9 @@ def _fail_in_build(rank: int, config: RunConfig, together: bool) -> tuple[str, b
         job.read_inputs = refuse
     elif rank == 0:
         job._token_batches = refuse
-    with pytest.raises(Exception, match=r"lost|no room") as told:
+    with pytest.raises(Exception, match=r"lost|no room") as raised:
         job.run(config, {}, evaluation=lambda *_: None)
-    return type(told.value).__name__, dist.is_initialized()
+    return type(raised.value).__name__, dist.is_initialized()
 
 
 @pytest.mark.parametrize("together", [False, True])

@@ -132,7 +132,7 @@ def _configs(runs: Sequence[RunRecord]) -> tuple[dict[str, list[Any]], dict[str,
             loaded.append(from_dict(RunConfig, run.config).config)
         except UserError as error:
             notes.append(f"{run.name}: config.yaml is not one of this version's 'smalti train': {error.message}")
-    if notes:  # identity and placement cannot be told apart then
+    if notes:  # without a valid config, identity and placement cannot be distinguished
         rows: tuple[dict[str, list[Any]], ...] = (differing_rows([flatten(run.config) for run in runs]), {})
     else:
         rows = differing(loaded)

@@ -41,6 +41,7 @@ class RunRecord:
     """The contents of a run folder."""
 
     name: str
+    """Name of the folder, which differs from the config's ``name`` after a copy or a move."""
     folder: str
     config_text: str
     config: dict[str, Any]
@@ -109,7 +110,7 @@ def read_run(folder: str | Path) -> RunRecord:
     config = _yaml(config_text)
     rows = _rows(read_lines(root / "metrics.jsonl"))
     return RunRecord(
-        name=str(config.get("name") or root.resolve().name),
+        name=root.resolve().name,
         folder=str(folder),
         config_text=config_text,
         config=config,

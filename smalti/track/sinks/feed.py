@@ -41,7 +41,7 @@ class Tracker(Protocol):
 
     name: str
     place: Mapping[str, str]
-    """Where the tracker shows the run: ``page`` or ``folder``, and more."""
+    """Location of the run at the tracker: ``page`` or ``folder``, and more."""
 
     def check(self) -> None:
         """Raise UserError where it is not installed or does not answer; changes nothing."""

@@ -19,8 +19,8 @@ class MetricsLog:
     """Appends to a run's metrics; only rank 0 writes."""
 
     def __init__(self, folder: str | Path, *, resumed_step: int | None = None) -> None:
-        """``resumed_step``: training resumes after this step, so later lines (of steps that will be repeated) are
-        dropped; -1 for a start from the beginning; None keeps every line."""
+        """Open the file. Lines after ``resumed_step``, the step of the checkpoint, are dropped, as their steps are
+        repeated; -1 drops all lines, None keeps all."""
         path = Path(folder) / FILE_NAME
         self.dropped_lines = 0
         if resumed_step is not None:

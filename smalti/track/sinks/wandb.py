@@ -1,7 +1,7 @@
 """Copies a run for Weights & Biases: a folder in the run's ``wandb/`` that ``wandb sync`` uploads, or the site itself.
 
 Offline unless the config or WANDB_MODE says otherwise. A run folder is one W&B run, over all attempts, each of which
-writes a folder of its own. Of steps repeated after a crash the first values stay. Metrics, config and provenance are
+writes its own folder. Of steps repeated after a crash the first values stay. Metrics, config and provenance are
 copied, no files. Mode ``online`` has not been tested against the site.
 """
 

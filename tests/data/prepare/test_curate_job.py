@@ -322,7 +322,7 @@ def test_progress_is_told(tmp_path):
     [
         ({"sources": {"a/b": {"path": "x"}}}, "cannot name a folder"),
         ({"sources": {"tokenizer": {"path": "x"}}}, "cannot name a folder"),
-        ({"sources": {"a": {"path": "x", "rules": ["none", "c4-2019"]}}}, "'none' stands alone"),
+        ({"sources": {"a": {"path": "x", "rules": ["none", "c4-2019"]}}}, "'none' cannot be combined with others"),
         ({"sources": {"a": {"path": "x", "rules": ["c4-2019", "c4-2019"]}}}, "twice"),
         ({"sources": {"a": {"path": "x", "rules": []}}}, r"\[none\] for none"),
         ({"sources": {"a": {"path": "x", "keep_fields": ["text"]}}}, "a column of every document already"),
