@@ -1,11 +1,11 @@
-"""What checking the blocks of token files costs, as a share of reading them, and how large a block should be.
+"""The cost of the block checksums of token files, as a share of reading, and by block size.
 
     make bench NAME=checksum                     page cache, batches, cold reads; 512 MB in a temporary folder
     make bench NAME=checksum ARGS='--blocks'     also block sizes, and other checksums
 
-Paired: the same rows with the check and with a check that looks at nothing, by turns in one process, on one core. The
-share is 1 - (time without / time with). "Cold" drops the file from the page cache before every turn; how much that
-weighs depends on the disk, so the time of a row is stated beside it.
+Paired: the same rows are read with the check and with one that does nothing, alternately in one process, on one core.
+The share is 1 - (time without / time with). "Cold" drops the file from the page cache before every turn; its effect
+depends on the disk, so the time per row is printed too.
 """
 
 import argparse
@@ -37,7 +37,7 @@ BLOCK_KIB = (4, 8, 16, 32, 64)
 
 
 def written(folder: Path) -> TokenSource:
-    """512 MB of u16 tokens in documents of about a thousand."""
+    """Write 512 MB of u16 tokens in documents of about a thousand."""
     rng = np.random.default_rng(0)
     ids = rng.integers(1, 50_000, 1 << 22)
     cuts = np.cumsum(rng.integers(100, 2000, ids.size // 1050))
@@ -51,7 +51,7 @@ def written(folder: Path) -> TokenSource:
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """Blocks pass without a look."""
+    """Context manager: replace the check of blocks by one that does nothing."""
     check = layout.wrong_blocks
     layout.wrong_blocks = lambda blocks, seeds: []  # type: ignore[assignment]
     try:
@@ -61,7 +61,7 @@ def unchecked() -> Iterator[None]:
 
 
 def without(work: Callable[[], None]) -> Callable[[], None]:
-    """The same work, unchecked."""
+    """Return the same work without the check."""
 
     def run() -> None:
         with unchecked():
@@ -71,7 +71,7 @@ def without(work: Callable[[], None]) -> Callable[[], None]:
 
 
 def rows_of(source: TokenSource, seq_len: int, before: Callable[[], None] = lambda: None) -> Callable[[], None]:
-    """Read ROWS rows; with and without see the same begins, since both are called equally often."""
+    """Return a function that reads ROWS rows; both sides of a pair read the same rows, as they are called in turn."""
     out = np.empty((ROWS, seq_len + 1), dtype=source.dtype)
     begins = np.random.default_rng(1).integers(0, source.n_tokens - seq_len, (64, ROWS))
     turn = iter(range(1 << 40))
@@ -84,7 +84,8 @@ def rows_of(source: TokenSource, seq_len: int, before: Callable[[], None] = lamb
 
 
 def batches_of(folder: Path) -> Callable[[], None]:
-    """Batches of 64 rows of 4,096, as the trainer gets them: order, rows, int64 inputs and targets, positions."""
+    """Return a function that builds a batch of 64 rows of 4,096 tokens as a trainer does: order, rows, int64 inputs and
+    targets, positions."""
     config = DataConfig.model_validate(
         {"sources": {"a": str(folder)}, "seq_len": 4096, "stages": [{"weights": {"a": 1}}]}
     )
@@ -102,36 +103,39 @@ def batches_of(folder: Path) -> Callable[[], None]:
 
 
 def stated(name: str, result: Ratio, n_rows: int) -> dict[str, Any]:
-    """Print and keep one pair; ``slow`` is with the check."""
+    """Print and return the figures of one pair; ``slow`` is with the check."""
     share = 1 - 1 / result.ratio
-    checked_us, unchecked_us = result.slow_s / n_rows * 1e6, result.fast_s / n_rows * 1e6
-    print(f"{name:34s} {checked_us:8.2f} us a row, unchecked {unchecked_us:8.2f}: the check is {share:6.1%} of it")
+    checked_us = result.slow_s / n_rows * 1e6
+    unchecked_us = result.fast_s / n_rows * 1e6
+    print(f"{name:34s} {checked_us:8.2f} us per row, unchecked {unchecked_us:8.2f}: the check takes {share:6.1%}")
     return {**result.figures(), "checked_us_per_row": checked_us, "check_share_frac": share}
 
 
 def block_sizes(path: Path) -> dict[str, Any]:
-    """System calls and hashing alone, in microseconds a row, for every size of block."""
-    found: dict[str, Any] = {}
+    """Measure reading and hashing alone, in microseconds per row, for each block size."""
+    figures: dict[str, Any] = {}
     descriptor = os.open(path, os.O_RDONLY)
     size = path.stat().st_size
     for kib in BLOCK_KIB:
         for seq_len in SEQ_LENS:
             read_s, hash_s, n_blocks = read_and_hash(descriptor, size, kib << 10, seq_len)
-            found[f"{kib} KiB, {seq_len}"] = {"read_us": read_s * 1e6, "hash_us": hash_s * 1e6, "blocks": n_blocks}
+            figures[f"{kib} KiB, {seq_len}"] = {"read_us": read_s * 1e6, "hash_us": hash_s * 1e6, "blocks": n_blocks}
             print(
                 f"blocks of {kib:2d} KiB, rows of {seq_len:6,}: {n_blocks:5.2f} blocks, read {read_s * 1e6:5.2f} us, "
                 f"hash {hash_s * 1e6:5.2f} us"
             )
     os.close(descriptor)
-    return found
+    return figures
 
 
 def read_and_hash(descriptor: int, size: int, block: int, seq_len: int, n: int = 2000) -> tuple[float, float, float]:
-    """Seconds a row of the pread and of the hashes, best of five, and blocks a row."""
-    payload, need = block - 16, 2 * (seq_len + 1)
+    """Return the seconds per row of pread and of hashing, best of five, and the blocks per row."""
+    payload = block - 16
+    need = 2 * (seq_len + 1)
     at = np.random.default_rng(2).integers(0, size - need - 2 * block, n)
     counts = (at % payload + need - 1) // payload + 1
-    starts, runs = (at // block * block).tolist(), counts.tolist()
+    starts = (at // block * block).tolist()
+    runs = counts.tolist()
     view = memoryview(bytearray((int(counts.max()) + 1) * block))
 
     def timed(hashing: bool) -> float:
@@ -148,7 +152,7 @@ def read_and_hash(descriptor: int, size: int, block: int, seq_len: int, n: int =
 
 
 def rivals() -> dict[str, Any]:
-    """XXH3-64 beside other checksums and a plain copy, over 16 MiB in blocks; decision 0002 rests on it."""
+    """Compare XXH3-64 with other checksums and a plain copy, over 16 MiB in blocks, for decision 0002."""
     data = memoryview(os.urandom(layout.BLOCK_BYTES * 2048))
     blocks = [data[at : at + layout.BLOCK_BYTES] for at in range(0, len(data), layout.BLOCK_BYTES)]
 
@@ -159,12 +163,12 @@ def rivals() -> dict[str, Any]:
 
         return run
 
-    found = {}
+    figures = {}
     for name, checksum in (("crc32", zlib.crc32), ("sha256", hashlib.sha256), ("copy", bytes)):
         result = paired(over(checksum), over(xxhash.xxh3_64_digest), names=(name, "xxh3_64"), pairs=101)
         print(f"{result}; {len(data) / result.slow_s / 1e9:.1f} and {len(data) / result.fast_s / 1e9:.1f} GB/s")
-        found[name] = result.figures()
-    return found
+        figures[name] = result.figures()
+    return figures
 
 
 def main() -> None:
@@ -172,7 +176,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=61)
     parser.add_argument("--blocks", action="store_true", help="also block sizes, and other checksums")
-    parser.add_argument("--folder", type=Path, help="where to write the tokens (and keep them)")
+    parser.add_argument("--folder", type=Path, help="folder of the tokens, which is kept")
     parser.add_argument("--record", action=RecordOption, help="write bench/results/checksum.json")
     options = parser.parse_args()
     names = ("checked", "unchecked")

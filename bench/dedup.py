@@ -1,8 +1,8 @@
 """Near-duplicate removal: `smalti data dedup` against datatrove, text-dedup and rensa on the same planted documents.
 
-Every contender is a process of its own with its own environment, on the same cores, from the same Parquet files to a
-folder with the documents that it keeps; its time runs from the start of the process to its end. Contenders take turns,
-and a ratio compares two runs that are neighbours in time. Recall and precision are counted from the kept ids.
+Every contender runs in its own process and environment, on the same cores, from the same Parquet files to a folder of
+the documents that it keeps; its time is that of the whole process. Contenders take turns, and a ratio compares two
+consecutive runs. Recall and precision are computed from the ids that were kept.
 
     make bench NAME=dedup                               100,000 documents, about 13 minutes on two cores
     make bench NAME=dedup ARGS='--documents 10000 --contenders smalti,datatrove'
@@ -33,15 +33,15 @@ sys.path.insert(0, str(ROOT / "tests"))
 from synthetic_corpus import PlantedDocument, Score, planted, score, write_parquet  # noqa: E402
 
 SEED = 1
-"""Of the documents; not that of any test, so that nothing is tuned to them."""
+"""Seed of the documents; no test uses it, so that nothing is tuned to them."""
 
 Command = Callable[[Path, Path, int], Sequence[str | Path]]
-"""Documents, output folder, cores -> the command. Kept documents lie under OUTPUT/kept or OUTPUT/documents."""
+"""(documents, output folder, cores) -> command. The kept documents are in OUTPUT/kept or OUTPUT/documents."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One way of doing the work. ``rounds``: of the slow ones fewer, so that the whole stays short."""
+    """A program with its settings. ``rounds``: fewer for slow programs, to bound the total time."""
 
     name: str
     settings: str
@@ -52,15 +52,15 @@ class Contender:
 
 @dataclass
 class Result:
-    """All runs of a contender."""
+    """The results of all runs of a contender."""
 
     costs: list[Cost] = field(default_factory=list)
     scores: dict[str, Score] = field(default_factory=dict)
-    kept: int = 0
+    n_kept: int = 0
 
 
 def contenders() -> list[Contender]:
-    """All, ours first."""
+    """Return all contenders, ours first."""
     return [
         Contender("smalti", "3-word shingles, its defaults", 3, _smalti),
         Contender("datatrove", "5-grams, 14x8 (its default, FineWeb's)", 1, _datatrove(), "dedup-datatrove"),
@@ -118,7 +118,7 @@ def _rensa(*settings: str) -> Command:
 
 
 def kept_ids(output: Path) -> set[str]:
-    """Ids of the documents in ``output``: JSON lines, Parquet or Arrow, whatever the contender writes."""
+    """Return the ids of the documents in ``output``: JSON lines, Parquet or Arrow, as the contender writes them."""
     ids: set[str] = set()
     for path in sorted(output.rglob("*")):
         if "kept" in path.parts and path.suffix == ".jsonl":
@@ -135,7 +135,7 @@ def kept_ids(output: Path) -> set[str]:
 def run(
     chosen: Sequence[Contender], corpus: Sequence[PlantedDocument], folder: Path, cores: Sequence[int], rounds: int
 ) -> tuple[dict[str, Result], list[str]]:
-    """Every contender in turn, the order reversed in every other round; results and the order of the runs."""
+    """Run the contenders in turn, in reverse order in every other round; returns results and the order of the runs."""
     documents = write_parquet(corpus, folder / "corpus", files=max(4, len(cores)))
     results = {contender.name: Result() for contender in chosen}
     order: list[str] = []
@@ -148,11 +148,12 @@ def run(
         cost = measured(command, cores=cores, environment=quiet, folder=folder)
         result = results[contender.name]
         result.costs.append(cost)
-        kept = kept_ids(output)
-        if not kept <= all_ids:
-            raise RuntimeError(f"{contender.name} wrote ids that were not among its documents")
-        result.kept, result.scores = len(kept), score(corpus, all_ids - kept)
-        print(f"  {cost.wall_s:.1f} s, {result.kept:,} kept", file=sys.stderr, flush=True)
+        ids = kept_ids(output)
+        if not ids <= all_ids:
+            raise RuntimeError(f"{contender.name} wrote ids that are not among its documents")
+        result.n_kept = len(ids)
+        result.scores = score(corpus, all_ids - ids)
+        print(f"  {cost.wall_s:.1f} s, {result.n_kept:,} kept", file=sys.stderr, flush=True)
         order.append(contender.name)
         shutil.rmtree(output)
     return results, order
@@ -160,13 +161,15 @@ def run(
 
 def _turns(chosen: Sequence[Contender], rounds: int) -> Iterator[Contender]:
     for number in range(rounds):
-        yield from (one for one in (reversed(chosen) if number % 2 else chosen) if number < one.rounds or rounds > 3)
+        for contender in reversed(chosen) if number % 2 else chosen:
+            if number < contender.rounds or rounds > 3:
+                yield contender
 
 
 def ratios(results: dict[str, Result], order: list[str]) -> dict[str, dict[str, Any]]:
-    """Peer -> how many times longer it took than ours: each of its runs beside the run of ours next to it."""
+    """Return peer -> ratios of its time to ours; each of its runs is compared with our nearest run."""
     ours = [place for place, name in enumerate(order) if name == "smalti"]
-    found = {}
+    by_peer: dict[str, dict[str, Any]] = {}
     for name, result in results.items():
         if name == "smalti" or not ours:
             continue
@@ -175,19 +178,19 @@ def ratios(results: dict[str, Result], order: list[str]) -> dict[str, dict[str, 
             for place, other in enumerate(order)
             if other == name
         ]
-        found[name] = {}
+        by_peer[name] = {}
         for what in ("wall_s", "cpu_s"):
             slow = [getattr(cost, what) for cost in result.costs]
             fast = [getattr(results["smalti"].costs[number], what) for number in nearest]
             if len(slow) > 1:
-                found[name][what] = ratio_of(slow, fast, names=(name, "smalti")).figures()
+                by_peer[name][what] = ratio_of(slow, fast, names=(name, "smalti")).figures()
             else:
-                found[name][what] = {"ratio": slow[0] / fast[0], "pairs": 1}
-    return found
+                by_peer[name][what] = {"ratio": slow[0] / fast[0], "pairs": 1}
+    return by_peer
 
 
 def figures_of(contender: Contender, result: Result, n_documents: int, cores: int) -> dict[str, Any]:
-    """What is printed and recorded of one contender."""
+    """Return the figures of one contender that are printed and recorded."""
     wall_s = statistics.median(cost.wall_s for cost in result.costs)
     cpu_s = statistics.median(cost.cpu_s for cost in result.costs)
     return {
@@ -199,42 +202,43 @@ def figures_of(contender: Contender, result: Result, n_documents: int, cores: in
         "documents_per_s_per_core": n_documents / wall_s / cores,
         "documents_per_cpu_s": n_documents / cpu_s,
         "peak_bytes": max(cost.peak_bytes for cost in result.costs),
-        "kept": result.kept,
+        "kept": result.n_kept,
         "scores": {
-            kind: {"planted": one.planted, "recall": one.recall, "precision": one.precision, "wrong": one.wrong}
-            for kind, one in result.scores.items()
+            kind: {"planted": value.planted, "recall": value.recall, "precision": value.precision, "wrong": value.wrong}
+            for kind, value in result.scores.items()
         },
         "walls_s": [cost.wall_s for cost in result.costs],
     }
 
 
 def show(figures: dict[str, Any]) -> None:
-    """Two tables: speed, and what was found."""
+    """Print two tables: speed, and recall and precision."""
     print(f"\n{figures['documents']:,} documents, {figures['text_bytes'] / 1e6:.0f} MB, {figures['cores']} cores\n")
     head = f"{'contender':17}{'docs/s':>9}{'/core':>8}{'wall s':>8}{'cpu s':>8}{'peak MB':>9}{'x wall':>8}{'x cpu':>8}"
     print(f"{head}  settings")
-    for name, one in figures["contenders"].items():
+    for name, row in figures["contenders"].items():
         ratio = figures["ratios"].get(name)
         times = [f"{ratio[what]['ratio']:.1f}" if ratio else "1" for what in ("wall_s", "cpu_s")]
         print(
-            f"{name:17}{one['documents_per_s']:9,.0f}{one['documents_per_s_per_core']:8,.0f}{one['wall_s']:8.1f}"
-            f"{one['cpu_s']:8.1f}{one['peak_bytes'] / 1e6:9,.0f}{times[0]:>8}{times[1]:>8}  {one['settings']}"
+            f"{name:17}{row['documents_per_s']:9,.0f}{row['documents_per_s_per_core']:8,.0f}{row['wall_s']:8.1f}"
+            f"{row['cpu_s']:8.1f}{row['peak_bytes'] / 1e6:9,.0f}{times[0]:>8}{times[1]:>8}  {row['settings']}"
         )
     print(f"\n{'recall / removed in error':27}" + "".join(f"{kind:>19}" for kind in ("exact", "edited", "all")), end="")
     print("".join(f"{kind:>13}" for kind in ("base", "boilerplate", "book", "sentence")))
-    for name, one in figures["contenders"].items():
-        scores = one["scores"]
+    for name, row in figures["contenders"].items():
+        scores = row["scores"]
         print(f"{name:27}", end="")
         for kind in ("exact", "edited", "all"):
             print(f"{scores[kind]['recall']:8.4f} /{scores[kind]['precision']:7.4f}  ", end="")
         print("".join(f"{scores[kind]['wrong']:13,}" for kind in ("base", "boilerplate", "book", "sentence")))
     print("\nexact, edited, all: recall / precision; the other kinds: documents removed in error")
     for name, ratio in figures["ratios"].items():
-        wall, cpu = ratio["wall_s"], ratio["cpu_s"]
+        wall = ratio["wall_s"]
+        cpu = ratio["cpu_s"]
         spread = f" ({wall['ratio_p10']:.1f} to {wall['ratio_p90']:.1f})" if "ratio_p10" in wall else ""
-        ours, theirs = (figures["contenders"][one]["scores"]["edited"]["recall"] for one in ("smalti", name))
+        ours, theirs = (figures["contenders"][which]["scores"]["edited"]["recall"] for which in ("smalti", name))
         print(
-            f"documents/s per core, smalti / {name}: {wall['ratio']:.1f}{spread}, {wall['pairs']} pair(s); CPU time, "
+            f"documents/s per core, smalti / {name}: {wall['ratio']:.1f}{spread}, pairs: {wall['pairs']}; CPU time, "
             f"{name} / smalti: {cpu['ratio']:.1f}; recall of edited copies {ours:.4f} and {theirs:.4f}"
         )
 
@@ -242,19 +246,19 @@ def show(figures: dict[str, Any]) -> None:
 def main() -> None:
     """Print the tables; ``--record`` also writes bench/results/dedup.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [one.name for one in contenders()]
+    names = [contender.name for contender in contenders()]
     parser.add_argument("--documents", type=int, default=100_000)
     parser.add_argument("--contenders", default=",".join(names), help=f"of {', '.join(names)}")
     parser.add_argument("--rounds", type=int, default=3, help="slow contenders run in fewer; more than 3: all in each")
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--folder", help="where the documents and the outputs go for the time; absent: a temporary one")
+    parser.add_argument("--folder", help="folder for documents and outputs; default: a temporary one")
     parser.add_argument("--record", action=RecordOption, help="write bench/results/dedup.json")
     options = parser.parse_args()
     unknown = set(options.contenders.split(",")) - set(names)
     if unknown:
         parser.error(f"no contender {', '.join(sorted(unknown))}; there are {', '.join(names)}")
-    chosen = [one for one in contenders() if one.name in options.contenders.split(",")]
-    for environment in {one.environment for one in chosen if one.environment}:
+    chosen = [contender for contender in contenders() if contender.name in options.contenders.split(",")]
+    for environment in {contender.environment for contender in chosen if contender.environment}:
         python_of(environment)
     cores = sorted(os.sched_getaffinity(0))[: options.cores]
     corpus = planted(options.documents, seed=SEED)
@@ -265,7 +269,10 @@ def main() -> None:
         "text_bytes": sum(len(document.text.encode()) for document in corpus),
         "cores": len(cores),
         "order": order,
-        "contenders": {one.name: figures_of(one, results[one.name], len(corpus), len(cores)) for one in chosen},
+        "contenders": {
+            contender.name: figures_of(contender, results[contender.name], len(corpus), len(cores))
+            for contender in chosen
+        },
         "ratios": ratios(results, order),
     }
     show(figures)

@@ -1,20 +1,19 @@
-"""What the order of the data does to a small model: a corpus that lies sorted by source, read in four orders.
+"""The effect of the data order on a small model: a corpus that is sorted by source on disk, read in four orders.
 
     make bench NAME=shuffle                             three seeds, about 10 minutes on two cores
     make bench NAME=shuffle ARGS='--steps 60 --seeds 1'
 
-The sources of the installed Python (tables of encodings, docstrings and help texts, library code), one after another as
-they would lie on disk, are cut into sequences; one pass over them trains the same small Llama from the same weights in
-the same number of steps, whatever the order:
+The sources of the installed Python (tables of encodings, docstrings and help texts, library code), concatenated in this
+order, are cut into sequences; one pass over them trains the same small Llama from the same weights in the same number
+of steps, in each order:
 
     ours      the stream's keyed permutation of all sequences
-    linear    a * x + b mod n with a drawn by the seed: as cheap, and what some loaders take
-    blocks    sequences are shuffled inside blocks of a 32nd of the corpus, block after block: a shuffle buffer, or one
-              shard at a time
-    sorted    as they lie on disk
+    linear    a * x + b mod n, with a drawn by the seed: as cheap, and used by some loaders
+    blocks    shuffled inside blocks of a 32nd of the corpus, as by a shuffle buffer or one shard at a time
+    sorted    in the order on disk
 
-Every 20th sequence is held out. A run that is done is kept in build/bench-shuffle and not repeated on the
-same commit. ``--record`` writes bench/results/shuffle.json, ``--picture`` the curves for the docs.
+Every 20th sequence is held out. A completed run is kept in build/bench-shuffle and not repeated on the same commit.
+``--record`` writes bench/results/shuffle.json, ``--picture`` the curves for the docs.
 """
 
 import argparse
@@ -54,7 +53,7 @@ from smalti.train.loss import LanguageLoss
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "concepts" / "pictures" / "shuffle.svg"
 KINDS = {"tables": 0.15, "prose": 0.35, "library": 0.5}
-"""Parts of the corpus in the order in which they lie on disk, with their share of the tokens."""
+"""Parts of the corpus in their order on disk, with their share of the tokens."""
 SEQ_LEN, ROWS, VOCAB_SIZE, BLOCKS = 128, 16, 2048, 32
 HELD_OUT_EVERY = 20
 EVALUATIONS = 16
@@ -63,7 +62,7 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Corpus:
-    """Sequences [n, SEQ_LEN + 1] as they lie on disk, and the kind of each."""
+    """Sequences [n, SEQ_LEN + 1] in their order on disk, and the kind of each."""
 
     rows: Int64s
     kinds: Int64s
@@ -72,7 +71,7 @@ class Corpus:
 
 
 def linear(n: int, seed: int) -> Int64s:
-    """a * x + b mod n, a without a common divisor with n."""
+    """Return the order a * x + b mod n, with a and n coprime."""
     random = np.random.default_rng(seed)
     a = int(random.integers(1, n))
     while math.gcd(a, n) != 1:
@@ -81,7 +80,7 @@ def linear(n: int, seed: int) -> Int64s:
 
 
 def blocks(n: int, seed: int) -> Int64s:
-    """Shuffled inside blocks, which stay in their order."""
+    """Return an order that is shuffled inside blocks, which stay in their order."""
     random = np.random.default_rng(seed)
     return np.concatenate([random.permutation(part) for part in np.array_split(np.arange(n), BLOCKS)])
 
@@ -95,7 +94,7 @@ ORDERS: dict[str, Callable[[int, int], Int64s]] = {
 
 
 def corpus(steps: int) -> Corpus:
-    """Tokens of each kind, as many as the steps and the held-out part need."""
+    """Build the sequences of each kind, as many as the steps and the held-out part need."""
     wanted = math.ceil(steps * ROWS * HELD_OUT_EVERY / (HELD_OUT_EVERY - 1)) + len(KINDS)
     texts: dict[str, list[str]] = {kind: [] for kind in KINDS}
     with tempfile.TemporaryDirectory() as folder:
@@ -113,11 +112,13 @@ def corpus(steps: int) -> Corpus:
         cut = _cut(tokenizer, texts[kind], n, kind)
         rows.append(cut)
         kinds.append(np.full(len(cut), number))
-    all_rows, all_kinds = np.concatenate(rows), np.concatenate(kinds)
+    all_rows = np.concatenate(rows)
+    all_kinds = np.concatenate(kinds)
     held = np.arange(len(all_rows)) % HELD_OUT_EVERY == HELD_OUT_EVERY // 2
-    train, train_kinds = all_rows[~held], all_kinds[~held]
-    kept = np.linspace(0, len(train) - 1, steps * ROWS).astype(np.int64)  # exactly one pass; every kind loses alike
-    return Corpus(train[kept], train_kinds[kept], all_rows[held], all_kinds[held])
+    train = all_rows[~held]
+    # exactly one pass; the sequences that are left out are evenly spaced
+    chosen = np.linspace(0, len(train) - 1, steps * ROWS).astype(np.int64)
+    return Corpus(train[chosen], all_kinds[~held][chosen], all_rows[held], all_kinds[held])
 
 
 def _cut(tokenizer: Tokenizer, texts: list[str], n: int, kind: str) -> Int64s:
@@ -134,38 +135,38 @@ def _cut(tokenizer: Tokenizer, texts: list[str], n: int, kind: str) -> Int64s:
 
 
 class Rows:
-    """Sequences in an order, one microbatch a step."""
+    """Batches of sequences in a given order, one microbatch per step."""
 
     def __init__(self, rows: Int64s) -> None:
         self._rows = torch.from_numpy(rows)
         self._positions = torch.arange(SEQ_LEN).expand(ROWS, SEQ_LEN)
 
     def batch(self, step: int) -> list[Microbatch]:
-        """The whole row is attended to; documents are short against what is compared here."""
+        """Return the microbatch of a step; attention covers the whole row, because documents are short."""
         rows = self._rows[step * ROWS : (step + 1) * ROWS]
         return [Microbatch(rows[:, :-1], rows[:, 1:], self._positions[: len(rows)], None)]
 
     def state(self, *_: Any) -> dict[str, Any]:
-        """Nothing to resume."""
+        """Return no state: the run is not resumed."""
         return {}
 
     def check(self, *_: Any) -> None:
-        """Nothing to compare."""
+        """Do nothing: there is no state to check."""
 
 
 class Losses(Hook):
-    """Keeps the loss of every step."""
+    """Records the loss of every step."""
 
     def __init__(self) -> None:
         self.train: list[float] = []
 
     def on_step(self, job: Any, result: Any) -> None:
-        """Nats a token."""
+        """Append the loss, in nats per token."""
         self.train.append(float(result.loss))
 
 
 def shape() -> ModelConfig:
-    """0.5M parameters."""
+    """Return the config of a model of 0.5M parameters."""
     return ModelConfig.model_validate(
         {
             "family": "llama",
@@ -182,22 +183,23 @@ def shape() -> ModelConfig:
 
 
 def train(data: Corpus, order: Int64s, seed: int, steps: int, folder: Path) -> dict[str, Any]:
-    """One run; losses of the steps, and of what is held out, over all kinds and by kind."""
+    """Train one run; returns the losses of its steps, and the held-out losses over all kinds and by kind."""
     model = Decoder(shape())
     init_weights(model, shape(), seed=seed)
-    loss, losses = LanguageLoss(shape(), LossConfig()), Losses()
+    loss = LanguageLoss(shape(), LossConfig())
+    losses = Losses()
     held_out: list[tuple[int, list[float]]] = []
     counts = np.bincount(data.held_out_kinds, minlength=len(KINDS))
 
     def evaluate(module: Any, step: int) -> dict[str, float]:
-        found = []
+        by_kind = []
         with torch.no_grad():
             for kind in range(len(KINDS)):
                 rows = data.held_out[data.held_out_kinds == kind]
                 batches = [Rows(rows[at : at + ROWS]).batch(0)[0] for at in range(0, len(rows), ROWS)]
                 sums = [loss(module, batch)[:2] for batch in batches]
-                found.append(float(sum(total for total, _ in sums)) / float(sum(weight for _, weight in sums)))
-        held_out.append((step, found))
+                by_kind.append(float(sum(total for total, _ in sums)) / float(sum(weight for _, weight in sums)))
+        held_out.append((step, by_kind))
         return {}
 
     config = from_dict(
@@ -237,14 +239,14 @@ def train(data: Corpus, order: Int64s, seed: int, steps: int, folder: Path) -> d
 
 
 def mixing(kinds: Int64s) -> float:
-    """How far the kinds of a batch are from those of the corpus: mean over the steps of the largest difference."""
+    """Return the largest difference between the shares of kinds in a batch and in the corpus, averaged over steps."""
     shares = np.bincount(kinds, minlength=len(KINDS)) / len(kinds)
     of_batches = np.stack([np.bincount(row, minlength=len(KINDS)) / ROWS for row in kinds.reshape(-1, ROWS)])
     return float(np.abs(of_batches - shares).max(axis=1).mean())
 
 
 def picture(runs: dict[str, list[dict[str, Any]]]) -> str:
-    """Held-out loss over the steps: the mean over the seeds."""
+    """Plot the held-out loss over the steps: the mean over the seeds."""
     series = []
     for number, (name, of) in enumerate(runs.items()):
         mean = np.mean([run["held_out"] for run in of], axis=0)
@@ -252,24 +254,25 @@ def picture(runs: dict[str, list[dict[str, Any]]]) -> str:
             series += [Series(name, run["eval_steps"], run["held_out"], faint=True, colour=number) for run in of]
         series.append(Series(name, of[0]["eval_steps"], mean.tolist(), colour=number))
     seeds = f"{len(of)} seeds" if len(of) > 1 else "one seed"
-    title = f"Held-out loss (nats a token) of a small model on a corpus sorted by source, {seeds}"
+    title = f"Held-out loss (nats per token) of a small model on a corpus sorted by source, {seeds}"
     return standalone(line_chart(series, title=title, x_label="step", log_y=True)) + "\n"
 
 
 def all_runs(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    """Order -> the run of each seed; those kept from before, and as many others as were asked for."""
+    """Return order -> the run of each seed: saved runs, and at most ``--runs`` new ones."""
     names = [name for name in ORDERS if name in options.orders.split(",")]
-    kept = (
-        Path(options.folder) / hashlib.sha256(commit_of(ROOT).encode() + Path(__file__).read_bytes()).hexdigest()[:12]
-    )
-    kept.mkdir(parents=True, exist_ok=True)
-    data, left = None, options.runs
+    version = hashlib.sha256(commit_of(ROOT).encode() + Path(__file__).read_bytes()).hexdigest()[:12]
+    saved = Path(options.folder) / version
+    saved.mkdir(parents=True, exist_ok=True)
+    data = None
+    left = options.runs
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for seed in range(options.seeds):
         for name in names:
-            path = kept / f"{options.steps}-{name}-{seed}.json"
+            path = saved / f"{options.steps}-{name}-{seed}.json"
             if not path.exists() and left:
-                data, left = data or corpus(options.steps), left - 1
+                data = data or corpus(options.steps)
+                left -= 1
                 order = ORDERS[name](len(data.rows), seed)
                 assert (np.sort(order) == np.arange(len(data.rows))).all()
                 with tempfile.TemporaryDirectory() as folder:
@@ -282,7 +285,7 @@ def all_runs(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
 
 
 def show(figures: dict[str, Any]) -> None:
-    """Losses at the end, with the range over the seeds."""
+    """Print the losses at the end, with the range over the seeds."""
     sequences = f"{figures['sequences']:,} sequences of {SEQ_LEN} tokens"
     print(f"\n{sequences} in {figures['steps']} steps; held-out loss at the end, mean (range over seeds)")
     print(f"{'order':10}{'all':>24}" + "".join(f"{kind:>10}" for kind in KINDS) + f"{'batch apart':>13}")
@@ -300,8 +303,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--orders", default=",".join(ORDERS), help=f"of {', '.join(ORDERS)}")
-    parser.add_argument("--runs", type=int, default=1000, help="train at most so many now; kept ones do not count")
-    parser.add_argument("--folder", default=str(ROOT / "build" / "bench-shuffle"), help="where runs are kept")
+    parser.add_argument(
+        "--runs", type=int, default=1000, help="train at most so many new runs; saved ones do not count"
+    )
+    parser.add_argument("--folder", default=str(ROOT / "build" / "bench-shuffle"), help="folder of the saved runs")
     parser.add_argument("--record", action=RecordOption, help="write bench/results/shuffle.json")
     parser.add_argument("--picture", action="store_true", help=f"write {PICTURE.relative_to(ROOT)}")
     options = parser.parse_args()
@@ -311,7 +316,7 @@ def main() -> None:
     logging.getLogger("smalti").setLevel(logging.WARNING)
     runs = all_runs(options)
     if any(len(of) < options.seeds for of in runs.values()):
-        print("not all runs are done: the same command again goes on")
+        print("not all runs are done: run the same command again to continue")
         return
     figures = {"sequences": options.steps * ROWS, "steps": options.steps, "runs": runs}
     show(figures)

@@ -1,13 +1,13 @@
-"""The stream beside mosaicml-streaming and litData, on the same tokens: throughput, start, resume, memory, bytes.
+"""Compares the stream with mosaicml-streaming and litData on the same tokens: throughput, start, resume, memory, bytes.
 
     make bench NAME=stream                                  200M tokens, about 8 minutes on two cores; 1.6 GB in build/
     make bench NAME=stream ARGS='--tokens 4e6 --rounds 1 --contenders smalti'
 
-Made-up documents of u16 tokens are written once by each contender's own writer; an untimed epoch of each must then hand
-out the same rows, and a resume at 90 % must go on with the batch that the whole epoch has there. After that every
-contender runs as a process of its own, by turns, its files in the page cache, on one thread of OpenMP. The epoch's
-clock runs from the first batch to the last, so a slow start costs no throughput. Ours gives a full shuffle with every
-block checked; the others their own shuffles (which mix less), and check nothing.
+Synthetic documents of u16 tokens are written once by each contender's own writer; an untimed epoch of each must then
+return the same rows, and a resume at 90 % must continue with the batch that the whole epoch has there. Then each
+contender runs in its own process, in turn, with its files in the page cache and one OpenMP thread. An epoch is timed
+from the first batch to the last, so a slow start does not reduce throughput. Ours does a full shuffle and checks every
+block; the others do their own shuffles (which mix less), and check nothing.
 """
 
 import argparse
@@ -38,18 +38,18 @@ RESUME_FRAC = 0.9
 
 @dataclass(frozen=True)
 class Contender:
-    """A loader: its script and what its rows of the table are called."""
+    """A loader, its script and its environment."""
 
     name: str
     settings: str
     environment: str | None
-    ways: tuple[str, ...]
-    """How its epoch is taken: ``batches`` of u16 in one array, ``rows`` one by one, ``int64``: tensors of
-    inputs and targets, ``microbatches``: all that our trainer takes, with positions and documents."""
+    forms: tuple[str, ...]
+    """The forms in which an epoch is measured: ``batches`` of u16 in one array, ``rows`` one by one, ``int64`` tensors
+    of inputs and targets, ``microbatches`` of our trainer, with positions and documents."""
 
     @property
     def script(self) -> Path:
-        """What runs as the child."""
+        """The script of the child process."""
         return ROOT / "bench" / "peers" / f"stream_{self.name}.py"
 
     @property
@@ -66,14 +66,16 @@ CONTENDERS = (
 
 
 class Bench:
-    """One set of tokens in all forms, and the turns over it."""
+    """One set of tokens in the formats of all contenders."""
 
     def __init__(self, folder: Path, rows: int, seq_len: int) -> None:
-        self.folder, self.rows, self.seq_len = folder, rows, seq_len
+        self.folder = folder
+        self.rows = rows
+        self.seq_len = seq_len
         self.steps = rows // BATCH_ROWS
 
     def job(self, contender: Contender, do: str, **more: Any) -> dict[str, Any]:
-        """What the child is told."""
+        """Return the job description for a child process."""
         return {
             "do": do,
             "as": "batches",
@@ -90,20 +92,21 @@ class Bench:
             **more,
         }
 
-    def ask(self, contender: Contender, job: dict[str, Any]) -> dict[str, Any]:
-        """Run the contender's script; its notes."""
-        return ask(contender.python, contender.script, job, self.folder)
+    def run(self, contender: Contender, job: dict[str, Any]) -> dict[str, Any]:
+        """Run the contender's script; returns its notes."""
+        return run_child(contender.python, contender.script, job, self.folder)
 
     def resume(self, contender: Contender) -> dict[str, Any]:
-        """The first batch after a resume from the state that the check wrote."""
+        """Resume from the state that the check wrote; returns the notes of the first batch."""
         state = str(self.folder / f"{contender.name}.state.json")
         step = int(RESUME_FRAC * self.steps)
-        return self.ask(contender, self.job(contender, "first", step=step, state=state))
+        return self.run(contender, self.job(contender, "first", step=step, state=state))
 
 
-def ask(python: str, script: Path, job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Run one child to its end, with a home and a temporary folder of its own; its notes, and which files it left."""
-    home, temporary = folder / "home", folder / "tmp"
+def run_child(python: str, script: Path, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Run a child process with its own home and temporary folder; returns its notes, with the files that it left."""
+    home = folder / "home"
+    temporary = folder / "tmp"
     for place in (home, temporary):
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
@@ -131,12 +134,12 @@ def ask(python: str, script: Path, job: dict[str, Any], folder: Path) -> dict[st
 
 
 def compiled() -> None:
-    """Bytecode of ours lies ready, as after an installation; children write none."""
+    """Compile our bytecode, as an installation does; children write none."""
     compileall.compile_dir(ROOT / "smalti", quiet=2)
 
 
 def make_tokens(path: Path, n_tokens: int) -> None:
-    """u16 ids on disk: documents of log-normal length (median 420), low ids far more often, 0 closes a document."""
+    """Write u16 ids: documents of log-normal length (median 420), low ids far more often, 0 closes a document."""
     random = np.random.default_rng(SEED)
     tokens = np.empty(n_tokens, dtype=np.uint16)
     for begin in range(0, n_tokens, 1 << 22):
@@ -150,29 +153,33 @@ def make_tokens(path: Path, n_tokens: int) -> None:
 
 
 def prepare(bench: Bench, chosen: Sequence[Contender]) -> dict[str, int]:
-    """Everybody's files, made where they are missing or older than their writer; name -> bytes on disk. All agree."""
+    """Write the files of each contender, unless its writer has not changed, and check that all have the same rows.
+
+    Returns name -> bytes on disk.
+    """
     bench.folder.mkdir(parents=True, exist_ok=True)
     tokens = bench.folder / "tokens.npy"
     if not tokens.exists():
         make_tokens(tokens, bench.rows * bench.seq_len + 1)
-    found = {}
+    epochs = {}
     for contender in chosen:
-        stamp, folder = bench.folder / f"{contender.name}.json", bench.folder / contender.name
+        stamp = bench.folder / f"{contender.name}.json"
+        folder = bench.folder / contender.name
         key = writer_key(contender)
         if not stamp.exists() or json.loads(stamp.read_text())["key"] != key:
             print(f"writing the tokens for {contender.name} ...", file=sys.stderr, flush=True)
             shutil.rmtree(folder, ignore_errors=True)
-            bench.ask(contender, bench.job(contender, "make"))
+            bench.run(contender, bench.job(contender, "make"))
             stamp.write_text(json.dumps({"key": key}))
-        found[contender.name] = check(bench, contender)
-    for name, one in found.items():
-        if (one["rows"], one["digest"]) != (bench.rows, found[chosen[0].name]["digest"]):
-            raise RuntimeError(f"an epoch of {name} has {one['rows']:,} rows or others than {chosen[0].name}'s")
-    return {one.name: bytes_on_disk(bench.folder / one.name) for one in chosen}
+        epochs[contender.name] = check(bench, contender)
+    for name, epoch in epochs.items():
+        if (epoch["rows"], epoch["digest"]) != (bench.rows, epochs[chosen[0].name]["digest"]):
+            raise RuntimeError(f"an epoch of {name} ({epoch['rows']:,} rows) differs from that of {chosen[0].name}")
+    return {contender.name: bytes_on_disk(bench.folder / contender.name) for contender in chosen}
 
 
 def writer_key(contender: Contender) -> str:
-    """Changes with whatever may change the files: the peer's pins and script, or our writer."""
+    """Return a digest of everything that may change the files: the peer's pins and script, or our writer."""
     paths = [contender.script]
     if contender.environment:
         paths.append(ROOT / "bench" / "peers" / f"{contender.environment}.txt")
@@ -182,20 +189,20 @@ def writer_key(contender: Contender) -> str:
 
 
 def check(bench: Bench, contender: Contender) -> dict[str, Any]:
-    """An untimed epoch: which rows, and whether a resume goes on where it should."""
-    notes = bench.ask(contender, bench.job(contender, "check"))
+    """Run an untimed epoch, and check that a resume continues with the right batch; returns the notes of the epoch."""
+    notes = bench.run(contender, bench.job(contender, "check"))
     if bench.resume(contender)["first_batch"] != notes["resume_batch"]:
         raise RuntimeError(f"{contender.name} resumes with another batch than the whole epoch has there")
     return notes
 
 
 def bytes_on_disk(folder: Path) -> int:
-    """Sizes of all files."""
+    """Return the total size of all files."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def warm(folder: Path) -> None:
-    """Bring all files into the page cache."""
+    """Read all files into the page cache."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb", buffering=0) as file:
@@ -204,15 +211,15 @@ def warm(folder: Path) -> None:
 
 
 def turns(bench: Bench, chosen: Sequence[Contender], rounds: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """name -> work (``batches``, ``rows``, ``int64``, ``resume``) -> notes of each round; the order alternates."""
-    notes: dict[str, dict[str, list[dict[str, Any]]]] = {one.name: {} for one in chosen}
+    """Run all rounds in alternating order; returns name -> form, or ``resume`` -> notes of each round."""
+    notes: dict[str, dict[str, list[dict[str, Any]]]] = {contender.name: {} for contender in chosen}
     for number in range(rounds):
         for contender in reversed(chosen) if number % 2 else chosen:
             print(f"round {number + 1} of {rounds}: {contender.name} ...", file=sys.stderr, flush=True)
             warm(bench.folder / contender.name)
-            for way in contender.ways:
-                found = bench.ask(contender, bench.job(contender, "epoch", **{"as": way}))
-                notes[contender.name].setdefault(way, []).append(found)
+            for form in contender.forms:
+                epoch = bench.run(contender, bench.job(contender, "epoch", **{"as": form}))
+                notes[contender.name].setdefault(form, []).append(epoch)
             notes[contender.name].setdefault("resume", []).append(bench.resume(contender))
     return notes
 
@@ -220,14 +227,14 @@ def turns(bench: Bench, chosen: Sequence[Contender], rounds: int) -> dict[str, d
 # ---- figures --------------------------------------------------------------------------------------------------------
 
 
-def tokens_per_s(bench: Bench, way: str) -> Callable[[dict[str, Any]], float]:
-    """Tokens a second between the first batch and the last."""
-    tokens = bench.seq_len * (1 if way == "rows" else BATCH_ROWS)
+def tokens_per_s(bench: Bench, form: str) -> Callable[[dict[str, Any]], float]:
+    """Return the function that computes tokens per second, between the first batch and the last, from a note."""
+    tokens = bench.seq_len * (1 if form == "rows" else BATCH_ROWS)
     return lambda note: float(note["batches_timed"] * tokens / note["epoch_s"])
 
 
 def sizes(files: str) -> Callable[[dict[str, Any]], float]:
-    """Bytes of the files that a note lists."""
+    """Return the function that computes the bytes of the files that a note lists."""
     return lambda note: float(sum(note[files].values()))
 
 
@@ -249,45 +256,45 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("/dev/shm at the first batch", "shm_at_first", "kB"),
     ("/dev/shm left at the end", "shm_left", "count"),
 )
-"""Name, which figure, in which unit it is printed; more is better only for tokens/s."""
+"""(name, figure, unit in which it is printed); more is better only for tokens/s."""
 
 
 def values(bench: Bench, what: str, notes: dict[str, list[dict[str, Any]]]) -> list[float]:
-    """One figure of all rounds; empty where the contender has none."""
+    """Return one figure of all rounds; empty if the contender has none."""
     if what in ("batches", "rows", "int64", "microbatches"):
         return [tokens_per_s(bench, what)(note) for note in notes.get(what, [])]
-    way, _, field = what.rpartition(" ")
-    of = notes[way or "batches"]
+    form, _, field = what.rpartition(" ")
+    rounds = notes[form or "batches"]
     if field == "shm_at_first":
-        return [sizes(field)(note) for note in of]
-    return [float(len(note[field]) if isinstance(note[field], list | dict) else note[field]) for note in of]
+        return [sizes(field)(note) for note in rounds]
+    return [float(len(note[field]) if isinstance(note[field], list | dict) else note[field]) for note in rounds]
 
 
 def figures_of(bench: Bench, notes: Any, disk: dict[str, int], rounds: int) -> dict[str, Any]:
-    """What is printed and recorded."""
+    """Return the figures that are printed and recorded."""
     table: dict[str, dict[str, Any]] = {}
     for name, what, unit in ROWS:
         table[name] = {"unit": unit}
         ours = values(bench, what, notes["smalti"]) if "smalti" in notes else []
-        # one by one, a row of ours would be a view of the batch: the batches stand beside the others' rows
+        # A single row of ours would be a view of the batch, so our batches are compared with the others' rows.
         ours = ours or (values(bench, "batches", notes["smalti"]) if "smalti" in notes else [])
-        for contender, of in notes.items():
-            found = ours if contender == "smalti" else values(bench, what, of)
-            if not found:
+        for contender, by_form in notes.items():
+            measured = ours if contender == "smalti" else values(bench, what, by_form)
+            if not measured:
                 continue
-            one = {"median": statistics.median(found), "all": found}
-            if contender != "smalti" and len(ours) > 1 and min(ours) > 0 and min(found) > 0:
-                slow, fast = (ours, found) if unit == "M" else (found, ours)
-                one["ours_better"] = ratio_of(slow, fast, names=(contender, "smalti")).figures()
-            table[name][contender] = one
+            cell = {"median": statistics.median(measured), "all": measured}
+            if contender != "smalti" and len(ours) > 1 and min(ours) > 0 and min(measured) > 0:
+                slow, fast = (ours, measured) if unit == "M" else (measured, ours)
+                cell["ours_better"] = ratio_of(slow, fast, names=(contender, "smalti")).figures()
+            table[name][contender] = cell
     table["bytes on disk"] = {"unit": "MB", **{name: {"median": size} for name, size in disk.items()}}
     tokens = bench.rows * bench.seq_len
     return {"tokens": tokens, "seq_len": bench.seq_len, "batch_rows": BATCH_ROWS, "rounds": rounds, "table": table,
-            "settings": {one.name: one.settings for one in CONTENDERS if one.name in notes}}  # fmt: skip
+            "settings": {peer.name: peer.settings for peer in CONTENDERS if peer.name in notes}}  # fmt: skip
 
 
 def show(figures: dict[str, Any]) -> None:
-    """The table: medians, and how many times better ours is, with the spread over the rounds."""
+    """Print the table: medians, and our advantage as a ratio, with the spread over the rounds."""
     scale = {"M": 1e-6, "ms": 1e3, "MB": 1e-6, "kB": 1e-3, "count": 1}
     names = list(figures["settings"])
     print(f"\n{figures['tokens']:,} tokens, rows of {figures['seq_len']:,}, {figures['rounds']} rounds")
@@ -314,18 +321,18 @@ def show(figures: dict[str, Any]) -> None:
 def main() -> None:
     """Print the table; ``--record`` also writes bench/results/stream.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [one.name for one in CONTENDERS]
+    names = [contender.name for contender in CONTENDERS]
     parser.add_argument("--tokens", type=float, default=2e8)
     parser.add_argument("--seq-len", type=int, default=SEQ_LEN)
     parser.add_argument("--contenders", default=",".join(names), help=f"of {', '.join(names)}")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", help="where the tokens are kept for the next time; absent: build/bench-stream")
+    parser.add_argument("--folder", help="folder of the tokens, which are kept; default: build/bench-stream")
     parser.add_argument("--record", action=RecordOption, help="write bench/results/stream.json")
     options = parser.parse_args()
     unknown = set(options.contenders.split(",")) - set(names)
     if unknown:
         parser.error(f"no contender {', '.join(sorted(unknown))}; there are {', '.join(names)}")
-    chosen = [one for one in CONTENDERS if one.name in options.contenders.split(",")]
+    chosen = [contender for contender in CONTENDERS if contender.name in options.contenders.split(",")]
     rows = max(10, round(options.tokens / options.seq_len / BATCH_ROWS)) * BATCH_ROWS
     folder = Path(options.folder or ROOT / "build" / "bench-stream") / f"{rows}x{options.seq_len}"
     bench = Bench(folder, rows, options.seq_len)

@@ -1,13 +1,13 @@
-"""The first microbatch of a rank, two thirds through 12 trillion tokens; beside it the start of mosaicml-streaming.
+"""Times the first microbatch of a rank, two thirds through 12 trillion tokens, and the start of mosaicml-streaming.
 
     make bench NAME=stream_start                            about 5 minutes on two cores; 12 GB of memory at the end
     make bench NAME=stream_start ARGS='--rounds 3 --largest 4e6'
 
-Ours: five sources in two stages, 44,700 sparse files whose sizes, manifests and digests are those of a real data set;
-blocks are real (and checked) where the step reads, and nowhere else. A process starts, imports, builds the stream of
-one rank of 128 and makes its microbatch with targets, positions and documents. Time and memory count from Python with
-numpy. mosaicml-streaming: from the same point until a rank knows its samples, without reading any (its shards do not
-exist): measured at sizes that this machine holds, and extended to 12 trillion tokens by a straight line.
+Ours: five sources in two stages, 44,700 sparse files with the sizes, manifests and digests of a real data set; only the
+blocks that the step reads are real (and checked). A process starts, imports, builds the stream of one rank of 128 and
+computes its microbatch with targets, positions and documents. Time and memory are counted above Python with numpy.
+mosaicml-streaming: the same until a rank knows its samples, without reading any (its shards do not exist), measured at
+sizes that fit into memory and extrapolated linearly to 12 trillion tokens.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from peers import python_of
 from record import RecordOption, record
-from stream import ask, compiled
+from stream import compiled, run_child
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -34,11 +34,11 @@ STAGES = [
     {"weights": {"web": 0.3, "code": 0.3, "papers": 0.2, "books": 0.1, "math": 0.1}},
 ]
 MOSAIC_BYTES_PER_SAMPLE = 40
-"""Of memory at its highest, roughly: decides which size still fits."""
+"""Approximate peak memory, which decides the largest size."""
 
 
 def job_of(folder: Path, n_tokens: int) -> dict[str, Any]:
-    """What our child is told."""
+    """Return the job description for our child process."""
     batch = GLOBAL_ROWS * SEQ_LEN
     steps = n_tokens // batch
     return {
@@ -55,7 +55,7 @@ def job_of(folder: Path, n_tokens: int) -> dict[str, Any]:
 
 
 def prepare(folder: Path, n_tokens: int) -> dict[str, Any]:
-    """Sparse files for all sources, with valid blocks under two steps; returns the child's job."""
+    """Write sparse files for all sources, with valid blocks for two steps; returns the child's job."""
     from smalti.config.data import DataConfig
     from smalti.config.durations import RunLength
     from smalti.data.stream.stream import Stream
@@ -74,52 +74,55 @@ def prepare(folder: Path, n_tokens: int) -> dict[str, Any]:
 
 
 def ours(folder: Path, n_tokens: int, rounds: int) -> dict[str, Any]:
-    """Medians of our start over ``rounds`` processes, after one that does not count."""
+    """Return medians of our start over ``rounds`` processes, after one that does not count."""
     compiled()
     job = prepare(folder, n_tokens)
     script = ROOT / "bench" / "peers" / "stream_start_smalti.py"
-    notes = [ask(sys.executable, script, job, folder) for _ in range(rounds + 1)][1:]
-    found: dict[str, Any] = {
+    notes = [run_child(sys.executable, script, job, folder) for _ in range(rounds + 1)][1:]
+    figures: dict[str, Any] = {
         name: statistics.median(note[name] for note in notes)
         for name in ("imports_s", "stream_imports_s", "first_after_imports_s", "first_s", "second_step_s",
                      "resident_bytes", "private_bytes", "peak_bytes", "bare_bytes", "files_left")
     }  # fmt: skip
-    found["first_s_all"] = [note["first_s"] for note in notes]
-    found["files_at_first"] = sorted({path for note in notes for path in note["files_at_first"]})
-    found["shm"] = sorted({path for note in notes for path in (*note["shm_at_first"], *note["shm_left"])})
-    found["manifest_bytes"] = sum((folder / name / "manifest.json").stat().st_size for name in SHARES)
-    found["files"] = sum(len(list((folder / name).glob("*.tok"))) for name in SHARES)
-    return found
+    figures["first_s_all"] = [note["first_s"] for note in notes]
+    figures["files_at_first"] = sorted({path for note in notes for path in note["files_at_first"]})
+    figures["shm"] = sorted({path for note in notes for path in (*note["shm_at_first"], *note["shm_left"])})
+    figures["manifest_bytes"] = sum((folder / name / "manifest.json").stat().st_size for name in SHARES)
+    figures["files"] = sum(len(list((folder / name).glob("*.tok"))) for name in SHARES)
+    return figures
 
 
 def mosaic(folder: Path, rows: int) -> dict[str, Any]:
-    """Its start over an index of ``rows`` samples, once."""
-    script, python = ROOT / "bench" / "peers" / "stream_start_mosaic.py", str(python_of("stream-mosaic"))
+    """Measure its start with an index of ``rows`` samples, once."""
+    script = ROOT / "bench" / "peers" / "stream_start_mosaic.py"
+    python = str(python_of("stream-mosaic"))
     job = {
         "do": "make",
         "folder": str(folder / f"mds-{rows}"),
         "rows": rows,
         "rows_per_rank": GLOBAL_ROWS // WORLD_SIZE,
     }
-    ask(python, script, job, folder)
-    note = ask(python, script, {**job, "do": "first"}, folder)
-    found = {name: note[name] for name in ("first_after_imports_s", "build_s", "stream_imports_s", "peak_bytes")}
-    found["constructor_s"] = note["build_s"] - note["stream_imports_s"]
-    found["shm_peak_bytes"], found["files_at_first"] = note["shm_peak_bytes"], len(note["files_at_first"])
-    found["shm_left"], found["rows"] = note["shm_left"], rows
-    found["index_bytes"] = (folder / f"mds-{rows}" / "index.json").stat().st_size
-    return found
+    run_child(python, script, job, folder)
+    note = run_child(python, script, {**job, "do": "first"}, folder)
+    names = ("first_after_imports_s", "build_s", "stream_imports_s", "peak_bytes", "shm_peak_bytes", "shm_left")
+    return {
+        **{name: note[name] for name in names},
+        "constructor_s": note["build_s"] - note["stream_imports_s"],
+        "files_at_first": len(note["files_at_first"]),
+        "rows": rows,
+        "index_bytes": (folder / f"mds-{rows}" / "index.json").stat().st_size,
+    }
 
 
 def sizes(largest: float) -> list[int]:
-    """Numbers of samples to measure, each four times the one before, as far as memory and ``largest`` go."""
+    """Return the numbers of samples to measure, each four times the one before, up to ``largest`` and the memory."""
     words = next(line.split() for line in Path("/proc/meminfo").read_text().splitlines() if "MemAvailable" in line)
     fits = 0.75 * int(words[1]) * 1024 / MOSAIC_BYTES_PER_SAMPLE
     return [1 << power for power in (18, 20, 22, 24, 26, 28) if 1 << power <= min(fits, largest)] or [1 << 18]
 
 
 def extended(measured: list[dict[str, Any]], rows: int) -> dict[str, float]:
-    """The straight line through the two largest sizes, at ``rows`` samples."""
+    """Extrapolate linearly from the two largest sizes to ``rows`` samples."""
     if len(measured) < 2:
         return {}
     small, large = measured[-2:]
@@ -129,25 +132,25 @@ def extended(measured: list[dict[str, Any]], rows: int) -> dict[str, float]:
 
 
 def show(figures: dict[str, Any]) -> None:
-    """Ours, then the peer at each size and extended."""
-    one = figures["smalti"]
+    """Print our figures, then those of the peer at each size and extrapolated."""
+    start = figures["smalti"]
     print(
-        f"\n{figures['tokens']:,} tokens, {one['files']:,} files, manifests of {one['manifest_bytes'] / 1e6:.1f} MB; "
-        f"first microbatch of one rank of {WORLD_SIZE}, two thirds through:\n"
-        f"  {one['first_s'] * 1e3:7.1f} ms above Python with numpy, imports of the stream counted in "
-        f"({min(one['first_s_all']) * 1e3:.1f} to {max(one['first_s_all']) * 1e3:.1f})\n"
-        f"  {one['stream_imports_s'] * 1e3:7.1f} ms of them are imports; {one['first_after_imports_s'] * 1e3:.1f} ms "
-        f"are manifests, schedule, order, reading and checking\n"
-        f"  {one['peak_bytes'] / 1e6:7.1f} MB above Python with numpy at the highest, "
-        f"{one['resident_bytes'] / 1e6:.1f} MB after it\n"
-        f"  files written: {len(one['files_at_first'])}; in /dev/shm: {len(one['shm'])}; "
-        f"the next step: {one['second_step_s'] * 1e3:.2f} ms"
+        f"\n{figures['tokens']:,} tokens, {start['files']:,} files, manifests of {start['manifest_bytes'] / 1e6:.1f} "
+        f"MB; first microbatch of one rank of {WORLD_SIZE}, two thirds through:\n"
+        f"  {start['first_s'] * 1e3:7.1f} ms above Python with numpy, with the imports of the stream "
+        f"({min(start['first_s_all']) * 1e3:.1f} to {max(start['first_s_all']) * 1e3:.1f})\n"
+        f"  {start['stream_imports_s'] * 1e3:7.1f} ms of them are imports; {start['first_after_imports_s'] * 1e3:.1f} "
+        f"ms are manifests, schedule, order, reading and checking\n"
+        f"  {start['peak_bytes'] / 1e6:7.1f} MB above Python with numpy at the peak, "
+        f"{start['resident_bytes'] / 1e6:.1f} MB after it\n"
+        f"  files written: {len(start['files_at_first'])}; in /dev/shm: {len(start['shm'])}; "
+        f"the next step: {start['second_step_s'] * 1e3:.2f} ms"
     )
     rows = [(f"{size['rows']:,}", size) for size in figures.get("mosaic", [])]
     if "mosaic_extended" in figures:
-        rows.append((f"{figures['rows']:,} EXTENDED", figures["mosaic_extended"]))
+        rows.append((f"{figures['rows']:,} EXTRAPOLATED", figures["mosaic_extended"]))
     if rows:
-        print("\nmosaicml-streaming 0.13.0: until a rank knows its samples, imports left out, without reading one")
+        print("\nmosaicml-streaming 0.13.0: until a rank knows its samples, without imports and without reading any")
         print(f"{'samples':>25}{'s':>10}{'peak MB':>12}{'/dev/shm MB':>14}{'index MB':>11}")
     for name, size in rows:
         print(
@@ -162,9 +165,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=float, default=12e12)
     parser.add_argument("--rounds", type=int, default=15, help="processes of ours")
     parser.add_argument(
-        "--largest", type=float, default=3e8, help="samples of the peer at most; 0: the peer is left out"
+        "--largest", type=float, default=3e8, help="maximum number of samples of the peer; 0: without the peer"
     )
-    parser.add_argument("--folder", help="where sparse files go for the time; absent: a temporary one")
+    parser.add_argument("--folder", help="folder for the sparse files; default: a temporary one")
     parser.add_argument("--record", action=RecordOption, help="write bench/results/stream_start.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="stream-start-") as place:

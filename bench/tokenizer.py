@@ -1,9 +1,9 @@
 """Tokenizing: the bulk path of `smalti data tokenize` against tiktoken, Hugging Face tokenizers and sentencepiece.
 
-All but sentencepiece encode with one vocabulary, which is trained here, and their ids are compared for equality on
-every document. Contenders take turns; a ratio compares two runs of one round. Everything is done twice, on one core and
-on all of them; the operating system holds each contender to its cores. (The file is not called tokenize.py: a module of
-that name beside a script hides the standard library's.)
+All but sentencepiece encode with one vocabulary, which is trained here, and their ids are compared on every document.
+Contenders take turns; a ratio compares two runs of one round. Everything is measured on one core and on all cores, to
+which the processes are bound. (The file is not called tokenize.py, which would shadow the module of the standard
+library.)
 
     make bench NAME=tokenizer                              the sources of Python's standard library, about 10 minutes
     make bench NAME=tokenizer ARGS='--folder docs --suffix .md --rounds 3 --without sentencepiece'
@@ -30,11 +30,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 Work = Callable[[], object]
-"""One run of a contender; returns its ids to be compared, a number of seconds that it took itself, or None."""
+"""One run of a contender; returns its ids for comparison, the seconds that it measured itself, or None."""
 
 
 def texts_of(folder: Path, suffix: str) -> list[str]:
-    """Every UTF-8 file below ``folder``, in order of name; installed packages are not the standard library."""
+    """Return the text of every UTF-8 file below ``folder``, sorted by name, without installed packages."""
     texts = []
     for path in sorted(folder.rglob(f"*{suffix}")):
         if "site-packages" in path.parts or not path.is_file():
@@ -47,20 +47,20 @@ def texts_of(folder: Path, suffix: str) -> list[str]:
 
 
 def encoders(tokenizer: Any, texts: list[str], cores: int) -> dict[str, Work]:
-    """Name -> a function that gives the ids of all texts."""
+    """Return name -> a function that returns the ids of all texts."""
     encoding, why_not = tokenizer._bulk
     assert encoding is not None, why_not
     plain = tokenizer._plain
     return {
         "smalti": lambda: tokenizer.encode_batch(texts, threads=cores),
         "tiktoken": lambda: encoding.encode_ordinary_batch(texts, num_threads=cores),
-        "tokenizers": lambda: [one.ids for one in plain.encode_batch(texts, add_special_tokens=False)],
-        "tokenizers-fast": lambda: [one.ids for one in plain.encode_batch_fast(texts, add_special_tokens=False)],
+        "tokenizers": lambda: [text.ids for text in plain.encode_batch(texts, add_special_tokens=False)],
+        "tokenizers-fast": lambda: [text.ids for text in plain.encode_batch_fast(texts, add_special_tokens=False)],
     }
 
 
 def trainers(texts: list[str], vocab_size: int) -> dict[str, Work]:
-    """Ours, and tokenizers used directly with the same alphabet and the same expression for words."""
+    """Return our trainer, and tokenizers used directly with the same alphabet and split expression."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from tokenizers import trainers as trainers_of_tokenizers
 
@@ -85,7 +85,7 @@ def trainers(texts: list[str], vocab_size: int) -> dict[str, Work]:
 
 
 def sentencepiece(work: str, folder: Path, cores: int, vocab_size: int) -> Work:
-    """sentencepiece in a process of its own; its own clock counts, without the start of the process."""
+    """Return a run of sentencepiece in its own process, which measures its time without the start of the process."""
     script = ROOT / "bench" / "peers" / "tokenizer_sentencepiece.py"
     command = [python_of("tokenizer"), script, work, folder / "texts.json", folder / "sentencepiece.model"]
     options = ["--cores", str(cores), "--vocab-size", str(vocab_size)]
@@ -98,7 +98,7 @@ def sentencepiece(work: str, folder: Path, cores: int, vocab_size: int) -> Work:
 
 
 def files_to_files(folder: Path, texts: list[str], tokenizer: Any) -> Work:
-    """`smalti data tokenize` as a user runs it, with a tokenizer that is there already: Parquet in, token files out."""
+    """Return a run of `smalti data tokenize` with an existing tokenizer, from Parquet to token files."""
     from synthetic_corpus import PlantedDocument, write_parquet
 
     from smalti.config.curate import TokenizeConfig
@@ -118,32 +118,32 @@ def files_to_files(folder: Path, texts: list[str], tokenizer: Any) -> Work:
 
 
 def turns(contenders: dict[str, Work], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every contender in each round, after one run of each that does not count."""
+    """Return the seconds of every contender in each round, after one run of each that does not count."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(-1, rounds):
         names = list(contenders)
         for name in reversed(names) if number % 2 else names:
             begin = time.perf_counter()
-            told = contenders[name]()
-            taken = told if isinstance(told, float) else time.perf_counter() - begin
-            del told
+            result = contenders[name]()
+            elapsed_s = result if isinstance(result, float) else time.perf_counter() - begin
+            del result
             if number >= 0:
-                seconds[name].append(taken)
+                seconds[name].append(elapsed_s)
     return seconds
 
 
 def speeds(seconds: dict[str, list[float]], megabytes: float) -> dict[str, Any]:
-    """MB/s, and how many times longer than ours each took, over the rounds."""
-    found: dict[str, Any] = {}
-    for name, taken in seconds.items():
-        found[name] = {"megabytes_per_s": megabytes / statistics.median(taken), "seconds": taken}
+    """Return MB/s, and the ratio of each contender's time to ours, over the rounds."""
+    figures: dict[str, Any] = {}
+    for name, of_rounds in seconds.items():
+        figures[name] = {"megabytes_per_s": megabytes / statistics.median(of_rounds), "seconds": of_rounds}
         if name != "smalti":
-            found[name]["ratio"] = ratio_of(taken, seconds["smalti"], names=(name, "smalti")).figures()
-    return found
+            figures[name]["ratio"] = ratio_of(of_rounds, seconds["smalti"], names=(name, "smalti")).figures()
+    return figures
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All on the cores that this process may use."""
+    """Measure everything on the cores that this process may use."""
     from smalti.data.tokenizer.patterns import EOD
     from smalti.data.tokenizer.tokenizer import Tokenizer
     from smalti.data.tokenizer.train import train_bpe
@@ -154,7 +154,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     tokenizer = Tokenizer(train_bpe(texts, options.vocab_size), EOD)
     encode = encoders(tokenizer, texts, cores)
     ids = {name: work() for name, work in encode.items()}
-    equal = {name: sum(map(list.__eq__, found, ids["smalti"])) for name, found in ids.items()}
+    equal = {name: sum(map(list.__eq__, theirs, ids["smalti"])) for name, theirs in ids.items()}
     n_tokens = sum(map(len, ids.pop("smalti")))
     ids.clear()
     train = trainers(texts, options.vocab_size)
@@ -179,22 +179,26 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def show(found: dict[str, Any]) -> None:
-    """A table for one number of cores."""
-    print(f"\n{found['cores']} core(s); {found['documents']:,} documents, {found['text_bytes'] / 1e6:.1f} MB", end="")
-    print(f", {found['tokens']:,} tokens")
+def show(figures: dict[str, Any]) -> None:
+    """Print a table for one number of cores."""
+    print(
+        f"\ncores: {figures['cores']}; {figures['documents']:,} documents, {figures['text_bytes'] / 1e6:.1f} MB", end=""
+    )
+    print(f", {figures['tokens']:,} tokens")
     for work in ("encode", "train"):
-        for name, one in found[work].items():
-            ratio = one.get("ratio")
+        for name, row in figures[work].items():
+            ratio = row.get("ratio")
             times = f"{ratio['ratio']:.2f}x  ({ratio['ratio_p10']:.2f} to {ratio['ratio_p90']:.2f})" if ratio else ""
-            print(f"{work:8}{name:17}{one['megabytes_per_s']:8.2f} MB/s   {times}")
-    print(f"documents with the ids of smalti: {found['documents_with_equal_ids']}")
+            print(f"{work:8}{name:17}{row['megabytes_per_s']:8.2f} MB/s   {times}")
+    print(f"documents with the ids of smalti: {figures['documents_with_equal_ids']}")
 
 
 def main() -> None:
     """Print both tables; ``--record`` also writes bench/results/tokenizer.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", default=sysconfig.get_paths()["stdlib"], help="texts; absent: the standard library")
+    parser.add_argument(
+        "--folder", default=sysconfig.get_paths()["stdlib"], help="folder of texts; default: the standard library"
+    )
     parser.add_argument("--suffix", default=".py")
     parser.add_argument("--vocab-size", type=int, default=16_384)
     parser.add_argument("--rounds", type=int, default=5)
@@ -207,7 +211,7 @@ def main() -> None:
         print(json.dumps(measure(options)))
         return
     if min(options.rounds, options.train_rounds) < 2:
-        parser.error("one round gives no spread; use at least 2")
+        parser.error("one round has no spread; use at least 2")
     if "sentencepiece" not in options.without:
         python_of("tokenizer")
     figures = {}
@@ -223,11 +227,11 @@ def _cores() -> list[int]:
 
 
 def _in_a_child(cores: Sequence[int]) -> dict[str, Any]:
-    """The same script on these cores: thread pools are made to measure at their first use, so each case starts anew."""
+    """Run this script on these cores in a new process, because thread pools get their size at first use."""
     command = ["taskset", "--cpu-list", ",".join(map(str, cores)), sys.executable, __file__, *sys.argv[1:], "--inner"]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 if __name__ == "__main__":

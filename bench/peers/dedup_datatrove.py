@@ -18,10 +18,10 @@ from datatrove.utils.typeshelper import Languages
 
 
 class Blanks:
-    """Stands in for datatrove's word tokenizer: its normalisation has taken punctuation away already."""
+    """A replacement of datatrove's word tokenizer; its normalisation has already removed punctuation."""
 
     def word_tokenize(self, text: str) -> list[str]:
-        """Words between blanks."""
+        """Split at blanks."""
         return text.split()
 
 

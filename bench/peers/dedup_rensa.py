@@ -18,7 +18,7 @@ PERMUTATIONS = 128
 
 
 def sketches(path: Path, ngrams: int) -> list[RMinHash]:
-    """A sketch for each document of a file."""
+    """Return a sketch for each document of a file."""
     made: list[RMinHash] = []
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=512, columns=["text"]):
@@ -28,14 +28,14 @@ def sketches(path: Path, ngrams: int) -> list[RMinHash]:
 
 
 def shingles(text: str, ngrams: int) -> list[str]:
-    """Runs of words, in lower case, without punctuation."""
+    """Return the word shingles of a text, in lower case and without punctuation."""
     words = WORD.findall(text.lower())
     shifted = [words[i:] for i in range(ngrams)]
     return list(map(" ".join, zip(*shifted, strict=False)))
 
 
 def removed(found: list[RMinHash], bands: int, threshold: float) -> set[int]:
-    """The README's loop, with the index filled and asked in one call each."""
+    """Find duplicates as the README does, but insert and query in one call each."""
     index = RMinHashLSH(threshold=threshold, num_perm=PERMUTATIONS, num_bands=bands)
     index.insert_many(found)
     gone: set[int] = set()

@@ -1,9 +1,9 @@
-"""The child's half of bench/stream.py and bench/stream_start.py: one loader in one process, watched by its own clock.
+"""The child process of bench/stream.py and bench/stream_start.py: measures one loader.
 
-A contender's script hands its functions to ``run``, or it says ``imported()`` when its imports are done, ``built()``
-when its loader stands, gives what the loader hands out to ``epoch()`` or ``first()``, and ``end()`` prints one line
-of JSON for the parent. Times that begin at the start of the process count from when the parent asked for it (its
-monotonic clock, which all processes share).
+A contender's script passes its functions to ``run``; or it calls ``imported()`` after its imports, ``built()`` when its
+loader is ready, ``epoch()`` or ``first()`` with the batches, and ``end()``, which prints one line of JSON for the
+parent. Times since process start count from the time at which the parent started it (by the monotonic clock, which all
+processes share).
 """
 
 import json
@@ -16,73 +16,72 @@ from typing import Any
 
 
 def memory() -> dict[str, int]:
-    """Bytes of this process: resident, the part that no file backs, and the highest so far since ``forget_peak``."""
-    found = {}
+    """Return the memory of this process in bytes: resident, not backed by a file, and peak since ``reset_peak``."""
+    fields = {}
     for name in ("smaps_rollup", "status"):
         for line in Path(f"/proc/self/{name}").read_text().splitlines():
             words = line.split()
             if len(words) == 3 and words[2] == "kB":
-                found[words[0]] = int(words[1]) * 1024
-    return {"resident": found["Rss:"], "private": found["Anonymous:"], "peak": found["VmHWM:"]}
+                fields[words[0]] = int(words[1]) * 1024
+    return {"resident": fields["Rss:"], "private": fields["Anonymous:"], "peak": fields["VmHWM:"]}
 
 
-def forget_peak() -> None:
-    """Let the highest resident size begin at the present one."""
+def reset_peak() -> None:
+    """Reset the peak resident size to the current one."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def written() -> dict[str, int]:
-    """Files below this child's own home and temporary folder, and everything in /dev/shm: name -> bytes."""
-    found = {}
+    """Return name -> bytes of the files in this child's home and temporary folder, and in /dev/shm."""
+    sizes = {}
     for top in (os.environ["HOME"], os.environ["TMPDIR"], "/dev/shm"):
         for folder, _, names in os.walk(top):
             for name in names:
                 path = os.path.join(folder, name)
                 try:
-                    found[path] = os.stat(path).st_size
+                    sizes[path] = os.stat(path).st_size
                 except FileNotFoundError:
                     continue
-    return found
+    return sizes
 
 
 class Child:
-    """Clock and notes of one process; ``job`` is what the parent asked for."""
+    """Clock and notes of one process; ``job`` is the job description of the parent."""
 
     def __init__(self) -> None:
         self.job: dict[str, Any] = json.loads(sys.argv[1])
-        self._answers = os.fdopen(os.dup(1), "w")
+        self._output = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
         self.notes: dict[str, Any] = {}
         self._before = set(written())
-        forget_peak()
-        self._bare, self._built_s = memory(), 0.0
+        reset_peak()
+        self._bare = memory()
 
     def imported(self) -> None:
-        """All imports are done: memory counts from here."""
-        forget_peak()
+        """Note that all imports are done; memory is counted from here."""
+        reset_peak()
         self._bare = memory()
         self.begin_s = time.monotonic()
         self.notes["imports_s"] = self.begin_s - self.job["asked_s"]
         self.notes["bare_bytes"] = self._bare["resident"]
 
     def built(self) -> None:
-        """The loader stands, its state is loaded; the first batch has not been asked for."""
-        self._built_s = time.monotonic()
-        self.notes["build_s"] = self._built_s - self.begin_s
+        """Note that the loader is built and its state loaded, before the first batch."""
+        self.notes["build_s"] = time.monotonic() - self.begin_s
 
     def first(self, batch: Any) -> None:
-        """The first batch is here; what it is will be compared with the batch of the uninterrupted epoch."""
+        """Note the time, memory and files at the first batch, and its digest, to be compared with a whole epoch."""
         self._first_s = time.monotonic()
         self.notes["first_s"] = self._first_s - self.begin_s
         self.notes["first_from_process_s"] = self._first_s - self.job["asked_s"]
-        found = {path: size for path, size in written().items() if path not in self._before}
-        self.notes["files_at_first"] = {path: size for path, size in found.items() if not path.startswith("/dev/shm")}
-        self.notes["shm_at_first"] = {path: size for path, size in found.items() if path.startswith("/dev/shm")}
+        new = {path: size for path, size in written().items() if path not in self._before}
+        self.notes["files_at_first"] = {path: size for path, size in new.items() if not path.startswith("/dev/shm")}
+        self.notes["shm_at_first"] = {path: size for path, size in new.items() if path.startswith("/dev/shm")}
         self._memory()
         self.notes["first_batch"] = rows_digest([batch])[1] if self.job["do"] == "first" else None
 
     def check(self, batches: Iterable[Any], state: Callable[[], Any]) -> None:
-        """Note how many rows an epoch has and what they are; at the resume step, save the state and note the batch."""
+        """Note number and digest of the rows of an epoch; at the resume step, save the state and note the batch."""
 
         def watched() -> Iterator[Any]:
             for step, batch in enumerate(batches):
@@ -95,8 +94,9 @@ class Child:
         self.notes["rows"], self.notes["digest"] = rows_digest(watched())
 
     def epoch(self, batches: Iterable[Any]) -> None:
-        """Take all batches; the clock of the epoch runs from the first to the last of them."""
-        n, begin_s = 0, 0.0
+        """Read all batches, and time them from the first to the last."""
+        n = 0
+        begin_s = 0.0
         for batch in batches:
             n += 1
             if n == 1:
@@ -115,9 +115,9 @@ class Child:
         state: Callable[[Any], Any],
         rows: Callable[[Any], Any] = lambda batch: batch,
     ) -> None:
-        """Do the job with a contender's functions, once its imports are done.
+        """Do the job with a contender's functions, after its imports.
 
-        make: writes its data. build: its loader; batches: what that gives out; state: its state at the resume step;
+        make: writes its data. build: returns its loader; batches: its batches; state: its state at the resume step;
         rows: the rows [B, L] of a batch.
         """
         self.imported()
@@ -135,9 +135,9 @@ class Child:
         self.end()
 
     def end(self) -> None:
-        """Tell the parent, and end without any clean-up but the interpreter's own."""
-        self._answers.write(json.dumps(self.notes) + "\n")
-        self._answers.flush()
+        """Print the notes for the parent; the script then ends without further clean-up."""
+        self._output.write(json.dumps(self.notes) + "\n")
+        self._output.flush()
 
     def _memory(self) -> None:
         now = memory()
@@ -147,22 +147,24 @@ class Child:
 
 
 def grouped(rows: Iterable[Any], n: int, join: Any) -> Iterable[Any]:
-    """Rows [L] -> batches: lists of ``n``, joined."""
-    held = []
+    """Group rows [L] into batches of ``n``, joined by ``join``."""
+    batch = []
     for row in rows:
-        held.append(row)
-        if len(held) == n:
-            yield join(held)
-            held = []
-    if held:
-        yield join(held)
+        batch.append(row)
+        if len(batch) == n:
+            yield join(batch)
+            batch = []
+    if batch:
+        yield join(batch)
 
 
 def rows_digest(batches: Iterable[Any]) -> tuple[int, int]:
-    """Number of rows, and a sum over them that no order changes and that a changed, lost or repeated row changes."""
+    """Return the number of rows, and a digest that is independent of their order and detects any changed, lost or
+    repeated row."""
     import numpy as np
 
-    n, total = 0, np.uint64(0)
+    n = 0
+    total = np.uint64(0)
     factors: Any = None
     for batch in batches:
         rows = np.atleast_2d(np.asarray(batch)).astype(np.uint64)

@@ -22,7 +22,7 @@ from litdata import StreamingDataset, TokensLoader  # noqa: E402
 
 
 def part(span: tuple[int, int]) -> Iterator[torch.Tensor]:
-    """Rows of a span, one item each."""
+    """Yield the rows of a span, one item each."""
     length = job["seq_len"]
     tokens = np.load(job["tokens"], mmap_mode="r")
     for row in range(*span):
@@ -30,7 +30,7 @@ def part(span: tuple[int, int]) -> Iterator[torch.Tensor]:
 
 
 def make() -> None:
-    """One worker, so that items stay in order."""
+    """Write the data set with one worker, so that items stay in order."""
     litdata.optimize(
         fn=part,
         inputs=[(begin, min(begin + 4096, job["rows"])) for begin in range(0, job["rows"], 4096)],
@@ -43,7 +43,7 @@ def make() -> None:
 
 
 def build() -> StreamingDataset:
-    """Its defaults."""
+    """Build the loader with its defaults."""
     dataset = StreamingDataset(job["folder"], item_loader=TokensLoader(block_size=job["seq_len"]), shuffle=True)
     if job["state"]:
         dataset.load_state_dict(json.loads(Path(job["state"]).read_text()))
@@ -51,7 +51,7 @@ def build() -> StreamingDataset:
 
 
 def batches(dataset: StreamingDataset) -> Iterator[Any]:
-    """Rows as they come; whole batches in one tensor; or int64 tensors of inputs and targets."""
+    """Yield single rows, whole batches in one tensor, or int64 tensors of inputs and targets."""
     if job["as"] == "rows":
         yield from dataset
     for batch in grouped(dataset, job["batch_rows"], torch.stack):
@@ -63,7 +63,7 @@ def batches(dataset: StreamingDataset) -> Iterator[Any]:
 
 
 def state(dataset: StreamingDataset) -> Any:
-    """As its loader would ask for it, without worker processes."""
+    """Return the state as its loader saves it without worker processes."""
     return dataset.state_dict(job["resume_step"] * job["batch_rows"], num_workers=0, batch_size=1)
 
 

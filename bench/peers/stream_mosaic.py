@@ -20,7 +20,7 @@ from streaming import MDSWriter, StreamingDataset  # noqa: E402
 
 
 def make() -> None:
-    """One sample a row."""
+    """Write one sample per row."""
     n = job["rows"] * job["seq_len"]
     rows = np.load(job["tokens"], mmap_mode="r")[:n].reshape(job["rows"], job["seq_len"])
     with MDSWriter(out=job["folder"], columns={"tokens": f"ndarray:uint16:{job['seq_len']}"}) as writer:
@@ -29,7 +29,7 @@ def make() -> None:
 
 
 def build() -> StreamingDataset:
-    """Its defaults; the batch size is told, as it asks for."""
+    """Build the loader with its defaults and the batch size, which it requires."""
     dataset = StreamingDataset(local=job["folder"], shuffle=True, batch_size=job["batch_rows"])
     if job["state"]:
         dataset.load_state_dict(json.loads(Path(job["state"]).read_text()))
@@ -37,7 +37,7 @@ def build() -> StreamingDataset:
 
 
 def batches(dataset: StreamingDataset) -> Iterator[Any]:
-    """Rows as they come; whole batches in one array; or int64 tensors of inputs and targets."""
+    """Yield single rows, whole batches in one array, or int64 tensors of inputs and targets."""
     rows = (sample["tokens"] for sample in dataset)
     if job["as"] == "rows":
         yield from rows
@@ -50,7 +50,7 @@ def batches(dataset: StreamingDataset) -> Iterator[Any]:
 
 
 def state(dataset: StreamingDataset) -> Any:
-    """As its loader would ask for it."""
+    """Return the state as its loader saves it."""
     return dataset.state_dict(job["resume_step"] * job["batch_rows"], from_beginning=True)
 
 

@@ -25,7 +25,7 @@ from smalti.data.stream.stream import Stream  # noqa: E402
 
 
 def make() -> None:
-    """Documents are written one by one, as ``smalti data tokenize`` does."""
+    """Write documents one by one, as ``smalti data tokenize`` does."""
     tokens = np.load(job["tokens"], mmap_mode="r")
     ends = np.flatnonzero(tokens == 0)
     with TokenWriter(job["folder"], vocab_size=job["vocab_size"], eod_id=0, tokenizer_digest="b" * 64) as writer:
@@ -34,7 +34,7 @@ def make() -> None:
 
 
 def build() -> Stream:
-    """One source, one stage, an epoch in whole steps."""
+    """Build the stream with one source and one stage, for an epoch of whole steps."""
     tokens = job["batch_rows"] * job["seq_len"]
     data = {"sources": {"all": job["folder"]}, "seq_len": job["seq_len"], "stages": [{"weights": {"all": 1}}]}
     length = RunLength(job["rows"] // job["batch_rows"], ((0, tokens),))
@@ -45,7 +45,7 @@ def build() -> Stream:
 
 
 def batches(stream: Stream) -> Iterator[Any]:
-    """From the step that the job names: u16 rows, int64 tensors of inputs and targets, or what our trainer gets."""
+    """Yield u16 rows, int64 tensors of inputs and targets, or microbatches, from the step that the job names."""
     steps = range(job["step"], job["rows"] // job["batch_rows"])
     if job["as"] == "microbatches":
         tensors = TokenBatches(stream, torch.device("cpu"), mask_documents=True)

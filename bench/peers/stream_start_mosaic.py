@@ -32,7 +32,7 @@ NODES, RANKS_PER_NODE = 16, 8
 
 
 def make(folder: Path, rows: int) -> None:
-    """index.json of a data set without its shards."""
+    """Write index.json of a data set without its shards."""
     folder.mkdir(parents=True)
     (folder.parent / "nothing").mkdir(exist_ok=True)
     config = {
@@ -59,14 +59,14 @@ def make(folder: Path, rows: int) -> None:
 
 
 class SharedMemoryPeak(threading.Thread):
-    """The most that this process had in /dev/shm, looked at every 5 ms."""
+    """A thread that records the peak size of /dev/shm, read every 5 ms."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.before, self.peak, self.ended = set(os.listdir("/dev/shm")), 0, threading.Event()
 
     def run(self) -> None:
-        """Until ``ended``."""
+        """Read the size until ``ended`` is set."""
         while not self.ended.wait(0.005):
             total = 0
             for name in set(os.listdir("/dev/shm")) - self.before:
@@ -78,7 +78,7 @@ class SharedMemoryPeak(threading.Thread):
 
 
 def main() -> None:
-    """Time constructor and order apart."""
+    """Time the constructor and the order separately."""
     folder = Path(job["folder"])
     if job["do"] == "make":
         make(folder, job["rows"])

@@ -5,7 +5,7 @@ Memory and time count from Python with numpy: the imports of the stream are in b
 
 import time
 
-from stream_child import Child, forget_peak
+from stream_child import Child, reset_peak
 
 child = Child()
 job = child.job
@@ -36,7 +36,7 @@ def main() -> None:
     child.notes["tokens"] = int(arrays[0].size)
     assert all(array.shape == arrays[0].shape for array in arrays)
     assert np.issubdtype(arrays[0].dtype, np.integer)
-    forget_peak()
+    reset_peak()
     begin_s = time.monotonic()
     stream.batch(job["step"] + 1)
     child.notes["second_step_s"] = time.monotonic() - begin_s

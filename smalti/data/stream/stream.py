@@ -69,11 +69,10 @@ class Stream:
         indexes: Mapping[str, bytes] | None = None,
         equal_rows: bool = False,
     ) -> None:
-        """``indexes``: the result of ``read_indexes(config)`` on one rank; None: it is read in this process.
-        ``equal_rows``: pad microbatches to the same number of rows on each rank, with rows that do not count.
-
-        Raises DataError for a source that is missing, damaged, shorter than a sequence, of another tokenizer than the
-        others, or without the best-fit index that the config requires; UserError for an impossible schedule.
+        """``indexes``: the result of ``read_indexes(config)``; None: it is read here. ``equal_rows``: pad microbatches
+        to the same number of rows on each rank, with rows that do not count. Raises DataError for a source that is
+        missing, damaged, shorter than a sequence, of another tokenizer than the others, or without the best-fit index
+        that the config requires; UserError for an impossible schedule.
         """
         if microbatch_tokens < 1:
             raise UserError(f"microbatch_tokens={microbatch_tokens} is not valid", allowed="1 or more")
