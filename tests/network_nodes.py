@@ -17,7 +17,7 @@ from typing import IO, Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 _ETC = Path("/etc/netns")
-"""``ip netns exec NAME`` lays the files of /etc/netns/NAME over /etc, for the process that it starts."""
+"""``ip netns exec NAME`` mounts the files of /etc/netns/NAME over /etc, for the process that it starts."""
 
 
 def why_not() -> str | None:

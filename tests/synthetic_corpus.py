@@ -1,6 +1,6 @@
-"""A made-up corpus in which every near-duplicate was planted: recall and precision of a deduplication are known.
+"""A synthetic corpus in which every near-duplicate was planted: recall and precision of a deduplication are known.
 
-Promises: equal arguments give equal documents on every machine; a planted copy has one partner, and a partner one copy;
+Equal arguments give equal documents on every machine; a planted copy has one partner, and a partner one copy;
 everything else is unrelated. It is fast (100,000 documents in seconds) and needs no file. Words are made up, with the
 frequencies of a language (Zipf) and none of its grammar.
 """

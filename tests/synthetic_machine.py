@@ -29,7 +29,7 @@ def values(**measured: Any) -> dict[str, Any]:
     }
     return {
         "name": "this-machine",
-        "title": "A made-up CPU",
+        "title": "A synthetic CPU",
         "kind": "cpu",
         "peak_flops_per_s": {"bf16": 4e11, "fp32": 1e11},
         "memory_bytes": 16e9,

@@ -1,6 +1,6 @@
 """The reference pages that are written from the code: command line, config fields, metric names.
 
-Promises that a page holds what the code says and nothing typed by hand; the text is the docstring below each field, the
+A page has only what the code says, nothing typed by hand; the text is the docstring below each field, the
 help of each command, and the table of track/names.py.
 """
 

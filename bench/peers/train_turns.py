@@ -1,8 +1,8 @@
-"""The child's half of bench/train_cpu.py: a trainer that takes one step whenever its parent says so.
+"""The child's half of bench/train_cpu.py: a trainer that runs one step at each request of its parent.
 
-A trainer runs its own loop, whole: it only calls ``boundary`` between two steps, which tells the parent what the last
-one gave and waits for leave to take the next. What is timed is the time from that leave to the next boundary, so
-everything counts that a trainer does for a step: reading the batch, update, logging.
+A trainer runs its own complete loop; it only calls ``boundary`` between two steps, which sends the parent the results
+of the last step and waits for the next request. The measured time is from the request to the next boundary, so it
+includes everything that a trainer does for a step: reading the batch, update, logging.
 
 One line of JSON each way: ``{"logits": path}`` once, then ``{"seconds": s, "loss": x}`` for every line of input. The
 child ends when its input ends. Its own standard output goes to standard error.

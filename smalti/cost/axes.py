@@ -102,9 +102,9 @@ def _uneven(given: dict[str, Any], sizes: dict[str, int], ranks: int) -> UserErr
     if len(named) == 1 and axis != "shard":
         text = f"train.parallel.{axis}={named[axis]} does not divide the {ranks} ranks"
         return UserError(text, allowed=f"a divisor of {ranks}: {', '.join(map(str, fits))}", hint=hint)
-    said = " x ".join(f"{name} {size}" for name, size in named.items()) or f"shard {sizes['shard']}"
+    axes_text = " x ".join(f"{name} {size}" for name, size in named.items()) or f"shard {sizes['shard']}"
     return UserError(
-        f"train.parallel: {said} {'does' if len(named) < 2 else 'do'} not multiply to {ranks} ranks",
+        f"train.parallel: {axes_text} {'does' if len(named) < 2 else 'do'} not multiply to {ranks} ranks",
         allowed=f"replicate x shard x sequence x tensor x pipeline = {ranks}",
         hint=hint,
     )

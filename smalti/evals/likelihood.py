@@ -1,6 +1,6 @@
 """Log-likelihood of given tokens: the scoring pass of every likelihood task.
 
-Promises: sums over tokens in float64; a row's score does not depend on the rows beside it (padding is to the
+Guarantees: sums over tokens in float64; a row's score does not depend on the rows beside it (padding is to the
 right, behind a causal mask, and is never scored); logits exist for the scored tokens only, a chunk at a time.
 
 B: rows. T: inputs of a row. N: scored tokens. C: those of a chunk. D: hidden size. V: vocabulary.

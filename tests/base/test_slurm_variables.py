@@ -1,4 +1,4 @@
-"""A task's place as Slurm 22.05 tells it: the variables below were printed by real jobs."""
+"""A task's place as Slurm 22.05 sets it: the variables below were printed by real jobs."""
 
 import pytest
 from hypothesis import given

@@ -122,7 +122,7 @@ def test_a_model_with_a_template_is_asked_in_it(
     options = ["chat", str(folder), "--max-tokens", "4", "--temperature", "0"]
     assert smalti([*options, "--prompt", "x"]) == 0
     assert capsys.readouterr().out == answered("<user>x>") + "\n"
-    lines = iter(["x", "a" * 500, "y"])  # the second does not fit; the conversation goes on without it
+    lines = iter(["x", "a" * 500, "y"])  # the second does not fit; the conversation continues without it
     monkeypatch.setattr(sys, "stdin", type("Terminal", (io.StringIO,), {"isatty": lambda self: True})())
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines, None) or _end())
     assert smalti(options) == 0

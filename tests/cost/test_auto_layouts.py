@@ -109,7 +109,7 @@ def test_what_is_hinted_is_accepted_and_what_is_accepted_can_be_laid(config: Run
         )
         layout = possible_layout(config)
         assert layout == nearest(config, config.train.parallel.ranks)
-    # by hand, as dist lays them
+    # by hand, as distributed/ applies them
     rows = config.train.global_batch_tokens // config.data.seq_len
     model, ring = config.model, config.train.parallel.context == "ring"
     assert layout.world_size == config.train.parallel.ranks

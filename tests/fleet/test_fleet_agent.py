@@ -420,7 +420,7 @@ def test_a_command_that_cannot_start_leaves_nobody(tmp_path):
 
 
 def test_signals_after_the_ranks_are_gone_leave_the_exit_code_alone(tmp_path: Path) -> None:
-    """What is done at the end, as telling trackers, may take seconds."""
+    """What is done at the end, such as informing trackers, may take seconds."""
 
     def send(outcome: agent.Outcome) -> None:
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):

@@ -1,4 +1,4 @@
-"""A real Slurm on two nodes: srun's tasks are the ranks of one world; stops save, and a requeued job goes on."""
+"""A real Slurm on two nodes: srun's tasks are the ranks of one world; stops save, and a requeued job resumes."""
 
 import re
 import time

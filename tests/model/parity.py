@@ -264,7 +264,7 @@ def their_logits(theirs: nn.Module, ids_BT: Tensor, **arguments: Any) -> tuple[T
 
 
 def _forget_longest(theirs: nn.Module) -> None:
-    """With dynamic scaling transformers goes on with the frequencies of the longest row that it has seen."""
+    """With dynamic scaling transformers continues with the frequencies of the longest row that it has seen."""
     for module in theirs.modules():
         if hasattr(module, "max_seq_len_cached"):
             module.max_seq_len_cached = module.original_max_seq_len

@@ -399,7 +399,7 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     "not weights": (_points_to("config.json"), "to 'config.json'"),
     "link out": (_link_outside, "leads out of the folder"),
     "pipe": (_pipe, "not a regular file"),
-    "index tells another shard": (
+    "index names another shard": (
         _index(lambda places: places.update({"lm_head.weight": places["model.embed_tokens.weight"]})),
         "does not contain lm_head.weight",
     ),

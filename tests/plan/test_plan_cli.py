@@ -103,7 +103,7 @@ def test_time_on_a_gpu(recipe: str) -> None:
 
 def test_time_on_a_measured_machine(recipe: str, machine_file: str) -> None:
     text = output_of(plan.app, "time", recipe, "--gpu", machine_file)
-    for part in ("1 rank on A made-up CPU with 2 threads, measured 2026-11-22", "bound by memory", "projections"):
+    for part in ("1 rank on A synthetic CPU with 2 threads, measured 2026-11-22", "bound by memory", "projections"):
         assert part in text, part
 
 
@@ -135,7 +135,7 @@ def test_verify(run_folder: Path, machine_file: str) -> None:
     assert "tokens_per_s" in text
     assert "830 GFLOP/s" in text
     assert "no time is predicted" in text
-    assert "predicted for A made-up CPU" in output_of(plan.app, "verify", str(run_folder), "--gpu", machine_file)
+    assert "predicted for A synthetic CPU" in output_of(plan.app, "verify", str(run_folder), "--gpu", machine_file)
     value = json.loads(
         output_of(plan.app, "verify", str(run_folder), "--gpu", machine_file, "--json", "--within", "20")
     )

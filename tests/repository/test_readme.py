@@ -59,7 +59,7 @@ def parse(words: list[str]) -> None:
 
 
 def last_words_of_the_demo() -> list[str]:
-    """The commands to go on with that the demo prints at its end."""
+    """The next commands that the demo prints at its end."""
     from smalti.cli import demo
 
     return [re.split(r" {2,}", line)[0] for line in demo._next_steps().splitlines() if line.startswith("smalti ")]

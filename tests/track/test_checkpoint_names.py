@@ -93,7 +93,7 @@ def test_the_newest_checkpoint_alone_may_be_missing_and_is_named(run: RunFolder)
     events = run.event_log()
     events.write("resumed", step=5, path=str(run.checkpoint(5)))
     events.close()
-    assert run.missing_checkpoint() is None, "it went on from the older one"
+    assert run.missing_checkpoint() is None, "it resumed from the older one"
 
 
 def test_a_listing_that_failed_is_not_an_empty_one(

@@ -201,7 +201,7 @@ def test_export_results_and_report_are_files_of_the_run(server: Server, trained:
 
 @pytest.mark.exhaustive
 def test_an_outage_loses_nothing(server: Server, tmp_path: Path) -> None:
-    """Of a run that goes on, and of one whose second attempt is all within it."""
+    """Of a run that is resumed, and of one whose second attempt is all within it."""
     other, track = tmp_path / "other", TrackConfig(sinks=("mlflow",))
     other.mkdir()
     for folder in (tmp_path, other):

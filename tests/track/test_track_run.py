@@ -81,7 +81,7 @@ def test_a_checkpoint_alone_keeps_the_folder(tmp_path):
 
 
 def test_checkpoints_without_a_config_belong_to_no_recipe(tmp_path):
-    """Any other with the same data and tensors would go on from them."""
+    """Any other with the same data and tensors would resume from them."""
     run = open_run(tmp_path)
     run.close()
     (run.checkpoints / "step-00000010").mkdir(parents=True)

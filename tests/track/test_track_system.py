@@ -12,7 +12,7 @@ from smalti.track.system import System, gpu_readers
 
 
 class FakeNvml:
-    """pynvml's functions for two GPUs: the second tells neither its power nor, at first, its temperature."""
+    """pynvml's functions for two GPUs: the second reports neither its power nor, at first, its temperature."""
 
     NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM = 0, 1, 2
 

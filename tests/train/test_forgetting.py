@@ -25,7 +25,7 @@ class Events:
 
 
 def _watched(values: list[float], hook: Forgetting | None = None, first: int = 0) -> list[int]:
-    """Steps of which the hook tells, where step i brought values[i]."""
+    """Steps that the hook reports, where step i brought values[i]."""
     hook, events = hook or Forgetting({"old": 0.1}), Events()
     for step, value in enumerate(values, start=first):
         job: Any = SimpleNamespace(state=SimpleNamespace(step=step), is_first=True, events=events)

@@ -125,7 +125,7 @@ def _around_a_bad_step(rank: int, config: RunConfig, what: str) -> dict[str, boo
     found["nor does the next"] = _same(good, _held(job))
     job.state.found_inf = None
     one()
-    found["anew it goes on"] = _unchanged(good, _held(job)) == []
+    found["anew it continues"] = _unchanged(good, _held(job)) == []
     return found
 
 

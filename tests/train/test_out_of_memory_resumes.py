@@ -1,4 +1,4 @@
-"""Real processes: memory runs out on one of two ranks, and the run goes on by itself with half the microbatch."""
+"""Real processes: memory runs out on one of two ranks, and the run resumes by itself with half the microbatch."""
 
 import json
 import subprocess
@@ -138,7 +138,7 @@ def test_one_row_ends_with_what_would_help(tmp_path: Path) -> None:
     assert "activation_checkpointing=full" in output
     events = RunFolder.read(folder).events()
     assert [e["next_microbatch_tokens"] for e in events if e["event"] == "oom"] == [32, None]
-    # the same command tries one row again, and goes on where it fits now
+    # the same command tries one row again, and continues if it fits now
     code, output, _ = _train(recipe)
     assert code == 0, output
     assert [e["microbatch_tokens"] for e in RunFolder.read(folder).events() if e["event"] == "auto_resolved"][-1] == 32

@@ -245,7 +245,7 @@ def test_truncated_checkpoint_is_passed_over_and_said(tmp_path: Path, unhurt: di
 
 @pytest.mark.exhaustive
 def test_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
-    """A real full disk: a small file system of its own, filled up while the run goes on."""
+    """A real full disk: a small file system of its own, filled up during the run."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(disk)], capture_output=True)

@@ -1,6 +1,6 @@
 """docs/audit/talks.md: every printed figure of the talks with ours beside it, by topic.
 
-Promises that the page holds what the rows and the planner's functions give, and nothing typed by hand.
+The page has only the results of the rows and of the planner's functions, nothing typed by hand.
 """
 
 import re

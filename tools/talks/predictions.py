@@ -1,6 +1,6 @@
 """What the planner predicts for the talks' claims about scaling, networks, memory, mixtures of experts, FSDP.
 
-Promises the numbers that the commands beside them print; runs are a recipe of the package or
+The numbers equal those that the commands print; runs are a recipe of the package or
 changes to one, so that the commands need no file.
 """
 

@@ -1,6 +1,6 @@
 """A printed figure, what our arithmetic gives for it, and the verdict; tables and sections of such figures.
 
-Promises: a figure knows its source (talk, slide, line of the talk's text), and its tolerance comes from the digits that
+A figure has its source (talk, slide, line of the talk's text), and its tolerance comes from the digits that
 were printed. Does no arithmetic about models itself.
 """
 

@@ -211,8 +211,8 @@ def why_not_slices(tokens: int, tensor: int) -> str | None:
 def why_not_pipeline(model: ModelConfig, size: int, schedule: PipelineSchedule = "1f1b") -> str | None:
     """Why the layers cannot be spread over ``size`` pipeline ranks; None where they can.
 
-    Interleaved and zero-bubble schedules give each rank two pipeline stages; zero bubble lays them as a V, so that the
-    first rank has the last one too.
+    Interleaved and zero-bubble schedules give each rank two pipeline stages; zero bubble arranges them as a V, so that
+    the first rank has the last one too.
     """
     layers, stages = model.num_hidden_layers, stage_count(size, schedule)
     if layers < stages:

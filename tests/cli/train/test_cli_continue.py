@@ -65,7 +65,7 @@ def model_section(work: Path) -> dict[str, Any]:
 
 
 def recipe(work: Path, name: str, weights: dict[str, float], **changes: Any) -> str:
-    """A run that goes on from ``work/llama``; its model section is what ``smalti config model`` prints."""
+    """A run that continues from ``work/llama``; its model section is what ``smalti config model`` prints."""
     model = model_section(work)
     tree = {
         "name": name,

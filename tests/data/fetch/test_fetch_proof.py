@@ -165,7 +165,7 @@ def test_five_in_a_hundred_answers_are_bad(
 def test_slow_down_for_everyone(
     tokens: Path, monkeypatch: pytest.MonkeyPatch, proof: Callable[..., int], record: Record
 ) -> None:
-    """The store refuses everybody for longer than what is read ahead: the job waits, asks seldom, and goes on."""
+    """The store refuses everybody for longer than what is read ahead: the job waits, retries rarely, and continues."""
     outage_s = proof(short=3, full=60)
     with object_server(objects(tokens)) as server:
         for name, value in s3_environment(server.url).items():

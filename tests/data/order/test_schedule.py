@@ -107,7 +107,7 @@ def test_the_inverse_finds_every_position(made: tuple[DataConfig, RunLength], dr
 def test_skips_leave_out_what_stood_there_and_keep_every_batch(
     made: tuple[DataConfig, RunLength], drawn: st.DataObject
 ) -> None:
-    """Against lists: each source of a segment hands out its ordinals in order, less those of each span in turn."""
+    """Against lists: each source of a segment yields its ordinals in order, less those of each span in turn."""
     config, length = made
     plain = build_schedule(config, length)
     total = plain.total_positions

@@ -321,7 +321,7 @@ def test_a_kill_at_any_stage_changes_no_byte(tmp_path, corpus, whole):
         arguments = [str(folder), str(tmp_path / "killed"), stage]
         done = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, timeout=120)
         assert done.returncode == -signal.SIGKILL, done.stderr
-    assert len(list((tmp_path / "killed/.stages").iterdir())) >= 5  # each process went on behind the last whole stage
+    assert len(list((tmp_path / "killed/.stages").iterdir())) >= 5  # each process continued after the last whole stage
     dedup(config_of(folder, tmp_path / "killed"))
     assert files_of(tmp_path / "killed") == files_of(whole[0])
     assert not (tmp_path / "killed/.stages").exists()

@@ -81,7 +81,7 @@ class Case:
         return from_dict(RunConfig, tree, "case").config
 
     def carried_out(self) -> list[bytes]:
-        """The rows of each step, as they were learned last: every attempt goes on from a checkpoint that lies some
+        """The rows of each step, as they were learned last: every attempt resumes from a checkpoint that lies some
         steps before the kill, with its own ranks and microbatches. One of them may be forked."""
         rng, learned = self.rng, [b""] * 1000
         forks_at = int(rng.integers(0, 3)) if rng.random() < 0.4 else None

@@ -96,7 +96,7 @@ def test_a_fork_keeps_the_past_and_says_what_changes(run: Run) -> None:
 def test_a_fork_that_never_made_a_step_leaves_no_trace(run: Run) -> None:
     first = plan_fork(run.config("train.duration=30step"))
     RunFolder.open(run.config(), {}, argv=["smalti"], fork=first).close()
-    assert plan_fork(run.config("train.duration=30step")) is None, "the same command again goes on"
+    assert plan_fork(run.config("train.duration=30step")) is None, "the same command again resumes"
     second = plan_fork(run.config("train.duration=40step"))
     assert second is not None
     (past,) = second.after.data.history

@@ -65,7 +65,7 @@ class User:
         )  # fmt: skip
 
     def left(self) -> list[str]:
-        """Files of this user in places for passing things; /dev/shm only where its uid tells them from others'."""
+        """Files of this user in places for passing things; /dev/shm only where its uid identifies them."""
         found = [str(path) for folder in self.folders for path in folder.rglob("*")]
         if self.uid is not None and Path("/dev/shm").exists():
             found += [entry.path for entry in os.scandir("/dev/shm") if entry.stat().st_uid == self.uid]

@@ -54,7 +54,7 @@ def copied(written: tuple[Path, np.ndarray], tmp_path: Path) -> Path:
 
 
 class Memory:
-    """Files that are held in memory: counts what is asked for, and may damage what it hands out."""
+    """Files that are held in memory: counts what is asked for, and may damage what it returns."""
 
     def __init__(self, folder: Path) -> None:
         self.where = "memory://somewhere"

@@ -1,4 +1,4 @@
-"""Training over ranks that share rows, against one process: a few steps on made-up packed rows."""
+"""Training over ranks that share rows, against one process: a few steps on synthetic packed rows."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext

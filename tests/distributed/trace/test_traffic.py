@@ -37,7 +37,7 @@ def _all_kinds(rank: int) -> tuple[list[Call], float]:
             dist.all_gather_into_tensor(gathered, row.detach(), group=mesh.group("shard"), async_op=True).wait()
     deadline_s = clock.now_s() + 10
     while any(call.end_s is None for call in traffic.calls if call.op in _SEEN) and clock.now_s() < deadline_s:
-        time.sleep(0.01)  # a thread of gloo's tells when a call is done
+        time.sleep(0.01)  # a thread of gloo's reports the end of a call
     assert row.grad is not None
     return traffic.calls, float(row.grad.sum())
 
