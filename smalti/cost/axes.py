@@ -48,7 +48,7 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """Ranks of all."""
+        """Number of all ranks."""
         return self.replicate * self.shard * self.sequence * self.tensor * self.pipeline
 
     @property
@@ -58,12 +58,12 @@ class Layout:
 
     @property
     def weight_shards(self) -> int:
-        """Ranks that dense weights, their gradients and moments are spread over, beside tensor and pipeline."""
+        """Ranks that share dense weights, gradients and moments, apart from tensor and pipeline."""
         return self.shard * self.sequence
 
     @property
     def axes_in_use(self) -> int:
-        """How many axes are larger than 1."""
+        """Number of axes larger than 1."""
         return sum(size > 1 for size in asdict(self).values())
 
     def __str__(self) -> str:
@@ -71,18 +71,19 @@ class Layout:
 
 
 def layout_of(config: JobConfig, ranks: int | None = None) -> Layout:
-    """The layout that ``smalti train`` gives the config; ``ranks``: in place of the config's own.
+    """Return the layout that ``smalti train`` gives the config; ``ranks`` replaces the config's.
 
-    Axes that are still ``auto``: shard takes the remaining ranks, others are 1. UserError where the axes do not
+    Of axes that are still ``auto``, shard takes the remaining ranks, and others are 1. UserError if the axes do not
     multiply to the ranks.
     """
-    parallel, wanted = config.train.parallel, ranks or config.train.parallel.ranks
-    given = {axis: getattr(parallel, axis) for axis in AXES}
-    sizes = {axis: 1 if size == "auto" else size for axis, size in given.items()}
-    if given["shard"] == "auto":
+    parallel = config.train.parallel
+    wanted = ranks or parallel.ranks
+    values = {axis: getattr(parallel, axis) for axis in AXES}
+    sizes = {axis: 1 if size == "auto" else size for axis, size in values.items()}
+    if values["shard"] == "auto":
         sizes["shard"] = max(1, wanted // _product({**sizes, "shard": 1}))
     if _product(sizes) != wanted:
-        raise _uneven(given, sizes, wanted)
+        raise _uneven(values, sizes, wanted)
     return Layout(**sizes)
 
 
@@ -90,9 +91,9 @@ def _product(sizes: dict[str, int]) -> int:
     return math.prod(size for axis, size in sizes.items() if axis != "expert")
 
 
-def _uneven(given: dict[str, Any], sizes: dict[str, int], ranks: int) -> UserError:
-    """The error where the axes do not multiply to the ranks, with the nearest change of one axis."""
-    named = {axis: size for axis, size in given.items() if axis != "expert" and size not in (1, "auto")}
+def _uneven(values: dict[str, Any], sizes: dict[str, int], ranks: int) -> UserError:
+    """Return the error for axes that do not multiply to the ranks, with the nearest change of one axis."""
+    named = {axis: size for axis, size in values.items() if axis != "expert" and size not in (1, "auto")}
     axis = max(named, key=lambda candidate: (candidate != "shard", named[candidate]), default="shard")
     others = _product({**sizes, axis: 1, **({} if "shard" in named else {"shard": 1})})
     fits = [n for n in range(1, ranks + 1) if ranks % (others * n) == 0]

@@ -1,6 +1,6 @@
-"""How a batch is cut: the rows of a rank, in passes of one microbatch. The same for memory, time and network.
+"""Splits a batch into the rows of a rank and its microbatches, for memory, time and network alike.
 
-The trainer does the same with whole rows; a rank that is short of rows runs empty ones, so every rank counts as the
+The trainer splits whole rows in the same way; a rank short of rows runs empty ones, so every rank counts as the
 fullest.
 """
 
@@ -9,41 +9,41 @@ from dataclasses import dataclass
 from smalti.config.run import RunConfig
 
 MICROBATCH_LIMIT_TOKENS = 16_384
-"""What ``microbatch_tokens: auto`` never goes above where no GPU's memory is known."""
+"""Limit of ``microbatch_tokens: auto`` if no GPU's memory is known."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Of one rank in one step."""
+    """Rows of one rank in one step."""
 
     seq_len: int
     """Tokens of a row."""
     per_rank: int
-    """In the step."""
+    """Rows in the step."""
     per_microbatch: int
-    """In one forward pass, at most."""
+    """Most rows in one forward pass."""
 
     @property
     def passes(self) -> int:
-        """Microbatches of the step; the last may hold less."""
+        """Microbatches of the step; the last may be smaller."""
         return split(self.per_rank, self.per_microbatch)
 
 
 def rows_per_rank(batch_tokens: int, seq_len: int, data_ranks: int, microbatch_tokens: int) -> Rows:
-    """Cut a batch for ranks that read different rows."""
+    """Split a batch among ranks that read different rows."""
     rows = max(1, split(batch_tokens // seq_len, data_ranks))
     return Rows(seq_len, rows, max(1, min(microbatch_tokens // seq_len, rows)))
 
 
 def usual_microbatch(config: RunConfig, data_ranks: int) -> int:
-    """Tokens in one forward pass of one rank, as far as the config alone says it: ``auto`` is the rank's share, at most
-    ``MICROBATCH_LIMIT_TOKENS``, in whole sequences. ``cost.microbatch.choose`` also looks at the memory of a rank.
+    """Return the tokens in one forward pass of one rank, from the config alone.
 
-    Where batches or lengths of sequences change, it is the most that any step takes.
+    ``auto`` is the rank's share, at most ``MICROBATCH_LIMIT_TOKENS``, in whole sequences; ``cost.microbatch.choose``
+    also uses the memory of a rank. If batches or sequence lengths change, it is the maximum over all steps.
     """
-    given = config.train.microbatch_tokens
-    if isinstance(given, int):
-        return given
+    tokens = config.train.microbatch_tokens
+    if isinstance(tokens, int):
+        return tokens
     return max(
         min(split(batch // seq_len, data_ranks), max(1, MICROBATCH_LIMIT_TOKENS // seq_len)) * seq_len
         for batch, seq_len in config.batches_and_lengths
@@ -51,5 +51,5 @@ def usual_microbatch(config: RunConfig, data_ranks: int) -> int:
 
 
 def split(amount: int, shares: int) -> int:
-    """The largest share."""
+    """Return the largest of ``shares`` parts of ``amount``: the quotient, rounded up."""
     return -(-amount // shares)

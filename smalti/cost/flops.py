@@ -1,9 +1,8 @@
 """Floating-point operations of one training token, by the formula of the plan and of the reported MFU.
 
-Public MFU figures differ by formula before they differ by speed: some count the embedding, some halve attention because
-the causal mask makes half of it unnecessary. A Llama-3-8B token at 8,192 is 57.9 GFLOP by the formula here and 51.5 by
-the halved one. So compare tokens per second first, and MFU only under one ``FORMULA``. The formulas of others, and what
-an MFU under one is under another, are in ``plan/flops_conventions.py``.
+Published MFU figures use different formulas: some count the embedding, some halve attention because of the causal mask.
+So compare MFU only under one ``FORMULA``. ``plan/flops_conventions.py`` has the formulas of others and converts MFU
+between them.
 """
 
 from typing import Literal
@@ -21,15 +20,18 @@ FORMULA_TEXT = (
 """``FORMULA`` in words."""
 
 CAUSAL_FORMULA = "6N+6LHQS"
-"""The variant that halves attention, for comparison with stacks that report it."""
+"""The variant that halves attention, for comparison with stacks that report it.
+
+A Llama-3-8B token at 8,192 is 51.5 GFLOP by it and 57.9 by ``FORMULA``.
+"""
 
 
 Recompute = Literal["none", "attention", "full"]
-"""What the backward pass recomputes: nothing, the scores of attention, whole blocks."""
+"""Parts that the backward pass recomputes: none, the scores of attention, whole blocks."""
 
 
 def train_flops_per_token(config: ModelConfig, seq_len: int) -> int:
-    """FLOPs of forward and backward for one token under ``FORMULA``; a multiply-add is two.
+    """Return the FLOPs of forward and backward for one token under ``FORMULA``; a multiply-add is two.
 
     6 N: 2 forward, 4 backward (Kaplan et al. 2020, appendix; Chowdhery et al. 2022, PaLM, appendix B). Attention: two
     matmuls of ``heads x head_dim x seq_len`` forward, twice that backward, 2 FLOPs each: 12; a layer with a sliding
@@ -40,14 +42,15 @@ def train_flops_per_token(config: ModelConfig, seq_len: int) -> int:
 
 
 def train_flops_per_token_causal(config: ModelConfig, seq_len: int) -> int:
-    """The same under ``CAUSAL_FORMULA``: attention halved; with a window w, w - w^2 / 2s keys in place of s / 2."""
+    """Return the FLOPs under ``CAUSAL_FORMULA``: attention halved; with a window w, w - w^2 / 2s keys instead of s /
+    2."""
     return 6 * count(config).matmul_active + round(12 * _width(config) * sum(_causal_spans(config, seq_len)))
 
 
 def recomputed_flops_per_token(
     config: ModelConfig, seq_len: int, recompute: Recompute, *, causal: bool = False
 ) -> float:
-    """FLOPs of a token that are recomputed: they count for HFU, not for MFU.
+    """Return the FLOPs of a token that are recomputed, which count for HFU, not for MFU.
 
     ``full``: the forward pass of every block, not of the output head. ``attention``: only the two products with scores,
     2 x 2 x heads x head_dim x keys a layer (selective recomputation, Korthikanti et al. 2022, arXiv 2205.05198).
@@ -60,7 +63,7 @@ def recomputed_flops_per_token(
 
 
 def mfu(tokens_per_s: float, flops_per_token: float, peak_flops_per_s: float) -> float:
-    """Model FLOPs utilisation as a fraction; ``peak_flops_per_s`` is that of all devices together."""
+    """Return the model FLOPs utilisation, 0 to 1; ``peak_flops_per_s`` is of all devices together."""
     return tokens_per_s * flops_per_token / peak_flops_per_s
 
 
@@ -69,10 +72,10 @@ def _width(config: ModelConfig) -> int:
 
 
 def _spans(config: ModelConfig, seq_len: int) -> list[int]:
-    """The most keys that a token of each layer has."""
+    """Return the most keys that a token attends to, for each layer."""
     return [min(seq_len, config.window(layer) or seq_len) for layer in range(config.num_hidden_layers)]
 
 
 def _causal_spans(config: ModelConfig, seq_len: int) -> list[float]:
-    """The keys that a token of each layer has on average behind a causal mask."""
+    """Return the keys that a token attends to on average under a causal mask, for each layer."""
     return [span - span**2 / (2 * seq_len) for span in _spans(config, seq_len)]

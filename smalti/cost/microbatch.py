@@ -1,7 +1,7 @@
-"""The microbatch of a run: what ``train.microbatch_tokens: auto`` becomes, and which ones a pipeline can run.
+"""Chooses the microbatch of a run for ``train.microbatch_tokens: auto``, and checks those of pipelines.
 
-``choose`` is the only rule: the trainer and its dry run both call it. The part of it that needs no memory size,
-``cost.batch.usual_microbatch``, is what the planner assumes where it knows no device.
+The trainer and its dry run both call ``choose``. Its part without a memory size, ``cost.batch.usual_microbatch``, is
+the planner's assumption for an unknown device.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ from smalti.cost.memory.fit import largest_microbatch
 
 @dataclass(frozen=True)
 class Chosen:
-    """A microbatch and where it comes from."""
+    """A microbatch and how it was chosen."""
 
     tokens: int
-    """Of a rank, in whole rows of the longest."""
+    """Tokens of a rank, in whole rows of the longest."""
     by: Literal["config", "rule", "planner", "oom"]
     """``rule``: the rank's share up to a limit; ``oom``: half of what ran out of memory before."""
     fits: bool = True
-    """False where by the plan not even one row fits the memory."""
+    """False if by the plan not even one row fits the memory."""
 
 
 def choose(
@@ -38,18 +38,18 @@ def choose(
 ) -> Chosen:
     """Choose the microbatch of a rank.
 
-    A number in the config is taken as it is. ``auto`` is the most that fits ``memory_bytes``, on a CPU at most
-    ``cost.batch.MICROBATCH_LIMIT_TOKENS``; without ``memory_bytes`` it is the rule alone. On a pipeline it is the most,
-    up to that, in which every batch can be cut.
+    A number in the config is used as it is. ``auto`` is the largest that fits ``memory_bytes``, on a CPU at most
+    ``cost.batch.MICROBATCH_LIMIT_TOKENS``; without ``memory_bytes`` it is ``usual_microbatch``. For a pipeline it is
+    the largest up to that into which every batch can be split.
 
     Args:
         device: ``cpu`` or ``cuda``.
-        memory_bytes: what a rank has for tensors; None where it is not known.
-        limit_tokens: what earlier attempts that ran out of memory leave.
+        memory_bytes: memory of a rank for tensors; None if unknown.
+        limit_tokens: the limit set by earlier attempts that ran out of memory.
     """
-    given = config.train.microbatch_tokens
-    if isinstance(given, int):
-        chosen = Chosen(given, "config")
+    tokens = config.train.microbatch_tokens
+    if isinstance(tokens, int):
+        chosen = Chosen(tokens, "config")
     else:
         chosen = _auto(config, layout, device, memory_bytes)
         fewer = for_pipeline(config, layout, chosen.tokens)
@@ -75,8 +75,10 @@ def _auto(config: RunConfig, layout: Layout, device: str, memory_bytes: float | 
 
 
 def for_pipeline(config: RunConfig, layout: Layout, tokens: int) -> int:
-    """The most, up to ``tokens``, that a pipeline can run in equal parts of every batch; ``tokens`` where there is no
-    such number, which ``check_pipeline`` refuses, and where there is no pipeline."""
+    """Return the largest microbatch up to ``tokens`` that a pipeline can run with every batch.
+
+    Returns ``tokens`` if there is none, which ``check_pipeline`` refuses, or no pipeline.
+    """
     if layout.pipeline == 1:
         return tokens
     longest = max(config.data.seq_lens)
@@ -89,21 +91,21 @@ def for_pipeline(config: RunConfig, layout: Layout, tokens: int) -> int:
 
 
 def check_pipeline(config: RunConfig, layout: Layout, microbatch_tokens: int) -> None:
-    """Raise UserError where a pipeline cannot run the steps of this run, with the nearest microbatch that it can."""
+    """Raise UserError, with the nearest possible microbatch, if a pipeline cannot run the steps of this run."""
     if layout.pipeline == 1:
         return
     parallel = config.train.parallel
     if parallel.pipeline_schedule == "zero_bubble" and parallel.activation_checkpointing == "full":
         raise UserError(
-            "train.parallel.pipeline_schedule=zero_bubble cuts the backward pass in two, and each half would compute "
-            "the blocks again (activation_checkpointing=full)",
+            "train.parallel.pipeline_schedule=zero_bubble splits the backward pass in two, and each half would "
+            "recompute the blocks (activation_checkpointing=full)",
             allowed="1f1b, interleaved, or activation_checkpointing=none",
             hint="train.parallel.pipeline_schedule=interleaved",
         )
     for batch, seq_len in config.batches_and_lengths:
         rows = -(-(batch // seq_len) // layout.data_ranks)
-        given = -(-rows // max(1, microbatch_tokens // seq_len))
-        reason = why_not_microbatches(given, layout.pipeline, parallel.pipeline_schedule)
+        microbatches = -(-rows // max(1, microbatch_tokens // seq_len))
+        reason = why_not_microbatches(microbatches, layout.pipeline, parallel.pipeline_schedule)
         if reason is None:
             continue
         problem = (
@@ -114,14 +116,14 @@ def check_pipeline(config: RunConfig, layout: Layout, microbatch_tokens: int) ->
         possible = [n for n in cuts if why_not_microbatches(n, layout.pipeline, parallel.pipeline_schedule) is None]
         if not possible:
             raise UserError(problem, hint=f"train.parallel.pipeline={max(1, rows)}, or larger batches")
-        nearest = min(possible, key=lambda n: abs(n - given))
+        nearest = min(possible, key=lambda n: abs(n - microbatches))
         raise UserError(problem, hint=f"train.microbatch_tokens={cuts[nearest] * seq_len}")
 
 
 def why_not_microbatches(microbatches: int, pipeline: int, schedule: PipelineSchedule) -> str | None:
-    """Why a pipeline of so many ranks cannot run so many microbatches in a step; None where it can."""
+    """Return why a pipeline of so many ranks cannot run so many microbatches in a step, or None."""
     if microbatches < pipeline:
         return f"make {microbatches} microbatch{'es' * (microbatches > 1)}: fewer than ranks, of which some would idle"
     if schedule == "interleaved" and microbatches % (rounds := microbatches // pipeline):
-        return f"make {microbatches} microbatches, not {rounds} equal rounds, as pipeline_schedule=interleaved wants"
+        return f"make {microbatches} microbatches, not {rounds} equal rounds, as pipeline_schedule=interleaved needs"
     return None

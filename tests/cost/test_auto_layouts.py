@@ -30,10 +30,10 @@ def with_axes(config: RunConfig, **parallel: Any) -> RunConfig:
 @pytest.mark.parametrize(
     ("parallel", "says", "hint"),
     [
-        ({"ranks": 6, "tensor": 3}, "tensor=3 cannot be: 4 query heads are not a multiple", "tensor=2"),
-        ({"ranks": 4, "pipeline": 4}, "pipeline=4 cannot be: 3 layers are fewer than its 4", "pipeline=2"),
-        ({"ranks": 4, "expert": 2}, "expert=2 cannot be: the model has no experts", "expert=1"),
-        ({"ranks": 8, "sequence": 8}, "sequence=8 cannot be: 4 query heads on a rank are not", "sequence=4"),
+        ({"ranks": 6, "tensor": 3}, "tensor=3 is not possible: 4 query heads are not a multiple", "tensor=2"),
+        ({"ranks": 4, "pipeline": 4}, "pipeline=4 is not possible: 3 layers are fewer than its 4", "pipeline=2"),
+        ({"ranks": 4, "expert": 2}, "expert=2 is not possible: the model has no experts", "expert=1"),
+        ({"ranks": 8, "sequence": 8}, "sequence=8 is not possible: 4 query heads on a rank are not", "sequence=4"),
         ({"ranks": 4, "replicate": 3}, "replicate=3 does not divide the 4 ranks", "replicate=4"),
         ({"ranks": 4, "tensor": 3}, "tensor=3 does not divide the 4 ranks", "tensor=4"),
     ],

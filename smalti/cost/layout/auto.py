@@ -1,9 +1,8 @@
-"""Resolves the axes that are ``auto``: the planner's choice for a known device, a simple rule otherwise.
+"""Resolves axes that are ``auto``: by the planner for a known device, by a simple rule otherwise.
 
-Axes with a number keep it; the same config, ranks and device give the same layout on every rank and in the dry run. The
-layout is possible (``cost/layout/possible.py``), and where the planner chose it, it fits the device
-(``cost/memory/rank.py``). The simple rule: shard takes the remaining ranks, every other ``auto`` is 1. It applies on a
-CPU, for a device or a network that is not known, and where nothing but shard is ``auto``.
+The rule: shard takes the remaining ranks, every other ``auto`` is 1. It applies on a CPU, for an unknown device or
+network, and if only shard is ``auto``. The layout is possible (``cost/layout/possible.py``) and the same on every rank
+and in the dry run; the planner's also fits the device (``cost/memory/rank.py``).
 """
 
 import math
@@ -29,27 +28,29 @@ class Resolved:
 def resolve(
     config: JobConfig, ranks: int | None = None, *, hardware: Hardware | None = None, node_ranks: int | None = None
 ) -> Resolved:
-    """The layout of ``ranks`` ranks (absent: the config's), ``node_ranks`` of them on a node (absent: as many as the
-    device's usual node has). ``hardware``: None where it is not known. UserError where no layout is possible or fits.
+    """Return the layout of ``ranks`` ranks (None: the config's); axes with a number keep it.
+
+    node_ranks: ranks on a node (None: the devices of a usual node). hardware: None if unknown. UserError if no layout
+    is possible or fits.
     """
     parallel = config.train.parallel
     ranks = ranks or parallel.ranks
-    given = {axis: getattr(parallel, axis) for axis in AXES}
+    values = {axis: getattr(parallel, axis) for axis in AXES}
     known = bool(parallel.open_axes) and _is_known(hardware, ranks, node_ranks)
     if not isinstance(config, RunConfig) or not known:
-        return Resolved(possible_layout(config, ranks), "rule" if "auto" in given.values() else "config")
-    numbers = {axis: size for axis, size in given.items() if size != "auto"}
+        return Resolved(possible_layout(config, ranks), "rule" if "auto" in values.values() else "config")
+    numbers = {axis: size for axis, size in values.items() if size != "auto"}
     if ranks % math.prod(size for axis, size in numbers.items() if axis != "expert"):
-        possible_layout(config, ranks)  # says what would divide
+        possible_layout(config, ranks)  # its error names what would divide
     assert hardware is not None
     device = hardware if node_ranks is None else hardware.model_copy(update={"devices_per_node": node_ranks})
-    layout = find_layouts(config, device, ranks, keep=1, given=numbers).best[0].prediction.layout
+    layout = find_layouts(config, device, ranks, keep=1, fixed=numbers).best[0].prediction.layout
     check(config, layout)
     return Resolved(layout, "planner")
 
 
 def _is_known(hardware: Hardware | None, ranks: int, node_ranks: int | None) -> bool:
-    """Whether the planner has all figures of the devices that the ranks are on, and of the network between them."""
+    """Return True if the planner has all figures of the ranks' devices and of the network between them."""
     if hardware is None or hardware.kind == "cpu":
         return False
     return ranks <= (node_ranks or hardware.devices_per_node) or hardware.network_bytes_per_s is not None

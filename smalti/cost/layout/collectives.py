@@ -1,9 +1,8 @@
 """The collectives of one training step on one rank, as data: operation, axis, number of calls, bytes.
 
-For replicate and shard, number and bytes are those of a real step, padding included (``tests/cost/test_collectives.py``
-counts them); for the other axes they follow the published algorithms named below, of which only those of experts were
-counted in a traced step. Bytes are those of the larger buffer of one call, as in NCCL's tests: the output of a gather,
-the input of a reduction. Times are in ``cost/layout/network.py``.
+For replicate and shard they are those of a real step, padding included (``tests/cost/test_collectives.py``); for the
+other axes they follow the published algorithms named below, of which only those of experts were counted in a traced
+step. Times are in ``cost/layout/network.py``.
 """
 
 from collections.abc import Iterator
@@ -37,11 +36,11 @@ class Collective:
     count: int
     """Calls in a step."""
     bytes: int
-    """Bytes of the larger buffer of one call."""
+    """Bytes of the larger buffer of one call, as in NCCL's tests: output of a gather, input of a reduction."""
     when: When
-    """In which phase of the step."""
+    """Phase of the step."""
     overlaps: bool
-    """It can run while the rank computes; otherwise the rank waits."""
+    """True if it can run while the rank computes; otherwise the rank waits."""
     what: str
     """The data that is sent."""
 
@@ -60,7 +59,8 @@ class Group:
 
 
 def group(layout: Layout, axis: Axis) -> Group:
-    """The ranks of a group along an axis. Numbered from the innermost: tensor, sequence, shard, replicate, pipeline.
+    """Return the ranks of a group along an axis. Numbered from the innermost: tensor, sequence, shard, replicate,
+    pipeline.
 
     ``shard`` is shard x sequence, the ranks that weights are spread over; an expert axis is the inner part of it and
     ``expert_shard`` the rest.
@@ -90,23 +90,25 @@ class Cut:
     """The split of a global batch for one rank."""
 
     tokens: int
-    """That a rank has in one forward pass, on average: rows x seq_len / sequence ranks."""
+    """Tokens of a rank in one forward pass, on average: rows x seq_len / sequence ranks."""
     microbatches: int
-    """Per rank and step; the last rank may hold less."""
+    """Microbatches per rank and step; the last rank may have fewer."""
     seq_len: int
     """Tokens of a row."""
     rows: int
-    """In one forward pass, of the ranks of a sequence axis together, at most."""
+    """Most rows in one forward pass, of the ranks of a sequence axis together."""
 
 
 def cut(
     config: RunConfig, layout: Layout, microbatch_tokens: int | None = None, *, batch: tuple[int, int] | None = None
 ) -> Cut:
-    """Split a batch (tokens, seq_len); absent: the last of the run. ``microbatch_tokens``: of whole rows; absent: as
-    the config says."""
+    """Split a batch (tokens, seq_len), by default the last of the run.
+
+    ``microbatch_tokens``: of whole rows; None: the config's.
+    """
     tokens, seq_len = batch or config.batches_and_lengths[-1]
-    given = microbatch_tokens or usual_microbatch(config, layout.data_ranks)
-    rows = rows_per_rank(tokens, seq_len, layout.data_ranks, given)
+    microbatch_tokens = microbatch_tokens or usual_microbatch(config, layout.data_ranks)
+    rows = rows_per_rank(tokens, seq_len, layout.data_ranks, microbatch_tokens)
     each = split(rows.per_rank * seq_len, layout.sequence * rows.passes)
     return Cut(each, rows.passes, seq_len, rows.per_microbatch)
 
@@ -121,11 +123,11 @@ def collectives(
     batch: tuple[int, int] | None = None,
     device: str | None = None,
 ) -> list[Collective]:
-    """The collectives of one step; those of a group of one rank are left out.
+    """Return the collectives of one step, except those of a group of one rank.
 
-    dispatch: tokens travel to their experts as they are (``exact``; bytes for evenly used experts) or in buffers that
-    hold the worst case (``static``). context: what a sequence axis exchanges. batch: as for ``cut``.
-    device: ``cpu``, or any GPU; absent, the config's, and for auto the CPU.
+    dispatch: tokens are sent to their experts in buffers of their size (``exact``; bytes for evenly used experts) or of
+    the worst case (``static``). context: algorithm of a sequence axis. batch: as for ``cut``. device: ``cpu``, or any
+    GPU; None: the config's, and for auto the CPU.
     """
     config = config.on(device or ("cuda" if config.train.parallel.device == "cuda" else "cpu"))
     layout = layout or layout_of(config)
@@ -134,7 +136,7 @@ def collectives(
 
 
 def metric_bytes(config: RunConfig) -> int:
-    """Of the one reduction of a step, in fp64: squared norm, loss, weight, and the loss's own sums."""
+    """Return the bytes of the one reduction of a step, in fp64: squared norm, loss, weight, and the loss's sums."""
     model, numbers = config.model, 4 + bool(config.train.loss.z_loss_coef)
     if model.moe is not None:
         layers = sum(model.has_experts(layer) for layer in range(model.num_hidden_layers))
@@ -144,7 +146,7 @@ def metric_bytes(config: RunConfig) -> int:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What the parts of ``collectives`` share."""
+    """The collectives of one step, by kind."""
 
     config: RunConfig
     layout: Layout
@@ -158,7 +160,7 @@ class _Plan:
 
     @property
     def layers(self) -> int:
-        """For one pipeline stage."""
+        """Layers of one pipeline stage."""
         return -(-self.config.model.num_hidden_layers // self.layout.pipeline)
 
     @property
@@ -178,9 +180,10 @@ class _Plan:
     # ---- weights and gradients: FSDP2 and HSDP ----------------------------------------------------------------------
 
     def sharded(self, unit: Unit) -> Iterator[Collective]:
-        """Zhao et al. 2023 (arXiv 2304.11277): gather before forward and before backward, reduce-scatter behind it.
+        """Yield FSDP's: gather before forward and before backward, then reduce-scatter (Zhao et al. 2023, arXiv
+        2304.11277).
 
-        In each microbatch; in a pipeline once a step, because its stages keep their weights and add up gradients.
+        They are per microbatch; in a pipeline once a step, because its stages keep weights and accumulate gradients.
         """
         layout, expert = self.layout, self.layout.expert > 1 and unit.name == "expert block"
         shards, tensor = layout.weight_shards, layout.tensor
@@ -199,14 +202,14 @@ class _Plan:
         count = -(-unit.count // self.layout.pipeline) * (1 if self.layout.pipeline > 1 else self.cut.microbatches)
         name = f"{unit.name}: {'experts' if axis == 'expert_shard' else 'weights'}"
         yield Collective("all_gather", axis, count, gathered, "forward", True, name)
-        if self.gives_back and not in_full:
+        if self.regathers and not in_full:
             yield Collective("all_gather", axis, count, gathered, "backward", True, name)
         yield Collective("reduce_scatter", axis, count, reduced, "backward", True, f"{name}' gradients")
         yield Collective("all_reduce", "replicate", count, reduced // shards, "backward", True, f"{name}' gradients")
 
     @cached_property
-    def gives_back(self) -> bool:
-        """Whether weights are gathered again for the backward pass."""
+    def regathers(self) -> bool:
+        """True if weights are gathered again for the backward pass."""
         return not keeps_gathered(self.config.model, self.compute, stage=self.layout.pipeline > 1)
 
     # ---- activations ------------------------------------------------------------------------------------------------
@@ -214,19 +217,21 @@ class _Plan:
     def _repeated(
         self, op: Op, axis: Axis, count: int, nbytes: int, what: str, *, overlaps: bool
     ) -> Iterator[Collective]:
-        """In forward, in backward, and in the forward that full recomputation repeats."""
+        """Yield a collective in forward, in backward, and in the forward that full recomputation repeats."""
         yield Collective(op, axis, count, nbytes, "forward", overlaps, what)
         yield Collective(op, axis, count * (2 if self.recomputes else 1), nbytes, "backward", overlaps, what)
 
     def tensor(self) -> Iterator[Collective]:
-        """Korthikanti et al. 2022 (arXiv 2205.05198), fig. 5: norms on slices of the row; attention and MLP gather what
-        they read and reduce-scatter what they write; embedding and head likewise; the loss over a split vocabulary.
-        Gradients of what is not cut are parts on each rank and summed once a step
-        (``distributed/parallel/tensor.py``)."""
+        """Yield those of tensor parallelism (Korthikanti et al. 2022, arXiv 2205.05198, fig. 5).
+
+        Norms are computed on slices of the row; attention, MLP, embedding and head gather their input and
+        reduce-scatter their output; the vocabulary of the loss is split. Gradients of parameters that are not split are
+        summed once a step (``distributed/parallel/tensor.py``).
+        """
         model, times = self.config.model, self.cut.microbatches
         row = self.cut.tokens * model.hidden_size * self.compute
         calls, again = 2 * self.layers * times, self.recomputes
-        not_again = calls // 2 if again and model.norm_placement == "pre" else 0  # what a block ends with
+        not_again = calls // 2 if again and model.norm_placement == "pre" else 0  # the last collective of a block
         yield from self._repeated("all_gather", "tensor", calls, row, "block: activations", overlaps=False)
         back = calls * (1 + again) - not_again
         yield Collective("reduce_scatter", "tensor", calls, row, "forward", False, "block: activations")
@@ -247,7 +252,7 @@ class _Plan:
         yield Collective("all_reduce", "tensor", 1, 4 * whole, "step", False, "gradients of norms, biases, routers")
 
     def _split_loss(self) -> Iterator[Collective]:
-        """Each rank's log-partition and target's logit of every token, gathered tile by tile (``Head.cut``)."""
+        """Yield the gathers of each rank's log-partition and target logit, tile by tile (``Head.cut``)."""
         model, ranks = self.config.model, self.layout.tensor
         loss, soft_cap = self.config.train.loss, model.final_logit_softcapping is not None
         head = Head(self.cut.tokens, model.hidden_size, model.vocab_size // ranks, self.compute, soft_cap,
@@ -259,9 +264,12 @@ class _Plan:
                 yield Collective("all_gather", "tensor", times, ranks * of_tile * 8, "forward", False, "loss: sums")
 
     def sequence(self) -> Iterator[Collective]:
-        """Ulysses (Jacobs et al. 2023, arXiv 2309.14509): all-to-all between slices of a row and heads, before
-        attention and behind it. Ring (Liu et al. 2023, arXiv 2310.01889): keys and values go round, and their gradients
-        in fp32, in as many turns as the window of a layer wants. Routers' counts are those of whole rows."""
+        """Yield those of a sequence axis; routers' counts are those of whole rows.
+
+        Ulysses (Jacobs et al. 2023, arXiv 2309.14509): all-to-all between slices of a row and heads, before and after
+        attention. Ring (Liu et al. 2023, arXiv 2310.01889): keys and values are passed on, and their gradients in fp32,
+        as often as the window of a layer needs.
+        """
         model, ranks, times = self.config.model, self.layout.sequence, self.cut.microbatches
         width = self.cut.tokens * model.width_per_head
         heads, kv = -(-model.num_attention_heads // self.layout.tensor), -(-model.kv_heads // self.layout.tensor)
@@ -281,7 +289,7 @@ class _Plan:
         yield Collective("send_recv", "sequence", hops, pair * 4, "backward", True, "gradients of key, value")
 
     def _of_rows(self) -> Iterator[Collective]:
-        """What is summed over the tokens of a row, or is the longest of its batch."""
+        """Yield sums over the tokens of a row and the maximum over a batch."""
         model, times, ranks = self.config.model, self.cut.microbatches, self.layout.sequence
         if model.moe is not None:
             layers = sum(model.has_experts(layer) for layer in range(model.num_hidden_layers))
@@ -295,8 +303,10 @@ class _Plan:
             yield Collective("all_reduce", "sequence", times, 8, "forward", False, "longest position")
 
     def expert(self) -> Iterator[Collective]:
-        """Tokens to their experts and back (Lepikhin et al. 2020, arXiv 2006.16668), each as often as it has experts;
-        with static buffers as often as the fullest rank could need. The counts are exchanged first."""
+        """Yield the exchange of tokens with their experts (Lepikhin et al. 2020, arXiv 2006.16668), counts first.
+
+        Each token is sent once per chosen expert; static buffers have the size that the fullest rank could need.
+        """
         moe, ranks, times = self.config.model.moe, self.layout.expert, self.cut.microbatches
         if moe is None:
             return
@@ -311,7 +321,7 @@ class _Plan:
         yield from self._repeated("all_to_all", "expert", calls, rows, "combine", overlaps=False)
 
     def pipeline(self) -> Iterator[Collective]:
-        """1F1B (Narayanan et al. 2021, arXiv 2104.04473): each microbatch's activations ahead, their gradients back."""
+        """Yield 1F1B's: each microbatch's activations and their gradients (Narayanan et al. 2021, arXiv 2104.04473)."""
         row = self.cut.tokens * self.config.model.hidden_size * self.compute // self.layout.tensor
         for when in ("forward", "backward"):
             yield Collective(
@@ -320,7 +330,7 @@ class _Plan:
 
 
 def ring_turns(seq_len: int, ranks: int, window: int | None) -> list[int]:
-    """Turns s of a ring in which some rank sees something of what the rank s places before it holds, from 1.
+    """Return the turns s >= 1 of a ring in which a rank attends to chunks of the rank s places before it.
 
     Of 2 ``ranks`` chunks of a row, rank r holds the r-th and the r-th from the end. Without a window it is every turn.
     """

@@ -1,10 +1,9 @@
-"""How long a collective takes: latency and bandwidth (alpha-beta) of the algorithms that NCCL chooses from.
+"""The time of a collective: latency and bandwidth (alpha-beta) of the algorithms that NCCL chooses from.
 
-An estimate for large messages on an idle network of nodes with equal devices, each with its own adapter (every ring
-crosses a node boundary through another one). Topology between nodes, congestion and reductions in switches (SHARP,
+An estimate for large messages on an idle network; topology between nodes, congestion and reductions in switches (SHARP,
 NVLS) are not modelled. Sources: Thakur, Rabenseifner and Gropp 2005 (ring and tree costs), NVIDIA nccl-tests,
-doc/PERFORMANCE.md (what share of the bytes crosses a link), NVIDIA nccl 5067397c (2026-06), src/graph/tuning.cc
-(latencies of hops, protocols) and topo.h (what NVLink carries).
+doc/PERFORMANCE.md (share of bytes over a link), NVIDIA nccl 5067397c (2026-06), src/graph/tuning.cc (latencies of hops,
+protocols) and topo.h (NVLink's payload).
 """
 
 import math
@@ -26,15 +25,15 @@ NETWORK_FRAC = 0.94
 
 @dataclass(frozen=True)
 class Protocol:
-    """How NCCL moves bytes: what a hop costs, and what share of the bandwidth is left."""
+    """A protocol of NCCL: the latency of a hop, and the share of bandwidth for payload."""
 
     name: str
     base_s: float
-    """Once for a collective."""
+    """Latency once per collective."""
     node_hop_s: float
-    """To the next rank in the node."""
+    """Latency to the next rank in the node."""
     network_hop_s: float
-    """To the next node."""
+    """Latency to the next node."""
     tree_network_hop_s: float
     """The same in a tree, or where each node has one rank."""
     rate_frac: float
@@ -50,7 +49,10 @@ chosen for messages far below those of training."""
 
 @dataclass(frozen=True)
 class Links:
-    """The links between the ranks of a group."""
+    """The links between the ranks of a group.
+
+    Nodes have equal devices, each with its own adapter; every ring crosses a node boundary through another adapter.
+    """
 
     size: int
     per_node: int

@@ -1,7 +1,7 @@
 """Suggests changes of the config after a rank has run out of memory.
 
-Each change lowers the planned memory of a rank with the layout that ran, to at most the memory of the device where that
-is known, and gives a possible layout. It may not be enough where the plan was wrong.
+Each change gives a possible layout and lowers the planned memory of a rank, to at most that of the device if it is
+known. It may not be enough if the plan was wrong.
 """
 
 import math
@@ -16,13 +16,14 @@ from smalti.cost.memory.fit import changed_by
 from smalti.cost.memory.rank import memory_per_rank
 
 _SMALL_CHUNK_BYTES = 2**26
-"""Tiles of logits are not made smaller than a quarter of this."""
+"""A quarter of this is the smallest suggested size of a tile of logits."""
 
 
 def oom_hints(
     config: RunConfig, layout: Layout, microbatch_tokens: int, *, device: str, memory_bytes: float = math.inf
 ) -> list[str]:
-    """Alternative changes as ``A.B=VALUE ...``; those without more devices first. ``device``: ``cpu`` or ``cuda``."""
+    """Return alternative changes, ``A.B=VALUE ...``, those without more devices first. ``device``: ``cpu`` or
+    ``cuda``."""
 
     def needed(change: str, target: Layout) -> int:
         changed = changed_by(config, change)
@@ -53,9 +54,12 @@ def oom_hints(
     return hints
 
 
-def _named(config: RunConfig, on: Layout) -> str:
-    """``train.parallel.AXIS=SIZE ...`` that changes the config's axes to those of ``on``; shard may stay ``auto``, as
-    it takes the remaining ranks."""
-    given, sizes = {axis: getattr(config.train.parallel, axis) for axis in AXES}, asdict(on)
-    rest = [axis for axis in AXES if axis != "shard" or given[axis] != "auto"]
-    return " ".join(f"train.parallel.{axis}={sizes[axis]}" for axis in rest if given[axis] != sizes[axis])
+def _named(config: RunConfig, target: Layout) -> str:
+    """Return the ``train.parallel.AXIS=SIZE ...`` that changes the config's axes to those of ``target``.
+
+    An ``auto`` shard stays, because it takes the remaining ranks.
+    """
+    values = {axis: getattr(config.train.parallel, axis) for axis in AXES}
+    sizes = asdict(target)
+    rest = [axis for axis in AXES if axis != "shard" or values[axis] != "auto"]
+    return " ".join(f"train.parallel.{axis}={sizes[axis]}" for axis in rest if values[axis] != sizes[axis])

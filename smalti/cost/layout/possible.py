@@ -1,8 +1,8 @@
-"""Which layouts ``smalti train`` can apply to a run, and the nearest of them to one that it cannot.
+"""Checks whether ``smalti train`` can apply a layout to a run, and finds the nearest that it can.
 
 A layout that passes ``check`` passes the rules of every axis (``cost/layout/rules.py``), which ``smalti/distributed``
-checks too; every layout that a hint names passes ``check``. Memory and speed are not considered, of the batch only what
-a pipeline needs: elsewhere a rank that is short of rows runs an empty microbatch.
+checks too; so does every layout that a hint names. Memory and speed are not considered, and the batch only for
+pipelines: otherwise a rank short of rows runs an empty microbatch.
 """
 
 import math
@@ -24,13 +24,13 @@ from smalti.cost.layout.rules import (
 )
 
 _OPTIONS = {"pipeline": "pipeline_schedule", "expert": "dispatch", "sequence": "context"}
-"""Axis -> the option that has an effect with it alone."""
+"""Axis -> the option that has an effect only with it."""
 
 
 def possible_layout(config: JobConfig, ranks: int | None = None) -> Layout:
-    """The layout of the config's axes over ``ranks``, absent the config's own; ``auto`` as ``layout_of`` takes it.
+    """Return the layout of the config's axes over ``ranks`` (None: the config's); ``auto`` as in ``layout_of``.
 
-    UserError with the nearest possible layout where this one is not possible.
+    UserError with the nearest possible layout if it is not possible.
     """
     ranks = ranks or config.train.parallel.ranks
     if not isinstance(config, RunConfig):
@@ -44,14 +44,14 @@ def possible_layout(config: JobConfig, ranks: int | None = None) -> Layout:
 
 
 def check(config: RunConfig, layout: Layout) -> None:
-    """UserError with the nearest possible layout where the model or its rows do not allow this one."""
+    """Raise UserError, with the nearest possible layout, if the model or its rows do not allow this one."""
     for axis, why in reasons(config, layout).items():
-        sizes = {getattr(one, axis) for one in _layouts(config, layout.world_size)}
+        sizes = {getattr(possible, axis) for possible in _layouts(config, layout.world_size)}
         refuse(layout, axis, why, sizes, _hint(config, layout.world_size))
 
 
 def reasons(config: RunConfig, layout: Layout) -> dict[str, str]:
-    """Axis -> why it cannot have the size that it has; empty where the layout is possible."""
+    """Return axis -> why its size is not possible; empty if the layout is possible."""
     model, parallel = config.model, config.train.parallel
     reason_of: dict[str, str | None] = {
         "tensor": why_not_tensor(model, layout.tensor),
@@ -68,22 +68,25 @@ def reasons(config: RunConfig, layout: Layout) -> dict[str, str]:
 
 
 def nearest(config: RunConfig, ranks: int) -> Layout:
-    """The possible layout of ``ranks`` ranks that is nearest to the config's axes: the fewest axes changed, those by
-    the smallest factors. Axes that are ``auto`` but for shard stay 1, as ``layout_of`` takes them."""
+    """Return the possible layout of ``ranks`` ranks that is nearest to the config's axes.
+
+    The fewest axes are changed, by the smallest factors. ``auto`` axes other than shard are 1, as in ``layout_of``.
+    """
     return min(_layouts(config, ranks), key=lambda layout: _distance(config, layout))
 
 
 def changes(config: RunConfig, layout: Layout) -> str:
-    """``train.parallel.AXIS=SIZE ...`` that makes the config's axes those of ``layout``; what is ``auto`` stays.
+    """Return the ``train.parallel.AXIS=SIZE ...`` that changes the config's axes to those of ``layout``; ``auto``
+    stays.
 
-    An option of an axis that is 1 then, which would be refused as without effect, goes back to its default.
+    The option of an axis that becomes 1 is reset to its default, because it would be refused as without effect.
     """
     parallel, sizes = config.train.parallel, asdict(layout)
-    given = {axis: getattr(parallel, axis) for axis in AXES}
-    words = [f"{axis}={sizes[axis]}" for axis in AXES if given[axis] not in ("auto", sizes[axis])]
+    values = {axis: getattr(parallel, axis) for axis in AXES}
+    words = [f"{axis}={sizes[axis]}" for axis in AXES if values[axis] not in ("auto", sizes[axis])]
     for axis, option in _OPTIONS.items():
         default = type(parallel).model_fields[option].default
-        if sizes[axis] == 1 and given[axis] != "auto" and getattr(parallel, option) != default:
+        if sizes[axis] == 1 and values[axis] != "auto" and getattr(parallel, option) != default:
             words.append(f"{option}={default}")
     return " ".join(f"train.parallel.{word}" for word in words)
 
@@ -99,15 +102,15 @@ def _hint(config: RunConfig, ranks: int) -> str:
 def _distance(config: RunConfig, layout: Layout) -> tuple[int, float, int]:
     changed, factor = 0, 0.0
     for axis, size in asdict(layout).items():
-        given = getattr(config.train.parallel, axis)
-        if given not in ("auto", size):
+        wanted = getattr(config.train.parallel, axis)
+        if wanted not in ("auto", size):
             changed += 1
-            factor += abs(math.log2(size / given))
+            factor += abs(math.log2(size / wanted))
     return changed, round(factor, 9), layout.replicate
 
 
 def _layouts(config: RunConfig, ranks: int) -> Iterator[Layout]:
-    """All possible layouts of so many ranks; the axes that are ``auto`` but for shard are 1."""
+    """Yield all possible layouts of so many ranks; ``auto`` axes other than shard are 1."""
     parallel, model = config.train.parallel, config.model
     experts = divisors(model.moe.num_experts) if model.moe else [1]
 

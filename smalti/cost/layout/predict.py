@@ -1,13 +1,10 @@
-"""Predicts the time of a step on many devices: the work of one rank, and the communication that it does not hide.
+"""Predicts the time of a step on many devices: the work of a rank and the communication that it does not hide.
 
-    step = works + bubble + waits + sum over forward and backward of max(slowed, overlapping - works of the phase)
-    slowed = sum over overlapping collectives of more hops + CONTENTION_FRAC x more transfer than in one node
+    step = works + bubble + waits + sum over forward, backward of max(slowed, overlapping - works)
+    slowed = sum over overlapping collectives of more hops + CONTENTION_FRAC x more transfer than in a node
 
-The factors of ``cost/step_time/step.py`` are fitted on FSDP runs, so they include the collectives within a node.
-Between nodes a ring has more hops, which are not hidden, and slower links, whose transfer is hidden behind work. On 42
-published steps of MPT (8 to 512 devices) the measured step was 0.93 to 1.11 of the predicted
-(``tests/cost/test_scaling.py``); no constant was fitted on them. Other layouts follow the same rule, unverified. Not
-included: stragglers, failures, data.
+The factors of ``cost/step_time/step.py`` include collectives within a node. docs/concepts/plan/network.md compares with
+published steps. Not included: stragglers, failures, data.
 """
 
 from collections.abc import Sequence
@@ -24,7 +21,8 @@ from smalti.cost.layout.network import cost, links
 from smalti.cost.step_time.step import StepTime, step_time
 
 CONTENTION_FRAC = 0.2
-"""Work that a second of transfer takes from a rank: NCCL's kernels hold 24 to 32 of an H100's 132 multiprocessors."""
+"""Share of a rank's work that a second of transfer costs: NCCL's kernels use 24 to 32 of an H100's 132
+multiprocessors."""
 
 NETWORK_INTERVAL = (0.5, 2.0)
 """Factors on the network's seconds. With the number of devices the published steps of one model grew 1.0 (H100) and 1.5
@@ -40,7 +38,7 @@ class Prediction:
     microbatch_tokens: int
     """Tokens of whole rows; the ranks of a sequence axis share them."""
     microbatches: int
-    """Per rank and step."""
+    """Microbatches per rank and step."""
     compute_s: float
     """Products and attention, and host time."""
     memory_s: float
@@ -50,13 +48,13 @@ class Prediction:
     network_s: float
     """Collectives that are not hidden behind work."""
     tokens: int
-    """Per step, all ranks together."""
+    """Tokens per step, all ranks together."""
     mfu: float | None
     """MFU under ``cost.flops.FORMULA``; None if the peak is not known."""
     step_interval_s: tuple[float, float]
     """Fraction of ``step_s``."""
     mfu_interval: tuple[float, float] | None
-    """Lower and upper end."""
+    """Lower and upper end of ``mfu``."""
 
     @property
     def step_s(self) -> float:
@@ -65,7 +63,7 @@ class Prediction:
 
     @property
     def tokens_per_s(self) -> float:
-        """All ranks together."""
+        """Tokens per second of all ranks together."""
         return self.tokens / self.step_s
 
     @property
@@ -75,7 +73,7 @@ class Prediction:
         return {name: seconds / self.step_s for name, seconds in parts.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object with units in the names."""
+        """Return a JSON object with units in the names."""
         return {
             **asdict(self),
             "layout": asdict(self.layout),
@@ -129,7 +127,13 @@ def predict(
 def network_shown_s(
     calls: Sequence[Collective], hardware: Hardware, layout: Layout, works_s: float, *, recomputes: bool
 ) -> float:
-    """Seconds that collectives add to a rank's work, of which forward takes a third; with recomputation a quarter."""
+    """Return the seconds that collectives add to a rank's work, of which forward is a third; with recomputation a
+    quarter.
+
+    Between nodes a ring has more hops, which are not hidden, and slower links, whose transfer is hidden behind work. On
+    42 published steps of MPT (8 to 512 devices) the measured step was 0.93 to 1.11 of the predicted
+    (``tests/cost/test_scaling.py``); no constant was fitted on them. Other layouts follow the same rule, unverified.
+    """
     total, forward = 0.0, 1 / 4 if recomputes else 1 / 3
     for phase, share in (("forward", forward), ("backward", 1 - forward), ("step", 0.0)):
         slowed = overlapping = 0.0
@@ -151,7 +155,7 @@ def network_shown_s(
 
 
 def _bubble_s(step: StepTime, layout: Layout, whole: Cut) -> float:
-    """(p - 1) / m of the work on microbatches: 1F1B (Narayanan et al. 2021, arXiv 2104.04473, section 2.2)."""
+    """Return (p - 1) / m of the work on microbatches: 1F1B (Narayanan et al. 2021, arXiv 2104.04473, section 2.2)."""
     if layout.pipeline == 1:
         return 0.0
     passes_s = sum(part.s for part in step.parts if part.name not in ("clip", "optimizer"))

@@ -1,9 +1,7 @@
-"""What a model, a batch and nodes of devices allow: the kinds of layout that are possible, and why others are not.
+"""The rules of layouts: which ones a model, a batch and nodes of devices allow, and why others are not possible.
 
-The ``why_not_`` functions are the rules of one axis each. The planner, the check before a run
-(``cost/layout/possible.py``) and ``smalti/distributed``, which applies the axis, use the same ones. Memory and speed
-are not considered. ``Rules`` tries weights sharded inside a node or over whole nodes, tensor ranks inside a node, and a
-sequence axis only where rows have ``LONG_ROW_TOKENS``, ranks outnumber rows, or it is given.
+Each ``why_not_`` function has the rule of one axis. The planner, the check before a run (``cost/layout/possible.py``)
+and ``smalti/distributed`` use the same ones. Memory and speed are not considered.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,18 +16,18 @@ from smalti.config.run import RunConfig
 from smalti.cost.axes import Layout
 
 LONG_ROW_TOKENS = 32_768
-"""From here rows are split over a sequence axis even where they fit."""
+"""Rows of at least this length are split over a sequence axis even if they fit."""
 
 MOST_GPUS = 1_000_000
-"""More cannot be asked for."""
+"""Largest number of devices of a request."""
 
 AXES = ("tensor", "pipeline", "sequence", "expert")
-"""Axes beside replicate and shard, in the order in which they are tried."""
+"""Axes other than replicate and shard, in the order in which they are tried."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a layout has beside replicate and shard."""
+    """The axes of a layout other than replicate and shard."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -37,7 +35,7 @@ class Kind:
     expert: int = 1
 
     def layout(self, replicate: int, shard: int) -> Layout:
-        """A layout of this kind."""
+        """Return a layout of this kind."""
         return Layout(replicate, shard, self.sequence, self.tensor, self.pipeline, self.expert)
 
     @property
@@ -47,7 +45,7 @@ class Kind:
 
     @property
     def data_alone(self) -> bool:
-        """Replicate and shard alone."""
+        """True if only replicate and shard are used."""
         return self == Kind()
 
     def __str__(self) -> str:
@@ -55,7 +53,7 @@ class Kind:
 
 
 def check_gpus(gpus: int, hardware: Hardware) -> None:
-    """UserError unless so many devices fill whole nodes, or are a part of one."""
+    """Raise UserError unless so many devices fill whole nodes, or are part of one."""
     node = hardware.devices_per_node
     if not 1 <= gpus <= MOST_GPUS:
         raise UserError(f"a layout cannot have {gpus} devices", allowed=f"1 to {MOST_GPUS:,}")
@@ -76,22 +74,26 @@ def check_gpus(gpus: int, hardware: Hardware) -> None:
 
 
 class Rules:
-    """The layouts that are possible for one run on so many devices."""
+    """The layouts that are possible for one run on so many devices.
+
+    Tried are weights sharded inside a node or over whole nodes, tensor ranks inside a node, and a sequence axis only if
+    rows have ``LONG_ROW_TOKENS``, ranks outnumber rows, or its size is fixed.
+    """
 
     def __init__(
-        self, config: RunConfig, hardware: Hardware, gpus: int, *, given: Mapping[str, int] | None = None
+        self, config: RunConfig, hardware: Hardware, gpus: int, *, fixed: Mapping[str, int] | None = None
     ) -> None:
-        """``given``: axis -> the only size that it may have."""
+        """``fixed``: axis -> the only size that it may have."""
         self.model, self.hardware, self.gpus = config.model, hardware, gpus
-        self.parallel, self.given = config.train.parallel, dict(given or {})
+        self.parallel, self.fixed = config.train.parallel, dict(fixed or {})
         batch, self.seq_len = config.batches_and_lengths[-1]
         self.rows = batch // self.seq_len
         self.fewest_rows = min(batch // seq_len for batch, seq_len in config.batches_and_lengths)
         self.reasons: dict[str, str] = {}
-        """What is not possible -> why."""
+        """Impossible sizes and axes -> why."""
 
     def kinds(self, *, split_rows: bool = False) -> Iterator[Kind]:
-        """Kinds that the model allows. ``split_rows``: with every sequence axis that it allows."""
+        """Yield the kinds that the model allows. ``split_rows``: with every sequence axis that it allows."""
         node = min(self.gpus, self.hardware.devices_per_node)
         schedule, model = self.parallel.pipeline_schedule, self.model
         tensors = self._allowed(
@@ -102,7 +104,7 @@ class Rules:
             divisors(self.gpus, 64),
             lambda size: _uneven(model, size, schedule) or why_not_pipeline(model, size, schedule),
         )
-        experts = self._of_given("expert", divisors(model.moe.num_experts) if model.moe else [1])
+        experts = self._fixed_or("expert", divisors(model.moe.num_experts) if model.moe else [1])
         for tensor in tensors:
             for pipeline in stages:
                 if self.gpus % (tensor * pipeline):
@@ -113,7 +115,7 @@ class Rules:
                             yield Kind(tensor, pipeline, sequence, expert)
 
     def shards(self, kind: Kind) -> Iterator[tuple[int, int]]:
-        """(replicate, shard) of the layouts of a kind, from few shards to many."""
+        """Yield (replicate, shard) of the layouts of a kind, from few shards to many."""
         if self.gpus % kind.ways:
             return
         ranks, node = self.gpus // kind.ways, self.hardware.devices_per_node
@@ -125,20 +127,20 @@ class Rules:
         for shard in divisors(ranks):
             width, weights = shard * kind.sequence * kind.tensor, shard * kind.sequence
             whole = width % node == 0 if width > node else self.gpus < node or node % width == 0
-            asked = self.given.get("shard", shard) == shard and self.given.get("replicate", ranks // shard) == (
+            wanted = self.fixed.get("shard", shard) == shard and self.fixed.get("replicate", ranks // shard) == (
                 ranks // shard
             )
             if (
-                asked
-                and (whole or "shard" in self.given)
+                wanted
+                and (whole or "shard" in self.fixed)
                 and not why_not_expert(self.model, kind.expert, weights, kind.tensor)
             ):
                 yield ranks // shard, shard
 
     def _sequences(self, tensor: int, ranks: int, split_rows: bool) -> Iterator[int]:
-        given = self.given.get("sequence")
-        for sequence in self._of_given("sequence", divisors(ranks, 1024)):
-            if sequence > 1 and sequence & (sequence - 1) and given is None:
+        fixed = self.fixed.get("sequence")
+        for sequence in self._fixed_or("sequence", divisors(ranks, 1024)):
+            if sequence > 1 and sequence & (sequence - 1) and fixed is None:
                 continue
             why = why_not_sequence(self.model, self.seq_len, sequence, tensor=tensor, context=self.parallel.context)
             why = why or why_not_slices(self.seq_len // sequence, tensor)
@@ -150,25 +152,26 @@ class Rules:
                 return
 
     def _allowed(self, axis: str, sizes: list[int], why_not: Callable[[int], str | None]) -> list[int]:
-        found = []
-        for size in self._of_given(axis, sizes):
+        possible = []
+        for size in self._fixed_or(axis, sizes):
             why = why_not(size)
             if why is None:
-                found.append(size)
+                possible.append(size)
             else:
                 self.reasons.setdefault(f"{axis} {size}", why)
-        return found
+        return possible
 
-    def _of_given(self, axis: str, sizes: list[int]) -> list[int]:
-        return [size for size in sizes if self.given.get(axis, size) == size]
+    def _fixed_or(self, axis: str, sizes: list[int]) -> list[int]:
+        return [size for size in sizes if self.fixed.get(axis, size) == size]
 
 
 def refuse(layout: Layout, axis: str, why: str, possible: Iterable[int], hint: str | None = None) -> NoReturn:
-    """UserError that ``axis`` cannot have its size, with those that it can; ``hint`` absent: the nearest of them."""
+    """Raise UserError that ``axis`` cannot have its size, with the possible ones; ``hint`` None: the nearest of
+    them."""
     size, sizes = getattr(layout, axis), sorted(possible)
-    nearest = min(sizes, key=lambda one: (max(one, size) / min(one, size), -one))
+    nearest = min(sizes, key=lambda other: (max(other, size) / min(other, size), -other))
     raise UserError(
-        f"train.parallel.{axis}={size} cannot be: {why}",
+        f"train.parallel.{axis}={size} is not possible: {why}",
         allowed=f"over {layout.world_size} ranks, {axis} {', '.join(map(str, sizes))}",
         hint=hint or f"train.parallel.{axis}={nearest}",
     )
@@ -177,21 +180,21 @@ def refuse(layout: Layout, axis: str, why: str, possible: Iterable[int], hint: s
 def require(
     layout: Layout, axis: str, why_not: Callable[[int], str | None], sizes: Iterable[int], hint: str | None = None
 ) -> None:
-    """``refuse`` the size of ``axis`` where ``why_not`` has a reason; ``sizes``: those that may be possible instead."""
+    """``refuse`` the size of ``axis`` if ``why_not`` returns a reason; ``sizes``: candidates for possible sizes."""
     why = why_not(getattr(layout, axis))
     if why is not None:
         refuse(layout, axis, why, [size for size in sizes if why_not(size) is None], hint)
 
 
 def divisors(number: int, most: int | None = None) -> list[int]:
-    """Rising; up to ``most``."""
+    """Return the divisors of ``number`` up to ``most``, in ascending order."""
     small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
-    found = sorted({*small, *(number // n for n in small)})
-    return [n for n in found if most is None or n <= most]
+    every = sorted({*small, *(number // n for n in small)})
+    return [n for n in every if most is None or n <= most]
 
 
 def why_not_tensor(model: ModelConfig, size: int) -> str | None:
-    """Why ``size`` ranks cannot share each matrix; None where they can."""
+    """Return why ``size`` ranks cannot share each matrix, or None."""
     dense = model.moe is None or bool(model.moe.mlp_only_layers)
     widths = [("columns of an expert", model.expert_width)] if model.moe else []
     widths += [("columns of an MLP", model.intermediate_size)] if dense else []
@@ -203,13 +206,15 @@ def why_not_tensor(model: ModelConfig, size: int) -> str | None:
 
 
 def why_not_slices(tokens: int, tensor: int) -> str | None:
-    """Why the ``tokens`` of a row on a rank cannot be cut for the norms between matrices, a slice for each tensor rank
-    (Korthikanti et al. 2022); None where they can."""
+    """Return why the ``tokens`` of a row on a rank cannot be split over tensor ranks, or None.
+
+    The norms between matrices are computed on such slices (Korthikanti et al. 2022).
+    """
     return f"{tokens:,} tokens of a row on a rank are not a multiple" if tokens % tensor else None
 
 
 def why_not_pipeline(model: ModelConfig, size: int, schedule: PipelineSchedule = "1f1b") -> str | None:
-    """Why the layers cannot be spread over ``size`` pipeline ranks; None where they can.
+    """Return why ``size`` pipeline ranks cannot share the layers, or None.
 
     Interleaved and zero-bubble schedules give each rank two pipeline stages; zero bubble arranges them as a V, so that
     the first rank has the last one too.
@@ -218,14 +223,14 @@ def why_not_pipeline(model: ModelConfig, size: int, schedule: PipelineSchedule =
     if layers < stages:
         return f"{layers} layers are fewer than its {stages} pipeline stages"
     if model.tie_word_embeddings and size > 1 and schedule != "zero_bubble":
-        why = "the embedding is the head too (tie_word_embeddings), and they would lie on different ranks"
+        why = "the embedding is the head too (tie_word_embeddings), and they would be on different ranks"
         together = layers >= stage_count(size, "zero_bubble")
         return why + "; pipeline_schedule=zero_bubble keeps both on one rank" * together
     return None
 
 
 def why_not_few_rows(rows: int, pipeline: int) -> str | None:
-    """Why a pipeline cannot run a step in which a rank has so many rows; None where it can."""
+    """Return why a pipeline cannot run a step in which a rank has so many rows, or None."""
     if rows >= pipeline:
         return None
     return (
@@ -234,7 +239,7 @@ def why_not_few_rows(rows: int, pipeline: int) -> str | None:
 
 
 def _uneven(model: ModelConfig, size: int, schedule: PipelineSchedule) -> str | None:
-    """What the planner leaves out beside: the fullest rank would set the pace."""
+    """Return why the planner omits ``size`` pipeline ranks, or None: the rank with most layers would slow all."""
     layers, stages = model.num_hidden_layers, stage_count(size, schedule)
     if layers % stages == 0:
         return None
@@ -244,16 +249,16 @@ def _uneven(model: ModelConfig, size: int, schedule: PipelineSchedule) -> str | 
 
 
 def stage_count(size: int, schedule: PipelineSchedule) -> int:
-    """Pipeline stages of ``size`` ranks."""
+    """Return the number of pipeline stages of ``size`` ranks."""
     return size if schedule == "1f1b" or size == 1 else 2 * size
 
 
 def why_not_sequence(
     model: ModelConfig, seq_len: int, size: int, *, tensor: int = 1, context: Context = "ulysses"
 ) -> str | None:
-    """Why ``size`` ranks cannot share a row; None where they can.
+    """Return why ``size`` ranks cannot share a row, or None.
 
-    Ulysses gives each rank some of the heads that tensor ranks leave; a ring gives it two chunks of the row.
+    Ulysses gives each rank some of a tensor rank's heads; a ring gives it two chunks of the row.
     """
     if size == 1:
         return None
@@ -270,8 +275,11 @@ def why_not_sequence(
 
 
 def why_not_expert(model: ModelConfig, size: int, shards: int, tensor: int = 1) -> str | None:
-    """Why ``size`` of the ``shards`` ranks that share weights (shard x sequence) cannot share the experts; None where
-    they can. The experts of a rank are cut along their width over the other ranks, by FSDP2 into equal parts only."""
+    """Return why ``size`` of the ``shards`` ranks that share weights (shard x sequence) cannot share the experts, or
+    None.
+
+    The experts of a rank are split along their width over the other ranks, by FSDP2 into equal parts only.
+    """
     if size == 1:
         return None
     if model.moe is None:

@@ -1,9 +1,8 @@
 """Searches the layouts that fit a device for the fastest ones.
 
-Results fit by ``cost/memory/rank.py``, have the fastest microbatch of the largest that fits and its halves, and are
-ordered by the prediction of ``cost/layout/predict.py``; every kind of layout not among the best has a reason. Each kind
-is estimated from a few exact values (memory as fixed + weights / shards + activations x rows, work in proportion), so a
-layout that is a few percent better may be missed; the returned figures are exact.
+Results fit by ``cost/memory/rank.py`` and are ordered by ``cost/layout/predict.py``; every other kind of layout has a
+reason. Each kind is estimated from a few exact values (memory as fixed + weights / shards + activations x rows, work in
+proportion), so a layout that is a few percent better may be missed; the returned figures are exact.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,9 +36,9 @@ class Candidate:
     """A layout that fits."""
 
     prediction: Prediction
-    """With the fastest microbatch."""
+    """The prediction with the fastest of the largest microbatch that fits and its halves."""
     memory: Memory
-    """With that microbatch."""
+    """The memory with that microbatch."""
     largest_microbatch_tokens: int
     """The largest that fits; the loss splits very large ones into thin products, so it need not be the fastest."""
 
@@ -53,7 +52,7 @@ class SearchResult:
     others: dict[str, str]
     """Kinds of layout that are not among the best -> why."""
     tried: int
-    """SearchResult that are possible."""
+    """Number of possible layouts."""
 
 
 def find_layouts(
@@ -63,14 +62,14 @@ def find_layouts(
     *,
     keep: int = 5,
     data_alone: bool = False,
-    given: Mapping[str, int] | None = None,
+    fixed: Mapping[str, int] | None = None,
 ) -> SearchResult:
-    """The ``keep`` fastest layouts that fit; UserError with the nearest request that can be met.
+    """Return the ``keep`` fastest layouts that fit; UserError with the nearest possible request.
 
-    data_alone: no axes but replicate and shard. given: axis -> its fixed size from the recipe.
+    data_alone: no axes but replicate and shard. fixed: axis -> its fixed size from the recipe.
     """
     check_gpus(gpus, hardware)
-    search = _Search(config, hardware, gpus, data_alone, given)
+    search = _Search(config, hardware, gpus, data_alone, fixed)
     best = search.best(keep)
     if not best:
         _raise_no_layout(search)
@@ -78,25 +77,25 @@ def find_layouts(
 
 
 def fastest_layout(config: RunConfig, hardware: Hardware, gpus: int, *, data_alone: bool = False) -> tuple[Layout, int]:
-    """The fastest layout that fits, and its microbatch."""
+    """Return the fastest layout that fits, and its microbatch."""
     fastest = find_layouts(config, hardware, gpus, keep=1, data_alone=data_alone).best[0].prediction
     return fastest.layout, fastest.microbatch_tokens
 
 
 def smallest_gpus(
-    config: RunConfig, hardware: Hardware, most: int, given: Mapping[str, int] | None = None
+    config: RunConfig, hardware: Hardware, most: int, fixed: Mapping[str, int] | None = None
 ) -> int | None:
-    """The fewest devices, up to ``most``, that hold the run with one row on a rank; None: more are needed."""
+    """Return the fewest devices, up to ``most``, that hold the run with one row on a rank; None if more are needed."""
     node, least = hardware.devices_per_node, _state_bytes(config) / hardware.available_memory_bytes
     numbers = [number for number in range(1, node + 1) if node % number == 0]
     if hardware.network_bytes_per_s is not None:
         numbers += range(2 * node, most + 1, node)
     wanted = [number for number in numbers if least <= number <= most]
-    return next((number for number in wanted if _Search(config, hardware, number, given=given).holds_one_row()), None)
+    return next((number for number in wanted if _Search(config, hardware, number, fixed=fixed).holds_one_row()), None)
 
 
 def _state_bytes(config: RunConfig) -> int:
-    """The least that the parameters need: master weight, gradient and moments in fp32."""
+    """Return the least memory of the parameters: master weight, gradient and moments in fp32."""
     return count(config.model).total * 4 * (2 + OPTIMIZERS[config.train.optimizer.name].moments)
 
 
@@ -109,7 +108,7 @@ class _MemoryModel:
     row: float
 
     def rows(self, room_bytes: float, shard: int) -> int:
-        """How many fit; below 1 where none does."""
+        """Return how many rows fit; below 1 if none does."""
         return int((room_bytes - self.fixed - self.weights / shard) / max(self.row, 1.0))
 
 
@@ -120,10 +119,10 @@ class _Search:
         hardware: Hardware,
         gpus: int,
         data_alone: bool = False,
-        given: Mapping[str, int] | None = None,
+        fixed: Mapping[str, int] | None = None,
     ) -> None:
-        self.config, self.hardware, self.gpus, self.given = config, hardware, gpus, given
-        self.rules = Rules(config, hardware, gpus, given=given)
+        self.config, self.hardware, self.gpus, self.fixed = config, hardware, gpus, fixed
+        self.rules = Rules(config, hardware, gpus, fixed=fixed)
         self.seq_len, self.room_bytes = self.rules.seq_len, hardware.available_memory_bytes
         self.state_bytes = _state_bytes(config)
         self.data_alone, self.tried = data_alone, 0
@@ -145,7 +144,8 @@ class _Search:
                 self._too_large(kind, kind.layout(*shards[-1]), bytes_, "of weights, gradients and moments alone")
 
     def holds_one_row(self) -> bool:
-        """Whether one row fits. Tensor ranks save most memory: if the first kinds are far off, so are the others."""
+        """Return True if one row fits. Tensor ranks save most memory: if the first kinds are far off, so are the
+        others."""
         kinds = sorted(
             self.kinds(split_rows=True), key=lambda each: (each[0].pipeline * each[0].sequence, -each[0].tensor)
         )
@@ -172,7 +172,7 @@ class _Search:
         self.why.setdefault(kind, f"does not fit: {format_bytes(nbytes)} {what}")
 
     def _room(self, kind: Kind, shards: list[tuple[int, int]]) -> _MemoryModel | None:
-        """Fit the memory model of a kind to three exact values; None where one row does not fit on the most shards."""
+        """Fit the memory model of a kind to three exact values; None if one row does not fit on the most shards."""
         few, many = shards[0], shards[-1]
         one_row = self._memory(kind.layout(*many), 1).total_bytes
         if one_row > self.room_bytes:
@@ -231,7 +231,7 @@ class _Search:
             memory = self._memory(layout, rows)
         while rows < max_rows and (more := self._memory(layout, rows + 1)).total_bytes <= self.room_bytes:
             rows, memory = rows + 1, more
-        fastest = min((self._timed(layout, tried) for tried in _halves(rows)), key=lambda one: one.step_s)
+        fastest = min((self._timed(layout, tried) for tried in _halves(rows)), key=lambda prediction: prediction.step_s)
         if fastest.microbatch_tokens != rows * self.seq_len:
             memory = self._memory(layout, fastest.microbatch_tokens // self.seq_len)
         return Candidate(fastest, memory, rows * self.seq_len)
@@ -251,7 +251,7 @@ class _Search:
         )
 
     def _works(self, layout: Layout, tokens: int, kind: Kind) -> StepTime:
-        """The work of a rank, scaled from that of a layout of ``kind`` with one row at a time."""
+        """Return the work of a rank, scaled from that of a layout of ``kind`` with one row at a time."""
         if kind not in self._known:
             first = kind.layout(1, self.gpus // kind.ways)
             alone = step_time(self.config, self.hardware, first, self.seq_len)
@@ -273,7 +273,7 @@ class _Search:
         return f"{times - 1:.0%} slower: {shares[worst]:.0%} of its step is {worst}"
 
     def others(self, best: tuple[Candidate, ...]) -> dict[str, str]:
-        """Kinds that are not among the best, and sizes that are not possible."""
+        """Return the kinds that are not among the best, and the sizes that are not possible, with the reasons."""
         best_kinds = {_kind(candidate.prediction.layout) for candidate in best}
         return {
             **{str(kind): why for kind, why in self.why.items() if kind not in best_kinds},
@@ -282,7 +282,7 @@ class _Search:
 
 
 def _halves(rows: int) -> list[int]:
-    """rows, a half, a quarter ... and 1."""
+    """Return rows, a half, a quarter ... and 1."""
     return [rows >> power for power in range(rows.bit_length())]
 
 
@@ -291,8 +291,8 @@ def _kind(layout: Layout) -> Kind:
 
 
 def _raise_no_layout(search: _Search) -> None:
-    config, hardware, gpus, given = search.config, search.hardware, search.gpus, search.given
-    option = "--gpus " if given is None else "train.parallel.ranks="
+    config, hardware, gpus, fixed = search.config, search.hardware, search.gpus, search.fixed
+    option = "--gpus " if fixed is None else "train.parallel.ranks="
     model = f"{config.name} ({format_count(count(config.model).total)} parameters)"
     if search.least_bytes is None:
         reasons = "; ".join(f"{what}: {why}" for what, why in search.rules.reasons.items())
@@ -306,11 +306,11 @@ def _raise_no_layout(search: _Search) -> None:
     hints = []
     if config.train.parallel.activation_checkpointing == "none":
         hints.append("train.parallel.activation_checkpointing=full")
-    enough = smallest_gpus(config, hardware, 64 * gpus + 64 * hardware.devices_per_node, given)
+    enough = smallest_gpus(config, hardware, 64 * gpus + 64 * hardware.devices_per_node, fixed)
     if enough is not None:
         hints.append(f"{option}{enough}")
-    if given and _Search(config, hardware, gpus).holds_one_row():
-        hints.append(" ".join(f"train.parallel.{axis}=auto" for axis in given))
+    if fixed and _Search(config, hardware, gpus).holds_one_row():
+        hints.append(" ".join(f"train.parallel.{axis}=auto" for axis in fixed))
     raise UserError(
         f"{model} fits no layout of {gpus:,} x {hardware.title}: the least is {format_bytes(nbytes)} a rank ({layout})",
         allowed=f"{format_bytes(search.room_bytes)} on a rank",

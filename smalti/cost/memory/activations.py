@@ -1,12 +1,9 @@
-"""Activations of one block during the forward and backward pass of a microbatch, tensor by tensor.
+"""Activations of a block in the forward and backward pass of a microbatch, tensor by tensor.
 
-Follows the tensors of ``smalti/model`` in an eager step, in the order of allocation and release, as far as they grow
-with the tokens. Compared with a real step on a CPU (``bench/plan_memory.py``). On CUDA, norms and attention are torch's
-fused kernels; savings of ``torch.compile`` are not counted. Under axes ``tensor`` and ``sequence`` it follows
-Korthikanti et al. 2022 (arXiv 2205.05198, section 4: norms and the residual stream are split too), whose
-memory was not measured here.
-
-Names of tensors are those of the code; ``x1`` is the residual stream after attention.
+They are the tensors of ``smalti/model`` in an eager step that grow with the tokens, in the order of allocation and
+release; ``bench/plan_memory.py`` compares them with a real step on a CPU. On CUDA, norms and attention are torch's
+fused kernels; savings of ``torch.compile`` are not counted. Names are those of the code; ``x1`` is the residual stream
+after attention.
 """
 
 from smalti.config.model import ModelConfig
@@ -17,19 +14,23 @@ from smalti.cost.memory.tape import MicrobatchShape, Tape
 
 
 class BlockTape:
-    """One block on a tape: ``forward`` then ``backward``."""
+    """A block on a tape: ``forward``, then ``backward``.
+
+    The axes ``tensor`` and ``sequence`` follow Korthikanti et al. 2022 (arXiv 2205.05198, section 4: norms and the
+    residual stream are split too); memory with them was not measured.
+    """
 
     def __init__(self, model: ModelConfig, layer: int, shape: MicrobatchShape) -> None:
         self.model, self.shape, self.layer = model, shape, layer
         self.norms, self.attention = Norms(model, shape), AttentionTape(model, layer, shape)
         self.c = shape.compute_bytes
         self.row = self.attention.row
-        """A tensor like the residual stream, split over the tensor axis."""
+        """Bytes of a tensor like the residual stream, split over the tensor axis."""
         self.whole_row = self.attention.whole_row
-        """The same where a matrix reads it."""
+        """Bytes of the same tensor as the input of a matrix."""
 
     def forward(self, tape: Tape) -> None:
-        """From the block's input ``x`` to its output ``x2``, which is the next block's ``x``."""
+        """Record the forward pass, from the input ``x`` to the output ``x2``, which is the next block's ``x``."""
         pre = self.model.norm_placement == "pre"
         tape.new("x", self.row)
         if pre:
@@ -49,7 +50,7 @@ class BlockTape:
         tape.drop("down", "norm2.out", "x1", "x", "x2")
 
     def backward(self, tape: Tape) -> None:
-        """From the gradient of the output, ``g``, to that of the input; gradients of weights stay, as ``w.``..."""
+        """Record the backward pass, from the gradient of the output, ``g``; gradients of weights (``w.`` ...) stay."""
         pre = self.model.norm_placement == "pre"
         if not pre:
             tape.new("d.down", self.row)
@@ -75,7 +76,7 @@ class BlockTape:
         tape.used("x")
 
     def embedding_norm(self) -> float:
-        """Bytes that the norm of the embedding keeps."""
+        """Return the bytes that the norm of the embedding saves for backward."""
         tape = Tape()
         tape.new("x", self.row)
         self.norms.forward(tape, "embedding", "x", self.row)
@@ -83,12 +84,12 @@ class BlockTape:
         return sum(tape.alive.values())
 
     def last_norm(self, tape: Tape) -> None:
-        """The norm behind the last block; ``last.out`` is what the loss reads."""
+        """Record the norm after the last block; ``last.out`` is the input of the loss."""
         tape.new("x", self.row)
         self.norms.forward(tape, "last", "x", self.row)
 
     def last_norm_backward(self, tape: Tape) -> None:
-        """From the gradient that the loss has left, ``d.hidden``."""
+        """Record its backward pass, from the gradient of the loss, ``d.hidden``."""
         self.norms.backward(tape, "last", self.row)
         tape.used("x")
 

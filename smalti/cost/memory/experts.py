@@ -1,12 +1,8 @@
 """Memory of a layer of experts in the forward and backward pass: ``smalti/model/blocks/moe``, tensor by tensor.
 
-Counts sorted rows, gate, up and output of each slot (a token at one of its experts), the router in fp32, and indices in
-int64. Routing is dropless, so the sizes do not depend on the load as long as one rank holds all experts;
-with an axis ``expert`` (``smalti/distributed/parallel/dispatch.py``, exact) the load is taken to be even; the rows
-that came and those
-that came back are kept, in place of the experts' output. ``torch.compile`` keeps the sorted rows and the product of
-gate and up too, which eager code makes again: measured on an H100 (docs/concepts/train/benchmarks-gpu.md). With an axis
-``expert`` nothing of this is compiled (``Dispatch.forward`` is ``torch.compiler.disable``), so nothing more is kept.
+Counted are sorted rows, gate, up and output of each slot (a token at one of its experts), the router in fp32, and
+indices in int64. Routing is dropless, so the sizes do not depend on the load if one rank holds all experts; with an
+axis ``expert`` the load is assumed to be even.
 """
 
 from smalti.config.model import ModelConfig
@@ -14,7 +10,13 @@ from smalti.cost.memory.tape import MicrobatchShape, Tape
 
 
 def experts(tape: Tape, model: ModelConfig, shape: MicrobatchShape) -> None:
-    """Forward; the norm's output is read, ``down`` is written."""
+    """Record the forward pass, from the norm's output to ``down``.
+
+    With an axis ``expert`` (``smalti/distributed/parallel/dispatch.py``, exact) the received and the returned rows are
+    saved instead of the experts' output. ``torch.compile`` saves the sorted rows and the product of gate and up too,
+    which eager code recomputes: measured on an H100 (docs/concepts/train/benchmarks-gpu.md). With an axis ``expert`` it
+    does not, because ``Dispatch.forward`` is not compiled (``torch.compiler.disable``).
+    """
     moe, n, c = model.moe, shape.tokens, shape.compute_bytes
     assert moe is not None
     k, e, hidden = moe.num_experts_per_tok, moe.num_experts, model.hidden_size
@@ -52,7 +54,7 @@ def experts(tape: Tape, model: ModelConfig, shape: MicrobatchShape) -> None:
 
 
 def experts_backward(tape: Tape, model: ModelConfig, shape: MicrobatchShape) -> None:
-    """Backward; what is left is the gradients of the weights."""
+    """Record the backward pass, after which the gradients of the weights are left."""
     moe, n, c = model.moe, shape.tokens, shape.compute_bytes
     assert moe is not None
     k, e, hidden = moe.num_experts_per_tok, moe.num_experts, model.hidden_size

@@ -1,9 +1,8 @@
 """Peak bytes on one rank while training, and what the device needs besides.
 
-The peak is the largest snapshot of a step (``cost/memory/snapshots.py``), counted tensor by tensor; on a CPU a real
-step agrees within 5 % (``bench/plan_memory.py``). It is a later step, in which the optimizer's moments exist. For a GPU
-the tensors are computed in the same way, with fused norms and attention; driver, NCCL and allocator are assumptions
-(``Assumed``), not measured here. The axes tensor, sequence, expert and pipeline follow published formulas.
+The peak is the largest snapshot of a step (``cost/memory/snapshots.py``) in which the optimizer's moments exist; on a
+CPU a real step agrees within 5 % (``bench/plan_memory.py``). For a GPU, norms and attention are fused; driver, NCCL and
+allocator are assumptions (``Assumed``). The axes tensor, sequence, expert and pipeline follow published formulas.
 """
 
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from smalti.cost.units import FORMAT_BYTES
 
 @dataclass(frozen=True)
 class Assumed:
-    """Assumed memory of a GPU besides tensors, from published figures; each can be replaced."""
+    """Assumed memory of a GPU besides tensors, from published figures, not measured here; each can be replaced."""
 
     context_bytes: float = 0.75e9
     """The CUDA context and the kernels that are loaded: 723 MiB for one small tensor
@@ -62,16 +61,16 @@ class Memory:
 
     @property
     def tensors_bytes(self) -> int:
-        """The peak of live tensors, as requested from the allocator."""
+        """Return the peak of live tensors, as requested from the allocator."""
         return round(self.peak.parts.total)
 
     @property
     def total_bytes(self) -> int:
-        """Memory that the device needs."""
+        """Return the memory that the device needs."""
         return self.tensors_bytes + self.reserved_bytes + self.fragmentation_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object: whole sizes, what is alive at the peak, the peak of each phase, and the sum."""
+        """Return a JSON object: whole sizes, bytes alive at the peak, the peak of each phase, and the sum."""
         names = [name for name in self.__dataclass_fields__ if name not in ("peak", "phases")]
         return {
             **{name: getattr(self, name) for name in names},
@@ -94,24 +93,25 @@ def memory_per_rank(
 ) -> Memory:
     """Predict the peak bytes of the rank with the most.
 
-    layout: absent, ``ranks`` (absent: those of the config) shard the weights, ``train.parallel.replicate`` times.
-    microbatch_tokens: absent, what the trainer takes. device: ``cpu`` or ``cuda``; absent, the config's, and for auto
-    the CPU.
+    layout: by default that of ``layout_of`` with ``ranks`` (None: the config's). microbatch_tokens: by default the
+    trainer's. device: ``cpu`` or ``cuda``; None: the config's, and for auto the CPU.
     """
     layout = layout or layout_of(config, ranks)
-    given = usual_microbatch(config, layout.data_ranks) if microbatch_tokens is None else microbatch_tokens
+    if microbatch_tokens is None:
+        microbatch_tokens = usual_microbatch(config, layout.data_ranks)
     kind = device or ("cuda" if config.train.parallel.device == "cuda" else "cpu")
     steps = (
-        _snapshots_of_stage(config, layout, batch, seq_len, given, kind, layers)
+        _snapshots_of_stage(config, layout, batch, seq_len, microbatch_tokens, kind, layers)
         for batch, seq_len in config.batches_and_lengths
         for layers in _stages(config.model.num_hidden_layers, layout.pipeline)
     )
     fullest = max(steps, key=lambda step: max(moment.parts.total for moment in step))
-    return _as_memory(fullest, given, layout, assumed or Assumed(), on_gpu=kind == "cuda")
+    return _as_memory(fullest, microbatch_tokens, layout, assumed or Assumed(), on_gpu=kind == "cuda")
 
 
 def _stages(layers: int, pipeline: int) -> list[range | None]:
-    """The first and the last pipeline stage, which hold the embedding and the head; None for one."""
+    """Return the layers of the first and the last pipeline stage, which hold embedding and head; [None] without
+    pipeline."""
     if pipeline == 1:
         return [None]
     each = split(layers, pipeline)
@@ -121,7 +121,7 @@ def _stages(layers: int, pipeline: int) -> list[range | None]:
 def _snapshots_of_stage(
     config: RunConfig, layout: Layout, batch: int, seq_len: int, tokens: int, device: str, layers: range | None
 ) -> list[Snapshot]:
-    """Snapshots of one step with this batch, length and pipeline stage."""
+    """Return the snapshots of one step with this batch, length and pipeline stage."""
     train, optimizer = config.train, OPTIMIZERS[config.train.optimizer.name]
     rows = rows_per_rank(batch, seq_len, layout.data_ranks, tokens)
     shape = MicrobatchShape(

@@ -1,10 +1,9 @@
 """Snapshots of the memory of one rank during a training step, of which the largest is the peak.
 
 They follow ``smalti/train/step.py`` under FSDP2: weights are gathered block by block, activations saved, the loss
-computed in tiles, and gradients copied into one buffer and reduced to a shard. A pipeline stage keeps whole weights and
-accumulates whole gradients until its last microbatch. Of equal consecutive layers only the first and last two are
-included, as memory changes linearly between them. Fragmentation is added in ``cost/memory/rank.py``; overlapping
-streams are not modelled.
+computed in tiles, and gradients copied into a buffer and reduced to a shard. A pipeline stage keeps whole weights and
+accumulates whole gradients until its last microbatch. Overlapping streams are not modelled; ``cost/memory/rank.py``
+adds fragmentation.
 """
 
 from collections.abc import Iterator
@@ -33,7 +32,7 @@ class Parts:
     buffers: float = 0
     """Buffers of collectives; on one rank, the same copies without a collective."""
     activations: float = 0
-    """Kept for the backward pass."""
+    """Activations saved for the backward pass."""
     logits: float = 0
     """A tile of logits and its derived tensors."""
     temporary: float = 0
@@ -66,15 +65,15 @@ class Rank:
     shards: int = 1
     """Ranks that share weights, gradients and moments."""
     reduce_bytes: int = 4
-    """Of a gradient that is being reduced."""
+    """Bytes of a number of a gradient that is being reduced."""
     moments: int = 2
-    """Of the optimizer, in fp32."""
+    """Number of the optimizer's moments, in fp32."""
     makes_updates: bool = False
-    """The optimizer makes the updates of all its weights before it applies them (Lion)."""
+    """True if the optimizer computes the updates of all weights before it applies them (Lion)."""
     recompute: bool = False
-    """Blocks keep only their input and run again in the backward pass."""
+    """True if blocks save only their input and are recomputed in the backward pass."""
     microbatches: int = 1
-    """Of a step; from the second on the gradients of the first are there."""
+    """Microbatches of a step; from the second on, gradients of the first exist."""
     in_flight: int = 1
     """Microbatches whose activations are held at one time, on a pipeline."""
     layers: range | None = None
@@ -82,13 +81,17 @@ class Rank:
     chunk_bytes: int = 2**28
     """``train.loss.chunk_bytes``."""
     step_tokens: float = 0
-    """Of this rank in one step."""
+    """Tokens of this rank in one step."""
 
 
 def step_snapshots(
     model: ModelConfig, shape: MicrobatchShape, rank: Rank, *, every_layer: bool = False
 ) -> list[Snapshot]:
-    """The snapshots of one step in order. ``every_layer``: also those that cannot be the peak."""
+    """Return the snapshots of one step in order.
+
+    Of equal consecutive layers only the first and last two are included, because memory changes linearly between them;
+    with ``every_layer`` all.
+    """
     return list(_Step(model, shape, rank, every_layer=every_layer).run())
 
 
@@ -96,7 +99,7 @@ def step_snapshots(
 class _Block:
     """Bytes of a block: saved activations, and the peaks of its forward and backward pass."""
 
-    kept: float
+    saved: float
     forward: Parts
     backward: Parts
 
@@ -107,7 +110,7 @@ class _Step:
         self.layers = rank.layers if rank.layers is not None else range(model.num_hidden_layers)
         self.is_first, self.is_last = 0 in self.layers, model.num_hidden_layers - 1 in self.layers
         self.is_stage = rank.layers is not None
-        self.told = set(self.layers) if every_layer else _ends(model, self.layers)
+        self.included = set(self.layers) if every_layer else _ends(model, self.layers)
         self.row = shape.tokens * model.hidden_size * self.c / shape.tensor
         dense = {unit.name: unit.elements(rank.shards, tensor=shape.tensor, experts=False) for unit in units(model)}
         experts = {unit.name: unit.elements(rank.shards, tensor=shape.tensor, experts=True) for unit in units(model)}
@@ -123,13 +126,15 @@ class _Step:
         }  # fmt: skip
         self.last_of = {unit.name == "expert block": _elements(unit.parts[-1]) * self.c / shape.tensor
                         for unit in units(model) if unit.name in ("block", "expert block")}  # fmt: skip
-        self.own = self.root / rank.shards + sum(self.share[model.has_experts(layer)] for layer in self.layers)
+        self.shard_elements = self.root / rank.shards + sum(
+            self.share[model.has_experts(layer)] for layer in self.layers
+        )
         self.keeps_gathered = keeps_gathered(model, self.c, stage=self.is_stage)
         self._kinds: dict[tuple[int | None, bool], _Block] = {}
 
     def run(self) -> Iterator[Snapshot]:
-        """Forward, loss, backward with reductions, and the update."""
-        rank, shard_bytes = self.rank, self.own * 4
+        """Yield the snapshots of forward, loss, backward with reductions, and the update."""
+        rank, shard_bytes = self.rank, self.shard_elements * 4
         base = Parts(weights=shard_bytes, moments=shard_bytes * rank.moments, batch=self._batch())
         steady = base
         if self.is_first and self.model.embedding_norm:
@@ -138,7 +143,7 @@ class _Step:
         if rank.microbatches > 1:
             later = Parts(gradients=self._elements() * rank.reduce_bytes) if self.is_stage else full
         yield from self._forward(base + later)
-        saved = sum(self._block(layer).kept for layer in self.layers)
+        saved = sum(self._block(layer).saved for layer in self.layers)
         gathered = self.root * self.c + sum(map(self._whole, self.layers)) * self.keeps_gathered
         start = base + later + Parts(gathered=gathered)
         table_gradient = 0.0
@@ -156,13 +161,13 @@ class _Step:
             weights, block = self.block[self.model.has_experts(layer)], self._block(layer)
             gathered = (gathered if self.keeps_gathered else self.root * self.c) + self._whole(layer)
             after = self._last_copied(layer)
-            if layer in self.told:
+            if layer in self.included:
                 collects = Parts(gathered=gathered, activations=saved, buffers=before + self._copied(weights))
                 yield Snapshot("forward", base + collects)
                 held = Parts(gathered=gathered, activations=saved, buffers=after)
                 yield Snapshot("forward", base + block.forward + held)
             before = after
-            saved += block.kept * self.rank.in_flight
+            saved += block.saved * self.rank.in_flight
 
     def _loss(self, base: Parts) -> Iterator[Snapshot]:
         """The last norm, the tiles of the loss, and the way back through the norm."""
@@ -189,10 +194,10 @@ class _Step:
         for layer in reversed(self.layers):
             has = self.model.has_experts(layer)
             block, weights, share = self._block(layer), self.block[has], self.share[has]
-            saved -= block.kept
+            saved -= block.saved
             passing = gathered if self.keeps_gathered else self.root * c + self._whole(layer)
             gathered -= self._whole(layer) if self.keeps_gathered and not self.is_stage else 0.0
-            if layer in self.told:
+            if layer in self.included:
                 prefetched = 0.0 if self.keeps_gathered or layer == self.layers[0] else self._collects(weights)
                 held = Parts(
                     gathered=passing, gradients=waiting + reduced_bytes, activations=saved, buffers=pending + prefetched

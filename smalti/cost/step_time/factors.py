@@ -1,14 +1,7 @@
-"""How much longer works take inside a training step than alone: calibration of ``cost/step_time/step.py``, with its
-interval.
+"""Factors of ``cost/step_time/step.py``: how much longer work takes inside a training step than alone.
 
-Guarantees: of GPUs the figures are fits whose rows are kept (``tests/cost/published_steps.py``), and the interval holds
-all of those rows; those of a CPU are provisional, and no rows of them are kept. They say nothing of kinds of steps that
-are not among the rows.
-
-GPUs: least squares over LLM Foundry's published MPT throughputs (scripts/train/benchmarking/README.md, commit 061f2c7:
-125M to 70B, 512 to 8,192 tokens, with and without recomputation, 8 to 64 GPUs under FSDP, bf16), of what the roofline
-gives for products, attention and the rest. So they hold PyTorch 2.0 or 2.1 without torch.compile, that stack's kernel
-of attention, and the part of FSDP's network that does not hide behind the work.
+Those of GPUs are fitted to published steps (``tests/cost/published_steps.py``), which the interval contains; those of a
+CPU are provisional. For kinds of steps that are not among the rows they are not verified.
 """
 
 from collections.abc import Mapping
@@ -22,21 +15,25 @@ from smalti.cost.step_time.work import KINDS, Work
 
 @dataclass(frozen=True)
 class Factors:
-    """Seconds inside a step for each second of the roofline, and where a measured step lies beside a predicted one."""
+    """Seconds inside a step for each second of the roofline, and the range of measured / predicted."""
 
     product: float
     attention: float
     memory: float
     low_frac: float
-    """The least that a measured step was of the predicted."""
+    """Smallest measured / predicted step."""
     high_frac: float
-    """The most."""
+    """Largest measured / predicted step."""
     source: str
 
 
 AMPERE = Factors(1.143, 2.732, 1.489, 0.89, 1.22, "A100 80GB: 21 published MPT steps, rms error 7 %")
 HOPPER = Factors(1.184, 4.638, 2.279, 0.90, 1.25, "H100 SXM: 26 published MPT steps, rms error 6 %")
 OTHERS = Factors(1.198, 2.918, 1.978, 0.70, 1.50, "A100 and H100 together, for a device of another kind")
+"""Like the two above, least squares over LLM Foundry's published MPT throughputs (scripts/train/benchmarking/README.md,
+commit 061f2c7: 125M to 70B, 512 to 8,192 tokens, with and without recomputation, 8 to 64 GPUs under FSDP, bf16), of the
+roofline of products, attention and the rest. So they include PyTorch 2.0 or 2.1 without torch.compile, that stack's
+attention kernel, and the part of FSDP's network that is not hidden behind the work."""
 
 _DEVICES = {"a100": AMPERE, "a800": AMPERE, "h100": HOPPER, "h800": HOPPER, "h200": HOPPER, "gh200": HOPPER}
 
@@ -48,26 +45,27 @@ CPU: Mapping[str, float] = {
     "update": 2.34,
     "unit_s": 0.0,
 }
-"""Seconds inside a step for each second of such work alone, and host time of one FSDP unit in one pass: the fit to the
-eight recipes outside the six of ``bench/plan_time.py``, as it came (``bench/results/plan_time.json``), on one core of a
-Xeon with AMX. Attention and kernels are not told apart well by those recipes: their sum is what is known."""
+"""Seconds inside a step for each second of such work alone, and host time of one FSDP unit in one pass.
+
+Fitted to the eight recipes outside the six of ``bench/plan_time.py`` (``bench/results/plan_time.json``), on one core of
+a Xeon with AMX. Those recipes hardly separate attention from kernels: only their sum is known."""
 
 CPU_FRACS = (0.89, 1.33)
-"""Where the 14 steps of that run lay beside the predicted: dense ones 0.89 to 1.06, with experts 1.06 to 1.33."""
+"""Measured / predicted of the 14 steps of that run: dense ones 0.89 to 1.06, with experts 1.06 to 1.33."""
 
 
 EXPERTS_HIGH = 1.31
-"""How much more than a dense model's a step with experts may take: nanochat's fell from 46 % MFU to 35 % with 8 experts
+"""Factor on the upper end for a model with experts: nanochat's fell from 46 % MFU to 35 % with 8 experts
 on 8 H100 (its dev/LOG.md, 2026-02-19). None of the fitted rows has experts."""
 
 
 def of_gpu(hardware: Hardware, compute: Format) -> Factors:
-    """The factors for a device with published figures; all rows are in bf16."""
+    """Return the factors of a device with published figures; all rows are in bf16."""
     return _DEVICES.get(hardware.name.split("-")[0], OTHERS) if compute == "bf16" else OTHERS
 
 
 def interval(hardware: Hardware, compute: Format, *, experts: bool) -> tuple[float, float]:
-    """Where a measured step may lie beside the predicted, as shares of it."""
+    """Return the interval of a measured step, as shares of the predicted."""
     if hardware.measured is not None:
         return CPU_FRACS
     factors = of_gpu(hardware, compute)
@@ -75,15 +73,15 @@ def interval(hardware: Hardware, compute: Format, *, experts: bool) -> tuple[flo
 
 
 def of_cpu(measured: Mapping[str, float]) -> dict[str, float]:
-    """The factors of a measured machine; ``own``: those that its measurement says itself."""
+    """Return the factors of a measured machine; ``measured``: those of its own measurement."""
     if unknown := sorted(measured.keys() - CPU.keys()):
         raise UserError(f"measured.factors names {', '.join(unknown)}", allowed=", ".join(CPU))
     return {**CPU, **measured}
 
 
 def class_of(work: Work) -> str:
-    """``product``, ``experts`` (products of as many rows as an expert has tokens), ``attention``, ``kernel``, or
-    ``update`` (what goes over parameters)."""
+    """Return ``product``, ``experts`` (products of as many rows as an expert has tokens), ``attention``, ``kernel``, or
+    ``update`` (work on parameters)."""
     if work.part in ("weights", "clip", "optimizer"):
         return "update"
     if work.ragged:

@@ -1,11 +1,7 @@
-"""Seconds of one unit of work on one device, from its measurements or by the roofline of its published figures.
+"""Seconds of one unit of work on one device, from measurements or by the roofline of published figures.
 
-They are positive and never fall with the size of the work. What a whole step adds is in ``cost/step_time/step.py``.
-
-``measured_s``: products by shape, the rate interpolated in log M, log K, log N; kernels by their elements and attention
-by row and head width, seconds interpolated in the logarithm of both; beyond the largest size in proportion, below the
-smallest the smallest's. ``compute_s`` and ``memory_s``, of published figures: the longer of FLOPs / rate and
-bytes / bandwidth is the time (Williams et al. 2009, "Roofline").
+They are positive and never fall with the size of the work. With published figures the time is the longer of
+``compute_s`` and ``memory_s`` (Williams et al. 2009, "Roofline").
 """
 
 import itertools
@@ -20,18 +16,18 @@ from smalti.cost.step_time.work import KINDS, Work
 from smalti.cost.units import FORMAT_BYTES
 
 FUSED_FRAC = 0.5
-"""Bytes of elementwise kernels that torch.compile leaves: it keeps what a neighbour reads in registers (an estimate:
-of the three numbers of an addition the one that was just written, and half of the others)."""
+"""Share of the bytes of elementwise kernels that torch.compile leaves, because it keeps values in registers between
+neighbours (an estimate: of the three numbers of an addition the one just written and half of the others)."""
 
 LAUNCH_S = 5e-6
-"""A kernel that a GPU is given eagerly (CUDA's launch and PyTorch's dispatch; published figures are 3 to 10)."""
+"""Launch of a kernel in eager mode (CUDA's launch and PyTorch's dispatch; published figures are 3 to 10 us)."""
 
 ASSUMED_FRAC = 0.75
 """Share of the peak that a large product reaches, for devices without a published figure."""
 
 
 def bytes_of(work: Work, compute: Format) -> float:
-    """Minimum bytes that one unit of work reads and writes."""
+    """Return the minimum bytes that one unit of work reads and writes."""
     size = 4 if work.fp32 else FORMAT_BYTES[compute]
     if work.kind in KINDS:
         kind = KINDS[work.kind]
@@ -44,12 +40,12 @@ def bytes_of(work: Work, compute: Format) -> float:
 
 
 def kernels_of(work: Work) -> float:
-    """Launches of one work."""
+    """Return the launches of one unit of work."""
     return KINDS[work.kind].kernels if work.kind in KINDS else work.launches
 
 
 def compute_s(work: Work, hardware: Hardware, compute: Format) -> float:
-    """FLOPs over what a large product reaches of the published peak."""
+    """Return FLOPs / (share of a large product x published peak)."""
     flops = work.flops + work.again_flops
     if not flops:
         return 0.0
@@ -57,13 +53,13 @@ def compute_s(work: Work, hardware: Hardware, compute: Format) -> float:
 
 
 def memory_s(work: Work, hardware: Hardware, compute: Format, *, fused: bool = False) -> float:
-    """Bytes over the bandwidth."""
+    """Return bytes / bandwidth."""
     share = FUSED_FRAC if fused and work.kind in KINDS and KINDS[work.kind].fuses else 1.0
     return bytes_of(work, compute) * share / hardware.memory_bytes_per_s
 
 
 def bound_of(work: Work, hardware: Hardware, compute: Format) -> str:
-    """``compute``, ``memory`` or ``overhead``: what the time of one work goes to."""
+    """Return ``compute``, ``memory`` or ``overhead``: what limits one unit of work."""
     if hardware.measured is None:
         return "compute" if compute_s(work, hardware, compute) > memory_s(work, hardware, compute) else "memory"
     if work.kind not in KINDS:
@@ -76,7 +72,12 @@ def bound_of(work: Work, hardware: Hardware, compute: Format) -> str:
 
 
 def measured_s(work: Work, machine: Measured, compute: Format, *, threads: int | None = None) -> float:
-    """Of one work alone; ``threads``: of the rank, where they are fewer than those that measured."""
+    """Return the seconds of one unit of work alone, from the micro-benchmarks of the machine.
+
+    Products by shape: the rate is interpolated in log M, log K, log N. Kernels by their elements, and attention by row
+    and head width: seconds are interpolated in the logarithm of both, and proportional beyond the largest size; below
+    the smallest they are the smallest's. threads: of the rank, if fewer than in the measurement.
+    """
     compute = "fp32" if work.fp32 else compute
     slower = max(1.0, machine.threads / threads) if threads else 1.0
     if work.kind in ("nt", "nn", "tn"):
@@ -99,7 +100,7 @@ def measured_s(work: Work, machine: Measured, compute: Format, *, threads: int |
 
 
 def curve(points: Sequence[tuple[float, float]], at: float) -> float:
-    """Seconds at a size, between the measured ones in the logarithm of both."""
+    """Return the seconds at a size, interpolated between the measured ones in the logarithm of both."""
     if at <= points[0][0]:
         return points[0][1]
     if at >= points[-1][0]:
@@ -111,7 +112,7 @@ def curve(points: Sequence[tuple[float, float]], at: float) -> float:
 
 
 def rate(points: Sequence[tuple[int, int, int, float]], m: float, k: float, n: float) -> float:
-    """FLOP/s of a product. Below the grid a product takes as long as at its edge; above it the rate is the edge's."""
+    """Return the FLOP/s of a product. Below the grid its time is that of the edge; above it the rate is."""
     known = {point[:3]: point[3] for point in points}
     axes = [sorted(set(sides)) for sides in zip(*known, strict=True)]
     small: float = 1.0
@@ -135,7 +136,7 @@ def _between(axis: Sequence[int], size: float) -> list[tuple[int, float]]:
 
 
 def _nearest(known: dict[tuple[int, int, int], float], axes: Sequence[Sequence[int]], corner: list[int]) -> float:
-    """The rate at a corner; where it was too large to be measured, that of the largest side made one smaller."""
+    """Return the rate at a corner; if it was too large to be measured, that with the largest side one smaller."""
     while tuple(corner) not in known:
         side = max(range(3), key=lambda axis: corner[axis])
         corner[side] = axes[side][axes[side].index(corner[side]) - 1]
@@ -143,7 +144,10 @@ def _nearest(known: dict[tuple[int, int, int], float], axes: Sequence[Sequence[i
 
 
 def _attention_s(points: Sequence[tuple[int, int, float, float]], tokens: float, width: float, at: int) -> float:
-    """Of one head over one causal row: in width, then in tokens; beyond the longest row with the square of it."""
+    """Return the seconds of one head over one causal row, interpolated in width, then in tokens.
+
+    Beyond the longest row they grow with its square.
+    """
     widths = sorted({point[1] for point in points})
     by_tokens = []
     for length in sorted({point[0] for point in points}):

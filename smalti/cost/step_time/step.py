@@ -2,14 +2,9 @@
 
     step = sum over parts of factor x sum over works of seconds(work) + units x seconds of a unit
 
-The parts add up to the total; more tokens or layers never take less. On a device
-with ``measured`` every work's seconds are read from its micro-benchmarks (``cost/step_time/rates.py``) and the
-factors say how much longer it takes inside a step; on one with published figures a work takes the longer of FLOPs /
-(peak x share of a large product) and bytes / bandwidth, times the factors of ``cost/step_time/factors.py``, and never
-less than its launches. Not in it: reading data, evals, checkpoints, and the network:
-``cost/layout/single_machine.py`` adds that of ranks on one CPU, ``cost/layout/predict.py`` the network of GPUs
-that FSDP on 8 of them does not hide.
-``docs/concepts/plan/step-time.md`` says where each constant comes from and how far off the predictions were.
+``docs/concepts/plan/step-time.md`` has the sources of the constants and the errors of the predictions. Not included:
+reading data, evals, checkpoints, and the network, which ``cost/layout/single_machine.py`` (ranks on one CPU) and
+``cost/layout/predict.py`` (GPUs) add.
 """
 
 from dataclasses import asdict, dataclass
@@ -27,18 +22,18 @@ from smalti.cost.step_time.work import Share, Work, update, works
 
 @dataclass(frozen=True)
 class PartTime:
-    """One part of a step on one rank."""
+    """A part of a step on one rank."""
 
     name: str
     flops: float
-    """Multiply-adds count two; recomputation counts too."""
+    """FLOPs, recomputation included; a multiply-add is two."""
     bytes: float
-    """Read and written at least."""
+    """Bytes read and written at least."""
     kernels: float
-    """Launches."""
+    """Number of launches."""
     s: float
     bound: str
-    """``compute``, ``memory``, ``overhead`` or ``network``: what most of its time goes to."""
+    """``compute``, ``memory``, ``overhead`` or ``network``: what limits most of its time."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +41,16 @@ class StepTime:
     """The predicted time of one step."""
 
     parts: tuple[PartTime, ...]
-    """In the order of a step."""
+    """The parts in the order of a step; they add up to the total."""
     tokens: int
-    """Per step, all ranks together."""
+    """Tokens per step, all ranks together."""
     model_flops: float
-    """Per step, all ranks together, under ``cost.flops.FORMULA``: without recomputation."""
+    """FLOPs per step, all ranks together, under ``cost.flops.FORMULA``: without recomputation."""
     ranks: int
     low_frac: float
     """The interval's lower end, as a share of ``total_s``."""
     high_frac: float
-    """Its upper end."""
+    """The interval's upper end, as a share of ``total_s``."""
 
     @property
     def total_s(self) -> float:
@@ -64,19 +59,19 @@ class StepTime:
 
     @property
     def interval_s(self) -> tuple[float, float]:
-        """Lower and upper end."""
+        """Lower and upper end of the interval."""
         return self.total_s * self.low_frac, self.total_s * self.high_frac
 
     @property
     def bound(self) -> str:
-        """What most of the step's time goes to."""
+        """The limit of most of the step's time."""
         times: dict[str, float] = {}
         for part in self.parts:
             times[part.bound] = times.get(part.bound, 0.0) + part.s
         return max(times, key=lambda name: times[name])
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
+        """Return a JSON object."""
         return {
             "total_s": self.total_s,
             "interval_s": list(self.interval_s),
@@ -96,10 +91,14 @@ def step_time(
     batch_tokens: int | None = None,
     seq_len: int | None = None,
 ) -> StepTime:
-    """The time of one step of ``config``.
+    """Return the time of one step of ``config``; more tokens or layers never take less.
 
-    ``layout``: absent, the config's ranks. ``batch_tokens`` and ``seq_len``: of the step, where they change over the
-    run; absent, the last ones of the run.
+    On a device with ``measured`` the seconds of each unit of work come from its micro-benchmarks
+    (``cost/step_time/rates.py``). With published figures they are the longer of FLOPs / (peak x share of a large
+    product) and bytes / bandwidth, and the step takes at least as long as its launches. Both are multiplied by the
+    factors of ``cost/step_time/factors.py``.
+
+    layout: by default that of the config's ranks. batch_tokens, seq_len: of the step, by default the last of the run.
     """
     config = config.on(machine.kind)
     last_batch, last_seq_len = config.batches_and_lengths[-1]
@@ -127,7 +126,7 @@ def step_time(
 
 
 def peak_of_ranks(config: RunConfig, machine: Hardware) -> float | None:
-    """The peak that MFU is of: each rank's device, or the whole CPU that all ranks share; None where not known."""
+    """Return the peak FLOP/s for MFU: of each rank's device, or of the CPU that all ranks share; None if unknown."""
     peak = machine.peak(config.train.precision.compute)
     if peak is None or machine.kind == "cpu":
         return peak
@@ -135,7 +134,7 @@ def peak_of_ranks(config: RunConfig, machine: Hardware) -> float | None:
 
 
 def threads_of(config: RunConfig, machine: Hardware) -> int | None:
-    """CPU threads of a rank; None where they do not matter."""
+    """Return the CPU threads of a rank; None if they have no effect."""
     if machine.measured is None or machine.kind != "cpu":
         return None
     parallel = config.train.parallel
@@ -151,11 +150,12 @@ def passes_of(
     seq_len: int | None = None,
     microbatch_tokens: int | None = None,
 ) -> list[Share]:
-    """The passes of one step on a rank: those of a whole microbatch, and the rest. Absent lengths: ``step_time``'s."""
+    """Return the passes of one step on a rank: those of a whole microbatch, and the rest. Defaults as in
+    ``step_time``."""
     last_batch, last_seq_len = config.batches_and_lengths[-1]
     batch, seq_len = batch_tokens or last_batch, seq_len or last_seq_len
-    given = microbatch_tokens or usual_microbatch(config, layout.data_ranks)
-    rows = rows_per_rank(batch, seq_len, layout.data_ranks, given)
+    microbatch_tokens = microbatch_tokens or usual_microbatch(config, layout.data_ranks)
+    rows = rows_per_rank(batch, seq_len, layout.data_ranks, microbatch_tokens)
     recomputes = config.train.parallel.activation_checkpointing == "full"
     shares = []
     for rows_of_pass, passes in (
@@ -173,7 +173,7 @@ def _fuses(config: RunConfig, machine: Hardware) -> bool:
 
 
 def _seconds(work: Work, machine: Hardware, compute: Format, threads: int | None, fused: bool) -> float:
-    """Of all of a work in the step."""
+    """Return the seconds of all calls of a unit of work in the step."""
     if machine.measured is not None:
         alone_s = rates.measured_s(work, machine.measured, compute, threads=threads)
         return alone_s * work.count * factors.of_cpu(machine.measured.factors)[factors.class_of(work)]
@@ -200,7 +200,7 @@ def _part(name: str, done: list[tuple[Work, float]], machine: Hardware, compute:
 
 
 def _host(config: RunConfig, machine: Hardware, parts: list[PartTime], shares: list[Share]) -> list[PartTime]:
-    """The host's time: on a CPU that of each sharded unit, on a GPU launches that take longer than the work."""
+    """Return the host's time: on a CPU of each sharded unit, on a GPU of launches that take longer than the work."""
     passes, stages = sum(share.passes for share in shares), shares[0].layout.pipeline
     if machine.measured is not None:
         unit_s = factors.of_cpu(machine.measured.factors)["unit_s"]
@@ -212,7 +212,8 @@ def _host(config: RunConfig, machine: Hardware, parts: list[PartTime], shares: l
 
 
 def units_of(config: RunConfig) -> int:
-    """Modules that FSDP gathers one by one: blocks, the root, and routers, which have a format of their own."""
+    """Return the number of modules that FSDP gathers one by one: blocks, the root, and routers, which have another
+    dtype."""
     model = config.model
     routers = sum(model.has_experts(layer) for layer in range(model.num_hidden_layers))
     return model.num_hidden_layers + 1 + routers

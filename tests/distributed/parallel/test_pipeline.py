@@ -125,5 +125,5 @@ def test_too_large_microbatches_are_refused_with_the_nearest() -> None:
     twice = _run(
         parallel={"pipeline_schedule": "zero_bubble", "activation_checkpointing": "full", "ranks": 2, "pipeline": 2}
     )
-    with pytest.raises(UserError, match="compute the blocks again"):
+    with pytest.raises(UserError, match="recompute the blocks"):
         check_pipeline(twice, layout, 64)

@@ -299,8 +299,8 @@ def test_collectives_are_those_of_the_plan(of: list[tuple[str, Layout, bool, str
 
 
 REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
-    ({"num_key_value_heads": 1}, ("tensor=2 cannot be: 1 key-value heads", "train.parallel.tensor=1")),
-    ({"vocab_size": 97}, ("tensor=2 cannot be: 97 tokens of the vocabulary",)),
+    ({"num_key_value_heads": 1}, ("tensor=2 is not possible: 1 key-value heads", "train.parallel.tensor=1")),
+    ({"vocab_size": 97}, ("tensor=2 is not possible: 97 tokens of the vocabulary",)),
     ({}, ("rows of 15 tokens cannot be cut",)),
 ]
 
