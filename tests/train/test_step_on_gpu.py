@@ -37,6 +37,7 @@ MODELS = {
 
 @pytest.fixture
 def world() -> object:
+    torch.cuda.set_device(0)  # as pick_device does for a rank
     dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
