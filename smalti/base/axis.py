@@ -34,7 +34,9 @@ class Scale:
     def __init__(
         self, values: Sequence[float], begin: float, end: float, *, log: bool = False, loose: bool = False
     ) -> None:
-        self.low, self.high, self.log = min(values), max(values), log
+        self.low = min(values)
+        self.high = max(values)
+        self.log = log
         if self.low == self.high:
             pad = abs(self.low) * 0.1 or 1.0
             self.low, self.high = (self.low / 1.1, self.high * 1.1) if log else (self.low - pad, self.high + pad)

@@ -363,7 +363,8 @@ def _hovers(
     edges = [frame.left, *((x(a) + x(b)) / 2 for a, b in itertools.pairwise(places)), frame.right]
     parts = []
     for i, place in enumerate(places):
-        texts, marks = [f"{x_label or 'x'} {short(place)}"], []
+        texts = [f"{x_label or 'x'} {short(place)}"]
+        marks = []
         for colour, name, line in lines:
             near = _nearest(line, place)
             if near is None or not edges[i] - 1 <= x(near[0]) <= edges[i + 1] + 1:

@@ -31,7 +31,8 @@ def depth_preset(name: str) -> dict[str, Any] | None:
     match = re.fullmatch(PATTERN, name)
     if match is None or int(match[1]) > DEEPEST:
         return None
-    layers, moe = int(match[1]), match[2] is not None
+    layers = int(match[1])
+    moe = match[2] is not None
     head_dim = 64 if layers * _ASPECT < _WIDE else 128
     width = _up(layers * _ASPECT, 2 * head_dim)
     heads = width // head_dim

@@ -76,7 +76,8 @@ def from_dict(
 
 def _resolved(model: type[BaseModel], tree: Tree, overrides: Sequence[str]) -> Tree:
     """Return the tree with the command line applied over it and the presets under it."""
-    typed, sections = Tree({}), _preset_sections(model)
+    typed = Tree({})
+    sections = _preset_sections(model)
     for override in overrides:
         _apply_override(typed, override)
     for section in sections:
@@ -106,7 +107,8 @@ def _validate(model: type[C], tree: Tree, label: str) -> tuple[C, dict[str, str]
 
 def _take_model(tree: Tree, overrides: Sequence[str], model_of: Callable[[str], ModelConfig]) -> None:
     """Fill a missing section ``model`` from ``init_from``; overrides of its fields apply as to any other."""
-    typed, section = Tree({}), ("model",)
+    typed = Tree({})
+    section = ("model",)
     for override in overrides:
         _apply_override(typed, override)
     source = typed.value.get("init_from", tree.value.get("init_from"))

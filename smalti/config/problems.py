@@ -57,7 +57,8 @@ class Schema:
 
     def follow(self, path: Path) -> tuple[Path, dict[str, Any]]:
         """Return the longest prefix of ``path`` in the schema, and its node (pydantic appends union members)."""
-        node, known = self._resolve(self._root), []
+        node = self._resolve(self._root)
+        known = []
         for part in path:
             step = self._step(node, part)
             if step is None:
@@ -179,12 +180,14 @@ def _hollow(grouped: Mapping[Path, list[Any]]) -> list[Path]:
 
 
 def _problem(schema: Schema, path: Path, item: Any, value: Any, origins: Mapping[Path, str], label: str) -> Problem:
-    where, key = _origin(path, origins, label), dotted(path)
+    where = _origin(path, origins, label)
+    key = dotted(path)
     _, node = schema.follow(path)
     if item["type"] == "extra_forbidden":
         parent, parent_node = schema.follow(path[:-1])
         keys = schema.keys(parent_node)
-        section, entry = dotted(parent) or "the top level", _at(value, path)
+        section = dotted(parent) or "the top level"
+        entry = _at(value, path)
         typed = where == COMMAND_LINE and not isinstance(entry, dict | list)
         return Problem(
             f"{where}: unknown key {key} = {inline(entry)}",
@@ -226,7 +229,8 @@ def _right_key(schema: Schema, path: Path, siblings: list[str], value: str) -> s
 
     ``value`` is appended to keys from the command line, so that the hint can be typed as it is.
     """
-    name, paths = str(path[-1]), list(schema.all_paths())
+    name = str(path[-1])
+    paths = list(schema.all_paths())
     same = [key for key in paths if key.rsplit(".", 1)[-1] == name]
     foreign = _OTHER_NAMES.get(name)
     sibling = nearest(name, siblings, alike_frac=0.6)

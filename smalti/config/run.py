@@ -88,13 +88,15 @@ class RunConfig(JobConfig):
 
     @model_validator(mode="after")
     def _batch_of_whole_sequences(self) -> Self:
-        micro, longest = self.train.microbatch_tokens, self.model.max_position_embeddings
+        micro = self.train.microbatch_tokens
+        longest = self.model.max_position_embeddings
         fields = {part.global_batch_tokens: f"train.batch_ramp[{i}]" for i, part in enumerate(self.train.batch_ramp)}
         fields[self.train.global_batch_tokens] = "train"
         keys = {stage.seq_len: f"data.stages[{i}].seq_len" for i, stage in enumerate(self.data.stages)}
         keys[self.data.seq_len] = "data.seq_len"
         for batch, seq_len in self.batches_and_lengths:
-            field, key = fields.get(batch, "data.history"), keys.get(seq_len, "data.history.seq_len")
+            field = fields.get(batch, "data.history")
+            key = keys.get(seq_len, "data.history.seq_len")
             if batch % seq_len:
                 below, above = batch // seq_len * seq_len, (batch // seq_len + 1) * seq_len
                 raise ValueError(

@@ -69,7 +69,8 @@ def complete(folder: RunFolder) -> None:
     Trackers that rank 0 has waited for without an answer are skipped. An error is logged as a warning.
     """
     try:
-        track, info = _track(folder), read_run_info(folder.path)
+        track = _track(folder)
+        info = read_run_info(folder.path)
         behind = {event.get("tracker") for event in folder.events()
                 if event["event"] == "tracker_behind" and event["attempt"] == folder.attempt}  # fmt: skip
         left_open: list[SinkName] = [

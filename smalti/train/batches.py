@@ -124,7 +124,8 @@ class TokenBatches:
     def fullest(self, rows: int, seq_len: int, *, vocab_size: int) -> Microbatch:
         """Return a synthetic microbatch of maximal memory: all targets count, and rows of several documents have a long
         one and many of one token."""
-        stream, ids = self._stream, np.arange(rows * (seq_len + 1)) % vocab_size
+        stream = self._stream
+        ids = np.arange(rows * (seq_len + 1)) % vocab_size
         tokens = ids.reshape(rows, seq_len + 1).astype(np.uint32 if vocab_size > 2**16 else np.uint16)
         if stream.eod_id is not None:
             tokens[tokens == stream.eod_id] = 1 if stream.eod_id == 0 else stream.eod_id - 1

@@ -41,7 +41,8 @@ def cross_entropy_head(
     """
 
     def head(hidden_BTD: Tensor, weight_VD: Tensor) -> tuple[Tensor, Tensor]:
-        targets_N, part = targets_BT.flatten(), vocabulary(weight_VD)
+        targets_N = targets_BT.flatten()
+        part = vocabulary(weight_VD)
         _check(targets_N, weight_VD.shape[0])
         options = _Options(z_loss_coef, soft_cap, chunk_bytes, part.ranks)
         counted_N1 = (targets_N != IGNORE)[:, None]
@@ -127,7 +128,8 @@ class _Tile:
 
     def __init__(self, hidden_CD: Tensor, weight_UD: Tensor, targets_C: Tensor, options: _Options) -> None:
         self.weight_UD = weight_UD
-        self._hidden_CD, self._options = hidden_CD, options
+        self._hidden_CD = hidden_CD
+        self._options = options
         self._inside_C1 = ((targets_C >= 0) & (targets_C < weight_UD.shape[0]))[:, None]
         self._index_C1 = targets_C.clamp(0, weight_UD.shape[0] - 1)[:, None]
         self._kept: tuple[Tensor, Tensor, Tensor | None] | None = None
@@ -158,7 +160,8 @@ class _Tile:
             del logits_CU
             grad_CU.sub_(log_partition_C[:, None]).exp_()
         else:
-            (grad_CU, own_C, tanh_CU), self._kept = self._kept, None
+            (grad_CU, own_C, tanh_CU) = self._kept
+            self._kept = None
             if self._options.ranks is not None:  # normalise the probabilities of this part over the whole vocabulary
                 grad_CU *= (own_C - log_partition_C).exp_()[:, None]
         if self._options.z_loss_coef:

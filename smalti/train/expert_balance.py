@@ -35,7 +35,8 @@ class ExpertBalance:
         batch itself (arXiv:2501.11873) would need a reduction in every layer; it changes little in one step. The
         gradient flows through P_e only.
         """
-        moe, self.load_LE = self._moe, self.load_LE.to(stats.probability_LE.device)
+        moe = self._moe
+        self.load_LE = self.load_LE.to(stats.probability_LE.device)
         share_LE = self.load_LE / self.load_LE.sum(dim=-1, keepdim=True).clamp(min=1)
         global_sum = (share_LE * stats.probability_LE).sum() * moe.num_experts
         parts = {
@@ -43,7 +44,8 @@ class ExpertBalance:
             "loss/train/global_balance": (moe.global_balance_loss_coef, global_sum),
             "loss/train/router_z": (moe.z_loss_coef, stats.z_sum),
         }
-        total, log = torch.zeros_like(stats.z_sum), {"moe/load": stats.load_LE, "moe/router_entropy": stats.entropy_L}
+        total = torch.zeros_like(stats.z_sum)
+        log = {"moe/load": stats.load_LE, "moe/router_entropy": stats.entropy_L}
         for name, (weight, part) in parts.items():
             if weight:
                 total = total + weight / self._layers * part

@@ -133,7 +133,7 @@ def build(
     model: any module that ``loss`` can call, with the weights of rank 0; None builds that of the config. loss: a
     ``train.step.Loss``. batches: a ``train.batches.Batches``. fork: as ``--fork``. attempt: is filled in.
     """
-    world, train, attempt = env.world(), config.train, attempt or Attempt()
+    world, attempt = env.world(), attempt or Attempt()
     _require_described(config, model=model, loss=loss, batches=batches)
     device, resolved, attempt.hosts = rank_setup.join_world(config, world, own_model=model is not None)
     layout, axes = rank_setup.resolve_layout(config, device, world, own_model=model is not None)
@@ -143,7 +143,7 @@ def build(
     reporter = oom.Reporter(config, folder, world.rank, layout, oom.placement(config, layout, device))
     indexes = _read_inputs(config) if isinstance(config, RunConfig) and batches is None else {}
     if isinstance(config, RunConfig):
-        loss = loss or LanguageLoss(config.model, train.loss)
+        loss = loss or LanguageLoss(config.model, config.train.loss)
         if batches is None:
             resolved |= _choose_microbatch(config, reporter, device, world)
             batches = _token_batches(config, indexes, folder, mesh, device, resolved["microbatch_tokens"])
@@ -154,7 +154,7 @@ def build(
     state = state_of(config, model, loss, mesh, device)
     saved = resume.load_checkpoint(path, state, tensors_of(state), batches, events)
     resolved |= _try_microbatch(config, resolved, state, loss, batches, reporter, device)
-    peak = rank_setup.peak_flops_per_s(device, train.precision.compute, world)
+    peak = rank_setup.peak_flops_per_s(device, config.train.precision.compute, world)
     events.write("auto_resolved", **resolved, **_describe_model(config, layout, device), peak_flops_per_s=peak)
     return Job(
         config=config,
@@ -232,7 +232,8 @@ def sharded(
     else:
         model.to(device)
         fsdp.broadcast(model)
-    train, compiles = config.train, rank_setup.compiles(config, device)
+    train = config.train
+    compiles = rank_setup.compiles(config, device)
     model = parallelize(model, mesh, train.parallel, train.precision, compile_blocks=compiles)
     load = None if resumes or config.init_from is None else open_weights(config.init_from, model)
     if own_model is None and (resumes or load is not None):
@@ -251,8 +252,10 @@ def _describe_model(config: JobConfig, layout: Layout, device: torch.device) -> 
     a model that the config does not describe."""
     if not isinstance(config, RunConfig):
         return {}
-    params, dtype = count(config.model), fsdp.DTYPES[config.train.precision.compute]
-    tokens, packed = max(config.data.seq_lens), config.data.mask_documents
+    params = count(config.model)
+    dtype = fsdp.DTYPES[config.train.precision.compute]
+    tokens = max(config.data.seq_lens)
+    packed = config.data.mask_documents
     kernels: dict[str, str] = dict(kernel_names(config.model, device, dtype, tokens, documents=packed))
     if layout.sequence > 1 and config.train.parallel.context == "ring":
         kernels = dict.fromkeys(kernels, "ring")
@@ -261,7 +264,8 @@ def _describe_model(config: JobConfig, layout: Layout, device: torch.device) -> 
 
 def state_of(config: JobConfig, model: nn.Module, loss: Loss, mesh: Mesh, device: torch.device) -> TrainState:
     """Build the initial ``TrainState``: the optimizer with its moments, and the forward and backward pass."""
-    optimizer, lr = build_optimizer(model, config.train.optimizer), LearningRate.of(config)
+    optimizer = build_optimizer(model, config.train.optimizer)
+    lr = LearningRate.of(config)
     balance = loss.balance if isinstance(loss, LanguageLoss) else None
     forward_backward = tensor.with_gradient_sums(_forward_backward(config, mesh.layout, model, loss, device), mesh)
     clip_norm = config.train.optimizer.clip_norm

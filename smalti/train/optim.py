@@ -97,7 +97,8 @@ class Lion(torch.optim.Optimizer):
             weights = [local(parameter) for parameter in updated]
             gradients = [local(parameter.grad) for parameter in updated]
             averages = [local(self.state[parameter]["exp_avg"]) for parameter in updated]
-            (update_beta, average_beta), lr = group["betas"], group["lr"]
+            (update_beta, average_beta) = group["betas"]
+            lr = group["lr"]
             directions = list(torch._foreach_lerp(averages, gradients, 1 - update_beta))
             torch._foreach_sign_(directions)
             self._descend(weights, directions, lr=lr, weight_decay=group["weight_decay"])

@@ -40,7 +40,8 @@ class PipelineForwardBackward:
 
     def __call__(self, state: TrainState, microbatches: Sequence[Any], loss: Loss) -> list[Metrics]:
         """Run the microbatches forward and backward; returns the sums of each on each of this rank's stages."""
-        model, padded = state.model, _padded(microbatches)
+        model = state.model
+        padded = _padded(microbatches)
         built = self._for(model, padded)
         sums: list[Metrics] = []
         for stage in built.stages:

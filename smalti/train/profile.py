@@ -119,7 +119,9 @@ class Profile(Hook):
         window_s = clock.now_s() - self._begun
         self._traffic.__exit__(None, None, None)
         self._profiler.stop()
-        rank, profiler, calls = dist.get_rank(), self._profiler, self._traffic.calls
+        rank = dist.get_rank()
+        profiler = self._profiler
+        calls = self._traffic.calls
         folder = folder_of(job.folder.path, self._first, job.state.step, rank)
         traffic = _by_axis(calls, planned_traffic(job), job.state.step - self._first + 1)
         summary = _summary(profiler, calls, self._begun, window_s, traffic, on_gpu=self._on_gpu)
@@ -154,7 +156,8 @@ def _write_all(folder: Path, files: dict[str, Callable[[Path], None]]) -> dict[s
 
 
 def _report(job: Job, summary: Summary, folder: Path, missing: dict[str, str]) -> None:
-    named, steps = summary.bottleneck, f"profile of steps {summary.first_step} to {summary.last_step}"
+    named = summary.bottleneck
+    steps = f"profile of steps {summary.first_step} to {summary.last_step}"
     log.get("train").info(
         "%s: %s took %.0f %%, without it %.2f times as fast; %s",
         *(steps, named.name, 100 * named.s / summary.window_s, summary.gain(named), folder),

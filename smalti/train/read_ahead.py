@@ -41,8 +41,12 @@ class ReadAhead(Generic[T]):
         threads: int = 1,
         interrupt: Callable[[], None] | None = None,
     ) -> None:
-        self._read, self._last, self._interrupt = read, last_step, interrupt
-        self._prefetch_s, self._prefetch_bytes, self._most = prefetch_s, prefetch_bytes, threads
+        self._read = read
+        self._last = last_step
+        self._interrupt = interrupt
+        self._prefetch_s = prefetch_s
+        self._prefetch_bytes = prefetch_bytes
+        self._most = threads
         self._change = threading.Condition()
         self._next_read = self._next_given = first_step
         self._ready: dict[int, tuple[T | None, BaseException | None]] = {}

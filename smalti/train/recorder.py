@@ -80,11 +80,19 @@ class Recorder:
         ``flops_per_token`` and ``seq_len`` map the number of an update, from 1, to its value. The learning rate is
         logged under ``optimizer``, the name of a class.
         """
-        self._sinks, self._length, self._optimizer = sinks, length, optimizer
-        self._feeds, self._system = feeds, system
-        self._flops_per_token, self._peak, self._world_size = flops_per_token, peak_flops_per_s, world_size
-        self._seq_len, self.samples = seq_len, samples_before
-        self.tokens, self.train_s, self.val_s = tokens_before, train_s_before, val_s_before
+        self._sinks = sinks
+        self._length = length
+        self._optimizer = optimizer
+        self._feeds = feeds
+        self._system = system
+        self._flops_per_token = flops_per_token
+        self._peak = peak_flops_per_s
+        self._world_size = world_size
+        self._seq_len = seq_len
+        self.samples = samples_before
+        self.tokens = tokens_before
+        self.train_s = train_s_before
+        self.val_s = val_s_before
         self._waiting: list[tuple[int, float, StepResult]] = []
         self._window_s = clock.now_s()
         self._wait_s = self._non_step_s = 0.0
@@ -110,7 +118,10 @@ class Recorder:
             self.train_s += window_s
         window_tokens = sum(self._length.batch_tokens(row[0] - 1) for row in rows)
         wait_frac = min(self._wait_s / window_s, 1.0)
-        self._waiting, self._window_s, self._wait_s, self._non_step_s = [], now_s, 0.0, 0.0
+        self._waiting = []
+        self._window_s = now_s
+        self._wait_s = 0.0
+        self._non_step_s = 0.0
         for step, lr, result, loss, grad_norm in rows:
             if not (math.isfinite(loss) and math.isfinite(grad_norm)):
                 raise NotFinite(step, loss, grad_norm)

@@ -93,7 +93,8 @@ def rehearse(
     length of the documents in packed rows; default, each row is one document.
     """
     cuda = config.train.parallel.device == "cuda" if cuda is None else cuda
-    config, layout = config.on("cuda" if cuda else "cpu"), layout or layout_of(config)
+    layout = layout or layout_of(config)
+    config = config.on("cuda" if cuda else "cpu")
     tokens = microbatch_tokens or usual_microbatch(config, layout.data_ranks)
     each = layout.world_size // layout.pipeline
     places = {place * each for place in (0, layout.pipeline // 2, layout.pipeline - 1)} if rank is None else {rank}
@@ -187,7 +188,8 @@ def _written(tensor: Tensor, layout: Layout) -> float:
 def _rows(config: RunConfig, layout: Layout, tokens: int) -> list[int]:
     """Return the rows of each microbatch of the rank with the most rows."""
     batch, seq_len = config.batches_and_lengths[-1]
-    rows, each = -(-(batch // seq_len) // layout.data_ranks), max(1, tokens // seq_len)
+    rows = -(-(batch // seq_len) // layout.data_ranks)
+    each = max(1, tokens // seq_len)
     return [min(each, rows - first) for first in range(0, rows, each)]
 
 

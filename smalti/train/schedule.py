@@ -20,7 +20,9 @@ class LearningRate:
     """
 
     def __init__(self, config: ScheduleConfig, *, lr: float, length: RunLength) -> None:
-        self._config, self._lr, self._total = config, lr, length.total_steps
+        self._config = config
+        self._lr = lr
+        self._total = length.total_steps
         self._former: list[tuple[int, Self]] = []
         self._warmup = min(length.step_at(config.warmup), self._total)
         cosine = config.name == "cosine"
@@ -31,7 +33,8 @@ class LearningRate:
     @classmethod
     def of(cls, config: JobConfig) -> Self:
         """Return the schedule of a run: until each fork that of the config before it, then that of the config."""
-        history, train = config.history, config.train
+        history = config.history
+        train = config.train
         schedule = cls(train.schedule, lr=train.optimizer.lr, length=config.length)
         for index, past in enumerate(history):
             former = cls(past.schedule, lr=past.lr, length=RunLength.of(past, history[:index]))

@@ -1,4 +1,4 @@
-"""Charts: well-formed, escaped, deterministic, honest about extremes and gaps."""
+"""Charts: well-formed, escaped, deterministic, with all extremes and gaps."""
 
 import math
 import re
@@ -100,7 +100,7 @@ def test_a_spike_survives_thinning() -> None:
     assert len(svg) < 200_000
 
 
-def test_points_lie_where_they_belong() -> None:
+def test_points_are_at_their_coordinates() -> None:
     (x0, y0), (x1, y1), (x2, y2) = path_points(line_chart([Series("a", [0, 1, 2], [0, 5, 10])], title="t"))
     assert x1 - x0 == pytest.approx(x2 - x1)
     assert y0 - y1 == pytest.approx(y1 - y2, abs=0.02)
@@ -124,7 +124,7 @@ def test_a_gap_breaks_the_line() -> None:
     assert svg.count('class="l s0"') == 2
 
 
-def test_nothing_to_draw_says_so() -> None:
+def test_a_chart_without_points_has_a_text() -> None:
     for svg in (
         line_chart([], title="t"),
         line_chart([Series("a", [1], [math.nan])], title="t"),
@@ -134,7 +134,7 @@ def test_nothing_to_draw_says_so() -> None:
         assert "no data" in svg
 
 
-def test_one_point_is_a_dot_and_hover_says_the_value() -> None:
+def test_one_point_is_a_dot_and_hover_shows_the_value() -> None:
     svg = line_chart([Series("loss", [3], [2.5])], title="t", x_label="step")
     assert '<circle class="f0"' in svg
     assert "<title>step 3\nloss: 2.5</title>" in svg

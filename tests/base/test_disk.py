@@ -1,4 +1,4 @@
-"""Refusals of the system while something is written, told in our errors."""
+"""Errors of the operating system during a write become Smalti's errors."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""The environment: torchrun's names, our few, and values that cannot be."""
+"""Environment variables: those of torchrun, those of Smalti, and invalid values."""
 
 import os
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ def test_our_attempt_wins_over_torchruns_count(monkeypatch: pytest.MonkeyPatch) 
     assert env.world().attempt == 7
 
 
-def test_rank_alone_is_no_world(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_alone_is_not_a_world(monkeypatch: pytest.MonkeyPatch) -> None:
     set_all(monkeypatch, RANK=3)
     assert env.world().world_size == 1
 
@@ -115,7 +115,7 @@ def test_an_empty_variable_of_a_store_counts_as_not_set(monkeypatch: pytest.Monk
     assert (found.s3_endpoint, found.hub_endpoint) == (None, "https://huggingface.co")
 
 
-def test_segments_grow_unless_the_user_has_said_something(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_grow_unless_the_user_has_set_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")

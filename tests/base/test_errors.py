@@ -1,4 +1,4 @@
-"""Errors: three lines, one exit code each, the nearest allowed word."""
+"""Errors: message, allowed values and hint, exit codes, the nearest allowed word."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_nearest() -> None:
     assert nearest("x", []) is None
 
 
-def test_missing_extra_says_what_to_type() -> None:
+def test_the_error_of_a_missing_extra_has_the_command_to_install_it() -> None:
     error = missing_extra("daft", "data", "smalti data curate")
     assert isinstance(error, UserError)
     assert "'daft'" in str(error)

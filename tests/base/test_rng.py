@@ -1,4 +1,4 @@
-"""Keys: stable for ever, different for different parts, evenly spread."""
+"""Keys: the same in every version, different for different parts, evenly distributed."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ PARTS = st.lists(st.integers(-(2**70), 2**70) | st.text(max_size=4), max_size=4)
 
 
 def test_stable_for_ever() -> None:
-    """Runs, data orders and initial weights hang on these values; a change of them is a change of all of those."""
+    """Data orders and initial weights of all runs depend on these values."""
     assert derive_key() == 3797230976420062948
     assert derive_key(17, "order", 0) == 289906042309802401
     assert derive_key("a", -3) == 2450115132789607087

@@ -1,4 +1,4 @@
-"""A task's place as Slurm 22.05 sets it: the variables below were printed by real jobs."""
+"""The rank of a task from Slurm 22.05's variables; those below were printed by real jobs."""
 
 import pytest
 from hypothesis import given

@@ -60,7 +60,7 @@ def test_a_block_that_raises_leaves_nothing(root: str) -> None:
     assert not store.exists(path)
 
 
-def test_a_block_that_raises_keeps_what_was_there(root: str) -> None:
+def test_a_block_that_raises_keeps_the_old_file(root: str) -> None:
     path = store.join(root, "kept")
     store.write_bytes(path, b"before")
     with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Storage in a store of a cloud: whole or not at all, missing is missing, nothing is listed but where that is asked."""
+"""Files in an object store: written whole or not at all, missing files, no listing unless requested."""
 
 import os
 from collections.abc import Iterator
@@ -113,7 +113,7 @@ def test_what_errors_mean(text: str, kind: str) -> None:
 
 
 def test_odd_answers_of_a_moment_are_not_felt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page instead of a file, or a whole file instead of a range; for good, the error says what came."""
+    """A page instead of a file, or a whole file instead of a range; if it persists, the error quotes it."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     with object_server({"bucket/a.json": b'{"a": 1}'}) as server:

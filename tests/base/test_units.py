@@ -1,4 +1,4 @@
-"""Numbers for people: the right suffix at every border, and never more than a person wants to read."""
+"""Numbers as text: the right suffix at every boundary, and few digits."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Identity: placement is not in it, and a difference names the key and both values."""
+"""Identity: it excludes placement, and a difference has the key and both values."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Loading: precedence, origins, presets, base, round trip, and every bad input with the words it is answered with."""
+"""Loading: precedence, origins, presets, base, round trip, and the error of every bad input."""
 
 import re
 import subprocess
@@ -225,7 +225,7 @@ def test_a_typed_preset_takes_the_place_of_a_name_and_the_fields_beside_it_stay(
     assert loaded.origins["model.vocab_size"] == f"{recipe}:2"
 
 
-def test_a_typed_dial_changes_nothing_that_the_recipe_says_of_training():
+def test_a_depth_preset_on_the_command_line_keeps_the_train_section_of_the_recipe():
     loaded = load(RunConfig, "demo", ["model.preset=depth-12"])
     assert (loaded.config.model.family, loaded.config.model.num_hidden_layers) == ("llama", 12)
     assert loaded.config.train == load(RunConfig, "demo").config.train
@@ -244,7 +244,7 @@ def test_shares_that_sum_to_one_always_fit(steps, percent):
     check_schedule(length, f"{steps}step", f"{percent / 100}run", f"{(100 - percent) / 100}run")
 
 
-def test_problems_are_told_together_with_their_lines(tmp_path):
+def test_all_problems_are_reported_with_their_lines(tmp_path):
     path = tmp_path / "bad.yaml"
     path.write_text(RECIPE.replace("seq_len: 256", "seq_len: -1").replace("lr: 1e-3", "learning: 1"))
     text = refused(str(path))
@@ -431,7 +431,7 @@ def test_null_takes_a_source_out_of_a_base_and_of_a_recipe(tmp_path):
     assert [set(stage.weights) for stage in config.data.stages] == [{"prose"}, {"prose"}]
 
 
-def test_null_for_what_is_not_there_or_must_be_there_is_refused_and_stays_a_value_elsewhere():
+def test_null_for_a_missing_or_required_key_is_refused_and_is_a_value_elsewhere():
     for override in ("data.sources.cod=null", "train.optimizer.lr=null", "data.sources=null"):
         with pytest.raises(UserError, match="= null is not allowed"):
             load(RunConfig, "demo", [override])

@@ -1,4 +1,4 @@
-"""Paths and URLs of a config: what cannot be meant, and what must not be written down."""
+"""Paths and URLs of a config: invalid ones, and those with credentials."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The dial ``depth-N``: what follows from it, what wins over it, and what its sizes keep to."""
+"""The presets ``depth-N``: their values, what overrides them, and the constraints of their sizes."""
 
 import itertools
 from pathlib import Path
@@ -124,7 +124,7 @@ def test_the_dial_is_turned_on_the_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["depth-0", "depth-129", "depth-", "depth-012", "depth-4-dense", "depth-N"])
-def test_depths_that_are_not_there(name: str) -> None:
+def test_depths_that_do_not_exist(name: str) -> None:
     assert depth_preset(name) is None
     with pytest.raises(UserError) as caught:
         run(name)

@@ -152,7 +152,7 @@ def test_unknown_names_are_refused_with_what_is_allowed() -> None:
 
 
 def test_only_a_cpu_is_planned_by_measurement() -> None:
-    """What works take inside a step, beyond what they take alone, is known of CPUs alone."""
+    """The time of an operation inside a step relative to its time alone is known for CPUs only."""
     assert machine().measured is not None
     with pytest.raises(ValidationError, match="a section measured in the file of a cuda device"):
         Hardware.model_validate({**values(), "kind": "cuda"})

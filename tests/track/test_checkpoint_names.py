@@ -1,4 +1,4 @@
-"""Which checkpoints a run has and had: lost ones are noticed, and a listing that failed is not an empty one."""
+"""The checkpoints that a run has and had: lost ones are detected, and a failed listing is not an empty one."""
 
 import errno
 import os

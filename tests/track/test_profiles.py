@@ -1,4 +1,4 @@
-"""Profiles: parts add up, what is hidden is not counted, the bottleneck is named, a file says what was written."""
+"""Profiles: parts add up, hidden collectives do not count, the bottleneck, the round trip of the file."""
 
 import itertools
 from pathlib import Path

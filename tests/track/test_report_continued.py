@@ -1,4 +1,4 @@
-"""The section on continued pretraining: the table, the verdicts, the picture, and what is no comparison."""
+"""The section on continued pretraining: the table, the verdicts, the chart, and values that cannot be compared."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ BITS = "metrics/eval/{}/bits_per_byte"
 
 
 def _run(folder: Path, *, step_0: bool = True, **config: Any) -> Path:
-    """A run that knew code (1.30 -> 1.34 bits per byte) and learned prose (2.0 -> 1.8)."""
+    """A continued run: code rises from 1.30 to 1.34 bits per byte, prose falls from 2.0 to 1.8."""
     write_run(folder)
     rows = [row for row in metric_rows() if not any(name.startswith("metrics/eval") for name in row)]
     for step, code, prose in ((0, 1.3, 2.0), (300, 1.31, 1.9), (600, 1.34, 1.8))[not step_0 :]:
@@ -33,7 +33,7 @@ def _run(folder: Path, *, step_0: bool = True, **config: Any) -> Path:
     return folder
 
 
-def test_the_table_says_what_was_kept_and_what_was_learned(tmp_path: Path) -> None:
+def test_the_table_shows_what_was_kept_and_what_was_learned(tmp_path: Path) -> None:
     found = continued(read_run(_run(tmp_path / "r")))
     assert found is not None
     assert found.words() == [

@@ -1,4 +1,4 @@
-"""The report's charts of the machine: what was read is drawn, the rest leaves no gap."""
+"""The report's charts of the machine: one for each reading, and no gap for the others."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The page of several runs and the overlaid curves: whole, safe, and refused where they would mislead."""
+"""The page of several runs and the overlaid curves: complete, escaped, and refused if they would mislead."""
 
 import shutil
 import xml.etree.ElementTree
@@ -35,7 +35,7 @@ def test_page_holds_every_part_and_is_well_formed(runs: list[Path]) -> None:
     assert "script" not in checker.seen
 
 
-def test_a_picture_alone_is_whole_svg(runs: list[Path], tmp_path: Path) -> None:
+def test_a_chart_alone_is_a_whole_svg_file(runs: list[Path], tmp_path: Path) -> None:
     path = tmp_path / "curves.svg"
     write_plot([read_run(run) for run in runs], path, metric="throughput/tokens_per_sec", x="tokens")
     assert xml.etree.ElementTree.parse(path).getroot().tag.endswith("svg")

@@ -1,4 +1,4 @@
-"""Runs held against each other: what differs is found, and noise is not called a difference."""
+"""Comparisons of runs: differences are found, and noise is not called a difference."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from smalti.track.report.read import read_run
 
 
 def made(folder: Path, *overrides: str, shift: float = 0.0, batch: int = 8192) -> Path:
-    """A run with this config whose loss is shifted by so much, with noise of its own."""
+    """A run with this config, whose loss is shifted and has its own noise."""
     write_run(folder, steps=400)
     (folder / "config.yaml").write_text(dump(example_config(f"name={folder.name}", *overrides)))
     noise = random.Random(folder.name)
@@ -30,7 +30,7 @@ def made(folder: Path, *overrides: str, shift: float = 0.0, batch: int = 8192) -
     return folder
 
 
-def test_identity_placement_and_provenance_are_told_apart(tmp_path: Path) -> None:
+def test_identity_placement_and_provenance_are_distinguished(tmp_path: Path) -> None:
     first = made(tmp_path / "one")
     other = made(tmp_path / "two", "train.optimizer.lr=1e-3", "train.parallel.ranks=2")
     (other / "provenance.json").write_text(
@@ -44,7 +44,7 @@ def test_identity_placement_and_provenance_are_told_apart(tmp_path: Path) -> Non
     assert json.dumps(found.to_json())
 
 
-def test_forks_are_one_line_and_another_seed_is_said(tmp_path: Path) -> None:
+def test_forks_are_one_line_and_another_seed_gives_a_note(tmp_path: Path) -> None:
     past = "{at_step: 50, digest: d, duration: 200step, global_batch_tokens: 8192, seq_len: 512, lr: 4e-3, "
     past += "stages: [{weights: {code: 1}}], schedule: {}}"
     first, seed = made(tmp_path / "one"), made(tmp_path / "two", "seed=3")
@@ -69,7 +69,7 @@ def test_a_shift_is_a_difference_and_noise_is_none(tmp_path: Path) -> None:
 
 
 def chain(draw: random.Random, n: int, kept: float) -> list[float]:
-    """Noise whose neighbours are alike: each value keeps a share of the one before (AR(1), variance 1)."""
+    """Correlated noise: each value has a share of the previous one (AR(1), variance 1)."""
     values = [draw.gauss(0, 1)]
     for _ in range(n - 1):
         values.append(kept * values[-1] + draw.gauss(0, (1 - kept**2) ** 0.5))
@@ -142,7 +142,7 @@ def test_another_batch_is_compared_at_the_same_tokens(tmp_path: Path) -> None:
 def test_at_the_same_tokens_every_step_counts_for_its_tokens(
     tmp_path: Path, steps: int, batches: tuple[int, int]
 ) -> None:
-    """Against a sum over single tokens; the loss falls, so steps that are left out would show."""
+    """The reference is a sum over single tokens; the loss falls, so omitted steps would change it."""
     losses = [[8 / (1 + step * batch / 9000) for step in range(1, steps + 1)] for batch in batches]
     for name, batch, curve in zip("ab", batches, losses, strict=True):
         rows = [{"step": k, "time/token": k * batch, "loss/train/total": loss} for k, loss in enumerate(curve, 1)]
@@ -156,7 +156,7 @@ def test_at_the_same_tokens_every_step_counts_for_its_tokens(
         assert value == pytest.approx(sum(tokens) / len(tokens), rel=1e-3)
 
 
-def test_scores_are_paired_where_both_were_asked_the_same() -> None:
+def test_scores_with_equal_questions_are_paired() -> None:
     before = [{"index": i, "prompt": "p", "correct": i % 2 == 0} for i in range(100)]
     after = [{**sample, "correct": sample["correct"] or sample["index"] == 1} for sample in before]
     score = {"value": 0.5, "interval": [0.4, 0.6], "n": 100}

@@ -1,4 +1,4 @@
-"""The console sink: what is printed, how often, and that nothing but plain text reaches a pipe."""
+"""The console sink: its lines, how often they are printed, and that a pipe gets plain text only."""
 
 import io
 import re

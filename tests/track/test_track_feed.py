@@ -1,4 +1,4 @@
-"""The copying of metrics.jsonl: order, outages, what was sent already, the end of an attempt, what is refused."""
+"""The copying of metrics.jsonl: order, outages, values already sent, the end of an attempt, errors."""
 
 import json
 import math
@@ -25,7 +25,7 @@ from smalti.track.sinks.run_info import read_run_info
 
 
 class FakeTracker:
-    """Keeps what it is sent; ``down`` makes it refuse."""
+    """Stores the rows; raises while ``down``."""
 
     name = "fake"
     place: Mapping[str, str] = {"page": "http://fake/1"}
@@ -91,7 +91,7 @@ def test_lines_arrive_in_order_with_their_times(tmp_path: Path) -> None:
     assert kinds(tmp_path) == ["tracker_opened"]
 
 
-def test_an_outage_loses_nothing_and_is_told_once(tmp_path: Path) -> None:
+def test_an_outage_loses_nothing_and_is_reported_once(tmp_path: Path) -> None:
     tracker = FakeTracker()
     feed, metrics = started(tracker, tmp_path)
     metrics.write(1, {"loss/train/total": 1.0})
@@ -107,7 +107,7 @@ def test_an_outage_loses_nothing_and_is_told_once(tmp_path: Path) -> None:
     assert read_events(tmp_path)[1]["reason"] == "ConnectionError: no route"
 
 
-def test_the_end_waits_so_long_and_says_what_is_missing(tmp_path: Path) -> None:
+def test_the_end_waits_for_a_limited_time_and_reports_what_is_missing(tmp_path: Path) -> None:
     tracker = FakeTracker()
     feed, metrics = started(tracker, tmp_path)
     tracker.down = True
@@ -186,7 +186,7 @@ def test_a_long_file_is_sent_in_pieces(tmp_path: Path) -> None:
     assert tracker.asked >= 5  # open, four pieces, close
 
 
-def test_what_is_told_of_a_run_holds_no_secret(tmp_path: Path) -> None:
+def test_the_info_of_a_run_has_no_secret(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "demo")
     (folder / "config.yaml").write_text(
         "name: demo\ndata:\n  sources: {a: 's3://key:word@host/a'}\n  stages:\n  - weights: {a: 1}\n"
@@ -211,7 +211,7 @@ def test_what_is_told_of_a_run_holds_no_secret(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_resumed_run_does_not_wait_for_its_tracker(tmp_path: Path) -> None:
-    """Nor its first step, nor its end longer than it was told."""
+    """Neither before its first step, nor at its end for longer than the limit."""
     tracker = FakeTracker()
     tracker.open = lambda: time.sleep(20)  # type: ignore[method-assign, assignment, return-value]
     before_s = time.monotonic()
@@ -222,7 +222,7 @@ def test_a_resumed_run_does_not_wait_for_its_tracker(tmp_path: Path) -> None:
 
 
 def test_old_lines_do_not_hold_up_new_ones(tmp_path: Path) -> None:
-    """A resumed run skips what the tracker has at once, and not a chunk at each turn."""
+    """A resumed run skips all rows that the tracker has at once, not one chunk per interval."""
     old = feed_module._CHUNK_LINES * 20
     (tmp_path / "metrics.jsonl").write_text(
         "".join(json.dumps({"step": step, "loss/train/total": 1.0}) + "\n" for step in range(old))
@@ -281,7 +281,7 @@ def tracked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_a_login_in_the_address_is_told_nowhere(
+def test_a_login_in_the_address_is_never_written(
     tracked: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trackers, "_END_S", 2.0)
@@ -326,7 +326,7 @@ def test_an_attempt_without_the_tracker_leaves_it(tracked: Path, monkeypatch: py
     assert trackers.publish(tracked, tracked, "x") == []
 
 
-def test_neither_home_nor_key_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_home_nor_key_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/srv/people/ada")
     folder = write_run(tmp_path / "demo", steps=5)
     (folder / "config.yaml").write_text(

@@ -1,4 +1,4 @@
-"""Lines are whole or absent whatever the disk does (full, failing, half a line); two processes never mix theirs."""
+"""Lines are whole or absent on a full or failing disk or after half a line; two processes never mix theirs."""
 
 import errno
 import json
@@ -53,7 +53,7 @@ RUN = {
 }
 
 
-def test_half_a_line_is_taken_back_and_the_next_one_is_whole(tmp_path):
+def test_half_a_line_is_removed_and_the_next_one_is_whole(tmp_path):
     path = tmp_path / "lines.jsonl"
     done = subprocess.run([sys.executable, "-c", FILLS_UP, str(path)], capture_output=True, text=True, check=True)
     message, size = done.stdout.splitlines()
@@ -74,7 +74,7 @@ def test_a_short_write_is_finished(tmp_path, monkeypatch):
     assert [line["n"] for line in read_lines(tmp_path / "lines.jsonl")] == [0, 1, 2]
 
 
-def test_a_line_torn_by_another_process_does_not_take_the_next_one_with_it(tmp_path):
+def test_a_line_torn_by_another_process_does_not_damage_the_next_one(tmp_path):
     log = LineFile(tmp_path / "lines.jsonl")
     log.write({"n": 0})
     with open(tmp_path / "lines.jsonl", "a") as file:
@@ -137,7 +137,7 @@ def test_a_disk_that_is_full_at_the_start_leaves_a_run_that_can_be_started_again
     run.close()
 
 
-def test_a_status_that_does_not_fit_is_75_and_the_one_before_stands(tmp_path, monkeypatch):
+def test_a_status_that_does_not_fit_is_75_and_the_previous_one_remains(tmp_path, monkeypatch):
     run = open_run(tmp_path)
     run.set_status("running", step=3)
     monkeypatch.setattr(store.os, "replace", full)

@@ -1,4 +1,4 @@
-"""The list of runs: quick, and a broken folder is a line of it and no crash."""
+"""The list of runs: fast, with a line for a broken folder."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""A real MLflow server on SQLite: kill -9 and resume, an outage, limits, files of later commands, and its pages."""
+"""A real MLflow server on SQLite: kill -9 and resume, an outage, limits, files of later commands, its pages."""
 
 import json
 import math
@@ -42,7 +42,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 
 
 class Server:
-    """One that can be killed and started again over the same database and port."""
+    """A server that can be killed and started again with the same database and port."""
 
     def __init__(self, folder: Path) -> None:
         with socket.socket() as probe:
@@ -201,7 +201,7 @@ def test_export_results_and_report_are_files_of_the_run(server: Server, trained:
 
 @pytest.mark.exhaustive
 def test_an_outage_loses_nothing(server: Server, tmp_path: Path) -> None:
-    """Of a run that is resumed, and of one whose second attempt is all within it."""
+    """For a run that continues, and for one whose second attempt is entirely within the outage."""
     other, track = tmp_path / "other", TrackConfig(sinks=("mlflow",))
     other.mkdir()
     for folder in (tmp_path, other):
@@ -283,7 +283,7 @@ def test_what_is_too_large_is_named_and_not_uploaded(server: Server, tmp_path: P
     assert line.startswith("warning: mlflow: export is not uploaded")
 
 
-def test_a_run_that_was_deleted_there_is_told(server: Server, tmp_path: Path) -> None:
+def test_a_run_that_was_deleted_on_the_server_is_an_error(server: Server, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "demo", steps=3)
     trackers.send(folder, ["track.sinks=[mlflow]"])
     client(server).delete_run(run_of(server, folder).info.run_id)

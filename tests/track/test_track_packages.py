@@ -1,4 +1,4 @@
-"""Requirements of extras against what is installed."""
+"""Requirements of extras against the installed packages."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_bounds(version: str, bounds: str, fits: bool) -> None:
     assert (Requirement("x", bounds, version).problem is None) == fits
 
 
-def test_a_package_that_is_not_there() -> None:
+def test_a_missing_package() -> None:
     assert Requirement("x", ">=1", None).problem == "missing"
 
 

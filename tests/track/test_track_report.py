@@ -1,4 +1,4 @@
-"""The report: made from the run folder alone, whole and safe, also for what a killed run leaves behind."""
+"""The report: from the run folder alone, complete and escaped, also for a killed run."""
 
 import html.parser
 import json
@@ -168,7 +168,7 @@ def test_a_step_written_twice_is_one_row(tmp_path: Path) -> None:
 
 
 def test_the_mixture_has_few_spans_of_many_sequences(tmp_path: Path) -> None:
-    """A share among few sequences jumps from span to span, which shimmers in a small chart."""
+    """A share among few sequences changes from span to span, which is unreadable in a small chart."""
     for steps, spans in ((40, 1), (2000, 48)):
         folder = write_run(tmp_path / str(steps), steps=steps)
         config = yaml.safe_load((folder / "config.yaml").read_text())

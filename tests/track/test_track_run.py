@@ -1,4 +1,4 @@
-"""The run folder: attempts, identity, the lock, what is written; metrics and events survive torn lines and resume."""
+"""The run folder: attempts, identity, the lock, its files; metrics and events survive torn lines and resume."""
 
 import json
 from pathlib import Path
@@ -81,7 +81,7 @@ def test_a_checkpoint_alone_keeps_the_folder(tmp_path):
 
 
 def test_checkpoints_without_a_config_belong_to_no_recipe(tmp_path):
-    """Any other with the same data and tensors would resume from them."""
+    """Any recipe with the same data and tensors would resume from them."""
     run = open_run(tmp_path)
     run.close()
     (run.checkpoints / "step-00000010").mkdir(parents=True)
@@ -143,7 +143,7 @@ def test_one_writer_at_a_time(tmp_path):
     open_run(tmp_path).close()
 
 
-def test_a_folder_that_is_no_run_is_told_with_the_runs_beside(tmp_path):
+def test_the_error_for_a_folder_that_is_not_a_run_lists_the_runs_beside_it(tmp_path):
     open_run(tmp_path).close()
     with pytest.raises(UserError, match="not a run folder") as caught:
         RunFolder.read(tmp_path / "u")
@@ -173,7 +173,7 @@ def test_provenance_has_no_environment_and_no_secret(monkeypatch):
     assert redact("train.global_batch_tokens=64") == "train.global_batch_tokens=64"
 
 
-def test_metrics_of_steps_done_again_are_cut(tmp_path):
+def test_metrics_of_repeated_steps_are_dropped(tmp_path):
     log = MetricsLog(tmp_path, resumed_step=-1)
     for step in range(1, 6):
         log.write(step, {"loss/train/total": 1.0 / step})

@@ -1,4 +1,4 @@
-"""System metrics: what is read, what a machine without a thing leaves out, what a sample costs."""
+"""System metrics: the readings, those that a machine lacks, the cost of a sample."""
 
 import time
 from pathlib import Path
@@ -112,7 +112,7 @@ def test_a_machine_that_works_is_seen_to_work(tmp_path: Path) -> None:
     assert 0 < found["system/memory_frac"] < 1
 
 
-def test_a_sampler_that_fails_ends_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampler_that_fails_ends_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(system.log, "get", lambda area: SimpleNamespace(warning=lambda text, *a: said.append(text % a)))
     monkeypatch.setattr(system, "_nvidia", lambda: [lambda: {}["gone"]])

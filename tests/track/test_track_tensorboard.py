@@ -62,7 +62,7 @@ def test_values_steps_times_and_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Detected out of order")
-def test_what_is_done_again_after_a_crash_is_there_once(tmp_path: Path) -> None:
+def test_steps_repeated_after_a_crash_are_sent_once(tmp_path: Path) -> None:
     folder = run_folder(tmp_path)
     attempt(folder, range(1, 31), resumed_step=-1, number=0.5, state=None)
     assert len(read(folder).Scalars("loss/train/total")) == 30
@@ -86,7 +86,7 @@ def test_the_last_lines_of_a_rank_that_was_killed_are_sent_by_its_parent(tmp_pat
     assert len(list((folder / "tb").iterdir())) == files  # it is closed
 
 
-def test_an_attempt_sends_what_the_one_before_left_out(tmp_path: Path) -> None:
+def test_an_attempt_sends_what_the_previous_one_lacked(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "demo", steps=50)  # trained without a tracker
     assert trackers.send(folder, ["track.sinks=[tensorboard]"]) == {"tensorboard": 0}
     assert [one.step for one in read(folder).Scalars("loss/train/total")] == list(range(1, 51))
@@ -94,7 +94,7 @@ def test_an_attempt_sends_what_the_one_before_left_out(tmp_path: Path) -> None:
     assert len(read(folder).Scalars("loss/train/total")) == 50
 
 
-def test_a_folder_that_was_removed_is_written_anew(tmp_path: Path) -> None:
+def test_a_removed_folder_is_written_again(tmp_path: Path) -> None:
     import shutil
 
     folder = write_run(tmp_path / "demo", steps=20)

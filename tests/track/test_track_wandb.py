@@ -1,4 +1,4 @@
-"""W&B offline: what lies in the folder afterwards, read by the format's own rules. The site was never asked."""
+"""W&B offline: the files in the folder, read by the rules of the format. No request was sent to the site."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Real steps of a small run on gloo ranks, for any mesh: what the rehearsal must predict."""
+"""Real steps of a small run on gloo ranks, for any mesh, as a reference for the rehearsal."""
 
 from collections import Counter
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ def config_of(kind: str, ranks: int, rows: int = ROWS, **parallel: Any) -> RunCo
 
 
 class Real(NamedTuple):
-    """What one rank held and sent in a real step."""
+    """Memory and collectives of one rank in a real step."""
 
     peak_bytes: int
     parameters: int

@@ -1,4 +1,4 @@
-"""``build`` and ``fit`` from Python: nothing of a config is left out silently, and a process always ends."""
+"""``build`` and ``fit`` from Python: no part of a config is ignored silently, and a process always ends."""
 
 import json
 import subprocess
@@ -64,7 +64,7 @@ def _twice(rank: int, config: RunConfig) -> tuple[Result, Result, int]:
 
 
 @pytest.mark.slow
-def test_fit_gives_the_folder_and_the_last_metrics_and_the_launchers_ranks_count(tmp_path: Path) -> None:
+def test_fit_returns_the_folder_and_the_last_metrics_with_the_launchers_ranks(tmp_path: Path) -> None:
     config = _with_heldout(tmp_path)
     for first, again, ranks in run_ranks(2, _twice, config):
         assert (first.folder, first.step, ranks) == (Path(config.run_folder), 3, 2)
@@ -105,7 +105,7 @@ fit(build(load("recipe.yaml").config, hooks=[Hurt()]))
     ],
 )
 @pytest.mark.parametrize("launcher", ["torchrun", "none"])
-def test_a_script_ends_and_puts_on_record_why(launcher: str, what: str, reason: str, tmp_path: Path) -> None:
+def test_a_script_that_fails_ends_and_records_the_reason(launcher: str, what: str, reason: str, tmp_path: Path) -> None:
     """Real processes: only there does Python's own end wait for ranks that are gone. Without torchrun, which ends them,
     the ranks that are left are on their own."""
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -1,4 +1,4 @@
-"""What the trainer makes of the stream's rows equals what the rows say of themselves."""
+"""The trainer's tensors of the stream's rows equal those computed from the rows themselves."""
 
 from typing import Any
 
@@ -72,7 +72,7 @@ def test_tensors_are_those_of_the_rows(
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_rows_on_a_device_come_with_the_number_of_their_documents(packed: bool) -> None:
-    """The meta device stands for a GPU: it has nothing that could be counted."""
+    """The meta device stands for a GPU: it has no values that could be counted."""
     batch = _batch(np.random.default_rng(2), "<u2", packed=packed, masked=False, mask_documents=True, eod_id=EOD)
     n_documents = {}
     for device in ("cpu", "meta"):

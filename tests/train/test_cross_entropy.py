@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Result(NamedTuple):
-    """A loss and what it gives the hidden states and the weight."""
+    """A loss, and the gradients of the hidden states and the weight."""
 
     loss: Tensor
     hidden: Tensor | None

@@ -22,7 +22,7 @@ CHUNKS = (2**20, 2**12, 2**9)
 
 
 class _Largest(TorchDispatchMode):
-    """Elements of the largest tensor that is made under it."""
+    """Records the elements of the largest tensor that is created under it."""
 
     def __init__(self) -> None:
         super().__init__()

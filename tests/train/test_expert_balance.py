@@ -1,4 +1,4 @@
-"""What keeps experts even: losses against formulas by hand, exactness under any cut, biases that even out, resume."""
+"""Load balancing of experts: losses against formulas, exactness under any split, bias updates, resume."""
 
 import contextlib
 from typing import Any
@@ -102,7 +102,7 @@ def test_losses_equal_formulas_by_hand_and_their_gradients_those_of_autograd(sco
     assert float((ours - reference).norm() / reference.norm()) < 1e-5
 
 
-def test_before_the_first_step_the_global_loss_pulls_nowhere():
+def test_before_the_first_step_the_global_loss_has_no_gradient():
     config = _config(balance_loss_coef=0, z_loss_coef=0, global_balance_loss_coef=1)
     model = Decoder(config)
     init_weights(model, config, 1)

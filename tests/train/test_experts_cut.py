@@ -1,4 +1,4 @@
-"""Experts whose number the ranks do not divide are cut along another dim: nothing is filled up, all else is equal."""
+"""Experts that the ranks do not divide evenly are cut along another dim, without padding, with equal results."""
 
 from pathlib import Path
 from typing import Any

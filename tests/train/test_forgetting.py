@@ -1,4 +1,4 @@
-"""The watch over what is retained: one warning a bound, none twice, none for values that are no comparison."""
+"""The hook for ``data.retain``: one warning for each bound, and none for values that cannot be compared."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ class Events:
 
 
 def _watched(values: list[float], hook: Forgetting | None = None, first: int = 0) -> list[int]:
-    """Steps that the hook reports, where step i brought values[i]."""
+    """The steps with a warning of the hook, if step i measured values[i]."""
     hook, events = hook or Forgetting({"old": 0.1}), Events()
     for step, value in enumerate(values, start=first):
         job: Any = SimpleNamespace(state=SimpleNamespace(step=step), is_first=True, events=events)
@@ -45,12 +45,12 @@ def _watched(values: list[float], hook: Forgetting | None = None, first: int = 0
         ([1, float("inf"), 1.0, 1.2], [1, 3]),
     ],
 )
-def test_it_tells_once_a_bound_and_anew_after_recovery(values: list[float], told: list[int]) -> None:
+def test_it_warns_once_for_each_bound_and_again_after_recovery(values: list[float], told: list[int]) -> None:
     assert _watched(values) == told
 
 
 def _resumed(rank: int, folder: Path, eval_tokens: int) -> list[int] | str:
-    """Steps told after a resume at step 2, of a run whose first three values are on record."""
+    """The steps with a warning after a resume at step 2 of a run whose first three values are recorded."""
     config = {"data": {"seq_len": 8, "heldout": {"old": "x"}}, "train": {"eval_tokens": 64}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     metrics, events = LineFile(folder / "metrics.jsonl"), LineFile(folder / "events.jsonl")
@@ -73,7 +73,7 @@ def _resumed(rank: int, folder: Path, eval_tokens: int) -> list[int] | str:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_knows_step_0_and_what_was_told(tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_values_of_step_0_and_the_past_warnings(tmp_path: Path) -> None:
     assert run_ranks(1, _resumed, tmp_path, 64) == [[4]]
 
 

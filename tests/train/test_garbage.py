@@ -1,4 +1,4 @@
-"""The collector runs between steps only, and is left as it was found."""
+"""The collector runs between steps only, and its state is restored."""
 
 import gc
 import weakref

@@ -293,7 +293,7 @@ def test_a_missing_newest_checkpoint_is_named_and_no_checkpoint_at_all_stops_the
 
 
 @pytest.mark.exhaustive
-def test_checkpoints_none_of_which_can_be_used_stop_the_run_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_without_a_usable_checkpoint_the_run_stops_and_nothing_is_lost(tmp_path: Path) -> None:
     config = toy_run.config(tmp_path, checkpoint={"every": "4step"})
     run_ranks(1, _fit_until, config, 12)
     folder = Path(config.run_folder)

@@ -1,4 +1,4 @@
-"""The tokenizer that a run keeps, and what goes with it from the model that the run began with."""
+"""The tokenizer in a run folder, and the files that are copied with it from the model of ``init_from``."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The microbatch of a run: the planner's, tried without a trace, agreed by all ranks; and memory that runs out."""
+"""The microbatch of a run: chosen by the planner, tried without side effects, agreed by all ranks; out of memory."""
 
 from pathlib import Path
 from typing import Any

@@ -79,7 +79,7 @@ def _config(root: Path, kind: str, optimizer: dict[str, Any], **parallel: Any) -
 
 
 def _spoil(job: Job, what: str) -> None:
-    """The last rank's next step has a loss or a gradient that is not finite; nobody else sees any of it."""
+    """The last rank's next step has a loss or a gradient that is not finite; on other ranks all values are finite."""
     forward_backward = job.state.forward_backward
     last = job.mesh.layout.world_size - 1
 
@@ -163,7 +163,7 @@ def test_a_step_that_is_not_finite_keeps_every_bit(
 
 
 class _Spoils(Hook):
-    """Spoils update number ``step``, and keeps what the one before has left."""
+    """Spoils update number ``step``, and stores the state after the previous one."""
 
     def __init__(self, step: int, what: str) -> None:
         self.step, self.what = step, what

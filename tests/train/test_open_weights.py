@@ -1,4 +1,4 @@
-"""Which kind of folder ``init_from`` names is rank 0's to say: ranks that saw it differently would wait for ever."""
+"""Rank 0 decides the kind of the folder ``init_from``: ranks that saw different kinds would wait for ever."""
 
 import os
 from pathlib import Path
@@ -14,9 +14,9 @@ from smalti.train.weights import open_weights
 def _open(rank: int, folder: Path) -> str:
     if rank == 1:  # its mount lags behind
         os.path.isfile = lambda path: False  # type: ignore[assignment]
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as raised:
         open_weights(str(folder), torch.nn.Linear(1, 1))
-    return str(told.value)
+    return str(raised.value)
 
 
 def test_a_rank_that_does_not_see_the_folder_goes_the_way_of_rank_0(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Optimizers: Lion equals its definition in float64, on any number of ranks, and resumes where it was stopped."""
+"""Optimizers: Lion equals its definition in float64, on any number of ranks, and resumes exactly."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What weights may be taken on into: the same model by value, the same tokenizer by content."""
+"""Models that weights may be loaded into: equal config values, equal content of the tokenizer."""
 
 import json
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_another_model_is_refused_by_its_first_field(source: Path, changes: dict
     assert caught.value.hint == f"smalti config model {source} prints it"
 
 
-def test_what_is_knowingly_other_is_said(source: Path) -> None:
+def test_allowed_differences_give_warnings(source: Path) -> None:
     lines = check(_config(source, source / "tokenizer", family="decoder", clip_qkv=8, max_position_embeddings=192))
     assert lines == [
         f"model.clip_qkv=8.0 was not set for the weights of {source}",
@@ -94,7 +94,7 @@ def test_biases_of_the_choice_belong_to_the_weights(tmp_path: Path) -> None:
     assert len(check(_config(tmp_path, **model(0.002).model_dump()))) == 1, "they begin at 0; no tokenizer is named"
 
 
-def test_one_expert_with_weight_1_goes_on_with_a_warning(tmp_path: Path) -> None:
+def test_one_expert_with_weight_1_continues_with_a_warning(tmp_path: Path) -> None:
     model = llama_config(320, 96).model_dump() | {"family": "decoder", "moe": TOP_1}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": from_dict(ModelConfig, model).config.model_dump(
         mode="json")}))  # fmt: skip

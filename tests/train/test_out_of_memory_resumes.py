@@ -1,4 +1,4 @@
-"""Real processes: memory runs out on one of two ranks, and the run resumes by itself with half the microbatch."""
+"""Real processes: one of two ranks runs out of memory, and the run continues with half the microbatch."""
 
 import json
 import subprocess
@@ -90,7 +90,7 @@ def unhurt(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"] if PROVE else ["backward"])
-def test_the_run_goes_on_at_half_the_microbatch(phase: str, tmp_path: Path, unhurt: dict[int, float]) -> None:
+def test_the_run_continues_with_half_the_microbatch(phase: str, tmp_path: Path, unhurt: dict[int, float]) -> None:
     recipe, folder = _recipe(tmp_path)
     code, output, _ = _train(recipe, phase=phase)
     assert code == 0, output
@@ -110,7 +110,7 @@ def test_the_run_goes_on_at_half_the_microbatch(phase: str, tmp_path: Path, unhu
 
 
 @pytest.mark.exhaustive
-def test_a_pipeline_goes_on_at_half_the_microbatch(tmp_path: Path, unhurt: dict[int, float]) -> None:
+def test_a_pipeline_continues_with_half_the_microbatch(tmp_path: Path, unhurt: dict[int, float]) -> None:
     """12 rows are two microbatches of 6, then four of 3; the last pipeline stage is the one that runs out."""
     recipe, folder = _recipe(tmp_path, axes={"pipeline": 2})
     code, output, _ = _train(recipe, phase="backward")

@@ -1,4 +1,4 @@
-"""A profiled window of a real run: parts that add up, collectives as planned, and nothing outside the window."""
+"""A profiled window of a real run: parts add up, collectives are as planned, no overhead outside the window."""
 
 import errno
 import gzip
@@ -73,7 +73,7 @@ def test_a_window_beyond_the_stop_keeps_what_there_is(tmp_path: Path) -> None:
 
 
 def _fit_on_a_full_disk(rank: int, config: RunConfig, full: str) -> list[str]:
-    """What is warned of where ``full`` (a file of the profile, or its folder) does not fit."""
+    """Return the warning if ``full`` (a file of the profile, or its folder) does not fit."""
     told: list[str] = []
     asked = profile._write_all
 

@@ -1,6 +1,6 @@
-"""One of two ranks fails by itself under a launcher that is not ours: all end with its code, and it is on record.
+"""One of two ranks fails alone under another launcher: all end with its code, and the failure is recorded.
 
-Where it has failed alone it does not take the process group down, for which it would wait for the others.
+A rank that has failed alone does not destroy the process group, which would wait for the others.
 """
 
 import socket
@@ -53,7 +53,7 @@ def test_the_others_end_with_the_code_of_the_rank_that_failed(failing, error, co
 
 
 @pytest.mark.exhaustive
-def test_a_failure_of_rank_0_is_on_record_in_its_own_words(tmp_path: Path) -> None:
+def test_a_failure_of_rank_0_is_recorded_with_its_message(tmp_path: Path) -> None:
     config = toy_run.config(tmp_path, parallel={"ranks": 2}, duration="6step")
     run_ranks(2, _fail_alone, config, 0, UserError("no room"))
     status = RunFolder.read(tmp_path / "runs/dense").status()
@@ -74,7 +74,7 @@ def _fail_in_build(rank: int, config: RunConfig, together: bool) -> tuple[str, b
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_a_failure_before_the_first_step_is_on_record_and_only_one_of_all_ranks_lets_them_leave(
+def test_a_failure_before_the_first_step_is_recorded_and_ranks_leave_only_if_it_is_of_all_ranks(
     together: bool, tmp_path: Path
 ) -> None:
     config = toy_run.config(tmp_path, parallel={"ranks": 2})

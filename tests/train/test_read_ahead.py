@@ -1,4 +1,4 @@
-"""Reading ahead: in order, so many seconds of it, within its bytes, and gone at once."""
+"""Reading ahead: in order, for a number of seconds, within a number of bytes, and closed at once."""
 
 import threading
 import time
@@ -38,7 +38,7 @@ def test_an_error_comes_at_its_turn() -> None:
             next(batches)
 
 
-def test_waiting_for_a_batch_ends_when_it_is_there_or_the_time_is_over() -> None:
+def test_waiting_for_a_batch_ends_when_it_is_ready_or_the_time_is_over() -> None:
     given = threading.Event()
 
     def read(step: int) -> int:
@@ -77,7 +77,7 @@ def test_a_reader_of_one_thread_is_called_step_by_step() -> None:
 
 
 def kept_ahead(monkeypatch: pytest.MonkeyPatch, step_s: float, **options: Any) -> int:
-    """How many steps are read beyond the last one given, where steps take so long on the clock."""
+    """Return how many steps are read ahead for these step times."""
     now_s = [0.0]
     monkeypatch.setattr(clock, "now_s", lambda: now_s[0])
     called: list[int] = []

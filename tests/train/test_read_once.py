@@ -1,4 +1,4 @@
-"""Four ranks: what all of them need is read by one; each reads its own part of the weights."""
+"""Four ranks: one reads the files that all need, and each reads its own part of the weights."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Every metric that is published is written by something, and those that a run adds up are what they say."""
+"""Every metric of the table is written, and sums over a run have the documented values."""
 
 import json
 import math

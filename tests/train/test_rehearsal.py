@@ -26,7 +26,7 @@ slow = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def _no_world() -> None:
-    """Another test of this process may have left one."""
+    """End a process group that another test of this process may have left."""
     worlds.leave()
 
 
@@ -50,7 +50,7 @@ if PROVE:
 @pytest.mark.sample(2)
 @pytest.mark.proof
 @pytest.mark.parametrize(("ranks", "kind", "parallel"), REAL)
-def test_a_real_step_holds_and_sends_what_was_rehearsed(ranks: int, kind: str, parallel: dict[str, Any]) -> None:
+def test_a_real_step_matches_its_rehearsal(ranks: int, kind: str, parallel: dict[str, Any]) -> None:
     config = config_of(kind, ranks, **parallel)
     real = real_steps(config)
     stage = ranks // layout_of(config).pipeline
@@ -67,7 +67,7 @@ def test_a_real_step_holds_and_sends_what_was_rehearsed(ranks: int, kind: str, p
 
 
 def by_group(made: Counter[Any], layout: Layout) -> Counter[Any]:
-    """Of the same ranks, whatever the axis is called."""
+    """Group by ranks, independent of the name of the axis."""
     found: Counter[Any] = Counter()
     for (op, axis, size), number in made.items():
         found[op, group(layout, axis), size] += number
@@ -148,7 +148,7 @@ def test_many_microbatches_are_traced_as_few(microbatches: int, replicate: int) 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("compiled", "by_plan"), [("auto", True), (False, False)])
 def test_of_compiled_experts_the_larger_peak_must_fit(compiled: Any, by_plan: bool) -> None:
-    """They keep more than the operators that are rehearsed, which the planner knows."""
+    """They save more than the traced operators; the planner includes it."""
     found = rehearsal_json(config_of("moe", 1, device="cuda", compile=compiled), gpu="h100-sxm")
     peaks = found["peak_bytes_per_rank"], found["planned"]["peak_bytes_per_rank"]
     assert (peaks[1] > 1.05 * peaks[0]) == by_plan

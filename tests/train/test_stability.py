@@ -1,4 +1,4 @@
-"""Every option against instability trains: a toy learns with it, and learns otherwise than without."""
+"""Every option against instability trains a toy model, and changes its losses."""
 
 from functools import cache
 from typing import Any
@@ -24,7 +24,7 @@ def _plain() -> list[float]:
 
 
 def _losses(z_loss_coef: float = 0.0, **options: Any) -> list[float]:
-    """Cross-entropy while a toy learns one batch by heart."""
+    """Cross-entropy of a toy model that overfits one batch."""
     config = ModelConfig.model_validate(
         {"family": "decoder", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
          "num_attention_heads": 4, **options}

@@ -1,4 +1,4 @@
-"""The step's claim: the update depends on the global batch alone, not on how it was cut."""
+"""The update of a step depends on the global batch alone, not on its split."""
 
 from functools import cache
 from typing import Any

@@ -1,4 +1,4 @@
-"""Real processes: the command is started, hurt, and started again."""
+"""Real processes: the command is started, disturbed, and started again."""
 
 import json
 import os
@@ -89,7 +89,7 @@ def _ranks_of(agent: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def unhurt(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
-    """Losses of a run that nothing happened to."""
+    """Losses of an undisturbed run."""
     recipe, folder = _recipe(tmp_path_factory.mktemp("unhurt"), duration="60step")
     code, output = _run(recipe)
     assert code == 0, output
@@ -130,7 +130,7 @@ def test_killed_rank_ends_the_attempt_and_the_next_equals_to_the_bit(
 def test_the_rank_that_is_stopped_is_named_and_not_those_that_wait_for_it(
     ranks: int, stopped: int, killed: int | None, tmp_path: Path
 ) -> None:
-    """The collectives of real ranks time out; who is blamed then is the stopped one, and a killed one before it."""
+    """The collectives of real ranks time out; the error names the stopped rank, or a killed one before it."""
     recipe, folder = _recipe(tmp_path, "dense", duration="2000step")
     agent = _start(recipe, f"train.parallel.ranks={ranks}", "train.parallel.timeout=10s")
     _wait(_step_reached(folder, 3))
@@ -155,7 +155,7 @@ def test_the_rank_that_is_stopped_is_named_and_not_those_that_wait_for_it(
 @pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("number", "want"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_asked_to_stop_it_saves_and_goes_on_to_the_bit(
+def test_a_stop_saves_and_the_resumed_run_is_equal_to_the_bit(
     number: signal.Signals, want: int, tmp_path: Path, unhurt: dict[int, float]
 ) -> None:
     recipe, folder = _recipe(tmp_path, duration="60step")
@@ -173,7 +173,7 @@ def test_asked_to_stop_it_saves_and_goes_on_to_the_bit(
 
 @pytest.mark.exhaustive
 def test_a_rank_of_another_launcher_that_waits_in_vain_ends_with_75(tmp_path: Path) -> None:
-    """Only our own parent is given another code."""
+    """Only Smalti's agent gets another code."""
     recipe, folder = _recipe(tmp_path, "dense", duration="2000step")
     world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
@@ -198,7 +198,7 @@ def test_a_rank_of_another_launcher_that_waits_in_vain_ends_with_75(tmp_path: Pa
 
 
 @pytest.mark.exhaustive
-def test_a_loss_that_is_not_finite_is_the_reason_on_record(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_is_the_recorded_reason(tmp_path: Path) -> None:
     recipe, folder = _recipe(tmp_path, "dense", duration="20step")
     code, output = _run(recipe, "train.optimizer.lr=1e30", "train.schedule.warmup=0step")
     assert code == 3, output
@@ -226,7 +226,7 @@ def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_truncated_checkpoint_is_passed_over_and_said(tmp_path: Path, unhurt: dict[int, float]) -> None:
+def test_a_truncated_checkpoint_is_skipped_with_a_warning(tmp_path: Path, unhurt: dict[int, float]) -> None:
     recipe, folder = _recipe(tmp_path, duration="60step")
     agent = _start(recipe)
     _wait(_step_reached(folder, 12))
@@ -245,7 +245,7 @@ def test_truncated_checkpoint_is_passed_over_and_said(tmp_path: Path, unhurt: di
 
 @pytest.mark.exhaustive
 def test_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
-    """A real full disk: a small file system of its own, filled up during the run."""
+    """A real full disk: a small file system that is filled during the run."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(disk)], capture_output=True)

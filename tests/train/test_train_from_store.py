@@ -1,4 +1,4 @@
-"""``smalti train`` whose tokens lie in an S3 store: the same losses as from the disk, through faults."""
+"""``smalti train`` with tokens in an S3 store: the same losses as from a disk, also with faults."""
 
 import json
 import os
@@ -64,7 +64,7 @@ IN_STORE = "data.sources={a: s3://bucket/a, b: s3://bucket/b}"
 
 
 @pytest.mark.exhaustive
-def test_the_job_asks_once_for_each_index(work: Path) -> None:
+def test_the_job_requests_each_index_once(work: Path) -> None:
     shutil.copytree(work / "tokens/b", work / "tokens/h")
     with object_server(objects_of(work)) as server:
         heldout = "data.heldout={h: s3://bucket/h}"
@@ -99,7 +99,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_job_that_waits_for_its_store_saves_and_ends_when_it_is_told_to(work: Path) -> None:
+def test_a_job_that_waits_for_its_store_saves_and_ends_on_a_signal(work: Path) -> None:
     run = work / "runs/r"
 
     def steps() -> int:

@@ -1,4 +1,4 @@
-"""The learning rate over a run, and the durations that it is given in."""
+"""The learning rate over a run, and its durations."""
 
 import itertools
 import math
@@ -36,7 +36,7 @@ def test_rises_stays_and_falls(shape: str) -> None:
     assert 0.2 < rates[-1] < 0.35
 
 
-def test_linear_fall_is_even_and_ends_one_step_above_its_goal() -> None:
+def test_the_linear_decay_is_even_and_ends_one_step_above_its_final_rate() -> None:
     rates = _rates(warmup="0step", decay="4step")
     assert rates[-5:] == pytest.approx([2.0, 1.6, 1.2, 0.8, 0.4])
 
@@ -121,7 +121,7 @@ def test_inverse_square_root_halves_at_four_times_the_warmup_and_cools_down() ->
     assert rates[99] == pytest.approx(2.0 / 10**0.5 / 21)
 
 
-def test_rewarming_rises_from_where_it_is_told() -> None:
+def test_rewarming_starts_at_start_frac() -> None:
     rates = _rates(warmup="4step", start_frac=0.2, decay="0.5run")
     assert rates[:5] == pytest.approx([0.8, 1.2, 1.6, 2.0, 2.0])
 

@@ -1,4 +1,4 @@
-"""A model is never whole in memory: not while it is saved, not while it is exported, not on one of several ranks."""
+"""A model is never whole in memory: neither during a save or an export, nor on one of several ranks."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -38,7 +38,7 @@ ALLOWED_BYTES = MODEL_BYTES / 8
 
 
 def _peak_bytes(work: Callable[[], Any]) -> int:
-    """What the resident memory of this process rises by at most while ``work`` runs (Linux)."""
+    """Return the largest increase of this process's resident memory while ``work`` runs (Linux)."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = _status_bytes("VmRSS")
     work()
@@ -51,7 +51,7 @@ def _status_bytes(key: str) -> int:
 
 
 class Drawn(Mapping[str, Tensor]):
-    """The initial weights, each drawn when it is asked for."""
+    """The initial weights, each drawn on access."""
 
     def __init__(self) -> None:
         with torch.device("meta"):

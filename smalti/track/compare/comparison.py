@@ -25,7 +25,9 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 _LOSS = "loss/train/total"
 _END = (_LOSS, "time/token", "time/train", "throughput/tokens_per_sec", "throughput/device/mfu", "moe/load_imbalance")
 _MEDIAN = ("throughput/tokens_per_sec", "throughput/device/mfu")
-_TAIL_FRAC, _TAIL_STEPS, _BINS = 0.1, 40, 40
+_TAIL_FRAC = 0.1
+_TAIL_STEPS = 40
+_BINS = 40
 _ORIGIN = ("smalti", "git.commit", "git.dirty", "python", "platform", "machine", "cpu", "cpus_usable")
 _AUTO = ("device", "ranks", "threads", "compile")
 
@@ -220,7 +222,8 @@ def _held_out(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _tokens_a_step(run: RunRecord) -> float:
-    tokens, steps = run.last("time/token"), run.rows[-1]["step"] if run.rows else 0
+    tokens = run.last("time/token")
+    steps = run.rows[-1]["step"] if run.rows else 0
     return round(tokens / steps, 3) if tokens and steps else 0.0
 
 

@@ -141,7 +141,8 @@ def _bits(values: tuple[float | None, float | None], pairs: list[tuple[Any, Any]
     2.11)."""
     differences = [(b["nats"] - a["nats"]) / math.log(2) for a, b in pairs]
     sizes = [a["n_bytes"] for a, _ in pairs]
-    ratio, n = sum(differences) / sum(sizes), len(pairs)
+    ratio = sum(differences) / sum(sizes)
+    n = len(pairs)
     residuals = [difference - ratio * size for difference, size in zip(differences, sizes, strict=True)]
     half = _Z * math.sqrt(n / (n - 1) * sum(residual * residual for residual in residuals)) / sum(sizes)
     return Difference(*values, half, f"{n} documents, paired")

@@ -98,7 +98,8 @@ def continued(run: RunRecord, *, step: int | None = None) -> Continued | None:
     without a measurement before its first step."""
     source, first, last = run.config.get("init_from"), config_at(run, 0), config_at(run, step)
     retain = get(last, "data.retain") or {}
-    changes, at = [], 0
+    changes = []
+    at = 0
     for name in run.sources(_EVAL, _BITS):
         values = {s: v for s, v in zip(*run.series(_EVAL + name + _BITS), strict=True) if step is None or s <= step}
         before = values.get(0.0, math.nan)

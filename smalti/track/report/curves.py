@@ -58,9 +58,11 @@ def continued_chart(run: RunRecord, comparison: Continued, *, width: int) -> str
     where the values cannot be compared."""
     if comparison.unlike:
         return None
-    colours, series = source_colours(run), []
+    colours = source_colours(run)
+    series = []
     for change in comparison.changes:
-        domain, bound = ("new" if change.allowed_frac is None else "old"), change.allowed_frac
+        domain = "new" if change.allowed_frac is None else "old"
+        bound = change.allowed_frac
         colour = colours[change.name]
         steps, bits = run.series(f"{_EVAL}{change.name}{_BITS}")
         changes = [value / change.before - 1 for value in bits]
@@ -102,7 +104,8 @@ def mixture_chart(run: RunRecord) -> str | None:
 
 
 def _mix_spans(run: RunRecord) -> int:
-    seq_len, tokens = get(run.config, "data.seq_len"), run.last("time/token")
+    seq_len = get(run.config, "data.seq_len")
+    tokens = run.last("time/token")
     if not isinstance(seq_len, int) or seq_len < 1 or tokens is None:
         return _MIX_SPANS
     return max(1, min(_MIX_SPANS, int(tokens / seq_len / _MIX_SPAN_SEQUENCES)))

@@ -122,7 +122,8 @@ def _tail(file: Path) -> Iterator[Any]:
     https://github.com/google/leveldb/blob/main/doc/log_format.md
     """
     read = import_module("wandb.proto.wandb_internal_pb2").Record.FromString
-    data, whole = file.read_bytes(), None
+    data = file.read_bytes()
+    whole = None
     at = max(_HEAD_BYTES, (len(data) // _BLOCK_BYTES - 32) * _BLOCK_BYTES)
     while at + _HEAD_BYTES <= len(data):
         room = _BLOCK_BYTES - at % _BLOCK_BYTES
