@@ -9,8 +9,8 @@ from smalti.fleet import machine
 
 
 def test_a_line_of_nvidia_smi() -> None:
-    found = machine.gpu_of("NVIDIA H200, 143771, 580.65.06, Disabled, 0")
-    assert found == {
+    gpu = machine.gpu_of("NVIDIA H200, 143771, 580.65.06, Disabled, 0")
+    assert gpu == {
         "name": "NVIDIA H200",
         "memory_bytes": 143771 * 1024**2,
         "driver": "580.65.06",
@@ -32,10 +32,10 @@ def test_a_broken_driver_is_told(
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    found = machine.gpus()
-    assert found["devices"] == []
-    assert (problem or "") in (found["problem"] or "")
-    assert (found["problem"] is None) == (problem is None)
+    listed = machine.gpus()
+    assert listed["devices"] == []
+    assert (problem or "") in (listed["problem"] or "")
+    assert (listed["problem"] is None) == (problem is None)
 
 
 def test_the_lowest_limit_of_all_cgroups_above_counts(tmp_path: Path) -> None:
@@ -70,5 +70,5 @@ def test_a_gpu_that_cannot_be_is_known_without_torch(
     (tmp_path / "driver").touch()
     monkeypatch.setattr(machine, "version", lambda name: torch)
     monkeypatch.setattr(machine, "_GPU_FILES", (str(tmp_path / file),))
-    found = machine.why_no_gpu()
-    assert found is None if words is None else words in str(found)
+    reason = machine.why_no_gpu()
+    assert reason is None if words is None else words in str(reason)

@@ -76,16 +76,16 @@ def test_a_line_that_is_cut_ends_both_sides_with_the_silent_ranks_named_and_the_
 @pytest.mark.exhaustive
 def test_a_node_with_another_recipe_is_refused_on_both(two, tmp_path):
     write_recipe(tmp_path, one_rank())
-    own = tmp_path / "n2"
-    own.mkdir()
-    write_recipe(own, one_rank())
-    text = (own / "r.yaml").read_text()
-    (own / "r.yaml").write_text(text.replace("lr: 1e-3", "lr: 2e-3"))
+    folder_of_n2 = tmp_path / "n2"
+    folder_of_n2.mkdir()
+    write_recipe(folder_of_n2, one_rank())
+    text = (folder_of_n2 / "r.yaml").read_text()
+    (folder_of_n2 / "r.yaml").write_text(text.replace("lr: 1e-3", "lr: 2e-3"))
     command = [sys.executable, "-m", "smalti", "train", "r.yaml"]
     world = {"WORLD_SIZE": "2", "MASTER_ADDR": "n1", "MASTER_PORT": "29412", "LOCAL_RANK": "0"}
     started = [
         two.start(node, command, cwd=cwd, env={**world, "RANK": str(rank), "LOCAL_WORLD_SIZE": "1"})
-        for rank, (node, cwd) in enumerate([("n1", tmp_path), ("n2", own)])
+        for rank, (node, cwd) in enumerate([("n1", tmp_path), ("n2", folder_of_n2)])
     ]
     texts = said_by(started, 60)
     assert [process.returncode for process in started] == [2, 2], texts

@@ -52,9 +52,9 @@ def test_the_script_of_the_guide_requeues_a_job_that_was_stopped_and_it_goes_on(
         cluster.nodes.run("n1", ["scontrol", "update", f"JobId={job}", "StartTime=now"], env=cluster.variables)
         time.sleep(1)
     folder = RunFolder.read(tmp_path / "runs/t")
-    said = (tmp_path / "out.txt").read_text()
-    assert "with a checkpoint saved" in said
-    assert [event["attempt"] for event in folder.events() if event["event"] == "resumed"] == [1], said
+    output = (tmp_path / "out.txt").read_text()
+    assert "with a checkpoint saved" in output
+    assert [event["attempt"] for event in folder.events() if event["event"] == "resumed"] == [1], output
     assert folder.status()["state"] == "done"
     assert [step for step, _ in losses(folder.path)] == list(range(1, 151))
 
@@ -93,14 +93,14 @@ if os.environ.get("SLURM_PROCID") == "{rank}":
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("rank", "code", "said"),
+    ("rank", "code", "message"),
     [
         (1, 2, "rank 0 lost rank 1 (n2), which ended with UserError: no room"),
         (0, 75, "rank 1 lost rank 0 (n1): the store, which is at rank 0, does not answer"),
     ],
 )
 def test_srun_ends_with_what_one_rank_says_unless_the_store_went_with_it(
-    cluster: Slurm, tmp_path: Path, rank: int, code: int, said: str
+    cluster: Slurm, tmp_path: Path, rank: int, code: int, message: str
 ):
     write_recipe(tmp_path, one_rank())
     (tmp_path / "site").mkdir()
@@ -109,6 +109,6 @@ def test_srun_ends_with_what_one_rank_says_unless_the_store_went_with_it(
     process = cluster.start("srun", "--kill-on-bad-exit=0", "-N2", "-n2", *command, cwd=tmp_path)
     text, _ = process.communicate(timeout=120)
     assert process.returncode == code, text
-    assert said in text
+    assert message in text
     status = RunFolder.read(tmp_path / "runs/t").status()
     assert (status["state"], "no room" in status["reason"]) == ("failed", True)

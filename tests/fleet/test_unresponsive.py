@@ -5,16 +5,16 @@ from test_fleet_agent import pids, run
 
 
 def _unresponsive(folder) -> list[tuple[int, bool]]:
-    found = [event for event in folder.events() if event["event"] == "rank_unresponsive"]
-    return [(event["rank"], event["stopped"]) for event in found]
+    events = [event for event in folder.events() if event["event"] == "rank_unresponsive"]
+    return [(event["rank"], event["stopped"]) for event in events]
 
 
 WAITS = """
 def wait(state, *ranks):
-    for one in ranks:
+    for rank in ranks:
         while True:
             try:
-                pid = int(open(f"{folder}/pid-{one}").read())
+                pid = int(open(f"{folder}/pid-{rank}").read())
                 if open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] in state:
                     break
             except (OSError, ValueError):
@@ -46,8 +46,8 @@ while not all(os.path.exists(f"{folder}/pid-{one}") for one in range(4)): time.s
 sys.exit(76)
 """
     outcome, folder = run(tmp_path, body, ranks=4, grace_s=2.0)
-    one, two = pids(tmp_path, 4)[1:3]
-    assert outcome.reason == f"rank 1 (pid {one}), rank 2 (pid {two}) did not answer after step 0"
+    first, second = pids(tmp_path, 4)[1:3]
+    assert outcome.reason == f"rank 1 (pid {first}), rank 2 (pid {second}) did not answer after step 0"
     assert _unresponsive(folder) == [(1, False), (2, False)]
 
 

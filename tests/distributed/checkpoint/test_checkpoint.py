@@ -93,7 +93,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_passed_over(tmp_path: Pa
     run_ranks(1, _save, tmp_path)
     shutil.copytree(tmp_path / "step-00000010", tmp_path / "step-00000060")
     rejected: list[tuple[str, str]] = []
-    assert checkpoint.newest(tmp_path, lambda *one: rejected.append(one)) == str(tmp_path / "step-00000010")
+    assert checkpoint.newest(tmp_path, lambda *rejection: rejected.append(rejection)) == str(tmp_path / "step-00000010")
     assert "checkpoint of step 10" in rejected[0][1]
     assert run_ranks(2, _newest, tmp_path) == [str(tmp_path / "step-00000010")] * 2
     shutil.copytree(tmp_path / "step-00000010", tmp_path / "best")
@@ -141,15 +141,15 @@ def test_a_damaged_checkpoint_is_passed_over(damage: Any, two_saved: Path, tmp_p
     newest = str(tmp_path / "step-00000010")
     damage(Path(newest))
     rejected: list[tuple[str, str]] = []
-    found = checkpoint.newest(tmp_path, lambda path, reason: rejected.append((path, reason)))
-    assert found == str(tmp_path / "step-00000005")
+    chosen = checkpoint.newest(tmp_path, lambda path, reason: rejected.append((path, reason)))
+    assert chosen == str(tmp_path / "step-00000005")
     assert rejected or not (Path(newest) / "COMPLETE").exists()
     with pytest.raises(DataError, match="cannot be used"):
         checkpoint.read_model(newest)
 
 
 def _find_together(rank: int, folder: Path, unreadable: int | None = None) -> tuple[Any, list[Any], list[str]]:
-    """What this rank finds, what it rejects, which files it read."""
+    """Return the checkpoint that this rank finds, what it rejects, and the files that it reads."""
     read: list[str] = []
 
     def look(path: Path) -> str:
@@ -161,10 +161,10 @@ def _find_together(rank: int, folder: Path, unreadable: int | None = None) -> tu
     setattr(checkpoint, "sha256_file", look)  # noqa: B010  (this process is a rank of its own)
     rejected: list[tuple[str, str]] = []
     try:
-        found: Any = checkpoint.newest(folder, lambda path, reason: rejected.append((path, reason)), shared=True)
+        chosen: Any = checkpoint.newest(folder, lambda path, reason: rejected.append((path, reason)), shared=True)
     except RetryableError as error:
-        found = str(error)
-    return found, rejected, read
+        chosen = str(error)
+    return chosen, rejected, read
 
 
 @pytest.mark.sample(1)
@@ -172,25 +172,25 @@ def _find_together(rank: int, folder: Path, unreadable: int | None = None) -> tu
 def test_ranks_share_the_reading_and_find_the_same(by_rank: int, tmp_path: Path) -> None:
     newest = Path(run_ranks(3, _save, tmp_path, (5, 10))[0])
     dealt = run_ranks(3, _find_together, tmp_path)
-    assert [one[:2] for one in dealt] == [(str(newest), [])] * 3
-    read = [name for one in dealt for name in one[2]]
+    assert [result[:2] for result in dealt] == [(str(newest), [])] * 3
+    read = [name for result in dealt for name in result[2]]
     written = {str(path.relative_to(tmp_path)) for path in newest.rglob("*") if path.is_file()}
     assert sorted(read) == sorted(written - {"step-00000010/COMPLETE"}), "each file is read once, by one rank"
-    assert all(any("shards/__" in name for name in one[2]) for one in dealt)
+    assert all(any("shards/__" in name for name in result[2]) for result in dealt)
 
     damaged = next(name for name in dealt[by_rank][2] if "shards/__" in name)
     data = (tmp_path / damaged).read_bytes()
     (tmp_path / damaged).write_bytes(bytes([data[0] ^ 1]) + data[1:])
     reason = f"{damaged.partition('/')[2]} does not match its digest"
-    for found, rejected, _ in run_ranks(3, _find_together, tmp_path):
-        assert found == str(tmp_path / "step-00000005")
+    for chosen, rejected, _ in run_ranks(3, _find_together, tmp_path):
+        assert chosen == str(tmp_path / "step-00000005")
         assert rejected == [(str(newest), reason)]
 
 
-def test_a_rank_that_cannot_read_its_part_is_heard_by_all(tmp_path: Path) -> None:
+def test_a_rank_that_cannot_read_its_part_is_reported_to_all(tmp_path: Path) -> None:
     run_ranks(2, _save, tmp_path)
-    for found, rejected, _ in run_ranks(2, _find_together, tmp_path, 1):
-        assert "cannot be read" in found
+    for error, rejected, _ in run_ranks(2, _find_together, tmp_path, 1):
+        assert "cannot be read" in error
         assert not rejected
 
 

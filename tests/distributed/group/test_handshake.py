@@ -18,14 +18,14 @@ def ranks_meet(cards: dict[int, Card], size: int, configs: dict[int, Any] | None
     """What came of it on each rank of ``cards``: hosts, or the error. And the store."""
     store = dist.HashStore()
 
-    def one(rank: int) -> Any:
+    def join(rank: int) -> Any:
         try:
             return meet(store, rank, size, cards[rank], (configs or {}).get(rank, CONFIG), timeout_s)
         except SmaltiError as error:
             return error
 
     with ThreadPoolExecutor(len(cards)) as pool:
-        return dict(zip(cards, pool.map(one, cards), strict=True)), store
+        return dict(zip(cards, pool.map(join, cards), strict=True)), store
 
 
 def card(rank: int, **same: Any) -> Card:

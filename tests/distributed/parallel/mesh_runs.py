@@ -124,17 +124,17 @@ def _routers(
     job: Job, step: int, choices: dict[tuple[int, int], Tensor], *, taken: bool, replay: bool, differs: list[Choice]
 ) -> Iterator[None]:
     """Inside, each router's choices are taken down, or compared with those known and, with ``replay``, replaced."""
-    found = [
+    routers = [
         (int(name.split("blocks.")[1].split(".")[0]), module)
         for name, module in job.state.model.named_modules()
         if isinstance(module, Router)
     ]
-    for layer, router in found:
+    for layer, router in routers:
         router.chooser = _Chooser(job, router, step, layer, choices, taken, replay, differs)
     try:
         yield
     finally:
-        for _, router in found:
+        for _, router in routers:
             router.chooser = None
 
 
@@ -145,14 +145,14 @@ class _Chooser:
         self, job: Job, router: nn.Module, step: int, layer: int, choices: dict[tuple[int, int], Tensor],
         taken: bool, replay: bool, differs: list[Choice],
     ) -> None:  # fmt: skip
-        self.own, self.at, self.choices = router.choose, (step, layer), choices
+        self.choose, self.at, self.choices = router.choose, (step, layer), choices
         self.taken, self.replay, self.differs = taken, replay, differs
         self.mesh: Mesh = job.mesh
         self.context = job.config.train.parallel.context
         self.row = ROWS * self.mesh.data_rank // self.mesh.layout.data_ranks
 
     def __call__(self, score_BTE: Tensor) -> Tensor:
-        own_BTk: Tensor = self.own(score_BTE)
+        own_BTk: Tensor = self.choose(score_BTE)
         if self.taken:
             before = self.choices.get(self.at)
             self.choices[self.at] = own_BTk if before is None else torch.cat([before, own_BTk])

@@ -56,7 +56,7 @@ CASES = {
 }
 
 
-class Found(NamedTuple):
+class Curves(NamedTuple):
     """What came of it."""
 
     loss: list[float]
@@ -90,12 +90,12 @@ def rows_of(step: int, *, packed: bool, rows: int = ROWS, tokens: int = TOKENS, 
 
 def shared(whole: Microbatch, mesh: Mesh, context: Any) -> Microbatch:
     """This rank's rows and tokens of them."""
-    own = sequence.own_part(mesh, context=context)
+    part_of_rank = sequence.own_part(mesh, context=context)
 
     def rows_of_rank(part: Tensor) -> Tensor:
         return part.chunk(mesh.layout.data_ranks)[mesh.data_rank]
 
-    parts = (own(rows_of_rank(part)) for part in (whole.inputs, whole.targets, whole.positions))
+    parts = (part_of_rank(rows_of_rank(part)) for part in (whole.inputs, whole.targets, whole.positions))
     return Microbatch(*parts, None if whole.documents is None else rows_of_rank(whole.documents))
 
 
@@ -112,8 +112,8 @@ def model_of(case: Case, mesh: Mesh, context: Any) -> nn.Module:
 
 
 def train_all(
-    rank: int, names: Sequence[str], context: Any, shard: int, steps: int, alone: "dict[str, Found] | None" = None
-) -> dict[str, Found]:
+    rank: int, names: Sequence[str], context: Any, shard: int, steps: int, alone: "dict[str, Curves] | None" = None
+) -> dict[str, Curves]:
     """Several cases one after the other; the router choices of ``alone`` are forced."""
     return {
         name: train(rank, name, context, shard, steps, alone[name].choices if alone and _routes(name) else None)
@@ -127,25 +127,25 @@ def _routes(name: str) -> bool:
 
 def train(
     rank: int, name: str, context: Any, shard: int, steps: int, choices: Sequence[list[Tensor]] | None = None
-) -> Found:
+) -> Curves:
     """Rank's part of ``steps`` steps; ``choices``: of the routers of one process, forced."""
     case = CASES[name]
     mesh = build(torch.device("cpu"), Layout(shard=shard, sequence=dist.get_world_size() // shard))
     model, loss = model_of(case, mesh, context), LanguageLoss(config_of(case), LossConfig())
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
     state = TrainState(model, optimizer, lambda _: 3e-3, 1.0, loss.balance)
-    found = Found([], [], {}, {}, [])
+    curves = Curves([], [], {}, {}, [])
     for step in range(steps):
-        wanted = None if choices is None else [_own(one, mesh, context) for one in choices[step]]
+        wanted = None if choices is None else [_own(choice, mesh, context) for choice in choices[step]]
         with _routed(model, wanted, keep=_routes(name) and choices is None) as taken:
             result = train_step(state, [shared(rows_of(step, packed=case.packed), mesh, context)], loss)
-        found.loss.append(float(result.loss))
-        found.grad_norm.append(float(result.grad_norm))
-        found.choices.append(taken)
+        curves.loss.append(float(result.loss))
+        curves.grad_norm.append(float(result.grad_norm))
+        curves.choices.append(taken)
         if step == 0:
-            found.metrics.update({key: value.clone() for key, value in result.metrics.items()})
-            found.gradients.update({key: _full(grad) for key, grad in _gradients(model).items() if grad is not None})
-    return found
+            curves.metrics.update({key: value.clone() for key, value in result.metrics.items()})
+            curves.gradients.update({key: _full(grad) for key, grad in _gradients(model).items() if grad is not None})
+    return curves
 
 
 def _gradients(model: nn.Module) -> dict[str, Tensor | None]:
@@ -153,8 +153,8 @@ def _gradients(model: nn.Module) -> dict[str, Tensor | None]:
 
 
 def _own(choice_BTk: Tensor, mesh: Mesh, context: Any) -> Tensor:
-    own = sequence.own_part(mesh, context=context)
-    return own(choice_BTk.chunk(mesh.layout.data_ranks)[mesh.data_rank])
+    part_of_rank = sequence.own_part(mesh, context=context)
+    return part_of_rank(choice_BTk.chunk(mesh.layout.data_ranks)[mesh.data_rank])
 
 
 @contextmanager

@@ -77,8 +77,8 @@ def _through(layer: nn.Module, x: Tensor, chosen: Tensor, weight: Tensor, upstre
 
 
 def _gradients(layer: nn.Module) -> list[Tensor]:
-    found = [parameter.grad for parameter in layer.parameters()]
-    return [one.full_tensor() if isinstance(one, DTensor) else one for one in found if one is not None]
+    gradients = [parameter.grad for parameter in layer.parameters()]
+    return [grad.full_tensor() if isinstance(grad, DTensor) else grad for grad in gradients if grad is not None]
 
 
 def _spread(config: ModelConfig, mesh: Mesh, dispatch: DispatchMode, values: dict[str, Tensor]) -> nn.Module:
@@ -90,16 +90,16 @@ def _spread(config: ModelConfig, mesh: Mesh, dispatch: DispatchMode, values: dic
     return layer
 
 
-def _farthest(found: list[Tensor], wanted: list[Tensor]) -> float:
+def _farthest(actual: list[Tensor], expected: list[Tensor]) -> float:
     return max(
         float((a - b).abs().max() / b.abs().max().clamp(min=1e-6)) if b.numel() else 0.0
-        for a, b in zip(found, wanted, strict=True)
+        for a, b in zip(actual, expected, strict=True)
     )
 
 
 def _layers(rank: int, layouts: list[Layout], cases: int) -> dict[str, float]:
     """The largest difference from one process, of each layout, mode and kind of routing."""
-    found: dict[str, float] = {}
+    differences: dict[str, float] = {}
     for layout in layouts:
         mesh = meshes.build(torch.device("cpu"), layout)
         for number in range(cases):
@@ -114,14 +114,14 @@ def _layers(rank: int, layouts: list[Layout], cases: int) -> dict[str, float]:
             wanted = [_through(whole, *part) for part in parts]
             ours = _through(layer, *parts[rank])
             difference = max(_farthest(ours, wanted[rank]), _farthest(_gradients(layer), _gradients(whole)))
-            found[f"{layout}: {mode}, {kernel}, {kind}, top {top_k}"] = difference
-    return found
+            differences[f"{layout}: {mode}, {kernel}, {kind}, top {top_k}"] = difference
+    return differences
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_layer_is_that_of_one_process(world: int, proof: Any) -> None:
-    for found in run_ranks(world, _layers, LAYOUTS[world], proof(short=16, full=192)):
-        assert max(found.values()) < 1e-5, max(found, key=lambda case: found[case])
+    for differences in run_ranks(world, _layers, LAYOUTS[world], proof(short=16, full=192)):
+        assert max(differences.values()) < 1e-5, max(differences, key=lambda case: differences[case])
 
 
 def _twice(rank: int) -> list[bool]:
@@ -187,8 +187,8 @@ def _fake_layer(mode: type[Dispatch]) -> tuple[Dispatch, tuple[Tensor, Tensor, T
     """One layer's dispatch among 4 ranks, and what goes in; tensors without values."""
     experts = Experts(_config())
     dispatch = mode(experts, dist.group.WORLD)  # type: ignore[arg-type]
-    own = [parameter[: dispatch.local_experts].bfloat16() for parameter in experts.parameters()]
-    for (name, _), part in zip(list(dispatch.named_parameters()), own, strict=True):
+    local_parts = [parameter[: dispatch.local_experts].bfloat16() for parameter in experts.parameters()]
+    for (name, _), part in zip(list(dispatch.named_parameters()), local_parts, strict=True):
         setattr(dispatch, name, nn.Parameter(part))
     x = torch.randn(10, 16, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.rand(10, 2, requires_grad=True)
@@ -228,11 +228,11 @@ def test_exact_asks_once_and_can_be_told_to_take_all_for_equal() -> None:
 
 @pytest.mark.usefixtures("fake_world")
 def test_backward_keeps_the_rows_that_came_gate_up_and_the_rows_that_came_back() -> None:
-    kept: dict[int, int] = {}
+    saved_bytes: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept[storage._cdata] = storage.nbytes()
+        saved_bytes[storage._cdata] = storage.nbytes()
         return tensor
 
     with FakeTensorMode():
@@ -241,8 +241,8 @@ def test_backward_keeps_the_rows_that_came_gate_up_and_the_rows_that_came_back()
         weights = dispatch.weights()
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             out = dispatch.forward(x, chosen, weight)
-        given = [weight, *(w for w in weights if w is not None)]
-        saved_activation_bytes = sum(kept.values()) - sum(w.untyped_storage().nbytes() for w in given)
+        inputs = [weight, *(w for w in weights if w is not None)]
+        saved_activation_bytes = sum(saved_bytes.values()) - sum(w.untyped_storage().nbytes() for w in inputs)
         slots, indices = 20, (4 * 20 + dispatch.local_experts // 2) * 8
         assert saved_activation_bytes == slots * (2 * 16 + 2 * 24) * 2 + indices
         del out
@@ -266,7 +266,7 @@ REFUSED: list[tuple[dict[str, Any] | None, Layout, str, str]] = [
 
 
 def _refused(rank: int) -> list[tuple[str, str | None]]:
-    found = []
+    errors = []
     for moe, layout, _, _ in REFUSED:
         config = _config(**(moe or {}))
         if moe is None:
@@ -276,12 +276,12 @@ def _refused(rank: int) -> list[tuple[str, str | None]]:
         mesh = meshes.build(torch.device("cpu"), layout)
         with pytest.raises(UserError) as caught:
             expert.apply(model, mesh, dispatch="exact")
-        found.append((str(caught.value), caught.value.hint))
-    return found
+        errors.append((str(caught.value), caught.value.hint))
+    return errors
 
 
 def test_what_does_not_divide_is_refused_with_the_nearest_size() -> None:
     for of_rank in run_ranks(4, _refused):
-        for (said, nearest), (_, _, text, hint) in zip(of_rank, REFUSED, strict=True):
-            assert text in said
+        for (message, nearest), (_, _, text, hint) in zip(of_rank, REFUSED, strict=True):
+            assert text in message
             assert nearest == f"train.parallel.{hint}"

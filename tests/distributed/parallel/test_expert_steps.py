@@ -90,7 +90,7 @@ def _own(rows: Microbatch, microbatches: int, *, uneven: bool) -> list[Microbatc
     assert rows.documents is not None
     parts = (rows.inputs, rows.targets, rows.positions, rows.documents)
     mine = [part[ends[rank] : ends[rank + 1]].chunk(microbatches) for part in parts]
-    return [Microbatch(*one) for one in zip(*mine, strict=True)]
+    return [Microbatch(*parts) for parts in zip(*mine, strict=True)]
 
 
 def _whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -115,17 +115,17 @@ def _stepped(rank: int, layout: Layout, dispatch: DispatchMode, options: dict[st
 
 @cache
 def _of_one_process(optimizer: str) -> dict[str, Any]:
-    found: dict[str, Any] = run_ranks(1, _stepped, ONE, "exact", {"optimizer": optimizer})[0]
-    return found
+    result: dict[str, Any] = run_ranks(1, _stepped, ONE, "exact", {"optimizer": optimizer})[0]
+    return result
 
 
-def _assert_alike(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-6)
-    assert found["norm"] == pytest.approx(wanted["norm"], rel=1e-5)
+def _assert_alike(result: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert result["loss"] == pytest.approx(wanted["loss"], rel=1e-6)
+    assert result["norm"] == pytest.approx(wanted["norm"], rel=1e-5)
     for kind in ("gradients", "weights"):
-        assert found[kind].keys() == wanted[kind].keys()
+        assert result[kind].keys() == wanted[kind].keys()
         for name, tensor in wanted[kind].items():
-            assert float((found[kind][name] - tensor).norm() / tensor.norm()) < 2e-5, (kind, name)
+            assert float((result[kind][name] - tensor).norm() / tensor.norm()) < 2e-5, (kind, name)
 
 
 Case = tuple[Layout, DispatchMode, dict[str, Any]]
@@ -154,11 +154,11 @@ def test_steps_are_those_of_one_process(cases: list[Case]) -> None:
 @pytest.mark.exhaustive
 def test_twenty_steps_with_the_choices_of_one_process(tmp_path: Path) -> None:
     axes = {"replicate": 2, "shard": 2, "expert": 2, "dispatch": "static"}
-    one = mesh_runs.run_on(1, mesh_runs.config_of(tmp_path, "moe", "one", 20), 20)
+    reference = mesh_runs.run_on(1, mesh_runs.config_of(tmp_path, "moe", "one", 20), 20)
     spread = mesh_runs.config_of(tmp_path, "moe", "spread", 20, 4, **axes)
-    found = mesh_runs.run_on(4, spread, 20, one, replay=True)
-    assert found.loss == pytest.approx(one.loss, rel=1e-5)
-    assert found.grad_norm == pytest.approx(one.grad_norm, rel=1e-5)
+    spread_run = mesh_runs.run_on(4, spread, 20, reference, replay=True)
+    assert spread_run.loss == pytest.approx(reference.loss, rel=1e-5)
+    assert spread_run.grad_norm == pytest.approx(reference.grad_norm, rel=1e-5)
 
 
 # ---- checkpoints ----------------------------------------------------------------------------------------------------
@@ -198,9 +198,9 @@ def test_a_checkpoint_of_one_layout_has_the_same_bits_in_any_other(
     stored = {f"model.{name}": tensor for name, tensor in checkpoint.read_model(path).items()}
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in stored.items())
     for layout in loaders:
-        for found in run_ranks(layout.world_size, _loaded, layout, path):
-            assert found.keys() == wanted.keys()
-            assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items()), layout
+        for tensors in run_ranks(layout.world_size, _loaded, layout, path):
+            assert tensors.keys() == wanted.keys()
+            assert all(torch.equal(tensors[name], tensor) for name, tensor in wanted.items()), layout
 
 
 def _placed(rank: int) -> dict[str, Any]:
@@ -220,12 +220,12 @@ def _placed(rank: int) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_rank_holds_its_experts_cut_along_their_width() -> None:
-    for found in run_ranks(4, _placed):
-        assert found["dims"] == ("replicate", "expert_shard", "expert")
-        assert found["placements"][1:] == (Shard(1), Shard(0))
-        assert found["here"] == (2, 16, 32)
-        assert found["drawn alike"]
-        assert found["groups"] == 2
+    for experts in run_ranks(4, _placed):
+        assert experts["dims"] == ("replicate", "expert_shard", "expert")
+        assert experts["placements"][1:] == (Shard(1), Shard(0))
+        assert experts["here"] == (2, 16, 32)
+        assert experts["drawn alike"]
+        assert experts["groups"] == 2
 
 
 # ---- held-out loss, and bf16 ----------------------------------------------------------------------------------------
@@ -259,8 +259,8 @@ def _measured(rank: int, layout: Layout, folder: str) -> dict[str, float]:
 def test_held_out_loss_of_five_rows_on_two_ranks_with_buffers_of_one_size(tmp_path: Path) -> None:
     folder = write_byte_tokens(tmp_path / "tokens", ["what was said " * 9, "and what was not"])
     (wanted,) = run_ranks(1, _measured, ONE, folder)
-    for found in run_ranks(2, _measured, Layout(shard=2, expert=2), folder):
-        assert found == pytest.approx(wanted, rel=1e-6)
+    for metrics in run_ranks(2, _measured, Layout(shard=2, expert=2), folder):
+        assert metrics == pytest.approx(wanted, rel=1e-6)
 
 
 def _rounded(rank: int, layout: Layout, choices: list[Tensor] | None) -> dict[str, Any]:
@@ -280,17 +280,17 @@ def _rounded(rank: int, layout: Layout, choices: list[Tensor] | None) -> dict[st
         with recorded_choices(model) as taken:
             logits = model(rows.inputs).value
     else:
-        parts = [one.chunk(dist.get_world_size())[rank] for one in choices]
+        parts = [choice.chunk(dist.get_world_size())[rank] for choice in choices]
         with forced_choices(model, parts):
             logits, taken = model(rows.inputs).value, []
-    return {"logits": logits.detach().float(), "seen": seen, "choices": [one.clone() for one in taken]}
+    return {"logits": logits.detach().float(), "seen": seen, "choices": [choice.clone() for choice in taken]}
 
 
 @pytest.mark.slow
 def test_in_bf16_the_weights_of_the_choices_stay_in_fp32_and_the_result_is_alike() -> None:
     (wanted,) = run_ranks(1, _rounded, ONE, None)
     results = run_ranks(2, _rounded, Layout(shard=2, expert=2), wanted["choices"])
-    found = torch.cat([result["logits"] for result in results])
-    assert float((found - wanted["logits"]).norm() / wanted["logits"].norm()) < 5e-3
+    logits = torch.cat([result["logits"] for result in results])
+    assert float((logits - wanted["logits"]).norm() / wanted["logits"].norm()) < 5e-3
     for result in results:
         assert result["seen"] == [torch.bfloat16, torch.float32, torch.bfloat16] * 2

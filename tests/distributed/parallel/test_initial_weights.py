@@ -26,16 +26,18 @@ def _digest(rank: int, config: RunConfig) -> dict[str, str]:
         name: parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         for name, parameter in model.named_parameters()
     }
-    return {name: hashlib.sha256(one.detach().numpy().tobytes()).hexdigest() for name, one in whole.items()}
+    return {name: hashlib.sha256(tensor.detach().numpy().tobytes()).hexdigest() for name, tensor in whole.items()}
 
 
 @pytest.mark.slow
 def test_first_weights_are_those_of_one_process(tmp_path: Path) -> None:
-    one = run_ranks(1, _digest, mesh_runs.config_of(tmp_path, "moe", "one", 4))[0]
-    assert len(one) > 20
+    digests = run_ranks(1, _digest, mesh_runs.config_of(tmp_path, "moe", "one", 4))[0]
+    assert len(digests) > 20
     for parallel in [*MESHES, *(MORE if PROVE else [])]:
         ranks, name = 1, "-".join(parallel)
         for axis, size in parallel.items():
             ranks *= 1 if axis == "expert" else size
-        found = run_ranks(ranks, _digest, mesh_runs.config_of(tmp_path, "moe", f"{name}-{ranks}", 4, ranks, **parallel))
-        assert all(of_rank == one for of_rank in found), parallel
+        of_ranks = run_ranks(
+            ranks, _digest, mesh_runs.config_of(tmp_path, "moe", f"{name}-{ranks}", 4, ranks, **parallel)
+        )
+        assert all(of_rank == digests for of_rank in of_ranks), parallel

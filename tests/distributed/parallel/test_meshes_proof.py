@@ -79,31 +79,31 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
     return of
 
 
-def _farthest(found: list[float], wanted: list[float]) -> float:
-    return max((abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True)), default=0.0)
+def _farthest(actual: list[float], expected: list[float]) -> float:
+    return max((abs(a - b) / abs(b) for a, b in zip(actual, expected, strict=True)), default=0.0)
 
 
 def _compared(kind: str, parallel: dict[str, Any], reference: Any, *, replay: bool) -> dict[str, Any]:
-    root, one = reference(kind)
+    root, single = reference(kind)
     ranks = _ranks(parallel)
     name = _name(parallel) + ("-replay" if replay else "")
     run = mesh_runs.run_on(
-        ranks, mesh_runs.config_of(root, kind, name, STEPS, ranks, **parallel), STEPS, one, replay=replay
+        ranks, mesh_runs.config_of(root, kind, name, STEPS, ranks, **parallel), STEPS, single, replay=replay
     )
     exact = STEPS if run.differs is None or replay else run.differs.step
     if run.differs is not None:
         print(f"{name}: the first choice that differs is of step {run.differs.step}, layer {run.differs.layer}")
-    found = {
+    differences = {
         "mesh": name, "model": kind, "ranks": ranks, "replay": replay,
-        "loss": _farthest(run.loss[:exact], one.loss[:exact]),
-        "grad_norm": _farthest(run.grad_norm[:exact], one.grad_norm[:exact]),
-        "after": _farthest(run.loss[exact:], one.loss[exact:]),
+        "loss": _farthest(run.loss[:exact], single.loss[:exact]),
+        "grad_norm": _farthest(run.grad_norm[:exact], single.grad_norm[:exact]),
+        "after": _farthest(run.loss[exact:], single.loss[exact:]),
         "differs": None if run.differs is None else list(run.differs),
     }  # fmt: skip
-    assert found["loss"] <= CLOSE, found
-    assert found["grad_norm"] <= CLOSE, found
-    assert found["after"] <= AFTER, found
-    return found
+    assert differences["loss"] <= CLOSE, differences
+    assert differences["grad_norm"] <= CLOSE, differences
+    assert differences["after"] <= AFTER, differences
+    return differences
 
 
 def _cases(kind: str) -> list[Any]:
@@ -116,7 +116,7 @@ def _cases(kind: str) -> list[Any]:
 @pytest.mark.proof
 @pytest.mark.parametrize(("kind", "parallel"), [*_cases("dense"), *_cases("moe")])
 def test_meshes_train_as_one_process(kind: str, parallel: dict[str, Any], reference: Any, record: Any) -> None:
-    found = [_compared(kind, parallel, reference, replay=False)]
-    if found[0]["differs"] or parallel in SAMPLE:  # where no choice differs, forcing them would change nothing
-        found.append(_compared(kind, parallel, reference, replay=True))
-    record("meshes", {f"{kind} {_name(parallel)}": found})
+    runs = [_compared(kind, parallel, reference, replay=False)]
+    if runs[0]["differs"] or parallel in SAMPLE:  # where no choice differs, forcing them would change nothing
+        runs.append(_compared(kind, parallel, reference, replay=True))
+    record("meshes", {f"{kind} {_name(parallel)}": runs})

@@ -27,8 +27,8 @@ def _in_turn(rank: int, runs: list[tuple[RunConfig, int, str | None]]) -> list[m
     return [mesh_runs._train(rank, config, steps, known, known is not None) for config, steps, known in runs]
 
 
-def _farthest(found: list[float], wanted: list[float]) -> float:
-    return max(abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True))
+def _farthest(actual: list[float], expected: list[float]) -> float:
+    return max(abs(a - b) / abs(b) for a, b in zip(actual, expected, strict=True))
 
 
 def _compare(root: Path, ranks: int, cases: list[tuple[str, dict[str, Any]]], steps: int, model: Any = None) -> None:
@@ -43,19 +43,20 @@ def _compare(root: Path, ranks: int, cases: list[tuple[str, dict[str, Any]]], st
         (config(f"one-{kind}-{tokens}", kind, 1, microbatch_tokens=tokens), steps, None)
         for kind, tokens in sorted(alone)
     ]
-    ones = dict(zip(sorted(alone), run_ranks(1, _in_turn, runs, timeout_s=300)[0], strict=True))
-    for (kind, tokens), one in ones.items():
-        torch.save(one.choices, root / f"{kind}-{tokens}.pt")
+    references = dict(zip(sorted(alone), run_ranks(1, _in_turn, runs, timeout_s=300)[0], strict=True))
+    for (kind, tokens), reference in references.items():
+        torch.save(reference.choices, root / f"{kind}-{tokens}.pt")
     spread = list[Any]()
     for number, (kind, parallel) in enumerate(cases):
         known = str(root / f"{kind}-{parallel['microbatch_tokens']}.pt") if kind == "moe" else None
         spread.append((config(f"many-{number}", kind, ranks, **parallel), steps, known))
     results = run_ranks(ranks, _in_turn, spread, timeout_s=300)
     for number, (kind, parallel) in enumerate(cases):
-        one, found = ones[kind, parallel["microbatch_tokens"]], results[0][number]
-        assert all(result[number].loss == found.loss for result in results), "ranks disagree about the loss"
-        assert _farthest(found.loss, one.loss) < 1e-5, (kind, parallel)
-        assert _farthest(found.grad_norm, one.grad_norm) < 1e-5, (kind, parallel)
+        reference = references[kind, parallel["microbatch_tokens"]]
+        curves = results[0][number]
+        assert all(result[number].loss == curves.loss for result in results), "ranks disagree about the loss"
+        assert _farthest(curves.loss, reference.loss) < 1e-5, (kind, parallel)
+        assert _farthest(curves.grad_norm, reference.grad_norm) < 1e-5, (kind, parallel)
 
 
 @pytest.mark.exhaustive
@@ -123,12 +124,12 @@ def test_a_checkpoint_of_one_layout_loads_at_any_other(tmp_path: Path) -> None:
     saved = run_ranks(2, _saved, config)
     path, wanted = saved[0][0], _together([tensors for _, tensors in saved])
     for ranks, other in ((1, {}), (2, {**parallel, "pipeline_schedule": "interleaved"})):
-        given = mesh_runs.config_of(tmp_path, "moe", f"loaded-{ranks}", 4, ranks, **other)
+        loading = mesh_runs.config_of(tmp_path, "moe", f"loaded-{ranks}", 4, ranks, **other)
         begins = mesh_runs.config_of(tmp_path, "moe", f"begins-{ranks}", 4, ranks, **other)
         begins = begins.model_copy(update={"init_from": path})
-        found = run_ranks(ranks, _loaded, given, path, begins)
+        tensors_of_ranks = run_ranks(ranks, _loaded, loading, path, begins)
         for number, only in ((0, wanted), (1, {n: t for n, t in wanted.items() if n.startswith("model.")})):
-            whole = _together([parts[number] for parts in found])
+            whole = _together([parts[number] for parts in tensors_of_ranks])
             assert whole.keys() == only.keys()
             assert all(torch.equal(whole[name], tensor) for name, tensor in only.items())
 
@@ -141,19 +142,19 @@ def _measured(rank: int, config: RunConfig) -> dict[str, float]:
     train_step(job.state, job.batches.batch(0), job.loss)
     return {
         f"{name}-{when}": value
-        for when, found in enumerate((before, measure(job.state.model, 1)))
-        for name, value in found.items()
+        for when, metrics in enumerate((before, measure(job.state.model, 1)))
+        for name, value in metrics.items()
     }
 
 
 @pytest.mark.slow
 def test_held_out_loss_is_that_of_one_process(tmp_path: Path) -> None:
-    found = []
+    results = []
     for ranks, parallel in ((1, {}), (2, {"pipeline": 2})):
         config = mesh_runs.config_of(tmp_path, "moe", f"h{ranks}", 4, ranks, **parallel, microbatch_tokens=ONE_ROW)
         heldout = config.data.model_copy(update={"heldout": {"made": str(tmp_path / "tokens")}})
-        found.append(run_ranks(ranks, _measured, config.model_copy(update={"data": heldout})))
-    (one,), many = found
+        results.append(run_ranks(ranks, _measured, config.model_copy(update={"data": heldout})))
+    (reference,), many = results
     assert many[0] == many[1]
-    for name, value in one.items():
+    for name, value in reference.items():
         assert many[0][name] == pytest.approx(value, rel=1e-6), name

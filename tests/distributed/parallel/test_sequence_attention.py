@@ -71,14 +71,15 @@ def _whole(config: ModelConfig, packed: bool, dtype: torch.dtype) -> list[Tensor
 def _shared(rank: int, context: Any, dtype: torch.dtype) -> dict[str, list[Tensor]]:
     mesh = build(torch.device("cpu"), Layout(sequence=dist.get_world_size()))
     of_all = (Ulysses if context == "ulysses" else Ring)(mesh.group("sequence"), ALL_HEADS)
-    own, found = own_part(mesh, context=context), {}
+    part_of_rank = own_part(mesh, context=context)
+    results = {}
     for name, (more, packed) in CASES.items():
         config = _config(**more)
         parts, documents_BT, grad = _inputs(config, packed)
-        mine = [own(part).to(dtype) for part in parts]
+        mine = [part_of_rank(part).to(dtype) for part in parts]
         kernels = of_all(config, mine[0].flatten(2), documents_BT)
-        found[name] = _attended(kernels[config.window(0)], mine, own(grad).to(dtype))
-    return found
+        results[name] = _attended(kernels[config.window(0)], mine, part_of_rank(grad).to(dtype))
+    return results
 
 
 @pytest.mark.sample(2)
@@ -98,8 +99,8 @@ def test_shared_rows_attend_as_whole_ones(ranks: int, context: str, dtype: torch
     for name, (more, packed) in CASES.items():
         wanted = _whole(_config(**more), packed, dtype)
         for number, whole in enumerate(wanted):
-            found = _put_together([shared[name][number] for shared in by_rank], context)
-            torch.testing.assert_close(found, whole, rtol=rtol, atol=atol, msg=f"{name}, {_PARTS[number]}")
+            part = _put_together([shared[name][number] for shared in by_rank], context)
+            torch.testing.assert_close(part, whole, rtol=rtol, atol=atol, msg=f"{name}, {_PARTS[number]}")
 
 
 def _put_together(parts_BtHd: list[Tensor], context: str) -> Tensor:

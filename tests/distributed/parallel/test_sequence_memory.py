@@ -40,13 +40,13 @@ def _forward_and_backward(context: Any, tokens: int, packed: bool) -> tuple[floa
     sequence.apply(model, mesh, context=context)
     whole = sequence_runs.rows_of(0, packed=packed, rows=1, tokens=tokens, document_tokens=400)
     row = sequence_runs.shared(whole, mesh, context)
-    kept: dict[int, int] = {}
+    saved_bytes: dict[int, int] = {}
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
+            saved_bytes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -54,7 +54,7 @@ def _forward_and_backward(context: Any, tokens: int, packed: bool) -> tuple[floa
     total.backward()
     packed_up = torch.cat([total.detach()[None], *(p.grad.flatten() for p in model.parameters() if p.grad is not None)])
     dist.all_reduce(packed_up)
-    return float(packed_up[0]), packed_up[1:], sum(kept.values())
+    return float(packed_up[0]), packed_up[1:], sum(saved_bytes.values())
 
 
 @pytest.mark.slow

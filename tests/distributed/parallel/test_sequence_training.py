@@ -33,27 +33,27 @@ FAST = ("everything in a score", "experts")
 
 
 @cache
-def _alone(names: tuple[str, ...], steps: int) -> dict[str, sequence_runs.Found]:
-    found: dict[str, sequence_runs.Found] = run_ranks(1, sequence_runs.train_all, names, "ulysses", 1, steps)[0]
-    return found
+def _alone(names: tuple[str, ...], steps: int) -> dict[str, sequence_runs.Curves]:
+    curves: dict[str, sequence_runs.Curves] = run_ranks(1, sequence_runs.train_all, names, "ulysses", 1, steps)[0]
+    return curves
 
 
 def _compare(names: tuple[str, ...], ranks: int, context: str, shard: int, steps: int = STEPS) -> None:
     alone = _alone(names, steps)
     for by_name in run_ranks(ranks, sequence_runs.train_all, names, context, shard, steps, alone):
-        for name, found in by_name.items():
-            _close(found, alone[name], 1e-5 if sequence_runs.CASES[name].compute == "fp32" else BF16)
+        for name, curves in by_name.items():
+            _close(curves, alone[name], 1e-5 if sequence_runs.CASES[name].compute == "fp32" else BF16)
 
 
-def _close(found: sequence_runs.Found, alone: sequence_runs.Found, rtol: float) -> None:
-    np.testing.assert_allclose(found.loss, alone.loss, rtol=rtol)
-    np.testing.assert_allclose(found.grad_norm, alone.grad_norm, rtol=rtol)
-    assert found.gradients.keys() == alone.gradients.keys()
+def _close(curves: sequence_runs.Curves, alone: sequence_runs.Curves, rtol: float) -> None:
+    np.testing.assert_allclose(curves.loss, alone.loss, rtol=rtol)
+    np.testing.assert_allclose(curves.grad_norm, alone.grad_norm, rtol=rtol)
+    assert curves.gradients.keys() == alone.gradients.keys()
     for key, gradient in alone.gradients.items():
         largest = float(gradient.abs().max())
-        torch.testing.assert_close(found.gradients[key], gradient, rtol=0, atol=rtol * largest, msg=key)
+        torch.testing.assert_close(curves.gradients[key], gradient, rtol=0, atol=rtol * largest, msg=key)
     for key, value in alone.metrics.items():
-        torch.testing.assert_close(found.metrics[key], value, rtol=rtol, atol=1e-9, msg=key)
+        torch.testing.assert_close(curves.metrics[key], value, rtol=rtol, atol=1e-9, msg=key)
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ def _config(folder: str, **parallel: Any) -> RunConfig:
 
 
 def _measured(rank: int, folder: str, contexts: list[Any]) -> list[dict[str, float]]:
-    found = []
+    metrics = []
     for context in contexts:
         config = _config(folder, ranks=dist.get_world_size(), sequence=2, context=context)
         mesh = build(torch.device("cpu"), layout_of(config))
@@ -97,8 +97,8 @@ def _measured(rank: int, folder: str, contexts: list[Any]) -> list[dict[str, flo
         sequence.apply(model, mesh, context=context)
         hook = heldout_hook(config, mesh=mesh)
         assert hook is not None
-        found.append(hook(model, 0))
-    return found
+        metrics.append(hook(model, 0))
+    return metrics
 
 
 def test_held_out_loss_is_that_of_one_process(tmp_path: Path) -> None:
@@ -107,8 +107,8 @@ def test_held_out_loss_is_that_of_one_process(tmp_path: Path) -> None:
     assert alone is not None
     wanted = alone(tiny_model(llama_config()), 0)
     for of_rank in run_ranks(4, _measured, folder, ["ulysses", "ring"]):
-        for found in of_rank:
-            assert found == pytest.approx(wanted, rel=1e-6)
+        for metrics in of_rank:
+            assert metrics == pytest.approx(wanted, rel=1e-6)
 
 
 def test_held_out_loss_asks_for_the_mesh_where_ranks_read_alike(tmp_path: Path) -> None:
@@ -132,28 +132,28 @@ def test_planned_messages_are_those_that_are_sent(
     tokens = mesh_runs.SEQ_LEN
     axes = {"sequence": 4, "context": context, "microbatch_tokens": tokens}
     config = mesh_runs.config_of(tmp_path, "odd", context, 2, 4, **axes)
-    sent = {(one.op, one.bytes): one.count for one in rehearse(config).collectives if one.axis == "sequence"}
+    sent = {(call.op, call.bytes): call.count for call in rehearse(config).collectives if call.axis == "sequence"}
     planned = Counter[tuple[str, int]]()
-    for one in collectives(config, layout_of(config), tokens, context=context):
-        if one.axis == "sequence":
-            planned[one.op, one.bytes] += one.count
+    for collective in collectives(config, layout_of(config), tokens, context=context):
+        if collective.axis == "sequence":
+            planned[collective.op, collective.bytes] += collective.count
     assert sent == planned
 
 
 def _refused(rank: int) -> list[str]:
     mesh = build(torch.device("cpu"), Layout(sequence=4))
-    said = []
+    errors = []
     for heads, kv_heads in ((6, 6), (12, 3)):
         fields = llama_config().model_dump() | {"hidden_size": 48, "num_attention_heads": heads}
         with torch.device("meta"):
             model = Decoder(ModelConfig(**fields | {"num_key_value_heads": kv_heads}))
         with pytest.raises(UserError) as caught:
             sequence.apply(model, mesh, context="ulysses")
-        said.append(f"{caught.value.message}; {caught.value.hint}")
+        errors.append(f"{caught.value.message}; {caught.value.hint}")
         sequence.apply(model, mesh, context="ring")
     with pytest.raises(UserError) as caught:
         sequence.own_part(mesh, context="ring")(torch.zeros(1, 20))
-    return [*said, f"{caught.value.message}; {caught.value.hint}"]
+    return [*errors, f"{caught.value.message}; {caught.value.hint}"]
 
 
 def test_what_cannot_be_shared_is_refused_with_what_can() -> None:

@@ -104,18 +104,19 @@ class Curve(NamedTuple):
 
 
 def _train(rank: int, layout: Layout, names: list[str], steps: int, known: dict[str, Curve] | None) -> dict[str, Curve]:
-    mesh, found = meshes.build(torch.device("cpu"), layout), {}
+    mesh = meshes.build(torch.device("cpu"), layout)
+    curves = {}
     for name in names:
         config = _model(name)
         state, loss = _state(config, mesh, _laid(config, mesh))
-        curve = found[name] = Curve([], [])
+        curve = curves[name] = Curve([], [])
         for step in range(steps):
             with ExitStack() as routers:
                 calls = None
                 if known is None:
                     calls = routers.enter_context(recorded_choices(state.model))
                 else:
-                    forced = [_own(torch.from_numpy(one), mesh).chunk(2) for one in known[name].choices[step]]
+                    forced = [_own(torch.from_numpy(choices), mesh).chunk(2) for choices in known[name].choices[step]]
                     order = [layer[number] for number in range(2) for layer in forced]
                     routers.enter_context(forced_choices(state.model, order))
                 result = train_step(state, _rows(step, mesh), loss)
@@ -123,7 +124,7 @@ def _train(rank: int, layout: Layout, names: list[str], steps: int, known: dict[
             curve.figures.append({key: value.numpy() for key, value in figures.items()})
             layers = len(calls or ()) // 2
             curve.choices.append([torch.cat(list((calls or [])[layer::layers])).numpy() for layer in range(layers)])
-    return found
+    return curves
 
 
 def _on_all(
@@ -145,8 +146,8 @@ def test_steps_are_those_of_one_process(ranks: int, names: list[str], steps: int
     """Losses, their parts, gradient norms and loads of experts."""
     alone: dict[str, Curve] = run_ranks(1, _train, Layout(), names, steps, None)[0]
     of_ranks = run_ranks(ranks, _on_all, LAYOUTS[ranks], names, steps, alone)
-    for layout, found in zip(LAYOUTS[ranks], of_ranks[0], strict=True):
-        for name, curve in found.items():
+    for layout, curves in zip(LAYOUTS[ranks], of_ranks[0], strict=True):
+        for name, curve in curves.items():
             for step, (figures, wanted) in enumerate(zip(curve.figures, alone[name].figures, strict=True)):
                 assert figures.keys() == wanted.keys()
                 for key, value in wanted.items():
@@ -249,7 +250,7 @@ Made = Counter[tuple[str, int]]
 
 
 def _counted(rank: int, cases: list[tuple[RunConfig, Layout]]) -> list[Made]:
-    found = []
+    counts = []
     for config, layout in cases:
         mesh = meshes.build(torch.device("cpu"), layout)
         recomputes = config.train.parallel.activation_checkpointing == "full"
@@ -262,15 +263,15 @@ def _counted(rank: int, cases: list[tuple[RunConfig, Layout]]) -> list[Made]:
         for call in traffic.calls:
             if call.axis == "tensor":
                 made[call.op, call.bytes] += call.times
-        found.append(made)
-    return found
+        counts.append(made)
+    return counts
 
 
 def _planned(config: RunConfig, layout: Layout) -> Made:
     made: Made = Counter()
-    for one in collectives(config, layout):
-        if one.axis == "tensor":
-            made[one.op, one.bytes] += one.count
+    for collective in collectives(config, layout):
+        if collective.axis == "tensor":
+            made[collective.op, collective.bytes] += collective.count
     return made
 
 
@@ -291,8 +292,8 @@ def test_collectives_are_those_of_the_plan(of: list[tuple[str, Layout, bool, str
         (_run_config(_model(name), layout, recomputes, compute), layout) for name, layout, recomputes, compute in of
     ]
     for made in run_ranks(cases[0][1].world_size, _counted, cases):
-        for (config, layout), found in zip(cases, made, strict=True):
-            assert found == _planned(config, layout)
+        for (config, layout), calls in zip(cases, made, strict=True):
+            assert calls == _planned(config, layout)
 
 
 # ---- refusals -------------------------------------------------------------------------------------------------------
@@ -306,14 +307,15 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 
 
 def _refused(rank: int) -> list[str]:
-    mesh, told = meshes.build(torch.device("cpu"), Layout(tensor=2)), []
+    mesh = meshes.build(torch.device("cpu"), Layout(tensor=2))
+    messages = []
     for fields, _ in REFUSED:
         with pytest.raises(UserError) as caught:
             _laid(ModelConfig(**(BASE | fields)), mesh)(torch.zeros(1, 15, dtype=torch.int64))
-        told.append(str(caught.value))
-    return told
+        messages.append(str(caught.value))
+    return messages
 
 
 def test_what_cannot_be_cut_is_refused() -> None:
-    for told, (_, said) in zip(run_ranks(2, _refused)[0], REFUSED, strict=True):
-        assert all(part in told for part in said), told
+    for message, (_, parts) in zip(run_ranks(2, _refused)[0], REFUSED, strict=True):
+        assert all(part in message for part in parts), message

@@ -76,9 +76,9 @@ def _whole_world(rank: int) -> list[tuple[str, str]]:
 
 
 def test_one_group_of_several_axes() -> None:
-    found = run_ranks(2, _whole_world)
-    assert found[0] == found[1]
-    assert found[0] == [
+    calls_of_ranks = run_ranks(2, _whole_world)
+    assert calls_of_ranks[0] == calls_of_ranks[1]
+    assert calls_of_ranks[0] == [
         ("all_gather", "shard"),
         ("all_to_all", "expert"),
         ("all_reduce", "world"),
