@@ -29,8 +29,8 @@ _TAIL_LINES = 15
 _ANSWERS = (ExitCode.USAGE, ExitCode.CHECK_FAILED)
 _UNSAVED = (-signal.SIGTERM, -signal.SIGINT)
 """Exit codes of a rank that was asked to stop before it trained."""
-_AGAIN = "run the same command again; it continues from the newest checkpoint"
-_AFRESH = "run the same command again; it starts from the beginning"
+_RESUME = "run the same command again; it continues from the newest checkpoint"
+_START_OVER = "run the same command again; it starts from the beginning"
 _SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -74,7 +74,7 @@ def run(
     """
     count = max(1, cpu_count() // ranks) if threads == "auto" else int(threads)
     least: int | None = None
-    with _Requests() as requests:
+    with _StopRequests() as requests:
         while True:
             outcome = _attempt(command, folder, requests, ranks=ranks, threads=count, grace_s=grace_s, stop_s=stop_s)
             if at_end is not None:
@@ -90,7 +90,7 @@ def run(
 def _attempt(
     command: Sequence[str],
     folder: RunFolder,
-    requests: "_Requests",
+    requests: "_StopRequests",
     *,
     ranks: int,
     threads: int,
@@ -112,7 +112,7 @@ def _attempt(
         )
         watch = _Watch(started, requests, grace_s, stop_s)
         try:
-            watch.to_the_end()
+            watch.wait()
         finally:
             watch.kill_all()
         if attempt_at_port + 1 == _PORT_TRIES or not _port_was_taken(watch, _last_step(folder) > step_before):
@@ -123,7 +123,7 @@ def _attempt(
     return outcome
 
 
-class _Requests:
+class _StopRequests:
     """Counts of the signals to the agent."""
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class _Requests:
 class _Watch:
     """Polls the ranks until none is left."""
 
-    def __init__(self, ranks: list[Rank], requests: _Requests, grace_s: float, stop_s: float) -> None:
+    def __init__(self, ranks: list[Rank], requests: _StopRequests, grace_s: float, stop_s: float) -> None:
         self.ranks = ranks
         self.requests = requests
         self.deaths: list[Rank] = []
@@ -163,7 +163,7 @@ class _Watch:
         self._grace_s, self._stop_s = grace_s, stop_s
         self._kill_at_s: float | None = None
 
-    def to_the_end(self) -> None:
+    def wait(self) -> None:
         """Wait until all ranks have ended, or until the others must be killed."""
         while any(rank.code is None for rank in self.ranks):
             self._forward()
@@ -191,7 +191,7 @@ class _Watch:
     def cause(self) -> Rank | None:
         """Return the rank that caused the end: by signal, exit code, 75, lost peer, in this order; else the first."""
         blamed = self._causes()
-        return min(blamed, key=_blame) if blamed else None
+        return min(blamed, key=_blame_order) if blamed else None
 
     def _causes(self) -> list[Rank]:
         expected: set[int] = {ExitCode.RETRY, ExitCode.INTERRUPTED, *_UNSAVED} if self.stopped_by else set()
@@ -224,7 +224,7 @@ class _Watch:
         self._kill_at_s = due_s if self._kill_at_s is None else min(self._kill_at_s, due_s)
 
 
-def _blame(rank: Rank) -> int:
+def _blame_order(rank: Rank) -> int:
     assert rank.code is not None
     if rank.code == -signal.SIGABRT:
         return 1  # a library aborts when its peer is gone
@@ -235,23 +235,23 @@ def _judge(watch: _Watch, folder: RunFolder) -> Outcome:
     cause = watch.cause()
     step = _last_step(folder)
     if watch.requests.interrupts > 1:
-        return _at_once(folder, step)
+        return _killed_at_once(folder, step)
     oom_event = happened(folder.events(), folder.attempt)
     if oom_event is not None and watch.stopped_by is None:
         return _out_of_memory(oom_event, cause, watch, step)
     if cause is not None:
         outcome = _lost(cause, watch, step) if cause.code == LOST_PEER else _blamed(cause, watch, step)
-        return _with_number(outcome, folder) if outcome.code == ExitCode.CHECK_FAILED else outcome
+        return _with_value_not_finite(outcome, folder) if outcome.code == ExitCode.CHECK_FAILED else outcome
     if watch.stopped_by is None:
         return Outcome(ExitCode.DONE, f"finished after step {step}", printed=True)
     return _stopped(watch.stopped_by, watch, folder, step)
 
 
-def _at_once(folder: RunFolder, step: int) -> Outcome:
+def _killed_at_once(folder: RunFolder, step: int) -> Outcome:
     saved = folder.saved_step()
     since = "of this run" if saved is None else f"since the checkpoint of step {saved}"
     reason = f"stopped at once by the second Ctrl-C after step {step}; nothing {since} was saved"
-    return Outcome(ExitCode.INTERRUPTED, reason, hint=_AGAIN if saved is not None else _AFRESH)
+    return Outcome(ExitCode.INTERRUPTED, reason, hint=_RESUME if saved is not None else _START_OVER)
 
 
 def _stopped(by: signal.Signals, watch: _Watch, folder: RunFolder, step: int) -> Outcome:
@@ -263,15 +263,15 @@ def _stopped(by: signal.Signals, watch: _Watch, folder: RunFolder, step: int) ->
         return Outcome(ExitCode.DONE, f"finished after step {step}, as {by.name} came", printed=True)
     if ExitCode.RETRY in codes and not watch.out_of_time and codes.isdisjoint(_UNSAVED):
         printed = watch.ranks[0].code == ExitCode.RETRY
-        return Outcome(ExitCode.RETRY, f"stopped by {by.name} after step {step}; {what}", hint=_AGAIN, printed=printed)
+        return Outcome(ExitCode.RETRY, f"stopped by {by.name} after step {step}; {what}", hint=_RESUME, printed=printed)
     if codes == {ExitCode.INTERRUPTED} and saved is not None:
-        return Outcome(ExitCode.INTERRUPTED, f"stopped by {by.name} after step {step}", hint=_AGAIN, printed=True)
+        return Outcome(ExitCode.INTERRUPTED, f"stopped by {by.name} after step {step}", hint=_RESUME, printed=True)
     why = (
         f"{_unresponsive(watch)} did not end in time"
         if watch.out_of_time
         else "it came while the ranks were not training"
     )
-    again = _AGAIN if folder.checkpoints.exists() else _AFRESH
+    again = _RESUME if folder.checkpoints.exists() else _START_OVER
     reason = f"terminated by {by.name} after step {step}: {why}; {what}"
     if not (step or folder.checkpoints.exists() or watch.out_of_time or codes & {ExitCode.RETRY, ExitCode.INTERRUPTED}):
         reason = f"stopped by {by.name} before the first step; nothing was saved"
@@ -282,9 +282,9 @@ def _lost(lost: Rank, watch: _Watch, step: int) -> Outcome:
     """Return the outcome if all ranks that died had lost another one: those that were left did not answer."""
     if not watch.left:
         tail = tuple(lost.last_lines(_TAIL_LINES))
-        return Outcome(ExitCode.RETRY, f"the ranks lost the connection to each other after step {step}", tail, _AGAIN)
+        return Outcome(ExitCode.RETRY, f"the ranks lost the connection to each other after step {step}", tail, _RESUME)
     tail = tuple(watch.left[0].last_lines(_TAIL_LINES))
-    return Outcome(ExitCode.RETRY, f"{_unresponsive(watch)} did not answer after step {step}", tail, _AGAIN)
+    return Outcome(ExitCode.RETRY, f"{_unresponsive(watch)} did not answer after step {step}", tail, _RESUME)
 
 
 def _unresponsive(watch: _Watch) -> str:
@@ -294,7 +294,7 @@ def _unresponsive(watch: _Watch) -> str:
     return ", ".join(names) + (f", which {verb} stopped (SIGSTOP or a debugger)," if watch.any_stopped else "")
 
 
-def _with_number(outcome: Outcome, folder: RunFolder) -> Outcome:
+def _with_value_not_finite(outcome: Outcome, folder: RunFolder) -> Outcome:
     """Return ``outcome`` with the loss or gradient norm that ended the run, if one did."""
     events = [event for event in folder.events() if event["attempt"] == folder.attempt]
     number = next((event for event in events if event["event"] == "not_finite"), None)
@@ -308,7 +308,7 @@ def _blamed(cause: Rank, watch: _Watch, step: int) -> Outcome:
     who = f"rank {cause.rank} (pid {cause.pid})"
     tail = tuple(cause.last_lines(_TAIL_LINES))
     if cause.code < 0:
-        hint = _AGAIN
+        hint = _RESUME
         if cause.code == -signal.SIGKILL:
             hint += " (if nobody killed it, the machine may be out of memory: see 'dmesg')"
         name = signal.Signals(-cause.code).name
@@ -319,7 +319,7 @@ def _blamed(cause: Rank, watch: _Watch, step: int) -> Outcome:
     all_agree = all(rank.code == cause.code for rank in watch.ranks)
     printed = known and (cause.rank == 0 or all_agree)
     reason = f"{who} exited with code {cause.code} after step {step}"
-    return Outcome(code, reason, () if printed else tail, _AGAIN if code == ExitCode.RETRY else None, printed)
+    return Outcome(code, reason, () if printed else tail, _RESUME if code == ExitCode.RETRY else None, printed)
 
 
 def _out_of_memory(oom_event: Mapping[str, Any], cause: Rank | None, watch: _Watch, step: int) -> Outcome:

@@ -97,7 +97,7 @@ def recorded(attempt: Attempt) -> Iterator[None]:
     except Exception as error:
         foreign = not env.attempt_is_open()
         try:
-            lost.raise_with_lost_ranks(error, attempt.hosts, ask=foreign)
+            lost.raise_with_lost_ranks(error, attempt.hosts, find_silent=foreign)
         except Exception as named:
             writes = named.writes if isinstance(named, lost.LostPeer) else env.world().is_first
             if attempt.folder is not None and foreign and writes:

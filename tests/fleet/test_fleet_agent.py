@@ -373,7 +373,7 @@ def test_the_message_begins_on_a_line_of_its_own_with_the_cursor_shown(monkeypat
 def test_the_second_ctrl_c_names_the_checkpoint_that_there_is(tmp_path):
     (tmp_path / "checkpoints/step-00000020").mkdir(parents=True)
     (tmp_path / "checkpoints/step-00000020/COMPLETE").write_text("")
-    outcome = agent._at_once(RunFolder.join(tmp_path, 0), 27)
+    outcome = agent._killed_at_once(RunFolder.join(tmp_path, 0), 27)
     assert "after step 27; nothing since the checkpoint of step 20 was saved" in outcome.reason
     assert "continues from the newest checkpoint" in outcome.hint
 
@@ -420,7 +420,7 @@ def test_a_command_that_cannot_start_leaves_nobody(tmp_path):
 
 
 def test_signals_after_the_ranks_are_gone_leave_the_exit_code_alone(tmp_path: Path) -> None:
-    """What is done at the end, such as informing trackers, may take seconds."""
+    """Work at the end, such as reporting to trackers, may take seconds."""
 
     def send(outcome: agent.Outcome) -> None:
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):

@@ -1,4 +1,4 @@
-"""What machine this is: the driver's answer is read, limits of cgroups are found, nothing is guessed."""
+"""Facts about the machine: output of the driver's tool, limits of cgroups; unknown facts are None."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def test_a_line_of_nvidia_smi() -> None:
 @pytest.mark.parametrize(
     ("script", "problem"), [("exit 0", None), ("echo NVML: driver mismatch >&2; exit 18", "driver mismatch")]
 )
-def test_a_broken_driver_is_told(
+def test_a_broken_driver_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, problem: str | None
 ) -> None:
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")

@@ -142,7 +142,7 @@ def test_this_machine_as_a_device() -> None:
     ("save", "threads", "text"),
     [("machine.txt", None, "ends with .yaml"), ("nowhere/machine.yaml", None, "make it first"), (None, 0, "1 or more")],
 )
-def test_a_measurement_that_cannot_be_kept_does_not_begin(save: str | None, threads: int | None, text: str) -> None:
+def test_a_measurement_that_cannot_be_saved_does_not_begin(save: str | None, threads: int | None, text: str) -> None:
     with pytest.raises(UserError) as caught:
         measure_here(save, threads)
     assert text in f"{caught.value.allowed} {caught.value.hint}"

@@ -32,7 +32,7 @@ def test_one_two_and_four_ranks_change_one_word_and_learn_the_same(tmp_path: Pat
 
 
 @pytest.mark.exhaustive
-def test_a_launchers_number_counts_and_that_is_said(tmp_path: Path):
+def test_a_launchers_number_of_ranks_counts_with_a_warning(tmp_path: Path):
     write_recipe(tmp_path, one_rank())
     world = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     done = train(tmp_path, "r.yaml", "train.parallel.ranks=4", **world)

@@ -21,7 +21,7 @@ def wait(state, *ranks):
                 pass
             time.sleep(0.01)
 """
-"""Of a rank: until others are stopped (T)."""
+"""Code with which a rank waits until others are stopped (state T)."""
 
 
 @pytest.mark.sample(1)

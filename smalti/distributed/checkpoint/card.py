@@ -159,12 +159,12 @@ def _evals(run: Path, step: int) -> str:
                 f"{score['value']:.4g}",
                 _interval(score),
                 f"{score['n']:,}",
-                _beside(score),
+                _baseline(score),
             )
             for name, score in results["tasks"].items()
         ]
         head = f"Suite `{suite}`, {results['time']}, contexts of {results['seq_len']} tokens.\n\n"
-        parts.append(head + _table(("task", "metric", "value", "95 % interval", "n", "beside it"), rows))
+        parts.append(head + _table(("task", "metric", "value", "95 % interval", "n", "baseline"), rows))
     return "\n\n".join(parts)
 
 
@@ -173,7 +173,7 @@ def _interval(score: dict[str, Any]) -> str:
     return f"{interval[0]:.4g} to {interval[1]:.4g}" if interval else ""
 
 
-def _beside(score: dict[str, Any]) -> str:
+def _baseline(score: dict[str, Any]) -> str:
     if "gzip_bits_per_byte" in score:
         return f"gzip -9 {score['gzip_bits_per_byte']:.4g}, xz -9 {score['xz_bits_per_byte']:.4g}"
     return f"chance {score['chance']:.4g}: {score['verdict']}" if "chance" in score else ""

@@ -56,14 +56,14 @@ def lost_peer(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None
 
 
-def raise_with_lost_ranks(error: Exception, hosts: Sequence[str], *, ask: bool = True) -> NoReturn:
+def raise_with_lost_ranks(error: Exception, hosts: Sequence[str], *, find_silent: bool = True) -> NoReturn:
     """Raise ``error``; in a world of several ranks, where it means a lost peer, as LostPeer with the silent ones named.
 
     That takes some seconds, in the process group, which must still exist. Every other error is raised as it is; the
     other ranks get its text, and its exit code where it would occur again. A rank that cannot reach the store names
     the ranks on the host of the store. A rank that reports seconds after the others may have been named as silent.
 
-    hosts: of each rank. ask: False where the launcher knows which rank has died.
+    hosts: of each rank. find_silent: False where the launcher knows which rank has died.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         raise error
@@ -73,8 +73,8 @@ def raise_with_lost_ranks(error: Exception, hosts: Sequence[str], *, ask: bool =
         with suppress(RuntimeError):
             _within(_ANSWER_S, lambda: store.set(f"lost/{rank}", report))
         raise error
-    reports = _exchange_reports(store, rank) if ask else {}
-    who = _describe_lost(reports, hosts) if ask else "another rank"
+    reports = _exchange_reports(store, rank) if find_silent else {}
+    who = _describe_lost(reports, hosts) if find_silent else "another rank"
     reason = _ABOUT.sub("", str(error).strip().splitlines()[0])[:300]
     again = "run the same command again; it continues from the newest checkpoint"
     codes = [code for text, code in (reports or {}).values() if text and code != ExitCode.RETRY]
@@ -86,7 +86,7 @@ def raise_with_lost_ranks(error: Exception, hosts: Sequence[str], *, ask: bool =
         lost.exit_code = ExitCode(codes[0])
     # Ranks that cannot reach the store have no reports of each other, but know that rank 0 may be gone.
     left = [other for other, (text, _) in reports.items() if not text] if reports else _ranks_off_host_of_rank0(hosts)
-    lost.writes = ask and rank == min(left, default=rank)
+    lost.writes = find_silent and rank == min(left, default=rank)
     raise lost from error
 
 

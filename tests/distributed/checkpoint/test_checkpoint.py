@@ -129,7 +129,7 @@ DAMAGES = {
 
 @pytest.fixture(scope="module")
 def two_saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of steps 5 and 10."""
+    """Save checkpoints of steps 5 and 10."""
     folder = tmp_path_factory.mktemp("saved")
     run_ranks(1, _save, folder, (5, 10))
     return folder
@@ -194,7 +194,7 @@ def test_a_rank_that_cannot_read_its_part_is_reported_to_all(tmp_path: Path) -> 
         assert not rejected
 
 
-def test_nothing_there_is_nothing_found(tmp_path: Path) -> None:
+def test_an_empty_folder_has_no_newest_checkpoint(tmp_path: Path) -> None:
     assert checkpoint.newest(tmp_path / "absent") is None
     assert checkpoint.newest(tmp_path) is None
 

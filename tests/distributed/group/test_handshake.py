@@ -15,7 +15,7 @@ CONFIG = {"train.optimizer.lr": 0.1, "train.log_every": "1step"}
 
 
 def ranks_meet(cards: dict[int, Card], size: int, configs: dict[int, Any] | None = None, timeout_s: float = 20) -> Any:
-    """What came of it on each rank of ``cards``: hosts, or the error. And the store."""
+    """Return the hosts or the error on each rank of ``cards``, and the store."""
     store = dist.HashStore()
 
     def join(rank: int) -> Any:
@@ -53,7 +53,7 @@ def test_a_rank_with_another_config_is_named_with_the_values():
     ] * 2
 
 
-def test_a_rank_that_cannot_train_says_why_to_all():
+def test_a_rank_that_cannot_train_gives_its_reason_to_all():
     cards = {0: card(0), 1: Card("b", 5, {**SAME, "device": "cpu"}, "torch sees no CUDA device")}
     results, _ = ranks_meet(cards, 2)
     assert [error.message for error in results.values()] == ["rank 1 (b): torch sees no CUDA device"] * 2

@@ -15,7 +15,7 @@ from smalti.distributed.group import lost
 HOSTS = ("a", "a", "b")
 
 
-def _wait_for_a_silent_one(rank: int, ask: bool) -> Any:
+def _wait_for_a_silent_one(rank: int, find_silent: bool) -> Any:
     group = dist.new_group(timeout=timedelta(seconds=1))
     store = dist.distributed_c10d._get_default_store()
     lost.LISTEN_S = 2.0
@@ -26,7 +26,7 @@ def _wait_for_a_silent_one(rank: int, ask: bool) -> Any:
         dist.all_reduce(torch.ones(1), group=group)
     except RuntimeError as error:
         with pytest.raises(lost.LostPeer) as raised:
-            lost.raise_with_lost_ranks(error, HOSTS, ask=ask)
+            lost.raise_with_lost_ranks(error, HOSTS, find_silent=find_silent)
         store.set(f"done/{rank}", "")
         return raised.value.message, int(raised.value.exit_code)
     return "nothing was lost"
@@ -183,7 +183,7 @@ class _NoStore:
 
 
 def _lost_without_a_store(monkeypatch, error: Exception) -> lost.LostPeer:
-    """What rank 2 of 3 raises for ``error`` where the store does not answer."""
+    """Return the error that rank 2 of 3 raises for ``error`` if the store does not answer."""
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 3)
     monkeypatch.setattr(dist, "get_rank", lambda: 2)
@@ -209,7 +209,7 @@ def test_without_the_store_the_host_of_rank_0_is_named(monkeypatch):
         "{reason}",
     ],
 )
-def test_what_gloo_says_around_a_reason_is_left_out(monkeypatch, text):
+def test_text_that_gloo_adds_to_a_reason_is_left_out(monkeypatch, text):
     """The message keeps gloo's reason; places in gloo's sources and its advice are not in it."""
     reason = "Read error [127.0.0.1]:3495: Connection reset by peer"
     error = _lost_without_a_store(monkeypatch, RuntimeError(text.format(reason=reason)))

@@ -65,7 +65,7 @@ def _outcomes(rank: int) -> list[tuple[Any, int]]:
     return [_outcome(rank, work) for work in EXPECTED]
 
 
-def test_all_ranks_get_what_the_first_one_found() -> None:
+def test_all_ranks_get_the_result_or_error_of_rank_0() -> None:
     first, second = run_ranks(2, _outcomes, timeout_s=60)
     for expected, of_first, of_second in zip(EXPECTED.values(), first, second, strict=True):
         assert (of_first, of_second) == ((expected, 1), (expected, 0))

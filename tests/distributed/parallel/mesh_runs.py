@@ -46,7 +46,7 @@ class Choice(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What came of a run."""
+    """Losses, norms and choices of a run."""
 
     loss: list[float]
     grad_norm: list[float]
@@ -139,7 +139,7 @@ def _routers(
 
 
 class _Chooser:
-    """In place of ``Router.choose`` of one layer for one step; called once a microbatch, in their order."""
+    """Replaces ``Router.choose`` of one layer for one step; called once per microbatch, in order."""
 
     def __init__(
         self, job: Job, router: nn.Module, step: int, layer: int, choices: dict[tuple[int, int], Tensor],

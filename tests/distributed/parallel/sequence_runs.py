@@ -28,7 +28,7 @@ MOE = {"num_experts": 4, "num_experts_per_tok": 2, "balance_loss_coef": 0.1, "z_
 
 
 class Case(NamedTuple):
-    """What is trained, and how."""
+    """A model and how it is trained."""
 
     model: dict[str, Any]
     packed: bool = True
@@ -57,16 +57,16 @@ CASES = {
 
 
 class Curves(NamedTuple):
-    """What came of it."""
+    """Results of a training run."""
 
     loss: list[float]
     grad_norm: list[float]
     gradients: dict[str, Tensor]
-    """Of the first step, whole."""
+    """Whole gradients of the first step."""
     metrics: dict[str, Tensor]
-    """Of the first step."""
+    """Metrics of the first step."""
     choices: list[list[Tensor]]
-    """Of the routers, in each step."""
+    """Choices of the routers in each step."""
 
 
 def config_of(case: Case) -> ModelConfig:

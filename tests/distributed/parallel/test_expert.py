@@ -125,7 +125,7 @@ def test_a_layer_is_that_of_one_process(world: int, proof: Any) -> None:
 
 
 def _twice(rank: int) -> list[bool]:
-    """Whether the same input gives the same bits, and whether a choice that no expert had is clean."""
+    """Return whether the same input gives the same bits, and whether a choice of no expert gives zeros."""
     mesh, config = meshes.build(torch.device("cpu"), LAYOUTS[2][0]), _config()
     torch.manual_seed(0)
     values = {name: value.detach() for name, value in Layer(config).named_parameters()}
@@ -205,7 +205,7 @@ def fake_world() -> Any:
 
 
 @pytest.mark.usefixtures("fake_world")
-def test_static_never_asks_for_a_value_and_its_buffers_hold_the_worst_case() -> None:
+def test_static_reads_no_value_and_its_buffers_hold_the_worst_case() -> None:
     with FakeTensorMode():
         dispatch, (x, chosen, weight) = _fake_layer(Static)
         with _NothingToTheHost(), _NoScalar() as watched:
@@ -216,7 +216,7 @@ def test_static_never_asks_for_a_value_and_its_buffers_hold_the_worst_case() -> 
 
 
 @pytest.mark.usefixtures("fake_world")
-def test_exact_asks_once_and_can_be_told_to_take_all_for_equal() -> None:
+def test_exact_reads_counts_once_and_can_assume_even_load() -> None:
     with FakeTensorMode():
         dispatch, inputs = _fake_layer(Exact)
         with pytest.raises(DataDependentOutputException):

@@ -204,7 +204,7 @@ def test_a_checkpoint_of_one_layout_has_the_same_bits_in_any_other(
 
 
 def _placed(rank: int) -> dict[str, Any]:
-    """Of one expert weight: its mesh, placements, shape here; and how it was drawn."""
+    """Return mesh, placements and local shape of an expert weight, and how it was drawn."""
     state = _state(HYBRID, "exact")
     name, parameter = next((n, p) for n, p in state.model.named_parameters() if "experts.up_proj" in n)
     assert isinstance(parameter, DTensor)

@@ -31,7 +31,7 @@ CASES: dict[str, tuple[dict[str, Any], bool]] = {
     "soft cap": ({"attn_logit_softcapping": 0.5}, False),
     "all": ({"position": "alibi", "attn_logit_softcapping": 0.7, "sliding_window": 20}, True),
 }
-"""What differs from four heads without anything; whether rows are packed."""
+"""Name -> (options beside four heads, whether rows are packed)."""
 
 
 _PARTS = ("output", "gradient of the query", "gradient of the key", "gradient of the value")

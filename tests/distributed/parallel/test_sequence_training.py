@@ -111,7 +111,7 @@ def test_held_out_loss_is_that_of_one_process(tmp_path: Path) -> None:
             assert metrics == pytest.approx(wanted, rel=1e-6)
 
 
-def test_held_out_loss_asks_for_the_mesh_where_ranks_read_alike(tmp_path: Path) -> None:
+def test_held_out_loss_needs_the_mesh_where_ranks_read_the_same_rows(tmp_path: Path) -> None:
     folder = write_byte_tokens(tmp_path / "tokens", ["a longer one " * 30])
     with pytest.raises(UserError, match="axis sequence") as caught:
         heldout_hook(_config(folder, ranks=2, sequence=2))

@@ -96,7 +96,7 @@ def _own(rows: Tensor, mesh: Mesh) -> Tensor:
 
 
 class Curve(NamedTuple):
-    """Of each step."""
+    """Metrics of each step."""
 
     figures: list[dict[str, Any]]
     choices: list[list[Any]]
