@@ -79,13 +79,13 @@ class Dispatch(LocalExperts):
     def __init__(self, experts: Experts, group: dist.ProcessGroup) -> None:
         super().__init__(experts)
         self.group, self.ranks, self.local_rank = group, group.size(), group.rank()
-        self.local_experts = experts.up_proj.shape[0] // self.ranks
+        self.num_local_experts = experts.up_proj.shape[0] // self.ranks
 
     @torch.compiler.disable
     def begin(self, expert_Nk: Tensor) -> PendingDispatch:
         """Send each rank the number of rows for each of its experts."""
-        order_S, slot_Nk, end_E = slots(expert_Nk, self.local_experts * self.ranks)
-        leaving_We = F.pad(end_E.to(torch.int64), (1, 0)).diff().view(self.ranks, self.local_experts)
+        order_S, slot_Nk, end_E = slots(expert_Nk, self.num_local_experts * self.ranks)
+        leaving_We = F.pad(end_E.to(torch.int64), (1, 0)).diff().view(self.ranks, self.num_local_experts)
         arriving_We = _sent(leaving_We, None, None, self.group)
         return PendingDispatch(order_S, slot_Nk, end_E, arriving_We, self.sizes(leaving_We, arriving_We))
 
@@ -126,9 +126,9 @@ class Exact(Dispatch):
         leaving, arriving = self._even(rows_SD.shape[0]) if pending.sizes is None else pending.sizes.wait()
         rows_RD = _sent(rows_SD, arriving, leaving, self.group)
         del rows_SD  # frees memory while the experts compute
-        label_R = _labels(pending.arriving_We.flatten(), rows_RD.shape[0]) % self.local_experts
+        label_R = _labels(pending.arriving_We.flatten(), rows_RD.shape[0]) % self.num_local_experts
         if not rows_RD.shape[0]:  # a row of no expert: every kernel takes it, and its gradients are zeros
-            rows_RD, label_R = F.pad(rows_RD, (0, 0, 0, 1)), label_R.new_full((1,), self.local_experts)
+            rows_RD, label_R = F.pad(rows_RD, (0, 0, 0, 1)), label_R.new_full((1,), self.num_local_experts)
         y_RD = self.run_local_experts(rows_RD, label_R, spare=sum(arriving) == 0)[: sum(arriving)]
         back_SD = _sent(y_RD, leaving, arriving, self.group)
         del rows_RD, y_RD
@@ -146,7 +146,7 @@ class Static(Dispatch):
     """
 
     def over_ranks(self, x_ND: Tensor, weight_Nk: Tensor, pending: PendingDispatch) -> Tensor:
-        most = x_ND.shape[0] * min(weight_Nk.shape[1], self.local_experts)
+        most = x_ND.shape[0] * min(weight_Nk.shape[1], self.num_local_experts)
         place_S = self._places(pending, most)
         rows_PD: Tensor = _Leave.apply(x_ND, pending.order_S, pending.slot_Nk, place_S, self.ranks * most)
         label_P = _labels(pending.arriving_We, most).flatten()  # rows after the last received one have no expert

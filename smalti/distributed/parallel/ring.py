@@ -33,7 +33,7 @@ class Ring:
     def __call__(
         self, config: ModelConfig, like_BtD: Tensor, documents_BT: Tensor | None, n_documents: int | None = None
     ) -> dict[int | None, Attend]:
-        """Return a function from a layer's window to its attention kernel for this batch."""
+        """Return window -> attention kernel, for the layers with that window in this batch."""
         device, tokens = like_BtD.device, like_BtD.shape[1]
         scores = scores_of(config, device, self.part)
         documents = None if documents_BT is None else Documents(documents_BT)

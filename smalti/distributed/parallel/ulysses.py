@@ -33,7 +33,7 @@ class Ulysses:
     def __call__(
         self, config: ModelConfig, like_BtD: Tensor, documents_BT: Tensor | None, n_documents: int | None = None
     ) -> dict[int | None, Attend]:
-        """Return a function from a layer's window to its attention kernel for this batch."""
+        """Return window -> attention kernel, for the layers with that window in this batch."""
         batch, time, width = like_BtD.shape
         like_BTD = like_BtD[:, :1].expand(batch, time * self.ranks, width)
         kernels = self.kernels_of(config, like_BTD, documents_BT, n_documents, part=self.part)

@@ -187,7 +187,7 @@ def _fake_layer(mode: type[Dispatch]) -> tuple[Dispatch, tuple[Tensor, Tensor, T
     """One layer's dispatch among 4 ranks, and what goes in; tensors without values."""
     experts = Experts(_config())
     dispatch = mode(experts, dist.group.WORLD)  # type: ignore[arg-type]
-    local_parts = [parameter[: dispatch.local_experts].bfloat16() for parameter in experts.parameters()]
+    local_parts = [parameter[: dispatch.num_local_experts].bfloat16() for parameter in experts.parameters()]
     for (name, _), part in zip(list(dispatch.named_parameters()), local_parts, strict=True):
         setattr(dispatch, name, nn.Parameter(part))
     x = torch.randn(10, 16, dtype=torch.bfloat16, requires_grad=True)
@@ -243,7 +243,7 @@ def test_backward_keeps_the_rows_that_came_gate_up_and_the_rows_that_came_back()
             out = dispatch.forward(x, chosen, weight)
         inputs = [weight, *(w for w in weights if w is not None)]
         saved_activation_bytes = sum(saved_bytes.values()) - sum(w.untyped_storage().nbytes() for w in inputs)
-        slots, indices = 20, (4 * 20 + dispatch.local_experts // 2) * 8
+        slots, indices = 20, (4 * 20 + dispatch.num_local_experts // 2) * 8
         assert saved_activation_bytes == slots * (2 * 16 + 2 * 24) * 2 + indices
         del out
 
