@@ -1,7 +1,7 @@
-"""Scores held-out text in bfloat16 where that is faster and gives the same figure as float32 on a sample.
+"""Scores held-out text in bfloat16 if that gives the same result as float32 on a sample.
 
-Rounding errors of many tokens average out: on the models of docs/log.md the bits per byte of a text are the same to
-0.00005. They do not for the likeliest of ten candidates, so ranked tasks keep the engine's dtype.
+Rounding errors of many tokens average out: on the models of docs/log.md the bits per byte of a text are equal within
+0.00005. The likeliest of ten candidates may change, so ranked tasks use the engine's dtype.
 """
 
 import copy
@@ -14,15 +14,15 @@ from torch import nn
 from smalti.evals.likelihood import Window, score
 
 _SAMPLE_TOKENS = 32_768
-_WORTH = 4
-"""Samples that a text must hold: below that the trial costs more than it saves."""
+_MIN_SAMPLES = 4
+"""A text of fewer samples is not tried, because the trial would cost more than it saves."""
 _AGREE_BITS = 0.0002
-"""Bits per byte that the sample may differ by: rounding alone makes 0.00005 of it, what is printed has 0.001."""
+"""Largest difference of the sample in bits per byte: rounding alone gives 0.00005, results are printed to 0.001."""
 _CPU_FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def is_native(model: nn.Module, cpu_features: Collection[str]) -> bool:
-    """Whether the device of ``model`` multiplies bfloat16 itself; a CPU is known by its ``cpu_features``."""
+    """Return True if the device of ``model`` has bfloat16 instructions; a CPU's are in ``cpu_features``."""
     device = next(model.parameters()).device.type
     if device == "cpu":
         return not _CPU_FEATURES.isdisjoint(cpu_features)
@@ -32,12 +32,12 @@ def is_native(model: nn.Module, cpu_features: Collection[str]) -> bool:
 def copy_that_agrees(
     model: nn.Module, windows: Sequence[Window], *, bytes_per_token: float, batch_tokens: int
 ) -> nn.Module | None:
-    """A bfloat16 copy of a float32 model, if it gives the same bits per byte on a sample of ``windows``.
+    """Return a bfloat16 copy of a float32 model, if it gives the same bits per byte on a sample of ``windows``.
 
-    None where it does not, where ``model`` has another dtype, and where the text is too short for it to pay.
+    Returns None otherwise, and if ``model`` has another dtype or the text is too short to save time.
     """
     every = sum(len(window.ids) - 1 for window in windows) // _SAMPLE_TOKENS
-    if every < _WORTH or next(model.parameters()).dtype != torch.float32:
+    if every < _MIN_SAMPLES or next(model.parameters()).dtype != torch.float32:
         return None
     sample = windows[::every]
     faster = copy.deepcopy(model).to(torch.bfloat16)

@@ -1,10 +1,10 @@
-"""Held-out loss while a run trains: likelihood of fixed token windows, split over the ranks.
+"""Held-out loss during training: likelihood of fixed token windows, split over the ranks.
 
-All ranks make the same number of forward passes, so any mesh works. Windows do not overlap and are equally
-spaced over all held-out files. Bits per byte differ from ``evals.tasks.heldout``: tokens at the head of a window have
-little context, and tokens per byte are those of all held-out text.
+All ranks run the same number of forward passes, so any mesh works. Windows do not overlap and are equally spaced over
+all held-out files. Bits per byte differ from ``evals.tasks.heldout``: tokens at the start of a window have little
+context, and tokens per byte are of all held-out text.
 
-B: windows in one forward. T: seq_len. N: counted tokens. D: hidden size. V: vocabulary.
+B: windows in a forward pass. T: seq_len. N: counted tokens. D: hidden size. V: vocabulary.
 """
 
 import math
@@ -37,7 +37,7 @@ _BATCH_TOKENS = 4096
 
 @dataclass(frozen=True)
 class _Source:
-    """Rows of seq_len + 1 tokens of one source, all ranks' together."""
+    """Rows of seq_len + 1 tokens of a source, of all ranks together."""
 
     name: str
     rows_ST1: NDArray[np.int64]
@@ -47,23 +47,23 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Place:
-    """Which windows a rank scores, and which of their tokens."""
+    """The windows that a rank scores, and the part of their tokens."""
 
     rank: int
     ranks: int
-    own_part: Callable[[Tensor], Tensor]
+    part_of: Callable[[Tensor], Tensor]
 
 
 def heldout_hook(
     config: RunConfig, indexes: Mapping[str, bytes] | None = None, mesh: Mesh | None = None
 ) -> Evaluate | None:
-    """The function that measures ``data.heldout``; None where a run names no held-out source.
+    """Return the function that measures ``data.heldout``; None if the run has no held-out source.
 
     It returns ``metrics/eval/<source>/LanguageCrossEntropy`` (nats per token), ``LanguagePerplexity`` (its exp) and
     ``metrics/eval/<source>/bits_per_byte`` (nats per token / ln 2 * tokens per UTF-8 byte of all held-out documents).
-    The token files are read here, so a missing or corrupt one is found before the first step. ``indexes``: what
-    ``data.inputs.read_inputs`` gave; absent, each rank reads the manifests itself. ``mesh``: of the job; may be absent
-    where every rank reads rows of its own.
+    The token files are read here, so a missing or corrupt one is reported before the first step. ``indexes``: the
+    result of ``data.stream.inputs.read_inputs``; None: each rank reads the manifests itself. ``mesh``: of the job; None
+    is allowed if every rank reads different rows.
     """
     if not config.data.heldout:
         return None
@@ -96,7 +96,7 @@ def _place(config: RunConfig, mesh: Mesh | None) -> _Place:
     sharing = [axis for axis in ("sequence", "tensor", "pipeline") if getattr(parallel, axis) != 1]
     if sharing and parallel.ranks > 1:
         raise UserError(
-            f"held-out loss with an axis {sharing[0]}: ranks read alike, and the mesh says which",
+            f"held-out loss with an axis {sharing[0]} needs the mesh, because some ranks read the same rows",
             hint="build(config, evaluation=heldout_hook)",
         )
     return _Place(rank, ranks, lambda rows_BT: rows_BT)
@@ -123,10 +123,10 @@ def _load(name: str, config: RunConfig, index: bytes | None) -> _Source:
         )
     if not manifest.n_text_bytes:
         raise DataError(
-            f"the manifest in {folder} does not say how many bytes its documents had, so there are no bits per byte",
+            f"the manifest in {folder} has no number of bytes of the documents, which bits per byte need",
             hint="write the tokens again: smalti data tokenize",
         )
-    # Equally spaced: files are written in the order of names, so their head is no sample of them.
+    # Equally spaced: files are written in the order of names, so their first rows are not a sample.
     rows_ST1 = np.stack([tokens.read(row * n_all // n_rows * seq_len, seq_len + 1) for row in range(n_rows)])
     tokens.close()
     return _Source(name, rows_ST1, manifest.eod_id, manifest.n_tokens / manifest.n_text_bytes)
@@ -141,16 +141,16 @@ def _measure(model: nn.Module, source: _Source, data: DataConfig, place: _Place)
     for start in range(0, per_rank, width):
         rows_BT1 = own_ST1[start : start + width]
         counted, most = len(rows_BT1), min(width, per_rank - start)
-        if counted < most:  # ranks that pass each other buffers of one size have as many rows
+        if counted < most:  # ranks that exchange buffers of one size need equally many rows
             rows_BT1 = np.concatenate([rows_BT1, source.rows_ST1[: most - counted]])
-        total += _forward(model, rows_BT1, counted, source.eod_id, data, device, place.own_part)
+        total += _forward(model, rows_BT1, counted, source.eod_id, data, device, place.part_of)
     if dist.is_initialized():
         dist.all_reduce(total)
     nats, n_tokens = total.tolist()
     per_token = nats / n_tokens
     return {
         f"metrics/eval/{source.name}/LanguageCrossEntropy": per_token,
-        f"metrics/eval/{source.name}/LanguagePerplexity": math.exp(min(per_token, 700.0)),  # exp(710) is no float
+        f"metrics/eval/{source.name}/LanguagePerplexity": math.exp(min(per_token, 700.0)),  # exp(710) overflows
         f"metrics/eval/{source.name}/bits_per_byte": per_token / math.log(2) * source.tokens_per_byte,
     }
 
@@ -162,11 +162,11 @@ def _forward(
     eod_id: int,
     data: DataConfig,
     device: torch.device,
-    own_part: Callable[[Tensor], Tensor],
+    part_of: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Nats and number of this rank's targets of the first ``counted`` rows, float64 [2]."""
+    """Return nats and number of this rank's targets of the first ``counted`` rows, float64 [2]."""
     inputs, targets, positions, documents = pack.split(rows_BT1, eod_id, mask_documents=data.mask_documents)
-    targets_BT = own_part(torch.from_numpy(targets).to(device))
+    targets_BT = part_of(torch.from_numpy(targets).to(device))
     targets_N, tokens = targets_BT.flatten(), counted * targets_BT.shape[1]
 
     def head(hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
@@ -177,5 +177,5 @@ def _forward(
         torch.from_numpy(array).to(device, torch.int64) for array in (inputs, positions, documents)
     )
     packed_BT = documents_BT if data.mask_documents else None
-    value: Tensor = model(own_part(ids_BT), own_part(positions_BT), packed_BT, head=head).value
+    value: Tensor = model(part_of(ids_BT), part_of(positions_BT), packed_BT, head=head).value
     return value

@@ -132,12 +132,12 @@ def test_bytes_that_do_not_come_back_are_an_error(tmp_path: Path) -> None:
             return super().decode(ids).lower()[:-1]
 
     folder = write_byte_tokens(tmp_path / "t", ["Some Text"])
-    with pytest.raises(DataError, match="decode to 8 bytes, their manifest says 9"):
+    with pytest.raises(DataError, match="decode to 8 bytes, but their manifest has 9"):
         heldout.load_documents("s", folder, Lossy(), seed=1, max_bytes=None)
 
 
 def test_a_folder_without_text_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no text"):
+    with pytest.raises(DataError, match="contains no text"):
         heldout.load_documents(
             "s", write_byte_tokens(tmp_path / "t", ["", ""]), ByteTokenizer(), seed=1, max_bytes=None
         )

@@ -1,8 +1,8 @@
-"""Two in-context tasks generated from a seed: sums, and closing brackets. No data set, no contamination.
+"""Two in-context tasks generated from a seed, without a data set or contamination: sums, and closing brackets.
 
 Both are ranked by likelihood among k candidates, so chance is 1/k. "Examples + question + candidate + newline" is
-tokenised at once; a candidate's score is the summed log-likelihood of the tokens after those that all candidates share.
-The newline ends the answer, so a longer one is not favoured. Item i depends on (seed, task, i) alone.
+tokenised as one text; a candidate's score is the summed log-likelihood of the tokens after those that all candidates
+share. The newline ends the answer, so a longer one is not favoured. Item i depends on (seed, task, i) alone.
 """
 
 import random
@@ -19,7 +19,7 @@ _ENDINGS = 6
 
 @dataclass(frozen=True)
 class Item:
-    """One question: the text before the answer, the candidates, and which of them is right."""
+    """A question: the text before the answer, the candidates, and the index of the right one."""
 
     index: int
     prompt: str
@@ -28,10 +28,10 @@ class Item:
 
 
 def arithmetic(index: int, *, shots: int, seed: int) -> Item:
-    """``a+b=`` with a of two digits and b of one; the candidates are ten sums in a row.
+    """Return ``a+b=`` with two-digit a and one-digit b; the candidates are ten consecutive sums.
 
-    The right sum is at a uniform position of the ten, so neither "the least" nor "the middle" beats chance. Examples
-    never show the question itself. Every number has two digits.
+    The right sum is at a uniform position of the ten, so always choosing the least or the middle does not beat chance.
+    Examples never contain the question. Every sum has two digits.
     """
     draw = random.Random(derive_key("arithmetic", seed, index))
     question = (draw.randint(20, 80), draw.randint(1, 9))
@@ -47,9 +47,10 @@ def arithmetic(index: int, *, shots: int, seed: int) -> Item:
 
 
 def brackets(index: int, *, shots: int, seed: int) -> Item:
-    """Four opening brackets; the candidates are six different ways to close four, one of them right.
+    """Return four opening brackets; the candidates are six different endings, one of them right.
 
-    Wrong endings are drawn uniformly from all others. Examples show none of the six, so "not seen yet" says nothing.
+    Wrong endings are drawn uniformly from all others. Examples contain none of the six, so a candidate's absence from
+    them has no information.
     """
     draw = random.Random(derive_key("brackets", seed, index))
     openings: list[str] = []
@@ -68,7 +69,7 @@ def brackets(index: int, *, shots: int, seed: int) -> Item:
 
 
 def close(opening: str) -> str:
-    """``([{`` -> ``}])``."""
+    """Return the closing brackets: ``([{`` -> ``}])``."""
     return "".join(_PAIRS[character] for character in reversed(opening))
 
 
@@ -77,5 +78,5 @@ def _opening(draw: random.Random) -> str:
 
 
 def generators() -> dict[str, tuple[Callable[..., Item], float]]:
-    """Task name -> (item generator, chance)."""
+    """Return task name -> (item generator, chance)."""
     return {"arithmetic": (arithmetic, 1 / _SUMS), "brackets": (brackets, 1 / _ENDINGS)}

@@ -1,10 +1,10 @@
-"""Held-out bits per byte: how many bits the model needs for a byte of text that it was not trained on.
+"""Held-out bits per byte: the bits that the model needs for a byte of text that it was not trained on.
 
     bits per byte = nats of ALL tokens / ln 2 / UTF-8 bytes of the documents
 
-*All* tokens: every token of a document and the end-of-document token after it, so the number does not depend on the
-tokenizer. A document's context begins with the begin token and holds no other document. ``gzip -9`` and ``xz -9`` are
-given for comparison.
+*All* tokens: those of a document and the end-of-document token after it, so the number does not depend on the
+tokenizer. The context starts with the begin token and has no other document. ``gzip -9`` and ``xz -9`` are for
+comparison.
 """
 
 import gzip
@@ -49,9 +49,9 @@ def run(
     *,
     try_bf16: bool = False,
 ) -> TaskResult:
-    """Bits per byte of the token files in ``folder``, with a bootstrap over documents, gzip and xz beside it.
+    """Measure the bits per byte of the token files in ``folder``, with a bootstrap over documents, and gzip's and xz's.
 
-    ``try_bf16``: compute in bfloat16 where a sample of the text gives the same figure in it.
+    ``try_bf16``: compute in bfloat16 if that gives the same result on a sample of the text.
     """
     documents = load_documents(source, folder, engine.tokenizer, seed=config.seed, max_bytes=config.max_bytes)
     overlap = min(math.ceil(seq_len * config.overlap_frac), seq_len - 1)
@@ -88,9 +88,9 @@ def run(
 
 
 def sliding_windows(ids: NDArray[np.int64], seq_len: int, overlap: int) -> list[Window]:
-    """Windows of at most ``seq_len`` inputs over one document (begin token first) that score each target once.
+    """Return windows of at most ``seq_len`` inputs over a document (begin token first) that score each target once.
 
-    Each begins with the last ``overlap`` inputs of the one before, fewer than ``seq_len``.
+    Each starts with the last ``overlap`` inputs (fewer than ``seq_len``) of the one before.
     """
     windows = [Window(ids[: seq_len + 1], 1)]
     scored_end, start = min(len(ids), seq_len + 1), 0
@@ -105,10 +105,10 @@ def sliding_windows(ids: NDArray[np.int64], seq_len: int, overlap: int) -> list[
 def load_documents(
     source: str, folder: str, tokenizer: Tokenizer, *, seed: int, max_bytes: int | None
 ) -> list[Document]:
-    """The documents of a folder of token files, as ``tokenizer`` sees them.
+    """Return the documents of a folder of token files, tokenised by ``tokenizer``.
 
-    Token files of the same tokenizer are used as they are; those of another are decoded with theirs (in
-    ``tokenizer/`` two folders up, where ``smalti data tokenize`` puts it) and encoded again, which changes no byte.
+    Tokens of the same tokenizer are used as they are; those of another are decoded with theirs (in ``tokenizer/`` two
+    folders up, where ``smalti data tokenize`` writes it) and encoded again, which changes no byte.
     """
     tokens = TokenSource(folder)
     manifest = tokens.manifest
@@ -127,7 +127,7 @@ def load_documents(
     n_bytes = sum(map(len, texts))
     if manifest.n_text_bytes not in (0, n_bytes):
         raise DataError(
-            f"the tokens in {folder} decode to {n_bytes:,} bytes, their manifest says {manifest.n_text_bytes:,}",
+            f"the tokens in {folder} decode to {n_bytes:,} bytes, but their manifest has {manifest.n_text_bytes:,}",
             hint="bits per byte needs a lossless (byte-level) tokenizer; tokenize again: smalti data tokenize",
         )
     documents: list[Document] = []
@@ -135,15 +135,15 @@ def load_documents(
         row = pieces[index][:-1] if is_same else np.array(tokenizer.encode(texts[index].decode()), dtype=np.int64)
         documents.append(Document(index, texts[index], row))
     if not sum(len(document.text) for document in documents):
-        raise DataError(f"the held-out folder {folder} of '{source}' holds no text")
+        raise DataError(f"the held-out folder {folder} of '{source}' contains no text")
     return documents
 
 
 def choose_documents(sizes_bytes: list[int], source: str, *, seed: int, max_bytes: int | None) -> list[int]:
-    """Numbers of the documents to score, rising.
+    """Return the numbers of the documents to score, in ascending order.
 
-    Where there is more text than ``max_bytes``, whole documents are taken in the order of key(seed, source, index)
-    until the next one would not fit (the first always is).
+    If there is more text than ``max_bytes``, whole documents are chosen in the order of key(seed, source, index) until
+    the next one does not fit; the first is always chosen.
     """
     if max_bytes is None or sum(sizes_bytes) <= max_bytes:
         return list(range(len(sizes_bytes)))
@@ -159,8 +159,10 @@ def choose_documents(sizes_bytes: list[int], source: str, *, seed: int, max_byte
 
 
 def compressed_bits_per_byte(texts: list[bytes]) -> dict[str, float]:
-    """Bits per byte of ``gzip -9`` and ``xz -9`` (zlib level 9, LZMA2 preset 9, of Python) over the joined texts,
-    containers included. They look back over all texts, a model only inside its document."""
+    """Return the bits per byte of ``gzip -9`` and ``xz -9`` over the joined texts, containers included.
+
+    These are Python's zlib level 9 and LZMA2 preset 9. Their context is all texts, a model's only the document.
+    """
     joined = b"".join(texts)
     return {
         "gzip_bits_per_byte": 8 * len(gzip.compress(joined, compresslevel=9, mtime=0)) / len(joined),

@@ -18,10 +18,10 @@ from smalti.serve.engine.engine import Engine
 def run(
     name: str, engine: Engine, config: EvalConfig, seq_len: int, progress: Progress = lambda done, total: None
 ) -> TaskResult:
-    """Accuracy of the likeliest candidate, with n, chance and Wilson's 95 % interval.
+    """Measure the accuracy of the likeliest candidate, with n, chance and Wilson's 95 % interval.
 
-    ``gold_probability`` is the mean probability of the right candidate once those of an item are scaled to sum to 1:
-    it moves before the accuracy does. Candidates of exactly equal likelihood are drawn between by the seed.
+    ``gold_probability`` is the mean probability of the right candidate, with those of an item scaled to sum to 1; it
+    changes before the accuracy does. Ties of likelihood are broken by the seed.
     """
     make, chance = generators()[name]
     items = [make(index, shots=config.shots, seed=config.seed) for index in range(config.n)]
@@ -46,7 +46,7 @@ def run(
 
 
 def candidate_windows(engine: Engine, item: Item, seq_len: int) -> list[Window]:
-    """A window for each candidate, scored from the first token in which any two of them differ."""
+    """Return a window for each candidate, scored from the first token in which any two of them differ."""
     texts = [item.prompt + candidate for candidate in item.candidates]
     rows = [np.array([engine.begin_id, *engine.tokenizer.encode(text)], dtype=np.int64) for text in texts]
     longest = max(len(row) for row in rows) - 1

@@ -1,9 +1,7 @@
-"""The key/value cache of a decode batch: one row for each running request, rows grouped by capacity.
+"""The key/value cache of a decode batch: a row for each running request, rows grouped into buckets by capacity.
 
-Rows at different positions share one attention call for each bucket, masked by length, and a row's result is
-independent of the batch. A row has room for at most twice its tokens, and a bucket for at most half as many rows
-again, plus one. Prompts are prefilled into a ``KVCache`` of their own, which ``add`` copies. Why buckets:
-docs/decisions/0008.
+Rows at different positions share an attention call for each bucket, masked by length, and a row's result is independent
+of the batch. docs/decisions/0008 has the reasons for buckets.
 
 Shapes: B rows of the decode batch, n rows of a bucket, S capacity, K key/value heads, d width of a head, D hidden.
 """
@@ -17,7 +15,10 @@ from smalti.serve.engine.scheduler import capacity_tokens
 
 
 class CacheBucket:
-    """Keys and values of the rows of one capacity, without holes: the last row replaces one that is removed."""
+    """Keys and values of the rows of one capacity, without gaps: the last row replaces one that is removed.
+
+    A row has room for at most twice its tokens, and a bucket for at most 1.5 times its rows plus one.
+    """
 
     def __init__(self, config: ModelConfig, capacity_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
         self.capacity_tokens = capacity_tokens
@@ -52,7 +53,7 @@ class CacheBucket:
         row = self.requests.index(request_id)
         last = len(self.requests) - 1
         for keys, values in self.layers:
-            # Whole rows, zeros included: what this request leaves behind may not be finite.
+            # Whole rows, zeros included: the values of this request may not be finite.
             if row < last:
                 keys[row] = keys[last]
                 values[row] = values[last]
@@ -112,7 +113,7 @@ class BatchedKVCache:
         return [request_id for bucket in self._sorted_buckets() for request_id in bucket.requests]
 
     def add(self, request_id: int, prompt: KVCache) -> None:
-        """Add a request with the keys and values of its prompt, a cache of one row."""
+        """Add a request; copies the keys and values of its prompt, which was prefilled into a cache of one row."""
         self._rope_length_of[request_id] = prompt.rope_length_tokens
         self._add(request_id, [(keys[0], values[0]) for keys, values in prompt.layers], prompt.length)
 
@@ -154,7 +155,7 @@ class BatchedKVCache:
         return reads
 
     def advance(self, n_tokens: int) -> None:
-        """Count the new tokens as seen."""
+        """Add the new tokens to the lengths."""
         for bucket in self._batch:
             bucket.lengths = [length + n_tokens for length in bucket.lengths]
 
@@ -175,5 +176,5 @@ class BatchedKVCache:
 
 
 def _attend_to_self(query_BHTd: Tensor, _: Tensor, value_BKTd: Tensor) -> Tensor:
-    """Return what attention to a single key gives, [B, T, H, d]: its value."""
+    """Return the result of attention to a single key, [B, T, H, d]: its value."""
     return value_BKTd.repeat_interleave(query_BHTd.shape[1] // value_BKTd.shape[1], dim=1).transpose(1, 2)

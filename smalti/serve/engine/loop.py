@@ -1,9 +1,8 @@
 """A thread that steps the engine, so that requests may be submitted from any thread at any time.
 
-Guarantees: ``submit`` and ``abort`` may be called from any thread and do not wait for a step. ``on_output`` is called
-in the engine's thread, so it must not block. Every submitted request gets a last output: an error of one request ends
-that request alone, an error of the engine ends all of them with that error, which stays in ``error``. While no request
-is open the thread sleeps.
+Guarantees: ``submit`` and ``abort`` do not wait for a step. Every submitted request gets a last output: an error of a
+request ends that request alone, an error of the engine ends all of them with that error, which stays in ``error``. The
+thread sleeps while no request is open.
 """
 
 import threading
@@ -31,9 +30,11 @@ class EngineLoop:
         self._thread.start()
 
     def submit(self, prompt: str | Sequence[int], params: SamplingParams, on_output: OnOutput) -> int:
-        """Submit a request; returns its number. ``on_output`` may be called before this returns.
+        """Submit a request; returns its number.
 
-        Raises UserError for a prompt that does not fit, QueueFull when too many requests are open, and RetryableError
+        ``on_output`` is called in the engine's thread, so it must not block; it may be called before this returns.
+
+        Raises UserError for a prompt that does not fit, QueueFull if too many requests are open, and RetryableError
         once the engine has ended.
         """
         with self._gate:

@@ -1,9 +1,8 @@
 """Runs the decoder: prompts in chunks, and one token for each running request.
 
 Batch-invariant to the bit for a dense model on a CPU: a prompt is prefilled by itself, and a decode step is padded to a
-multiple of ``step_rows`` rows. With 16, the matmuls of torch's CPU build give each row the same bits with 16 rows and
-with 32, the default ``max_rows`` (with fewer they do not; tests/serve/test_serve_runner.py checks). An MoE's experts
-receive as many rows as tokens choose them, and a GPU's kernels change with the shape: there it holds up to rounding.
+multiple of ``step_rows`` rows. For experts, whose rows depend on the tokens' choices, and on a GPU, whose kernels
+depend on the shape, it is batch-invariant up to rounding.
 
 B: rows. T: tokens fed at once. D: hidden size. V: vocabulary.
 """
@@ -21,7 +20,11 @@ from smalti.serve.engine.scores import Vocabulary, score_hidden
 
 
 class Runner:
-    """The model, the batched cache of the running requests, and a cache for each prompt that is being prefilled."""
+    """The model, the batched cache of the running requests, and a cache for each prompt that is being prefilled.
+
+    With ``step_rows`` 16, the matrix products of torch's CPU build give each row the same bits with 16 rows and with
+    32, the default ``max_rows``; with fewer they do not (tests/serve/test_serve_runner.py).
+    """
 
     def __init__(self, model: Decoder, vocabulary: Vocabulary, *, step_rows: int) -> None:
         self._model = model

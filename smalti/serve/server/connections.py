@@ -1,12 +1,7 @@
 """Limits on connections: how long the server waits for a client, and how many are open at once.
 
-uvicorn itself limits only the time between an answer and the next request. Added here:
-
-- the head of a request must be complete ``HEAD_TIMEOUT_S`` after the connection was made (on a connection kept alive:
-  after its first byte), or the connection is closed; ``guard`` limits the body;
-- a client that does not read its answer for ``STALL_TIMEOUT_S``, so that asyncio's buffer stays full, is disconnected;
-- at most ``max_connections`` are open. One more closes the oldest idle connection of the address with the most idle
-  ones; where every connection is being answered, the new one gets 503.
+uvicorn itself limits only the time between an answer and the next request. Added are ``HEAD_TIMEOUT_S``,
+``STALL_TIMEOUT_S`` and ``ConnectionLimit``; ``guard`` limits the body.
 """
 
 import asyncio
@@ -25,15 +20,18 @@ from smalti.base.errors import UserError
 from smalti.serve.server.errors import ApiError, too_many_connections
 
 HEAD_TIMEOUT_S = 10.0
+"""A connection is closed if the head of a request is not complete this long after the connection was made (on a
+connection that is kept alive: after the first byte)."""
 STALL_TIMEOUT_S = 60.0
+"""A client that does not read its answer for this long, so that asyncio's buffer stays full, is disconnected."""
 BACKLOG = 512
-"""asyncio accepts up to this many connections before the first of them is seen here."""
+"""asyncio accepts up to this many connections before ``Connection`` receives the first."""
 _OTHER_FILES = 256
 _WARN_EVERY_S = 60.0
 
 
 def allow_files(max_connections: int) -> None:
-    """Raise this process's limit of open files to what the connections need. UserError where that is not allowed."""
+    """Raise this process's limit of open files to what the connections need. UserError if that is not allowed."""
     others = BACKLOG + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= max_connections + others:
@@ -51,13 +49,17 @@ def allow_files(max_connections: int) -> None:
 
 @dataclass
 class ConnectionLimit:
-    """The limit on open connections, shared by all of them."""
+    """The limit on open connections, shared by all of them.
+
+    A connection beyond it closes the oldest idle one of the address with the most idle ones; if every connection is
+    being answered, the new one gets 503.
+    """
 
     max_connections: int
     _warned_s: float = -math.inf
 
     def admit(self, new: "Connection") -> None:
-        """Close an idle connection, or refuse this one, where it is one too many."""
+        """Close an idle connection, or refuse this one, if there are too many."""
         others = [other for other in new.connections if other is not new and isinstance(other, Connection)]
         if len(others) < self.max_connections:
             return
@@ -129,7 +131,7 @@ class Connection(H11Protocol):
         self._limit_head()
 
     def on_response_complete(self) -> None:
-        """Start to wait for the next request; the rest of a refused body has the time limit of a head."""
+        """Wait for the next request; the rest of a refused body has the time limit of a head."""
         self.idle_since_s = self.loop.time()
         super().on_response_complete()
         if self.waits_for_client and self.cycle.more_body:
@@ -146,7 +148,7 @@ class Connection(H11Protocol):
         self._stall_timer = _cancelled(self._stall_timer)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close the connection, even where the client never read its last answer."""
+        """Close the connection, even if the client never read its last answer."""
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

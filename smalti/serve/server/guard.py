@@ -1,9 +1,8 @@
-"""Checks every request before it reaches a route: limits, key, Host and Origin.
+"""Checks every request before its route: limits, key, Host and Origin.
 
-Without a key the server listens on this machine alone, but a web page in a browser of this machine can send requests to
-127.0.0.1, or by DNS rebinding under its own host name. So without a key the ``Host`` must name this machine and an
-``Origin`` must be the server itself. With a key such a page lacks the key, which is never stored in a cookie. No CORS
-header is sent, so no page of another origin can read an answer.
+Without a key the server listens on this machine only, but a web page in a browser on it can send requests to 127.0.0.1,
+or by DNS rebinding under its own host name. So ``Host`` must then name this machine and ``Origin`` the server. The key
+is never in a cookie, and no CORS header is sent, so no page of another origin can read an answer.
 """
 
 import asyncio
@@ -47,7 +46,7 @@ class Guard:
     closing: bool = False
     """True once the server is stopping: running requests finish, new ones get 503."""
     open_page: App | None = None
-    """Answers ``GET /`` without the key: the page that asks for it."""
+    """Answers ``GET /`` without the key, with the page that prompts for it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with an error, or pass the request on."""
@@ -58,14 +57,14 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
         start_s = clock.now_s()
-        seen = _Seen(send)
+        responder = _Responder(send)
         try:
-            await self._answer(scope, receive, seen)
+            await self._answer(scope, receive, responder)
         except ApiError as error:
-            if seen.status is None:
-                await error.response()(scope, receive, seen)
+            if responder.status is None:
+                await error.response()(scope, receive, responder)
         finally:
-            self._note(scope, seen.status, clock.now_s() - start_s)
+            self._note(scope, responder.status, clock.now_s() - start_s)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.closing:
@@ -79,9 +78,9 @@ class Guard:
                 return
             raise ApiError(
                 401,
-                "a key is needed: send the header 'Authorization: Bearer KEY'"
+                "a key is required: send the header 'Authorization: Bearer KEY'"
                 if "authorization" not in headers
-                else "this is not the key of this server",
+                else "the key is wrong",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
@@ -90,7 +89,7 @@ class Guard:
             await self.app(scope, _replay(body, receive), send)
 
     async def _body(self, headers: dict[str, str], receive: Receive) -> bytes | None:
-        """Return the whole body; None when the client disconnected before it had arrived."""
+        """Return the whole body; None if the client disconnected before it arrived."""
         too_large = ApiError(
             413, f"the body is larger than {format_bytes(self.max_body_bytes)}", code="request_too_large"
         )
@@ -119,13 +118,13 @@ class Guard:
 
     def _note(self, scope: Scope, status: int | None, wall_s: float) -> None:
         self.metrics.http.labels(status or "gone").inc()
-        # repr: a path may hold anything, terminal escape codes included.
+        # repr: a path may contain anything, including terminal escape codes.
         path = repr(scope["path"])[1:-1][:80]
         log.get("serve").info("%s %s %s %s", scope["method"], path, status or "gone", format_seconds(wall_s))
 
 
-class _Seen:
-    """Sends messages with the headers that every answer carries, and keeps the status."""
+class _Responder:
+    """Sends messages with the headers of every answer, and records the status."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -144,26 +143,26 @@ class _Seen:
 
 
 def check_host_and_origin(headers: dict[str, str]) -> None:
-    """Raise ApiError 403 where the request names another machine, or comes from a page of another origin."""
+    """Raise ApiError 403 if the request names another machine, or comes from a page of another origin."""
     host = headers.get("host", "")
     if not _is_this_machine(_host_name(host)):
         raise ApiError(
             403,
             f"the Host '{_printable(host)}' is not this machine; without a key the server answers only as "
-            "localhost, 127.0.0.1 and ::1 (start it with a key to give it other names)",
+            "localhost, 127.0.0.1 and ::1 (start it with a key to allow other names)",
             code="host_not_allowed",
         )
     origin = headers.get("origin")
     if origin is not None and _netloc(origin) != host.lower():
         raise ApiError(
             403,
-            f"a page of '{_printable(origin)}' may not use this server; start it with a key to allow other programs",
+            f"pages of '{_printable(origin)}' may not use this server; start it with a key to allow other programs",
             code="origin_not_allowed",
         )
 
 
 def _netloc(origin: str) -> str | None:
-    """``http://a:1`` -> ``a:1``; None for a value that is no origin (``null``)."""
+    """Return ``a:1`` for ``http://a:1``; None for a value that is not an origin (``null``)."""
     try:
         return urlsplit(origin).netloc.lower() or None
     except ValueError:
@@ -195,14 +194,14 @@ def _bearer(headers: dict[str, str]) -> str:
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
-def _same(given: str, key: str) -> bool:
+def _same(candidate: str, key: str) -> bool:
     """Compare digests, so that the time taken reveals neither the key nor its length."""
-    digests = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in (given, key)]
+    digests = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in (candidate, key)]
     return hmac.compare_digest(*digests)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a ``receive`` that gives the body once, then the messages after it (a disconnect)."""
+    """Return a ``receive`` that returns the body once, then the messages after it (a disconnect)."""
     pending = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> MutableMapping[str, Any]:

@@ -1,4 +1,4 @@
-"""The routes of ``/v1``: from a request body to prompts and sampling parameters."""
+"""The routes of ``/v1``, which convert a request body to prompts and sampling parameters."""
 
 import asyncio
 
@@ -55,12 +55,12 @@ async def _completion(serving: Serving, body: CompletionRequest) -> PreparedRequ
     serving.check_model(body.model)
     n = body.n or 1
     echo = bool(body.echo)
-    given = body.longest()
+    requested = body.longest()
     serving.check_choices(n_prompts(body.prompt) * n)
     texts = read_prompt(body.prompt, serving.engine.limit_tokens)
-    max_tokens = _COMPLETION_TOKENS if given is None else given
+    max_tokens = _COMPLETION_TOKENS if requested is None else requested
     if max_tokens == 0 and not echo:
-        raise ApiError(400, "'max_tokens': 0 is only for 'echo'", param="max_tokens", code="invalid_value")
+        raise ApiError(400, "'max_tokens': 0 is allowed only with 'echo'", param="max_tokens", code="invalid_value")
     prompts = await asyncio.to_thread(
         lambda: [to_tokens(text, serving.engine, answered=max_tokens > 0) for text in texts]
     )
@@ -87,13 +87,13 @@ async def _chat(serving: Serving, body: ChatRequest) -> PreparedRequest:
     serving.check_choices(body.n or 1)
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "'top_logprobs' needs 'logprobs': true", param="top_logprobs", code="invalid_value")
-    given = body.longest()
-    if given == 0:
+    requested = body.longest()
+    if requested == 0:
         raise ApiError(400, "'max_tokens' must be 1 or more", param="max_tokens", code="invalid_value")
     messages = [message.plain(f"messages.{index}") for index, message in enumerate(body.messages)]
     async with serving.template_turn:
         prompt = await asyncio.to_thread(chat_to_tokens, messages, serving.chat, serving.engine)
-    max_tokens = serving.engine.limit_tokens if given is None else given
+    max_tokens = serving.engine.limit_tokens if requested is None else requested
     scored = bool(body.logprobs)
     return PreparedRequest(
         [prompt],
