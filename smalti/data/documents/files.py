@@ -39,7 +39,7 @@ KNOWN_KINDS = "text, Markdown and source code; .jsonl (all of these also .gz, .z
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file to read."""
+    """A file of documents."""
 
     path: str
     name: str
@@ -87,7 +87,7 @@ def find_files(path: str, include: Sequence[str] = ()) -> FoundFiles:
 
 
 def held_file(path: str, data: bytes) -> SourceFile:
-    """A file whose content is in memory. UserError if it is of no known kind."""
+    """Return a file whose content is in memory. UserError if its kind is unknown."""
     file = _source_file(path, os.path.basename(path), data)
     if file is None:
         raise _unknown_kind(path)

@@ -115,7 +115,7 @@ def _source_files(root: Path, everything: bool) -> Iterator[Path]:
 
 
 def _topics(source: str) -> dict[str, str]:
-    """The dictionary of the help topics, read from the syntax tree: nothing is executed."""
+    """Return the dictionary of the help topics, read from the syntax tree without executing it."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "topics" for t in node.targets):
             return dict(ast.literal_eval(node.value))

@@ -17,7 +17,7 @@ DOCUMENT_SCHEMA = pa.schema(
 
 
 def documents_schema(keep_fields: Sequence[str]) -> pa.Schema:
-    """Schema of the documents of a source with ``keep_fields``."""
+    """Return the schema of the documents of a source with ``keep_fields``."""
     return pa.schema([*DOCUMENT_SCHEMA, *((name, pa.float64()) for name in keep_fields)])
 
 
@@ -72,7 +72,8 @@ class RowWriter:
     def _flush(self) -> None:
         if self._rows:
             self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
-        self._rows, self._n_bytes = [], 0
+        self._rows = []
+        self._n_bytes = 0
 
 
 def rows_per_batch(file: pq.ParquetFile, n_bytes: int, limit: int) -> int:
@@ -102,5 +103,5 @@ def read_documents(path: Path | str, *, batch_rows: int = 512) -> Iterator[dict[
 
 
 def unreadable(path: str | Path, error: Exception) -> DataError:
-    """The error for a documents file that cannot be read."""
+    """Return the error for a documents file that cannot be read."""
     return DataError(f"{path} cannot be read: {error}", hint="run 'smalti data curate' again, or copy the folder again")

@@ -35,7 +35,7 @@ def parts_of_text(text: str, limit_bytes: int) -> Iterator[str]:
 
 
 def _end(window: bytes, limit_bytes: int) -> int:
-    """End of the first part of ``window``, which is longer than ``limit_bytes``."""
+    """Return the end of the first part of ``window``, which is longer than ``limit_bytes``."""
     for cut in _CUTS:
         place = window.rfind(cut, limit_bytes // 2, limit_bytes)
         if place >= 0:

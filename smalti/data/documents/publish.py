@@ -24,7 +24,7 @@ _WORK = ".smalti-work"
 
 @dataclass
 class Publication:
-    """Where to write the new entries, and the record that describes them."""
+    """The folder for new entries, and the record that describes them."""
 
     work: Path
     """Folder for the new entries; at the end they replace the old ones."""
@@ -76,7 +76,7 @@ def read_record(output: str, *, kind: str, record_name: str, verb: str) -> dict[
 
 
 def parquet_digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of every Parquet file under ``folder``, by its path in it, sorted."""
+    """Return path -> SHA-256 of every Parquet file under ``folder``, sorted."""
     files = sorted(path for path in folder.rglob("*.parquet") if path.is_file())
     return {path.relative_to(folder).as_posix(): sha256_file(path) for path in files}
 
@@ -110,7 +110,7 @@ def _replace_entries(folder: Path, result: Publication, kind: str, record_name: 
 
 
 def _listed_entries(folder: Path, kind: str, record_name: str) -> list[str]:
-    """The entries that an earlier run of this kind wrote; UserError if another kind wrote the record."""
+    """Return the entries that an earlier run of this kind wrote. UserError if another kind wrote the record."""
     path = folder / record_name
     if not path.exists():
         return []
@@ -119,7 +119,8 @@ def _listed_entries(folder: Path, kind: str, record_name: str) -> list[str]:
         same_kind = record["kind"] == kind
         entries = [str(name) for name in record["entries"]]
     except (ValueError, TypeError, KeyError):
-        same_kind, entries = False, []
+        same_kind = False
+        entries = []
     if not same_kind:
         raise UserError(
             f"{path} exists and was not written by 'smalti data {kind}'",

@@ -42,7 +42,7 @@ _CHUNK_BYTES = 1 << 20
 _TASK_BYTES = 16 << 20
 
 _READ_BYTES = 8 << 20
-"""Of Parquet, read at once."""
+"""Bytes of Parquet that are read at once."""
 
 
 class Record(NamedTuple):
@@ -94,7 +94,8 @@ class ReadTask:
                 size += len(record.text)
                 if size >= _BATCH_BYTES or len(rows) >= _BATCH_ROWS:
                     yield _batch(rows)
-                    rows, size = [], 0
+                    rows = []
+                    size = 0
         if rows:
             yield _batch(rows)
 
@@ -107,7 +108,8 @@ def read_tasks(files: Sequence[SourceFile], options: ReadOptions) -> list[ReadTa
     for file in files:
         if group and size + file.n_bytes > _TASK_BYTES:
             tasks.append(ReadTask(tuple(group), options))
-            group, size = [], 0
+            group = []
+            size = 0
         group.append(file)
         size += file.n_bytes
     return [*tasks, ReadTask(tuple(group), options)] if group else tasks

@@ -97,7 +97,7 @@ def _tokens(
 
 
 def _look(source: Source, tokenizer: Tokenizer | None, n_samples: int, limit_tokens: int) -> dict[str, Any]:
-    """Document lengths, statistics for each context length, and sample documents."""
+    """Return document lengths, statistics for each context length, and sample documents."""
     documents = find_documents(source, limit_tokens)
     if documents is None:
         return {

@@ -54,7 +54,7 @@ class TokenizeReport:
     notes: list[str] = field(default_factory=list)
 
     def rows(self) -> list[list[str]]:
-        """Table rows, one for each source and split."""
+        """Return table rows, one for each source and split."""
         return [
             [
                 source,
@@ -112,7 +112,7 @@ class _Corpus:
         return list(dict.fromkeys(source for source, _ in self.sizes_bytes))
 
     def empty_notes(self) -> list[str]:
-        """A note for each source that gets no training folder or no held-out folder, because it has no text for it."""
+        """Return a note for each source that gets no training or no held-out folder, for lack of text."""
         notes = []
         for source in self.sources:
             if not self.sizes_bytes[source, TRAIN]:
@@ -194,7 +194,7 @@ def _corpus(folder: str) -> _Corpus:
 
 
 def _tokenizer(config: TokenizeConfig, corpus: _Corpus, progress: Progress) -> tuple[Tokenizer, int]:
-    """The tokenizer, and the number of bytes that it was trained on."""
+    """Return the tokenizer, and the number of bytes that it was trained on."""
     if config.tokenizer != "train":
         return load_tokenizer(config.tokenizer, eod_token=config.eod_token, pattern=config.pattern), 0
     taken = [0]
@@ -209,7 +209,7 @@ def _tokenizer(config: TokenizeConfig, corpus: _Corpus, progress: Progress) -> t
 
 
 def _training_texts(corpus: _Corpus, limit_bytes: int, taken: list[int], progress: Progress) -> Iterator[str]:
-    """Training documents (long ones in parts), evenly spaced in every source, at most ``limit_bytes`` in total.
+    """Yield training documents (long ones in parts), evenly spaced in every source, at most ``limit_bytes`` in total.
 
     ``taken`` is the running sum of their bytes.
     """
@@ -294,6 +294,7 @@ def _batches(documents: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any
         size += document["n_bytes"]
         if size >= _BATCH_BYTES or len(batch) >= _BATCH_DOCUMENTS:
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
     if batch:
         yield batch

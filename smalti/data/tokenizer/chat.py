@@ -176,7 +176,7 @@ def _object(path: str) -> dict[str, Any]:
 
 
 def _broken(text: str, control_tokens: Sequence[str]) -> str:
-    """``text`` with a break inside every control token; repeated, because a break may complete another token."""
+    """Insert a break into every control token of ``text``; repeated, because a break may complete another token."""
     text = text.replace(_BREAK, "")
     for token in control_tokens:
         if len(token) > 1:

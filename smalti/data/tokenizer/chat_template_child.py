@@ -63,7 +63,7 @@ class _Session:
 
 
 def _environment() -> Any:
-    """jinja2 as ``transformers.utils.chat_template_utils`` sets it up."""
+    """Return a jinja2 environment as ``transformers.utils.chat_template_utils`` configures it."""
 
     class Generation(Extension):
         """``{% generation %}`` marks the text of the assistant, for training; here its body is rendered."""

@@ -53,7 +53,7 @@ KNOWN_RANKS: dict[int, KnownRanks] = {
 
 
 def byte_symbols() -> list[str]:
-    """The character for each byte in a byte-level vocabulary (GPT-2's table)."""
+    """Return the character for each byte in a byte-level vocabulary (GPT-2's table)."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

@@ -12,7 +12,7 @@ from smalti.data.tokenizer.patterns import PATTERNS, byte_symbols
 
 
 def structure_of(tokenizer: Any) -> dict[str, Any]:
-    """The parts of a ``tokenizers.Tokenizer`` as plain values; merges are pairs, whatever version wrote them."""
+    """Return the parts of a ``tokenizers.Tokenizer`` as plain values; merges are pairs for files of any version."""
     parts: dict[str, Any] = json.loads(tokenizer.to_str())
     model = parts["model"]
     if isinstance(model.get("merges"), list):
@@ -42,7 +42,7 @@ def is_byte_level(parts: dict[str, Any]) -> bool:
 
 
 def split_pattern(parts: dict[str, Any]) -> str | None:
-    """The regular expression of a byte-level pre-tokenizer; None for any other kind."""
+    """Return the regular expression of a byte-level pre-tokenizer; None for any other kind."""
     pre = parts.get("pre_tokenizer") or {}
     steps = pre.get("pretokenizers", [pre]) if pre.get("type") == "Sequence" else [pre]
     last = steps[-1] if steps else {}

@@ -25,7 +25,8 @@ def read_ranks(path: str | Path) -> Ranks:
             continue
         parts = line.split()
         try:
-            token, rank = base64.b64decode(parts[0], validate=True), int(parts[1])
+            token = base64.b64decode(parts[0], validate=True)
+            rank = int(parts[1])
             if len(parts) != 2 or not token or token in ranks or rank != len(ranks):
                 raise ValueError
         except (ValueError, IndexError, binascii.Error):
@@ -42,7 +43,7 @@ def read_ranks(path: str | Path) -> Ranks:
 
 
 def known_or_given(path: str | Path, n_ranks: int, pattern: SplitPattern | None) -> KnownRanks:
-    """Expression and special tokens of a rank file. UserError if its size is unknown and no pattern is given."""
+    """Return expression and special tokens of a rank file. UserError if its size is unknown and ``pattern`` is None."""
     known = KNOWN_RANKS.get(n_ranks)
     if known is not None:
         if pattern is not None and pattern != known.pattern:
@@ -81,7 +82,7 @@ def tokenizer_from_ranks(ranks: Ranks, known: KnownRanks) -> Any:
 
 
 def merges_of(ranks: Ranks) -> list[tuple[bytes, bytes]]:
-    """The pair that each longer token was merged from: its bytes after all earlier merges."""
+    """Return the pair from which each longer token was merged: its bytes after all earlier merges."""
     merges = []
     for token, rank in sorted(ranks.items(), key=lambda entry: entry[1]):
         if len(token) == 1:

@@ -53,7 +53,7 @@ def train_bpe(
 
 
 def empty_bpe(pattern: SplitPattern, model: Any = None) -> Any:
-    """A byte-level ``tokenizers.Tokenizer`` of ``model`` (absent: an empty BPE) that splits by ``pattern``."""
+    """Return a byte-level ``tokenizers.Tokenizer`` of ``model`` (None: an empty BPE) that splits by ``pattern``."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.BPE() if model is None else model)

@@ -27,7 +27,8 @@ EXAMINED_SCHEMA = pa.schema(
 )
 """``rule`` is null for a kept document; the text of a dropped one is empty. ``digest``: BLAKE2b-128, hex."""
 
-UNREADABLE_RULE, EMPTY_RULE = "read/unreadable", "normalize/empty"
+UNREADABLE_RULE = "read/unreadable"
+EMPTY_RULE = "normalize/empty"
 _DIGEST_BYTES = 16
 
 

@@ -34,7 +34,7 @@ _STAGED_SCHEMA = pa.schema([("key", pa.int64()), ("source", pa.large_string()), 
 
 @dataclass(frozen=True)
 class _Keeper:
-    """The document that is kept, of those with equal texts."""
+    """The document that is kept among those with equal texts."""
 
     key: int
     name: str
@@ -134,7 +134,8 @@ class _Reader:
         return count - len(ids), cut
 
     def _keyed(self, name: str, batch: pa.RecordBatch) -> pa.RecordBatch:
-        first, self.next_key = self.next_key, self.next_key + batch.num_rows
+        first = self.next_key
+        self.next_key += batch.num_rows
         keys = [
             first + row + (0 if split == HELDOUT else TRAIN_KEY)
             for row, split in enumerate(batch.column("split").to_pylist())
@@ -144,7 +145,7 @@ class _Reader:
 
 
 def _keepers(config: CurateConfig, paths: list[str]) -> dict[int, _Keeper]:
-    """Key of each exact duplicate -> the document that is kept instead.
+    """Return key of each exact duplicate -> the document that is kept instead.
 
     With ``dedup: none`` only training documents that equal a held-out one are dropped.
     """
@@ -158,7 +159,7 @@ def _keepers(config: CurateConfig, paths: list[str]) -> dict[int, _Keeper]:
 
 
 def _names(keys: set[int], paths: list[str]) -> dict[int, str]:
-    """Key -> ``source/id`` of the documents with these keys."""
+    """Return key -> ``source/id`` of the documents with these keys."""
     names: dict[int, str] = {}
     for path in paths if keys else ():
         with pq.ParquetFile(path) as file:
@@ -176,7 +177,7 @@ def _write(
     report: Report,
     keep_fields: tuple[str, ...],
 ) -> None:
-    """Second pass over one source."""
+    """Write the documents and drops of one source: the second pass."""
     schema = documents_schema(keep_fields)
     with ExitStack() as stack:
         drops = stack.enter_context(RowWriter(work / "drops" / f"{name}.parquet", DROP_SCHEMA))
@@ -215,7 +216,7 @@ def _duplicate_drop(key: int, keeper: _Keeper) -> dict[str, Any]:
 
 
 def _no_documents(report: Report, config: CurateConfig) -> DataError:
-    """The error where no document is kept, with the rules that dropped them and what to change."""
+    """Return the error for an empty result, with the rules that dropped the documents and a hint."""
     rows = report.drop_rows()
     paths = ", ".join(source.path for source in config.sources.values())
     rules = {row[2] for row in rows}
@@ -224,7 +225,8 @@ def _no_documents(report: Report, config: CurateConfig) -> DataError:
     message = f"no document is left: {', '.join(f'{row[2]} {row[3]}' for row in rows)}"
     hint = "choose milder rules (prose-light, code-light, none): sources.NAME.rules"
     if rules == {EMPTY_RULE}:
-        message, hint = f"{message}: there is no text in {paths}", "the files are empty, or blank: check the paths"
+        message = f"{message}: there is no text in {paths}"
+        hint = "the files are empty, or blank: check the paths"
     elif rules <= {UNREADABLE_RULE, EMPTY_RULE}:
         hint = "unreadable=stop names the first record and what is wrong with it"
     return DataError(message, hint=hint)

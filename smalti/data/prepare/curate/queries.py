@@ -18,7 +18,8 @@ BatchFunction = Callable[[pa.RecordBatch], pa.RecordBatch]
 TRAIN_KEY = 1 << 62
 """First key of training documents; held-out ones begin at 0. Of equal texts the smallest key is kept."""
 
-_TASK, _END = "__task", "__end"
+_TASK = "__task"
+_END = "__end"
 _FAILED = -1
 
 
@@ -111,7 +112,7 @@ def _as(array: Any, to: pa.DataType) -> pa.Array:
 
 
 def _read(daft: Any, tasks: Sequence[ReadTask], schema: pa.Schema, failures: dict[int, Exception]) -> Any:
-    """A frame over ``tasks`` with two more columns: the number of the task, and in its last row its row count."""
+    """Return a frame over ``tasks`` with two more columns: task number, and in the last row of a task its row count."""
     from daft.io.source import DataSource, DataSourceTask
     from daft.recordbatch import RecordBatch
 
@@ -125,7 +126,8 @@ def _read(daft: Any, tasks: Sequence[ReadTask], schema: pa.Schema, failures: dic
 
     class _Task(DataSourceTask):
         def __init__(self, number: int, task: ReadTask) -> None:
-            self.number, self.task = number, task
+            self.number = number
+            self.task = task
 
         @property
         def schema(self) -> Any:

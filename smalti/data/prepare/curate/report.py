@@ -85,10 +85,10 @@ class Report:
     """Sources with documents longer than ``max_document_bytes``."""
     heldout_frac: float = 0.0
     by_group: bool = False
-    """Whether a ``group_field`` is given."""
+    """Whether the config has a ``group_field``."""
 
     def of(self, source: str, split: str) -> SplitReport:
-        """The counts of a split, created on first use."""
+        """Return the counts of a split, which are created on first use."""
         return self.sources.setdefault(source, {name: SplitReport() for name in SPLITS})[split]
 
     @property
@@ -108,7 +108,7 @@ class Report:
         }
 
     def rows(self) -> list[list[str]]:
-        """Table rows, one for each source and split."""
+        """Return table rows, one for each source and split."""
         return [
             [
                 source,
@@ -125,7 +125,7 @@ class Report:
         ]
 
     def drop_rows(self) -> list[list[str]]:
-        """Table rows of the drops, one for each source, split and rule."""
+        """Return table rows of the drops, one for each source, split and rule."""
         return [
             [source, name, rule, f"{count.documents:,}", format_bytes(count.n_bytes)]
             for source, splits in self.sources.items()
@@ -134,7 +134,7 @@ class Report:
         ]
 
     def notes(self) -> list[str]:
-        """Lines about skipped files, cut documents, empty sources and repeated ids."""
+        """Return lines about skipped files, cut documents, empty sources and repeated ids."""
         notes = [
             f"{source}: skipped {count:,} {suffix}"
             if suffix in (LINKED, NO_FILE)
@@ -162,7 +162,7 @@ DROP_COLUMNS = ("source", "split", "rule", "documents", "bytes")
 
 
 def as_markdown(report: Report) -> str:
-    """The text of ``report.md``: two tables and the notes."""
+    """Return the text of ``report.md``: two tables and the notes."""
     parts = ["# Curation report", "", *markdown_table(COLUMNS, report.rows()), ""]
     drops = report.drop_rows()
     if drops:
@@ -175,7 +175,7 @@ def as_markdown(report: Report) -> str:
 
 
 def _nothing_left(source: str, splits: dict[str, SplitReport]) -> str | None:
-    """A note for a source without training documents, with the rule that dropped most; None for other sources."""
+    """Return a note for a source without training documents, with the rule that dropped most; None for others."""
     if splits[TRAIN].kept.documents:
         return None
     if not any(split.read.documents for split in splits.values()):
@@ -198,7 +198,7 @@ _ENOUGH_HELDOUT = 3
 
 
 def _none_held_out(source: str, splits: dict[str, SplitReport], frac: float, *, by_group: bool) -> str | None:
-    """A note for a source without kept held-out documents, and what gives it some; None for other sources."""
+    """Return a note for a source without kept held-out documents, with a hint; None for others."""
     train = splits[TRAIN]
     heldout = splits[HELDOUT]
     if not frac or not train.kept.documents or heldout.kept.documents:
@@ -221,7 +221,7 @@ def _none_held_out(source: str, splits: dict[str, SplitReport], frac: float, *, 
 
 
 def markdown_table(header: tuple[str, ...], rows: list[list[str]]) -> list[str]:
-    """The lines of a Markdown table."""
+    """Return the lines of a Markdown table."""
     lines = [list(header), ["---"] * len(header), *rows]
     return [f"| {' | '.join(line)} |" for line in lines]
 

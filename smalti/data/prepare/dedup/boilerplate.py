@@ -20,14 +20,14 @@ I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 MIN_RUN_WORDS = 6
-"""Shorter runs of words without a common shingle are edits."""
+"""Minimum words of a run without a common shingle; shorter runs are edits."""
 MIN_CORE_FRAC = 0.1
 MAX_EDITED_FRAC = 0.25
 MIN_DISTINCT_FRAC = 0.5
 """A text with a smaller share of distinct shingles is repetitive. At one half, unrelated texts of random words, all
 equally frequent, reach a Jaccard similarity of 0.66."""
 MIN_WORDS = 3
-"""Least words of the shingles that decide whether a text is repetitive: prose repeats its words."""
+"""Minimum words of the shingles that decide whether a text is repetitive: prose repeats its words."""
 
 _ESTIMATE_MARGIN = 1.4
 """Texts are counted if estimated below this times the bound: ``estimate_distinct`` has a standard error of 8.5 %."""

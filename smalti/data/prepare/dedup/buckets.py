@@ -40,9 +40,13 @@ def pairs_in_buckets(
         with_the_first(*_by_place(keys, places, starts[large], real[large]), bucket_neighbours),
     ]
     for bucket in np.flatnonzero((sizes > real) & (real > 0)).tolist():
-        start, middle, stop = starts[bucket], starts[bucket] + real[bucket], starts[bucket] + sizes[bucket]
+        start = starts[bucket]
+        middle = starts[bucket] + real[bucket]
+        stop = starts[bucket] + sizes[bucket]
         reach = bucket_neighbours if large[bucket] else bucket_documents
-        bucket_keys, bucket_orders, bucket_places = keys[start:middle], orders[start:middle], places[start:middle]
+        bucket_keys = keys[start:middle]
+        bucket_orders = orders[start:middle]
+        bucket_places = places[start:middle]
         partners = _partners_of_planted(bucket_keys, bucket_orders, bucket_places, orders[middle:stop], reach)
         planted = keys[middle:stop].tolist()
         pairs += [(real_keys, np.full(len(real_keys), key)) for real_keys, key in zip(partners, planted, strict=True)]
@@ -62,7 +66,7 @@ def with_the_first(keys: I64, starts: I64, sizes: I64, n: int) -> Pairs:
 
 
 def _not_alone(hashes: I64) -> I64:
-    """The rows whose hash occurs twice or more: few, so that further work on them is cheap."""
+    """Return the rows whose hash occurs twice or more; they are few, so that further work on them is cheap."""
     order = np.argsort(hashes)
     sorted_ = hashes[order]
     same = np.concatenate([[False], sorted_[1:] == sorted_[:-1], [False]])
@@ -71,7 +75,7 @@ def _not_alone(hashes: I64) -> I64:
 
 
 def _all_pairs(keys: I64, starts: I64, sizes: I64) -> Pairs:
-    """All pairs in each bucket; buckets of the same size are handled together."""
+    """Return all pairs in each bucket; buckets of the same size are handled together."""
     left, right = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for size in np.unique(sizes[sizes > 1]).tolist():
         rows, columns = np.triu_indices(size, 1)
@@ -94,7 +98,7 @@ def _neighbours(keys: I64, starts: I64, sizes: I64, n: int) -> Pairs:
 
 
 def _by_place(keys: I64, places: I64, starts: I64, sizes: I64) -> tuple[I64, I64, I64]:
-    """The keys of these buckets, sorted by place in each; where each bucket starts, and its size."""
+    """Return the keys of buckets, sorted by place in each, and the start and size of each bucket."""
     begin, place = _places_in(starts, sizes)
     rows = begin + place
     rows = rows[np.lexsort((places[rows], begin))]
@@ -102,12 +106,12 @@ def _by_place(keys: I64, places: I64, starts: I64, sizes: I64) -> tuple[I64, I64
 
 
 def _places_in(starts: I64, sizes: I64) -> Pairs:
-    """For each member of each bucket: the start of the bucket, and its index in it."""
+    """Return for each member of each bucket the start of the bucket, and its index in it."""
     return np.repeat(starts, sizes), np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
 
 
 def _partners_of_planted(real: I64, orders: I64, places: I64, planted_orders: I64, reach: int) -> list[I64]:
-    """For each planted document: the real documents that a real one in its place would have been paired with."""
+    """Return for each planted document the real documents with which a real one in its place would be paired."""
     first = real[np.argsort(places)[:reach]]
     at = np.searchsorted(orders, planted_orders).tolist()
     return [np.union1d(first, real[max(0, place - reach) : place + reach]) for place in at]

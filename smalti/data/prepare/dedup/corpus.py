@@ -78,7 +78,7 @@ class Part:
         return sum(self.group_rows)
 
     def tasks(self) -> list[Task]:
-        """One task for each row group that has rows; other writers than ours make empty ones."""
+        """Return one task for each row group that has rows; other writers than ours write empty ones."""
         firsts = np.cumsum([self.first_key, *self.group_rows]).tolist()
         heldout = self.split == HELDOUT
         return [
@@ -108,11 +108,11 @@ class Corpus:
         return sum(sum(part.group_bytes) for part in self.parts)
 
     def tasks(self) -> list[Task]:
-        """One task for each row group of each file, in the order of keys."""
+        """Return one task for each row group of each file, in the order of keys."""
         return [task for part in self.parts for task in part.tasks()]
 
     def tasks_of(self, keys: npt.NDArray[np.int64]) -> list[Task]:
-        """Tasks that read only the documents with these keys, which are sorted and distinct."""
+        """Return tasks that read only the documents with these keys, which are sorted and distinct."""
         tasks = self.tasks()
         cuts = np.searchsorted(keys, [task.first_key for task in tasks]).tolist()
         return [
@@ -126,7 +126,8 @@ def read_corpus(folder: str) -> Corpus:
     """Open the output of a curation. DataError if it is none, or a file is missing or damaged."""
     record = read_report(folder)
     parts: list[Part] = []
-    next_key, sizes = 0, {}
+    next_key = 0
+    sizes = {}
     for source in sorted(record.get("sources", {})):
         for split in SPLITS:
             path = (Path(folder) / "documents" / source / f"{split}.parquet").resolve()

@@ -51,7 +51,7 @@ _WORD = re.compile(r"\w")
 
 
 def without_licences(texts: pa.Array) -> pa.Array:
-    """``texts`` (large_string), each without the licence comments at its head."""
+    """Remove the licence comments at the head of each of ``texts`` (large_string)."""
     may_begin = pc.fill_null(pc.match_substring_regex(texts, _FIRST), False)
     if not pc.any(may_begin).as_py():
         return texts
@@ -60,7 +60,7 @@ def without_licences(texts: pa.Array) -> pa.Array:
 
 
 def without_licence(text: str) -> str:
-    """``text`` without the licence comments at its head; unchanged if nothing else would be left."""
+    """Remove the licence comments at the head of ``text``, unless nothing else would be left."""
     end = 0
     while match := _HEAD.match(text, end):
         end = match.end()
@@ -68,7 +68,9 @@ def without_licence(text: str) -> str:
     between = 0
     for start, stop in _paragraphs(text, end):
         if _LICENCE.search(text, start, stop):
-            first, last, between = (start if first < 0 else first), stop, 0
+            first = start if first < 0 else first
+            last = stop
+            between = 0
         elif first >= 0:
             between += 1
             if between > _PARAGRAPHS_BETWEEN:

@@ -23,7 +23,7 @@ OUTPUT_DROP_SCHEMA = pa.schema([*DROP_SCHEMA, ("partner", pa.string())])
 
 
 def source_tasks(corpus: Corpus, decisions: Path, work: Path) -> pa.Table:
-    """A row for each source: the arguments of ``write_source``."""
+    """Return a row for each source with the arguments of ``write_source``."""
     parts: dict[str, list[dict[str, Any]]] = {}
     for part in corpus.parts:
         entry = {"split": part.split, "path": str(part.path), "first_key": part.first_key, "n": part.n_documents}

@@ -89,7 +89,8 @@ class Queries(Frames):
         """
         daft = daft_module()
         col, functions = daft.col, daft.functions
-        most, reach = self.config.bucket_documents, self.config.bucket_neighbours
+        most = self.config.bucket_documents
+        reach = self.config.bucket_neighbours
 
         def propose(*columns: Any) -> pa.Array:
             rows = [rows_of(column) for column in columns]
@@ -109,7 +110,8 @@ class Queries(Frames):
         """Estimate the number of pairs that ``candidates`` proposes in a band."""
         daft = daft_module()
         col = daft.col
-        most, reach = self.config.bucket_documents, self.config.bucket_neighbours
+        most = self.config.bucket_documents
+        reach = self.config.bucket_neighbours
         sizes = self._nodes(signatures, boilerplate).groupby(band_name(band)).agg(col("key").count().alias("n"))
         sizes = sizes.where(col("n") > 1).groupby("n").agg(col("n").count().alias("buckets"))
         with self.failures.raised():
@@ -160,7 +162,8 @@ class Queries(Frames):
         ``part`` = (i, n) counts the i-th of n ranges of hashes.
         """
         daft = daft_module()
-        col, width = daft.col, self.config.shingle_words
+        col = daft.col
+        width = self.config.shingle_words
         low, high = (HASHES * number // part[1] for number in (part[0], part[0] + 1))
 
         def shingle(words: Any) -> pa.Array:
@@ -183,12 +186,15 @@ class Queries(Frames):
         """
         daft = daft_module()
         col = daft.col
-        n_bands, n_rows, width = self.config.bands, self.config.rows, self.config.shingle_words
+        n_bands = self.config.bands
+        n_rows = self.config.rows
+        width = self.config.shingle_words
         fields = [pa.field(name, pa.int64()) for name in ("order", *map(band_name, range(n_bands)))]
 
         def instead(words: Any, seems: Any) -> pa.Array:
             shingles = np.load(common, mmap_mode="r")
-            texts, flags = pieces(words.to_arrow().cast(pa.large_string())), bools(seems)
+            texts = pieces(words.to_arrow().cast(pa.large_string()))
+            flags = bools(seems)
             starts = np.cumsum([0, *map(len, texts)])
             replacements = [
                 text

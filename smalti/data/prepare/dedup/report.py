@@ -42,7 +42,7 @@ class DedupReport:
         return sum(self._dropped(source, NEAR_HELDOUT, EXACT_HELDOUT) for source, _ in self._sources())
 
     def rows(self) -> list[list[str]]:
-        """Table rows, one for each source; ``documents`` counts training documents."""
+        """Return table rows, one for each source; ``documents`` counts training documents."""
         return [
             [
                 source,
@@ -59,7 +59,7 @@ class DedupReport:
         ]
 
     def selftest_line(self) -> str:
-        """A line with recall and precision on the planted documents."""
+        """Return a line with recall and precision on the planted documents."""
         test = self.selftest
         if not sum(test.planted.values()):
             return f"self-test: {test.note}"
@@ -70,7 +70,7 @@ class DedupReport:
         )
 
     def alarm_lines(self) -> list[str]:
-        """A line for each alarm."""
+        """Return a line for each alarm."""
         return [
             f"{source} lost {format_frac(share)} of its training documents (alarm_frac={self.alarm_frac}): "
             f"check drops/{source}.parquet before you train on the rest"
@@ -78,7 +78,7 @@ class DedupReport:
         ]
 
     def notes(self) -> list[str]:
-        """Lines about an incomplete self-test and sources without training documents."""
+        """Return lines about an incomplete self-test and sources without training documents."""
         lines = [self.selftest.note] if self.selftest.note and self.selftest.expected else []
         return lines + [
             f"{source}: no training document is left" for source, splits in self._sources()
@@ -86,7 +86,7 @@ class DedupReport:
         ]  # fmt: skip
 
     def histogram_text(self) -> str:
-        """A bar for each non-empty bin of ``histogram``."""
+        """Return a text histogram, with a bar for each non-empty bin."""
         largest = max(self.histogram, default=0)
         lines = []
         for number, count in enumerate(self.histogram):
@@ -127,7 +127,7 @@ def add_counts(report: Report, source: str, splits: dict[str, Any]) -> None:
 
 
 def as_markdown(report: DedupReport) -> str:
-    """The text of ``report.md``."""
+    """Return the text of ``report.md``."""
     parts = ["# Deduplication report", ""]
     parts += [f"**ALARM**: {line}\n" for line in report.alarm_lines()]
     parts += markdown_table(COLUMNS, report.rows())

@@ -25,12 +25,14 @@ from smalti.data.prepare.dedup.shingles import shared, shingle_sets, similaritie
 EDITED_FRAC = 0.05
 KINDS = ("copy", "edited", "unrelated")
 _GROUPS = 8
-_MIN_WORDS, _MAX_WORDS = 5, 5000
+_MIN_WORDS = 5
+_MAX_WORDS = 5000
 _MAX_CHARS = 20 * _MAX_WORDS
-_LONG_DOCUMENTS, _LONG_CHARS = 8, 4 << 20
+_LONG_DOCUMENTS = 8
+_LONG_CHARS = 4 << 20
 _PORTION = 500
 _UNRELATED_WORDS = 3
-"""Least words of the shingles by which a text counts as unrelated: the same words in another order are another text."""
+"""Minimum words of the shingles by which a text counts as unrelated: equal words in another order are another text."""
 _FACTS = [("key", pa.int64()), ("partner", pa.int64()), ("kind", pa.string()), ("partner_text", pa.large_string())]
 _PLANTED_SCHEMA = pa.schema([*DOCUMENT_SCHEMA, *_FACTS])
 
@@ -111,7 +113,7 @@ def plant(corpus: Corpus, config: DedupConfig, normalised: Normalised, path: Pat
 
 
 def planted_tasks(path: Path) -> list[Task]:
-    """The tasks that read the planted documents; empty if there are none."""
+    """Return the tasks that read the planted documents; empty if there are none."""
     with pq.ParquetFile(path) as file:
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
     n_rows = sum(group.num_rows for group in groups)
@@ -120,7 +122,7 @@ def planted_tasks(path: Path) -> list[Task]:
 
 
 def edit(words: Sequence[str], pool: Sequence[str], rng: np.random.Generator) -> list[str]:
-    """``words`` with 5 % of them (one at least) replaced, deleted, or followed by a new one, in equal shares."""
+    """Replace, delete, or insert a word after 5 % of ``words`` (at least one), in equal shares."""
     pieces = [[word] for word in words]
     n_edits = max(1, round(EDITED_FRAC * len(words)))
     places = rng.choice(len(words), n_edits, replace=False).tolist()

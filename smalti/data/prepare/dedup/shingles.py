@@ -85,7 +85,7 @@ def _keyed(sets: pa.LargeListArray) -> tuple[U64, I64]:
 
 
 def _bytes_of(texts: pa.Array) -> tuple[npt.NDArray[np.uint8], I64]:
-    """The UTF-8 of all texts, each followed by a blank, and the position of that blank."""
+    """Return the UTF-8 of all texts, each followed by a blank, and the positions of these blanks."""
     joined = pc.binary_join_element_wise(texts, pa.scalar("", texts.type), pa.scalar(" ", texts.type))
     _, offsets, data = joined.cast(pa.large_string()).buffers()
     places = np.frombuffer(offsets, np.int64)[joined.offset : joined.offset + len(joined) + 1]
@@ -94,16 +94,17 @@ def _bytes_of(texts: pa.Array) -> tuple[npt.NDArray[np.uint8], I64]:
 
 
 def _words(data: npt.NDArray[np.uint8], ends: I64) -> tuple[I64, I64, I64]:
-    """First byte, end and row of each word."""
+    """Return first byte, end and row of each word."""
     blanks = np.flatnonzero(data == _SPACE)
     starts = np.concatenate([[0], blanks[:-1] + 1]) if len(blanks) else np.empty(0, np.int64)
     real = blanks > starts
-    starts, stops = starts[real], blanks[real]
+    starts = starts[real]
+    stops = blanks[real]
     return starts, stops, np.searchsorted(ends, starts)
 
 
 def _hash_words(data: npt.NDArray[np.uint8], starts: I64, stops: I64) -> U64:
-    """The hash of each word, computed on pieces of the data that fit into a cache."""
+    """Hash each word, in pieces of the data that fit into a cache."""
     pieces = np.flatnonzero(np.diff(starts // _PIECE_BYTES, prepend=-1, append=-2))
     values = [
         _hash_piece(data[starts[a] : stops[b - 1]], starts[a:b] - starts[a], stops[a:b] - starts[a])
@@ -113,7 +114,7 @@ def _hash_words(data: npt.NDArray[np.uint8], starts: I64, stops: I64) -> U64:
 
 
 def _hash_piece(data: npt.NDArray[np.uint8], starts: I64, stops: I64) -> U64:
-    """A polynomial in the bytes of a word, modulo 2^64, from prefix sums: no loop over words."""
+    """Hash each word by a polynomial in its bytes, modulo 2^64, from prefix sums: no loop over words."""
     with np.errstate(over="ignore"):
         sums = np.zeros(len(data) + 1, np.uint64)
         np.cumsum((data + np.uint64(1)) * _powers(_BASE, len(data)), out=sums[1:])
@@ -141,7 +142,7 @@ def _new_powers(base: int, n: int) -> U64:
 
 
 def _hash_shingles(words: U64, text_of_word: I64, n_texts: int, shingle_words: int) -> tuple[U64, I64]:
-    """The hash and the text of every shingle."""
+    """Return the hash and the text of every shingle."""
     counts = np.bincount(text_of_word, minlength=n_texts)
     firsts = np.cumsum(counts) - counts
     lengths = np.minimum(counts, shingle_words)  # short texts: one shingle of all words
@@ -162,7 +163,7 @@ def _hash_shingles(words: U64, text_of_word: I64, n_texts: int, shingle_words: i
 
 
 def _mix(x: U64) -> U64:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014): every bit of the input affects every bit of the output."""
+    """Apply the finaliser of SplitMix64 (Steele, Lea, Flood 2014): every input bit affects every output bit."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

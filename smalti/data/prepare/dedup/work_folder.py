@@ -15,7 +15,7 @@ from smalti.base import store
 from smalti.base.hashing import digest_json
 
 FORMAT = 3
-"""Raised by every change after which old stages would give other results."""
+"""Raised with every change after which old stages would give other results."""
 
 _RECORD = "stage.json"
 

@@ -48,22 +48,22 @@ class Text:
 
 
 def frac(part: float, whole: float) -> float:
-    """``part / whole``, or 0 if ``whole`` is 0."""
+    """Return ``part / whole``, or 0 if ``whole`` is 0."""
     return part / whole if whole else 0.0
 
 
 def mean_word_length(text: Text) -> float:
-    """Mean characters of the real words."""
+    """Return the mean number of characters of the real words."""
     return frac(sum(map(len, text.real_words)), len(text.real_words))
 
 
 def alphabetic_frac(words: Sequence[str]) -> float:
-    """Share of words with a letter."""
+    """Return the share of words with a letter."""
     return frac(sum(any(map(str.isalpha, word)) for word in words), len(words))
 
 
 def repeated_line_characters_frac(text: Text) -> float:
-    """Share of characters in lines that occurred before."""
+    """Return the share of characters in lines that occurred before."""
     return frac(repeats(text.full_lines)[1], len(text.text))
 
 
@@ -85,14 +85,14 @@ def repeats(items: Sequence[str]) -> tuple[int, int]:
 
 
 def top_ngram_characters(words: Sequence[str], n: int) -> int:
-    """Characters of the most frequent n-gram (of ties the longest) times its count; 0 if there is none."""
+    """Return the characters of the most frequent n-gram (of ties the longest) times its count; 0 if there is none."""
     counts: Counter[tuple[str, ...]] = Counter(zip(*(words[i:] for i in range(n)), strict=False))
     count, characters = max(((count, _characters(gram)) for gram, count in counts.items()), default=(0, 0))
     return count * characters
 
 
 def repeated_ngram_characters(words: Sequence[str], n: int) -> int:
-    """Characters in n-grams that occurred before, each counted once (Gopher, table A1: 'without overlap')."""
+    """Count characters in n-grams that occurred before, each once (Gopher, table A1: 'without overlap')."""
     seen: set[Hashable] = set()
     characters = start = 0
     while start <= len(words) - n:

@@ -27,7 +27,7 @@ class Rule:
         return self.low <= score <= self.high
 
     def reason(self, score: float) -> str:
-        """Why a document with this score is dropped: the measure, and the limit that it breaks."""
+        """Return why a document with this score is dropped: the measure, and the limit that it breaks."""
         side, limit = ("below", self.low) if score < self.low else ("above", self.high)
         return f"{self.what}: {score:.6g} is {side} {limit:g}"
 
